@@ -1,9 +1,9 @@
 """What a step sends, compiles and holds, exactly or not at all: see docs/counters.md.
 
-Two sources of torch are asked what it sends, and must agree: its dispatcher, which sees the operations that Python
-threads and DDP's reducer issue but not those of futures' callbacks, and its flight recorders, which see every
-collective but, on Gloo, call a reduce-scatter an all-reduce and have no send and recv. Where they differ the figures
-are unknown.
+Process groups that have hooks for what they send (torch 2.14) tell all of it. Of others two sources are asked, and
+must agree: torch's dispatcher, which sees the operations that Python threads and DDP's reducer issue but not those of
+futures' callbacks, and its flight recorders, which see every collective but, on Gloo, call a reduce-scatter an
+all-reduce and have no send and recv. Where they differ the figures are unknown.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from operator import itemgetter
 from typing import Any, NamedTuple
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parameter import is_lazy
@@ -39,6 +40,9 @@ _REDUCING = ("all_reduce", "reduce_scatter")
 _READ_BY_HOST = ("aten::_local_scalar_dense", "aten::nonzero", "aten::equal")
 # Of the operations of c10d, which argument has the bytes that count, where it is not the first.
 _BYTES_IN = {"reduce_scatter": 1, "all_to_all": 1, "gather": 1}
+_BYTES_COME_OUT = ("all_gather", "scatter", "recv")
+HAS_HOOKS = hasattr(dist.ProcessGroup, "register_pre_hook")
+_HOOK = 0x646470  # hooks have numbers, which others may give, too
 
 
 class Operation(NamedTuple):
@@ -48,6 +52,11 @@ class Operation(NamedTuple):
     elements: int = 0  # 0 where the recorder has it, and it does not reduce
     dtype: torch.dtype | None = None
     size: int = 0  # bytes, by the dispatcher
+
+
+def _operation(kind: str, moved: list[torch.Tensor]) -> Operation:
+    dtype = moved[0].dtype if moved else None
+    return Operation(kind, sum(tensor.numel() for tensor in moved), dtype, _bytes(moved))
 
 
 def _kind(name: str) -> str:
@@ -79,8 +88,7 @@ class _Dispatched(TorchDispatchMode):  # type: ignore[no-untyped-call]
             moved = args[_BYTES_IN.get(kind, 0) if namespace == "c10d" else 0]
             if kind == "all_gather" and namespace != "c10d":
                 moved = result  # functional operations have no argument for their output
-            tensors = tree_leaves(moved)
-            self.operations.append(Operation(kind, sum(t.numel() for t in tensors), tensors[0].dtype, _bytes(tensors)))
+            self.operations.append(_operation(kind, tree_leaves(moved)))
         return result
 
     def _count_copies(self, name: str, args: Any, options: Any) -> None:
@@ -94,6 +102,27 @@ class _Dispatched(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.copies["host_syncs"] += is_from and not is_to and not is_async
             self.copies["d2h.bytes"] += _bytes([source]) * (is_from and not is_to)
             self.copies["h2d.bytes"] += _bytes([source]) * (is_to and not is_from)
+
+
+@contextmanager
+def _hooked(own: OwnGroup | None) -> Iterator[list[Operation] | None]:
+    """Yield the operations that process groups issue within, but our `own`; None without hooks."""
+    operations: list[Operation] = []
+
+    def note(issued: Any) -> None:
+        if kind := _kind(issued.name.name.lower()):
+            come_out = kind in _BYTES_COME_OUT
+            operations.append(_operation(kind, issued.output_tensors if come_out else issued.input_tensors))
+
+    names = dist.distributed_c10d._world.pg_names if HAS_HOOKS else {}
+    groups: list[Any] = [group for group, name in names.items() if own is None or name != own.name]
+    for group in groups:
+        group.register_pre_hook(_HOOK, note)
+    try:
+        yield operations if HAS_HOOKS else None
+    finally:
+        for group in groups:
+            group.unregister_pre_hook(_HOOK)
 
 
 @contextmanager
@@ -113,6 +142,9 @@ def _watching_graphs() -> Iterator[list[torch.cuda.CUDAGraph]]:
         torch.cuda.CUDAGraph.replay = replay  # type: ignore[method-assign]
 
 
+# Of an entry, what is read here and by stamps.
+_FIELDS = {"record_id", "time_created_ns", "process_group", "profiling_name", "collective_seq_id", "is_p2p"}
+_FIELDS |= {"input_sizes", "input_dtypes"}
 # NCCL's process group keeps a recorder of its own.
 _DUMPS = ("_dump_fr_trace", "_dump_nccl_trace")
 # Of 200 steps with 25 collectives each, or of 30 with one for each parameter of a ResNet-50. To read them all takes
@@ -131,6 +163,8 @@ def entries(own: OwnGroup | None) -> tuple[list[dict[str, Any]], int] | None:
             kept = pickle.loads(dump(True, False, False)).get("entries", ()) if dump is not None else ()
             for entry in kept:
                 are_on = True
+                if not entry.keys() >= _FIELDS:
+                    return None
                 if own is None or entry["process_group"][0] != own.name:
                     found.append({**entry, "recorder": place})
             if kept and (oldest := min(kept, key=itemgetter("record_id")))["record_id"] > 0:
@@ -160,14 +194,11 @@ def recorded(own: OwnGroup | None) -> dict[tuple[int, int], Operation] | None:
     """Return the entries of the flight recorders by recorder and number, without barriers; None as there."""
     if (known := entries(own)) is None:
         return None
-    try:
-        return {
-            (entry["recorder"], entry["record_id"]): _recorded(entry)
-            for entry in known[0]
-            if not entry["profiling_name"].endswith("barrier")  # NCCL's is an all-reduce
-        }
-    except (KeyError, TypeError, AttributeError):
-        return None
+    return {
+        (entry["recorder"], entry["record_id"]): _recorded(entry)
+        for entry in known[0]
+        if not entry["profiling_name"].endswith("barrier")  # NCCL's is an all-reduce
+    }
 
 
 def _recorded(entry: dict[str, Any]) -> Operation:
@@ -203,7 +234,7 @@ class Meter:
         self.begin()
         barrier()  # what a step of another's asks of this process is counted here, too
         figures: dict[str, Count] = {}
-        with _Dispatched() as dispatched, _watching_graphs() as replayed:
+        with _Dispatched() as dispatched, _watching_graphs() as replayed, _hooked(own) as hooked:
             yield figures
         after = recorded(own)
         memory = _peak_memory(device)
@@ -211,13 +242,13 @@ class Meter:
         barrier()  # a later step of another's must not be counted in this one
         more = self.close()
         barrier()  # nor before this one was
-        seen = None
-        if before is not None and after is not None and not replayed:
+        seen = hooked
+        if hooked is None and before is not None and after is not None:
             seen = [operation for number, operation in after.items() if number not in before]
         modules = [m for m in gc.get_objects() if issubclass(type(m), nn.Module) and "_parameters" in vars(m)]
         replicas = [module for module in modules if issubclass(type(module), DistributedDataParallel)]
         figures |= {
-            **_sent(dispatched.operations, seen, replicas),
+            **_sent(dispatched.operations if hooked is None else hooked, None if replayed else seen, replicas),
             **_sizes(modules, replicas),
             "recompilations": count_compilations() - compiled,
             "graph_breaks": _dynamo("graph_break").total(),

@@ -174,14 +174,11 @@ def _starts(own: OwnGroup | None) -> tuple[list[tuple[int, str]], int] | None:
     if (known := entries(own)) is None:
         return None
     kept, since = known
-    try:
-        found = [
-            (int(entry["time_created_ns"]), f"{entry['process_group'][0]}:{entry['collective_seq_id']}")
-            for entry in kept
-            if not entry["is_p2p"]
-        ]
-    except (KeyError, TypeError):
-        return None
+    found = [
+        (int(entry["time_created_ns"]), f"{entry['process_group'][0]}:{entry['collective_seq_id']}")
+        for entry in kept
+        if not entry["is_p2p"]
+    ]
     return sorted(found), since
 
 

@@ -16,6 +16,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 from pytest_ddpperf.launch import Launcher
+from pytest_ddpperf.rank.counters import HAS_HOOKS
 from pytest_ddpperf.records.plan import Plan
 from pytest_ddpperf.records.samples import Counters
 from tests.launch.conftest import Bench, Recorder
@@ -165,7 +166,7 @@ def test_a_half_precision_hook_halves_the_bytes_and_not_the_gradients(bench: Ben
 
 def test_what_the_sources_do_not_agree_on_is_unknown(bench: Bench) -> None:
     """PowerSGD issues two of its three collectives from callbacks of futures, where the dispatcher sees them only if
-    the first had ended before the callback was there."""
+    the first had ended before the callback was there. Hooks of process groups see all."""
 
     def setup(ctx: Any) -> Any:
         from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as powersgd
@@ -177,7 +178,8 @@ def test_what_the_sources_do_not_agree_on_is_unknown(bench: Bench) -> None:
         return lambda: replicated(inputs).sum().backward()
 
     counters = counted(bench, setup, warmup=6)
-    assert (counters["all_reduce.count"], counters["all_reduce.bytes"]) in ((None, None), (3, (64 + 64 + 64) * FLOAT))
+    sent, all_known = (counters["all_reduce.count"], counters["all_reduce.bytes"]), (3, (64 + 64 + 64) * FLOAT)
+    assert sent == all_known or (sent == (None, None) and not HAS_HOOKS)
     assert counters["collectives.count"] == counters["all_reduce.count"]
     assert (counters["broadcast.count"], counters["gradient_bytes"]) == (0, (64 * 64 + 64) * FLOAT)
 
@@ -198,7 +200,10 @@ def test_all_reduces_are_unknown_where_the_flight_recorder_is_off(monkeypatch: p
         counters = launcher.measure(plan, training(4), Recorder()).counters
     finally:
         launcher.close()
-    assert (counters["all_reduce.count"], counters["all_reduce.bytes"]) == (None, None)
+    if HAS_HOOKS:  # which do without it
+        assert counters["all_reduce.bytes"] == GRADIENTS
+    else:
+        assert (counters["all_reduce.count"], counters["all_reduce.bytes"]) == (None, None)
     assert counters["gradient_bytes"] == GRADIENTS
 
 
