@@ -102,10 +102,9 @@ def run_whole(
 def checked_out(path: Path) -> tuple[str, str]:
     """Return the commit that is checked out at `path`, with "-dirty" if tracked files differ, and its time, ISO 8601 in
     UTC; two empty texts if git cannot say."""
-    try:
+    with suppress(GitError):
         return _checked_out(path)
-    except GitError:
-        return "", ""
+    return "", ""
 
 
 def _checked_out(path: Path) -> tuple[str, str]:

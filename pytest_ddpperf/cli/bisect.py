@@ -77,14 +77,9 @@ def add_parser(subparsers: Any) -> None:
 
 def _run(arguments: argparse.Namespace) -> int:
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that it ends the pytest that it started
-    try:
-        runs = Runs(arguments.test, arguments.options)
-    except GitError as error:
-        raise console.UsageError(str(error)) from None
+    runs = Runs(arguments.test, arguments.options)
     try:
         answer = _of_facts(arguments, runs) if arguments.facts else _of_commits(arguments, runs)
-    except GitError as error:
-        raise console.UsageError(str(error)) from None
     except console.UsageError:
         runs.forget()  # what stands in the way may be outside the repository, and soon be otherwise
         raise
@@ -204,10 +199,8 @@ class CommitSearch:
                 found.skipped[place] = f"{sum(_LAUNCHES)} launches did not decide it"
 
     def _look(self, place: int, launches: int, again: int) -> Compared:
-        asked = (
-            *(f"--ddp-launches={launches}", f"--ddp-max-launches={2 * launches}", f"--ddp-min-time={_WINDOW_SECONDS}"),
-            *(f"--ddp-threshold={self.metric}:{_NO_LIMIT}", f"--ddp-against={self._commits[place]}"),
-        )
+        taken = f"--ddp-launches={launches} --ddp-max-launches={2 * launches} --ddp-min-time={_WINDOW_SECONDS}".split()
+        asked = (*taken, f"--ddp-threshold={self.metric}:{_NO_LIMIT}", f"--ddp-against={self._commits[place]}")
         return compare(self._runs, *asked, label=self._label, again=again)
 
     def _say_where(self, found: Bisection) -> None:
@@ -261,8 +254,8 @@ class CommitSearch:
         for words, _ in gaps:
             lines += words
         left = 1 - sum(each["share"] for _, each in gaps)
-        smaller = f"the other {text.amount(left)} of it are smaller changes, or noise"
-        lines += [smaller] * (left >= bisection.LEAST_PART)
+        if left >= bisection.LEAST_PART:
+            lines.append(f"the other {text.amount(left)} of it are smaller changes, or noise")
         evidence = self._first.outcome.evidence if self._first.outcome is not None else ()
         lines += [f"the working tree, compared with {self._named(0)}: {'; '.join(evidence)}"] * bool(evidence)
         cost = f"{self._runs.taken + self._runs.kept} comparisons, {self._runs.seconds / 60:.1f} min"
@@ -286,7 +279,7 @@ class CommitSearch:
         if self._history is not None and is_one and after and self._first.outcome is not None:
             test, (good, *_, bad) = replace(self._first.outcome.test, label=""), self._commits
             record = entries.BisectedChange(test=test, good=good, bad=bad, commit=after, subject=row["subject"])
-            lines.append(f"  added to the history: {entries.add_bisected(self._history, record)}")
+            lines.append(f"  added to the history: {entries.add_change(self._history, record)}")
         fields = {"before": before, "change": codec.encode(change), "share": part, "files": files}
         return lines, {**row, **fields, "split": is_one}
 
@@ -316,16 +309,15 @@ def _fast_commit(arguments: argparse.Namespace) -> str:
 
 def _last_session(arguments: argparse.Namespace) -> Recording:
     """Return the newest session of the test's baselines; raises UsageError and BaselineError."""
-    store, test = Store(arguments.baseline_dir), arguments.test
-    sessions = []
+    store, test, sessions = Store(arguments.baseline_dir), arguments.test, []
     for path in store.files() if store.root.is_dir() else ():
         baseline = store.read_file(path)
         named = f"{baseline.test.module}.py::{baseline.test.name}"
         if any(name == test or test.endswith(f"/{name}") for name in (named, named.partition("[")[0])):
             sessions.append(baseline.sessions[-1])
     if not sessions:
-        problem = "has no baseline of this test"
-        raise console.UsageError(f"{store.root} {problem}: name a fast commit with --good, or --baseline-dir")
+        missing = f"{store.root} has no baseline of this test"
+        raise console.UsageError(f"{missing}: name a fast commit with --good, or --baseline-dir")
     return max(sessions, key=lambda session: session.created)
 
 
@@ -355,11 +347,8 @@ def _of_facts(arguments: argparse.Namespace, runs: Runs) -> Answer:
         found.append({"fact": name, "before": before, "now": now, "change": cells[0], "verdict": cells[1]})
     slower = [row for row in rows if row[3] == Status.REGRESSED.value]
     lines = [*text.aligned(rows, left=(1, 2))] if facts else ["variables and distributions are as in the baseline"]
-    names = text.some([f"{row[0]} {row[1]}" for row in slower])
-    lines += [
-        "",
-        f"{arguments.test}: slower by {names}" if slower else "no fact alone makes it slower beyond its limit",
-    ]
+    by = f"slower by {text.some([f'{row[0]} {row[1]}' for row in slower])}"
+    lines += ["", f"{arguments.test}: {by if slower else 'no fact alone makes it slower beyond its limit'}"]
     return Answer(found=bool(slower), lines=lines, data={"facts": found})
 
 

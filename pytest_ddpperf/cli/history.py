@@ -114,7 +114,7 @@ def show(arguments: argparse.Namespace) -> int:
 
     if arguments.html is not None:
         console.write(arguments.html, history_report.history_html(analysis))
-    hint = partial(_which_commit, arguments.folder, entries.read_bisected(arguments.folder))
+    hint = partial(_which_commit, arguments.folder, entries.read_changes(arguments.folder, entries.BisectedChange))
     console.say(history_report.history_lines(analysis, is_chosen, hint))
     if analysis.short == len(analysis.series):
         console.complain(f"{arguments.folder}: nothing to judge: no series has {MIN_POINTS} runs")
@@ -138,7 +138,7 @@ def _which_commit(folder: Path, bisected: Sequence[BisectedChange], change: Hist
 
 def _analyze(arguments: argparse.Namespace) -> HistoryAnalysis:
     series = build_series(entries.read_entries(arguments.folder))
-    return analyze(series, arguments.threshold, entries.read_accepted(arguments.folder))
+    return analyze(series, arguments.threshold, entries.read_changes(arguments.folder, entries.AcceptedChange))
 
 
 def add(arguments: argparse.Namespace) -> int:
@@ -170,7 +170,7 @@ def accept(arguments: argparse.Namespace) -> int:
         raise console.UsageError(f"{arguments.commit}: nothing to accept: the change point there is {reasons}")
     lines = []
     for change in chosen:
-        path = entries.add_accepted(arguments.folder, make_acceptance(change, arguments.message))
+        path = entries.add_change(arguments.folder, make_acceptance(change, arguments.message))
         size = f"{change.metric} {text.interval(change.change)} in {change.series.environment}"
         lines.append(f"{size}: accepted in {path}: commit it")
     console.say(lines)

@@ -9,9 +9,10 @@ from typing import Any, NoReturn
 
 from pytest_ddpperf import __version__
 from pytest_ddpperf.cli import bisect, commands, console, diff, history
-from pytest_ddpperf.records.errors import BaselineError, DdpPerfError, FileError, MissingExtraError, OptionError
+from pytest_ddpperf.records import errors
 
-_USERS = (console.UsageError, BaselineError, FileError, MissingExtraError, OptionError)
+_NAMED = (errors.BaselineError, errors.FileError, errors.GitError, errors.MissingExtraError, errors.OptionError)
+_USERS = (console.UsageError, *_NAMED)
 
 _STATUSES = """\
 exit status:
@@ -43,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return int(arguments.run(arguments))
     except _USERS as error:
         return _ended(error, console.USAGE_ERROR)
-    except DdpPerfError as error:
+    except errors.DdpPerfError as error:
         return _ended(error, console.INTERNAL_ERROR)
     except KeyboardInterrupt:
         return 130  # as a shell has it
@@ -53,7 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return console.INTERNAL_ERROR
 
 
-def _ended(error: DdpPerfError, status: int) -> int:
+def _ended(error: errors.DdpPerfError, status: int) -> int:
     console.complain(f"error: {error}")
     return status
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from pytest_ddpperf.baseline.content import environment_name
 from pytest_ddpperf.files import write
@@ -26,8 +26,6 @@ SCHEMA = 1
 METRICS = ("p10", "p50", "p90")
 MAX_LAUNCHES = 16  # more add little to the mean of a run, and the file stays small
 _DIGITS = 5  # significant ones: a tenth of what the quietest machine can distinguish
-_ACCEPTED = "accepted"  # the folder of accepted change points
-_BISECTED = "bisected"
 # Facts that may explain a change point. The rest is in the JSON report of the run.
 _RECORDED = ("python", "torch", "cuda", "hip", "nccl", "driver", "host")
 _VARIABLE = "env:"
@@ -121,6 +119,11 @@ def _rounded(seconds: float) -> float:
     return float(f"{seconds:.{_DIGITS}g}")
 
 
+# The folders of what is known of change points.
+_FOLDERS: dict[type, str] = {AcceptedChange: "accepted", BisectedChange: "bisected"}
+T = TypeVar("T")
+
+
 def why_unfit(run: RunInfo) -> str:
     """Return why a run cannot be part of a history, or "". File names and the order of runs depend on these fields."""
     if not run.commit or not run.committed:
@@ -149,14 +152,9 @@ def add_entry(folder: Path, entry: HistoryEntry) -> Path:
     return _add(folder, f"{committed:%Y%m%dT%H%M%SZ}-{entry.commit[:12]}", entry)
 
 
-def add_accepted(folder: Path, accepted: AcceptedChange) -> Path:
-    """Write an accepted change point and return its path. Raises FileError."""
-    return _add(folder / _ACCEPTED, accepted.commit[:12], accepted)
-
-
-def add_bisected(folder: Path, bisected: BisectedChange) -> Path:
-    """Write what a search found and return its path. Raises FileError."""
-    return _add(folder / _BISECTED, bisected.commit[:12], bisected)
+def add_change(folder: Path, change: AcceptedChange | BisectedChange) -> Path:
+    """Write an accepted change point, or what a search found, and return its path. Raises FileError."""
+    return _add(folder / _FOLDERS[type(change)], change.commit[:12], change)
 
 
 def _add(folder: Path, name: str, record: HistoryEntry | AcceptedChange | BisectedChange) -> Path:
@@ -193,18 +191,10 @@ def _invalid_durations(measurement: HistoryMeasurement) -> str:
     return ""
 
 
-def read_accepted(folder: Path) -> list[AcceptedChange]:
-    """Return all accepted change points; raises FileError, which names the file."""
-    return _read_all(folder / _ACCEPTED, AcceptedChange)
-
-
-def read_bisected(folder: Path) -> list[BisectedChange]:
-    """Return all that `ddpperf bisect` found; raises FileError, which names the file."""
-    return _read_all(folder / _BISECTED, BisectedChange)
-
-
-def _read_all(folder: Path, kind: type[Any]) -> list[Any]:
-    files = _read_files(folder) if folder.exists() else ()
+def read_changes(folder: Path, kind: type[T]) -> list[T]:
+    """Return all AcceptedChange, or all BisectedChange; raises FileError, which names the file."""
+    within = folder / _FOLDERS[kind]
+    files = _read_files(within) if within.exists() else ()
     return [_decode(kind, path, content) for path, content in files]
 
 

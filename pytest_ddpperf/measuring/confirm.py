@@ -271,10 +271,9 @@ def _candidates(top: Path, recorded: str, baseline: Path) -> Iterator[str]:
 
 
 def _is_present(top: Path, commit: str) -> bool:
-    try:
+    with suppress(GitError):
         return bool(commit_named(top, commit, offline=True))
-    except GitError:
-        return False
+    return False
 
 
 def _remote(top: Path) -> str:

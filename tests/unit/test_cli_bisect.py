@@ -14,7 +14,7 @@ import pytest
 
 from pytest_ddpperf.baseline import Store
 from pytest_ddpperf.cli import comparisons, main
-from pytest_ddpperf.history.entries import read_bisected
+from pytest_ddpperf.history.entries import BisectedChange, read_changes
 from pytest_ddpperf.records import codec
 from pytest_ddpperf.records.errors import NOTHING_DIFFERS
 from pytest_ddpperf.records.outcome import Outcome
@@ -353,6 +353,6 @@ def test_an_older_distribution_is_built_and_measured(
 def test_the_answer_is_added_to_a_history(project: Project, bisect: Call, tmp_path: Path) -> None:
     commits = project.commits([20.0, 20.0, 23.0])
     bisect("--good", commits[0], "--history", tmp_path / "history")
-    (found,) = read_bisected(tmp_path / "history")
+    (found,) = read_changes(tmp_path / "history", BisectedChange)
     assert (found.good, found.bad, found.commit) == (commits[0], commits[2], commits[2])
     assert (str(found.test), found.subject) == ("tests/perf/test_step::test_train", "Commit 2")

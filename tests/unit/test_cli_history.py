@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from pytest_ddpperf.cli import main
-from pytest_ddpperf.history.entries import BisectedChange, HistoryEntry, add_bisected, add_entry, read_entries
+from pytest_ddpperf.history.entries import BisectedChange, HistoryEntry, add_change, add_entry, read_entries
 from pytest_ddpperf.history.series import ChangeStatus, analyze, build_series
 from pytest_ddpperf.records.outcome import Outcome
 from pytest_ddpperf.records.plan import Limit
@@ -223,7 +223,7 @@ def test_a_change_point_of_several_commits_has_the_command_that_finds_the_one(
     ends = f"--good {commits[39][:12]} --bad {commits[40][:12]}"
     command = f"ddpperf bisect tests/perf/test_step.py::test_train {ends} --history {folder}"
     assert f"  which commit: {command}\n" in out
-    add_bisected(
+    add_change(
         folder,
         BisectedChange(
             test=runs[0].measurements[0].test,
