@@ -111,6 +111,7 @@ def test_what_became_faster_is_named_too() -> None:
         ({"buckets": 3}, {"buckets": 24}, (BACKWARD, EXPOSED), [(FORWARD,), (OPTIMIZER,)]),
         ({"broadcast.count": 0}, {"broadcast.count": 2}, (FORWARD, BACKWARD, EXPOSED), [(OPTIMIZER,)]),
         ({"recompilations": 0}, {"recompilations": 1}, (FORWARD, BACKWARD, OPTIMIZER), [(EXPOSED,)]),
+        ({"host_syncs": 0}, {"host_syncs": 1}, (FORWARD, BACKWARD, EXPOSED, OPTIMIZER), []),  # an added `.item()`
         (
             {"all_reduce.bytes": 4, "parameters.bytes": 4},
             {"all_reduce.bytes": 8, "parameters.bytes": 8},
