@@ -40,11 +40,16 @@ def read(folder: Path, names: Mapping[int, str]) -> tuple[RankOutput, ...]:
         RankOutput(
             rank=rank,
             name=name,
-            stdout=_read_cut(folder / f"rank{rank}.out"),
-            stderr=_read_cut(folder / f"rank{rank}.err"),
+            stdout=_read(folder / f"rank{rank}.out"),
+            stderr=_read(folder / f"rank{rank}.err"),
         )
         for rank, name in names.items()
     )
+
+
+def _read(path: Path) -> str:
+    """Return what a terminal would show in the end: of a progress bar its last state."""
+    return "\n".join(line.rstrip("\r").rpartition("\r")[2] for line in _read_cut(path).split("\n"))
 
 
 def _read_cut(path: Path) -> str:

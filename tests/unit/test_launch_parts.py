@@ -439,6 +439,13 @@ def test_the_processes_of_a_launch_have_names() -> None:
     assert replace(roles, world_size=1, master=False).roles == "1 trainer 3 ps"
 
 
+def test_of_a_progress_bar_the_last_state_is_kept(tmp_path: Path) -> None:
+    (tmp_path / "rank0.out").write_bytes(b"begin\r\n")
+    (tmp_path / "rank0.err").write_bytes(b"\r 0 of 3\r 1 of 3\r 2 of 3\r\n\r\nlast")
+    (written,) = output.read(tmp_path, {0: "rank 0"})
+    assert (written.stdout, written.stderr) == ("begin\n", " 2 of 3\n\nlast")
+
+
 def test_the_middle_of_a_long_output_is_cut(tmp_path: Path) -> None:
     (tmp_path / "rank0.out").write_text("begin" + "x" * 100_000 + "end")
     (written,) = output.read(tmp_path, {0: "rank 0"})
