@@ -196,9 +196,8 @@ def _compare(
         replace(
             _comparison(limit, fmean(now), difference, *evidence),
             fastest=change,
-            baseline_seconds=math.exp(fmean(map(fmean, sessions))),
         )
-        for limit, (now, sessions), difference, change, *evidence in zip(
+        for limit, (now, _), difference, change, *evidence in zip(
             limits, pairs, found, fastest, slower, faster, strict=True
         )
     )
