@@ -35,19 +35,21 @@ _SHARDS = (
 def add_run(subparsers: Any) -> None:
     """Add `run`."""
     about = "Run a training program on several ranks, as torchrun does, and show where the time of its steps goes. "
-    about += "Nothing is stored. Example: ddpperf run --world-size 2 -- train.py --batch-size=8"
-    parser = subparsers.add_parser("run", help="time a training program", description=about)
+    about += "Nothing is stored. Example: ddpperf run --world-size 2 train.py --batch-size=8"
+    usage = "%(prog)s [-h] [--world-size N] [--backend NAME] PROGRAM [ARGUMENT ...]"
+    parser = subparsers.add_parser("run", help="time a training program", description=about, usage=usage)
     parser.add_argument("--world-size", default="2", metavar="N", help="ranks (default: 2)")
     parser.add_argument("--backend", default="auto", help="auto, gloo, nccl, or any torch backend (default: auto)")
-    what = "after --: a file, or -m and a module, and its arguments"
-    parser.add_argument("program", nargs="+", metavar="PROGRAM", help=what)
+    what = "a file, or after -- -m and a module, and its arguments"
+    parser.add_argument("program", nargs=argparse.PARSER, metavar="PROGRAM", help=what)
     parser.set_defaults(run=_run)
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    named = 1 + (arguments.program[0] == "-m")
-    call = [json.dumps(each) for each in arguments.program[:named]]
-    if rest := arguments.program[named:]:
+    program = arguments.program[arguments.program[:1] == ["--"] :]
+    named = 1 + (program[:1] == ["-m"])
+    call = [json.dumps(each) for each in program[:named]]
+    if rest := program[named:]:
         call.append(f"args={json.dumps(rest)}")
     test = f"def test_train(ddp_benchmark):\n    ddp_benchmark.script({', '.join(call)})\n"
     with tempfile.TemporaryDirectory() as folder:
@@ -64,7 +66,15 @@ def _run(arguments: argparse.Namespace) -> int:
             return console.NAMED_VERDICT
     _, _, *lines = terminal.details(outcomes)  # below the name of the test, which is ours
     of_test = textwrap.indent(test, "    ").splitlines()
-    console.say([shlex.join(arguments.program), *lines, "A test that does the same:", "", *of_test])
+    console.say(
+        [
+            shlex.join(program),
+            *lines,
+            "A test that does the same, in tests/perf/test_train.py or the like:",
+            "",
+            *of_test,
+        ]
+    )
     return console.OK
 
 

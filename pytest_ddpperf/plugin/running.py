@@ -232,7 +232,9 @@ def read_program(
         raise ValueError(f'{fixture}.script{words}: give a path, or "-m" and the name of a module')
     path = words[-1] if is_module else str(folder / words[-1])
     if not is_module and not Path(path).is_file():
-        raise ValueError(f"{fixture}.script({words[-1]!r}): there is no file {path}")
+        raise ValueError(f"{fixture}.script({words[-1]!r}): there is no file {path}: paths begin at cwd= or rootdir")
+    if isinstance(args, str):
+        raise ValueError(f"{fixture}.script(args={args!r}): give a list, each argument for itself")
     return Program(path=path, is_module=is_module, args=tuple(map(str, args)), cwd=str(folder), env=dict(env or {}))
 
 

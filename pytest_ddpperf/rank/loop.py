@@ -220,7 +220,7 @@ class Loop:
         if self._warmed is None:
             return f"the program ended after {done} steps, in the warm-up (--ddp-warmup {plan.warmup})"
         timed = sum(self._of_stretch) + max(self._step - self._uncounted, 0) * (self._step < self._missing)
-        advice = "let it train longer, or ask for fewer (--ddp-steps, --ddp-min-time)"
+        advice = f"let it take {steps - timed} more, or ask for fewer (--ddp-steps, --ddp-min-time)"
         return f"the program ended after {timed} of {steps} timed steps: {advice}"
 
 

@@ -89,7 +89,8 @@ def test_a_script_that_both_sides_would_have_from_the_working_tree_is_refused(ru
 @pytest.mark.parametrize(
     ("call", "said"),
     [
-        ('script("gone.py")', "*there is no file *gone.py"),
+        ('script("gone.py")', "*there is no file *gone.py: paths begin at cwd= or rootdir"),
+        ('script("train.py", args="--typo")', "*args='--typo'*: give a list, each argument for itself"),
         ('script("-m")', '*give a path, or "-m" and the name of a module'),
         ('script("train.py", boundary="epoch")', '*boundary=*epoch*: must be "update", "mark" or "module:function"'),
         ("loop(3)", "*main must be a function, not int: main(ctx) trains in a loop of its own"),
@@ -105,7 +106,7 @@ def test_a_mistake_fails_the_test_with_its_reason(run: Run, folder: Path, call: 
 
 def test_the_command_shows_a_program_and_the_test_that_does_the_same(folder: Path, temporary: Path) -> None:
     environ = {name: value for name, value in os.environ.items() if name != "CI"}
-    command = [sys.executable, "-m", "pytest_ddpperf", "run", "--world-size=2", "--", "train.py"]
+    command = [sys.executable, "-m", "pytest_ddpperf", "run", "--world-size=2", "train.py"]
     ended = subprocess.run([*command, "--milliseconds=7"], cwd=folder, env=environ, capture_output=True, text=True)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert "0.007" in ended.stdout
@@ -113,6 +114,7 @@ def test_the_command_shows_a_program_and_the_test_that_does_the_same(folder: Pat
     assert "all_reduce.count 1," in ended.stdout
     assert '    ddp_benchmark.script("train.py", args=["--milliseconds=7"])' in ended.stdout
     assert not (folder / "baselines").exists()
+    command[-1:] = ["--", "-m", "train"]
     ended = subprocess.run([*command, "--typo"], cwd=folder, env=environ, capture_output=True, text=True)
     assert ended.returncode == 1
     assert "unrecognized arguments: --typo" in ended.stdout
