@@ -176,7 +176,8 @@ def _remedy(outcome: Outcome, coarse: Sequence[Comparison]) -> str:
         more = outcome.verdict.sessions < SESSIONS_KEPT
         return "; add sessions with --ddp-extend-baseline" if more else "; compare with --ddp-against"
     if needed and max(needed) <= _TIMES_LAUNCHES * max(_USUAL_LAUNCHES, len(outcome.costs)):
-        return f"; raise --ddp-launches to {max(needed)}"
+        minutes = outcome.seconds * max(needed) / max(len(outcome.costs), 1) / 60
+        return f"; raise --ddp-launches to {max(needed)}" + f" (about {minutes:.0f} min)" * (minutes >= 1)
     return f"; {'compare with --ddp-against' if stored else 'use a quieter machine'}, or raise the limit"
 
 

@@ -200,7 +200,8 @@ def _percentiles(outcome: Outcome, percentiles: Sequence[int] = _PERCENTILES) ->
             used = [launch[rank] for launch in samples.cpu_seconds] if rank is not None else []
             cells.append(_sec(stats.percentile(used, 50)) if used else "")
         rows.append(cells)
-    yield from text.aligned(rows)
+    columns = (column for column in zip(*rows, strict=True) if {*column[1:]} != {"-"})  # of rates that are not known
+    yield from text.aligned([*zip(*columns, strict=True)])
 
 
 def _sec(seconds: float) -> str:
