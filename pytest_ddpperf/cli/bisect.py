@@ -270,7 +270,7 @@ class CommitSearch:
         row, files = _described(self._runs.top, after), git.files_between(self._runs.top, before, after)
         is_one = gap.after - gap.before == 1
         where = f"at {self._named(gap.after)}" if is_one else f"after {before[:12]}, up to {self._named(gap.after)}"
-        lines = [f"slower {where}: {text.interval(change)}, {text.amount(part)} of the change"]
+        lines = [f"slower {where}: {text.interval(change)}, {text.amount(min(part, 1.0))} of the change"]
         if is_one and after:
             lines.append(f"  {row['author']}, {row['date']}: {text.shortened(row['subject'])}")
         elif not is_one:

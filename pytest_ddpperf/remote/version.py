@@ -306,14 +306,13 @@ class BaseSide:
             raise AgainstError(self._option, *self._the_same(here))
 
     def _the_same(self, here: Sources) -> tuple[str, str]:
-        files = sorted(here.files)
-        named = f" ({text.some(files)})" if files else ""
+        files = f", {len(here.files)} so far ({text.some(sorted(here.files))})" if here.files else ""
         top = f"{self._checkout.top}{os.sep}"
         kept = [path.removeprefix(top) for path in self.trees.kept if path.startswith(top) and os.path.isdir(path)]
         tests = f"; tests are the same on both sides, with all in {', '.join(kept)}" if kept else ""
         return (
             f"{NOTHING_DIFFERS} {self.version} and the current code: interpreter, environment and all files that "
-            f"Python imports are the same, {len(files)} so far{named}{tests}",
+            f"Python imports are the same{files}{tests}",
             "--ddp-against self measures how far the same code differs from itself",
         )
 
