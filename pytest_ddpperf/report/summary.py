@@ -162,7 +162,8 @@ def _place(outcome: Outcome) -> tuple[str, int]:
     """Return the file and line to annotate: code that differs if it is known, else the test. Line 0 is the whole
     file."""
     if outcome.baseline_side is not None and outcome.baseline_side.differing:
-        return outcome.baseline_side.differing[0], 0
+        named = (found.file for found in outcome.findings if found.file)
+        return next(named, outcome.baseline_side.differing[0]), 0
     return outcome.file or outcome.nodeid.partition("::")[0], outcome.line
 
 

@@ -10,6 +10,7 @@ import pytest
 
 from pytest_ddpperf.records.outcome import Outcome
 from pytest_ddpperf.records.samples import Status
+from pytest_ddpperf.records.step_phases import Finding
 from pytest_ddpperf.report.summary import annotated
 from tests import reports
 from tests.unit.test_baseline_side import BESIDE
@@ -55,6 +56,7 @@ def test_what_fails_is_an_error_at_its_test() -> None:
     ("measured", "place"),
     [
         (replace(RED, baseline_side=BESIDE), {"file": "src/net.py"}),  # the first file that differs
+        (replace(RED, baseline_side=BESIDE, findings=(Finding(phases=(), file="src/b.py"),)), {"file": "src/b.py"}),
         (replace(RED, baseline_side=replace(BESIDE, differing=())), PLACE),
         (replace(RED, file="", line=0), {"file": "tests/test_a.py"}),
     ],
