@@ -57,4 +57,5 @@ def test_what_the_standard_library_reads_does_not_count() -> None:
 
 def test_what_is_recorded_or_differs_by_process_is_left_out() -> None:
     read = {"OURS": "unset", "NCCL_ALGO": "digest 1", "RANK": "digest 2", "PYTEST_CURRENT_TEST": "digest 3"}
+    read["CI"] = "unset"
     assert read_by([read, {"OURS": "digest 4", "THEIRS": "unset"}]) == {"read:OURS": "unset", "read:THEIRS": "unset"}
