@@ -192,7 +192,8 @@ def check_setup(fixture: str, role: str, setup: Any, *, is_shared: bool) -> None
     elif not payload.accepts(setup, len(arguments)):
         problem = f"is called with {' and '.join(arguments)}, which {name} does not take"
     if problem:
-        raise TypeError(f"{fixture}({name}): {role} {problem}: {_WHAT_SETUP_DOES[role]}")
+        called = f"{fixture}.loop" if role == "main" else fixture
+        raise TypeError(f"{called}({name}): {role} {problem}: {_WHAT_SETUP_DOES[role]}")
 
 
 def check_number(name: str, value: Any, what: str = "") -> None:

@@ -214,7 +214,8 @@ class Loop:
         """Say how far the program came."""
         plan, steps, done = self._plan, self._board.steps(0), len(self._ended_ns)
         if not done and plan.boundary == UPDATE:
-            return "the program ended without as many optimizer updates as show how its steps end: it takes at least 7"
+            needed = f"let it take {7 + plan.warmup + plan.steps} or more"
+            return f"the program ended without as many optimizer updates as show how its steps end: {needed}"
         if not done:
             return f"the program ended without a step: {plan.boundary} never ended one"
         if self._warmed is None:

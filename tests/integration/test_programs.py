@@ -94,6 +94,7 @@ def test_a_script_that_both_sides_would_have_from_the_working_tree_is_refused(ru
         ('script("-m")', '*give a path, or "-m" and the name of a module'),
         ('script("train.py", boundary="epoch")', '*boundary=*epoch*: must be "update", "mark" or "module:function"'),
         ("loop(3)", "*main must be a function, not int: main(ctx) trains in a loop of its own"),
+        ("loop(lambda: 3)", "*ddp_benchmark.loop(<lambda>): main is called with ctx, which <lambda> does not take*"),
         ('script("train.py", args=["--typo"])', "*the program called sys.exit(2): *unrecognized arguments: --typo*"),
     ],
 )
