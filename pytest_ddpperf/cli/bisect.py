@@ -37,7 +37,7 @@ them, each interleaved with the working tree, whose tests all have. Options for 
 """
 # Looks at a commit take so many pairs of launches each, until all together decide.
 _LAUNCHES = (8, 8, 16)
-_WINDOW_SECONDS = 0.5
+_WINDOW = ("--ddp-min-time=0.5", "--ddp-steps=10")  # so that even long steps take seconds, not minutes
 _NO_LIMIT = "1000%"  # so that a comparison takes as many launches as are asked, whatever they show
 
 
@@ -199,7 +199,7 @@ class CommitSearch:
                 found.skipped[place] = f"{sum(_LAUNCHES)} launches did not decide it"
 
     def _look(self, place: int, launches: int, again: int) -> Compared:
-        taken = f"--ddp-launches={launches} --ddp-max-launches={2 * launches} --ddp-min-time={_WINDOW_SECONDS}".split()
+        taken = f"--ddp-launches={launches}", f"--ddp-max-launches={2 * launches}", *_WINDOW
         asked = (*taken, f"--ddp-threshold={self.metric}:{_NO_LIMIT}", f"--ddp-against={self._commits[place]}")
         return compare(self._runs, *asked, label=self._label, again=again)
 
