@@ -66,15 +66,7 @@ def _run(arguments: argparse.Namespace) -> int:
             return console.NAMED_VERDICT
     _, _, *lines = terminal.details(outcomes)  # below the name of the test, which is ours
     of_test = textwrap.indent(test, "    ").splitlines()
-    console.say(
-        [
-            shlex.join(program),
-            *lines,
-            "A test that does the same, in tests/perf/test_train.py or the like:",
-            "",
-            *of_test,
-        ]
-    )
+    console.say([shlex.join(program), *lines, "A test that does the same, say tests/perf/test_train.py:", "", *of_test])
     return console.OK
 
 

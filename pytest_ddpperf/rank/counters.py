@@ -104,6 +104,11 @@ class _Dispatched(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.copies["h2d.bytes"] += _bytes([source]) * (is_to and not is_from)
 
 
+def _groups() -> dict[Any, str]:
+    """Return the names of all process groups."""
+    return dict(dist.distributed_c10d._world.pg_names)
+
+
 @contextmanager
 def _hooked(own: OwnGroup | None) -> Iterator[list[Operation] | None]:
     """Yield the operations that process groups issue within, but our `own`; None without hooks."""
@@ -114,8 +119,7 @@ def _hooked(own: OwnGroup | None) -> Iterator[list[Operation] | None]:
             come_out = kind in _BYTES_COME_OUT
             operations.append(_operation(kind, issued.output_tensors if come_out else issued.input_tensors))
 
-    names = dist.distributed_c10d._world.pg_names if HAS_HOOKS else {}
-    groups: list[Any] = [group for group, name in names.items() if own is None or name != own.name]
+    groups = [group for group, name in _groups().items() if HAS_HOOKS and (own is None or name != own.name)]
     for group in groups:
         group.register_pre_hook(_HOOK, note)
     try:
@@ -231,6 +235,7 @@ class Meter:
         before, compiled = recorded(own), count_compilations()
         if device.type != "cpu":
             torch.accelerator.reset_peak_memory_stats(device)
+        groups = _groups()
         self.begin()
         barrier()  # what a step of another's asks of this process is counted here, too
         figures: dict[str, Count] = {}
@@ -242,7 +247,7 @@ class Meter:
         barrier()  # a later step of another's must not be counted in this one
         more = self.close()
         barrier()  # nor before this one was
-        seen = hooked
+        seen = hooked if _groups() == groups else None  # a new one has no hook
         if hooked is None and before is not None and after is not None:
             seen = [operation for number, operation in after.items() if number not in before]
         modules = [m for m in gc.get_objects() if issubclass(type(m), nn.Module) and "_parameters" in vars(m)]

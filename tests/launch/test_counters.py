@@ -184,6 +184,12 @@ def test_what_the_sources_do_not_agree_on_is_unknown(bench: Bench) -> None:
     assert (counters["broadcast.count"], counters["gradient_bytes"]) == (0, (64 * 64 + 64) * FLOAT)
 
 
+@pytest.mark.skipif(not HAS_HOOKS, reason="process groups have no hooks")
+def test_what_a_group_sends_that_the_step_makes_is_unknown(bench: Bench) -> None:
+    counters = counted(bench, lambda ctx: lambda: dist.all_reduce(torch.ones(5), group=dist.new_group()))
+    assert (counters["all_reduce.count"], counters["all_reduce.bytes"]) == (None, None)
+
+
 def test_nothing_is_known_of_a_short_warm_up_and_of_no_model(bench: Bench) -> None:
     assert set(counted(bench, training(4), warmup=2).values()) == {None}
     counters = counted(bench, lambda ctx: lambda: dist.all_reduce(torch.ones(5)))
