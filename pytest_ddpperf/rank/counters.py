@@ -14,6 +14,7 @@ import pickle
 import re
 import resource
 import sys
+import threading
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -110,20 +111,24 @@ def _groups() -> dict[Any, str]:
 
 
 @contextmanager
-def _hooked(own: OwnGroup | None) -> Iterator[list[Operation] | None]:
-    """Yield the operations that process groups issue within, but our `own`; None without hooks."""
-    operations: list[Operation] = []
+def _hooked(own: OwnGroup | None) -> Iterator[tuple[list[Operation], list[Operation]]]:
+    """Yield the operations that process groups issue within, but our `own`: those of this thread and of torch's, and
+    all, with those of threads that may not end with the step."""
+    issued, seen, caller = list[Operation](), list[Operation](), threading.get_ident()
 
-    def note(issued: Any) -> None:
-        if kind := _kind(issued.name.name.lower()):
-            come_out = kind in _BYTES_COME_OUT
-            operations.append(_operation(kind, issued.output_tensors if come_out else issued.input_tensors))
+    def note(given: Any) -> None:
+        if kind := _kind(given.name.name.lower()):
+            operation = _operation(kind, given.output_tensors if kind in _BYTES_COME_OUT else given.input_tensors)
+            seen.append(operation)
+            # Python knows threads that it did not start by such names.
+            if threading.get_ident() == caller or threading.current_thread().name.startswith("Dummy-"):
+                issued.append(operation)
 
     groups = [group for group, name in _groups().items() if HAS_HOOKS and (own is None or name != own.name)]
     for group in groups:
         group.register_pre_hook(_HOOK, note)
     try:
-        yield operations if HAS_HOOKS else None
+        yield issued, seen
     finally:
         for group in groups:
             group.unregister_pre_hook(_HOOK)
@@ -247,13 +252,15 @@ class Meter:
         barrier()  # a later step of another's must not be counted in this one
         more = self.close()
         barrier()  # nor before this one was
-        seen = hooked if _groups() == groups else None  # a new one has no hook
-        if hooked is None and before is not None and after is not None:
+        issued, seen = hooked if HAS_HOOKS else (dispatched.operations, None)
+        if before is not None and after is not None and not HAS_HOOKS:
             seen = [operation for number, operation in after.items() if number not in before]
+        if replayed or (HAS_HOOKS and _groups() != groups):  # of graphs nothing is seen, and a new group has no hook
+            seen = None
         modules = [m for m in gc.get_objects() if issubclass(type(m), nn.Module) and "_parameters" in vars(m)]
         replicas = [module for module in modules if issubclass(type(module), DistributedDataParallel)]
         figures |= {
-            **_sent(dispatched.operations if hooked is None else hooked, None if replayed else seen, replicas),
+            **_sent(issued, seen, replicas),
             **_sizes(modules, replicas),
             "recompilations": count_compilations() - compiled,
             "graph_breaks": _dynamo("graph_break").total(),
