@@ -239,6 +239,7 @@ _TIMES_AND_IDS = re.compile(
     r"\b[IWEF]\d{4} \d\d:\d\d:\d\d(\.\d+)?( +\d+(?= ))?"  # glog: "W1124 22:01:02.123456 4321 file.cpp:12] "
     r"|(?<!\d)\d\d:\d\d:\d\d([.,]\d+)?( \[\d+\])?|(?<!\d)\d{4}-\d\d-\d\d(?!\d)"
     r"|\b0x[0-9a-fA-F]+|(?<![\d.])1[7-9]\d{8}(\.\d+)?(?!\d)"  # seconds of the epoch, from 2023 to 2033
+    r"|\d+%\|[^|\n]*\| \d+/\d+ \[[^]\n]*\]"  # tqdm's progress
     r"|\b(?i:pid)[ =:]*\d+|(?:(?m:^)|(?<=[A-Z] ))\[\d+\](?= )|(?<=\w)\[\d+\](?=: )"  # no lists, no shapes
 )
 

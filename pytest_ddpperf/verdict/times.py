@@ -193,10 +193,7 @@ def _compare(
     faster = stats.holm([difference.mirrored().p_value() for difference in found], level, weights)
     fastest = [_share(min(now) - fmean(map(min, sessions))) if drift is not None else None for now, sessions in pairs]
     return tuple(
-        replace(
-            _comparison(limit, fmean(now), difference, *evidence),
-            fastest=change,
-        )
+        replace(_comparison(limit, fmean(now), difference, *evidence), fastest=change)
         for limit, (now, _), difference, change, *evidence in zip(
             limits, pairs, found, fastest, slower, faster, strict=True
         )

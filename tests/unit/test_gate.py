@@ -50,6 +50,7 @@ def test_what_launches_wrote_the_same_is_shown_once(texts: list[str], shown: str
         ("t=1795557662.25", "t=1795557669"),
         ("python[4321]: pid 4321", "python[4399]: pid 4399"),
         ("PID=12", "PID=345"),
+        (" 34%|███▎      | 42/125 [00:05<00:08,  9.86it/s]", " 4%|▍| 5/125 [01:05<00:00, 1.2s/it]"),
         ("<Net at 0x7f00aa>", "<Net at 0x7F11bb00>"),
         ("W1124 22:01:02.123456 4321 file.cpp:12] slow", "W1125 01:01:02.654321 55 file.cpp:12] slow"),
         ("[W1124 22:01:02.123 socket.cpp:7] slow", "[W1124 23:59:59.999 socket.cpp:7] slow"),
