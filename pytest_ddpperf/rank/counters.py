@@ -105,11 +105,6 @@ class _Dispatched(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.copies["h2d.bytes"] += _bytes([source]) * (is_to and not is_from)
 
 
-def _groups() -> dict[Any, str]:
-    """Return the names of all process groups."""
-    return dict(dist.distributed_c10d._world.pg_names)
-
-
 @contextmanager
 def _hooked(own: OwnGroup | None) -> Iterator[tuple[list[Operation], list[Operation]]]:
     """Yield the operations that process groups issue within, but our `own`: those of this thread and of torch's, and
@@ -124,7 +119,8 @@ def _hooked(own: OwnGroup | None) -> Iterator[tuple[list[Operation], list[Operat
             if threading.get_ident() == caller or threading.current_thread().name.startswith("Dummy-"):
                 issued.append(operation)
 
-    groups = [group for group, name in _groups().items() if HAS_HOOKS and (own is None or name != own.name)]
+    names: Any = dist.distributed_c10d._world.pg_names if HAS_HOOKS else {}
+    groups = [group for group, name in names.items() if own is None or name != own.name]
     for group in groups:
         group.register_pre_hook(_HOOK, note)
     try:
@@ -240,7 +236,6 @@ class Meter:
         before, compiled = recorded(own), count_compilations()
         if device.type != "cpu":
             torch.accelerator.reset_peak_memory_stats(device)
-        groups = _groups()
         self.begin()
         barrier()  # what a step of another's asks of this process is counted here, too
         figures: dict[str, Count] = {}
@@ -255,7 +250,8 @@ class Meter:
         issued, seen = hooked if HAS_HOOKS else (dispatched.operations, None)
         if before is not None and after is not None and not HAS_HOOKS:
             seen = [operation for number, operation in after.items() if number not in before]
-        if replayed or (HAS_HOOKS and _groups() != groups):  # of graphs nothing is seen, and a new group has no hook
+        # Of graphs nothing is seen, and groups that the step makes have no hooks.
+        if replayed or (HAS_HOOKS and _amounts(dispatched.operations) - _amounts(seen or ())):
             seen = None
         modules = [m for m in gc.get_objects() if issubclass(type(m), nn.Module) and "_parameters" in vars(m)]
         replicas = [module for module in modules if issubclass(type(module), DistributedDataParallel)]
@@ -310,7 +306,7 @@ def _amounts(operations: Iterable[Operation]) -> Counter[tuple[str, str]]:
     for each in operations:
         if each.kind in _REDUCING:
             amounts["all_reduce", str(each.dtype)] += each.elements
-        elif each.kind not in POINT_TO_POINT:
+        elif HAS_HOOKS or each.kind not in POINT_TO_POINT:  # which Gloo's recorder does not have
             amounts[each.kind, ""] += 1
     return amounts
 

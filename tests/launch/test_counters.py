@@ -4,6 +4,7 @@ Parallel & RPC Model Parallel", and what the counters do not know."""
 from __future__ import annotations
 
 import itertools
+import threading
 from dataclasses import replace
 from typing import Any
 
@@ -186,8 +187,29 @@ def test_what_the_sources_do_not_agree_on_is_unknown(bench: Bench) -> None:
 
 @pytest.mark.skipif(not HAS_HOOKS, reason="process groups have no hooks")
 def test_what_a_group_sends_that_the_step_makes_is_unknown(bench: Bench) -> None:
-    counters = counted(bench, lambda ctx: lambda: dist.all_reduce(torch.ones(5), group=dist.new_group()))
+    def step() -> None:
+        dist.all_reduce(torch.ones(5), group=(group := dist.new_group()))
+        dist.destroy_process_group(group)
+
+    counters = counted(bench, lambda ctx: step)
     assert (counters["all_reduce.count"], counters["all_reduce.bytes"]) == (None, None)
+
+
+@pytest.mark.skipif(not HAS_HOOKS, reason="process groups have no hooks")
+def test_what_a_thread_of_the_step_sends_to_another_rank_is_unknown(bench: Bench) -> None:
+    def setup(ctx: Any) -> Any:
+        def send() -> None:
+            dist.send(torch.ones(5), 1) if ctx.rank == 0 else dist.recv(torch.ones(5), 0)
+
+        def step() -> None:
+            thread = threading.Thread(target=send)
+            thread.start()
+            thread.join()
+
+        return step
+
+    counters = counted(bench, setup)
+    assert (counters["send.count"], counters["recv.count"]) == (None, None)
 
 
 def test_nothing_is_known_of_a_short_warm_up_and_of_no_model(bench: Bench) -> None:
