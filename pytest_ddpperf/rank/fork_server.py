@@ -97,7 +97,7 @@ def _import(preload: Sequence[str]) -> str | None:
     return None
 
 
-_CUDA_ERROR_NOT_INITIALIZED = 3
+_CUDA_SUCCESS = 0  # what a driver that is not initialised, or not a real one, does not return
 
 
 def _is_cuda_initialised() -> bool:
@@ -106,7 +106,7 @@ def _is_cuda_initialised() -> bool:
         driver = ctypes.CDLL("libcuda.so.1")
     except OSError:
         return "torch" in sys.modules and bool(sys.modules["torch"].cuda.is_initialized())  # ROCm
-    return bool(driver.cuDeviceGetCount(ctypes.byref(ctypes.c_int())) != _CUDA_ERROR_NOT_INITIALIZED)
+    return bool(driver.cuDeviceGetCount(ctypes.byref(ctypes.c_int())) == _CUDA_SUCCESS)
 
 
 class _Server:
