@@ -9,7 +9,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from statistics import median
 from typing import Any
@@ -315,7 +315,7 @@ class WarmUp:
     unsettled: str  # what its last step still changed, in words
     counters: Mapping[str, int | None]  # of a step; nothing is known of less than three
     sent: Sequence[int] = ()  # as `Window` has it
-    losses: Sequence[Any] = ()  # of the steps beyond those asked, None where one recorded none
+    losses: list[Any] = field(default_factory=list)  # of the steps beyond those asked, None where one recorded none
     step_ns: int = 0  # the shortest of its last steps, with what it left the device to do
 
 
@@ -375,6 +375,7 @@ def _warm_up_freely(step: Step, warmed: WarmUp, ctx: Context, own: OwnGroup) -> 
     slowest = max(*own.maximum([warmed.step_ns]), 1) / 1e9
     for _ in range(max(TELLING, math.ceil(_FREELY_SECONDS / slowest))):
         context.read_returned(step(), ctx.record)
+        warmed.losses.append(ctx.figures.get("loss"))
         ctx.figures.clear()
     torch.accelerator.synchronize()
 
