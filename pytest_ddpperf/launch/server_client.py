@@ -113,7 +113,7 @@ def recorded(environ: Mapping[str, str]) -> dict[str, Scalar]:
 
 def read_by(processes: Iterable[Mapping[str, str]]) -> dict[str, Scalar]:
     """Return the digests of the variables that processes read, as "read:NAME"; without those that are recorded with
-    their value, and those that differ by process or run, or where CI runs what was recorded elsewhere."""
+    their value, those that differ by process or run, and CI, which is often not set where a baseline is saved."""
     merged: dict[str, str] = {}
     for read in processes:
         merged = {**read, **merged}
