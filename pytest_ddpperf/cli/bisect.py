@@ -375,7 +375,9 @@ def _set_back(arguments: argparse.Namespace, runs: Runs, name: str, before: str)
     """Return the option that compares with the fact as it was; raises NotMeasured."""
     if name.startswith(_VARIABLE):
         variable = name.removeprefix(_VARIABLE)
-        return f"--ddp-against-env={variable}={before}" if before else f"--ddp-against-env={variable}"
+        if not before:
+            raise NotMeasured("it was not set: unset it, and run the test again")
+        return f"--ddp-against-env={variable}={before}"
     if arguments.build is None:
         raise NotMeasured("--build makes an environment with it")
     venv = runs.folder / f"{name}-{before}"
