@@ -134,8 +134,8 @@ def difference(looks: Sequence[Compared], metric: str) -> Difference:
 
 
 def compare(runs: Runs, *asked: str, label: str | None = None, again: int = 0) -> Compared:
-    """Compare as options ask, the measurement with this label or the most different one. Raises NotMeasured, and
-    UsageError."""
+    """Compare as options ask, the measurement with this label, or the one that differs most: of those that regressed,
+    if any did. Raises NotMeasured, and UsageError."""
     report = runs.run(*asked, again=again)
     outcomes = [each for each in report.outcomes if label in (None, each.test.label)]
     if report.run.problem:
@@ -150,7 +150,7 @@ def compare(runs: Runs, *asked: str, label: str | None = None, again: int = 0) -
     for outcome in outcomes:
         if outcome.verdict is None or not outcome.verdict.comparisons:
             raise NotMeasured(_why_not(outcome))
-    found = [*map(Compared, outcomes)]
+    found = [*map(Compared, [each for each in outcomes if each.verdict == "REGRESSED"] or outcomes)]
     return max(found, key=lambda each: max(difference([each], metric).estimate for metric in each.logs))
 
 

@@ -18,7 +18,7 @@ from pytest_ddpperf.history.entries import BisectedChange, read_changes
 from pytest_ddpperf.records import codec
 from pytest_ddpperf.records.errors import NOTHING_DIFFERS
 from pytest_ddpperf.records.outcome import Outcome
-from pytest_ddpperf.records.samples import Baseline, Distribution, Recording, TestId, Verdict
+from pytest_ddpperf.records.samples import Baseline, Distribution, Recording, Status, TestId, Verdict
 from pytest_ddpperf.report import json_report
 from tests.git import git
 from tests.reports import RUN, Drawn, in_turns, measurement, outcome
@@ -293,6 +293,20 @@ def test_the_ends_must_be_measured(project: Project, bisect: Call) -> None:
     assert "the ends cannot be compared: --ddp-against-setup: 'make' exited with status 2" in err
     bisect("--good", bad)
     assert len(project.asked) == 2  # what stood in the way may be gone
+
+
+def test_of_several_measurements_one_that_regressed_is_searched_for(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slower = in_turns("a", Drawn(seed=1, step=0.022), Drawn(seed=2))
+    noisy = in_turns("a", Drawn(seed=3, step=0.03), Drawn(seed=4))
+    assert noisy.verdict is not None
+    noisy = replace(noisy, verdict=replace(noisy.verdict, status=Status.INCONCLUSIVE))
+    monkeypatch.setattr(project, "_outcomes", lambda options: ([noisy, slower], ""))
+    project.commit(20.0)
+    found = comparisons.compare(comparisons.Runs(TEST, ()), "--ddp-against=x").outcome
+    assert found is not None
+    assert found.verdict == "REGRESSED"
 
 
 def test_looks_at_a_commit_count_together_without_the_pairs_that_differ_most() -> None:
