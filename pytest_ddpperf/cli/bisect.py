@@ -12,7 +12,7 @@ import shlex
 import signal
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,13 +21,16 @@ from typing import Any
 from pytest_ddpperf import __version__, git
 from pytest_ddpperf.baseline import Store
 from pytest_ddpperf.cli import console
-from pytest_ddpperf.cli.comparisons import Compared, NotMeasured, Runs, compare, difference
+from pytest_ddpperf.cli.comparisons import Compared, NotMeasured, Runs, compare, difference, key_of, largest
 from pytest_ddpperf.history import bisection, entries
 from pytest_ddpperf.history.bisection import Bisection, rise
 from pytest_ddpperf.records import codec
 from pytest_ddpperf.records.errors import GitError
+from pytest_ddpperf.records.outcome import Outcome
+from pytest_ddpperf.records.plan import Limit
 from pytest_ddpperf.records.samples import Comparison, Recording, Scalar, Status
 from pytest_ddpperf.report import text
+from pytest_ddpperf.verdict.stats import Difference, steps_needed
 from pytest_ddpperf.verdict.times import bound
 
 _SCHEMA = 1
@@ -37,7 +40,8 @@ them, each interleaved with the working tree, whose tests all have. Options for 
 """
 # Looks at a commit take so many pairs of launches each, until all together decide.
 _LAUNCHES = (8, 8, 16)
-_WINDOW = ("--ddp-min-time=0.5", "--ddp-steps=10")  # so that even long steps take seconds, not minutes
+_WINDOW_SECONDS = 0.5
+_STEPS = 10  # at least, so that even long steps take seconds, not minutes
 _NO_LIMIT = "1000%"  # so that a comparison takes as many launches as are asked, whatever they show
 
 
@@ -143,65 +147,70 @@ class CommitSearch:
             raise console.UsageError(f"there is nothing between {good[:12]} and {self._named(-1)}")
         # Whether the slow end is the working tree, with which all are compared.
         self._ends_here = self._commits[-1] == "" or (bad == head and not is_changed)
-        self._first, self.metric = Compared(None), ""
+        self._first = self._last = Compared()
+        self._slower: tuple[Outcome, Limit]  # the measurement, and what of it, that is searched for
+        self._metric = ""
 
     def compare_ends(self) -> Bisection | None:
         """Compare both ends; None if the test did not become slower beyond its limit. Raises UsageError."""
         progress("1: comparing the ends")
         try:
             self._first = compare(self._runs, f"--ddp-against={self._commits[0]}")
-            last = Compared(None)
             if not self._ends_here:
                 progress("2: comparing the ends")
-                last = compare(self._runs, f"--ddp-against={self._commits[-1]}", label=self._label)
+                self._last = compare(self._runs, f"--ddp-against={self._commits[-1]}")
         except NotMeasured as why:
             console.warn(self._runs.output())
             raise console.UsageError(f"the ends cannot be compared: {why}") from None
-        outcome = self._first.outcome
-        if outcome is None or outcome.verdict is None:
-            return None
-        if self._ends_here and outcome.verdict.status is not Status.REGRESSED:
-            return None
-        slower: dict[str, tuple[float, Bisection]] = {}
-        for each in outcome.verdict.comparisons:
-            metric = each.limit.metric
-            if last.outcome is not None and metric not in last.logs:
-                continue
-            ends = {0: difference([self._first], metric), len(self._commits) - 1: difference([last], metric)}
-            found = Bisection(last=len(self._commits) - 1, measured=ends)
-            whole = found.whole
-            if whole.estimate > max(bound(each.limit, math.log(each.baseline_seconds)), whole.reach(each.level)):
-                slower[metric] = whole.p_value(), found
+        slower: list[tuple[float, Outcome, Limit, Bisection]] = []
+        for outcome, each, found in self._rises():
+            is_evident = not self._ends_here or outcome.verdict == "REGRESSED"
+            least = max(bound(each.limit, math.log(each.baseline_seconds)), found.whole.reach(each.level))
+            if is_evident and found.whole.estimate > least:
+                slower.append((found.whole.p_value(), outcome, each.limit, found))
         if not slower:
             return None
-        self.metric = min(slower, key=lambda metric: slower[metric][0])
-        return slower[self.metric][1]
+        _, outcome, limit, found = min(slower, key=lambda each: each[0])
+        self._slower, (_, self._metric) = (outcome, limit), key_of(outcome, limit)
+        return found
 
-    @property
-    def _label(self) -> str | None:
-        return self._first.outcome.test.label if self._first.outcome is not None else None
+    def _rises(self) -> Iterator[tuple[Outcome, Comparison, Bisection]]:
+        """Yield what was compared in each measurement, with its rise between the ends."""
+        last = len(self._commits) - 1
+        for outcome in self._first.outcomes or self._last.outcomes:
+            for each in outcome.verdict.comparisons if outcome.verdict is not None else ():
+                with suppress(NotMeasured):
+                    key = key_of(outcome, each.limit)
+                    measured = {0: difference([self._first], key), last: difference([self._last], key)}
+                    yield outcome, each, Bisection(last=last, measured=measured)
 
     def split(self, found: Bisection) -> None:
         """Measure commits until each gap is as small as it can be; raises UsageError."""
+        key = key_of(*self._slower)
         while (place := found.next()) is not None:
             looks: list[Compared] = []
             for launches in _LAUNCHES:
                 self._say_where(found)
                 try:
                     looks.append(self._look(place, launches, again=len(looks)))
-                    by_all = difference(looks, self.metric)
+                    by_all = difference(looks, key)
                 except NotMeasured as why:
                     found.skipped[place] = str(why)
                     break
-                if found.decide(place, by_all, finally_=launches == _LAUNCHES[-1]):
+                if found.decide(place, by_all, is_last=launches == _LAUNCHES[-1]):
                     break
             else:
                 found.skipped[place] = f"{sum(_LAUNCHES)} launches did not decide it"
 
     def _look(self, place: int, launches: int, again: int) -> Compared:
-        taken = f"--ddp-launches={launches}", f"--ddp-max-launches={2 * launches}", *_WINDOW
-        asked = (*taken, f"--ddp-threshold={self.metric}:{_NO_LIMIT}", f"--ddp-against={self._commits[place]}")
-        return compare(self._runs, *asked, label=self._label, again=again)
+        outcome, limit = self._slower
+        steps = max(_STEPS, math.ceil(steps_needed(limit.percentile) / launches))
+        asked = (
+            *(f"--ddp-launches={launches}", f"--ddp-max-launches={2 * max(launches, outcome.launches)}"),
+            *(f"--ddp-min-time={_WINDOW_SECONDS}", f"--ddp-steps={steps}"),
+            *(f"--ddp-threshold={self._metric}:{_NO_LIMIT}", f"--ddp-against={self._commits[place]}"),
+        )
+        return compare(self._runs, *asked, again=again)
 
     def _say_where(self, found: Bisection) -> None:
         done = self._runs.taken + self._runs.kept
@@ -216,21 +225,25 @@ class CommitSearch:
     def not_slower(self) -> Answer:
         """Return why there is nothing to look for."""
         between = f"from {self._named(0)} to {self._named(-1)}"
-        outcome = self._first.outcome
-        if outcome is None or outcome.verdict is None:
+        slow, rises = f"{self._test} did not become slower beyond its limit {between}", [*self._rises()]
+        if not rises:
             why = [f"{self._test}: nothing to look for {between}", self._first.same]
+        elif not self._ends_here:
+            found = [f"{each.limit.metric} {_interval(one.whole, each.level)}" for _, each, one in rises]
+            why = [slow, text.some(found)]
         else:
-            verdict = outcome.verdict
-            counters = [each for each in verdict.counters if each.status is Status.REGRESSED]
+            outcome = self._first.slowest()
+            assert outcome.verdict is not None
+            counters = [each for each in outcome.verdict.counters if each.status is Status.REGRESSED]
             rose = [f"{each.limit.metric} {each.baseline:,} -> {each.now:,}" for each in counters]
-            figures = ", ".join([*map(_change, verdict.comparisons), *rose])
+            figures = ", ".join([*map(_change, outcome.verdict.comparisons), *rose])
             only = "; times did not rise beyond a limit, but counters did" if counters else ""
-            why = [f"{self._test} did not become slower beyond its limit {between}{only}", f"{verdict}: {figures}"]
+            why = [f"{slow}{only}", f"{outcome.verdict}: {figures}"]
         return Answer(found=False, lines=why, data={**self._ends, "commits": [], "found": []})
 
     @property
     def _ends(self) -> dict[str, Any]:
-        return {"good": self._commits[0], "bad": self._commits[-1], "metric": self.metric}
+        return {"good": self._commits[0], "bad": self._commits[-1], "metric": self._metric}
 
     def answer(self, found: Bisection) -> Answer:
         """Return what the search found; raises GitError and FileError."""
@@ -247,16 +260,18 @@ class CommitSearch:
                 commits.append({**row, "skipped": found.skipped[place]})
                 shown = f"not measured: {found.skipped[place]}"
             rows.append((self._named(place), row["date"], shown, text.shortened(row["subject"], 60)))
-        whole = text.interval(bisection.interval(found.whole, level))
-        lines = [f"{self._test}: {self.metric} {whole} from {self._named(0)} to {self._named(-1)}", ""]
+        whole = f"{self._metric} {_interval(found.whole, level)}"
+        lines = [f"{self._test}: {whole} from {self._named(0)} to {self._named(-1)}", ""]
         lines += [*text.aligned(rows, left=(2,)), ""]
         gaps = [self._gap(found, gap) for gap in found.gaps()]
         for words, _ in gaps:
             lines += words
         left = 1 - sum(each["share"] for _, each in gaps)
-        if left >= bisection.LEAST_PART:
+        if not gaps:
+            lines.append("this difference is not evident enough for a search: try again on a quieter machine")
+        elif left >= bisection.LEAST_PART:
             lines.append(f"the other {text.amount(left)} of it are smaller changes, or noise")
-        evidence = self._first.outcome.evidence if self._first.outcome is not None else ()
+        evidence = self._slower[0].evidence if self._first.outcomes else ()
         lines += [f"the working tree, compared with {self._named(0)}: {'; '.join(evidence)}"] * bool(evidence)
         cost = f"{self._runs.taken + self._runs.kept} comparisons, {self._runs.seconds / 60:.1f} min"
         lines.append(f"a wrong commit is named in at most {text.amount(bisection.ERROR_RATE)} of searches; {cost}")
@@ -276,12 +291,16 @@ class CommitSearch:
         elif not is_one:
             lines.append(f"  {text.several(gap.after - gap.before - 1, 'commit')} between could not be measured")
         lines.append(f"  changes {text.some(files)}")
-        if self._history is not None and is_one and after and self._first.outcome is not None:
-            test, (good, *_, bad) = replace(self._first.outcome.test, label=""), self._commits
+        if self._history is not None and is_one and after:
+            test, (good, *_, bad) = replace(self._slower[0].test, label=""), self._commits
             record = entries.BisectedChange(test=test, good=good, bad=bad, commit=after, subject=row["subject"])
             lines.append(f"  added to the history: {entries.add_change(self._history, record)}")
         fields = {"before": before, "change": codec.encode(change), "share": part, "files": files}
         return lines, {**row, **fields, "split": is_one}
+
+
+def _interval(rise: Difference, level: float) -> str:
+    return text.interval(bisection.interval(rise, level))
 
 
 def _change(comparison: Comparison) -> str:
@@ -336,11 +355,11 @@ def _of_facts(arguments: argparse.Namespace, runs: Runs) -> Answer:
     for number, (name, before, now) in enumerate(facts, 1):
         progress(f"{number} of {len(facts)}: {name}")
         try:
-            outcome = compare(runs, _set_back(arguments, runs, name, before)).outcome
-            if outcome is None or outcome.verdict is None:
+            compared = compare(runs, _set_back(arguments, runs, name, before))
+            if not compared.outcomes:
                 raise NotMeasured("nothing differs")
-            comparison = max(outcome.verdict.comparisons, key=lambda each: each.change.estimate)
-            cells = _change(comparison), str(outcome.verdict)
+            outcome = compared.slowest()
+            cells = _change(largest(outcome)), str(outcome.verdict)
         except NotMeasured as why:
             cells = "-", f"not measured: {why}"
         rows.append((name.removeprefix(_VARIABLE), f"{before or 'unset'} -> {now or 'unset'}", *cells))

@@ -20,6 +20,8 @@ from pytest_ddpperf.cli import console
 from pytest_ddpperf.history.bisection import SAME
 from pytest_ddpperf.records.errors import NOTHING_DIFFERS
 from pytest_ddpperf.records.outcome import Outcome
+from pytest_ddpperf.records.plan import Limit
+from pytest_ddpperf.records.samples import Comparison
 from pytest_ddpperf.report import json_report, sentences, text
 from pytest_ddpperf.verdict import times
 from pytest_ddpperf.verdict.stats import Difference, paired
@@ -96,62 +98,70 @@ def _digest(*words: str) -> str:
     return hashlib.sha256("\0".join(words).encode()).hexdigest()[:16]
 
 
+Key = tuple[str, str]  # the label of a measurement, and a metric
+
+
 @dataclass(frozen=True)
 class Compared:
     """The working tree compared with another version."""
 
-    outcome: Outcome | None  # None if they are the same
+    outcomes: Sequence[Outcome] = ()  # of the measurements; () if both versions are the same
     same: str = ""  # what is the same, in pytest's words
 
     @cached_property
-    def logs(self) -> dict[str, tuple[list[float], list[float]]]:
-        """By metric, the logarithms of the working tree's launches and of the other version's, in pairs."""
-        if self.outcome is None:
-            return {}
-        verdict, side = self.outcome.verdict, self.outcome.baseline_side
-        assert verdict is not None
-        assert side is not None
-        assert side.measurement is not None
-        now, other = times.alike([self.outcome.measured, side.measurement], first_node=verdict.first_node)
+    def logs(self) -> dict[Key, tuple[list[float], list[float]]]:
+        """The logarithms of the working tree's launches and of the other version's, in pairs."""
         found = {}
-        for limit in (each.limit for each in verdict.comparisons):
-            pairs = times.logs(limit, now), times.logs(limit, other)
-            if side.stretches and times.is_middle(limit):
-                pairs = pairs[0], times.in_stretches(limit, *pairs, now, other, side.stretches)
-            found[limit.metric] = pairs
+        for outcome in self.outcomes:
+            verdict, side = outcome.verdict, outcome.baseline_side
+            if verdict is not None and side is not None and side.measurement is not None:
+                for limit, now, other in times.paired_logs(verdict, outcome.measured, side.measurement, side.stretches):
+                    found[key_of(outcome, limit)] = now, other
         return found
 
+    def slowest(self) -> Outcome:
+        """Return the measurement that differs most: of those that regressed, if any did."""
+        return max(self.outcomes, key=lambda each: (each.verdict == "REGRESSED", largest(each).change.estimate))
 
-def difference(looks: Sequence[Compared], metric: str) -> Difference:
+
+def key_of(outcome: Outcome, limit: Limit) -> Key:
+    """Return what a limit is on. A bandwidth is one on the time at p50."""
+    return outcome.test.label, "p50" if limit.is_bandwidth else limit.metric
+
+
+def largest(outcome: Outcome) -> Comparison:
+    """Return the comparison with the largest change."""
+    assert outcome.verdict is not None
+    return max(outcome.verdict.comparisons, key=lambda each: each.change.estimate)
+
+
+def difference(looks: Sequence[Compared], key: Key) -> Difference:
     """Return how much longer the working tree takes than a version, as a logarithm, by all looks at it. The pairs that
     differ most have no part in it: a busy machine may slow down one launch of a pair. Raises NotMeasured."""
-    if looks[-1].outcome is None:
+    if not looks[-1].outcomes:
         return SAME
-    if not all(metric in look.logs for look in looks):
-        raise NotMeasured(f"{metric} was not compared")
-    now, other = ([each for look in looks for each in look.logs[metric][side]] for side in (0, 1))
+    if not all(key in look.logs for look in looks):
+        raise NotMeasured(f"{key[1]} was not compared")
+    now, other = ([each for look in looks for each in look.logs[key][side]] for side in (0, 1))
     return paired(now, other, trim=times.TRIM)
 
 
-def compare(runs: Runs, *asked: str, label: str | None = None, again: int = 0) -> Compared:
-    """Compare as options ask, the measurement with this label, or the one that differs most: of those that regressed,
-    if any did. Raises NotMeasured, and UsageError."""
+def compare(runs: Runs, *asked: str, again: int = 0) -> Compared:
+    """Compare as options ask. Measurements without a comparison are left out. Raises NotMeasured, and UsageError."""
     report = runs.run(*asked, again=again)
-    outcomes = [each for each in report.outcomes if label in (None, each.test.label)]
     if report.run.problem:
         if NOTHING_DIFFERS in report.run.problem:
-            return Compared(None, report.run.problem)
+            return Compared(same=report.run.problem)
         raise NotMeasured(report.run.problem)
-    if not outcomes:
+    if not report.outcomes:
         raise NotMeasured("the test measured nothing: it failed, or was skipped")
-    if len({each.nodeid for each in outcomes}) > 1:
-        named = text.some([each.nodeid for each in outcomes])
+    if len({each.nodeid for each in report.outcomes}) > 1:
+        named = text.some([each.nodeid for each in report.outcomes])
         raise console.UsageError(f"several tests: name one of them: {named}")
-    for outcome in outcomes:
-        if outcome.verdict is None or not outcome.verdict.comparisons:
-            raise NotMeasured(_why_not(outcome))
-    found = [*map(Compared, [each for each in outcomes if each.verdict == "REGRESSED"] or outcomes)]
-    return max(found, key=lambda each: max(difference([each], metric).estimate for metric in each.logs))
+    compared = [each for each in report.outcomes if each.verdict is not None and each.verdict.comparisons]
+    if not compared:
+        raise NotMeasured(_why_not(report.outcomes[0]))
+    return Compared(compared)
 
 
 def _why_not(outcome: Outcome) -> str:

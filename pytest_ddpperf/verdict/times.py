@@ -211,14 +211,12 @@ def _differences(
     found = []
     here, hosts = host(current), [host(session) for session in baseline]
     for limit in limits:
-        now, sessions = logs(limit, current), [logs(limit, session) for session in baseline]
         if drift is not None:
-            found.append(_across(now, sessions, here, hosts, drift))
-        elif is_middle(limit) and any(len(own) > 1 for own in stretches):
-            shown = in_stretches(limit, now, sessions[0], current, baseline[0], stretches)
-            found.append(stats.paired(now, shown, trim=TRIM))
+            sessions = [logs(limit, session) for session in baseline]
+            found.append(_across(logs(limit, current), sessions, here, hosts, drift))
         else:
-            found.append(stats.paired(now, sessions[0]))
+            trim = TRIM if is_middle(limit) and _took_turns(stretches) else 0.0
+            found.append(stats.paired(*_paired(limit, current, baseline[0], stretches), trim=trim))
     return found
 
 
@@ -234,6 +232,29 @@ def differences_of(
     limits = [comparison.limit for comparison in verdict.comparisons]
     current, *baseline = alike([current, *baseline], first_node=verdict.first_node)
     return _differences(limits, current, baseline, None if interleaved else ASSUMED_DRIFT, stretches)
+
+
+def paired_logs(
+    verdict: Verdict, current: Measurement, other: Measurement, stretches: Sequence[Sequence[int]]
+) -> Iterator[tuple[Limit, list[float], list[float]]]:
+    """Yield the logarithms behind each comparison of interleaved launches, in pairs."""
+    current, other = alike([current, other], first_node=verdict.first_node)
+    for limit in (comparison.limit for comparison in verdict.comparisons):
+        yield limit, *_paired(limit, current, other, stretches)
+
+
+def _paired(
+    limit: Limit, current: Measurement, other: Measurement, stretches: Sequence[Sequence[int]]
+) -> tuple[list[float], list[float]]:
+    now, base = logs(limit, current), logs(limit, other)
+    if is_middle(limit) and _took_turns(stretches):
+        base = in_stretches(limit, now, base, current, other, stretches)
+    return now, base
+
+
+def _took_turns(stretches: Sequence[Sequence[int]]) -> bool:
+    """Whether both sides took turns within launches."""
+    return any(len(own) > 1 for own in stretches)
 
 
 def _across(

@@ -304,25 +304,24 @@ def test_of_several_measurements_one_that_regressed_is_searched_for(
     noisy = replace(noisy, verdict=replace(noisy.verdict, status=Status.INCONCLUSIVE))
     monkeypatch.setattr(project, "_outcomes", lambda options: ([noisy, slower], ""))
     project.commit(20.0)
-    found = comparisons.compare(comparisons.Runs(TEST, ()), "--ddp-against=x").outcome
-    assert found is not None
-    assert found.verdict == "REGRESSED"
+    compared = comparisons.compare(comparisons.Runs(TEST, ()), "--ddp-against=x")
+    assert compared.slowest().verdict == "REGRESSED"
 
 
 def test_looks_at_a_commit_count_together_without_the_pairs_that_differ_most() -> None:
     slower, disturbed = (
-        comparisons.Compared(in_turns("a", Drawn(seed=seed, step=step, launches=8), Drawn(seed=9, launches=8)))
+        comparisons.Compared([in_turns("a", Drawn(seed=seed, step=step, launches=8), Drawn(seed=9, launches=8))])
         for seed, step in ((1, 0.022), (2, 0.022))
     )
-    slower.logs["p10"][0][3] += 1.0  # one launch was 2.7 times as slow
-    one = comparisons.difference([slower], "p10")
-    both = comparisons.difference([slower, disturbed], "p10")
+    slower.logs["", "p10"][0][3] += 1.0  # one launch was 2.7 times as slow
+    one = comparisons.difference([slower], ("", "p10"))
+    both = comparisons.difference([slower, disturbed], ("", "p10"))
     assert one.estimate == pytest.approx(0.1, abs=0.02)
     assert both.estimate == pytest.approx(0.1, abs=0.02)
     assert (one.launches, both.launches) == (8, 16)
     assert both.error < one.error
     with pytest.raises(comparisons.NotMeasured, match="p99 was not compared"):
-        comparisons.difference([slower], "p99")
+        comparisons.difference([slower], ("", "p99"))
 
 
 # --- facts
