@@ -6,7 +6,6 @@ import platform
 import re
 import sys
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ import torch.distributed as dist
 
 from pytest_ddpperf.rank.context import Context
 from pytest_ddpperf.records.samples import Scalar
-from pytest_ddpperf.wire.boot import number_in, nvidia_smi, output_of
+from pytest_ddpperf.wire.boot import contents, number_in, nvidia_smi, output_of
 
 
 def of_rank(ctx: Context) -> dict[str, Scalar]:
@@ -158,10 +157,9 @@ def _cpu_model() -> str:
     if sys.platform == "darwin" and (brand := output_of("sysctl", "-n", "machdep.cpu.brand_string").strip()):
         return brand
     fields: dict[str, str] = {}
-    with suppress(OSError):
-        for line in _CPUINFO.read_text().splitlines():
-            name, _, value = line.partition(":")
-            fields.setdefault(name.strip(), value.strip())
+    for line in contents(_CPUINFO).splitlines():
+        name, _, value = line.partition(":")
+        fields.setdefault(name.strip(), value.strip())
     # Linux on Arm has numbers of the core's maker, and no name.
     arm = [fields[name] for name in ("CPU implementer", "CPU variant", "CPU part") if name in fields]
     known = " ".join([platform.machine(), *arm]) if arm else platform.processor() or platform.machine()

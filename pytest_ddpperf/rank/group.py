@@ -209,10 +209,7 @@ def _pin_near(device: torch.device) -> None:
     """Pin this process, and the threads it will start, to the cores of the device's NUMA node (Linux, CUDA)."""
     if device.type != "cuda" or not hasattr(os, "sched_setaffinity"):
         return
-    try:
-        text = Path(f"/sys/bus/pci/devices/{pci_address(device.index)}/local_cpulist").read_text()
-    except OSError:
-        return  # a virtual machine may not have it
-    near = set(boot.kernel_numbers(text)) & os.sched_getaffinity(0)
+    listed = boot.contents(Path(f"/sys/bus/pci/devices/{pci_address(device.index)}/local_cpulist"))
+    near = set(boot.kernel_numbers(listed)) & os.sched_getaffinity(0)  # a virtual machine may not have the list
     if near:
         os.sched_setaffinity(0, near)

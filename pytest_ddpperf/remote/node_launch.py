@@ -66,12 +66,14 @@ class Parts(RemoteRanks):
         }
 
     def begin(self) -> None:
-        order = Order(OrderKind.TAKE_SHARE, plan=self._plan, store=self._store)
         for member in self._members:
             part = _Part(member, Offset(at_ns=0, ns=0, half_width_ns=math.inf))
             self._parts.append(part)
             with self._watched(part):
                 part.before = member.line.offset()
+        self._send(Order(OrderKind.TAKE_SHARE, plan=self._plan, store=self._store))
+
+    def _send(self, order: Order) -> None:
         for part in self._parts:
             with self._watched(part):
                 if not part.over:
@@ -155,10 +157,7 @@ class Parts(RemoteRanks):
         if self._reported:
             return
         self._reported = True
-        for part in self._parts:
-            with self._watched(part):
-                if not part.over:
-                    part.member.line.send(order)
+        self._send(order)
 
     def await_end(self) -> None:
         until = time.monotonic() + _END_SECONDS
