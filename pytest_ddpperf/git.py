@@ -134,9 +134,13 @@ def top_level(path: Path) -> Path:
 
 def commit_named(path: Path, ref: str, *, offline: bool = False) -> str:
     """The hash of the commit that a ref names; raises GitError."""
-    if ref.startswith("-"):
-        raise GitError("")  # older versions of git have no other way to tell it from an option
-    return git(path, "rev-parse", "--verify", "--quiet", f"{ref}^{{commit}}", offline=offline).strip()
+    reported = ""
+    if not ref.startswith("-"):  # which older versions of git take for an option
+        try:
+            return git(path, "rev-parse", "--verify", "--quiet", f"{ref}^{{commit}}", offline=offline).strip()
+        except GitError as error:
+            reported = f" ({error})" if str(error) else ""
+    raise GitError(f"{ref!r} is no commit of {path}{reported}")
 
 
 def tree_of(top: Path, without: Path, commit: str = "") -> str:

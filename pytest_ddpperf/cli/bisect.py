@@ -9,6 +9,7 @@ import argparse
 import math
 import os
 import shlex
+import shutil
 import signal
 import sys
 import time
@@ -23,15 +24,12 @@ from pytest_ddpperf.baseline import Store
 from pytest_ddpperf.cli import console
 from pytest_ddpperf.cli.comparisons import Compared, NotMeasured, Runs, compare, difference, key_of, largest
 from pytest_ddpperf.history import bisection, entries
-from pytest_ddpperf.history.bisection import Bisection, rise
 from pytest_ddpperf.records import codec
-from pytest_ddpperf.records.errors import GitError
 from pytest_ddpperf.records.outcome import Outcome
 from pytest_ddpperf.records.plan import Limit
 from pytest_ddpperf.records.samples import Comparison, Recording, Scalar, Status
 from pytest_ddpperf.report import text
-from pytest_ddpperf.verdict.stats import Difference, steps_needed
-from pytest_ddpperf.verdict.times import bound
+from pytest_ddpperf.verdict import stats, times
 
 _SCHEMA = 1
 _ABOUT = """\
@@ -136,9 +134,9 @@ class CommitSearch:
     def __init__(self, arguments: argparse.Namespace, runs: Runs) -> None:
         """Raises GitError and UsageError."""
         self._runs, self._history, self._test = runs, arguments.history, arguments.test
-        top, head = runs.top, _commit(runs.top, "HEAD")
-        good = _commit(top, arguments.good or _fast_commit(arguments))
-        bad = head if arguments.bad is None else _commit(top, arguments.bad)
+        top, head = runs.top, git.commit_named(runs.top, "HEAD")
+        good = git.commit_named(top, arguments.good or _fast_commit(arguments))
+        bad = head if arguments.bad is None else git.commit_named(top, arguments.bad)
         is_changed = bool(git.changed_files(top, head))
         self._commits = [good, *git.first_parents(top, good, bad)]
         if arguments.bad is None and is_changed:
@@ -151,7 +149,7 @@ class CommitSearch:
         self._slower: tuple[Outcome, Limit]  # the measurement, and what of it, that is searched for
         self._metric = ""
 
-    def compare_ends(self) -> Bisection | None:
+    def compare_ends(self) -> bisection.Bisection | None:
         """Compare both ends; None if the test did not become slower beyond its limit. Raises UsageError."""
         progress("1: comparing the ends")
         try:
@@ -162,10 +160,10 @@ class CommitSearch:
         except NotMeasured as why:
             console.warn(self._runs.output())
             raise console.UsageError(f"the ends cannot be compared: {why}") from None
-        slower: list[tuple[float, Outcome, Limit, Bisection]] = []
+        slower: list[tuple[float, Outcome, Limit, bisection.Bisection]] = []
         for outcome, each, found in self._rises():
             is_evident = not self._ends_here or outcome.verdict == "REGRESSED"
-            least = max(bound(each.limit, math.log(each.baseline_seconds)), found.whole.reach(each.level))
+            least = max(times.bound(each.limit, math.log(each.baseline_seconds)), found.whole.reach(each.level))
             if is_evident and found.whole.estimate > least:
                 slower.append((found.whole.p_value(), outcome, each.limit, found))
         if not slower:
@@ -174,7 +172,7 @@ class CommitSearch:
         self._slower, (_, self._metric) = (outcome, limit), key_of(outcome, limit)
         return found
 
-    def _rises(self) -> Iterator[tuple[Outcome, Comparison, Bisection]]:
+    def _rises(self) -> Iterator[tuple[Outcome, Comparison, bisection.Bisection]]:
         """Yield what was compared in each measurement, with its rise between the ends."""
         last = len(self._commits) - 1
         for outcome in self._first.outcomes or self._last.outcomes:
@@ -182,9 +180,9 @@ class CommitSearch:
                 with suppress(NotMeasured):
                     key = key_of(outcome, each.limit)
                     measured = {0: difference([self._first], key), last: difference([self._last], key)}
-                    yield outcome, each, Bisection(last=last, measured=measured)
+                    yield outcome, each, bisection.Bisection(last=last, measured=measured)
 
-    def split(self, found: Bisection) -> None:
+    def split(self, found: bisection.Bisection) -> None:
         """Measure commits until each gap is as small as it can be; raises UsageError."""
         key = key_of(*self._slower)
         while (place := found.next()) is not None:
@@ -204,7 +202,7 @@ class CommitSearch:
 
     def _look(self, place: int, launches: int, again: int) -> Compared:
         outcome, limit = self._slower
-        steps = max(_STEPS, math.ceil(steps_needed(limit.percentile) / launches))
+        steps = max(_STEPS, math.ceil(stats.steps_needed(limit.percentile) / launches))
         asked = (
             *(f"--ddp-launches={launches}", f"--ddp-max-launches={2 * max(launches, outcome.launches)}"),
             *(f"--ddp-min-time={_WINDOW_SECONDS}", f"--ddp-steps={steps}"),
@@ -212,7 +210,7 @@ class CommitSearch:
         )
         return compare(self._runs, *asked, again=again)
 
-    def _say_where(self, found: Bisection) -> None:
+    def _say_where(self, found: bisection.Bisection) -> None:
         done = self._runs.taken + self._runs.kept
         more = max(found.left() - 1, 1).bit_length()
         minutes = math.ceil(more * self._runs.seconds / max(self._runs.taken, 1) / 60)
@@ -224,28 +222,25 @@ class CommitSearch:
 
     def not_slower(self) -> Answer:
         """Return why there is nothing to look for."""
-        between = f"from {self._named(0)} to {self._named(-1)}"
-        slow, rises = f"{self._test} did not become slower beyond its limit {between}", [*self._rises()]
-        if not rises:
-            why = [f"{self._test}: nothing to look for {between}", self._first.same]
-        elif not self._ends_here:
-            found = [f"{each.limit.metric} {_interval(one.whole, each.level)}" for _, each, one in rises]
-            why = [slow, text.some(found)]
-        else:
-            outcome = self._first.slowest()
-            assert outcome.verdict is not None
-            counters = [each for each in outcome.verdict.counters if each.status is Status.REGRESSED]
+        between, rises = f"from {self._named(0)} to {self._named(-1)}", [*self._rises()]
+        why = [f"{self._test}: nothing to look for {between}", self._first.same]
+        if rises:
+            judged = self._first.slowest().verdict if self._ends_here else None
+            counters = [each for each in judged.counters if each.status is Status.REGRESSED] if judged else []
             rose = [f"{each.limit.metric} {each.baseline:,} -> {each.now:,}" for each in counters]
-            figures = ", ".join([*map(_change, outcome.verdict.comparisons), *rose])
+            figures = [f"{each.limit.metric} {_interval(found.whole, each.level)}" for _, each, found in rises]
             only = "; times did not rise beyond a limit, but counters did" if counters else ""
-            why = [f"{slow}{only}", f"{outcome.verdict}: {figures}"]
+            why = [
+                f"{self._test} did not become slower beyond its limit {between}{only}",
+                f"{judged}: " * bool(judged) + ", ".join([*figures, *rose]),
+            ]
         return Answer(found=False, lines=why, data={**self._ends, "commits": [], "found": []})
 
     @property
     def _ends(self) -> dict[str, Any]:
         return {"good": self._commits[0], "bad": self._commits[-1], "metric": self._metric}
 
-    def answer(self, found: Bisection) -> Answer:
+    def answer(self, found: bisection.Bisection) -> Answer:
         """Return what the search found; raises GitError and FileError."""
         top, level = self._runs.top, found.level
         commits: list[dict[str, Any]] = []
@@ -253,7 +248,7 @@ class CommitSearch:
         for place in sorted({*found.measured, *found.skipped}):
             row = _described(top, self._commits[place])
             if place in found.measured:
-                change = bisection.interval(rise(found.measured[0], found.measured[place]), level)
+                change = bisection.interval(bisection.rise(found.measured[0], found.measured[place]), level)
                 commits.append({**row, "change": codec.encode(change)})
                 shown = text.interval(change) if place else "-"
             else:
@@ -278,7 +273,7 @@ class CommitSearch:
         data = {**self._ends, "commits": commits, "found": [each for _, each in gaps], "evidence": list(evidence)}
         return Answer(found=bool(gaps), lines=lines, data={**data, "error_rate": bisection.ERROR_RATE})
 
-    def _gap(self, found: Bisection, gap: bisection.Gap) -> tuple[list[str], dict[str, Any]]:
+    def _gap(self, found: bisection.Bisection, gap: bisection.Gap) -> tuple[list[str], dict[str, Any]]:
         """Return a gap in which the test became slower, in words and as JSON; it is added to the history."""
         before, after = self._commits[gap.before], self._commits[gap.after]
         change, part = bisection.interval(gap.rise, found.level), gap.rise.estimate / found.whole.estimate
@@ -299,8 +294,8 @@ class CommitSearch:
         return lines, {**row, **fields, "split": is_one}
 
 
-def _interval(rise: Difference, level: float) -> str:
-    return text.interval(bisection.interval(rise, level))
+def _interval(found: stats.Difference, level: float) -> str:
+    return text.interval(bisection.interval(found, level))
 
 
 def _change(comparison: Comparison) -> str:
@@ -310,13 +305,6 @@ def _change(comparison: Comparison) -> str:
 def _described(top: Path, commit: str) -> dict[str, str]:
     author, date, subject = git.described(top, commit) if commit else ("", "", "uncommitted changes")
     return {"commit": commit, "author": author, "date": date, "subject": subject}
-
-
-def _commit(top: Path, ref: str) -> str:
-    try:
-        return git.commit_named(top, ref)
-    except GitError as error:
-        raise console.UsageError(f"{ref!r} is no commit of {top}{f' ({error})' if str(error) else ''}") from None
 
 
 def _fast_commit(arguments: argparse.Namespace) -> str:
@@ -395,7 +383,7 @@ def _set_back(arguments: argparse.Namespace, runs: Runs, name: str, before: str)
     if name.startswith(_VARIABLE):
         variable = name.removeprefix(_VARIABLE)
         if not before:
-            raise NotMeasured("it was not set: unset it, and run the test again")
+            raise NotMeasured("the baseline had it unset: unset it, and compare with the baseline")
         return f"--ddp-against-env={variable}={before}"
     if arguments.build is None:
         raise NotMeasured("--build makes an environment with it")
@@ -403,9 +391,10 @@ def _set_back(arguments: argparse.Namespace, runs: Runs, name: str, before: str)
     if not (venv / "built").exists():
         command = arguments.build.replace("{venv}", shlex.quote(str(venv)))
         command = command.replace("{requirements}", shlex.quote(f"{name}=={before}"))
+        shutil.rmtree(venv, ignore_errors=True)  # of a build that was interrupted
         ended = git.run_whole(command, os.environ)
-        if ended.returncode:
+        if ended.returncode or not venv.is_dir():
             said = (ended.stdout + ended.stderr).decode(errors="replace").strip().splitlines()
-            raise NotMeasured(f"{command} failed: {said[-1] if said else ''}")
+            raise NotMeasured(f"{command} failed: {said[-1] if said else 'it made no environment'}")
         (venv / "built").touch()
     return f"--ddp-against-python={venv / 'bin/python'}"

@@ -23,15 +23,14 @@ from pytest_ddpperf.records.outcome import Outcome
 from pytest_ddpperf.records.plan import Limit
 from pytest_ddpperf.records.samples import Comparison
 from pytest_ddpperf.report import json_report, sentences, text
-from pytest_ddpperf.verdict import times
-from pytest_ddpperf.verdict.stats import Difference, paired
+from pytest_ddpperf.verdict import stats, times
 
 
 class NotMeasured(Exception):
     """Why a version could not be compared, on one line."""
 
     def __init__(self, why: str) -> None:
-        super().__init__(text.shortened(why.partition("\n")[0]))
+        super().__init__(text.shortened(" ".join(why.split())))
 
 
 class Runs:
@@ -135,7 +134,7 @@ def largest(outcome: Outcome) -> Comparison:
     return max(outcome.verdict.comparisons, key=lambda each: each.change.estimate)
 
 
-def difference(looks: Sequence[Compared], key: Key) -> Difference:
+def difference(looks: Sequence[Compared], key: Key) -> stats.Difference:
     """Return how much longer the working tree takes than a version, as a logarithm, by all looks at it. The pairs that
     differ most have no part in it: a busy machine may slow down one launch of a pair. Raises NotMeasured."""
     if not looks[-1].outcomes:
@@ -143,7 +142,7 @@ def difference(looks: Sequence[Compared], key: Key) -> Difference:
     if not all(key in look.logs for look in looks):
         raise NotMeasured(f"{key[1]} was not compared")
     now, other = ([each for look in looks for each in look.logs[key][side]] for side in (0, 1))
-    return paired(now, other, trim=times.TRIM)
+    return stats.paired(now, other, trim=times.TRIM)
 
 
 def compare(runs: Runs, *asked: str, again: int = 0) -> Compared:
@@ -160,13 +159,5 @@ def compare(runs: Runs, *asked: str, again: int = 0) -> Compared:
         raise console.UsageError(f"several tests: name one of them: {named}")
     compared = [each for each in report.outcomes if each.verdict is not None and each.verdict.comparisons]
     if not compared:
-        raise NotMeasured(_why_not(report.outcomes[0]))
+        raise NotMeasured(sentences.reason(report.outcomes[0]))
     return Compared(compared)
-
-
-def _why_not(outcome: Outcome) -> str:
-    side = outcome.baseline_side
-    said = side.error if side is not None and side.error else outcome.error
-    if not said and outcome.verdict is not None:
-        said = sentences.why_not_compared(outcome)
-    return said or "the test failed"

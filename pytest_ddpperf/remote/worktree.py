@@ -142,9 +142,7 @@ class Checkout:
         try:
             return git.commit_named(self.top, ref, offline=self._own_tests)
         except GitError as error:
-            said = f" ({error})" if str(error) else ""
-            problem = f"{ref!r} is no commit of {self.top}{said}"
-            raise AgainstError("--ddp-against", problem, _remedy(self.top, ref)) from None
+            raise AgainstError("--ddp-against", str(error), _remedy(self.top, ref)) from None
 
     @property
     def assignments(self) -> dict[str, str]:

@@ -18,6 +18,7 @@ from pytest_ddpperf.history.entries import BisectedChange, read_changes
 from pytest_ddpperf.records import codec
 from pytest_ddpperf.records.errors import NOTHING_DIFFERS
 from pytest_ddpperf.records.outcome import Outcome
+from pytest_ddpperf.records.plan import Limit
 from pytest_ddpperf.records.samples import Baseline, Distribution, Recording, Status, TestId, Verdict
 from pytest_ddpperf.report import json_report
 from tests.git import git
@@ -140,12 +141,12 @@ def test_the_slower_commit_is_found_and_shown(project: Project, bisect: Call, tm
 
 
 def test_without_a_slowdown_one_comparison_is_enough(project: Project, bisect: Call) -> None:
-    commits = project.commits([20.0, 20.1, 20.05, 20.2])
+    commits = project.commits([20.0, 20.1, 20.05, 20.6])
     status, out, _ = bisect("--good", commits[0])
     assert (status, len(project.asked)) == (1, 1)
     first, second = out.splitlines()
     assert first == (f"{TEST} did not become slower beyond its limit from {commits[0][:12]} to {commits[-1][:12]}")
-    assert second.startswith("PASS: p10 ")
+    assert second.startswith("PASS: p10 +")
 
 
 def test_a_change_of_tests_alone_is_no_difference(project: Project, bisect: Call) -> None:
@@ -200,6 +201,54 @@ def test_a_slow_commit_of_the_past_needs_no_checkout(project: Project, bisect: C
     status, out, _ = bisect("--good", commits[0], "--bad", commits[4])
     assert status == 0
     assert f"slower at {commits[3][:12]}" in out
+
+
+def test_a_slow_commit_is_found_where_the_working_tree_is_as_fast_as_the_first(project: Project, bisect: Call) -> None:
+    commits = project.commits([20.0, 20.1, 23.0, 23.1, 20.0])
+    status, out, _ = bisect("--good", commits[0], "--bad", commits[3])
+    assert status == 0
+    assert f"slower at {commits[2][:12]}" in out
+
+
+def test_of_two_past_commits_their_own_difference_counts(project: Project, bisect: Call) -> None:
+    commits = project.commits([20.0, 20.1, 26.0])
+    status, out, _ = bisect("--good", commits[0], "--bad", commits[1])
+    assert status == 1
+    assert "did not become slower beyond its limit" in out
+    assert "REGRESSED" not in out
+
+
+def test_measurements_that_are_not_compared_are_left_out(
+    project: Project, bisect: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = project._outcomes
+
+    def with_another(options: dict[str, str]) -> tuple[list[Outcome], str]:
+        outcomes, problem = found(options)
+        verdict = Verdict(status=Status.NOT_GATED, reason="gate-off")
+        free = outcome("test_train", Drawn(), verdict, measurement(Drawn()))
+        return [free, *outcomes], problem
+
+    monkeypatch.setattr(project, "_outcomes", with_another)
+    commits = project.commits([20.0, 20.0, 23.0, 23.0])
+    status, out, _ = bisect("--good", commits[0])
+    assert status == 0
+    assert f"slower at {commits[2][:12]}" in out
+
+
+def test_a_test_may_ask_for_more_launches(project: Project, bisect: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = project._outcomes
+    monkeypatch.setattr(
+        project, "_outcomes", lambda options: ([replace(each, launches=20) for each in found(options)[0]], "")
+    )
+    commits = project.commits([20.0, 20.1, 23.0, 23.1])
+    bisect("--good", commits[0])
+    assert "--ddp-max-launches=40" in project.asked[1]
+
+
+def test_a_bandwidth_is_searched_for_by_its_time() -> None:
+    limit = Limit(metric="busbw", value=0.1, unit="%")
+    assert comparisons.key_of(in_turns("a", Drawn(), Drawn(seed=2)), limit) == ("", "p50")
 
 
 def test_changes_that_are_not_committed_can_be_what_is_slower(project: Project, bisect: Call) -> None:
@@ -358,6 +407,8 @@ def test_an_older_distribution_is_built_and_measured(
     assert f"{TEST}: slower by pytest 1.0 -> {pytest.__version__}" in out
     status, out, _ = bisect("--facts", "--build", "echo no such version; false")
     assert "failed: no such version" in out
+    _, out, _ = bisect("--facts", "--build", "true")
+    assert "true failed: it made no environment" in out
 
 
 # --- histories
