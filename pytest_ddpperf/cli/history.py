@@ -15,7 +15,6 @@ from pytest_ddpperf import git
 from pytest_ddpperf.cli import console
 from pytest_ddpperf.history import entries
 from pytest_ddpperf.history.change_points import MIN_POINTS
-from pytest_ddpperf.history.entries import BisectedChange
 from pytest_ddpperf.history.series import (
     ChangeStatus,
     HistoryAnalysis,
@@ -123,7 +122,10 @@ def show(arguments: argparse.Namespace) -> int:
     return console.NAMED_VERDICT if is_slower else console.OK
 
 
-def _which_commit(folder: Path, bisected: Sequence[BisectedChange], change: HistoryChange) -> Iterator[str]:
+_PLACE = ("world_size", "backend")
+
+
+def _which_commit(folder: Path, bisected: Sequence[entries.BisectedChange], change: HistoryChange) -> Iterator[str]:
     """Yield which of several commits made a test slower, or the command that finds it."""
     good, bad, test = change.before.commit, change.after.commit, replace(change.series.test, label="")
     found = [each for each in bisected if (each.test, each.good, each.bad) == (test, good, bad)]
@@ -133,7 +135,10 @@ def _which_commit(folder: Path, bisected: Sequence[BisectedChange], change: Hist
             if len(git.first_parents(Path.cwd(), good, bad)) > 1:
                 name = shlex.quote(f"{test.module}.py::{test.name}")
                 ends = f"--good {good[:12]} --bad {bad[:12]}"
-                yield f"which commit: ddpperf bisect {name} {ends} --history {shlex.quote(str(folder))}"
+                known = change.series.must_match
+                place = [f"--ddp-{each.replace('_', '-')}={known[each]}" for each in _PLACE if each in known]
+                command = f"ddpperf bisect {name} {ends} --history {shlex.quote(str(folder))}"
+                yield f"which commit: {' '.join([command, *['--'] * bool(place), *place])}"
 
 
 def _analyze(arguments: argparse.Namespace) -> HistoryAnalysis:

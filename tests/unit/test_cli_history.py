@@ -215,13 +215,18 @@ def test_a_change_point_of_several_commits_has_the_command_that_finds_the_one(
     repository: list[str], say: Say, tmp_path: Path
 ) -> None:
     commits = [*repository[:40], *repository[42:]]  # of which the 41st and 42nd were not measured
-    runs = history(stepped((40, 9.0)))
+    place = {"world_size": 8, "backend": "nccl"}
+    runs = [
+        replace(run, measurements=tuple(replace(each, must_match=place) for each in run.measurements))
+        for run in history(stepped((40, 9.0)))
+    ]
     folder = written_to(
         tmp_path / "history", [replace(each, commit=commit) for each, commit in zip(runs, commits, strict=True)]
     )
     _, out, _ = say(folder)
     ends = f"--good {commits[39][:12]} --bad {commits[40][:12]}"
     command = f"ddpperf bisect tests/perf/test_step.py::test_train {ends} --history {folder}"
+    command += " -- --ddp-world-size=8 --ddp-backend=nccl"
     assert f"  which commit: {command}\n" in out
     add_change(
         folder,
