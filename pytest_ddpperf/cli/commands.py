@@ -40,13 +40,13 @@ def add_run(subparsers: Any) -> None:
     parser = subparsers.add_parser("run", help="time a training program", description=about, usage=usage)
     parser.add_argument("--world-size", default="2", metavar="N", help="ranks (default: 2)")
     parser.add_argument("--backend", default="auto", help="auto, gloo, nccl, or any torch backend (default: auto)")
-    what = "a file, or after -- -m and a module, and its arguments"
+    what = "a file and its arguments; for a module: -- -m MODULE"
     parser.add_argument("program", nargs=argparse.PARSER, metavar="PROGRAM", help=what)
     parser.set_defaults(run=_run)
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    program = arguments.program[arguments.program[:1] == ["--"] :]
+    program = arguments.program[1:] if arguments.program[0] == "--" else arguments.program
     named = 1 + (program[:1] == ["-m"])
     call = [json.dumps(each) for each in program[:named]]
     if rest := program[named:]:

@@ -120,7 +120,7 @@ def read_by(processes: Iterable[Mapping[str, str]]) -> dict[str, Scalar]:
     return {
         f"{READ}{name}": value
         for name, value in sorted(merged.items())
-        if inherited({name: value}) and not recorded({name: value}) and name != "CI" and name[:7] != "PYTEST_"
+        if inherited({name: value}) and not recorded({name: value}) and not re.match("CI$|PYTEST_", name)
     }
 
 

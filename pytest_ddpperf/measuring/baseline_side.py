@@ -288,7 +288,7 @@ class Interleaved:
             self._base.end_measurement()
 
     def notes(self, verdict: Verdict, current: Launches) -> tuple[str, ...]:
-        """Return the notes on the baseline side's launches that are not on the current side's, too."""
+        """Return the notes on the baseline side's launches, without those that hold for the current side, too."""
         alone = f"measured one launch after the other: with both sides alive, {self._alone_because}"
         notes = tuple(f"{self.version}: {note}" for note in self._launches.notes() if note not in current.notes())
         return (*[alone] * bool(self._alone_because and not self.error), *notes, *self._not_sampled)

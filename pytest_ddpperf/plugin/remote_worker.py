@@ -106,7 +106,7 @@ class WorkerPlugin:
             if report.when != "call":
                 self._broken = True
                 self._apart = self._apart or not self._leader.over  # which may be why
-            crash = getattr(report.longrepr, "reprcrash", None)  # what some reports have room for
+            crash = getattr(report.longrepr, "reprcrash", None)  # comes first: some reports show one line only
             first = f"{crash.message}\n\n" if crash is not None else ""
             report.longrepr = (str(item.path), 0, first + report.longreprtext)
             report.outcome = "skipped"

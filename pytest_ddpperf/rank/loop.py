@@ -25,7 +25,6 @@ import torch.distributed as dist
 
 import pytest_ddpperf
 from pytest_ddpperf.rank import context, sampling
-from pytest_ddpperf.rank.context import Context
 from pytest_ddpperf.rank.counters import Meter
 from pytest_ddpperf.rank.updates import Ended, Updates
 from pytest_ddpperf.records.errors import DdpPerfError
@@ -40,7 +39,7 @@ if TYPE_CHECKING:
 class Loop:
     """The steps of a program: warm-up, then the window. `deliver` takes what was measured, and does not return."""
 
-    def __init__(self, rank: Rank, ctx: Context, deliver: Callable[[Window], NoReturn]) -> None:
+    def __init__(self, rank: Rank, ctx: context.Context, deliver: Callable[[Window], NoReturn]) -> None:
         self._rank, self._plan, self._ctx, self._board, self._deliver = rank, rank.plan, ctx, rank.board, deliver
         self._phases = sampling.PhaseWatch(rank.plan, ctx)
         self._within = ExitStack()  # what lasts for the warm-up step under way
@@ -214,18 +213,18 @@ class Loop:
         """Say how far the program came."""
         plan, steps, done = self._plan, self._board.steps(0), len(self._ended_ns)
         if not done and plan.boundary == UPDATE:
-            needed = f"let it take {7 + plan.warmup + plan.steps} or more"
-            return f"the program ended without as many optimizer updates as show how its steps end: {needed}"
+            needed = f"let it take {7 + plan.warmup + plan.steps} optimizer updates or more"
+            return f"the program ended before it was known what ends a step of it: {needed}"
         if not done:
             return f"the program ended without a step: {plan.boundary} never ended one"
         if self._warmed is None:
             return f"the program ended after {done} steps, in the warm-up (--ddp-warmup {plan.warmup})"
         timed = sum(self._of_stretch) + max(self._step - self._uncounted, 0) * (self._step < self._missing)
-        advice = f"let it take {steps - timed} more, or ask for fewer (--ddp-steps, --ddp-min-time)"
+        advice = f"let it take {steps - timed} more steps, or ask for fewer (--ddp-steps, --ddp-min-time)"
         return f"the program ended after {timed} of {steps} timed steps: {advice}"
 
 
-def run(rank: Rank, ctx: Context, program: Any, deliver: Callable[[Window], NoReturn], fail: Any) -> NoReturn:
+def run(rank: Rank, ctx: context.Context, program: Any, deliver: Callable[[Window], NoReturn], fail: Any) -> NoReturn:
     """Run a program until its window is over; `fail` reports an error and does not return either."""
     loop = Loop(rank, ctx, deliver)
     if rank.plan.boundary == UPDATE:
