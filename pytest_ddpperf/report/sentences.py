@@ -61,10 +61,10 @@ def decided_on(outcome: Outcome) -> Comparison | CounterChange | None:
 def headline(outcome: Outcome) -> str:
     """Return "REGRESSED p50 2.36x (limit 10 %): <why>", or the like, on one line."""
     compared = None if is_red_by_loss(outcome) else decided_on(outcome)
-    said, because = verdict_of(outcome), reason(outcome)
-    if compared is not None and not because.startswith(change := f"{compared.limit.metric} {_short(compared)}"):
-        said = f"{said} {change} (limit {text.limit(compared.limit)})"
-    return text.shortened(" ".join(": ".join(filter(None, (said, because))).split()), 1_000)
+    said = verdict_of(outcome)
+    if compared is not None:
+        said = f"{said} {compared.limit.metric} {_short(compared)} (limit {text.limit(compared.limit)})"
+    return text.shortened(" ".join(": ".join(filter(None, (said, reason(outcome)))).split()), 1_000)
 
 
 def _short(compared: Comparison | CounterChange) -> str:

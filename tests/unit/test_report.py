@@ -406,11 +406,6 @@ def test_a_failed_gate_reads_from_the_result_to_the_command_that_accepts() -> No
     assert sentences.headline(red) == f"REGRESSED p50 +12 % (limit 10 %): {why}"
 
 
-def test_the_headline_does_not_say_a_change_twice() -> None:
-    slower = outcome(verdict(Status.PASS, comparisons=(SLOWER,)))
-    assert sentences.headline(slower) == "PASS: p50 +9.7 %: slower, within the limit of 10 %"
-
-
 def test_a_failure_says_how_long_trainers_waited_for_rpc() -> None:
     def waiting(level: float, waited: tuple[float, float]) -> Measurement:
         plain = measurement(level, cpu=False)
