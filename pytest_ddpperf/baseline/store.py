@@ -18,7 +18,6 @@ from pathlib import Path
 
 from pytest_ddpperf import files
 from pytest_ddpperf.baseline import content
-from pytest_ddpperf.baseline.content import environment_name, file_name, module_folder
 from pytest_ddpperf.records.codec import CodecError
 from pytest_ddpperf.records.errors import BaselineError
 from pytest_ddpperf.records.plan import MEMORY_COUNTERS, is_asked
@@ -36,10 +35,10 @@ class Store:
 
     def path(self, environment: Environment, test: TestId) -> Path:
         """Where the baseline of a test in an environment is, whether it exists or not."""
-        return self._path(environment_name(environment), test)
+        return self._path(content.environment_name(environment), test)
 
     def _path(self, name: str, test: TestId) -> Path:
-        return self.root / name / module_folder(test.module) / file_name(test)
+        return self.root / name / content.module_folder(test.module) / content.file_name(test)
 
     def read(self, environment: Environment, test: TestId) -> Baseline | None:
         """The baseline, or None where there is no file.

@@ -18,7 +18,6 @@ from pytest_ddpperf.records.samples import Recording, Status, Verdict
 from pytest_ddpperf.report import causes, diff_report, figures, json_report, markdown, text
 from pytest_ddpperf.report.json_report import Entry, StoredReport, gone_of, identity
 from pytest_ddpperf.verdict import decision, times
-from pytest_ddpperf.verdict.decision import refused
 
 
 def compare(
@@ -88,7 +87,7 @@ def _with_verdict(now: Outcome, other: Entry | None, limits: tuple[Limit, ...]) 
             why = f"not measured in the earlier run: {text.shortened(other.outcome.error)}"
         return replace(fresh, verdict=Verdict(status=Status.NO_BASELINE, reason="no-baseline"), notes=(why,))
     before = Recording(measurement=other.outcome.measurement, created=other.run.created, commit=other.run.commit)
-    verdict = refused(now.measurement, before.measurement, now=now.verdict, then=other.outcome.verdict)
+    verdict = decision.refused(now.measurement, before.measurement, now=now.verdict, then=other.outcome.verdict)
     if verdict is None:
         verdict = decision.judge(now.measurement, [before.measurement], limits, level=level)
     # The gate refuses what cannot be supported before it measures, but for its own limits; here a note must do.

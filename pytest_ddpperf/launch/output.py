@@ -38,10 +38,7 @@ def read(folder: Path, names: Mapping[int, str]) -> tuple[RankOutput, ...]:
     """Return the output of the ranks that have these names."""
     return tuple(
         RankOutput(
-            rank=rank,
-            name=name,
-            stdout=_read(folder / f"rank{rank}.out"),
-            stderr=_read(folder / f"rank{rank}.err"),
+            rank=rank, name=name, stdout=_read(folder / f"rank{rank}.out"), stderr=_read(folder / f"rank{rank}.err")
         )
         for rank, name in names.items()
     )

@@ -19,7 +19,6 @@ from typing import Any, Protocol, TypeVar
 
 from pytest_ddpperf.launch import output
 from pytest_ddpperf.launch.failed_ranks import Diagnosis, launch_error
-from pytest_ddpperf.launch.output import Observer
 from pytest_ddpperf.launch.remote_ranks import Clock, RemoteRanks
 from pytest_ddpperf.launch.server_client import LaunchRequest, RankServer, writing_temporary_files
 from pytest_ddpperf.records.errors import ServerError
@@ -116,7 +115,7 @@ class Launch:
         self,
         server: RankServer,
         request: LaunchRequest,
-        observer: Observer,
+        observer: output.Observer,
         remote: RemoteRanks | None = None,
         store: socket.socket | None = None,
     ) -> None:

@@ -196,12 +196,7 @@ def carry_out(
     gives_up = job.settings.against != "self"
     max_seconds = MAX_SECONDS if confirm_seconds is None else min(MAX_SECONDS, confirm_seconds)
     judge = Judge(
-        job,
-        current,
-        side,
-        max_seconds=max_seconds,
-        stops_early=gives_up and confirm_seconds is None,
-        gives_up=gives_up,
+        job, current, side, max_seconds=max_seconds, stops_early=gives_up and confirm_seconds is None, gives_up=gives_up
     )
     try:
         verdict = judge.decide()

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pytest_ddpperf.options import parse
 from pytest_ddpperf.options.definitions import BY_ARGUMENT, MARKER, ROWS, Row
-from pytest_ddpperf.options.parse import Refused, near
 from pytest_ddpperf.records.errors import MarkerError, OptionError
 from pytest_ddpperf.records.plan import Limit, Plan
 
@@ -147,7 +146,7 @@ def _parsed(row: Row, value: object, source: str) -> Any:
     try:
         return getattr(parse, row.parser)(value, *row.allowed)
     except ValueError as error:
-        refused = error.item if isinstance(error, Refused) else value
+        refused = error.item if isinstance(error, parse.Refused) else value
         raise OptionError(row.where(source), refused, str(error)) from None
 
 
@@ -200,7 +199,7 @@ def _marked(settings: Settings, marks: Iterable[pytest.Mark]) -> Settings:
             raise OptionError("@pytest.mark.ddp(...)", mark.args[0], f"arguments are given by keyword: {names}")
         for name, value in mark.kwargs.items():
             if name not in BY_ARGUMENT:
-                allowed = f"there is no such argument; there are {near(name, BY_ARGUMENT)}"
+                allowed = f"there is no such argument; there are {parse.near(name, BY_ARGUMENT)}"
                 raise OptionError(f"@pytest.mark.ddp({name}=...)", value, allowed)
             given.setdefault(name, value)
     rows = [BY_ARGUMENT[name] for name in given]

@@ -30,7 +30,6 @@ from pytest_ddpperf.records.samples import RankOutput, TestId
 from pytest_ddpperf.report import sentences, summary, text
 from pytest_ddpperf.verdict.times import TEST_LEVEL
 from pytest_ddpperf.wire import payload
-from pytest_ddpperf.wire.payload import make_refusal
 from pytest_ddpperf.wire.variables import digest
 
 if TYPE_CHECKING:
@@ -80,7 +79,7 @@ class DistributedFixture:
         self._world_size, self._replay = world_size, replay
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return make_refusal, (self._name,)
+        return payload.make_refusal, (self._name,)
 
     def _plan(self) -> Plan:
         __tracebackhide__ = True
@@ -354,13 +353,7 @@ class CollectiveBenchmark(BenchmarkFixture):
     _name = "collective_benchmark"
 
     def __call__(
-        self,
-        op: str,
-        sizes: Iterable[int],
-        *,
-        dtype: Any = "float32",
-        name: str | None = None,
-        gate: bool = True,
+        self, op: str, sizes: Iterable[int], *, dtype: Any = "float32", name: str | None = None, gate: bool = True
     ) -> tuple[CollectiveResult, ...]:
         """Time one collective over buffers of several sizes, and compare each with its baseline.
 

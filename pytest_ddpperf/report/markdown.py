@@ -17,7 +17,6 @@ from pytest_ddpperf.records.outcome import Outcome, RunInfo
 from pytest_ddpperf.records.samples import Status
 from pytest_ddpperf.report import diff_report, sentences, summary, terminal, text
 from pytest_ddpperf.report.json_report import Gone, StoredReport
-from pytest_ddpperf.report.summary import Concern, last_line
 
 # A bot finds the comment that it should replace by this marker.
 MARKER = "<!-- pytest-ddpperf -->"
@@ -37,14 +36,14 @@ def report(stored: StoredReport) -> str:
     """Return the counts, then a row for each measurement that needs attention, the worst first, with their details,
     then the others, then the messages. Longer lists end with "and N more"."""
     whole, ordered = stored.run, summary.worst_first(stored.outcomes)
-    concerning = [outcome for outcome in ordered if summary.concern(outcome) is not Concern.NONE]
+    concerning = [outcome for outcome in ordered if summary.concern(outcome) is not summary.Concern.NONE]
     quiet, rows, gone = ordered[len(concerning) :], list(map(_row, concerning)), list(map(_gone, stored.only_before))
     room = max(0, _MOST_ROWS - len(rows))
     detailed = [outcome for outcome in concerning if _has_details(outcome)]
     messages = filter(None, (*_about(whole), *diff_report.run_messages(stored)))
     sections = [*whole.sections.items()]
     parts = [
-        f"{MARKER}\n## {last_line(ordered, whole, only_before=len(gone))}",
+        f"{MARKER}\n## {summary.last_line(ordered, whole, only_before=len(gone))}",
         _code(whole.problem) if whole.problem else "",
         _table([*rows[:_MOST_ROWS], *gone[:_MOST_GONE]]),
         *map(_details, detailed[:_MOST_DETAILS]),
@@ -99,7 +98,7 @@ def _table(rows: Sequence[str]) -> str:
 def _row(outcome: Outcome) -> str:
     status, shown = sentences.verdict_of(outcome), sentences.headline(outcome)
     said = shown.removeprefix(status).lstrip(": ") or terminal.change(outcome)
-    result = f"**{status}**" if summary.concern(outcome) is Concern.FAILS else status
+    result = f"**{status}**" if summary.concern(outcome) is summary.Concern.FAILS else status
     p50 = ""
     if outcome.measurement is not None:
         before, now = terminal.p50(outcome)

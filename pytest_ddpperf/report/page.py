@@ -9,9 +9,7 @@ from typing import Any
 from pytest_ddpperf.records.outcome import Outcome, RunInfo
 from pytest_ddpperf.records.samples import Environment, LaunchRankSteps, Scalar, Status
 from pytest_ddpperf.report import causes, diff_report, figures, sentences, summary, terminal, text
-from pytest_ddpperf.report.figures import Side
 from pytest_ddpperf.report.json_report import StoredReport
-from pytest_ddpperf.report.summary import Concern
 from pytest_ddpperf.verdict import stats
 
 _SHOWN = ("p5", "p10", "p25", "p50", "p75", "p90", "p95", "mean")
@@ -85,7 +83,7 @@ def _card(outcome: Outcome, number: int) -> dict[str, Any]:
         "sentence": sentences.headline(outcome).removeprefix(status).lstrip(": "),  # the status is before it
         "change": terminal.change(outcome) or "-",
         "who": text.ranks(outcome.plan),
-        "opened": summary.concern(outcome) <= Concern.DOUBTFUL,
+        "opened": summary.concern(outcome) <= summary.Concern.DOUBTFUL,
         "facts": list(_facts(outcome)),
         "metrics": sentences.metrics(verdict, outcome.plan) if verdict is not None and limits else [],
         "remarks": list(_remarks(outcome)),
@@ -146,13 +144,13 @@ def _measured(outcome: Outcome) -> tuple[list[dict[str, str]], list[Table]]:
     return drawn, list(_tables(outcome, [now] if base is None else [base, now]))
 
 
-def _decisive(outcome: Outcome, side: Side) -> str:
+def _decisive(outcome: Outcome, side: figures.Side) -> str:
     """Return the metric that decided, or p50 if reports do not have that one for each launch."""
     worst = outcome.verdict.worst if outcome.verdict is not None else None
     return worst.limit.metric if worst is not None and worst.limit.metric in side.sessions[0] else "p50"
 
 
-def _tables(outcome: Outcome, sides: Sequence[Side]) -> Iterator[Table]:
+def _tables(outcome: Outcome, sides: Sequence[figures.Side]) -> Iterator[Table]:
     yield Table(
         title="Step times",
         head=("", *_SHOWN),

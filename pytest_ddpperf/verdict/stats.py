@@ -209,14 +209,7 @@ class Difference:
         return replace(self, **known)
 
     def chance_to_settle(
-        self,
-        bound: float,
-        most: int,
-        *,
-        fresh: Difference | None,
-        since: int | None,
-        level: float,
-        noise_level: float,
+        self, bound: float, most: int, *, fresh: Difference | None, since: int | None, level: float, noise_level: float
     ) -> tuple[float, float]:
         """Return how likely `most` launches show no difference beyond `bound`, and how likely they show one.
 
