@@ -107,16 +107,16 @@ class _Dispatched(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 @contextmanager
 def _hooked(own: OwnGroup | None) -> Iterator[tuple[list[Operation], list[Operation]]]:
-    """Yield the operations that process groups issue within, but our `own`: those of this thread and of torch's, and
-    all, with those of threads that may not end with the step."""
-    issued, seen, caller = list[Operation](), list[Operation](), threading.get_ident()
+    """Yield the operations that process groups but our `own` issue within: those of the main thread and of torch's
+    threads, and all of them. The threads of a step may go on after it."""
+    issued, seen = list[Operation](), list[Operation]()
 
     def note(given: Any) -> None:
         if kind := _kind(given.name.name.lower()):
             operation = _operation(kind, given.output_tensors if kind in _BYTES_COME_OUT else given.input_tensors)
             seen.append(operation)
-            # Python knows threads that it did not start by such names.
-            if threading.get_ident() == caller or threading.current_thread().name.startswith("Dummy-"):
+            # To Python, a thread that it did not start is a dummy.
+            if isinstance(threading.current_thread(), (threading._MainThread, threading._DummyThread)):  # type: ignore[attr-defined]
                 issued.append(operation)
 
     names: Any = dist.distributed_c10d._world.pg_names if HAS_HOOKS else {}
