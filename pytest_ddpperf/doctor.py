@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
-from pytest_ddpperf.launch.placement import kernel_list, quota_cores
+from pytest_ddpperf.launch.placement import kernel_list, quota_cores, usable_cores
 from pytest_ddpperf.report import text
 from pytest_ddpperf.wire.boot import contents, kernel_numbers, number_in, nvidia_smi, output_of
 
@@ -48,7 +48,7 @@ class Check:
 
 def run_checks(root: Path = Path("/"), seconds: float = _SAMPLE_SECONDS) -> tuple[Check, ...]:
     """Return all checks of the machine below `root`, in the order in which they are shown. Takes `seconds` and more."""
-    usable = _usable_cores()
+    usable = usable_cores() or tuple(range(os.cpu_count() or 1))
     return (
         *_versions(),
         *_cores(root, usable),
@@ -69,12 +69,6 @@ def _versions() -> Iterator[Check]:
         except metadata.PackageNotFoundError:
             yield Check("versions", f"{name} is not installed", f"pip install {name}")
     yield Check("versions", ", ".join([*found, f"Python {platform.python_version()}"]))
-
-
-def _usable_cores() -> tuple[int, ...]:
-    if hasattr(os, "sched_getaffinity"):
-        return tuple(sorted(os.sched_getaffinity(0)))
-    return tuple(range(os.cpu_count() or 1))
 
 
 def _cores(root: Path, usable: Sequence[int]) -> Iterator[Check]:

@@ -38,6 +38,11 @@ class Placement:
         return tuple(sorted({cpu for cpus in self.cpus for cpu in cpus}))
 
 
+def usable_cores() -> tuple[int, ...]:
+    """Return the cores that this process may run on; () where the system does not say (macOS)."""
+    return tuple(sorted(os.sched_getaffinity(0))) if hasattr(os, "sched_getaffinity") else ()
+
+
 def place(
     world_size: int, environ: Mapping[str, str], usable: tuple[int, ...] | None = None, quota: float | None = None
 ) -> Placement:
@@ -48,7 +53,7 @@ def place(
     quota of CPU time, with threads for their share of it: others of the host may be on any of the cores.
     """
     if usable is None:
-        usable = tuple(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else ()
+        usable = usable_cores()
         quota = quota_cores(Path("/"))
     ordered = sorted(usable, key=_physical)
     there = len(ordered) or os.cpu_count() or 1

@@ -99,10 +99,7 @@ def _row(outcome: Outcome) -> str:
     status, shown = sentences.verdict_of(outcome), sentences.headline(outcome)
     said = shown.removeprefix(status).lstrip(": ") or terminal.change(outcome)
     result = f"**{status}**" if summary.concern(outcome) is summary.Concern.FAILS else status
-    p50 = ""
-    if outcome.measurement is not None:
-        before, now = terminal.p50(outcome)
-        p50 = f"{before} -> {now}" if before else now
+    p50 = " -> ".join(filter(None, terminal.p50(outcome))) if outcome.measurement is not None else ""
     test = _code(f"{text.name(outcome)} on {text.ranks(outcome.plan)}")
     return f"| {result} {_code(said) if said else ''} | {test} | {p50} |"
 

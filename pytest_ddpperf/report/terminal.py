@@ -228,12 +228,7 @@ def collective_table(outcomes: Sequence[Outcome]) -> Iterator[str]:
 def _collective_row(asked: Collective, samples: Samples) -> tuple[str, ...]:
     seconds = stats.percentile(samples.step_seconds, 50)
     return (
-        asked.op,
-        str(asked.size),
-        str(asked.count),
-        asked.dtype,
-        asked.redop,
-        str(asked.root),
+        *map(str, (asked.op, asked.size, asked.count, asked.dtype, asked.redop, asked.root)),
         f"{seconds * 1e6:.5g}",
         f"{asked.algbw(seconds):.3g}",
         f"{asked.busbw(seconds):.3g}",

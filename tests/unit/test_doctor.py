@@ -42,7 +42,7 @@ def threads(*groups: Sequence[int]) -> dict[str, str]:
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     """A machine of four usable cores, without GPUs."""
-    monkeypatch.setattr(checks, "_usable_cores", lambda: (0, 1, 2, 3))
+    monkeypatch.setattr(checks, "usable_cores", lambda: (0, 1, 2, 3))
     for module in (checks, boot):
         monkeypatch.setattr(module, "output_of", lambda *command: "")
     return monkeypatch
