@@ -12,19 +12,15 @@ import tempfile
 import textwrap
 from collections.abc import Callable
 from dataclasses import asdict
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from pytest_ddpperf import __version__
 from pytest_ddpperf.baseline import Store
 from pytest_ddpperf.cli import console
-from pytest_ddpperf.records import codec
 from pytest_ddpperf.records.errors import BaselineError
 from pytest_ddpperf.records.samples import Baseline
 from pytest_ddpperf.report import figures, json_report, markdown, terminal, text
 
-_DOCTOR_SCHEMA = 1
 _WIDTH = 100
 _SHARDS = (
     "Several reports, the shards of a CI job for example, become one; if several measured the same on one kind of "
@@ -159,9 +155,7 @@ def _doctor(arguments: argparse.Namespace) -> int:
     lines += ["", f"{advice} of {len(checks)} checks have advice" if advice else "nothing to change was found"]
     console.say([*lines, "smallest change that can be detected here: pytest TESTS --ddp-against self"])
     if arguments.json is not None:
-        created = datetime.now(timezone.utc).isoformat(timespec="seconds")
-        data = {"schema": _DOCTOR_SCHEMA, "created": created, "version": __version__}
-        console.write(arguments.json, codec.dumps({**data, "checks": list(map(asdict, checks))}))
+        console.write_json(arguments.json, {"checks": list(map(asdict, checks))})
     return console.OK
 
 

@@ -5,13 +5,15 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from datetime import datetime, timezone
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import TextIO, TypeVar
+from typing import Any, TextIO, TypeVar
 
-from pytest_ddpperf import files
+from pytest_ddpperf import __version__, files
+from pytest_ddpperf.records import codec
 from pytest_ddpperf.records.errors import DdpPerfError
 from pytest_ddpperf.report import text
 from pytest_ddpperf.report.json_report import StoredReport
@@ -63,6 +65,15 @@ def write(path: Path, content: str, *, append: bool = False) -> None:
         files.write(path, content, append=append)
     except OSError as error:
         raise UsageError(f"{path}: cannot be written: {error.strerror}") from error
+
+
+_SCHEMA = 1
+
+
+def write_json(path: Path, answer: Mapping[str, Any]) -> None:
+    """Write what a command found, with the time and the version, or raise UsageError."""
+    created = datetime.now(timezone.utc).isoformat(timespec="seconds")
+    write(path, codec.dumps({"schema": _SCHEMA, "created": created, "version": __version__, **answer}))
 
 
 T = TypeVar("T")
