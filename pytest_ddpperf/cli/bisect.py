@@ -11,18 +11,16 @@ import os
 import shlex
 import shutil
 import signal
-import sys
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from pytest_ddpperf import __version__, git
+from pytest_ddpperf import git
 from pytest_ddpperf.baseline import Store
 from pytest_ddpperf.cli import console
-from pytest_ddpperf.cli.comparisons import Compared, NotMeasured, Runs, compare, difference, key_of, largest
+from pytest_ddpperf.cli.comparisons import Compared, NotMeasured, Runs, compare, difference, key_of, largest, progress
 from pytest_ddpperf.history import bisection, entries
 from pytest_ddpperf.records import codec
 from pytest_ddpperf.records.outcome import Outcome
@@ -31,7 +29,6 @@ from pytest_ddpperf.records.samples import Comparison, Recording, Scalar, Status
 from pytest_ddpperf.report import text
 from pytest_ddpperf.verdict import stats, times
 
-_SCHEMA = 1
 _ABOUT = """\
 Finds the commit at which a test became slower. It compares the fast and the slow version first, then commits between
 them, each interleaved with the working tree, whose tests all have. Options for pytest follow after --.
@@ -92,9 +89,7 @@ def _run(arguments: argparse.Namespace) -> int:
     progress("")
     console.say(answer.lines)
     if arguments.json is not None:
-        created = time.strftime("%Y-%m-%dT%H:%M:%S+00:00", time.gmtime())
-        content = {"schema": _SCHEMA, "created": created, "version": __version__, "test": arguments.test}
-        console.write(arguments.json, codec.dumps({**content, **answer.data}))
+        console.write_json(arguments.json, {"test": arguments.test, **answer.data})
     runs.forget()
     return console.OK if answer.found else console.NAMED_VERDICT
 
@@ -106,14 +101,6 @@ class Answer:
     found: bool
     lines: Sequence[str]
     data: Mapping[str, Any]
-
-
-def progress(words: str) -> None:
-    """Say how far it is: on a terminal on one and the same line, which ends with no words."""
-    if not sys.stderr.isatty():
-        console.warn([words] if words else [])
-    else:
-        print(f"\r{words:<70}", end="" if words else "\r", file=sys.stderr, flush=True)
 
 
 # --- commits
@@ -147,16 +134,15 @@ class CommitSearch:
         self._ends_here = self._commits[-1] == "" or (bad == head and not is_changed)
         self._first = self._last = Compared()
         self._slower: tuple[Outcome, Limit]  # the measurement, and what of it, that is searched for
-        self._metric = ""
+        self._key = ("", "")
+        self._seen: dict[int, stats.Difference] = {}  # of all commits that were measured
 
     def compare_ends(self) -> bisection.Bisection | None:
         """Compare both ends; None if the test did not become slower beyond its limit. Raises UsageError."""
-        progress("1: comparing the ends")
         try:
-            self._first = compare(self._runs, f"--ddp-against={self._commits[0]}")
+            self._first = compare(self._runs, f"--ddp-against={self._commits[0]}", doing="1: comparing the ends")
             if not self._ends_here:
-                progress("2: comparing the ends")
-                self._last = compare(self._runs, f"--ddp-against={self._commits[-1]}")
+                self._last = compare(self._runs, f"--ddp-against={self._commits[-1]}", doing="2: comparing the ends")
         except NotMeasured as why:
             console.warn(self._runs.output())
             raise console.UsageError(f"the ends cannot be compared: {why}") from None
@@ -169,28 +155,47 @@ class CommitSearch:
         if not slower:
             return None
         _, outcome, limit, found = min(slower, key=lambda each: each[0])
-        self._slower, (_, self._metric) = (outcome, limit), key_of(outcome, limit)
+        self._slower, self._key = (outcome, limit), key_of(outcome, limit)
         return found
 
     def _rises(self) -> Iterator[tuple[Outcome, Comparison, bisection.Bisection]]:
         """Yield what was compared in each measurement, with its rise between the ends."""
-        last = len(self._commits) - 1
         for outcome in self._first.outcomes or self._last.outcomes:
             for each in outcome.verdict.comparisons if outcome.verdict is not None else ():
                 with suppress(NotMeasured):
-                    key = key_of(outcome, each.limit)
-                    measured = {0: difference([self._first], key), last: difference([self._last], key)}
-                    yield outcome, each, bisection.Bisection(last=last, measured=measured)
+                    yield outcome, each, self._between_ends(key_of(outcome, each.limit))
+
+    def _between_ends(self, key: tuple[str, str]) -> bisection.Bisection:
+        """Return a search that has yet to begin; raises NotMeasured."""
+        last = len(self._commits) - 1
+        measured = {0: difference([self._first], key), last: difference([self._last], key)}
+        return bisection.Bisection(last=last, measured=measured)
 
     def split(self, found: bisection.Bisection) -> None:
-        """Measure commits until each gap is as small as it can be; raises UsageError."""
-        key = key_of(*self._slower)
-        while (place := found.next()) is not None:
+        """Measure commits until each gap is as small as it can be; raises UsageError.
+
+        If CPU time rose, too, the first search is for where it did, since other work on the machine hardly changes it.
+        But only a rise of step time is an answer: the second search, for that one, begins at the commits found.
+        """
+        first: list[int] = []
+        with suppress(NotMeasured):
+            key = self._key[0], times.CPU_TIME.metric
+            by_cpu_time = self._between_ends(key)
+            if 2 * by_cpu_time.whole.estimate > found.whole.estimate:
+                self._search(by_cpu_time, key)
+                first = [place for gap in by_cpu_time.gaps() for place in (gap.before, gap.after)]
+                found.skipped = {place: why for place, why in by_cpu_time.skipped.items() if place not in self._seen}
+        self._search(found, self._key, first)
+
+    def _search(self, found: bisection.Bisection, key: tuple[str, str], first: Sequence[int] = ()) -> None:
+        """Measure these commits `first`, then those between them."""
+        places = iter([place for place in dict.fromkeys(first) if place not in found.measured])
+        while (place := next(places, None) or found.next()) is not None:
             looks: list[Compared] = []
             for launches in _LAUNCHES:
-                self._say_where(found)
                 try:
-                    looks.append(self._look(place, launches, again=len(looks)))
+                    looks.append(self._look(place, launches, again=len(looks), doing=self._where(found)))
+                    self._seen[place] = difference(looks, self._key)
                     by_all = difference(looks, key)
                 except NotMeasured as why:
                     found.skipped[place] = str(why)
@@ -198,24 +203,24 @@ class CommitSearch:
                 if found.decide(place, by_all, is_last=launches == _LAUNCHES[-1]):
                     break
             else:
-                found.skipped[place] = f"{sum(_LAUNCHES)} launches did not decide it"
+                found.skipped[place] = bisection.UNDECIDED
 
-    def _look(self, place: int, launches: int, again: int) -> Compared:
+    def _look(self, place: int, launches: int, *, again: int, doing: str) -> Compared:
         outcome, limit = self._slower
         steps = max(_STEPS, math.ceil(stats.steps_needed(limit.percentile) / launches))
         asked = (
             *(f"--ddp-launches={launches}", f"--ddp-max-launches={2 * max(launches, outcome.launches)}"),
             *(f"--ddp-min-time={_WINDOW_SECONDS}", f"--ddp-steps={steps}"),
-            *(f"--ddp-threshold={self._metric}:{_NO_LIMIT}", f"--ddp-against={self._commits[place]}"),
+            *(f"--ddp-threshold={self._key[1]}:{_NO_LIMIT}", f"--ddp-against={self._commits[place]}"),
         )
-        return compare(self._runs, *asked, again=again)
+        return compare(self._runs, *asked, again=again, doing=doing)
 
-    def _say_where(self, found: bisection.Bisection) -> None:
-        done = self._runs.taken + self._runs.kept
+    def _where(self, found: bisection.Bisection) -> str:
+        done = len(self._runs.used)
         more = max(found.left() - 1, 1).bit_length()
-        minutes = math.ceil(more * self._runs.seconds / max(self._runs.taken, 1) / 60)
+        minutes = math.ceil(more * sum(self._runs.seconds) / max(len(self._runs.seconds), 1) / 60)
         when = f", {minutes} min" if minutes else ""
-        progress(f"{done + 1} of about {done + more}: {text.several(found.left(), 'commit')} left{when}")
+        return f"{done + 1} of about {done + more}: {text.several(found.left(), 'commit')} left{when}"
 
     def _named(self, place: int) -> str:
         return self._commits[place][:12] or "the working tree"
@@ -238,24 +243,25 @@ class CommitSearch:
 
     @property
     def _ends(self) -> dict[str, Any]:
-        return {"good": self._commits[0], "bad": self._commits[-1], "metric": self._metric}
+        return {"good": self._commits[0], "bad": self._commits[-1], "metric": self._key[1]}
 
     def answer(self, found: bisection.Bisection) -> Answer:
         """Return what the search found; raises GitError and FileError."""
         top, level = self._runs.top, found.level
         commits: list[dict[str, Any]] = []
         rows = [("commit", "date", "slower than the first [range]", "subject")]
-        for place in sorted({*found.measured, *found.skipped}):
+        measured = {**self._seen, **found.measured}
+        for place in sorted({*measured, *found.skipped}):
             row = _described(top, self._commits[place])
-            if place in found.measured:
-                change = bisection.interval(bisection.rise(found.measured[0], found.measured[place]), level)
+            if place not in found.skipped:
+                change = bisection.interval(bisection.rise(measured[0], measured[place]), level)
                 commits.append({**row, "change": codec.encode(change)})
                 shown = text.interval(change) if place else "-"
             else:
                 commits.append({**row, "skipped": found.skipped[place]})
                 shown = f"not measured: {found.skipped[place]}"
             rows.append((self._named(place), row["date"], shown, text.shortened(row["subject"], 60)))
-        whole = f"{self._metric} {_interval(found.whole, level)}"
+        whole = f"{self._key[1]} {_interval(found.whole, level)}"
         lines = [f"{self._test}: {whole} from {self._named(0)} to {self._named(-1)}", ""]
         lines += [*text.aligned(rows, left=(2,)), ""]
         gaps = [self._gap(found, gap) for gap in found.gaps()]
@@ -268,7 +274,7 @@ class CommitSearch:
             lines.append(f"the other {text.amount(left)} of it are smaller changes, or noise")
         evidence = self._slower[0].evidence if self._first.outcomes else ()
         lines += [f"the working tree, compared with {self._named(0)}: {'; '.join(evidence)}"] * bool(evidence)
-        cost = f"{self._runs.taken + self._runs.kept} comparisons, {self._runs.seconds / 60:.1f} min"
+        cost = f"{len(self._runs.used)} comparisons, {sum(self._runs.seconds) / 60:.1f} min"
         lines.append(f"a wrong commit is named in at most {text.amount(bisection.ERROR_RATE)} of searches; {cost}")
         data = {**self._ends, "commits": commits, "found": [each for _, each in gaps], "evidence": list(evidence)}
         return Answer(found=bool(gaps), lines=lines, data={**data, "error_rate": bisection.ERROR_RATE})
@@ -284,7 +290,7 @@ class CommitSearch:
         if is_one and after:
             lines.append(f"  {row['author']}, {row['date']}: {text.shortened(row['subject'])}")
         elif not is_one:
-            lines.append(f"  {text.several(gap.after - gap.before - 1, 'commit')} between could not be measured")
+            lines.append(f"  any of these {gap.after - gap.before} commits may be it")
         lines.append(f"  changes {text.some(files)}")
         if self._history is not None and is_one and after:
             test, (good, *_, bad) = replace(self._slower[0].test, label=""), self._commits

@@ -26,6 +26,14 @@ from pytest_ddpperf.report import json_report, sentences, text
 from pytest_ddpperf.verdict import stats, times
 
 
+def progress(words: str) -> None:
+    """Say how far it is: on a terminal on one and the same line, which ends with no words."""
+    if not sys.stderr.isatty():
+        console.warn([words] if words else [])
+    else:
+        print(f"\r{words:<70}", end="" if words else "\r", file=sys.stderr, flush=True)
+
+
 class NotMeasured(Exception):
     """Why a version could not be compared, on one line."""
 
@@ -48,19 +56,19 @@ class Runs:
         self.folder = cache / f"bisect-{_digest(*same)}"
         self._output = self.folder / "output"
         self._output.unlink(missing_ok=True)
-        self.taken = self.kept = 0
-        self.seconds = 0.0  # of those that were taken now
+        self.used = set[Path]()  # reports
+        self.seconds: list[float] = []  # that each new one took
 
-    def run(self, *asked: str, again: int = 0) -> json_report.StoredReport:
-        """Return the report of a run with these options, that one or a further one. Raises UsageError if pytest did not
-        come to measure."""
+    def run(self, *asked: str, again: int = 0, doing: str = "") -> json_report.StoredReport:
+        """Return the report of a run with these options, that one or a further one. If there is none yet, pytest is
+        run, and that it is `doing` so is said. Raises UsageError if pytest did not come to measure."""
         path = self.folder / f"{_digest(*asked, str(again))}.json"
-        if path.exists():
-            self.kept += 1
-        else:
+        self.used.add(path)
+        if not path.exists():
+            progress(doing)
             began = time.monotonic()
             self._pytest(path, asked)
-            self.taken, self.seconds = self.taken + 1, self.seconds + time.monotonic() - began
+            self.seconds.append(time.monotonic() - began)
         return json_report.read([path])
 
     def _pytest(self, path: Path, asked: Sequence[str]) -> None:
@@ -145,9 +153,9 @@ def difference(looks: Sequence[Compared], key: Key) -> stats.Difference:
     return stats.paired(now, other, trim=times.TRIM)
 
 
-def compare(runs: Runs, *asked: str, again: int = 0) -> Compared:
+def compare(runs: Runs, *asked: str, again: int = 0, doing: str = "") -> Compared:
     """Compare as options ask. Measurements without a comparison are left out. Raises NotMeasured, and UsageError."""
-    report = runs.run(*asked, again=again)
+    report = runs.run(*asked, again=again, doing=doing)
     if report.run.problem:
         if NOTHING_DIFFERS in report.run.problem:
             return Compared(same=report.run.problem)

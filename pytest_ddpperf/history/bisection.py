@@ -18,6 +18,9 @@ from pytest_ddpperf.verdict.stats import NOTHING, Difference
 ERROR_RATE = 0.05
 # Of the whole rise: a part that is smaller is not looked for.
 LEAST_PART = 0.25
+# Why a commit is passed over that was measured. A gap with so many of them is not split further.
+UNDECIDED = "too noisy to decide"
+MOST_UNDECIDED = 2
 # Of a commit that is the same as the version that all are compared with.
 SAME = Difference(estimate=0.0, now=NOTHING, base=NOTHING, drift=NOTHING, launches=0)
 
@@ -51,14 +54,10 @@ class Bisection:
         return rise(self.measured[0], self.measured[self.last])
 
     @property
-    def expected(self) -> int:
-        """About how many commits a search for a single slower one measures between both ends."""
-        return (self.last - 1).bit_length()
-
-    @property
     def level(self) -> float:
         """The error rate of each decision, such that all have ERROR_RATE together; each has two sides."""
-        return ERROR_RATE / (2 * max(self.expected, 1))
+        decisions = (self.last - 1).bit_length()  # in a search for a single slower commit
+        return ERROR_RATE / (2 * max(decisions, 1))
 
     def gaps(self) -> Iterator[Gap]:
         """Yield the gaps in which the test became slower, by evidence and by a part worth looking for."""
@@ -73,8 +72,9 @@ class Bisection:
     def next(self) -> int | None:
         """Return the commit to measure next, in the middle of the largest gap that can be split; None at the end."""
         for gap in sorted(self.gaps(), key=lambda gap: -gap.rise.estimate):
-            between = [place for place in range(gap.before + 1, gap.after) if place not in self.skipped]
-            if between:
+            places = range(gap.before + 1, gap.after)
+            between = [place for place in places if place not in self.skipped]
+            if between and [self.skipped.get(place) for place in places].count(UNDECIDED) < MOST_UNDECIDED:
                 return min(between, key=lambda place: abs(2 * place - gap.before - gap.after))
         return None
 

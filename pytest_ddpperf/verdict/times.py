@@ -237,9 +237,11 @@ def differences_of(
 def paired_logs(
     verdict: Verdict, current: Measurement, other: Measurement, stretches: Sequence[Sequence[int]]
 ) -> Iterator[tuple[Limit, list[float], list[float]]]:
-    """Yield the logarithms behind each comparison of interleaved launches, in pairs."""
+    """Yield the logarithms behind each comparison of interleaved launches, in pairs, and those of the CPU time where it
+    is known."""
     current, other = alike([current, other], first_node=verdict.first_node)
-    for limit in (comparison.limit for comparison in verdict.comparisons):
+    cpu_time = [CPU_TIME] if has_figure(CPU_TIME, current) and has_figure(CPU_TIME, other) else []
+    for limit in (*(comparison.limit for comparison in verdict.comparisons), *cpu_time):
         yield limit, *_paired(limit, current, other, stretches)
 
 
@@ -324,6 +326,10 @@ _MIDDLE = 25, 75
 # Of their differences, the share that is left out at either end: steps come in modes, as the scheduler has it, and
 # where a few stretches more than half are in another one, a pair differs by all that lies between.
 TRIM = 0.2
+
+
+# What most work shows in, whoever else uses the machine.
+CPU_TIME = Limit(metric="cpu_p50", value=0.0, unit="%")
 
 
 def logs(limit: Limit, measurement: Measurement) -> list[float]:

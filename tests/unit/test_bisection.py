@@ -35,7 +35,7 @@ def search(slower: dict[int, float], *, commits: int = 41, spread: float = 0.01,
             if found.decide(place, difference, is_last=pairs == LAUNCHES[-1]):
                 break
         else:
-            found.skipped[place] = "not decided"
+            found.skipped[place] = bisection.UNDECIDED
     assert len(looks) <= kwargs.get("most", 100)  # type: ignore[operator]
     return found
 
@@ -71,6 +71,17 @@ def test_a_gap_of_such_commits_is_the_answer() -> None:
     found = search({17: 0.15}, unfit=(16, 17))
     assert slower_at(found) == [(15, 18)]
     assert set(found.skipped) == {16, 17}
+
+
+def test_a_gap_is_not_split_once_two_of_its_commits_were_too_noisy() -> None:
+    found = Bisection(last=40, measured={0: paired([0.15, 0.151], [0, 0]), 40: SAME})
+    noisy = paired([0.0, 0.3], [0, 0])
+    for place in (20, 19):
+        assert found.next() == place
+        assert not found.decide(place, noisy, is_last=True)
+        found.skipped[place] = bisection.UNDECIDED
+    assert found.next() is None
+    assert slower_at(found) == [(0, 40)]
 
 
 def test_a_slower_commit_that_a_later_one_partly_makes_up_for_is_found() -> None:

@@ -6,7 +6,7 @@ import json
 import os
 import random
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from pytest_ddpperf.records import codec
 from pytest_ddpperf.records.errors import NOTHING_DIFFERS
 from pytest_ddpperf.records.outcome import Outcome
 from pytest_ddpperf.records.plan import Limit
-from pytest_ddpperf.records.samples import Baseline, Distribution, Recording, Status, TestId, Verdict
+from pytest_ddpperf.records.samples import Baseline, Distribution, Measurement, Recording, Status, TestId, Verdict
 from pytest_ddpperf.report import json_report
 from tests.git import git
 from tests.reports import RUN, Drawn, in_turns, measurement, outcome
@@ -175,7 +175,7 @@ def test_commits_that_cannot_be_measured_are_named(project: Project, bisect: Cal
     status, out, _ = bisect("--good", commits[0])
     assert status == 0
     assert f"slower after {commits[3][:12]}, up to {commits[5][:12]}" in out
-    assert "1 commit between could not be measured" in out
+    assert "any of these 2 commits may be it" in out
     assert f"{commits[4][:12]}" in out
     assert f"not measured: {why}" in out
 
@@ -194,6 +194,68 @@ def test_of_a_merged_branch_the_merge_is_named(project: Project, bisect: Call) -
     _, out, _ = bisect("--good", good)
     assert f"slower at {merge[:12]}" in out
     assert ": Merge the branch" in out
+
+
+def of_steps(work: str) -> float:
+    return float(work) / 1000
+
+
+def rises_early(work: str) -> float:
+    return 0.023 if float(work) > 20.01 else 0.02
+
+
+@dataclass(frozen=True)
+class Busy:
+    """A machine on which others work: steps vary by `noise`, and their CPU time is exact, or unknown."""
+
+    project: Project
+    noise: float
+    cpu_time: Callable[[str], float] | None  # of a step, by the work of a commit
+    seed: int = 0
+
+    def outcomes(self, options: dict[str, str]) -> tuple[list[Outcome], str]:
+        works = (
+            (self.project.top / "work").read_text().strip(),
+            git(self.project.top, "show", f"{options['--ddp-against']}:work"),
+        )
+        if works[0] == works[1]:
+            return [], f"--ddp-against: {NOTHING_DIFFERS}"
+        launches = int(options.get("--ddp-launches", 10))
+        seed = random.Random(f"{self.seed} {works} {launches} {len(self.project.asked)}").randrange(1_000_000)
+        now, base = (
+            Drawn(seed=seed + side, step=of_steps(work), launches=launches, noise=self.noise)
+            for side, work in enumerate(works)
+        )
+        found = in_turns("test_train", now, base)
+        other = found.baseline_side
+        assert other is not None
+        assert found.verdict is not None
+        there = replace(other, measurement=self.with_cpu_time(other.measurement, works[1]))
+        verdict = replace(found.verdict, status=Status.REGRESSED)
+        measured = self.with_cpu_time(found.measurement, works[0])
+        return [replace(found, verdict=verdict, measurement=measured, baseline_side=there)], ""
+
+    def with_cpu_time(self, measured: Measurement | None, work: str) -> Measurement:
+        assert measured is not None
+        assert measured.samples.cpu_seconds is not None
+        cpu = None
+        if self.cpu_time is not None:
+            seconds = self.cpu_time(work)
+            cpu = tuple(tuple(tuple(seconds for _ in rank) for rank in each) for each in measured.samples.cpu_seconds)
+        return replace(measured, samples=replace(measured.samples, cpu_seconds=cpu))
+
+
+@pytest.mark.parametrize(("cpu_time", "most"), [(of_steps, 6), (rises_early, 13), (lambda work: 0.02, 8), (None, 8)])
+def test_cpu_time_says_where_to_look_and_time_what_is_slower(
+    project: Project, bisect: Call, monkeypatch: pytest.MonkeyPatch, cpu_time: Callable[[str], float] | None, most: int
+) -> None:
+    monkeypatch.setattr(project, "_outcomes", Busy(project, 0.06, cpu_time, seed=5).outcomes)
+    commits = project.commits([20.0 + number / 1000 if number < 27 else 23.0 for number in range(40)])
+    status, out, _ = bisect("--good", commits[0])
+    assert status == 0
+    assert f"slower at {commits[27][:12]}" in out
+    assert len(project.asked) <= most
+    assert out.splitlines()[-1].endswith(f"; {len(project.asked)} comparisons, 0.0 min")
 
 
 def test_a_slow_commit_of_the_past_needs_no_checkout(project: Project, bisect: Call) -> None:
