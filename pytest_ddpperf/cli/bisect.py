@@ -192,9 +192,10 @@ class CommitSearch:
         places = iter([place for place in dict.fromkeys(first) if place not in found.measured])
         while (place := next(places, None) or found.next()) is not None:
             looks: list[Compared] = []
+            left = len(first) if place in first else found.left()
             for launches in _LAUNCHES:
                 try:
-                    looks.append(self._look(place, launches, again=len(looks), doing=self._where(found)))
+                    looks.append(self._look(place, launches, again=len(looks), doing=self._where(left)))
                     self._seen[place] = difference(looks, self._key)
                     by_all = difference(looks, key)
                 except NotMeasured as why:
@@ -215,12 +216,12 @@ class CommitSearch:
         )
         return compare(self._runs, *asked, again=again, doing=doing)
 
-    def _where(self, found: bisection.Bisection) -> str:
+    def _where(self, left: int) -> str:
         done = len(self._runs.used)
-        more = max(found.left() - 1, 1).bit_length()
+        more = max(left - 1, 1).bit_length()
         minutes = math.ceil(more * sum(self._runs.seconds) / max(len(self._runs.seconds), 1) / 60)
         when = f", {minutes} min" if minutes else ""
-        return f"{done + 1} of about {done + more}: {text.several(found.left(), 'commit')} left{when}"
+        return f"{done + 1} of about {done + more}: {text.several(left, 'commit')} left{when}"
 
     def _named(self, place: int) -> str:
         return self._commits[place][:12] or "the working tree"
@@ -259,7 +260,7 @@ class CommitSearch:
                 shown = text.interval(change) if place else "-"
             else:
                 commits.append({**row, "skipped": found.skipped[place]})
-                shown = f"not measured: {found.skipped[place]}"
+                shown = f"passed over: {found.skipped[place]}"
             rows.append((self._named(place), row["date"], shown, text.shortened(row["subject"], 60)))
         whole = f"{self._key[1]} {_interval(found.whole, level)}"
         lines = [f"{self._test}: {whole} from {self._named(0)} to {self._named(-1)}", ""]
