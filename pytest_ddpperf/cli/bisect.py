@@ -20,7 +20,7 @@ from typing import Any
 from pytest_ddpperf import git
 from pytest_ddpperf.baseline import Store
 from pytest_ddpperf.cli import console
-from pytest_ddpperf.cli.comparisons import Compared, NotMeasured, Runs, compare, difference, key_of, largest, progress
+from pytest_ddpperf.cli.comparisons import Compared, NotMeasured, Runs, compare, difference, key_of, progress
 from pytest_ddpperf.history import bisection, entries
 from pytest_ddpperf.records import codec
 from pytest_ddpperf.records.outcome import Outcome
@@ -132,35 +132,44 @@ class CommitSearch:
             raise console.UsageError(f"there is nothing between {good[:12]} and {self._named(-1)}")
         # Whether the slow end is the working tree, with which all are compared.
         self._ends_here = self._commits[-1] == "" or (bad == head and not is_changed)
-        self._first = self._last = Compared()
+        self._first = list[Compared]()  # looks at both ends
+        self._last = [Compared()] * self._ends_here
         self._slower: tuple[Outcome, Limit]  # the measurement, and what of it, that is searched for
         self._key = ("", "")
         self._seen: dict[int, stats.Difference] = {}  # of all commits that were measured
 
     def compare_ends(self) -> bisection.Bisection | None:
-        """Compare both ends; None if the test did not become slower beyond its limit. Raises UsageError."""
+        """Compare both ends, again while that is open; None if the test did not become slower beyond its limit. Raises
+        UsageError."""
+        for again in range(len(_LAUNCHES)):
+            self._look_at_ends(again)
+            slower, is_open = list[tuple[float, Outcome, Limit, bisection.Bisection]](), False
+            for outcome, each, found in self._rises():
+                bound, reach = times.bound(each.limit, math.log(each.baseline_seconds)), found.whole.reach(each.level)
+                if found.whole.estimate > max(bound, reach):
+                    slower.append((found.whole.p_value(), outcome, each.limit, found))
+                is_open = is_open or found.whole.estimate > max(bound / 2, bound - reach)
+            if slower:
+                _, outcome, limit, found = min(slower, key=lambda each: each[0])
+                self._slower, self._key = (outcome, limit), key_of(outcome, limit)
+                return found
+            if not is_open:
+                break
+        return None
+
+    def _look_at_ends(self, again: int) -> None:
+        """Compare both ends, or do so again; raises UsageError."""
         try:
-            self._first = compare(self._runs, f"--ddp-against={self._commits[0]}", doing="1: comparing the ends")
-            if not self._ends_here:
-                self._last = compare(self._runs, f"--ddp-against={self._commits[-1]}", doing="2: comparing the ends")
+            for place, looks in ((0, self._first), (-1, self._last))[: 2 - self._ends_here]:
+                words = f"{len(self._runs.used) + 1}: comparing the ends"
+                looks.append(compare(self._runs, f"--ddp-against={self._commits[place]}", again=again, doing=words))
         except NotMeasured as why:
             console.warn(self._runs.output())
             raise console.UsageError(f"the ends cannot be compared: {why}") from None
-        slower: list[tuple[float, Outcome, Limit, bisection.Bisection]] = []
-        for outcome, each, found in self._rises():
-            is_evident = not self._ends_here or outcome.verdict == "REGRESSED"
-            least = max(times.bound(each.limit, math.log(each.baseline_seconds)), found.whole.reach(each.level))
-            if is_evident and found.whole.estimate > least:
-                slower.append((found.whole.p_value(), outcome, each.limit, found))
-        if not slower:
-            return None
-        _, outcome, limit, found = min(slower, key=lambda each: each[0])
-        self._slower, self._key = (outcome, limit), key_of(outcome, limit)
-        return found
 
     def _rises(self) -> Iterator[tuple[Outcome, Comparison, bisection.Bisection]]:
         """Yield what was compared in each measurement, with its rise between the ends."""
-        for outcome in self._first.outcomes or self._last.outcomes:
+        for outcome in self._first[-1].outcomes or self._last[-1].outcomes:
             for each in outcome.verdict.comparisons if outcome.verdict is not None else ():
                 with suppress(NotMeasured):
                     yield outcome, each, self._between_ends(key_of(outcome, each.limit))
@@ -168,7 +177,7 @@ class CommitSearch:
     def _between_ends(self, key: tuple[str, str]) -> bisection.Bisection:
         """Return a search that has yet to begin; raises NotMeasured."""
         last = len(self._commits) - 1
-        measured = {0: difference([self._first], key), last: difference([self._last], key)}
+        measured = {0: difference(self._first, key), last: difference(self._last, key)}
         return bisection.Bisection(last=last, measured=measured)
 
     def split(self, found: bisection.Bisection) -> None:
@@ -201,7 +210,7 @@ class CommitSearch:
                 except NotMeasured as why:
                     found.skipped[place] = str(why)
                     break
-                if found.decide(place, by_all, is_last=launches == _LAUNCHES[-1]):
+                if found.decide(place, by_all, is_last=place in first or launches == _LAUNCHES[-1]):
                     break
             else:
                 found.skipped[place] = bisection.UNDECIDED
@@ -229,9 +238,9 @@ class CommitSearch:
     def not_slower(self) -> Answer:
         """Return why there is nothing to look for."""
         between, rises = f"from {self._named(0)} to {self._named(-1)}", [*self._rises()]
-        why = [f"{self._test}: nothing to look for {between}", self._first.same]
+        why = [f"{self._test}: nothing to look for {between}", self._first[-1].same]
         if rises:
-            judged = self._first.slowest().verdict if self._ends_here else None
+            judged = self._first[-1].slowest()[0].verdict if self._ends_here else None
             counters = [each for each in judged.counters if each.status is Status.REGRESSED] if judged else []
             rose = [f"{each.limit.metric} {each.baseline:,} -> {each.now:,}" for each in counters]
             figures = [f"{each.limit.metric} {_interval(found.whole, each.level)}" for _, each, found in rises]
@@ -262,8 +271,10 @@ class CommitSearch:
                 commits.append({**row, "skipped": found.skipped[place]})
                 shown = f"passed over: {found.skipped[place]}"
             rows.append((self._named(place), row["date"], shown, text.shortened(row["subject"], 60)))
-        whole = f"{self._key[1]} {_interval(found.whole, level)}"
-        lines = [f"{self._test}: {whole} from {self._named(0)} to {self._named(-1)}", ""]
+        lines = [
+            f"{self._test}: {self._key[1]} {_interval(found.whole, level)} from {self._named(0)} to {self._named(-1)}",
+            "",
+        ]
         lines += [*text.aligned(rows, left=(2,)), ""]
         gaps = [self._gap(found, gap) for gap in found.gaps()]
         for words, _ in gaps:
@@ -273,7 +284,7 @@ class CommitSearch:
             lines.append("this difference is not evident enough for a search: try again on a quieter machine")
         elif left >= bisection.LEAST_PART:
             lines.append(f"the other {text.amount(left)} of it are smaller changes, or noise")
-        evidence = self._slower[0].evidence if self._first.outcomes else ()
+        evidence = self._slower[0].evidence if self._first[-1].outcomes else ()
         lines += [f"the working tree, compared with {self._named(0)}: {'; '.join(evidence)}"] * bool(evidence)
         cost = f"{len(self._runs.used)} comparisons, {sum(self._runs.seconds) / 60:.1f} min"
         lines.append(f"a wrong commit is named in at most {text.amount(bisection.ERROR_RATE)} of searches; {cost}")
@@ -297,16 +308,12 @@ class CommitSearch:
             test, (good, *_, bad) = replace(self._slower[0].test, label=""), self._commits
             record = entries.BisectedChange(test=test, good=good, bad=bad, commit=after, subject=row["subject"])
             lines.append(f"  added to the history: {entries.add_change(self._history, record)}")
-        fields = {"before": before, "change": codec.encode(change), "share": part, "files": files}
-        return lines, {**row, **fields, "split": is_one}
+        data = {"before": before, "change": codec.encode(change), "share": part, "files": files, "split": is_one}
+        return lines, {**row, **data}
 
 
 def _interval(found: stats.Difference, level: float) -> str:
     return text.interval(bisection.interval(found, level))
-
-
-def _change(comparison: Comparison) -> str:
-    return f"{comparison.limit.metric} {text.interval(text.changed(comparison))}"
 
 
 def _described(top: Path, commit: str) -> dict[str, str]:
@@ -353,8 +360,8 @@ def _of_facts(arguments: argparse.Namespace, runs: Runs) -> Answer:
             compared = compare(runs, _set_back(arguments, runs, name, before))
             if not compared.outcomes:
                 raise NotMeasured("nothing differs")
-            outcome = compared.slowest()
-            cells = _change(largest(outcome)), str(outcome.verdict)
+            outcome, change = compared.slowest()
+            cells = f"{change.limit.metric} {text.interval(text.changed(change))}", str(outcome.verdict)
         except NotMeasured as why:
             cells = "-", f"not measured: {why}"
         rows.append((name.removeprefix(_VARIABLE), f"{before or 'unset'} -> {now or 'unset'}", *cells))

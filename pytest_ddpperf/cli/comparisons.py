@@ -126,20 +126,15 @@ class Compared:
                     found[key_of(outcome, limit)] = now, other
         return found
 
-    def slowest(self) -> Outcome:
-        """Return the measurement that differs most: of those that regressed, if any did."""
-        return max(self.outcomes, key=lambda each: (each.verdict == "REGRESSED", largest(each).change.estimate))
+    def slowest(self) -> tuple[Outcome, Comparison]:
+        """Return the measurement that differs most, of those that regressed if any did, with its largest change."""
+        pairs = [(each, one) for each in self.outcomes if each.verdict is not None for one in each.verdict.comparisons]
+        return max(pairs, key=lambda pair: (pair[0].verdict == "REGRESSED", pair[1].change.estimate))
 
 
 def key_of(outcome: Outcome, limit: Limit) -> Key:
     """Return what a limit is on. A bandwidth is one on the time at p50."""
     return outcome.test.label, "p50" if limit.is_bandwidth else limit.metric
-
-
-def largest(outcome: Outcome) -> Comparison:
-    """Return the comparison with the largest change."""
-    assert outcome.verdict is not None
-    return max(outcome.verdict.comparisons, key=lambda each: each.change.estimate)
 
 
 def difference(looks: Sequence[Compared], key: Key) -> stats.Difference:

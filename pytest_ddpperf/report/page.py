@@ -64,10 +64,9 @@ def _breakable(name: str) -> Any:
 
 def _run_facts(run: RunInfo) -> dict[str, Any]:
     names = {"ended": "created", "commit": "commit", "committed": "committed", "pytest-ddpperf": "version"}
-    facts = [(title, getattr(run, name)) for title, name in names.items()]
+    facts = [(title, value) for title, name in names.items() if (value := getattr(run, name))]
     header = terminal.header(run.facts, verbose=False) if run.facts else ()
-    lines = [line.removeprefix("ddpperf: ") for line in header]
-    return {"lines": lines, "facts": [(title, value) for title, value in facts if value]}
+    return {"lines": [line.removeprefix("ddpperf: ") for line in header], "facts": facts}
 
 
 def _card(outcome: Outcome, number: int) -> dict[str, Any]:

@@ -166,8 +166,7 @@ def _details(outcome: Outcome) -> Iterator[str]:
         compared = outcome.verdict.comparisons
         smallest = ", ".join(f"{text.amount(text.resolution(c))} ({c.limit.metric})" for c in compared)
         yield f"smallest detectable change: {smallest}"
-    counters = outcome.measured.counters.items()
-    known = {name: count for name, count in counters if count}
+    known = {name: count for name, count in outcome.measured.counters.items() if count}
     if known:
         yield f"a step: {', '.join(f'{name} {count:,}' for name, count in known.items())}"
     if phases := outcome.measured.mean_phases:
@@ -180,8 +179,7 @@ def _details(outcome: Outcome) -> Iterator[str]:
             for field in fields(LaunchCost)
         )
         launches = text.several(len(outcome.costs), "launch")
-        each = f"a launch (median): {costs}"
-        yield f"cost: {launches}, {outcome.seconds:.0f} s; {each}"
+        yield f"cost: {launches}, {outcome.seconds:.0f} s; a launch (median): {costs}"
 
 
 def _percentiles(outcome: Outcome, percentiles: Sequence[int] = _PERCENTILES) -> Iterator[str]:

@@ -262,6 +262,24 @@ def test_cpu_time_says_where_to_look_and_time_what_is_slower(
     assert out.splitlines()[-1].endswith(f"; {len(project.asked)} comparisons, 0.0 min")
 
 
+def test_the_ends_are_compared_again_while_it_is_open_whether_they_differ(
+    project: Project, bisect: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    busy = Busy(project, 0.06, None, seed=3)
+    noises = iter([0.5])
+
+    def outcomes(options: dict[str, str]) -> tuple[list[Outcome], str]:
+        return replace(busy, noise=next(noises, 0.02)).outcomes(options)
+
+    monkeypatch.setattr(project, "_outcomes", outcomes)
+    commits = project.commits([20.0, 20.0, 22.8, 22.8])
+    status, out, err = bisect("--good", commits[0])
+    assert status == 0
+    assert f"slower at {commits[2][:12]}" in out
+    assert "2: comparing the ends" in err
+    assert project.asked[0] == project.asked[1]
+
+
 def test_a_slow_commit_of_the_past_needs_no_checkout(project: Project, bisect: Call) -> None:
     commits = project.commits([20.0, 20.0, 20.0, 23.0, 23.0, 19.0, 19.0])
     status, out, _ = bisect("--good", commits[0], "--bad", commits[4])
@@ -420,7 +438,7 @@ def test_of_several_measurements_one_that_regressed_is_searched_for(
     monkeypatch.setattr(project, "_outcomes", lambda options: ([noisy, slower], ""))
     project.commit(20.0)
     compared = comparisons.compare(comparisons.Runs(TEST, ()), "--ddp-against=x")
-    assert compared.slowest().verdict == "REGRESSED"
+    assert compared.slowest()[0].verdict == "REGRESSED"
 
 
 def test_looks_at_a_commit_count_together_without_the_pairs_that_differ_most() -> None:
