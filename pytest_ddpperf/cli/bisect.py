@@ -139,8 +139,8 @@ class CommitSearch:
         self._seen: dict[int, stats.Difference] = {}  # of all commits that were measured
 
     def compare_ends(self) -> bisection.Bisection | None:
-        """Compare both ends, again while that is open; None if the test did not become slower beyond its limit. Raises
-        UsageError."""
+        """Compare both ends, again while the answer is open. Return None if the test did not become slower beyond its
+        limit. Raises UsageError."""
         for again in range(len(_LAUNCHES)):
             self._look_at_ends(again)
             slower, is_open = list[tuple[float, Outcome, Limit, bisection.Bisection]](), False
@@ -158,7 +158,7 @@ class CommitSearch:
         return None
 
     def _look_at_ends(self, again: int) -> None:
-        """Compare both ends, or do so again; raises UsageError."""
+        """Add a comparison of both ends; raises UsageError."""
         try:
             for place, looks in ((0, self._first), (-1, self._last))[: 2 - self._ends_here]:
                 words = f"{len(self._runs.used) + 1}: comparing the ends"
@@ -210,7 +210,7 @@ class CommitSearch:
                 except NotMeasured as why:
                     found.skipped[place] = str(why)
                     break
-                if found.decide(place, by_all, is_last=place in first or launches == _LAUNCHES[-1]):
+                if found.decide(place, by_all, one_side=place in first or launches == _LAUNCHES[-1]):
                     break
             else:
                 found.skipped[place] = bisection.UNDECIDED

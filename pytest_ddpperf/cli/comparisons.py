@@ -56,12 +56,12 @@ class Runs:
         self.folder = cache / f"bisect-{_digest(*same)}"
         self._output = self.folder / "output"
         self._output.unlink(missing_ok=True)
-        self.used = set[Path]()  # reports
-        self.seconds: list[float] = []  # that each new one took
+        self.used = set[Path]()  # the reports that were asked for
+        self.seconds: list[float] = []  # what each run of pytest took
 
     def run(self, *asked: str, again: int = 0, doing: str = "") -> json_report.StoredReport:
-        """Return the report of a run with these options, that one or a further one. If there is none yet, pytest is
-        run, and that it is `doing` so is said. Raises UsageError if pytest did not come to measure."""
+        """Return the report of a run with these options, that one or a further one. If there is none yet, it says
+        what it is `doing`, and runs pytest. Raises UsageError if pytest did not come to measure."""
         path = self.folder / f"{_digest(*asked, str(again))}.json"
         self.used.add(path)
         if not path.exists():

@@ -78,14 +78,14 @@ class Bisection:
                 return min(between, key=lambda place: abs(2 * place - gap.before - gap.after))
         return None
 
-    def decide(self, place: int, found: Difference, *, is_last: bool = False) -> bool:
+    def decide(self, place: int, found: Difference, *, one_side: bool = False) -> bool:
         """Take a measurement of the commit if it shows on which side of it the test became slower, or that it did on
-        both; return whether it does. Of the last measurement it is enough that it shows one side."""
+        both; return whether it does. With `one_side` it may leave open whether the test became slower on the other."""
         before, after = max(p for p in self.measured if p < place), min(p for p in self.measured if p > place)
         sides = rise(self.measured[before], found), rise(found, self.measured[after])
         slower = [*map(self._is_slower, sides)]
         is_one_side = abs(sides[0].estimate - sides[1].estimate) / 2 > found.reach(self.level)
-        if is_one_side or all(slower) or (is_last and any(slower)):
+        if is_one_side or all(slower) or (one_side and any(slower)):
             self.measured[place] = found
             return True
         return False

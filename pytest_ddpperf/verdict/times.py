@@ -328,7 +328,7 @@ _MIDDLE = 25, 75
 TRIM = 0.2
 
 
-# What most work shows in, whoever else uses the machine.
+# Most work of a step shows in it, and hardly any work of others on the machine.
 CPU_TIME = Limit(metric="cpu_p50", value=0.0, unit="%")
 
 

@@ -32,7 +32,7 @@ def search(slower: dict[int, float], *, commits: int = 41, spread: float = 0.01,
         for pairs in LAUNCHES:
             looks.append(place)
             difference = look(place, pairs)
-            if found.decide(place, difference, is_last=pairs == LAUNCHES[-1]):
+            if found.decide(place, difference, one_side=pairs == LAUNCHES[-1]):
                 break
         else:
             found.skipped[place] = bisection.UNDECIDED
@@ -78,7 +78,7 @@ def test_a_gap_is_not_split_once_two_of_its_commits_were_too_noisy() -> None:
     noisy = paired([0.0, 0.3], [0, 0])
     for place in (20, 19):
         assert found.next() == place
-        assert not found.decide(place, noisy, is_last=True)
+        assert not found.decide(place, noisy, one_side=True)
         found.skipped[place] = bisection.UNDECIDED
     assert found.next() is None
     assert slower_at(found) == [(0, 40)]
@@ -104,7 +104,7 @@ def test_a_wrong_commit_is_rarely_named() -> None:
 def test_nothing_that_was_measured_decides_more_than_its_own_error_allows() -> None:
     found = Bisection(last=40, measured={0: paired([0.15, 0.151], [0, 0]), 40: SAME})
     assert not found.decide(20, paired([0.0, 0.3], [0, 0]))
-    assert not found.decide(20, paired([0.0, 0.3], [0, 0]), is_last=True)
+    assert not found.decide(20, paired([0.0, 0.3], [0, 0]), one_side=True)
     assert 20 not in found.measured
     assert found.decide(20, paired([0.15, 0.1501, 0.1499] * 5, [0] * 15))
     assert found.decide(10, SAME)
@@ -115,7 +115,7 @@ def test_in_the_end_it_is_enough_that_one_side_is_slower() -> None:
     found = Bisection(last=40, measured={0: paired([0.15, 0.151], [0, 0]), 40: SAME})
     near_the_fast_one = paired([0.02, 0.16, 0.11, 0.06, 0.15, 0.12, 0.05, 0.13], [0] * 8)  # 0.10
     assert not found.decide(20, near_the_fast_one)
-    assert found.decide(20, near_the_fast_one, is_last=True)
+    assert found.decide(20, near_the_fast_one, one_side=True)
     assert slower_at(found) == [(20, 40)]
 
 
