@@ -147,12 +147,11 @@ class Checkout:
     @property
     def assignments(self) -> dict[str, str]:
         """The variables that are to be otherwise."""
-        pairs = (text.partition("=") for text in self.version.environ)
-        return {name: value for name, assigned, value in pairs if assigned}
+        return dict(text.split("=", 1) for text in self.version.environ)
 
     def environ(self, outside: Mapping[str, str]) -> dict[str, str]:
-        """The variables `outside`, less those that are to be unset, with those that are to be otherwise."""
-        return {**{n: v for n, v in outside.items() if n not in self.version.environ}, **self.assignments}
+        """The variables `outside`, with those that are to be otherwise."""
+        return {**outside, **self.assignments}
 
     def check_out(self, environ: Mapping[str, str] | None = None, until: float = math.inf) -> Trees:
         """Check the version out next to the current tree and set it up; raises AgainstError.
