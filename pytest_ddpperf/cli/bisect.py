@@ -143,17 +143,12 @@ class CommitSearch:
         limit. Raises UsageError."""
         for again in range(len(_LAUNCHES)):
             self._look_at_ends(again)
-            slower, is_open = list[tuple[float, Outcome, Limit, bisection.Bisection]](), False
-            for outcome, each, found in self._rises():
-                bound, reach = times.bound(each.limit, math.log(each.baseline_seconds)), found.whole.reach(each.level)
-                if found.whole.estimate > max(bound, reach):
-                    slower.append((found.whole.p_value(), outcome, each.limit, found))
-                is_open = is_open or found.whole.estimate > max(bound / 2, bound - reach)
-            if slower:
-                _, outcome, limit, found = min(slower, key=lambda each: each[0])
-                self._slower, self._key = (outcome, limit), key_of(outcome, limit)
+            rises = [*self._rises()]
+            if slower := [each for each in rises if each[0]]:
+                _, outcome, compared, found = min(slower, key=lambda each: each[-1].whole.p_value())
+                self._slower, self._key = (outcome, compared.limit), key_of(outcome, compared.limit)
                 return found
-            if not is_open:
+            if all(is_slower is False for is_slower, *_ in rises):
                 break
         return None
 
@@ -167,12 +162,14 @@ class CommitSearch:
             console.warn(self._runs.output())
             raise console.UsageError(f"the ends cannot be compared: {why}") from None
 
-    def _rises(self) -> Iterator[tuple[Outcome, Comparison, bisection.Bisection]]:
-        """Yield what was compared in each measurement, with its rise between the ends."""
+    def _rises(self) -> Iterator[tuple[bool | None, Outcome, Comparison, bisection.Bisection]]:
+        """Yield what was compared in each measurement: whether it became slower, and its rise between the ends."""
         for outcome in self._first[-1].outcomes or self._last[-1].outcomes:
             for each in outcome.verdict.comparisons if outcome.verdict is not None else ():
                 with suppress(NotMeasured):
-                    yield outcome, each, self._between_ends(key_of(outcome, each.limit))
+                    found = self._between_ends(key_of(outcome, each.limit))
+                    bound = times.bound(each.limit, math.log(each.baseline_seconds))
+                    yield found.became_slower(bound, each.level), outcome, each, found
 
     def _between_ends(self, key: tuple[str, str]) -> bisection.Bisection:
         """Return a search that has yet to begin; raises NotMeasured."""
@@ -243,12 +240,11 @@ class CommitSearch:
             judged = self._first[-1].slowest()[0].verdict if self._ends_here else None
             counters = [each for each in judged.counters if each.status is Status.REGRESSED] if judged else []
             rose = [f"{each.limit.metric} {each.baseline:,} -> {each.now:,}" for each in counters]
-            figures = [f"{each.limit.metric} {_interval(found.whole, each.level)}" for _, each, found in rises]
-            only = "; times did not rise beyond a limit, but counters did" if counters else ""
-            why = [
-                f"{self._test} did not become slower beyond its limit {between}{only}",
-                f"{judged}: " * bool(judged) + ", ".join([*figures, *rose]),
-            ]
+            figures = [f"{each.limit.metric} {_interval(found.whole, each.level)}" for _, _, each, found in rises]
+            is_open = any(is_slower is None for is_slower, *_ in rises)
+            said = ": too noisy to decide whether it became" if is_open else " did not become"
+            only = "; times did not rise beyond a limit, but counters did" if counters and not is_open else ""
+            why = [f"{self._test}{said} slower beyond its limit {between}{only}", ", ".join([*figures, *rose])]
         return Answer(found=False, lines=why, data={**self._ends, "commits": [], "found": []})
 
     @property

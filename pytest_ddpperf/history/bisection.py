@@ -59,6 +59,14 @@ class Bisection:
         decisions = (self.last - 1).bit_length()  # in a search for a single slower commit
         return ERROR_RATE / (2 * max(decisions, 1))
 
+    def became_slower(self, bound: float, level: float) -> bool | None:
+        """Return whether the test became slower beyond the bound, a logarithm, at this error rate; None if it is open:
+        it may have, and the rise is beyond half the bound."""
+        estimate, reach = self.whole.estimate, self.whole.reach(level)
+        if estimate > max(bound, reach):
+            return True
+        return None if estimate > max(bound / 2, bound - reach) else False
+
     def gaps(self) -> Iterator[Gap]:
         """Yield the gaps in which the test became slower, by evidence and by a part worth looking for."""
         for before, after in pairwise(sorted(self.measured)):

@@ -123,3 +123,13 @@ def test_a_rise_has_bounds() -> None:
     change = bisection.interval(paired([0.1, 0.11, 0.09, 0.1], [0.0] * 4), 0.01)
     assert change.low < change.estimate < change.high
     assert change.estimate == pytest.approx(0.105, abs=0.001)
+
+
+@pytest.mark.parametrize(
+    ("rise", "spread", "expected"),
+    [(0.15, 0.005, True), (0.08, 0.005, False), (0.15, 0.3, None), (0.06, 0.1, None), (0.02, 0.3, False)],
+)
+def test_ends_differ_do_not_or_may(rise: float, spread: float, expected: bool | None) -> None:
+    source = [-1.0, -0.7, -0.4, -0.1, 0.1, 0.4, 0.7, 1.0]
+    first = paired([rise + spread * each for each in source], [0.0] * len(source))
+    assert Bisection(last=1, measured={0: first, 1: SAME}).became_slower(bound=0.1, level=0.01) is expected
