@@ -38,7 +38,7 @@ class Stored:
 
     interleaved = False
     sampled = None
-    mostly_recompiled = False
+    mostly_unfit = False
     version: Version | None = None
 
     def __init__(self, store: Store, test: TestId, *, to_extend: bool = False) -> None:
@@ -261,9 +261,9 @@ class Interleaved:
         return current.seconds(count) + (self._launches.seconds(count) if self._launches.taken else 0.0)
 
     @property
-    def mostly_recompiled(self) -> bool:
-        """Whether more than half of the baseline side's launches recompiled within their window."""
-        return self._launches.mostly_recompiled
+    def mostly_unfit(self) -> bool:
+        """Whether more than half of the baseline side's launches say little of steady training."""
+        return self._launches.mostly_unfit
 
     def measurements(self, start: int = 0, stop: int | None = None) -> tuple[Measurement, ...]:
         """Return the baseline side's launches start..stop; () if something went wrong there."""

@@ -103,8 +103,8 @@ class Launches:
         return sum(seconds) + (count - len(self.taken)) * fmean(seconds)
 
     @property
-    def mostly_recompiled(self) -> bool:
-        """Whether more than half of the launches recompiled within their window."""
+    def mostly_unfit(self) -> bool:
+        """Whether more than half of the launches say little of steady training."""
         return sum(bool(launch.unfit) for launch in self.taken) > len(self.taken) / 2
 
     def notes(self, *, advise: bool = True) -> tuple[str, ...]:

@@ -204,7 +204,7 @@ class Judge:
         ended = ended or verdict.reason == "counter-rose"  # which no further launch would change
         if self._not_gated == "saving":
             ended = final or not times.coarse(current, self._job.limits, level=self._job.level)
-        if self._current.mostly_recompiled or self._side.mostly_recompiled:
+        if self._current.mostly_unfit or self._side.mostly_unfit:
             verdict = without_steady_windows(verdict)
         return verdict, ended
 

@@ -26,8 +26,8 @@ def judge(current: Measurement, baseline: Sequence[Measurement], limits: Sequenc
 
 
 def without_steady_windows(verdict: Verdict) -> Verdict:
-    """Return the verdict on launches of which most recompiled within their window: they say little of steady training,
-    so nothing is claimed to be within a limit. A slowdown stays one: recompiling takes time, too."""
+    """Return the verdict on launches of which most say little of steady training, since they recompiled within their
+    window, for example: nothing is claimed to be within a limit. A slowdown stays one: recompiling takes time, too."""
     if verdict.status in (Status.PASS, Status.IMPROVED):
         return replace(verdict, status=Status.INCONCLUSIVE, reason="recompiled")
     return verdict

@@ -79,7 +79,7 @@ def launches(*taken: LaunchSamples) -> Launches:
 )
 def test_notes_on_launches(taken: tuple[LaunchSamples, ...], notes: tuple[str, ...], mostly: bool) -> None:
     every = launches(*taken)
-    assert (every.notes(), every.mostly_recompiled) == (notes, mostly)
+    assert (every.notes(), every.mostly_unfit) == (notes, mostly)
 
 
 def test_a_counter_that_launches_do_not_agree_on_is_unknown_but_for_memory() -> None:

@@ -29,7 +29,7 @@ def launches(*seconds: float) -> list[LaunchSamples]:
 class BaselineSide:
     """The baseline side: all its steps last 0.01 s, a launch takes a second."""
 
-    mostly_recompiled = False
+    mostly_unfit = False
 
     def __init__(self, *, interleaved: bool) -> None:
         self.interleaved = interleaved
@@ -64,7 +64,7 @@ def decided(
     """Return the verdict, after how many launches, and as what numbers they were announced. The current side is slower
     by each of `ratios`."""
     every = launches(*(0.01 * ratio for ratio in ratios))
-    current: Any = SimpleNamespace(every=every, taken=[], facts={}, mostly_recompiled=recompiled)
+    current: Any = SimpleNamespace(every=every, taken=[], facts={}, mostly_unfit=recompiled)
     side: Any = BaselineSide(interleaved=interleaved)
     ends = {"max_seconds": max_seconds, "stops_early": stops_early, "gives_up": gives_up}
     verdict = Judge(of_test, current, side, **ends).decide()
@@ -122,7 +122,7 @@ def test_a_red_waits_for_the_look() -> None:
     [(STEADY, "INCONCLUSIVE", "recompiled"), (SLOWER, "REGRESSED", "beyond-limit")],
     ids=["within the limit", "slower"],
 )
-def test_launches_that_mostly_recompiled_are_within_no_limit(ratios: Sequence[float], status: str, reason: str) -> None:
+def test_launches_that_mostly_unfit_are_within_no_limit(ratios: Sequence[float], status: str, reason: str) -> None:
     verdict, *_ = decided(ratios, recompiled=True)
     assert (verdict.status, verdict.reason) == (status, reason)
 
