@@ -139,7 +139,7 @@ class CommitSearch:
         self._seen: dict[int, stats.Difference] = {}  # of all commits that were measured
 
     def compare_ends(self) -> bisection.Bisection | None:
-        """Compare both ends, again while the answer is open. Return None if the test did not become slower beyond its
+        """Compare both ends, again while the answer is open. Return None unless the test became slower beyond its
         limit. Raises UsageError."""
         for again in range(len(_LAUNCHES)):
             self._look_at_ends(again)

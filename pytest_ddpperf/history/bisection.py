@@ -60,8 +60,8 @@ class Bisection:
         return ERROR_RATE / (2 * max(decisions, 1))
 
     def became_slower(self, bound: float, level: float) -> bool | None:
-        """Return whether the test became slower beyond the bound, a logarithm, at this error rate; None if it is open:
-        it may have, and the rise is beyond half the bound."""
+        """Return whether the test became slower beyond the bound, a logarithm, at this error rate. None if that is
+        open: the estimate is beyond half the bound, and a rise beyond the bound is not excluded."""
         estimate, reach = self.whole.estimate, self.whole.reach(level)
         if estimate > max(bound, reach):
             return True

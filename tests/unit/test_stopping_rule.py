@@ -122,7 +122,7 @@ def test_a_red_waits_for_the_look() -> None:
     [(STEADY, "INCONCLUSIVE", "recompiled"), (SLOWER, "REGRESSED", "beyond-limit")],
     ids=["within the limit", "slower"],
 )
-def test_launches_that_mostly_unfit_are_within_no_limit(ratios: Sequence[float], status: str, reason: str) -> None:
+def test_launches_that_are_mostly_unfit_are_within_no_limit(ratios: Sequence[float], status: str, reason: str) -> None:
     verdict, *_ = decided(ratios, recompiled=True)
     assert (verdict.status, verdict.reason) == (status, reason)
 

@@ -99,7 +99,7 @@ def test_no_machine_makes_a_counter_rise() -> None:
     assert confirm(stored, NOT_SLOWER, ()) is stored
 
 
-def test_a_measurement_that_mostly_unfit_keeps_its_reason_unless_the_code_is_slower() -> None:
+def test_a_measurement_with_mostly_unfit_launches_keeps_its_reason_unless_the_code_is_slower() -> None:
     stored = without_steady_windows(verdict(Status.PASS, 0.08))
     assert is_suspected(stored)
     assert confirm(stored, NOT_SLOWER, ()) is stored
