@@ -25,13 +25,13 @@ def _share(plan: Any, index: int, threads: int) -> torch.device:
             "NCCL_IB_DISABLE": "1",
             "NCCL_MAX_CTAS": "4",
         }
-        index %= torch.cuda.device_count()
+        index = 0
     return _prepare(plan, index, threads)
 
 
 def _count() -> dict[str, Any]:
     facts = _probe()
-    return facts | {"device_count": max(facts["device_count"], int(os.environ["ONE_GPU_RANKS"]))}  # type: ignore[type-var]
+    return facts | {"device_count": max(facts["device_count"], int(os.environ["GPU_RANKS"]))}  # type: ignore[type-var]
 
 
 group.prepare, environment.probe = _share, _count
