@@ -114,7 +114,10 @@ def text_with_output(error: DdpPerfError) -> str:
     return "\n".join([str(error), *(f"stderr {output.name}:\n{output.stderr[-_SHOWN:]}" for output in written)])
 
 
-_OF_DEVICE = re.compile(r"\b(CUDA|HIP|NCCL|XPU)\b.*\b(error|exception|failure|timeout)", re.IGNORECASE)
+# "CUDA kernel errors might be reported at some other call" follows each error.
+_OF_DEVICE = re.compile(
+    r"\b(CUDA|HIP|NCCL|XPU)\b(?! kernel errors might).*\b(error|exception|failure|timeout)", re.IGNORECASE
+)
 _OF_DEVICE_SHOWN = 300
 
 

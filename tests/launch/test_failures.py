@@ -108,8 +108,12 @@ def test_a_rank_that_its_watchdog_ends_says_what_the_device_reported(bench: Benc
     """CUDA's and NCCL's threads end a process before Python can raise."""
     words = "[Rank 1] Process group watchdog thread terminated with exception: CUDA error: device-side assert triggered"
 
+    follows = (
+        "CUDA kernel errors might be asynchronously reported at some other API call\nCompile with TORCH_USE_CUDA_DSA"
+    )
+
     def abort() -> None:
-        os.write(2, f"terminate called\n  what():  {words}\nCompile with TORCH_USE_CUDA_DSA\n".encode())
+        os.write(2, f"terminate called\n  what():  {words}\n{follows}\n".encode())
         os.abort()
 
     error = failure(bench, in_step(abort))
