@@ -56,7 +56,7 @@ class OtherNodes:
         self._key = (given or reported).encode()
         try:
             self.address = _address_of(role.address)
-            self._door = self._closing.enter_context(rendezvous.listening(self.address, role.nodes))
+            self._door = self._closing.enter_context(rendezvous.listening(self.address))
         except OSError as error:
             raise NodesError(f"MASTER_ADDR {role.address}: it cannot be listened on here: {error}") from None
         self.interface = interface_of(self.address)

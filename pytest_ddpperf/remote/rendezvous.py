@@ -31,21 +31,16 @@ VARIABLE = "DDPPERF_SECRET"
 _WRONG = "its proof is wrong: is DDPPERF_SECRET the same on all nodes?"
 _UNKNOWN = "it is not a pytest with this plugin"
 _PROOF_SECONDS = 10  # for each message of a proof
-_MOST_UNTRUSTED = 64  # at once, in addition to the nodes
+_MOST_UNTRUSTED = 64  # at once; more wait in the kernel's queue
 _TICK_SECONDS = 0.5
 _SOON_SECONDS = 0.02  # while a proof is awaited
 _NODE = struct.Struct("!I")
 
 
-def _room(nodes: int) -> int:
-    """Return how many may connect at once: all nodes may come at the same moment."""
-    return max(_MOST_UNTRUSTED, nodes) + _MOST_UNTRUSTED
-
-
-def listening(address: str, nodes: int) -> socket.socket:
-    """Listen for so many nodes on one interface, at a port that the kernel chooses; raises OSError."""
+def listening(address: str) -> socket.socket:
+    """Listen on one interface, at a port that the kernel chooses; raises OSError."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    return socket.create_server((address, 0), family=family, backlog=_room(nodes))
+    return socket.create_server((address, 0), family=family, backlog=socket.SOMAXCONN)
 
 
 def _verify(connected: socket.socket, secret: bytes) -> int:
@@ -79,21 +74,19 @@ def admit(
     """
     came: dict[int, Lines] = {}
     untrusted: dict[Future[int], tuple[socket.socket, str]] = {}
-    room = _room(len(nodes))
 
     def drop(connected: socket.socket, who: str, why: object) -> None:
         connected.close()
         dropped(f"a connection from {who} was dropped: {why}")
 
-    with ThreadPoolExecutor(room) as verifying:
+    with ThreadPoolExecutor(_MOST_UNTRUSTED) as verifying:
         try:
             while len(came) < len(nodes) and time.monotonic() < until:
-                if readable([door], _SOON_SECONDS if untrusted else _TICK_SECONDS):
+                if len(untrusted) == _MOST_UNTRUSTED:
+                    time.sleep(_SOON_SECONDS)
+                elif readable([door], _SOON_SECONDS if untrusted else _TICK_SECONDS):
                     connected, (who, *_) = door.accept()
-                    if len(untrusted) < room:
-                        untrusted[verifying.submit(_verify, connected, secret)] = connected, str(who)
-                    else:
-                        drop(connected, str(who), f"{room} others had given no proof yet")
+                    untrusted[verifying.submit(_verify, connected, secret)] = connected, str(who)
                 for proof in [proof for proof in untrusted if proof.done()]:
                     connected, who = untrusted.pop(proof)
                     if (error := proof.exception()) is not None:
@@ -113,24 +106,14 @@ def admit(
 
 
 def connect_to_leader(address: str, port: int, secret: bytes, node: int, seconds: float = 0.0) -> Lines:
-    """Return a connection to the pytest that leads, tried for so many seconds while there is no room for it.
-
-    Raises NodesError and OSError.
-    """
-    until = time.monotonic() + seconds
-    while True:
-        connected = socket.create_connection((address, port), max(_PROOF_SECONDS, seconds))
-        try:
-            _prove(connected, secret, node)
-            return Lines(connected)
-        except (EOFError, ConnectionError):
-            connected.close()
-            if time.monotonic() > until:
-                raise NodesError("it refused the connection: too many others were open") from None
-            time.sleep(_TICK_SECONDS)
-        except BaseException:
-            connected.close()
-            raise
+    """Return a connection to the pytest that leads, which may take so long; raises NodesError and OSError."""
+    connected = socket.create_connection((address, port), max(_PROOF_SECONDS, seconds))
+    try:
+        _prove(connected, secret, node)
+    except BaseException:
+        connected.close()
+        raise
+    return Lines(connected)
 
 
 def _prove(connected: socket.socket, secret: bytes, node: int) -> None:
@@ -146,6 +129,8 @@ def _prove(connected: socket.socket, secret: bytes, node: int) -> None:
         raise NodesError(_WRONG) from None
     except AssertionError:  # no challenge
         raise NodesError(_UNKNOWN) from None
+    except (EOFError, ConnectionError):
+        raise NodesError("it closed the connection") from None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

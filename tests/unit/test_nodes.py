@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -120,7 +121,7 @@ class Door:
     """A leader that lets nodes in, in the background."""
 
     def __init__(self, closing: ExitStack) -> None:
-        self.socket = closing.enter_context(rendezvous.listening("127.0.0.1", 3))
+        self.socket = closing.enter_context(rendezvous.listening("127.0.0.1"))
         self.port: int = self.socket.getsockname()[1]
         self.dropped: list[str] = []
         self.came: dict[int, Lines] = {}
@@ -210,6 +211,20 @@ def test_who_proves_nothing_is_dropped_and_does_no_harm(
     assert at_the_door.came.keys() == {1}
     (dropped,) = at_the_door.dropped
     assert said in dropped
+
+
+def test_whoever_comes_while_others_prove_nothing_waits(at_the_door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rendezvous, "_MOST_UNTRUSTED", 1)
+    untrusted = at_the_door.untrusted()
+    at_the_door.admit([1])
+    assert untrusted.recv(1)  # the challenge: there is room for no other
+    with ThreadPoolExecutor(1) as background:
+        came = background.submit(rendezvous.connect_to_leader, "127.0.0.1", at_the_door.port, KEY, 1)
+        assert at_the_door.came == {}
+        untrusted.close()
+        came.result(SOON_SECONDS).socket.close()
+    at_the_door.end()
+    assert at_the_door.came.keys() == {1}
 
 
 # --- interfaces
