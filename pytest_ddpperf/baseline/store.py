@@ -154,7 +154,7 @@ def _text(path: Path, baseline: Baseline) -> str:
 
 @contextmanager
 def _locked(path: Path, root: Path) -> Iterator[None]:
-    """Keeps other runs on this host from saving into `root`; raises BaselineError, about `path`, without a lock.
+    """Keeps other runs of this user from saving into `root`; raises BaselineError, about `path`, without a lock.
 
     The lock file is in the temporary folder, never below `root`, where git would see it.
     """
@@ -162,7 +162,7 @@ def _locked(path: Path, root: Path) -> Iterator[None]:
 
     name = hashlib.sha256(os.fsencode(os.path.realpath(root))).hexdigest()[:16]
     try:
-        lock = FileLock(_lock_folder() / f"baselines-{name}.lock", timeout=_LOCK_WAIT_SECONDS, mode=0o666)
+        lock = FileLock(_lock_folder() / f"baselines-{name}.lock", timeout=_LOCK_WAIT_SECONDS)
         lock.acquire()
     except OSError as error:
         remedy = f"remove {error.filename} as its owner, or set TMPDIR to another folder"
@@ -176,23 +176,14 @@ def _locked(path: Path, root: Path) -> Iterator[None]:
 
 
 def _lock_folder() -> Path:
-    """The folder for locks that is open to every user, as a checkout may be shared; the sticky bit keeps them from
-    removing each other's. Where somebody else has that name and does not share, one of this user's own.
-
-    Raises FileExistsError where neither can be had.
-    """
-    shared = Path(tempfile.gettempdir()) / "pytest-ddpperf-locks"
-    own = shared.with_name(f"{shared.name}-{os.geteuid()}")
-    for folder, mode in ((shared, 0o1777), (own, 0o700)):
-        with suppress(FileExistsError):
-            os.mkdir(folder)
-        found = folder.lstat()
-        if stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid():
-            folder.chmod(mode)  # which only whoever may remove it could turn on something else
-            return folder
-        if stat.S_ISDIR(found.st_mode) and found.st_mode & 0o1777 == 0o1777:
-            return folder
-    raise FileExistsError(errno.EEXIST, "is not a folder in which this user may create locks", str(own))
+    """The folder for this user's locks; raises FileExistsError if it is somebody else's."""
+    folder = Path(tempfile.gettempdir()) / f"pytest-ddpperf-locks-{os.geteuid()}"
+    with suppress(FileExistsError):
+        folder.mkdir(mode=0o700)
+    found = folder.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
+        raise FileExistsError(errno.EEXIST, "is not a folder of this user's", str(folder))
+    return folder
 
 
 def _failure(path: Path, what: str, error: OSError) -> BaselineError:
