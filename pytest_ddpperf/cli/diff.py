@@ -15,7 +15,7 @@ from pytest_ddpperf.records import codec
 from pytest_ddpperf.records.outcome import Outcome
 from pytest_ddpperf.records.plan import TIME_LIMITS, Limit, limits_for
 from pytest_ddpperf.records.samples import Recording, Status, Verdict
-from pytest_ddpperf.report import causes, diff_report, figures, json_report, markdown, text
+from pytest_ddpperf.report import causes, diff_report, json_report, text
 from pytest_ddpperf.report.json_report import Entry, StoredReport, gone_of, identity
 from pytest_ddpperf.verdict import decision, times
 
@@ -117,9 +117,8 @@ def add_parser(subparsers: Any) -> None:
     what = f"exactly these verdicts end with status 1: {', '.join(FAIL_ON_NAMES)} (default: regressed)"
     parser.add_argument("--fail-on", type=console.read_as(parse.fail_on), metavar="LIST", help=what)
     console.add_k(parser)
-    parser.add_argument("--json", type=Path, metavar="PATH", help="write NOW with its verdicts, as --ddp-json does")
-    parser.add_argument("--markdown", type=Path, metavar="PATH", help="write it for a pull request, as --ddp-markdown")
-    parser.add_argument("--html", type=Path, metavar="PATH", help="write it as a page, as --ddp-html does")
+    what = "write NOW with its verdicts, as --ddp-json does; ddpperf html and markdown read it"
+    parser.add_argument("--json", type=Path, metavar="PATH", help=what)
     what = "pytorch: the side-by-side form of PyTorch's DDP benchmark (default: ours)"
     parser.add_argument("--form", choices=("ours", "pytorch"), default="ours", help=what)
     what = "write the suite's sweep of NOW as PyTorch's DDP benchmark writes it"
@@ -135,8 +134,6 @@ def run(arguments: argparse.Namespace) -> int:
     base, *several = (json_report.report_of(path, content) for path, content in contents)
     base = console.matching(base, arguments.matches)
     now = console.matching(json_report.merged(several), arguments.matches)
-    if arguments.html is not None:
-        figures.check("--html")
     compared = compare(base, now, arguments.threshold, arguments.fail_on or frozenset({"regressed"}))
     _write(arguments, base, compared)
     is_shown = False
@@ -165,12 +162,6 @@ def _write(arguments: argparse.Namespace, base: StoredReport, now: StoredReport)
         console.write(arguments.json, codec.dumps(data))
     if arguments.write_pytorch is not None:
         console.write(arguments.write_pytorch, codec.dumps(diff_report.in_form_of_pytorch(now)))
-    if arguments.markdown is not None:
-        console.write(arguments.markdown, markdown.report(now), append=markdown.appends(arguments.markdown))
-    if arguments.html is not None:
-        from pytest_ddpperf.report import page
-
-        console.write(arguments.html, page.html(now))
 
 
 def _status(is_compared: bool) -> int:
@@ -182,7 +173,7 @@ def _status(is_compared: bool) -> int:
 def _theirs(arguments: argparse.Namespace, contents: Sequence[tuple[Path, dict[str, Any]]]) -> int:
     """Show files of PyTorch's benchmark, next to each other or to a report of ours. They hold one launch each, so there
     is no verdict."""
-    for option in ("threshold", "fail_on", "json", "markdown", "html", "write_pytorch"):
+    for option in ("threshold", "fail_on", "json", "write_pytorch"):
         if getattr(arguments, option) is not None:
             name = "--" + option.replace("_", "-")
             problem = "is only for reports of ddpperf: those of PyTorch's benchmark hold one launch"
