@@ -5,9 +5,7 @@ Where phases say nothing, CPU time, which waiting does not use, shows which rank
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Iterator, Sequence
-from itertools import accumulate, pairwise
 
 from pytest_ddpperf.explain import find
 from pytest_ddpperf.records.outcome import BaselineSide
@@ -42,7 +40,7 @@ def explain(
     by_phase = change is not None and not change.limit.is_cpu_time and not is_open
     rise = _rise(change, now, baseline[-1]) if change is not None and by_phase else 0.0
     found = find(now, baseline[-1], rise, is_paired=side is not None, level=level)
-    return found, find_causes(verdict, plan, now, baseline, side.stretches if side is not None else (), found)
+    return found, find_causes(verdict, plan, now, baseline, found)
 
 
 def find_causes(
@@ -50,15 +48,13 @@ def find_causes(
     plan: Plan,
     now: Measurement,
     baseline: Sequence[Measurement],
-    stretches: Sequence[Sequence[int]] = (),
     found: Sequence[Finding] = (),
 ) -> tuple[str, ...]:
-    """Return what explains a change, in words; () if nothing is known. `found` is of `explain.find`, and `stretches`
-    are those of interleaved launches, as in `BaselineSide`."""
+    """Return what explains a change, in words; () if nothing is known. `found` is of `explain.find`."""
     change = _change(verdict)
     of_it = f"of {_signed(_rise(change, now, baseline[-1]))}" if change is not None else ""
     shown = sentences.shown(verdict)
-    words = [*_slow_steps(verdict, now.samples.step_seconds, baseline[-1].samples.step_seconds, stretches)]
+    words = [*_slow_steps(verdict, now.samples.step_seconds, baseline[-1].samples.step_seconds)]
     words += [_finding(each, plan, now, of_it, shown.limit.metric if shown else "") for each in found]
     explained = sum(each.share for each in found if each.phases)
     is_explained = explained > _MAIN_PART if plan.rpc else explained > 0
@@ -109,13 +105,9 @@ def _change(verdict: Verdict) -> Comparison | None:
 _SLOW = 2.0
 # Of all steps, at most as many are few.
 _FEW = 0.25
-# Of the distances between slow steps, so many must be multiples of one period.
-_REGULAR = 0.9
 
 
-def _slow_steps(
-    verdict: Verdict, now: LaunchSteps, before: LaunchSteps, stretches: Sequence[Sequence[int]]
-) -> Iterator[str]:
+def _slow_steps(verdict: Verdict, now: LaunchSteps, before: LaunchSteps) -> Iterator[str]:
     """Yield which steps are slow if few are, and they make up most of the rise of the mean."""
     mean = next((c for c in verdict.comparisons if c.limit.is_mean and c.status is verdict.status), None)
     if mean is None or mean.change.estimate <= 0:
@@ -123,10 +115,8 @@ def _slow_steps(
     (slow, share, seconds), (_, _, seconds_before) = _slow(now), _slow(before)
     if not 0 < share <= _FEW or seconds - seconds_before < _MAIN_PART * (mean.now_seconds - mean.baseline_seconds):
         return
-    period = _period(slow, stretches)
-    which = f"every {_ordinal(period)} step takes" if period else f"1 of {round(1 / share)} steps takes"
     durations = [now[launch][step] for launch, steps in enumerate(slow) for step in steps]
-    yield f"{which} {text.seconds(stats.quantile(durations, 50))}"
+    yield f"1 of {round(1 / share)} steps takes {text.seconds(stats.quantile(durations, 50))}"
 
 
 def _slow(launches: LaunchSteps) -> tuple[list[list[int]], float, float]:
@@ -139,24 +129,6 @@ def _slow(launches: LaunchSteps) -> tuple[list[list[int]], float, float]:
     added = sum(launches[k][step] - medians[k] for k, steps in enumerate(slow) for step in steps)
     steps = sum(map(len, launches))
     return slow, sum(map(len, slow)) / steps, added / steps
-
-
-def _period(slow: Sequence[Sequence[int]], stretches: Sequence[Sequence[int]]) -> int:
-    """Return after how many steps the next slow one comes; 0 if they do not come at regular distances."""
-    distances: list[int] = []
-    for launch, steps in enumerate(slow):
-        # A stretch begins with a step that is not counted.
-        starts = [*accumulate(stretches[launch])] if launch < len(stretches) else []
-        places = [step + bisect_right(starts, step) for step in steps]
-        distances += [after - before for before, after in pairwise(places)]
-    period = max(set(distances), key=distances.count, default=0)
-    regular = sum(distance % period == 0 for distance in distances) if period > 1 else 0
-    return period if regular >= max(_REGULAR * len(distances), 2) else 0
-
-
-def _ordinal(number: int) -> str:
-    ending = "th" if number % 100 in (11, 12, 13) else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
-    return f"{number}{ending}"
 
 
 def _rank_causes(change: Comparison | None, plan: Plan, now: Measurement, before: Measurement) -> Iterator[str]:
