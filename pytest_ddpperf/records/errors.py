@@ -56,14 +56,7 @@ class FileError(DdpPerfError):
 
 
 class MissingExtraError(DdpPerfError):
-    """What was asked for needs packages that are not installed: `extra` is ours that brings them."""
-
-    def __init__(self, what: str, missing: tuple[str, ...], extra: str) -> None:
-        super().__init__(what, missing, extra)
-        self.what, self.missing, self.extra = what, missing, extra
-
-    def __str__(self) -> str:
-        return f"{self.what} needs {' and '.join(self.missing)}: pip install 'pytest-ddpperf[{self.extra}]'"
+    """What was asked for needs packages that are not installed."""
 
 
 class ServerError(DdpPerfError):

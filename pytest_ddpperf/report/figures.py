@@ -40,9 +40,9 @@ _MOST = 3.0
 def check(what: str) -> None:
     """Raise MissingExtraError, about `what` was asked for, if a page cannot be made here."""
     needed = {"matplotlib": "matplotlib", "jinja2": "Jinja2"}
-    missing = tuple(name for module, name in needed.items() if find_spec(module) is None)
+    missing = [name for module, name in needed.items() if find_spec(module) is None]
     if missing:
-        raise MissingExtraError(what, missing, "report")
+        raise MissingExtraError(f"{what} needs {' and '.join(missing)}: pip install 'pytest-ddpperf[report]'")
 
 
 @contextmanager
