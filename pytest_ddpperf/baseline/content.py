@@ -73,11 +73,15 @@ def environment(facts: Mapping[str, Scalar], plan: Plan, *, batch_size: int | No
     )
 
 
+# They differ between any two launches, so they come last: few differences are shown.
+_CHANGING = ("clock_mhz", "temperature_c")
+
+
 def fact_changes(now: Mapping[str, Scalar], base: Mapping[str, Scalar]) -> tuple[str, ...]:
     """Return the facts that differ, as "torch 2.12 -> 2.13"."""
 
     def lines() -> Iterator[str]:
-        for name in sorted({*now, *base}):
+        for name in sorted({*now, *base}, key=lambda name: (name in _CHANGING, name)):
             before, after = (_text(facts.get(name)) for facts in (base, now))
             both_read = name in now and name in base
             if before != after and (both_read or not name.startswith(READ)):

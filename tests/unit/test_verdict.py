@@ -205,11 +205,11 @@ def test_without_a_baseline_there_is_no_verdict_on_speed() -> None:
 
 
 def test_facts_that_must_match_make_it_incomparable_and_are_named() -> None:
-    now = measurement(STEADY, must={"batch_size": 64, "warmup": 5}, recorded={"torch": "2.13.0"})
-    base = measurement(STEADY, must={"batch_size": 32, "warmup": 5}, recorded={"torch": "2.12.0"})
+    now = measurement(STEADY, must={"batch_size": 64, "warmup": 5}, recorded={"torch": "2.13.0", "clock_mhz": 1755})
+    base = measurement(STEADY, must={"batch_size": 32, "warmup": 5}, recorded={"torch": "2.12.0", "clock_mhz": 1980})
     verdict = decide(now, base)
     assert (verdict.status, verdict.reason) == (Status.INCOMPARABLE, "must-match")
-    assert verdict.differences == ("batch_size 32 -> 64", "torch 2.12.0 -> 2.13.0")
+    assert verdict.differences == ("batch_size 32 -> 64", "torch 2.12.0 -> 2.13.0", "clock_mhz 1980 -> 1755")
 
 
 def test_recorded_facts_that_differ_are_reported() -> None:
