@@ -55,7 +55,7 @@ def collected(
         rank_seconds=tuple(
             _seconds([ns for marks in own for ns in _differences(marks)]) for own in zip(*stretches, strict=True)
         ),
-        stretches=windows[0].stretches or tuple(len(marks[0]) - 1 for marks in stretches),
+        stretches=windows[0].stretches,
         cpu_seconds=tuple(map(_seconds, cpu)) if len(cpu) == len(windows) else None,
         examples=tuple(examples) if len(examples) == len(windows) else None,
         blocked_seconds=tuple(_seconds(window.blocked_ns) for window in windows) if plan.rpc else None,
@@ -66,7 +66,7 @@ def collected(
         facts=facts,
         output=delivery.output,
         notes=(*delivery.notes, *dict.fromkeys(note for window in windows for note in window.notes)),
-        unfit=_unfit(plan, windows),
+        unfit=next((window.unfit for window in windows if window.unfit), ""),
         unsettled=windows[0].unsettled,
         warmup=windows[0].warmup,
         phases=step_phases(windows, here),
@@ -89,14 +89,6 @@ def completions(marks: Sequence[Sequence[float]]) -> tuple[float, ...]:
     return _differences([max(each) for each in zip(*marks, strict=True)])
 
 
-def _unfit(plan: Plan, windows: Sequence[Window]) -> str:
-    """Why a launch says little of steady training, in words, by what happened and not by its times."""
-    compiled = [(rank, window.compiled_at) for rank, window in enumerate(windows) if window.compiled_at]
-    if compiled:
-        return f"{plan.name(compiled[0][0])} recompiled at step {compiled[0][1]}: raise --ddp-warmup"
-    return next((window.unfit for window in windows if window.unfit), "")
-
-
 # More than cold caches and a late rank add to the first step.
 _FIRST_RATIO = 10
 
@@ -108,8 +100,7 @@ def _doubts(windows: Sequence[Window]) -> dict[str, str]:
         most = max(window.sent[0] for window in windows)
         sent = f"{most} collective{'s' if most > 1 else ''}"
         found["sent"] = f"the first warm-up step sent {sent}, a later one none: does the step still train?"
-    ratio = min(window.first_ratio for window in windows)
-    if ratio > _FIRST_RATIO and not any(window.compiled_at for window in windows):
+    if (ratio := min(window.first_ratio for window in windows)) > _FIRST_RATIO:
         took = f"{ratio:.0f}x the median of the others"
         found["first step"] = f"the first timed step took {took}: does the step do the same work each time?"
     return found

@@ -21,14 +21,14 @@ import torch
 from pytest_ddpperf.records.errors import DdpPerfError
 
 # So many losses of a launch are compared and kept in a baseline: their mean is steadier than one.
-_LOSSES = 10
+LOSSES = 10
 # A larger loss counts as infinite: its square would overflow.
 _LARGEST_LOSS = 1e150
 
 
 def first_losses(steps: Sequence[Any]) -> tuple[float | None, ...]:
     """Return the losses of the first steps, up to one that recorded none; None for one that is not finite."""
-    known = takewhile(lambda loss: loss is not None, steps[:_LOSSES])
+    known = takewhile(lambda loss: loss is not None, steps[:LOSSES])
     return tuple(number if abs(number := float(loss)) < _LARGEST_LOSS else None for loss in known)
 
 

@@ -130,21 +130,20 @@ def _hooked(own: OwnGroup | None) -> Iterator[tuple[list[Operation], list[Operat
             group.unregister_pre_hook(_HOOK)
 
 
-@contextmanager
-def _watching_graphs() -> Iterator[list[torch.cuda.CUDAGraph]]:
-    """Yield the CUDA graphs that are replayed within. Neither source sees the operations of these."""
-    replayed: list[torch.cuda.CUDAGraph] = []
+_replays = 0
+
+
+def watch_graphs() -> None:
+    """Count the replays of CUDA graphs in this process, whose operations neither source sees. To be called before the
+    user's code, which may keep a graph's method."""
     replay = torch.cuda.CUDAGraph.replay
 
-    def watched(graph: torch.cuda.CUDAGraph) -> None:
-        replayed.append(graph)
+    def counted(graph: torch.cuda.CUDAGraph) -> None:
+        global _replays
+        _replays += 1
         replay(graph)
 
-    torch.cuda.CUDAGraph.replay = watched  # type: ignore[assignment, method-assign]
-    try:
-        yield replayed
-    finally:
-        torch.cuda.CUDAGraph.replay = replay  # type: ignore[method-assign]
+    torch.cuda.CUDAGraph.replay = counted  # type: ignore[assignment, method-assign]
 
 
 # Of an entry, what is read here and by stamps.
@@ -239,8 +238,10 @@ class Meter:
         self.begin()
         barrier()  # what a step of another's asks of this process is counted here, too
         figures: dict[str, Count] = {}
-        with _Dispatched() as dispatched, _watching_graphs() as replayed, _hooked(own) as hooked:
+        graphs = _replays
+        with _Dispatched() as dispatched, _hooked(own) as hooked:
             yield figures
+        replayed = _replays > graphs
         after = recorded(own)
         memory = _peak_memory(device)
         self.end()

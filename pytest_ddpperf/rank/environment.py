@@ -81,7 +81,7 @@ _SMI_FIELDS = {
     "temperature_c": "temperature.gpu",
     "slowdown": "clocks_event_reasons.active",
 }
-_SLOWED = 0x8 | 0x40 | 0x80  # by hardware: heat, or a lack of power. A cap on power (0x4) is usual, and not an event
+_SLOWED = 0x8 | 0x20 | 0x40 | 0x80  # heat, or a lack of power. A cap on power (0x4) is usual, and not an event
 
 
 def _nvidia_smi(device: str) -> dict[str, Scalar]:
@@ -93,7 +93,7 @@ def _nvidia_smi(device: str) -> dict[str, Scalar]:
     said = dict(zip(_SMI_FIELDS, cells, strict=True))
     reasons = int(said["slowdown"], 16) if said["slowdown"].startswith("0x") else 0
     facts: dict[str, Scalar] = {name: number_in(text) for name, text in said.items()}
-    return facts | {"driver": said["driver"] or None, "slowdown": "by hardware" if reasons & _SLOWED else None}
+    return facts | {"driver": said["driver"] or None, "slowdown": "heat or power" if reasons & _SLOWED else None}
 
 
 _CPUINFO = Path("/proc/cpuinfo")

@@ -176,6 +176,8 @@ def _work(rank: Rank, folder: Path, request: Message) -> None:
     if rank.trees is not None:
         opened.watch(str(folder), rank.trees)
     payload.install(request["modules"])
+    if rank.plan.device == "cuda":
+        counters.watch_graphs()
     if rank.plan.rpc:
         _rpc().meter.install()  # before the user's code is imported and this process joins the RPC world
     task, function, args = payload.loads((folder / "payload").read_bytes())

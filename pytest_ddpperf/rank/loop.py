@@ -24,7 +24,7 @@ import torch
 import torch.distributed as dist
 
 import pytest_ddpperf
-from pytest_ddpperf.rank import context, sampling
+from pytest_ddpperf.rank import context, sampling, warm_up
 from pytest_ddpperf.rank.counters import Meter
 from pytest_ddpperf.rank.updates import Ended, Updates
 from pytest_ddpperf.records.errors import DdpPerfError
@@ -43,15 +43,17 @@ class Loop:
         self._rank, self._plan, self._ctx, self._board, self._deliver = rank, rank.plan, ctx, rank.board, deliver
         self._phases = sampling.PhaseWatch(rank.plan, ctx)
         self._within = ExitStack()  # what lasts for the warm-up step under way
-        self._steady: sampling.Steadiness | None = None
+        self._steady: warm_up.Steadiness | None = None
         self._meter = Meter()
         self._counters: Mapping[str, int | None] = {}
         self._ended_ns: list[int] = []  # of warm-up steps
         self._passes: list[int] = []  # backward passes of each
         self._losses: list[Any] = []
         self._seen = 0  # steps that were seen to begin
+        self._waited = 0  # warm-up steps, after each of which a device had nothing left to do
+        self._is_slowed = False
         self._unsettled = ""
-        self._warmed: sampling.WarmUp | None = None  # once the window has begun
+        self._warmed: warm_up.WarmUp | None = None  # once the window has begun
         self._lengths: Iterator[int] = iter(())
         self._taken: list[sampling.Stretch] = []
         self._of_stretch: list[int] = []  # counted steps of each stretch that was asked for
@@ -82,9 +84,14 @@ class Loop:
         """The first step that is seen to begin finds modules, and the next is counted; not one that is shorter."""
         plan, board, done, seen = self._plan, self._board, len(self._ended_ns), self._seen
         self._within.close()
-        if self._ctx.device.type != "cpu":
+        is_free = plan.spreads and board.begin(0) > 0
+        if self._ctx.device.type != "cpu" and not is_free:
             torch.accelerator.synchronize()
         self._ended_ns.append(time.monotonic_ns())
+        if not is_free:
+            self._waited = done + 1
+        elif done == self._waited:
+            self._is_slowed = warm_up.is_slowed(self._ctx)
         self._passes.append(passes)
         self._seen += 1
         if passes < max(self._passes):
@@ -92,13 +99,14 @@ class Loop:
         if self._steady is None:
             self._refuse_wrong_group()
             self._rank.enter(Phase.WARMUP)
-            self._steady = sampling.Steadiness(self._ctx.device)
+            self._steady = warm_up.Steadiness(self._ctx.device)
         board.row(self._rank.number)[Board.STEP_CELL] = done
         loss = self._ctx.figures.pop("loss", None)
         self._losses += [loss] * (done >= plan.warmup)
         if self._rank.number == 0 and seen and not board.begin(0) and done >= plan.warmup - 1:
             self._decide(done)
-        self._steady.changed()
+        if not is_free:
+            self._steady.changed()
         if board.steps(0) and done >= board.begin(0):
             if done > board.begin(0):
                 raise DdpPerfError(f"rank {self._rank.number} is more than an update ahead of rank 0: ranks differ")
@@ -113,14 +121,16 @@ class Loop:
         update ahead."""
         assert self._steady is not None, "the first update made it"
         self._unsettled = self._steady.unsettled(None)
-        if not self._unsettled or done >= self._plan.warmup + sampling.WARMUP_BEYOND:
-            self._board.set_begin(0, done + 2)
-            steps = self._plan.steps_for(max(self._step_ns(), 1) / 1e9)
-            self._board.set_steps(0, min(steps, self._plan.room))
+        if not self._unsettled or done >= self._plan.warmup + warm_up.WARMUP_BEYOND:
+            step_ns = max(self._step_ns(), 1)
+            freely = warm_up.steps_freely(step_ns) if self._plan.spreads else 0
+            self._board.set_begin(0, done + 2 + freely)
+            self._board.set_steps(0, self._plan.steps_for(step_ns / 1e9))
 
     def _step_ns(self) -> int:
-        """Return the shortest of the last steps."""
-        return min(after - before for before, after in pairwise(self._ended_ns[-sampling.TELLING - 1 :]))
+        """Return the shortest of the last steps that waited for the device."""
+        last = self._ended_ns[: self._waited][-warm_up.TELLING - 1 :]
+        return min(after - before for before, after in pairwise(last))
 
     def _refuse_wrong_group(self) -> None:
         """Raise DdpPerfError unless the program has the process group that was asked for."""
@@ -144,12 +154,13 @@ class Loop:
     def _begin_window(self) -> None:
         steps, step_ns = self._board.steps(0), self._step_ns()
         self._board.set_steps(self._rank.number, steps)
-        self._warmed = sampling.WarmUp(
+        self._warmed = warm_up.WarmUp(
             steps=len(self._ended_ns),
             unsettled=self._unsettled,
             counters=self._counters,
             losses=self._losses,
             step_ns=step_ns,
+            is_slowed=self._is_slowed,
         )
         self._rank.enter(Phase.STEPS)
         self._lengths = iter((steps,))
@@ -201,11 +212,10 @@ class Loop:
 
     def _window(self) -> Window:
         assert self._warmed is not None, "the window has begun"
-        found = sampling.window_of(self._taken, self._warmed, self._phases, None, self._ctx, most=self._plan.room)
+        lengths = [*filter(None, self._of_stretch)]
+        found = sampling.window_of(self._taken, lengths, self._warmed, self._phases, None, self._ctx, self._plan)
         notes = found.notes + ("a program that owns its loop is not traced",) * bool(self._plan.trace)
-        stretches = tuple(counted for counted in self._of_stretch if counted)
-        unfit = self._unfit or found.unfit
-        return replace(found, unfit=unfit, left_out=self._left_out, stretches=stretches, notes=notes)
+        return replace(found, unfit=self._unfit or found.unfit, left_out=self._left_out, notes=notes)
 
     # --- the end of a program that ended too soon
 

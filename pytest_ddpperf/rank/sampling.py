@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import gc
 import inspect
-import logging
-import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field, replace
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from statistics import median
 from typing import Any
 
@@ -18,17 +15,16 @@ import torch
 
 from pytest_ddpperf.rank import clock, context, environment
 from pytest_ddpperf.rank.context import Context
-from pytest_ddpperf.rank.counters import Meter, count_compilations, recorded
+from pytest_ddpperf.rank.counters import Meter, count_compilations
 from pytest_ddpperf.rank.group import OwnGroup
 from pytest_ddpperf.rank.stamps import Arrivals, Stamps, rank_phases
+from pytest_ddpperf.rank.warm_up import Step, WarmUp, allocator_growth, warm_up, warm_up_freely
 from pytest_ddpperf.records.errors import DdpPerfError
 from pytest_ddpperf.records.plan import Plan
 from pytest_ddpperf.records.samples import Window
 from pytest_ddpperf.records.step_phases import RankPhases
 from pytest_ddpperf.wire import payload
 from pytest_ddpperf.wire.channels import Board, Phase
-
-Step = Callable[[], Any]
 
 
 class Prepared:
@@ -78,12 +74,11 @@ def measure(
     ahead.
     """
     phases = PhaseWatch(plan, ctx)
-    warmed = _warm_up(step, plan, ctx, board, meter, own, phases)
-    if ctx.device.type != "cpu" and plan.timing == "free" and warmed.steps:
-        _warm_up_freely(step, warmed, ctx, own)
-    steps = _window_steps(warmed, plan, own)
-    if stretches:
-        steps = min(steps, plan.room)
+    warmed = warm_up(step, plan, ctx, board, meter, own, phases)
+    if plan.spreads and warmed.steps:
+        warmed = warm_up_freely(step, warmed, ctx, own)
+    # By the slowest rank, since none ends before it.
+    steps = plan.steps_for(max(*own.maximum([warmed.step_ns]), 1) / 1e9) if warmed.steps else plan.steps
     board.set_steps(ctx.rank, steps)
     uncounted = 1 if stretches else 0
     taken: list[Stretch] = []
@@ -91,7 +86,6 @@ def measure(
     gc.collect()
     gc.disable()
     phases.begin()
-    grown = _allocator_growth(ctx.device)
     try:
         for length in stretches(steps, warmed.step_ns) if stretches else (steps,):
             has_own = stretches or plan.spreads
@@ -104,27 +98,31 @@ def measure(
     finally:
         gc.enable()
     board.enter(ctx.rank, Phase.DELIVERY, time.monotonic_ns())
-    window = window_of(taken, warmed, phases, own, ctx, most=plan.room)
-    if _allocator_growth(ctx.device) != grown:
-        window = replace(window, unfit=f"rank {ctx.rank} allocated device memory: raise --ddp-warmup")
-    return window
+    lengths = [stretch.length - uncounted for stretch in taken if stretch.length > uncounted]
+    return window_of(taken, lengths, warmed, phases, own, ctx, plan)
 
 
 def window_of(
-    taken: Sequence[Stretch], warmed: WarmUp, phases: PhaseWatch, own: OwnGroup | None, ctx: Context, most: int
+    taken: Sequence[Stretch],
+    lengths: Sequence[int],
+    warmed: WarmUp,
+    phases: PhaseWatch,
+    own: OwnGroup | None,
+    ctx: Context,
+    plan: Plan,
 ) -> Window:
-    """Return what the stretches of a window measured: of more than so many steps, as many, evenly spread."""
+    """Return what the stretches of a window measured, which have so many counted steps. Of more than the plan has room
+    for as many are kept, evenly spread."""
     facts = environment.of_rank(ctx)
-    slowed = f"the device of rank {ctx.rank} was slowed down by heat or power: see ddpperf doctor"
+    compiled = _compiled_at(taken)
     blocked = [ns for stretch in taken for ns in _differences(stretch.counted(stretch.blocked_ns))]
     cpu = [ns for stretch in taken for ns in _differences(stretch.counted(stretch.cpu_ns))]
     marks = [tuple(stretch.counted(stretch.marks_ns)) for stretch in taken]
     values = [value for stretch in taken for value in stretch.counted(stretch.returned)]
     figures = [each for stretch in taken for each in stretch.counted(stretch.recorded)]
     steps = [pair for each in marks for pair in pairwise(each)]
-    is_spread = len(steps) > most
-    if is_spread:
-        kept = [index * len(steps) // most for index in range(most)]
+    if len(steps) > plan.room:
+        kept, lengths = _spread(lengths, plan.room)
         steps, blocked = [steps[index] for index in kept], [blocked[index] for index in kept]
         values, figures = [values[index] for index in kept], [figures[index] for index in kept]
         marks = [*steps]
@@ -136,17 +134,37 @@ def window_of(
         counters=warmed.counters,
         losses=context.first_losses([*warmed.losses, *(each.get("loss") for s in taken for each in s.recorded)]),
         recorded=context.figures_by_name(figures),
-        compiled_at=_compiled_at(taken),
         sent=tuple(warmed.sent),
-        first_ratio=_first_ratio(taken) if warmed.steps else 0.0,
+        first_ratio=_first_ratio(taken) if warmed.steps and not compiled else 0.0,
         unsettled=warmed.unsettled,
         warmup=warmed.steps,
         phases=phases.phases(steps, own),
-        stretches=(most,) if is_spread else (),
+        stretches=tuple(lengths),
         notes=phases.notes,
         facts=facts,
-        unfit=slowed if facts.get("slowdown") else "",
+        unfit=_unfit(
+            plan.name(ctx.rank),
+            compiled,
+            has_grown=any(stretch.has_grown for stretch in taken),
+            is_slowed=warmed.is_slowed or bool(facts.get("slowdown")),
+        ),
     )
+
+
+def _spread(lengths: Sequence[int], most: int) -> tuple[list[int], list[int]]:
+    """Return which steps of stretches of such lengths are kept if at most so many are, and how many of each stretch."""
+    shares = [max(length * most // sum(lengths), 1) for length in lengths]
+    begins = accumulate(lengths, initial=0)
+    each = zip(begins, lengths, shares, strict=False)
+    return [begin + index * length // share for begin, length, share in each for index in range(share)], shares
+
+
+def _unfit(who: str, compiled: int, *, has_grown: bool, is_slowed: bool) -> str:
+    if compiled:
+        return f"{who} recompiled at step {compiled}: raise --ddp-warmup"
+    if has_grown:
+        return f"{who} allocated device memory: raise --ddp-warmup"
+    return f"the device of {who} was slowed down by heat or power: see ddpperf doctor" if is_slowed else ""
 
 
 class PhaseWatch:
@@ -203,14 +221,22 @@ class PhaseWatch:
         return found
 
 
+# That a step leaves on a device to be read after the window: its loss, its examples, and some that it records.
+_FIGURES = 8
+
+
 class Stretch:
     """Steps in a row and their figures; cumulative ones have a value before the first step and after each."""
 
-    def __init__(self, length: int, marks_ns: memoryview, plan: Plan, ctx: Context, *, uncounted: int = 0) -> None:
+    def __init__(self, length: int, marks_ns: memoryview, plan: Plan, ctx: Context, *, uncounted: int) -> None:
         """The first `uncounted` of so many steps are not counted."""
         self._device, self._rank, self._ctx, self.length, self._uncounted = ctx.device, ctx.rank, ctx, length, uncounted
         if self._device.type != "cpu":
+            # The allocator keeps this memory for copies of figures: it need not ask the device in the window.
+            [torch.empty(1, device=self._device) for _ in range(length * _FIGURES)]
             torch.accelerator.synchronize()
+        self._allocated = allocator_growth(self._device)
+        self.has_grown = False  # the memory of the device that is in use or kept, in these steps
         self.timer = clock.StepClock(plan.timing, self._device, marks_ns)
         self.marks_ns = marks_ns
         self.returned: list[Any] = [None] * length
@@ -225,13 +251,11 @@ class Stretch:
         row, cell, timer, on_cpu = board.row(self._rank), Board.STEP_CELL, self.timer, self._device.type == "cpu"
         processed, cpu_ns, blocked_ns, graphs = self.returned, self.cpu_ns, self.blocked_ns, self.graphs
         figures, recorded, record, cpu = self._ctx.figures, self.recorded, self._ctx.record, self._cpu
-        figures.clear()  # of warm-up steps, or of set-up
         own.barrier()
         if board.phase(self._rank) is not Phase.STEPS:
             board.enter(self._rank, Phase.STEPS, time.monotonic_ns())
-        timer.start()
+        self.begin()
         blocked_ns[0] = meter.blocked_ns()
-        cpu_ns[0] = cpu.read_ns()
         for index in range(self.length):
             row[cell] = counted + index
             value = step()
@@ -250,11 +274,11 @@ class Stretch:
         def at_step(index: int) -> None:
             row[cell] = counted + index
 
-        timer.finish(self.length, at_step)
+        self.finish(self.length, self.length, at_step)
 
     def begin(self) -> None:
-        """Mark the start of steps that a program takes."""
-        self._ctx.figures.clear()
+        """Mark the start of the steps."""
+        self._ctx.figures.clear()  # of warm-up steps, or of set-up
         self.timer.start()
         self.cpu_ns[0] = self._cpu.read_ns()
 
@@ -268,9 +292,11 @@ class Stretch:
             self._ctx.figures.clear()
         self.graphs[index + 1] = count_compilations()
 
-    def finish(self, steps: int, kept: int) -> None:
-        """End after so many steps, of which only the first ones are `kept`."""
-        self.timer.finish(steps)
+    def finish(self, steps: int, kept: int, at_step: Callable[[int], None] = lambda step: None) -> None:
+        """End after so many steps, of which only the first ones are `kept`; `at_step` is as `StepClock` has it."""
+        self.timer.finish(steps, at_step)
+        # One that is left out may need more memory, as an evaluation does.
+        self.has_grown = kept == steps and allocator_growth(self._device) != self._allocated
         self.length = kept
         self.marks_ns = self.marks_ns[: kept + 1]
         self.cpu_ns, self.blocked_ns, self.graphs = (
@@ -307,126 +333,3 @@ def _compiled_at(taken: Sequence[Stretch]) -> int:
                 return counted + number
         counted += len(after)
     return 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WarmUp:
-    steps: int  # it took
-    unsettled: str  # what its last step still changed, in words
-    counters: Mapping[str, int | None]  # of a step; nothing is known of less than three
-    sent: Sequence[int] = ()  # as `Window` has it
-    losses: list[Any] = field(default_factory=list)  # of the steps beyond those asked, None where one recorded none
-    step_ns: int = 0  # the shortest of its last steps, with what it left the device to do
-
-
-# Of the warm-up, the steps that tell how long one takes: enough for one of them to be undisturbed, and late enough for
-# what only the first steps do to be over.
-TELLING = 3
-# Of the warm-up, the step in which is counted: the last but one asked, for counting should not be the last thing that
-# happens before the window. DDP rebuilds its buckets in the second step, so counts hold from the third on.
-_COUNTED_FROM = 3
-
-
-def _warm_up(
-    step: Step, plan: Plan, ctx: Context, board: Board, meter: Meter, own: OwnGroup, phases: PhaseWatch
-) -> WarmUp:
-    """Take the asked steps, and more until no rank's last one changed anything, up to a cap."""
-    row, cell = board.row(ctx.rank), Board.STEP_CELL
-    board.enter(ctx.rank, Phase.WARMUP, time.monotonic_ns())
-    counters: Mapping[str, int | None] = {}
-    if plan.warmup == 0:
-        return WarmUp(steps=0, unsettled="", counters=counters)
-    watch = Steadiness(ctx.device)
-    step_ns, sent, losses = [], [], []
-    watched = (0, max(plan.warmup - 2, _COUNTED_FROM - 1)) if plan.warmup >= _COUNTED_FROM else ()
-    for index in range(plan.warmup + WARMUP_BEYOND):
-        if index >= plan.warmup - 1:
-            watch.changed()
-        row[cell] = index
-        before = recorded(own) if index in watched else None
-        began = time.monotonic_ns()
-        with phases.finding(index, plan.warmup):
-            if index and index in watched:
-                with meter.counting(own, ctx.device) as counters:
-                    step()
-            else:
-                context.read_returned(step(), ctx.record)
-        if ctx.device.type != "cpu":
-            torch.accelerator.synchronize()
-        step_ns.append(time.monotonic_ns() - began)
-        losses += [ctx.figures.pop("loss", None)] * (index >= plan.warmup)
-        if index in watched and (after := recorded(own)) is not None:
-            sent.append(len(after.keys() - (before or {}).keys()))
-        if index >= plan.warmup - 1:
-            unsettled = watch.unsettled(own)
-            if not unsettled:
-                break
-    shortest = min(step_ns[-TELLING:])
-    return WarmUp(steps=index + 1, unsettled=unsettled, counters=counters, sent=sent, losses=losses, step_ns=shortest)
-
-
-# Of steps that do not wait for the device: its clock is slow after a pause, and rises within a second.
-_FREELY_SECONDS = 1.0
-
-
-def _warm_up_freely(step: Step, warmed: WarmUp, ctx: Context, own: OwnGroup) -> None:
-    """Take more steps as the window does, without waiting for the device after each: its queue fills, and memory that
-    is in use until then is allocated now."""
-    slowest = max(*own.maximum([warmed.step_ns]), 1) / 1e9
-    for _ in range(max(TELLING, math.ceil(_FREELY_SECONDS / slowest))):
-        context.read_returned(step(), ctx.record)
-        warmed.losses.append(ctx.figures.get("loss"))
-        ctx.figures.clear()
-    torch.accelerator.synchronize()
-
-
-def _window_steps(warmed: WarmUp, plan: Plan, own: OwnGroup) -> int:
-    """Return how many steps all ranks time, by the slowest rank, since none ends before it."""
-    if not warmed.steps:
-        return plan.steps
-    return plan.steps_for(max(*own.maximum([warmed.step_ns]), 1) / 1e9)
-
-
-# How many steps the warm-up may go on beyond those asked, until nothing changes any more.
-WARMUP_BEYOND = 20
-_CAUSES = ("compiling", "allocating device memory", "rebuilding gradient buckets")
-
-
-class Steadiness:
-    """One rank's view of whether its last step changed anything that later steps find done."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._rebuilds = 0
-        # DDP reports the rebuilds of its buckets to its log only, whatever log level the user set.
-        log = logging.getLogger("torch.nn.parallel.distributed")
-        log.info, self._info = self._count_rebuild, log.info  # type: ignore[method-assign, assignment]
-        self._before = self._counts()
-
-    def _counts(self) -> tuple[int, ...]:
-        return count_compilations(), _allocator_growth(self._device), self._rebuilds
-
-    def _count_rebuild(self, message: object, *arguments: object, **options: Any) -> None:
-        self._rebuilds += "buckets have been rebuilt" in str(message)
-        self._info(message, *arguments, **{"stacklevel": 2, **options})
-
-    def changed(self) -> list[bool]:
-        """Return whether anything changed since the last call, by cause."""
-        now, before = self._counts(), self._before
-        self._before = now
-        return [after != earlier for after, earlier in zip(now, before, strict=True)]
-
-    def unsettled(self, own: OwnGroup | None) -> str:
-        """Describe what the last step changed in any rank; all ranks call it together. Without a group of our `own`, of
-        this rank."""
-        changes = own.maximum(self.changed()) if own is not None else self.changed()
-        return ", ".join(cause for cause, any_rank in zip(_CAUSES, changes, strict=True) if any_rank)
-
-
-def _allocator_growth(device: torch.device) -> int:
-    """Return how often the caching allocator asked the device for memory, plus how often it tried again because there
-    was too little. The number of segments would not do: an expandable segment grows without a new one."""
-    if device.type == "cpu":
-        return 0
-    stats = torch.accelerator.memory_stats(device)
-    return int(stats.get("num_device_alloc", 0)) + int(stats.get("num_alloc_retries", 0))

@@ -20,7 +20,7 @@ from torch.profiler import ProfilerActivity, profile, record_function, supported
 
 from pytest_ddpperf.rank.context import Context
 from pytest_ddpperf.rank.group import OwnGroup
-from pytest_ddpperf.rank.sampling import Step
+from pytest_ddpperf.rank.warm_up import Step
 from pytest_ddpperf.records.plan import Plan
 from pytest_ddpperf.records.samples import StackSamples
 from pytest_ddpperf.wire.source_trees import Trees, real_path

@@ -310,7 +310,6 @@ class Window:
     examples: tuple[int, ...] | None  # by step, if every step returned it
     blocked_ns: tuple[int, ...]  # by step, what it waited for RPC
     counters: Counters
-    compiled_at: int  # the first timed step, from 1, that handed something to torch.compile; 0 for none
     unsettled: str  # what was still changing when the warm-up ended at its cap, in words
     warmup: int  # steps it took
     sent: tuple[int, ...] = ()  # collectives of the first warm-up step and of the counted one, where they are known
@@ -319,9 +318,9 @@ class Window:
     phases: RankPhases | None = None  # None where they are unknown
     losses: tuple[float | None, ...] = ()  # of the first steps after the asked warm-up; None: not finite
     stacks: StackSamples | None = None  # of a launch that samples them
-    unfit: str = ""  # why its steps are not alike, in words
+    unfit: str = ""  # why it says little of steady training, in words, by what happened and not by its times
     left_out: int = 0  # updates of a program that were shorter than others
-    stretches: tuple[int, ...] = ()  # of a program, the counted steps of each stretch, which those may divide
+    stretches: tuple[int, ...] = ()  # of the steps, how many were taken in a row each time
     notes: tuple[str, ...] = ()  # why phases, or a trace that was asked for, are missing
     facts: Mapping[str, Scalar] = field(default_factory=dict)  # the environment, of rank 0
     imported: Imported = Imported()

@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from pytest_ddpperf.launch import Launcher
-from pytest_ddpperf.rank.sampling import WARMUP_BEYOND
+from pytest_ddpperf.rank.warm_up import WARMUP_BEYOND
 from pytest_ddpperf.records.plan import Plan
 from tests.launch.conftest import Bench, Recorder
 

@@ -4,15 +4,28 @@ from __future__ import annotations
 
 import socket
 import time
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from itertools import pairwise
-from types import SimpleNamespace
-from typing import Any
+from types import MethodType, SimpleNamespace
+from typing import Any, NoReturn
 
 import pytest
 import torch
 
-from pytest_ddpperf.rank import clock, counters, environment, fork_server, group, lifecycle, sampling, stamps
+from pytest_ddpperf.rank import (
+    clock,
+    counters,
+    environment,
+    fork_server,
+    group,
+    lifecycle,
+    loop,
+    sampling,
+    stamps,
+    warm_up,
+)
 from pytest_ddpperf.records.plan import Plan
 from pytest_ddpperf.records.samples import Window
 from pytest_ddpperf.records.step_phases import BACKWARD, DATA, FORWARD, OPTIMIZER, OTHER, PHASES
@@ -31,6 +44,7 @@ class Device:
         self.free_at = 0  # when all queued work is done
         self.is_capturing = False
         self.allocations = 0
+        self.room: list[tuple[int, ...]] = []  # what was allocated before a window and is free in it
 
     def work(self, nanoseconds: int) -> None:
         self.free_at = max(self.free_at, self.now) + nanoseconds
@@ -182,10 +196,12 @@ def accelerator(device: Device, monkeypatch: pytest.MonkeyPatch) -> Device:
     monkeypatch.setattr(torch.accelerator, "memory_stats", lambda _: {"num_device_alloc": device.allocations})
     monkeypatch.setattr(torch.accelerator, "reset_peak_memory_stats", lambda _: None)
     monkeypatch.setattr(torch.accelerator, "max_memory_allocated", lambda _: 0)
+    monkeypatch.setattr(torch, "empty", lambda *shape, **_: device.room.append(shape))
     monkeypatch.setattr(environment, "device", lambda place: {"device_model": "simulated"})
     monkeypatch.setattr(counters, "gc", WITHOUT_MODULES)
     monkeypatch.setattr(stamps.Stamps, "install", lambda self: None)  # it lasts as long as the process
-    monkeypatch.setattr(sampling, "time", SimpleNamespace(monotonic_ns=lambda: device.now))
+    for module in (sampling, warm_up):
+        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic_ns=lambda: device.now))
     return device
 
 
@@ -247,9 +263,12 @@ def test_launches_that_are_compared_keep_as_many_steps() -> None:
 
 
 def test_a_launch_on_a_device_that_is_too_hot_is_told(accelerator: Device, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(environment, "device", lambda place: {"slowdown": "by hardware"})
-    window = measured(lambda: accelerator.work(1 * MS))
-    assert window.unfit == "the device of rank 0 was slowed down by heat or power: see ddpperf doctor"
+    slowed = {"slowdown": "heat or power"}
+    for before, after in ((slowed, {}), ({}, slowed)):
+        seen = iter([before, after])
+        monkeypatch.setattr(environment, "device", lambda place, seen=seen: next(seen))
+        window = measured(lambda: accelerator.work(1 * MS))
+        assert window.unfit == "the device of rank 0 was slowed down by heat or power: see ddpperf doctor"
 
 
 def test_a_launch_that_allocates_device_memory_in_its_window_is_told(accelerator: Device) -> None:
@@ -264,6 +283,84 @@ def test_a_launch_that_allocates_device_memory_in_its_window_is_told(accelerator
     assert measured(step).unfit == "rank 0 allocated device memory: raise --ddp-warmup"
     assert taken == 5 + 1000 + 4
     assert measured(step).unfit == ""
+
+
+def test_the_allocator_has_room_for_the_figures_of_a_window(accelerator: Device) -> None:
+    """A loss is copied on the device in each step. For these copies alone it would be asked for memory now and then."""
+    measured(lambda: accelerator.work(1 * MS))
+    assert len(accelerator.room) == 4 * sampling._FIGURES
+
+
+def test_steps_that_are_kept_are_spread_over_each_stretch() -> None:
+    kept, shares = sampling._spread([40, 20, 1], most=6)
+    assert (kept, shares) == ([0, 13, 26, 40, 60], [3, 1, 1])
+
+
+class Loops:
+    """A program on the simulated device, of one rank, each of whose steps is one backward pass."""
+
+    def __init__(self, accelerator: Device, monkeypatch: pytest.MonkeyPatch, **window: Any) -> None:
+        monkeypatch.setattr(loop, "time", SimpleNamespace(monotonic_ns=lambda: accelerator.now))
+        monkeypatch.setattr(loop.Loop, "_refuse_wrong_group", lambda self: None)
+        self.begin = self.steps = 0
+        self.windows: list[Window] = []
+        board: Any = SimpleNamespace(
+            row=lambda rank: [0] * 10,
+            begin=lambda rank: self.begin,
+            set_begin=lambda rank, number: setattr(self, "begin", number),
+            steps=lambda rank: self.steps,
+            set_steps=lambda rank, number: setattr(self, "steps", number),
+        )
+        asked = {"warmup": 5, "steps": 4, "timing": "free", "boundary": "mark", **window}
+        plan = Plan(world_size=1, backend="nccl", device="cuda", **asked)
+        rank: Any = SimpleNamespace(plan=plan, board=board, number=0, enter=lambda phase: None, in_stretches=False)
+        ctx: Any = SimpleNamespace(device=torch.device("cuda"), rank=0, figures={})
+
+        def deliver(window: Window) -> NoReturn:
+            self.windows.append(window)
+            raise StopIteration
+
+        self.loop = loop.Loop(rank, ctx, deliver)
+
+    def run(self, step: Callable[[], None]) -> Window:
+        with suppress(StopIteration):
+            while True:
+                step()
+                self.loop.step_ended(1)
+        return self.windows[0]
+
+
+def test_a_program_on_a_device_warms_up_and_is_timed_as_a_step_is(
+    accelerator: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queued = []
+
+    def step() -> None:
+        queued.append(accelerator.free_at > accelerator.now)
+        accelerator.work(4 * MS)
+
+    loops = Loops(accelerator, monkeypatch, min_seconds=0.5, most_steps=10)
+    window = loops.run(step)
+    taken = len(queued)
+    assert (window.unfit, window.stretches) == ("", (10,))
+    assert loops.steps == 125  # of half a second, of which 10 are kept
+    assert taken == window.warmup + 125
+    asked = queued.index(True)
+    assert window.warmup - asked >= 250  # a second of steps, after none of which the host waits
+    assert all(queued[asked : window.warmup])
+
+
+def test_a_program_that_allocates_device_memory_in_its_window_is_told(
+    accelerator: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for when, unfit in (("warm-up", ""), ("window", "rank 0 allocated device memory: raise --ddp-warmup")):
+        loops = Loops(accelerator, monkeypatch)
+
+        def step(loops: Loops = loops, in_window: bool = when == "window") -> None:
+            accelerator.allocations += loops.loop._step == 2 if in_window else loops.begin == 0
+            accelerator.work(4 * MS)
+
+        assert loops.run(step).unfit == unfit
 
 
 def rank_on(device: str, channel: Any, entered: list[Phase]) -> lifecycle.Rank:
@@ -311,12 +408,17 @@ def test_ranks_on_devices_share_the_threads(monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.mark.parametrize("replays", [False, True])
 def test_what_a_replayed_graph_sends_is_unknown(monkeypatch: pytest.MonkeyPatch, replays: bool) -> None:
     """Neither the dispatcher nor a recorder sees it: both would say nothing."""
-    monkeypatch.setattr(torch.cuda.CUDAGraph, "replay", lambda graph: None)
+    replayed: list[object] = []
+    monkeypatch.setattr(torch.cuda.CUDAGraph, "replay", replayed.append)
+    counters.watch_graphs()
+    graph: Any = SimpleNamespace()
+    replay = MethodType(torch.cuda.CUDAGraph.replay, graph)  # as a set-up keeps it, and returns it as its step
     monkeypatch.setattr(counters, "recorded", lambda own: {})
     monkeypatch.setattr(counters, "gc", WITHOUT_MODULES)
     with counters.Meter().counting(None, torch.device("cpu")) as figures:
         if replays:
-            torch.cuda.CUDAGraph.replay(SimpleNamespace())  # type: ignore[arg-type]
+            replay()
+    assert replayed == [graph] * replays
     assert figures["collectives.count"] == (None if replays else 0)
     assert figures["all_reduce.bytes"] == (None if replays else 0)
 
@@ -335,6 +437,6 @@ def test_a_preloaded_module_that_initialises_cuda_is_named(monkeypatch: pytest.M
 def test_an_expandable_segment_that_grows_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     stats = {"segment.all.allocated": 1, "num_device_alloc": 3}
     monkeypatch.setattr(torch.accelerator, "memory_stats", lambda _: stats)
-    before = sampling._allocator_growth(torch.device("cuda"))
+    before = warm_up.allocator_growth(torch.device("cuda"))
     stats["num_device_alloc"] += 1
-    assert sampling._allocator_growth(torch.device("cuda")) == before + 1
+    assert warm_up.allocator_growth(torch.device("cuda")) == before + 1

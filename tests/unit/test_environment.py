@@ -84,7 +84,7 @@ def smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     ("row", "refused", "facts"),
     [
         ("580.1, 700.00, 345, 31, 0x0000000000000004", "", ("580.1", 700.0, 345.0, 31.0, None)),  # a cap on power
-        ("580.1, 700.00, 345, 91, 0x0000000000000044", "", ("580.1", 700.0, 345.0, 91.0, "by hardware")),
+        ("580.1, 700.00, 345, 91, 0x0000000000000044", "", ("580.1", 700.0, 345.0, 91.0, "heat or power")),
         ("580.1, [N/A], Requested functionality has been deprecated, 31, ", "", ("580.1", None, None, 31.0, None)),
         ("", "enforced.power.limit", ("580.1", None, None, 31.0, None)),
     ],

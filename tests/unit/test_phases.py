@@ -111,7 +111,7 @@ def window(
     )
     return Window(
         marks_ns=((0, *(end for _, end in marks)),),
-        cpu_ns=None, examples=None, blocked_ns=(0,) * steps, counters={}, compiled_at=0, unsettled="", warmup=5,
+        cpu_ns=None, examples=None, blocked_ns=(0,) * steps, counters={}, unsettled="", warmup=5,
         phases=rank_phases(marks, repeated, None if starts is None else (arrived, 0), has_ddp=True),
     )  # fmt: skip
 

@@ -1,0 +1,159 @@
+"""The warm-up of one rank: steps until nothing changes any more, and until a device's clock is up."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from pytest_ddpperf.rank import context, environment
+from pytest_ddpperf.rank.context import Context
+from pytest_ddpperf.rank.counters import Meter, count_compilations, recorded
+from pytest_ddpperf.rank.group import OwnGroup
+from pytest_ddpperf.records.plan import Plan
+from pytest_ddpperf.wire.channels import Board, Phase
+
+if TYPE_CHECKING:
+    from pytest_ddpperf.rank.sampling import PhaseWatch
+
+Step = Callable[[], Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WarmUp:
+    steps: int  # it took
+    unsettled: str  # what its last step still changed, in words
+    counters: Mapping[str, int | None]  # of a step; nothing is known of less than three
+    sent: Sequence[int] = ()  # as `Window` has it
+    losses: list[Any] = field(default_factory=list)  # of the steps beyond those asked, None where one recorded none
+    step_ns: int = 0  # the shortest of its last steps, with what it left the device to do
+    is_slowed: bool = False  # the device, as the warm-up ended
+
+
+# Of the warm-up, the steps that tell how long one takes: enough for one of them to be undisturbed, and late enough for
+# what only the first steps do to be over.
+TELLING = 3
+# Of the warm-up, the step in which is counted: the last but one asked, for counting should not be the last thing that
+# happens before the window. DDP rebuilds its buckets in the second step, so counts hold from the third on.
+_COUNTED_FROM = 3
+
+
+def warm_up(
+    step: Step, plan: Plan, ctx: Context, board: Board, meter: Meter, own: OwnGroup, phases: PhaseWatch
+) -> WarmUp:
+    """Take the asked steps, and more until no rank's last one changed anything, up to a cap."""
+    row, cell = board.row(ctx.rank), Board.STEP_CELL
+    board.enter(ctx.rank, Phase.WARMUP, time.monotonic_ns())
+    counters: Mapping[str, int | None] = {}
+    if plan.warmup == 0:
+        return WarmUp(steps=0, unsettled="", counters=counters)
+    watch = Steadiness(ctx.device)
+    step_ns, sent, losses = [], [], []
+    watched = (0, max(plan.warmup - 2, _COUNTED_FROM - 1)) if plan.warmup >= _COUNTED_FROM else ()
+    for index in range(plan.warmup + WARMUP_BEYOND):
+        if index >= plan.warmup - 1:
+            watch.changed()
+        row[cell] = index
+        before = recorded(own) if index in watched else None
+        began = time.monotonic_ns()
+        with phases.finding(index, plan.warmup):
+            if index and index in watched:
+                with meter.counting(own, ctx.device) as counters:
+                    step()
+            else:
+                context.read_returned(step(), ctx.record)
+        if ctx.device.type != "cpu":
+            torch.accelerator.synchronize()
+        step_ns.append(time.monotonic_ns() - began)
+        losses += [ctx.figures.pop("loss", None)] * (index >= plan.warmup)
+        if index in watched and (after := recorded(own)) is not None:
+            sent.append(len(after.keys() - (before or {}).keys()))
+        if index >= plan.warmup - 1:
+            unsettled = watch.unsettled(own)
+            if not unsettled:
+                break
+    return WarmUp(
+        steps=index + 1,
+        unsettled=unsettled,
+        counters=counters,
+        sent=sent,
+        losses=losses,
+        step_ns=min(step_ns[-TELLING:]),
+    )
+
+
+# Of steps that do not wait for the device: its clock is slow after a pause, and rises within a second.
+_FREELY_SECONDS = 1.0
+
+
+def steps_freely(step_ns: int) -> int:
+    """Return how many steps of that length a device takes freely before the window."""
+    return max(TELLING, math.ceil(_FREELY_SECONDS * 1e9 / max(step_ns, 1)))
+
+
+def warm_up_freely(step: Step, warmed: WarmUp, ctx: Context, own: OwnGroup) -> WarmUp:
+    """Take more steps as the window does, without waiting for the device after each: its queue fills, and memory that
+    is in use until then is allocated now."""
+    slowed = False
+    for index in range(steps_freely(*own.maximum([warmed.step_ns]))):
+        context.read_returned(step(), ctx.record)
+        warmed.losses.append(ctx.figures.get("loss"))
+        ctx.figures.clear()
+        slowed |= index == 0 and is_slowed(ctx)  # while the device works
+    torch.accelerator.synchronize()
+    return replace(warmed, losses=warmed.losses[: context.LOSSES], is_slowed=slowed)
+
+
+# How many steps the warm-up may go on beyond those asked, until nothing changes any more.
+WARMUP_BEYOND = 20
+_CAUSES = ("compiling", "allocating device memory", "rebuilding gradient buckets")
+
+
+class Steadiness:
+    """One rank's view of whether its last step changed anything that later steps find done."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._rebuilds = 0
+        # DDP reports the rebuilds of its buckets to its log only, whatever log level the user set.
+        log = logging.getLogger("torch.nn.parallel.distributed")
+        log.info, self._info = self._count_rebuild, log.info  # type: ignore[method-assign, assignment]
+        self._before = self._counts()
+
+    def _counts(self) -> tuple[int, ...]:
+        return count_compilations(), allocator_growth(self._device), self._rebuilds
+
+    def _count_rebuild(self, message: object, *arguments: object, **options: Any) -> None:
+        self._rebuilds += "buckets have been rebuilt" in str(message)
+        self._info(message, *arguments, **{"stacklevel": 2, **options})
+
+    def changed(self) -> list[bool]:
+        """Return whether anything changed since the last call, by cause."""
+        now, before = self._counts(), self._before
+        self._before = now
+        return [after != earlier for after, earlier in zip(now, before, strict=True)]
+
+    def unsettled(self, own: OwnGroup | None) -> str:
+        """Describe what the last step changed in any rank; all ranks call it together. Without a group of our `own`, of
+        this rank."""
+        changes = own.maximum(self.changed()) if own is not None else self.changed()
+        return ", ".join(cause for cause, any_rank in zip(_CAUSES, changes, strict=True) if any_rank)
+
+
+def allocator_growth(device: torch.device) -> int:
+    """Return how often the caching allocator asked the device for memory, plus how often it tried again because there
+    was too little. The number of segments would not do: an expandable segment grows without a new one."""
+    if device.type == "cpu":
+        return 0
+    stats = torch.accelerator.memory_stats(device)
+    return int(stats.get("num_device_alloc", 0)) + int(stats.get("num_alloc_retries", 0))
+
+
+def is_slowed(ctx: Context) -> bool:
+    """Whether heat or a lack of power slows the device of a rank down now."""
+    return bool(environment.device(ctx.device).get("slowdown"))
