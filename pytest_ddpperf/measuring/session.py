@@ -24,14 +24,15 @@ from pytest_ddpperf.measuring.measurement import Measured
 from pytest_ddpperf.options.definitions import MARKER
 from pytest_ddpperf.options.parse import near
 from pytest_ddpperf.options.settings import Settings, where
-from pytest_ddpperf.records.errors import GitError, MarkerError, OptionError, Unavailable
+from pytest_ddpperf.records.errors import BaselineError, GitError, MarkerError, OptionError, Unavailable
 from pytest_ddpperf.records.messages import Order, OrderKind
 from pytest_ddpperf.records.plan import Plan
-from pytest_ddpperf.records.samples import LaunchSamples, Scalar
+from pytest_ddpperf.records.samples import LaunchSamples, Scalar, Status
 from pytest_ddpperf.remote.nodes import OtherNodes
 from pytest_ddpperf.remote.version import BaseSide
 from pytest_ddpperf.remote.worktree import one_tree
-from pytest_ddpperf.report import text
+from pytest_ddpperf.report import sentences, text
+from pytest_ddpperf.verdict import decision
 from pytest_ddpperf.wire import payload
 
 
@@ -155,6 +156,8 @@ class Session:
     def save(self, measured: Measured) -> int:
         """Write a baseline, in place of the one before or in addition to it, and return how many sessions it now has.
         Raises BaselineError."""
+        if self.settings.extend_baseline:
+            self._refuse_slower(measured)
         created = datetime.now(timezone.utc).isoformat(timespec="seconds")
         candidate = measured.candidate
         tree, inputs = self._code_and_inputs(measured.current.taken)
@@ -164,6 +167,17 @@ class Session:
         )
         path = self._store.write(replace(candidate, sessions=sessions), extend=self.settings.extend_baseline)
         return len(self._store.read_file(path).sessions)
+
+    def _refuse_slower(self, measured: Measured) -> None:
+        """Raise BaselineError if `measured` is slower than the sessions that it would be added to."""
+        environment, job = measured.environment, measured.job
+        if (stored := self._store.read(environment, job.test)) is None:
+            return
+        verdict = decision.judge(measured.measurement, stored.measurements, job.limits, level=job.level)
+        if verdict.status is Status.REGRESSED and (worst := sentences.shown(verdict)) is not None:
+            problem = f"was not extended, since this is slower: {worst.limit.metric} {sentences.change(worst)}"
+            remedy = "measure again, or accept it with --ddp-save-baseline"
+            raise BaselineError(self._store.path(environment, job.test), problem, remedy)
 
     def _code_and_inputs(self, launches: Sequence[LaunchSamples]) -> tuple[str, dict[str, str]]:
         """Return git's tree of the code that was measured, "" if there is none that identifies it, and its inputs."""

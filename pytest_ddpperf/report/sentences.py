@@ -63,11 +63,11 @@ def headline(outcome: Outcome) -> str:
     compared = None if is_red_by_loss(outcome) else decided_on(outcome)
     said = verdict_of(outcome)
     if compared is not None:
-        said = f"{said} {compared.limit.metric} {_short(compared)} (limit {text.limit(compared.limit)})"
+        said = f"{said} {compared.limit.metric} {change(compared)} (limit {text.limit(compared.limit)})"
     return text.shortened(" ".join(": ".join(filter(None, (said, reason(outcome)))).split()), 1_000)
 
 
-def _short(compared: Comparison | CounterChange) -> str:
+def change(compared: Comparison | CounterChange) -> str:
     if isinstance(compared, CounterChange):
         return text.counter_change(compared)
     return text.share(text.changed(compared).estimate)
@@ -81,7 +81,7 @@ def reason(outcome: Outcome) -> str:
     change = verdict.diverged
     differs = f"computes something else: loss {text.loss_change(change)}" if change is not None else ""
     usual = "" if differs and verdict.status is Status.IMPROVED else _reason(outcome, verdict)  # how to accept it
-    return "; ".join(filter(None, (differs, usual)))
+    return "; ".join(filter(None, (usual, differs) if verdict.status is Status.REGRESSED else (differs, usual)))
 
 
 def _reason(outcome: Outcome, verdict: Verdict) -> str:
@@ -187,7 +187,7 @@ def _slower_within_limit(verdict: Verdict) -> str:
     if worst is None or worst.change.low <= 0 or worst.change.estimate < text.limit_share(worst) / 2:
         return ""
     where = "within" if worst.change.estimate <= text.limit_share(worst) else "at about"
-    return f"{worst.limit.metric} {_short(worst)}: slower, {where} the limit of {text.limit(worst.limit)}"
+    return f"{worst.limit.metric} {change(worst)}: slower, {where} the limit of {text.limit(worst.limit)}"
 
 
 def problems(outcomes: Sequence[Outcome], *, reasons: bool = True) -> Iterator[str]:
@@ -219,7 +219,7 @@ def _reasons(outcome: Outcome) -> Iterator[str]:
     if not (outcome.fails or counted) and (said := reason(outcome)):
         suspected = shown(outcome.stored_verdict) if outcome.stored_verdict is not None else None
         if suspected is not None:
-            said = f"{suspected.limit.metric} {_short(suspected)} against the baseline: {said}"
+            said = f"{suspected.limit.metric} {change(suspected)} against the baseline: {said}"
         yield said
     if outcome.fails and outcome.error:
         yield outcome.error

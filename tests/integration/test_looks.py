@@ -76,6 +76,12 @@ def test_launches_go_on_while_the_verdict_is_open(pytester: pytest.Pytester, run
     assert taken(path) == 6
     assert last_line(result) == "compared with baselines: 1 regressed (1 of 1 compared)"
 
+    # Added to the baseline, a slower session would hide the regression.
+    result = run("--ddp-extend-baseline")
+    result.assert_outcomes(passed=1, errors=1)
+    result.stdout.fnmatch_lines(["*was not extended, since this is slower: p50 12.0x", "measure again, or accept it *"])
+    assert sessions(path) == 1
+
     launches(path, "5")
     result = run("--ddp-extend-baseline")
     assert sessions(path) == 2
