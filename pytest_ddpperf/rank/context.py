@@ -98,14 +98,10 @@ class RpcContext(Context):
 
 def describe_not_run(value: object) -> str:
     """Name the kind of value that a function with `yield` or `async` returns before its code runs; "" for others."""
-    if inspect.isgenerator(value):
-        return "a generator"
-    if inspect.isasyncgen(value):
-        return "an async generator"
     if inspect.iscoroutine(value):
         value.close()  # or Python warns that nobody awaited it
-        return "a coroutine"
-    return f"an awaitable {type(value).__name__}" if inspect.isawaitable(value) else ""
+    is_kind = inspect.isgenerator(value) or inspect.isasyncgen(value) or inspect.isawaitable(value)
+    return f"a {type(value).__name__}" if is_kind else ""
 
 
 def read_returned(returned: Any, record: Callable[[str, Any], None]) -> Any:
@@ -174,7 +170,7 @@ def dump_result(value: Any) -> bytes:
     try:
         _ResultPickler(buffer).dump(value)
     except Exception as error:
-        raise DdpPerfError(f"the result cannot travel to pytest: {type(error).__name__}: {error}") from None
+        raise DdpPerfError(f"the result cannot be pickled for pytest: {type(error).__name__}: {error}") from None
     return buffer.getvalue()
 
 

@@ -242,7 +242,7 @@ def _measure_rpc(rank: Rank, ctx: RpcContext, trainer: Any, master: Any, paramet
     try:
         rpc.announce(ctx, made)
     except BaseException:
-        rank.enter(Phase.SETUP)  # which made what cannot travel
+        rank.enter(Phase.SETUP)  # which made what cannot be pickled
         raise
     rank.await_word()  # that the trainers have ended
     rank.deliver(json.dumps(codec.encode(rank.imported())).encode())

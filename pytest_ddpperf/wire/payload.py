@@ -17,7 +17,7 @@ import pickle
 import sys
 import unittest
 from collections.abc import Callable, Mapping, Sequence
-from importlib.machinery import ModuleSpec
+from importlib.machinery import ModuleSpec, PathFinder
 from importlib.util import spec_from_file_location
 from pathlib import Path
 from types import CellType, CodeType, FunctionType, SimpleNamespace
@@ -36,7 +36,8 @@ def dumps(task: str, function: Any, args: Sequence[Any]) -> bytes:
         return _dump((task, function, tuple(args)))
     except Exception as error:
         what = _culprit(function, args)
-        raise DdpPerfError(f"{what} cannot travel to the ranks: {type(error).__name__}: {error}") from None
+        why = f"{type(error).__name__}: {error}"
+        raise DdpPerfError(f"{what} cannot be pickled for the ranks, so make it there: {why}") from None
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no type hints
@@ -130,7 +131,12 @@ def install(files: Mapping[str, str]) -> None:
 
     Packages that pytest's importlib mode invented for their names come after everything else.
     """
-    parents = {name[:end] for name in files for end, letter in enumerate(name) if letter == "."}
+    parents: dict[str, Path] = {}
+    for name, file in files.items():
+        folder = Path(file).parent if Path(file).name != "__init__.py" else Path(file).parents[1]
+        while name := name.rpartition(".")[0]:
+            parents.setdefault(name, folder)
+            folder = folder.parent
 
     def find_module(name: str, *_: object) -> ModuleSpec | None:
         file = files.get(name)
@@ -140,7 +146,9 @@ def install(files: Mapping[str, str]) -> None:
         return spec_from_file_location(name, file, submodule_search_locations=package)
 
     def find_parent(name: str, *_: object) -> ModuleSpec | None:
-        return ModuleSpec(name, None, is_package=True) if name in parents else None
+        if name not in parents:
+            return None
+        return PathFinder.find_spec(name, [str(parents[name].parent)]) or ModuleSpec(name, None, is_package=True)
 
     finders: list[Any] = [SimpleNamespace(find_spec=find) for find in (find_module, find_parent)]
     sys.meta_path[:] = [finders[0], *sys.meta_path, finders[1]]

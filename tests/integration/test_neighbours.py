@@ -24,6 +24,14 @@ def test_step(ddp_benchmark):
 )
 
 
+def test_a_test_may_measure_something_else_with_pytest_benchmark(pytester: pytest.Pytester, run: Run) -> None:
+    pytester.makepyfile(
+        test_both=ONE.replace("test_step(ddp_benchmark)", "test_both(benchmark, ddp_benchmark)")
+        + "    assert benchmark(lambda: 5) == 5\n"
+    )
+    run("-W", "error", benchmark=True).assert_outcomes(passed=1)
+
+
 def test_pytest_benchmark_reports_the_same_samples(pytester: pytest.Pytester, run: Run) -> None:
     pytester.makepyfile(
         test_one=ONE
@@ -219,6 +227,19 @@ def test_code_travels_under_every_import_mode(pytester: pytest.Pytester, run: Ru
     result = run(f"--import-mode={mode}")
     result.assert_outcomes(passed=4, failed=1)
     result.stdout.fnmatch_lines(["rank ? failed in the function: AssertionError: assert ?1, ?? == ?1, 2?"])
+
+
+@pytest.mark.parametrize("folder", [".", "perf", "tests/perf"])
+def test_relative_imports_work_without_the_folder_on_the_path(pytester: pytest.Pytester, run: Run, folder: str) -> None:
+    path = pytester.path / folder / "steps"
+    path.mkdir(parents=True)
+    (path / "__init__.py").write_text("NUMBER = 3\n")
+    (path / "helper.py").write_text("from . import NUMBER\ndef number(ctx): return NUMBER\n")
+    (path / "test_steps.py").write_text(
+        "from .helper import number\ndef test_by_name(ddp_run): assert ddp_run(number) == [3, 3]\n"
+        "def test_closure(ddp_run): assert ddp_run(lambda ctx: number(ctx)) == [3, 3]\n"
+    )
+    run("--import-mode=importlib").assert_outcomes(passed=2)
 
 
 def test_a_disabled_run_takes_no_locks(pytester: pytest.Pytester, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -183,7 +183,7 @@ def test_a_result_that_cannot_be_pickled_names_the_rank(bench: Bench) -> None:
     with pytest.raises(LaunchError) as caught:
         bench.call(lambda ctx: threading.Lock() if ctx.rank == 1 else 0)
     assert caught.value.cause.rank == 1
-    assert "the result cannot travel" in caught.value.cause.summary
+    assert "the result cannot be pickled" in caught.value.cause.summary
     assert "cannot pickle '_thread.lock' object" in caught.value.cause.summary
 
 
@@ -220,7 +220,7 @@ def test_a_result_that_fails_to_load_names_the_rank(bench: Bench) -> None:
 
 def test_a_closure_that_cannot_be_pickled_names_the_variable(bench: Bench) -> None:
     guard = threading.Lock()
-    with pytest.raises(DdpPerfError, match=r"variable 'guard', which <lambda> uses, cannot travel"):
+    with pytest.raises(DdpPerfError, match=r"variable 'guard', which <lambda> uses, cannot be pickled"):
         bench.call(lambda ctx: guard)
-    with pytest.raises(DdpPerfError, match=r"argument 2 of <lambda> cannot travel"):
+    with pytest.raises(DdpPerfError, match=r"argument 2 of <lambda> cannot be pickled"):
         bench.call(lambda ctx, a, b: None, 1, guard)

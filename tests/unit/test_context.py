@@ -70,7 +70,7 @@ def test_setup_must_yield_once() -> None:
         Prepared(setup).clean_up()
 
 
-@pytest.mark.parametrize(("setup", "kind"), [(awaits, "a coroutine"), (yields_later, "an async generator")])
+@pytest.mark.parametrize(("setup", "kind"), [(awaits, "a coroutine"), (yields_later, "a async_generator")])
 def test_a_setup_that_never_runs_is_refused(setup: Callable[..., Any], kind: str) -> None:
     with pytest.raises(DdpPerfError) as caught:
         Prepared(setup)
@@ -87,8 +87,8 @@ def test_a_setup_that_never_runs_is_refused(setup: Callable[..., Any], kind: str
         (Yields(), "a generator"),
         (partial(partial(awaits)), "a coroutine"),
         (lambda: awaits(), "a coroutine"),
-        (yields_later, "an async generator"),
-        (Later, "an awaitable Later"),
+        (yields_later, "a async_generator"),
+        (Later, "a Later"),
     ],
     ids=["function", "object", "partial", "returned", "both", "awaitable"],
 )
