@@ -43,6 +43,8 @@ def add_run(subparsers: Any) -> None:
 
 def _run(arguments: argparse.Namespace) -> int:
     program = arguments.program[1:] if arguments.program[0] == "--" else arguments.program
+    if program[:1] != ["-m"] and not Path(program[0]).is_file():
+        raise console.UsageError(f"{program[0]}: there is no such file")
     named = 1 + (program[:1] == ["-m"])
     call = [json.dumps(each) for each in program[:named]]
     if rest := program[named:]:
@@ -127,8 +129,8 @@ def _list(arguments: argparse.Namespace) -> int:
             chosen.setdefault(name, []).append(baseline)
     for name, baselines in chosen.items():
         console.say((*terminal.baseline_table(name, baselines), ""))
-    count = sum(map(len, chosen.values()))
-    console.say([f"{text.several(count, 'baseline')} in {text.several(len(chosen), 'environment')}"])
+    stored = text.several(sum(map(len, chosen.values())), "baseline")
+    console.say([f"{stored} in {text.several(len(chosen), 'environment')} (*: with changes that were not committed)"])
     return status
 
 

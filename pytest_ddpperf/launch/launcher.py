@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import pickle
-import socket
 import time
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -29,6 +28,7 @@ from pytest_ddpperf.records.errors import DdpPerfError
 from pytest_ddpperf.records.plan import COUNTERS, Plan, Setup
 from pytest_ddpperf.records.samples import Imported, LaunchSamples, RankFigures, Scalar, Window
 from pytest_ddpperf.wire import payload
+from pytest_ddpperf.wire.boot import listening
 from pytest_ddpperf.wire.source_trees import Trees
 
 
@@ -328,11 +328,11 @@ class Launcher:
         with ExitStack() as opened:
             remote, bound, master = None, None, None
             if plan.boundary:
-                bound = opened.enter_context(socket.create_server(("127.0.0.1", 0)))
+                bound = opened.enter_context(listening("127.0.0.1"))
                 master = bound.getsockname()
             if plan.nodes > 1:
                 nodes = self._other_nodes
-                bound = opened.enter_context(socket.create_server((nodes.address, 0), family=_family(nodes.address)))
+                bound = opened.enter_context(listening(nodes.address))
                 host, port = bound.getsockname()[:2]
                 part = replace(part, store=(host, port), interface=nodes.interface)
                 remote = nodes.parts(plan, (host, port))
@@ -367,7 +367,3 @@ def unpickle(results: Sequence[bytes]) -> list[Any]:
             problem = f"cannot be loaded in pytest: {type(error).__name__}: {error}"
             raise DdpPerfError(f"the result of rank {rank} {problem}") from None
     return values
-
-
-def _family(address: str) -> socket.AddressFamily:
-    return socket.AF_INET6 if ":" in address else socket.AF_INET

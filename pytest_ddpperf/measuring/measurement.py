@@ -34,12 +34,12 @@ from pytest_ddpperf.records.samples import (
 )
 from pytest_ddpperf.records.step_phases import by_rank, over_ranks
 from pytest_ddpperf.remote.version import BaseSide
-from pytest_ddpperf.report import causes
+from pytest_ddpperf.report import causes, text
 from pytest_ddpperf.verdict import decision, times
 from pytest_ddpperf.verdict.stats import geometric_mean, launch_means, launch_quantiles
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Result:
     """A measurement and its verdict. All times are in seconds."""
 
@@ -54,6 +54,10 @@ class Result:
     #: where the time of a typical step goes, in seconds by phase, by rank: all but "rank_wait", a part of
     #: "exposed_communication", add up to the step; None where it is unknown; () if nothing is known
     rank_phases: tuple[Mapping[str, float | None], ...]
+
+    def __repr__(self) -> str:
+        launches = text.several(len(self.step_seconds), "launch")
+        return f"<{type(self).__name__} p50={text.seconds(self.p50)} {self.verdict} {launches} on {self.world_size}>"
 
     @property
     def phases(self) -> Mapping[str, float | None]:
@@ -93,7 +97,7 @@ class Result:
         return self.percentile(95)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class CollectiveResult(Result):
     """A measurement of one collective over one size, in nccl-tests' terms too; all times are in seconds."""
 
@@ -245,7 +249,7 @@ def build_outcome(found: Measured, rootdir: Path, accept_command: str, seconds: 
         findings=findings,
         evidence=words,
         accept=accept_command if accepts else "",
-        notes=(*job.notes, *notes, *found.side.notes(verdict, current), *found.further_notes),
+        notes=(*notes, *found.side.notes(verdict, current), *found.further_notes),
     )
 
 
@@ -256,7 +260,7 @@ def _shown(path: str, rootdir: Path) -> str:
 
 def build_failure(job: Job, error: str) -> Outcome:
     """Return the outcome of a job that could not be carried out."""
-    return _outcome(job, verdict=None, fails=True, error=error, notes=job.notes)
+    return _outcome(job, verdict=None, fails=True, error=error)
 
 
 def _outcome(job: Job, **found: Any) -> Outcome:

@@ -72,7 +72,7 @@ def _check(config: pytest.Config, run: Run) -> None:
     plots = "--ddp-suite-plots" if settings.suite_plots else ""
     nodes = "a run on several nodes" if run.other_nodes is not None else ""
     in_one_process = settings.records or settings.comparison_option or plots or nodes
-    if in_one_process and _under_xdist(config):
+    if in_one_process and config.getoption("dist", "no") != "no":
         raise pytest.UsageError(f"{in_one_process} is not supported under xdist: add -n 0")
     option = settings.comparison_option
     if option and nodes:
@@ -89,11 +89,6 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 def pytest_unconfigure(config: pytest.Config) -> None:
     if RUN in config.stash:
         config.stash[RUN].close()
-
-
-def _under_xdist(config: pytest.Config) -> bool:
-    """Say whether this process is the controller of xdist, which collects no tests itself."""
-    return bool(config.getoption("dist", "no") != "no")
 
 
 # --- collection

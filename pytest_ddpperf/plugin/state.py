@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import os
 import re
 import sys
@@ -30,6 +29,7 @@ LEADER: pytest.StashKey[LeaderConnection] = pytest.StashKey()
 
 # --- before the user's conftests
 
+_PLAIN = (bool, int, float, str, list, tuple, type(None))
 _LONGEST = 200  # characters of a value that is worth a line of a baseline
 _SECRET = (
     r"(token|(api|access|auth|bearer|hf|hub|refresh)[-_]?tokens"  # as against --max-tokens
@@ -73,25 +73,17 @@ def own_options(config: pytest.Config) -> dict[str, str]:
     """Return the options that the user's conftests added, with the `repr` of their values.
 
     Options that may be secrets are left out, and paths, which mean nothing on another day."""
-    before = config.stash[SNAPSHOT].options if SNAPSHOT in config.stash else vars(config.option)
+    # One that xdist gives its workers comes later, too.
+    before = {*(config.stash[SNAPSHOT].options if SNAPSHOT in config.stash else vars(config.option)), "loadgroup"}
     added = {name: value for name, value in sorted(vars(config.option).items()) if name not in before}
-    return {
-        "--" + name.replace("_", "-"): text
-        for name, value in added.items()
-        if not holds_secret(name) and len(text := repr(value)) <= _LONGEST and os.sep not in text and _is_literal(value)
-    }
+    plain = {name: repr(value) for name, value in added.items() if isinstance(value, _PLAIN) and not holds_secret(name)}
+    short = {name: text for name, text in plain.items() if len(text) <= _LONGEST and os.sep not in text}
+    return {"--" + name.replace("_", "-"): text for name, text in short.items()}
 
 
 def holds_secret(option: str) -> bool:
     """Say whether an option's name suggests a secret, which no file and no report may show."""
     return re.search(_SECRET, option, re.IGNORECASE) is not None
-
-
-def _is_literal(value: object) -> bool:
-    try:
-        return bool(ast.literal_eval(repr(value)) == value)
-    except (ValueError, SyntaxError):
-        return False
 
 
 # --- one run

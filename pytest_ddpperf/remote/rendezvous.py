@@ -37,12 +37,6 @@ _SOON_SECONDS = 0.02  # while a proof is awaited
 _NODE = struct.Struct("!I")
 
 
-def listening(address: str) -> socket.socket:
-    """Listen on one interface, at a port that the kernel chooses; raises OSError."""
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    return socket.create_server((address, 0), family=family, backlog=socket.SOMAXCONN)
-
-
 def _verify(connected: socket.socket, secret: bytes) -> int:
     """Return which node has connected and proved that it knows the secret; raises NodesError."""
     # In seconds and microseconds; a timeout of Python's would make the descriptor non-blocking.

@@ -95,6 +95,12 @@ def kernel_numbers(written: str) -> tuple[int, ...]:
     return tuple(found)
 
 
+def listening(address: str) -> socket.socket:
+    """Listen on one interface, at a port that the kernel chooses; raises OSError."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    return socket.create_server((address, 0), family=family, backlog=socket.SOMAXCONN)
+
+
 def output_of(*command: str) -> str:
     """Return what a tool prints; "" if it is missing or does not answer."""
     try:

@@ -115,6 +115,8 @@ def test_the_command_shows_a_program_and_the_test_that_does_the_same(folder: Pat
     assert "all_reduce.count 1," in ended.stdout
     assert '    ddp_benchmark.script("train.py", args=["--milliseconds=7"])' in ended.stdout
     assert not (folder / "baselines").exists()
+    ended = subprocess.run([*command[:-1], "tarin.py"], cwd=folder, env=environ, capture_output=True, text=True)
+    assert (ended.returncode, "tarin.py: there is no such file" in ended.stderr) == (4, True)
     command[-1:] = ["--", "-m", "train"]
     ended = subprocess.run([*command, "--typo"], cwd=folder, env=environ, capture_output=True, text=True)
     assert ended.returncode == 1

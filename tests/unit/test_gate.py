@@ -12,7 +12,7 @@ import pytest
 from pytest_ddpperf.baseline import Store
 from pytest_ddpperf.measuring.baseline_side import Stored
 from pytest_ddpperf.measuring.launches import Job, Launches
-from pytest_ddpperf.measuring.measurement import Measured
+from pytest_ddpperf.measuring.measurement import Measured, Result
 from pytest_ddpperf.measuring.session import Session
 from pytest_ddpperf.plugin.items import name_of, nodeid_of
 from pytest_ddpperf.records.errors import DdpPerfError
@@ -198,3 +198,18 @@ def test_what_fails_otherwise_than_expected_fails(run: Run, mark: str) -> None:
     result, report, _ = run(TESTS.replace("def", f"@pytest.mark.{mark}\ndef"), Status.PASS, Status.REGRESSED)
     result.assert_outcomes(failed=1)
     assert summary(report) == [("first", "PASS", False, []), ("", "REGRESSED", True, [])]
+
+
+def test_a_result_is_short_in_the_message_of_an_assertion() -> None:
+    result = Result(
+        step_seconds=((0.005,) * 300,) * 5,
+        samples=(((0.005,) * 300,) * 2,) * 5,
+        world_size=2,
+        backend="gloo",
+        verdict=verdict(Status.PASS, 0.0),
+        environment=CPU,
+        counters={},
+        recorded={},
+        rank_phases=(),
+    )
+    assert repr(result) == "<Result p50=5.00 ms PASS 5 launches on 2>"

@@ -41,6 +41,7 @@ from pytest_ddpperf.remote.nodes import OtherNodes
 from pytest_ddpperf.remote.process import RemotePytest
 from pytest_ddpperf.remote.rendezvous import Role, role
 from pytest_ddpperf.remote.version import remote_arguments
+from pytest_ddpperf.wire.boot import listening
 from pytest_ddpperf.wire.channels import Lines
 from tests.processes import until
 
@@ -121,7 +122,7 @@ class Door:
     """A leader that lets nodes in, in the background."""
 
     def __init__(self, closing: ExitStack) -> None:
-        self.socket = closing.enter_context(rendezvous.listening("127.0.0.1"))
+        self.socket = closing.enter_context(listening("127.0.0.1"))
         self.port: int = self.socket.getsockname()[1]
         self.dropped: list[str] = []
         self.came: dict[int, Lines] = {}
