@@ -29,7 +29,7 @@ def test_a_test_may_measure_something_else_with_pytest_benchmark(pytester: pytes
         test_both=ONE.replace("test_step(ddp_benchmark)", "test_both(benchmark, ddp_benchmark)")
         + "    assert benchmark(lambda: 5) == 5\n"
     )
-    run("-W", "error", benchmark=True).assert_outcomes(passed=1)
+    run("-W", "error", benchmark=True, own=True).assert_outcomes(passed=1)
 
 
 def test_pytest_benchmark_reports_the_same_samples(pytester: pytest.Pytester, run: Run) -> None:
