@@ -240,7 +240,8 @@ class Interleaved:
             for side in order:
                 launch = current.pause(planned, steps) if side == "n" else self._pause(planned, steps)
                 sides[side] = alive.enter_context(launch)
-                steps = sides[side].steps  # the first launch decides how long windows are
+                # The first launch decides how long windows are; those of a device keep as many steps as they have room.
+                steps = steps if self._job.plan.spreads else sides[side].steps
             both = sides["n"], sides["b"]
             interleave(both, self._random)
             sides.clear()  # they can be alive together, whatever comes now

@@ -101,7 +101,7 @@ def describe_not_run(value: object) -> str:
     if inspect.iscoroutine(value):
         value.close()  # or Python warns that nobody awaited it
     is_kind = inspect.isgenerator(value) or inspect.isasyncgen(value) or inspect.isawaitable(value)
-    return f"a {type(value).__name__}" if is_kind else ""
+    return f"a value of type {type(value).__name__}" if is_kind else ""
 
 
 def read_returned(returned: Any, record: Callable[[str, Any], None]) -> Any:

@@ -84,7 +84,7 @@ class Loop:
         """The first step that is seen to begin finds modules, and the next is counted; not one that is shorter."""
         plan, board, done, seen = self._plan, self._board, len(self._ended_ns), self._seen
         self._within.close()
-        is_free = plan.spreads and board.begin(0) > 0
+        is_free = plan.spreads and board.begin(0) > 0 and self._waited > 1
         if self._ctx.device.type != "cpu" and not is_free:
             torch.accelerator.synchronize()
         self._ended_ns.append(time.monotonic_ns())
@@ -222,13 +222,13 @@ class Loop:
     def unfinished(self) -> str:
         """Say how far the program came."""
         plan, steps, done = self._plan, self._board.steps(0), len(self._ended_ns)
+        needed = f"let it take {max(self._board.begin(0), 7 + plan.warmup) + (steps or plan.steps)} or more"
         if not done and plan.boundary == UPDATE:
-            needed = f"let it take {7 + plan.warmup + plan.steps} optimizer updates or more"
-            return f"the program ended before it was known what ends a step of it: {needed}"
+            return f"the program ended before it was known what ends a step, an optimizer update: {needed}"
         if not done:
             return f"the program ended without a step: {plan.boundary} never ended one"
         if self._warmed is None:
-            return f"the program ended after {done} steps, in the warm-up (--ddp-warmup {plan.warmup})"
+            return f"the program ended after {done} steps, in the warm-up: {needed}"
         timed = sum(self._of_stretch) + max(self._step - self._uncounted, 0) * (self._step < self._missing)
         advice = f"let it take {steps - timed} more steps, or ask for fewer (--ddp-steps, --ddp-min-time)"
         return f"the program ended after {timed} of {steps} timed steps: {advice}"

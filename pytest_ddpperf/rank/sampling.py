@@ -1,4 +1,4 @@
-"""The timed loop of one rank: set-up, warm-up until nothing changes any more, the timed window."""
+"""The timed loop of one rank: set-up, and the window that follows the warm-up."""
 
 from __future__ import annotations
 
@@ -115,6 +115,11 @@ def window_of(
     for as many are kept, evenly spread."""
     facts = environment.of_rank(ctx)
     compiled = _compiled_at(taken)
+    unfit = {
+        f"recompiled at step {compiled}: raise --ddp-warmup": compiled,
+        "allocated device memory (an evaluation?): raise --ddp-warmup": any(stretch.has_grown for stretch in taken),
+        "was slowed down by heat or power: see ddpperf doctor": warmed.is_slowed or facts.get("slowdown"),
+    }
     blocked = [ns for stretch in taken for ns in _differences(stretch.counted(stretch.blocked_ns))]
     cpu = [ns for stretch in taken for ns in _differences(stretch.counted(stretch.cpu_ns))]
     marks = [tuple(stretch.counted(stretch.marks_ns)) for stretch in taken]
@@ -142,29 +147,18 @@ def window_of(
         stretches=tuple(lengths),
         notes=phases.notes,
         facts=facts,
-        unfit=_unfit(
-            plan.name(ctx.rank),
-            compiled,
-            has_grown=any(stretch.has_grown for stretch in taken),
-            is_slowed=warmed.is_slowed or bool(facts.get("slowdown")),
-        ),
+        unfit=next((f"{plan.name(ctx.rank)} {words}" for words, is_so in unfit.items() if is_so), ""),
     )
 
 
 def _spread(lengths: Sequence[int], most: int) -> tuple[list[int], list[int]]:
-    """Return which steps of stretches of such lengths are kept if at most so many are, and how many of each stretch."""
-    shares = [max(length * most // sum(lengths), 1) for length in lengths]
-    begins = accumulate(lengths, initial=0)
+    """Return which `most` steps of longer stretches are kept, and how many of each stretch, but for those of which none
+    is."""
+    begins = [*accumulate(lengths, initial=0)]
+    shares = [after - before for before, after in pairwise(end * most // begins[-1] for end in begins)]
     each = zip(begins, lengths, shares, strict=False)
-    return [begin + index * length // share for begin, length, share in each for index in range(share)], shares
-
-
-def _unfit(who: str, compiled: int, *, has_grown: bool, is_slowed: bool) -> str:
-    if compiled:
-        return f"{who} recompiled at step {compiled}: raise --ddp-warmup"
-    if has_grown:
-        return f"{who} allocated device memory: raise --ddp-warmup"
-    return f"the device of {who} was slowed down by heat or power: see ddpperf doctor" if is_slowed else ""
+    kept = [begin + index * length // share for begin, length, share in each for index in range(share)]
+    return kept, [*filter(None, shares)]
 
 
 class PhaseWatch:
@@ -223,6 +217,8 @@ class PhaseWatch:
 
 # That a step leaves on a device to be read after the window: its loss, its examples, and some that it records.
 _FIGURES = 8
+# The numbers in a block of 1 MiB, the largest that CUDA's allocator cuts small ones from, and those of 512 B in it.
+_BLOCK, _COPIES = 1 << 18, 2048
 
 
 class Stretch:
@@ -233,7 +229,7 @@ class Stretch:
         self._device, self._rank, self._ctx, self.length, self._uncounted = ctx.device, ctx.rank, ctx, length, uncounted
         if self._device.type != "cpu":
             # The allocator keeps this memory for copies of figures: it need not ask the device in the window.
-            [torch.empty(1, device=self._device) for _ in range(length * _FIGURES)]
+            [torch.empty(_BLOCK, device=self._device) for _ in range(length * _FIGURES // _COPIES + 1)]
             torch.accelerator.synchronize()
         self._allocated = allocator_growth(self._device)
         self.has_grown = False  # the memory of the device that is in use or kept, in these steps

@@ -442,8 +442,11 @@ for step in range({}):
     ("text", "said"),
     [
         (TRAINS.format(9), "the program ended after 2 of 6 timed steps: let it take 4 more steps, or ask for fewer"),
-        (TRAINS.format(6), "the program ended after 6 steps, in the warm-up (--ddp-warmup 4)"),
-        (TRAINS.format(2), "the program ended before it was known what ends a step of it: let it take"),
+        (TRAINS.format(6), "the program ended after 6 steps, in the warm-up: let it take 17 or more"),
+        (
+            TRAINS.format(2),
+            "the program ended before it was known what ends a step, an optimizer update: let",
+        ),
         (TRAINS.format(2) + "sys.exit(1)", "the program called sys.exit(1)"),
         ("raise ValueError('no data')", "failed in the program's first steps: ValueError: no data"),
         (

@@ -70,7 +70,10 @@ def test_setup_must_yield_once() -> None:
         Prepared(setup).clean_up()
 
 
-@pytest.mark.parametrize(("setup", "kind"), [(awaits, "a coroutine"), (yields_later, "a async_generator")])
+COROUTINE, ASYNC_GENERATOR = "a value of type coroutine", "a value of type async_generator"
+
+
+@pytest.mark.parametrize(("setup", "kind"), [(awaits, COROUTINE), (yields_later, ASYNC_GENERATOR)])
 def test_a_setup_that_never_runs_is_refused(setup: Callable[..., Any], kind: str) -> None:
     with pytest.raises(DdpPerfError) as caught:
         Prepared(setup)
@@ -83,12 +86,12 @@ def test_a_setup_that_never_runs_is_refused(setup: Callable[..., Any], kind: str
 @pytest.mark.parametrize(
     ("step", "kind"),
     [
-        (yields, "a generator"),
-        (Yields(), "a generator"),
-        (partial(partial(awaits)), "a coroutine"),
-        (lambda: awaits(), "a coroutine"),
-        (yields_later, "a async_generator"),
-        (Later, "a Later"),
+        (yields, "a value of type generator"),
+        (Yields(), "a value of type generator"),
+        (partial(partial(awaits)), COROUTINE),
+        (lambda: awaits(), COROUTINE),
+        (yields_later, ASYNC_GENERATOR),
+        (Later, "a value of type Later"),
     ],
     ids=["function", "object", "partial", "returned", "both", "awaitable"],
 )

@@ -192,6 +192,15 @@ def test_both_sides_of_a_pair_are_alive_and_run_the_same_stretches() -> None:
     assert both.alive == 0
 
 
+def test_windows_of_a_device_keep_as_many_steps_on_both_sides() -> None:
+    """They are longer than what is kept. A side that were asked for all steps of the other one would keep more."""
+    both = Both()
+    plan = replace(PLAN, device="cuda", timing="free", min_seconds=1.0, most_steps=7)
+    both.side._job = replace(both.side._job, plan=plan)
+    both.take(2)
+    assert sorted(each for each in both.reported if "pause" in each) == ["b pause", "b pause 7", "n pause", "n pause 7"]
+
+
 PROBLEM = LaunchError(RankError(rank=1, when=0.0, phase="setup", summary="OSError: address in use"), (), ())
 
 
