@@ -151,13 +151,13 @@ class Session:
     def _measured(self, job: Job, observer: Observer) -> Measured:
         compare = partial(measurement.carry_out, job, self.launcher, self._store, observer)
         measured = compare(self._base)
+        if measured.verdict.reason == "saving" and self.settings.extend_baseline:
+            self._refuse_worse(measured)
         return measured if self._base is not None else self._confirmation.confirm(measured, compare)
 
     def save(self, measured: Measured) -> int:
         """Write a baseline, in place of the one before or in addition to it, and return how many sessions it now has.
         Raises BaselineError."""
-        if self.settings.extend_baseline:
-            self._refuse_slower(measured)
         created = datetime.now(timezone.utc).isoformat(timespec="seconds")
         candidate = measured.candidate
         tree, inputs = self._code_and_inputs(measured.current.taken)
@@ -168,14 +168,15 @@ class Session:
         path = self._store.write(replace(candidate, sessions=sessions), extend=self.settings.extend_baseline)
         return len(self._store.read_file(path).sessions)
 
-    def _refuse_slower(self, measured: Measured) -> None:
-        """Raise BaselineError if `measured` is slower than the sessions that it would be added to."""
+    def _refuse_worse(self, measured: Measured) -> None:
+        """Raise BaselineError if `measured` is worse than the sessions that it would be added to, and of other code."""
         environment, job = measured.environment, measured.job
-        if (stored := self._store.read(environment, job.test)) is None:
+        tree, _ = self._code_and_inputs(measured.current.taken)
+        if (stored := self._store.read(environment, job.test)) is None or tree == stored.sessions[-1].tree != "":
             return
         verdict = decision.judge(measured.measurement, stored.measurements, job.limits, level=job.level)
         if verdict.status is Status.REGRESSED and (worst := sentences.shown(verdict)) is not None:
-            problem = f"was not extended, since this is slower: {worst.limit.metric} {sentences.change(worst)}"
+            problem = f"was not extended, since other code is worse: {worst.limit.metric} {sentences.change(worst)}"
             remedy = "measure again, or accept it with --ddp-save-baseline"
             raise BaselineError(self._store.path(environment, job.test), problem, remedy)
 
