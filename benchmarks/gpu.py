@@ -87,11 +87,11 @@ class Run:
         self._pytest(f"against itself, {turns}", *ONE_RANK, *itself, "test_itself.py")
         if not report.exists():
             return
-        (measured,) = json.loads(report.read_text())["measurements"]
-        compared: list[dict[str, Any]] = measured["verdict"]["comparisons"] if measured["verdict"] else []
-        detectable = {each["limit"]["metric"]: each["resolution"] for each in compared}
-        figure = ", ".join(f"{name} {change:.1%}" for name, change in detectable.items() if change is not None)
-        self._note(f"smallest detectable change, {turns}", bool(figure), f"{figure}; {measured['seconds']:.0f} s")
+        for measured in json.loads(report.read_text())["measurements"]:
+            compared: list[dict[str, Any]] = measured["verdict"]["comparisons"] if measured["verdict"] else []
+            detectable = {each["limit"]["metric"]: each["resolution"] for each in compared}
+            figure = ", ".join(f"{name} {change:.1%}" for name, change in detectable.items() if change is not None)
+            self._note(f"smallest detectable change, {turns}", bool(figure), f"{figure}; {measured['seconds']:.0f} s")
 
     def _pytest(self, what: str, *arguments: str, top: Path | None = None, **environ: str) -> None:
         """Run pytest, and note whether it passed: a check that could not be made is broken."""

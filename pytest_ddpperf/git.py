@@ -102,29 +102,15 @@ def run_whole(
 def checked_out(path: Path) -> tuple[str, str]:
     """Return the commit that is checked out at `path`, with "-dirty" if tracked files differ, and its time, ISO 8601 in
     UTC; two empty texts if git cannot say."""
-    with suppress(GitError):
-        return _checked_out(path)
-    return "", ""
-
-
-def _checked_out(path: Path) -> tuple[str, str]:
     ask = partial(git, path, timeout=_GIT_SECONDS)
-    commit = ask("rev-parse", "--verify", "HEAD").strip()
-    # `git describe --dirty` writes the index, even without optional locks.
-    changed = ask("status", "--porcelain", "--untracked-files=no", "--no-renames")
-    seconds = ask("show", "--no-patch", "--no-show-signature", "--format=%ct", "HEAD")
-    time = datetime.fromtimestamp(int(seconds), timezone.utc).isoformat()
-    return f"{commit}-dirty" if changed else commit, time
-
-
-def why_unknown(path: Path) -> str:
-    """Return why `checked_out` could not say anything before, on one line; "" outside a repository."""
-    try:
-        _checked_out(path)
-    except GitError as error:
-        reported = " ".join(str(error).split())
-        return "" if "not a git repository" in reported else reported
-    return "git did not answer when the run began"
+    with suppress(GitError):
+        commit = ask("rev-parse", "--verify", "HEAD").strip()
+        # `git describe --dirty` writes the index, even without optional locks.
+        changed = ask("status", "--porcelain", "--untracked-files=no", "--no-renames")
+        seconds = ask("show", "--no-patch", "--no-show-signature", "--format=%ct", "HEAD")
+        time = datetime.fromtimestamp(int(seconds), timezone.utc).isoformat()
+        return f"{commit}-dirty" if changed else commit, time
+    return "", ""
 
 
 def top_level(path: Path) -> Path:

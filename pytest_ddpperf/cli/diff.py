@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Hashable, Sequence
 from dataclasses import replace
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +57,7 @@ def _partners(base: StoredReport, now: StoredReport) -> dict[int, int]:
     there are several, of that on the same kind of machine."""
     found: dict[int, int] = {}
     left = dict(enumerate(base.entries))
-    for alike in (identity, _by_name):
+    for alike in (identity, attrgetter("test", "plan.world_size", "plan.roles")):
         places: dict[Hashable, list[int]] = {}
         for there, entry in left.items():
             places.setdefault(alike(entry.outcome), []).append(there)
@@ -65,10 +66,6 @@ def _partners(base: StoredReport, now: StoredReport) -> dict[int, int]:
                 found[here] = of_it.pop(0)
                 del left[found[here]]
     return found
-
-
-def _by_name(outcome: Outcome) -> Hashable:
-    return outcome.test, outcome.plan.world_size, outcome.plan.roles
 
 
 def _with_verdict(now: Outcome, other: Entry | None, limits: tuple[Limit, ...]) -> Outcome:
@@ -135,7 +132,16 @@ def run(arguments: argparse.Namespace) -> int:
     base = console.matching(base, arguments.matches)
     now = console.matching(json_report.merged(several), arguments.matches)
     compared = compare(base, now, arguments.threshold, arguments.fail_on or frozenset({"regressed"}))
-    _write(arguments, base, compared)
+    if arguments.json is not None:
+        before = {name: getattr(base.run, name) for name in ("created", "version", "commit", "committed")}
+        data = {
+            **json_report.report(compared.outcomes, replace(compared.run, messages=compared.messages)),
+            "base": {"run_id": base.run.id, **before},
+            "only_in_base": codec.encode(compared.only_before),
+        }
+        console.write(arguments.json, codec.dumps(data))
+    if arguments.write_pytorch is not None:
+        console.write(arguments.write_pytorch, codec.dumps(diff_report.in_form_of_pytorch(compared)))
     is_shown = False
     if arguments.form == "pytorch":
         sweeps = diff_report.ours(base), diff_report.ours(now)
@@ -148,20 +154,6 @@ def run(arguments: argparse.Namespace) -> int:
         return console.NAMED_VERDICT
     found = (outcome.verdict for outcome in compared.outcomes)
     return _status(is_shown or any(verdict is not None and verdict.status.compared for verdict in found))
-
-
-def _write(arguments: argparse.Namespace, base: StoredReport, now: StoredReport) -> None:
-    """Write the files that were asked for."""
-    if arguments.json is not None:
-        before = {name: getattr(base.run, name) for name in ("created", "version", "commit", "committed")}
-        data = {
-            **json_report.report(now.outcomes, replace(now.run, messages=now.messages)),
-            "base": {"run_id": base.run.id, **before},
-            "only_in_base": codec.encode(now.only_before),
-        }
-        console.write(arguments.json, codec.dumps(data))
-    if arguments.write_pytorch is not None:
-        console.write(arguments.write_pytorch, codec.dumps(diff_report.in_form_of_pytorch(now)))
 
 
 def _status(is_compared: bool) -> int:

@@ -52,6 +52,7 @@ class Job:
     gate: bool
     facts: Mapping[str, Scalar]  # recorded with the measurement, beyond what the ranks report
     trace: str = ""  # as `Plan` has it, for the first launch; "" for no traces
+    notes: tuple[str, ...] = ()
 
     @property
     def launches(self) -> int:

@@ -56,8 +56,7 @@ class Result:
     rank_phases: tuple[Mapping[str, float | None], ...]
 
     def __repr__(self) -> str:
-        launches = text.several(len(self.step_seconds), "launch")
-        return f"<{type(self).__name__} p50={text.seconds(self.p50)} {self.verdict} {launches} on {self.world_size}>"
+        return f"<{type(self).__name__} p50={text.seconds(self.p50)} {self.verdict} on {self.world_size} ranks>"
 
     @property
     def phases(self) -> Mapping[str, float | None]:
@@ -249,7 +248,7 @@ def build_outcome(found: Measured, rootdir: Path, accept_command: str, seconds: 
         findings=findings,
         evidence=words,
         accept=accept_command if accepts else "",
-        notes=(*notes, *found.side.notes(verdict, current), *found.further_notes),
+        notes=(*job.notes, *notes, *found.side.notes(verdict, current), *found.further_notes),
     )
 
 
@@ -260,7 +259,7 @@ def _shown(path: str, rootdir: Path) -> str:
 
 def build_failure(job: Job, error: str) -> Outcome:
     """Return the outcome of a job that could not be carried out."""
-    return _outcome(job, verdict=None, fails=True, error=error)
+    return _outcome(job, verdict=None, fails=True, error=error, notes=job.notes)
 
 
 def _outcome(job: Job, **found: Any) -> Outcome:

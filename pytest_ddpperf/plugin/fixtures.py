@@ -177,6 +177,7 @@ class BenchmarkFixture(DistributedFixture):
             level=self._level(gate) if level is None else level,
             batch_size=batch_size,
             gate=gate,
+            notes=self._notes(),
             facts=self._facts(),
             trace=running.trace_path(self._item, self._settings, label, is_base=self._run.leader is not None),
         )
@@ -219,6 +220,18 @@ class BenchmarkFixture(DistributedFixture):
         if self._replay is not None and self._run.leader is None:
             self._replay(measured)
         return result
+
+    def _notes(self) -> tuple[str, ...]:
+        """Return, for -v, that the world size of the marker is used and not the one that was asked for."""
+        of_run = self._run.settings
+        ignored = (
+            self._world_size
+            and self._settings.sources.get("world_sizes") == MARKER
+            and of_run.sources.get("world_sizes") in ("command line", "ini")
+            and self._run.config.getoption("verbose", 0) > 0
+        )
+        asked = ",".join(map(str, of_run.world_sizes))
+        return (f"the marker's world_size={self._world_size} is used, not {asked}",) if ignored else ()
 
     def _facts(self) -> dict[str, Any]:
         workers = getattr(self._run.config, "workerinput", {}).get("workercount", 0)

@@ -148,8 +148,9 @@ def _noting_errors(report: RunResults, what: str) -> Iterator[None]:
 
 def _add_to_history(report: RunResults, root: Path, measured: Path) -> None:
     """Add the measurements of the code in `measured` to the history, or say why not; raises FileError."""
-    from pytest_ddpperf.git import why_unknown
+    from pytest_ddpperf.git import git
     from pytest_ddpperf.history import entries
+    from pytest_ddpperf.records.errors import GitError
     from pytest_ddpperf.report.text import several
 
     entry = entries.make_entry(report.outcomes, report.run)
@@ -157,9 +158,11 @@ def _add_to_history(report: RunResults, root: Path, measured: Path) -> None:
     if not entry.measurements:
         why = "no measurement of this commit alone can be added (see docs/history.md)"
     if why:
-        unknown = entry.measurements and not (report.run.commit and report.run.committed)
-        reason = why_unknown(measured) if unknown else ""
-        report.messages.append(f"--ddp-history: nothing was added: {why}{f': {reason}' * bool(reason)}")
+        try:
+            _ = report.run.commit or git(measured, "rev-parse", "HEAD")
+        except GitError as error:
+            why += f": {' '.join(str(error).split())}"
+        report.messages.append(f"--ddp-history: nothing was added: {why}")
         return
     path = entries.add_entry(root, entry)
     report.messages.append(f"--ddp-history: {several(len(entry.measurements), 'measurement')} added as {path}")

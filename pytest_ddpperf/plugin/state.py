@@ -29,7 +29,7 @@ LEADER: pytest.StashKey[LeaderConnection] = pytest.StashKey()
 
 # --- before the user's conftests
 
-_PLAIN = (bool, int, float, str, list, tuple, type(None))
+_PLAIN = (bool, int, float, str, list, tuple, dict, type(None))
 _LONGEST = 200  # characters of a value that is worth a line of a baseline
 _SECRET = (
     r"(token|(api|access|auth|bearer|hf|hub|refresh)[-_]?tokens"  # as against --max-tokens
@@ -77,7 +77,7 @@ def own_options(config: pytest.Config) -> dict[str, str]:
     before = {*(config.stash[SNAPSHOT].options if SNAPSHOT in config.stash else vars(config.option)), "loadgroup"}
     added = {name: value for name, value in sorted(vars(config.option).items()) if name not in before}
     plain = {name: repr(value) for name, value in added.items() if isinstance(value, _PLAIN) and not holds_secret(name)}
-    short = {name: text for name, text in plain.items() if len(text) <= _LONGEST and os.sep not in text}
+    short = {name: text for name, text in plain.items() if len(text) <= _LONGEST and not {os.sep, "<"} & {*text}}
     return {"--" + name.replace("_", "-"): text for name, text in short.items()}
 
 

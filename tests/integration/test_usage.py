@@ -135,6 +135,7 @@ def test_needs_no_measurement(ddp_run): pass
         "call its fixture"
     ]
     result.stdout.fnmatch_lines(["*::test_mistaken (line *): @pytest.mark.ddp(backend=...): 'glo': this torch*"])
+    result.stdout.fnmatch_lines(["*test_marker_wins: the marker's world_size=1 is used, not 2"])
 
 
 def test_a_unittest_class_cannot_have_several_world_sizes(pytester: pytest.Pytester, run: Run) -> None:

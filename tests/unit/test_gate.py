@@ -212,4 +212,4 @@ def test_a_result_is_short_in_the_message_of_an_assertion() -> None:
         recorded={},
         rank_phases=(),
     )
-    assert repr(result) == "<Result p50=5.00 ms PASS 5 launches on 2>"
+    assert repr(result) == "<Result p50=5.00 ms PASS on 2 ranks>"
