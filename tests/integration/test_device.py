@@ -1,0 +1,155 @@
+"""Whole runs on a pretended GPU: what is measured, judged and reported there, without CUDA.
+
+Ranks believe in two CUDA devices and NCCL. Tensors stay on the CPU, and groups use Gloo; streams, events and memory are
+those of a device that works through a queue on a clock of its own.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from tests.integration.conftest import Run, last_line
+
+PRETENDED = """
+from types import SimpleNamespace
+
+import torch
+import torch.distributed as dist
+from pytest_ddpperf.rank import clock, environment, group, loop, warm_up
+
+warm_up._FREELY_SECONDS = 0.05  # this device has no clock that has to rise
+
+class Device:
+    now, free_at, allocations = 1, 0, 0
+    def work(self, milliseconds):
+        self.free_at = max(self.free_at, self.now) + int(milliseconds * 1e6)
+    def synchronize(self, *_):
+        self.now = max(self.now, self.free_at)
+    def monotonic_ns(self):
+        return self.now
+    thread_time_ns = monotonic_ns
+    def event(self, *_, enable_timing):
+        event = SimpleNamespace()
+        event.record = lambda: vars(event).update(at=max(self.free_at, self.now))
+        event.synchronize = lambda: setattr(self, "now", max(self.now, event.at))
+        event.elapsed_time = lambda other: (other.at - event.at) / 1e6
+        return event
+
+device = clock.time = Device()
+torch.Event = device.event
+torch.accelerator.synchronize = device.synchronize
+torch.accelerator.set_device_index = torch.accelerator.reset_peak_memory_stats = lambda _: None
+torch.accelerator.memory_stats = lambda _: {"num_device_alloc": device.allocations}
+torch.accelerator.max_memory_allocated = lambda _: 1 << 20
+torch.cuda.is_current_stream_capturing = lambda: False
+group._pin_near = lambda _: None
+
+probe, empty, init = environment.probe, torch.empty, dist.init_process_group
+torch.empty = lambda *shape, device=None, **how: empty(*shape, **how)
+dist.init_process_group = lambda backend, device_id=None, **how: init("gloo", **how)
+loop.Loop._refuse_wrong_group = lambda self: None  # the group is Gloo's
+model = {"device_model": "Pretended", "device_memory_gib": 80}
+environment.device = lambda place: model
+environment.probe = lambda: {
+    **probe(), **model,
+    "device_type": "cuda", "device_count": 2, "backends": "gloo,nccl", "default_backends": "cpu:gloo,cuda:nccl",
+}
+"""
+# A training step whose host only queues work: LASTS milliseconds, a tenth of which is the forward pass.
+TRAINS = """
+import os, sys
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+def training(ctx):
+    from pretended import device
+    assert (ctx.device, ctx.backend) == (torch.device("cuda", ctx.rank), "nccl")
+    lasts = float(os.environ.get("LASTS", "5"))
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = nn.Linear(4, 4)
+        def forward(self, x):
+            device.work(lasts / 10)
+            return self.inner(x)
+    net, x = DDP(Net()), torch.ones(2, 4)
+    def step():
+        loss = net(x).sum()
+        device.work(lasts - lasts / 10)
+        loss.backward()
+        return {"loss": loss}
+    return step
+
+def test_step(ddp_benchmark):
+    ddp_benchmark(training)
+"""
+# The same in a program that owns its loop.
+LOOPS = """
+def program(ctx):
+    import torch.distributed as dist
+    from pretended import device
+    dist.init_process_group("nccl")
+    step, model = training(ctx), nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for number in range(10**9):
+        step()
+        optimizer.step()
+        device.allocations += number == 3  # in the warm-up
+
+def test_step(ddp_benchmark):
+    ddp_benchmark.loop(program)
+"""
+ON_DEVICES = ("--ddp-world-size=2", "--ddp-backend=nccl", "--ddp-preload=pretended", "--ddp-warmup=5")
+
+
+@pytest.fixture(autouse=True)
+def project(request: pytest.FixtureRequest, pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(pretended=PRETENDED, test_device=TRAINS + getattr(request, "param", ""))
+    pytester.makeini("[pytest]\npythonpath = .\n")
+
+
+def measured(pytester: pytest.Pytester) -> Any:
+    (found,) = json.loads((pytester.path / "run.json").read_text())["measurements"]
+    return found
+
+
+def test_a_step_on_devices_is_measured_saved_and_compared(
+    pytester: pytest.Pytester, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    result = run(*ON_DEVICES, "--ddp-save-baseline", "--ddp-json=run.json", own=True)
+    result.assert_outcomes(passed=1)
+    found = measured(pytester)
+    steps = [seconds for launch in found["measurement"]["samples"]["step_seconds"] for seconds in launch]
+    assert steps == pytest.approx([0.005] * 30)
+    counters = found["measurement"]["counters"]
+    assert (counters["all_reduce.bytes"], counters["host_syncs"], counters["peak_memory.bytes"]) == (80, 0, 1 << 20)
+    assert found["measurement"]["phases"][0]["own"]["forward"] == pytest.approx([0.0005, 0.0005])
+    assert found["measurement"]["environment"]["key"]["device_model"] == "Pretended"
+    assert found["notes"] == []
+    (name,) = (folder.name for folder in (pytester.path / "baselines").iterdir() if folder.is_dir())
+    assert name == "cuda-pretended-80gib-nccl-ws2-1x2"
+
+    assert last_line(run(*ON_DEVICES, own=True)) == "compared with baselines: 1 passed (1 of 1 compared)"
+    monkeypatch.setenv("LASTS", "25")
+    result = run(*ON_DEVICES, own=True)
+    assert last_line(result) == "compared with baselines: 1 regressed (1 of 1 compared)"
+    result.stdout.fnmatch_lines(["REGRESSED: step time p50 5.00 -> 25.0 ms, 5.00x *"])
+
+
+@pytest.mark.parametrize("turns", ["launches", "stretches"])
+@pytest.mark.parametrize("project", ["", LOOPS], ids=["steps", "program"], indirect=True)
+def test_windows_on_devices_are_longer_than_what_is_kept_of_them(
+    pytester: pytest.Pytester, run: Run, turns: str
+) -> None:
+    """By the host's time a step is short: thousands of them fill the window."""
+    long = ("--ddp-min-time=0.5", "--ddp-max-launches=40", "--ddp-steps=10")
+    result = run(*ON_DEVICES, *long, "--ddp-against=self", f"--ddp-turns={turns}", "--ddp-json=run.json", own=True)
+    result.assert_outcomes(passed=1)
+    found = measured(pytester)
+    kept = {len(launch) for launch in found["measurement"]["samples"]["step_seconds"]}
+    assert kept == {75}, "of 40 launches of two ranks, 6,000 figures"
+    assert found["verdict"]["status"] == "PASS"
