@@ -355,6 +355,15 @@ def test_stacks_are_waited_for_until_all_are_whole(
     assert list(sizes) == []
 
 
+def test_stacks_of_which_a_thread_has_no_frames_yet_are_not_all() -> None:
+    """A busy rank pauses there: its main thread comes last."""
+    loader = 'Thread 0x1 (most recent call first):\n  File "loader.py", line 5 in load\n'
+    main = "\nCurrent thread 0x2 (most recent call first):\n"
+    assert failed_ranks.frames_written(loader) == 1
+    assert failed_ranks.frames_written(loader + main) == 0
+    assert failed_ranks.frames_written(loader + main + '  File "train.py", line 7 in step\n') == 2
+
+
 OUR_THREAD = 'Thread 0x2 (most recent call first):\n  File "lifecycle.py", line 1 in _tell_started\n\n'
 
 
