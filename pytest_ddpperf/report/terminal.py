@@ -44,7 +44,8 @@ def report(
     details are. No line is wider than `width`."""
     yield from table(outcomes, width=width)
     lines = [*details(outcomes, width)] if verbosity > 0 else []
-    lines += sentences.problems(outcomes) if verbosity >= 0 else ()
+    others = [outcome for outcome in outcomes if outcome.error or not outcome.fails]  # a failure shows its notes
+    lines += sentences.problems(others) if verbosity >= 0 else ()
     for line in "\n".join((*lines, *messages, last_line(outcomes, run, with_cost=True))).split("\n"):
         yield from text.wrapped(text.printable(line), width) if len(line) > width else (text.printable(line),)
 
