@@ -161,7 +161,7 @@ def _add_to_history(report: RunResults, root: Path, measured: Path) -> None:
         try:
             _ = report.run.commit or git(measured, "rev-parse", "HEAD")
         except GitError as error:
-            why += f": {' '.join(str(error).split())}"
+            why += f": {' '.join(str(error).split())}" * ("not a git repository" not in str(error))
         report.messages.append(f"--ddp-history: nothing was added: {why}")
         return
     path = entries.add_entry(root, entry)
