@@ -73,9 +73,9 @@ _FRAME = re.compile(r'^  File "([^"]+)"', re.MULTILINE)
 
 
 def frames_written(stacks: str) -> int:
-    """Return how many frames of a rank's stacks are there, 0 while those of a thread are missing. A busy rank may pause
-    before its main thread's, which come last."""
-    return len(_FRAME.findall(_without_our_thread(stacks))) * (not stacks.rstrip().endswith("call first):"))
+    """Return how many frames of a rank's stacks are there; 0 until its main thread's, which come last, are complete: a
+    busy rank may pause before or within them. faulthandler ends what is too long with "..."."""
+    return len(_FRAME.findall(_without_our_thread(stacks))) * stacks.endswith((" in <module>\n", "...\n"))
 
 
 # Locks and queues are waited for in Python: who does so is the frame above.

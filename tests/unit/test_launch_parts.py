@@ -355,13 +355,17 @@ def test_stacks_are_waited_for_until_all_are_whole(
     assert list(sizes) == []
 
 
-def test_stacks_of_which_a_thread_has_no_frames_yet_are_not_all() -> None:
-    """A busy rank pauses there: its main thread comes last."""
-    loader = 'Thread 0x1 (most recent call first):\n  File "loader.py", line 5 in load\n'
-    main = "\nCurrent thread 0x2 (most recent call first):\n"
-    assert failed_ranks.frames_written(loader) == 1
-    assert failed_ranks.frames_written(loader + main) == 0
-    assert failed_ranks.frames_written(loader + main + '  File "train.py", line 7 in step\n') == 2
+def test_stacks_are_all_there_with_the_outermost_frame_of_the_main_thread() -> None:
+    """It comes last, and a busy rank pauses anywhere."""
+    dump = [
+        'Thread 0x1 (most recent call first):\n  File "loader.py", line 5 in load\n\n',
+        "Current thread 0x2 (most recent call first):\n",
+        '  File "stamps.py", line 1 in stamped\n',
+        '  File "train.py", line 7 in step\n',
+        '  File "<string>", line 9 in <module>\n',
+    ]
+    assert [failed_ranks.frames_written("".join(dump[:lines])) for lines in range(6)] == [0, 0, 0, 0, 0, 4]
+    assert failed_ranks.frames_written("".join(dump[:4]) + "  ...\n") == 3
 
 
 OUR_THREAD = 'Thread 0x2 (most recent call first):\n  File "lifecycle.py", line 1 in _tell_started\n\n'
@@ -369,7 +373,8 @@ OUR_THREAD = 'Thread 0x2 (most recent call first):\n  File "lifecycle.py", line 
 
 @pytest.mark.parametrize("other", ["", OUR_THREAD], ids=["alone", "after ours"])
 def test_a_heading_without_frames_is_no_stack_yet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, other: str) -> None:
-    heading, frame = f"{other}Current thread 0x1 (most recent call first):\n", '  File "train.py", line 7 in step\n'
+    heading = f"{other}Current thread 0x1 (most recent call first):\n"
+    frame = '  File "train.py", line 7 in step\n  File "<string>", line 9 in <module>\n'
     looks = iter([heading, heading, heading, heading + frame])
     file = tmp_path / "rank0.stacks"
     sleeping = SimpleNamespace(monotonic=lambda: 0.0, sleep=lambda _: file.write_text(next(looks, heading + frame)))
