@@ -120,7 +120,7 @@ def measured(pytester: pytest.Pytester) -> Any:
 def test_a_step_on_devices_is_measured_saved_and_compared(
     pytester: pytest.Pytester, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    result = run(*ON_DEVICES, "--ddp-save-baseline", "--ddp-json=run.json", own=True)
+    result = run(*ON_DEVICES, "--ddp-save-baseline", "--ddp-json=run.json")
     result.assert_outcomes(passed=1)
     found = measured(pytester)
     steps = [seconds for launch in found["measurement"]["samples"]["step_seconds"] for seconds in launch]
@@ -133,9 +133,9 @@ def test_a_step_on_devices_is_measured_saved_and_compared(
     (name,) = (folder.name for folder in (pytester.path / "baselines").iterdir() if folder.is_dir())
     assert name == "cuda-pretended-80gib-nccl-ws2-1x2"
 
-    assert last_line(run(*ON_DEVICES, own=True)) == "compared with baselines: 1 passed (1 of 1 compared)"
+    assert last_line(run(*ON_DEVICES)) == "compared with baselines: 1 passed (1 of 1 compared)"
     monkeypatch.setenv("LASTS", "25")
-    result = run(*ON_DEVICES, own=True)
+    result = run(*ON_DEVICES)
     assert last_line(result) == "compared with baselines: 1 regressed (1 of 1 compared)"
     result.stdout.fnmatch_lines(["REGRESSED: step time p50 5.00 -> 25.0 ms, 5.00x *"])
 
