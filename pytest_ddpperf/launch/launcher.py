@@ -28,7 +28,7 @@ from pytest_ddpperf.records.errors import DdpPerfError
 from pytest_ddpperf.records.plan import COUNTERS, Plan, Setup
 from pytest_ddpperf.records.samples import Imported, LaunchSamples, RankFigures, Scalar, Window
 from pytest_ddpperf.wire import payload
-from pytest_ddpperf.wire.boot import listening
+from pytest_ddpperf.wire.boot import listen
 from pytest_ddpperf.wire.source_trees import Trees
 
 
@@ -328,11 +328,11 @@ class Launcher:
         with ExitStack() as opened:
             remote, bound, master = None, None, None
             if plan.boundary:
-                bound = opened.enter_context(listening("127.0.0.1"))
+                bound = opened.enter_context(listen("127.0.0.1"))
                 master = bound.getsockname()
             if plan.nodes > 1:
                 nodes = self._other_nodes
-                bound = opened.enter_context(listening(nodes.address))
+                bound = opened.enter_context(listen(nodes.address))
                 host, port = bound.getsockname()[:2]
                 part = replace(part, store=(host, port), interface=nodes.interface)
                 remote = nodes.parts(plan, (host, port))

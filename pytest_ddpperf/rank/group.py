@@ -99,8 +99,7 @@ def _asked(start: Message) -> tuple[Any, Message]:
 
 def _own_store(address: str, port: int, timeout: timedelta) -> Any:
     """Own the store, on one interface: torch by itself would listen on all of them."""
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    descriptor = socket.create_server((address, port), family=family).detach()
+    descriptor = boot.listen(address, port).detach()
     return dist.TCPStore(  # type: ignore[attr-defined]
         address, port, is_master=True, wait_for_workers=False, timeout=timeout, master_listen_fd=descriptor
     )

@@ -24,7 +24,7 @@ from pytest_ddpperf.remote.node import Node
 from pytest_ddpperf.remote.node_launch import Parts, alone
 from pytest_ddpperf.remote.process import START_SECONDS
 from pytest_ddpperf.remote.rendezvous import Role, TorchrunStore, interface_of, link_of
-from pytest_ddpperf.wire.boot import contents, listening
+from pytest_ddpperf.wire.boot import contents, listen
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _STORE_SECONDS = 60.0  # for torchrun's store to answer
@@ -56,7 +56,7 @@ class OtherNodes:
         self._key = (given or reported).encode()
         try:
             self.address = _address_of(role.address)
-            self._door = self._closing.enter_context(listening(self.address))
+            self._door = self._closing.enter_context(listen(self.address))
         except OSError as error:
             raise NodesError(f"MASTER_ADDR {role.address}: it cannot be listened on here: {error}") from None
         self.interface = interface_of(self.address)

@@ -95,10 +95,10 @@ def kernel_numbers(written: str) -> tuple[int, ...]:
     return tuple(found)
 
 
-def listening(address: str) -> socket.socket:
-    """Listen on one interface, at a port that the kernel chooses; raises OSError."""
+def listen(address: str, port: int = 0) -> socket.socket:
+    """Listen on one interface, with 0 at a port that the kernel chooses; raises OSError."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    return socket.create_server((address, 0), family=family, backlog=socket.SOMAXCONN)
+    return socket.create_server((address, port), family=family, backlog=socket.SOMAXCONN)
 
 
 def output_of(*command: str) -> str:
