@@ -158,10 +158,11 @@ def _add_to_history(report: RunResults, root: Path, measured: Path) -> None:
     if not entry.measurements:
         why = "no measurement of this commit alone can be added (see docs/history.md)"
     if why:
-        try:
-            _ = report.run.commit or git(measured, "rev-parse", "HEAD")
-        except GitError as error:
-            why += f": {' '.join(str(error).split())}" * ("not a git repository" not in str(error))
+        if not report.run.commit:
+            try:
+                git(measured, "rev-parse", "HEAD")
+            except GitError as error:
+                why += f": {' '.join(str(error).split())}"
         report.messages.append(f"--ddp-history: nothing was added: {why}")
         return
     path = entries.add_entry(root, entry)

@@ -26,7 +26,7 @@ def test_a_run_of_a_commit_is_added_and_others_are_not(
     result = run("--ddp-history=kept")
     assert result.ret == 0
     result.stdout.fnmatch_lines(
-        ["--ddp-history: nothing was added: what was measured is not a commit of a git repository"]
+        ["--ddp-history: nothing was added: what was measured is not a commit of a git repository: fatal: *"]
     )
     git(pytester.path, "init", "--quiet")
     git(pytester.path, "add", "test_step.py")
