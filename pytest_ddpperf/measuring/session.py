@@ -169,14 +169,14 @@ class Session:
         return len(self._store.read_file(path).sessions)
 
     def _refuse_worse(self, measured: Measured) -> None:
-        """Raise BaselineError if `measured` is worse than the sessions that it would be added to, and of other code."""
+        """Raise BaselineError if `measured` is worse than the stored sessions. The same code may be: that is drift."""
         environment, job = measured.environment, measured.job
         tree, _ = self._code_and_inputs(measured.current.taken)
         if (stored := self._store.read(environment, job.test)) is None or tree == stored.sessions[-1].tree != "":
             return
         verdict = decision.judge(measured.measurement, stored.measurements, job.limits, level=job.level)
         if verdict.status is Status.REGRESSED and (worst := sentences.shown(verdict)) is not None:
-            problem = f"was not extended, since other code is worse: {worst.limit.metric} {sentences.change(worst)}"
+            problem = f"the session was not added, because it is worse: {worst.limit.metric} {sentences.change(worst)}"
             remedy = "measure again, or accept it with --ddp-save-baseline"
             raise BaselineError(self._store.path(environment, job.test), problem, remedy)
 

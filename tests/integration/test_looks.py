@@ -80,7 +80,7 @@ def test_launches_go_on_while_the_verdict_is_open(pytester: pytest.Pytester, run
     result = run("--ddp-extend-baseline")
     result.assert_outcomes(failed=1)
     result.stdout.fnmatch_lines(
-        ["*was not extended, since other code is worse: p50 12.0x", "measure again, or accept it *"]
+        ["*the session was not added, because it is worse: p50 12.0x", "measure again, or accept it *"]
     )
     assert sessions(path) == 1
 

@@ -114,6 +114,25 @@ def test_a_session_says_whose_code_it_is(pytester: pytest.Pytester, run: Run) ->
     assert "pytest-ddpperf" not in session["distributions"]
 
 
+def test_a_slower_session_of_the_same_code_is_added(
+    pytester: pytest.Pytester, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The machine is slower on that day, which is what sessions are for."""
+    pytester.makepyfile(test_step=STEP + "\ndef test_step(ddp_benchmark): ddp_benchmark(lasting)\n")
+    for command in (["init", "-q"], ["add", "."], ["commit", "-qm", "1"]):
+        git(pytester.path, *command)
+    run("--ddp-save-baseline", *FEW).assert_outcomes(passed=1)
+    monkeypatch.setenv("LASTS", "60")
+    run("--ddp-extend-baseline", *FEW).assert_outcomes(passed=1)
+    (pytester.path / "test_step.py").write_text((pytester.path / "test_step.py").read_text() + "# changed\n")
+    monkeypatch.setenv("LASTS", "600")
+    result = run("--ddp-extend-baseline", *FEW)
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(["*: the session was not added, because it is worse: *"])
+    (file,) = (pytester.path / "baselines").rglob("test_step.json")
+    assert len(json.loads(file.read_text())["sessions"]) == 2
+
+
 def test_an_unreadable_baseline_is_red_and_stays_as_it_is(pytester: pytest.Pytester, run: Run) -> None:
     names = ["empty", "truncated", "newer", "nonsense", "other", "folder", "good"]
     pytester.makepyfile(
