@@ -234,6 +234,7 @@ def test_a_slower_version_is_caught_and_named_and_what_the_other_lacks_has_no_ba
     result.stdout.fnmatch_lines(["note:     measured one launch after the other: *database is locked*"])
     text = result.stdout.str()
     assert "accept:" not in text
+    assert "test_locks: measured one launch after the other" not in text, "its failure has that note"
     assert "ValueError: broken in the new one" in text
     slower = "REGRESSED%3A tests/test_step.py%3A%3Atest_slower"
     assert f"\n::error title={slower},file=python code/src/speed/__init__.py::REGRESSED p50 " in text

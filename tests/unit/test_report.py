@@ -368,6 +368,13 @@ def test_what_holds_for_several_tests_is_said_once_and_what_is_counted_is_not_sa
 # --- failures
 
 
+def test_the_cause_of_a_slowdown_comes_before_another_loss() -> None:
+    red = replace(diverged(Status.REGRESSED, 2.31, 2.58), fails=True, evidence=("data +2.00 ms of +2.10 ms",))
+    assert "\nwhy: data +2.00 ms of +2.10 ms; computes something else: loss 2.31 -> 2.58\n" in sentences.gate_failure(
+        red
+    )
+
+
 def test_a_faster_test_that_computes_something_else_is_not_to_be_accepted() -> None:
     red = replace(diverged(Status.IMPROVED, 2.31, 2.58), fails=True, traces="out/test_step")
     assert "\nwhy: computes something else: loss 2.31 -> 2.58\n" in sentences.gate_failure(red)

@@ -38,6 +38,7 @@ def config(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest
 
 
 def test_own_options_are_those_of_conftests_that_are_plain_and_no_secret(config: pytest.Config) -> None:
+    config.option.loadgroup = False  # as xdist does in its workers
     assert own_options(config) == {
         "--hidden": "2048",
         "--layer-kind": "None",
