@@ -140,7 +140,7 @@ def main() -> int:
         rows = [row for part in options.parts or run.parts for row in run.take(part)]
     broken = sum(not row["holds"] for row in rows)
     print(f"\n{len(rows) - broken} of {len(rows)} checks hold on {gpus} GPU{'s' * (gpus > 1)}")
-    return 1 if broken else 0
+    return 1 if broken or not rows else 0
 
 
 if __name__ == "__main__":
