@@ -73,7 +73,7 @@ def environment(facts: Mapping[str, Scalar], plan: Plan, *, batch_size: int | No
     )
 
 
-# They differ between any two launches, so they come last: few differences are shown.
+# These differ between any two launches. They come last, because only the first differences are shown.
 _CHANGING = ("clock_mhz", "temperature_c")
 
 

@@ -182,7 +182,7 @@ def _lock_folder() -> Path:
         folder.mkdir(mode=0o700)
     found = folder.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
-        raise FileExistsError(errno.EEXIST, "belongs to another user, or is no folder", str(folder))
+        raise FileExistsError(errno.EEXIST, "belongs to another user or is not a folder", str(folder))
     return folder
 
 

@@ -130,7 +130,7 @@ def _list(arguments: argparse.Namespace) -> int:
     for name, baselines in chosen.items():
         console.say((*terminal.baseline_table(name, baselines), ""))
     stored = text.several(sum(map(len, chosen.values())), "baseline")
-    console.say([f"{stored} in {text.several(len(chosen), 'environment')} (*: with changes that were not committed)"])
+    console.say([f"{stored} in {text.several(len(chosen), 'environment')} (*: uncommitted changes)"])
     return status
 
 

@@ -73,8 +73,8 @@ _FRAME = re.compile(r'^  File "([^"]+)"', re.MULTILINE)
 
 
 def frames_written(stacks: str) -> int:
-    """Return how many frames of a rank's stacks are there; 0 until its main thread's, which come last, are complete: a
-    busy rank may pause before or within them. faulthandler ends what is too long with "..."."""
+    """Return how many frames a rank has written, 0 until all are there: a busy rank may pause anywhere. The main
+    thread's frames come last, and faulthandler ends a stack that is too long with "..."."""
     return len(_FRAME.findall(_without_our_thread(stacks))) * stacks.endswith((" in <module>\n", "...\n"))
 
 

@@ -240,7 +240,7 @@ class Interleaved:
             for side in order:
                 launch = current.pause(planned, steps) if side == "n" else self._pause(planned, steps)
                 sides[side] = alive.enter_context(launch)
-                # The first launch decides how long windows are; those of a device keep as many steps as they have room.
+                # The first launch decides how long windows are. On a device both sides keep what the plan has room for.
                 steps = steps if self._job.plan.spreads else sides[side].steps
             both = sides["n"], sides["b"]
             interleave(both, self._random)

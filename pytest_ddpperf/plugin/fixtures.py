@@ -177,9 +177,9 @@ class BenchmarkFixture(DistributedFixture):
             level=self._level(gate) if level is None else level,
             batch_size=batch_size,
             gate=gate,
-            notes=self._notes(),
             facts=self._facts(),
             trace=running.trace_path(self._item, self._settings, label, is_base=self._run.leader is not None),
+            notes=self._notes(),
         )
         began = time.monotonic()
         measured = self._measure(job)

@@ -73,7 +73,7 @@ def own_options(config: pytest.Config) -> dict[str, str]:
     """Return the options that the user's conftests added, with the `repr` of their values.
 
     Options that may be secrets are left out, and paths, which mean nothing on another day."""
-    # One that xdist gives its workers comes later, too.
+    # xdist adds an option of its own to its workers.
     before = {*(config.stash[SNAPSHOT].options if SNAPSHOT in config.stash else vars(config.option)), "loadgroup"}
     added = {name: value for name, value in sorted(vars(config.option).items()) if name not in before}
     plain = {name: repr(value) for name, value in added.items() if isinstance(value, _PLAIN) and not holds_secret(name)}

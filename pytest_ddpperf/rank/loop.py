@@ -50,7 +50,7 @@ class Loop:
         self._passes: list[int] = []  # backward passes of each
         self._losses: list[Any] = []
         self._seen = 0  # steps that were seen to begin
-        self._waited = 0  # warm-up steps, after each of which a device had nothing left to do
+        self._waited = 0  # warm-up steps that were synchronized
         self._is_slowed = False
         self._unsettled = ""
         self._warmed: warm_up.WarmUp | None = None  # once the window has begun
@@ -123,8 +123,7 @@ class Loop:
         self._unsettled = self._steady.unsettled(None)
         if not self._unsettled or done >= self._plan.warmup + warm_up.WARMUP_BEYOND:
             step_ns = max(self._step_ns(), 1)
-            freely = warm_up.steps_freely(step_ns) if self._plan.spreads else 0
-            self._board.set_begin(0, done + 2 + freely)
+            self._board.set_begin(0, done + 2 + self._plan.spreads * warm_up.count_free_steps(step_ns))
             self._board.set_steps(0, self._plan.steps_for(step_ns / 1e9))
 
     def _step_ns(self) -> int:
@@ -222,13 +221,13 @@ class Loop:
     def unfinished(self) -> str:
         """Say how far the program came."""
         plan, steps, done = self._plan, self._board.steps(0), len(self._ended_ns)
-        needed = f"let it take {max(self._board.begin(0), 7 + plan.warmup) + (steps or plan.steps)} or more"
+        needed = max(self._board.begin(0), 7 + plan.warmup) + (steps or plan.steps)
         if not done and plan.boundary == UPDATE:
-            return f"the program ended before it was known what ends a step, an optimizer update: {needed}"
+            return f"the program ended before its steps were recognized: let it take {needed} optimizer updates or more"
         if not done:
             return f"the program ended without a step: {plan.boundary} never ended one"
         if self._warmed is None:
-            return f"the program ended after {done} steps, in the warm-up: {needed}"
+            return f"the program ended after {done} steps, in the warm-up: let it take {needed} or more"
         timed = sum(self._of_stretch) + max(self._step - self._uncounted, 0) * (self._step < self._missing)
         advice = f"let it take {steps - timed} more steps, or ask for fewer (--ddp-steps, --ddp-min-time)"
         return f"the program ended after {timed} of {steps} timed steps: {advice}"

@@ -111,8 +111,8 @@ def window_of(
     ctx: Context,
     plan: Plan,
 ) -> Window:
-    """Return what the stretches of a window measured, which have so many counted steps. Of more than the plan has room
-    for as many are kept, evenly spread."""
+    """Return what a window measured; `lengths` are the counted steps of its stretches. If there are more steps than the
+    plan has room for, that many are kept, evenly spread."""
     facts = environment.of_rank(ctx)
     compiled = _compiled_at(taken)
     unfit = {
@@ -152,8 +152,8 @@ def window_of(
 
 
 def _spread(lengths: Sequence[int], most: int) -> tuple[list[int], list[int]]:
-    """Return which `most` steps of longer stretches are kept, and how many of each stretch, but for those of which none
-    is."""
+    """Return the indices of the `most` steps that are kept, and how many each stretch keeps, without those that keep
+    none."""
     begins = [*accumulate(lengths, initial=0)]
     shares = [after - before for before, after in pairwise(end * most // begins[-1] for end in begins)]
     each = zip(begins, lengths, shares, strict=False)
@@ -217,7 +217,7 @@ class PhaseWatch:
 
 # That a step leaves on a device to be read after the window: its loss, its examples, and some that it records.
 _FIGURES = 8
-# The numbers in a block of 1 MiB, the largest that CUDA's allocator cuts small ones from, and those of 512 B in it.
+# Float32 numbers in 1 MiB, the largest block that CUDA's allocator splits into small ones, and those of 512 B in it.
 _BLOCK, _COPIES = 1 << 18, 2048
 
 

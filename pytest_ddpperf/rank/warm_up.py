@@ -91,8 +91,8 @@ def warm_up(
 _FREELY_SECONDS = 1.0
 
 
-def steps_freely(step_ns: int) -> int:
-    """Return how many steps of that length a device takes freely before the window."""
+def count_free_steps(step_ns: int) -> int:
+    """Return how many steps of that length are taken before the window without waiting for the device after each."""
     return max(TELLING, math.ceil(_FREELY_SECONDS * 1e9 / max(step_ns, 1)))
 
 
@@ -100,7 +100,7 @@ def warm_up_freely(step: Step, warmed: WarmUp, ctx: Context, own: OwnGroup) -> W
     """Take more steps as the window does, without waiting for the device after each: its queue fills, and memory that
     is in use until then is allocated now."""
     slowed = False
-    for index in range(steps_freely(*own.maximum([warmed.step_ns]))):
+    for index in range(count_free_steps(*own.maximum([warmed.step_ns]))):
         context.read_returned(step(), ctx.record)
         warmed.losses.append(ctx.figures.get("loss"))
         ctx.figures.clear()

@@ -37,7 +37,7 @@ def dumps(task: str, function: Any, args: Sequence[Any]) -> bytes:
     except Exception as error:
         what = _culprit(function, args)
         why = f"{type(error).__name__}: {error}"
-        raise DdpPerfError(f"{what} cannot be pickled for the ranks, create it inside the function: {why}") from None
+        raise DdpPerfError(f"{what} cannot be pickled for the ranks. Create it inside the function: {why}") from None
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no type hints

@@ -146,9 +146,7 @@ def test_a_step_on_devices_is_measured_saved_and_compared(
     ids=["steps, stretches", "program, stretches", "program, launches"],
     indirect=["project"],
 )
-def test_windows_on_devices_are_longer_than_what_is_kept_of_them(
-    pytester: pytest.Pytester, run: Run, turns: str
-) -> None:
+def test_launches_on_devices_keep_as_many_steps_as_each_other(pytester: pytest.Pytester, run: Run, turns: str) -> None:
     """By the host's time a step is short: thousands of them fill the window."""
     long = ("--ddp-min-time=0.1", "--ddp-max-launches=40", "--ddp-steps=10")
     result = run(

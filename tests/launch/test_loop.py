@@ -445,7 +445,7 @@ for step in range({}):
         (TRAINS.format(6), "the program ended after 6 steps, in the warm-up: let it take 17 or more"),
         (
             TRAINS.format(2),
-            "the program ended before it was known what ends a step, an optimizer update: let",
+            "the program ended before its steps were recognized: let it take 17",
         ),
         (TRAINS.format(2) + "sys.exit(1)", "the program called sys.exit(1)"),
         ("raise ValueError('no data')", "failed in the program's first steps: ValueError: no data"),

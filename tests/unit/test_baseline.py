@@ -287,7 +287,7 @@ def test_a_lock_folder_that_others_spoilt_is_not_used(store, how):
     spoil(own, how)
     with pytest.raises(BaselineError) as caught:
         store.write(OTHER)
-    assert caught.value.problem == f"cannot be written: [Errno 17] belongs to another user, or is no folder: '{own}'"
+    assert caught.value.problem == f"cannot be written: [Errno 17] belongs to another user or is not a folder: '{own}'"
     assert caught.value.remedy == f"remove {own} as its owner, or set TMPDIR to another folder"
     assert store.read(CPU, TEST) == BASELINE
 

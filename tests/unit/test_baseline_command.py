@@ -62,18 +62,18 @@ def test_list_shows_what_is_stored_by_environment(tmp_path: Path, capsys: pytest
         "                                          sessions        last   commit  smallest detectable change",
         "  tests/perf/test_step::test_train[bf16]         1  2026-01-02  c0ffeec  p10 0.21 %, p50 3.4 %",
         "",
-        "3 baselines in 2 environments (*: with changes that were not committed)",
+        "3 baselines in 2 environments (*: uncommitted changes)",
     ]
 
 
 @pytest.mark.parametrize(
     ("chosen", "reported"),
     [
-        (["-k", "ws4 "], "1 baseline in 1 environment (*: with changes that were not committed)"),
-        (["-k", "wide"], "1 baseline in 1 environment (*: with changes that were not committed)"),
-        (["-k", "train"], "2 baselines in 2 environments (*: with changes that were not committed)"),
-        (["-k", "TRAIN*step"], "0 baselines in 0 environments (*: with changes that were not committed)"),
-        (["-k", "perf/*wide"], "1 baseline in 1 environment (*: with changes that were not committed)"),
+        (["-k", "ws4 "], "1 baseline in 1 environment (*: uncommitted changes)"),
+        (["-k", "wide"], "1 baseline in 1 environment (*: uncommitted changes)"),
+        (["-k", "train"], "2 baselines in 2 environments (*: uncommitted changes)"),
+        (["-k", "TRAIN*step"], "0 baselines in 0 environments (*: uncommitted changes)"),
+        (["-k", "perf/*wide"], "1 baseline in 1 environment (*: uncommitted changes)"),
     ],
 )
 def test_some_are_chosen(chosen: list[str], reported: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -98,5 +98,5 @@ def test_what_cannot_be_read_is_named_and_the_others_are_listed(
     assert ddpperf(tmp_path, "list") == 4
     said = capsys.readouterr()
     assert f"baseline {broken}: is not JSON, or not all of it: " in said.err
-    assert said.out.endswith("1 baseline in 1 environment (*: with changes that were not committed)\n")
+    assert said.out.endswith("1 baseline in 1 environment (*: uncommitted changes)\n")
     assert broken.exists()

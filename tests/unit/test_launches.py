@@ -193,7 +193,7 @@ def test_both_sides_of_a_pair_are_alive_and_run_the_same_stretches() -> None:
 
 
 def test_windows_of_a_device_keep_as_many_steps_on_both_sides() -> None:
-    """They are longer than what is kept. A side that were asked for all steps of the other one would keep more."""
+    """A window is longer than what is kept of it. A side that is asked for all steps of the other one keeps more."""
     both = Both()
     plan = replace(PLAN, device="cuda", timing="free", min_seconds=1.0, most_steps=7)
     both.side._job = replace(both.side._job, plan=plan)
