@@ -56,6 +56,7 @@ def run_checks(root: Path = Path("/"), seconds: float = _SAMPLE_SECONDS) -> tupl
         *_clocks(root, usable),
         *_load(root, usable, seconds),
         *_shared_memory(root),
+        *_allocator(),
         *_gpus(),
     )
 
@@ -91,6 +92,13 @@ def _siblings(root: Path, core: int, usable: Sequence[int]) -> tuple[int, ...]:
     folder = root / _CPU / f"cpu{core}/topology"
     listed = kernel_numbers(contents(folder / "core_cpus_list") or contents(folder / "thread_siblings_list"))
     return tuple(each for each in listed if each in usable)
+
+
+def _allocator() -> Iterator[Check]:
+    libc = " ".join(platform.libc_ver())
+    if libc and "LD_PRELOAD" not in os.environ:
+        settings = sorted(name for name in os.environ if name.startswith(("MALLOC_", "GLIBC_TUNABLES")))
+        yield Check("allocator", f"{libc}, {text.some(settings) if settings else 'default settings'}")
 
 
 def _quota(root: Path, usable: Sequence[int]) -> Iterator[Check]:

@@ -23,10 +23,11 @@ from pytest_ddpperf.launch.placement import hold, interconnect, place, resources
 from pytest_ddpperf.launch.remote_ranks import Nodes, Part
 from pytest_ddpperf.launch.run import Delivery, Launch, Leader, LocalShareLaunch
 from pytest_ddpperf.launch.server_client import LaunchRequest, RankServer, read_by, recorded
+from pytest_ddpperf.launch.template import Templates, with_hash_seed
 from pytest_ddpperf.records import codec
 from pytest_ddpperf.records.errors import DdpPerfError
 from pytest_ddpperf.records.plan import COUNTERS, Plan, Setup
-from pytest_ddpperf.records.samples import Imported, LaunchSamples, RankFigures, Scalar, Window
+from pytest_ddpperf.records.samples import GOES_ON, Imported, LaunchSamples, RankFigures, Scalar, Window
 from pytest_ddpperf.wire import payload
 from pytest_ddpperf.wire.boot import listen
 from pytest_ddpperf.wire.source_trees import Trees
@@ -62,6 +63,7 @@ def collected(
         counters=_counters(windows),
         recorded=_recorded(windows),
         losses=_losses(windows),
+        page_faults=tuple(window.page_faults for window in windows),
         cost=delivery.cost,
         facts=facts,
         output=delivery.output,
@@ -93,8 +95,13 @@ def completions(marks: Sequence[Sequence[float]]) -> tuple[float, ...]:
 _FIRST_RATIO = 10
 
 
+# That a rank uses after its steps; threads that only poll use less.
+_BUSY_CORES = 0.5
+
+
 def _doubts(windows: Sequence[Window]) -> dict[str, str]:
-    """Return, by kind, what suggests that steps differ in their work. All ranks must show it."""
+    """Return, by kind, what suggests that steps differ in their work, which all ranks must show, or that a rank leaves
+    some of it behind."""
     found: dict[str, str] = {}
     if all(any(window.sent) and window.sent[1:] == (0,) for window in windows):
         most = max(window.sent[0] for window in windows)
@@ -103,6 +110,9 @@ def _doubts(windows: Sequence[Window]) -> dict[str, str]:
     if (ratio := min(window.first_ratio for window in windows)) > _FIRST_RATIO:
         took = f"{ratio:.0f}x the median of the others"
         found["first step"] = f"the first timed step took {took}: does the step do the same work each time?"
+    if (cores := max(window.cores_after for window in windows)) > _BUSY_CORES:
+        used = f"threads or children of a rank use {cores:.1f} cores"
+        found[GOES_ON] = f"work goes on after the steps: {used}: does the step wait for all that it starts?"
     return found
 
 
@@ -182,7 +192,7 @@ class Launcher:
     `modules` yields the test modules and conftests as name -> file. `rpc`: there will be RPC launches, so their imports
     are preloaded. `trees`: where the ranks import the user's code from; samples then list what they imported. `folder`
     is removed if this process is killed. `nodes`: the other nodes, for plans that have several. `takes_locks`: whether
-    measurements hold the locks of their cores or devices.
+    measurements hold the locks of their cores or devices. `templates`: those of whoever closes them; None for own ones.
     """
 
     def __init__(
@@ -194,13 +204,17 @@ class Launcher:
         folder: str = "",
         nodes: Nodes | None = None,
         takes_locks: bool = True,
+        templates: Templates | None = None,
     ) -> None:
         self._modules = modules
         self._takes_locks = takes_locks
         self._nodes = nodes
         self._rpc = rpc
         self._trees = trees
-        self._server = RankServer(trees if trees is not None and trees.base != trees.current else None, folder)
+        self._templates = templates if templates is not None else Templates()
+        self._owns_templates = templates is None
+        two = trees if trees is not None and trees.base != trees.current else None
+        self._server = RankServer(self._templates, two, folder)
         self._began = time.time()
         self._facts: dict[str, Scalar] | None = None
         self._visible: str | None = None  # of accelerators, by CUDA, when facts were asked for
@@ -248,7 +262,7 @@ class Launcher:
         facts: dict[str, Scalar] = {
             **_facts(windows),
             "interconnect": self._interconnect(plan),
-            **recorded(os.environ),
+            **recorded(with_hash_seed(os.environ)),
             "cores": placement.cores,
             "cores_per_rank": placement.cores_per_rank,
             "pinned": placement.pinned,
@@ -293,6 +307,8 @@ class Launcher:
 
     def close(self) -> None:
         self._server.stop()
+        if self._owns_templates:
+            self._templates.close()
 
     @contextmanager
     def alone(self, plan: Plan, observer: Observer) -> Iterator[None]:

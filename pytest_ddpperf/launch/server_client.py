@@ -9,25 +9,27 @@ from __future__ import annotations
 import errno
 import os
 import re
+import signal
 import socket
-import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, NoReturn
 
 from pytest_ddpperf.launch.placement import Placement
 from pytest_ddpperf.launch.remote_ranks import Part
+from pytest_ddpperf.launch.template import Template, Templates, read_at_import, with_hash_seed
 from pytest_ddpperf.records import codec
 from pytest_ddpperf.records.errors import DdpPerfError, ServerError
 from pytest_ddpperf.records.messages import ServerKind, ServerMessage
 from pytest_ddpperf.records.plan import Plan
 from pytest_ddpperf.records.samples import Scalar
 from pytest_ddpperf.wire import boot, opened
-from pytest_ddpperf.wire.channels import Lines
+from pytest_ddpperf.wire.channels import Lines, readable
 from pytest_ddpperf.wire.source_trees import Trees
 from pytest_ddpperf.wire.variables import READ
 
@@ -40,13 +42,11 @@ _OUTER = {
 }
 _OUTER_PREFIXES = ("TORCHELASTIC_", "OMPI_COMM_WORLD_", "PMI_", "PMIX_")
 
-# Read when a library is imported, so a rank of a server that imported it earlier would not see a change.
-_READ_AT_IMPORT = ("OMP_", "MKL_", "KMP_", "OPENBLAS_", "TORCH", "PYTORCH", "LD_", "PYTHON", "MALLOC_", "GLIBC_")
-
 # Worth recording: what changes the figures and holds no secrets (the whole environment would end up in git).
 _RECORDED = (
     *("NCCL_", "TORCH_", "PYTORCH_", "TORCHINDUCTOR_", "TORCHDYNAMO_", "GLOO_", "OMP_", "MKL_", "KMP_", "MALLOC_"),
     *("ATEN_CPU_CAPABILITY", "ONEDNN_", "DNNL_", "OPENBLAS_", "CUBLAS_", "LD_LIBRARY_PATH", "LD_PRELOAD"),
+    "PYTHONHASHSEED",
     *("CUDA_LAUNCH_BLOCKING", "CUDA_DEVICE_MAX_CONNECTIONS", "CUDA_MODULE_LOADING", "CUDNN_", "NVIDIA_TF32", "TRITON_"),
 )
 # The place of a cache changes no figure, and an address may hold a password.
@@ -72,7 +72,7 @@ def for_ranks(environ: Mapping[str, str], world_size: int, part: Part) -> dict[s
         local = {f"{library}_SOCKET_IFNAME": part.interface for library in ("GLOO", "TP") if part.interface}
     return (
         local
-        | inherited(environ)
+        | inherited(with_hash_seed(environ))
         | {
             "WORLD_SIZE": str(world_size),
             "LOCAL_WORLD_SIZE": str(len(part.processes)),
@@ -95,11 +95,6 @@ def _torchruns(world_size: int, address: str, port: int) -> dict[str, str]:
         "TORCHELASTIC_RESTART_COUNT": "0",
         "TORCHELASTIC_MAX_RESTARTS": "0",
     }
-
-
-def read_at_import(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables whose change needs a new rank server."""
-    return {name: value for name, value in environ.items() if name.startswith(_READ_AT_IMPORT)}
 
 
 def recorded(environ: Mapping[str, str]) -> dict[str, Scalar]:
@@ -177,48 +172,55 @@ def writing_temporary_files() -> Iterator[None]:
 # For importing torch and the preloaded modules, from a cold network disk too. No launch has begun, so it is not of
 # the time that --ddp-timeout gives one.
 _START_SECONDS = 300.0
+# For a template to report that its rank server has ended.
+_NEWS_SECONDS = 1.0
 # For a server to end after it closed its connection or was stopped.
 _END_SECONDS = 5.0
 
 
 class RankServer:
-    """One server process at a time. Not for threads: start it from the main one, for it dies with its thread."""
+    """One server process at a time. Not for threads: its template is started from the main one, with which it dies."""
 
-    def __init__(self, trees: Trees | None = None, folder: str = "") -> None:
+    def __init__(self, templates: Templates, trees: Trees | None = None, folder: str = "") -> None:
         """`trees`: where to import from, if there are two. `folder`: removed by the server if pytest is killed."""
-        self._trees, self._folder = trees, folder
-        self._child: boot.Child | None = None
+        self._templates, self._trees, self._folder = templates, trees, folder
+        self._template: Template | None = None  # that it was forked from, if this pytest started that
+        self._lines: Lines | None = None
+        self._log: IO[bytes] | None = None
         self._made_for: tuple[object, ...] = ()
+        self.pid = 0
 
     def ensure(self, variables: Mapping[str, str], preload: Sequence[str]) -> None:
         """Start a server that has imported its modules under these variables, unless there is one.
 
-        Importing torch takes seconds, once; variables that libraries read at import need a new server. Raises
+        Importing torch takes seconds, once; variables that libraries read at import need a new template. Raises
         ServerError, and DdpPerfError if there is no space.
         """
         wanted = (read_at_import(variables), tuple(preload))
-        if self._child is not None and self._child.process.poll() is None and wanted == self._made_for:
+        if self._lines is not None and wanted == self._made_for and not self._has_ended(0):
             return
         self.stop()
         with writing_temporary_files():
-            self._child = boot.Child(sys.executable, "pytest_ddpperf.rank.fork_server", variables)
-        self._child.lines.socket.settimeout(_START_SECONDS)
+            self._log = tempfile.TemporaryFile()  # noqa: SIM115  # closed by `stop`
+            connection, self._template = self._templates.fork_server(variables)
+        self._lines = Lines(connection)
         start = ServerMessage(
-            ServerKind.START,
+            ServerKind.START_SERVER,
             sys_path=tuple(boot.search_path()),
-            parent=os.getpid(),
+            environ=with_hash_seed(variables),
+            cwd=os.getcwd(),
             preload=tuple(preload),
             trees=asdict(self._trees) if self._trees is not None else None,
             folder=self._folder,
         )
-        self.send(start)
+        self.send(start, self._log.fileno())
         answers: list[ServerMessage] = []
         while not answers:  # a long traceback comes in parts
             answers = self.receive(_START_SECONDS)
         if answers[0].kind is ServerKind.SERVER_FAILED:
             self.stop()
             raise ServerError("did not start", answers[0].traceback)
-        self._made_for = wanted
+        self.pid, self._made_for = answers[0].pid, wanted
 
     @property
     def socket(self) -> socket.socket:
@@ -244,24 +246,45 @@ class RankServer:
     def stop(self) -> None:
         """End the server and, with it, whatever it still runs."""
         self._made_for = ()  # first: one that is only half ended, or half started, is not to be used
-        if self._child is None:
-            return
-        with suppress(OSError):
-            self._child.lines.send(codec.encode_message(ServerMessage(ServerKind.STOP_SERVER)))
-        self._child.close(_END_SECONDS)  # its ranks die with it
-        self._child = None
+        if self._lines is not None:
+            with suppress(OSError):
+                self._lines.send(codec.encode_message(ServerMessage(ServerKind.STOP_SERVER)))
+                self._lines.socket.shutdown(socket.SHUT_WR)
+            if not self._has_ended(_END_SECONDS) and self.pid:
+                os.killpg(self.pid, signal.SIGKILL)  # its ranks die with it
+            self._lines.socket.close()
+            self._lines = None
+        self.pid = 0
+        if self._log is not None:
+            self._log.close()
+            self._log = None
+
+    def _has_ended(self, seconds: float) -> bool:
+        """Whether the connection ends within so many seconds; drops what arrives."""
+        channel, until = self._connected().socket, time.monotonic() + seconds
+        with suppress(ConnectionError):
+            while readable([channel], max(0.0, until - time.monotonic())):
+                if not channel.recv(1 << 16):
+                    return True
+            return False
+        return True
 
     def _connected(self) -> Lines:
-        if self._child is None:  # ensure() comes first, and it has not ended since
+        if self._lines is None:  # ensure() comes first, and it has not ended since
             raise ServerError("is not running", "")
-        return self._child.lines
+        return self._lines
 
-    def _raise_dead(self) -> None:
-        assert self._child is not None
-        try:
-            problem = f"died (status {self._child.process.wait(_END_SECONDS)})"
-        except subprocess.TimeoutExpired:
-            problem = "does not answer"
-        output = self._child.output()[-10_000:]
+    def _raise_dead(self) -> NoReturn:
+        assert self._log is not None
+        problem = "died" if self._has_ended(_END_SECONDS) else "does not answer"
+        self._log.seek(0)
+        output = self._log.read().decode(errors="replace")
+        if self._template is not None:
+            output += self._template.output()
+            for news in self._template.news(_NEWS_SECONDS):
+                if news.kind is ServerKind.TEMPLATE_FAILED:
+                    problem, output = "did not start", news.traceback
+                elif news.pid == self.pid:
+                    problem += f" (status {news.status})"
         self.stop()
-        raise ServerError(problem, output)
+        raise ServerError(problem, output[-10_000:])

@@ -18,7 +18,16 @@ from pytest_ddpperf.measuring.launches import CurrentSide, Job, Launches, measur
 from pytest_ddpperf.records.errors import BaseSideError, DdpPerfError, LaunchError
 from pytest_ddpperf.records.messages import Event
 from pytest_ddpperf.records.outcome import BaselineSide, StoredSession, Version
-from pytest_ddpperf.records.samples import Baseline, Environment, LaunchSamples, Measurement, Recording, TestId, Verdict
+from pytest_ddpperf.records.samples import (
+    GOES_ON,
+    Baseline,
+    Environment,
+    LaunchSamples,
+    Measurement,
+    Recording,
+    TestId,
+    Verdict,
+)
 from pytest_ddpperf.remote.version import BaseSide, RemotePausedLaunch
 from pytest_ddpperf.remote.worktree import differing_files
 from pytest_ddpperf.verdict.times import in_percentiles
@@ -39,6 +48,7 @@ class Stored:
     interleaved = False
     sampled = None
     mostly_unfit = False
+    goes_on = False
     version: Version | None = None
 
     def __init__(self, store: Store, test: TestId, *, to_extend: bool = False) -> None:
@@ -265,6 +275,11 @@ class Interleaved:
     def mostly_unfit(self) -> bool:
         """Whether more than half of the baseline side's launches say little of steady training."""
         return self._launches.mostly_unfit
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether work of steps goes on after them there."""
+        return GOES_ON in self._launches.doubts()
 
     def measurements(self, start: int = 0, stop: int | None = None) -> tuple[Measurement, ...]:
         """Return the baseline side's launches start..stop; () if something went wrong there."""

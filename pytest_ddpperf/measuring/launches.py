@@ -107,6 +107,14 @@ class Launches:
         """Whether more than half of the launches say little of steady training."""
         return sum(bool(launch.unfit) for launch in self.taken) > len(self.taken) / 2
 
+    def doubts(self) -> dict[str, str]:
+        """Return the doubts that more than half of the launches raise: one alone may have been disturbed."""
+        found: dict[str, list[str]] = {}
+        for launch in self.taken:
+            for kind, doubt in launch.doubts.items():
+                found.setdefault(kind, []).append(doubt)
+        return {kind: each[0] for kind, each in found.items() if len(each) > len(self.taken) / 2}
+
     def notes(self, *, advise: bool = True) -> tuple[str, ...]:
         """Return the notes on the launches; with `advise` also what would make their figures better."""
         notes = list(dict.fromkeys(note for launch in self.taken for note in launch.notes))
@@ -119,11 +127,7 @@ class Launches:
         if unsettled:
             cause, steps = unsettled[0]
             notes.append(f"after {steps} warm-up steps ({self._plan.warmup} asked) ranks were still {cause}")
-        for kind in dict.fromkeys(kind for launch in self.taken for kind in launch.doubts):
-            doubts = [launch.doubts[kind] for launch in self.taken if kind in launch.doubts]
-            if len(doubts) > len(self.taken) / 2:  # one launch alone may have been disturbed
-                notes.append(doubts[0])
-        return tuple(notes)
+        return (*notes, *self.doubts().values())
 
 
 class CurrentSide(Launches):

@@ -47,6 +47,11 @@ class LeaderConnection:
         self.over = False  # nothing more will be asked of the test that runs
         self.trees = codec.decode(Trees, start.trees)
         self.folder = start.folder
+        self.rank_server: socket.socket | None = None  # of the leader's template
+        self.variables = start.variables  # under which that has imported torch
+        if start.rank_server is not None:
+            self.rank_server = socket.socket(fileno=start.rank_server)
+            self.rank_server.set_inheritable(False)
 
     def send(self, event: Event) -> None:
         """Send an event; raises KeyboardInterrupt if the leader is gone."""

@@ -16,6 +16,7 @@ from pytest_ddpperf.git import checked_out, tree_of
 from pytest_ddpperf.launch import Launcher, Observer
 from pytest_ddpperf.launch.launcher import unpickle
 from pytest_ddpperf.launch.placement import place as cores_of
+from pytest_ddpperf.launch.template import Templates
 from pytest_ddpperf.measuring import measurement
 from pytest_ddpperf.measuring.confirm import Confirmation, SideOf, find_inputs, select_code
 from pytest_ddpperf.measuring.launches import Job
@@ -51,9 +52,11 @@ class Session:
         side_of: SideOf | str = "",
         other_nodes: OtherNodes | None = None,
         nodes: int = 1,
+        templates: Templates | None = None,
     ) -> None:
         """`base` is compared with instead of baselines. `leader` is the pytest that this one works for. `side_of` is as
-        in `Confirmation`. `other_nodes` are those that this pytest leads, of `nodes` in all."""
+        in `Confirmation`. `other_nodes` are those that this pytest leads, of `nodes` in all. `templates` are as in
+        `Launcher`."""
         self.settings = settings
         self._rootdir = rootdir
         self._base, self._leader, self._other_nodes = base, leader, other_nodes
@@ -69,6 +72,7 @@ class Session:
             folder=leader.folder if leader is not None else "",
             nodes=other_nodes,
             takes_locks=not settings.disable,  # else nothing is measured
+            templates=templates,
         )
         self._unidentified: dict[str, None] = {}  # why saved baselines do not say which code they are of
         self._places: dict[str, None] = {}  # in words, in the order of their first test

@@ -23,9 +23,16 @@ from collections.abc import Callable, Mapping, Sequence
 
 from pytest_ddpperf.measuring.baseline_side import Interleaved, Stored
 from pytest_ddpperf.measuring.launches import CurrentSide, Job, measurement
-from pytest_ddpperf.records.samples import Environment, Measurement, Scalar, Status, Verdict
+from pytest_ddpperf.records.samples import GOES_ON, Environment, Measurement, Scalar, Status, Verdict
 from pytest_ddpperf.verdict import times
-from pytest_ddpperf.verdict.decision import given_up, with_counters, with_losses, without_claim, without_steady_windows
+from pytest_ddpperf.verdict.decision import (
+    given_up,
+    with_counters,
+    with_losses,
+    without_claim,
+    without_improvement,
+    without_steady_windows,
+)
 from pytest_ddpperf.verdict.stats import Difference
 
 # The verdict on launches start..stop, counted from 0, `stop` excluded, with so many times the error rate.
@@ -206,6 +213,8 @@ class Judge:
             ended = final or not times.coarse(current, self._job.limits, level=self._job.level)
         if self._current.mostly_unfit or self._side.mostly_unfit:
             verdict = without_steady_windows(verdict)
+        if GOES_ON in self._current.doubts() and not self._side.goes_on:
+            verdict = without_improvement(verdict)
         return verdict, ended
 
     def _verdict(self, start: int, stop: int, ease: float) -> Verdict:

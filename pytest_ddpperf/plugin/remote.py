@@ -34,12 +34,13 @@ from pytest_ddpperf.wire.boot import die_with_parent
 
 def another_version(run: Run, items: Sequence[pytest.Item]) -> BaseSide:
     """Return the other version that was asked for, with the current tests; raises AgainstError."""
-    return BaseSide(run.settings, _of_run(run, _kept(run, items)))
+    return BaseSide(run.settings, _of_run(run, _kept(run, items)), run.templates)
 
 
 def of_commit(run: Run, commit: str, seconds: float) -> BaseSide:
     """Start a commit's own tests, to be interleaved with today's, within so many seconds; raises DdpPerfError."""
-    side = BaseSide(replace(run.settings, against=commit), replace(_of_run(run, ()), own_tests=True))
+    invocation = replace(_of_run(run, ()), own_tests=True)
+    side = BaseSide(replace(run.settings, against=commit), invocation, run.templates)
     try:
         side.start(seconds)
         side.collect(None)

@@ -15,6 +15,7 @@ import pytest
 from pytest_ddpperf.plugin.items import RPC, WORLD_SIZE, measures, modules_by_name, uses, with_place, world_sizes
 
 if TYPE_CHECKING:
+    from pytest_ddpperf.launch.template import Templates
     from pytest_ddpperf.measuring.confirm import SideOf
     from pytest_ddpperf.measuring.leader_connection import LeaderConnection
     from pytest_ddpperf.measuring.results import RunResults
@@ -104,6 +105,7 @@ class Run:
         self.snapshot = snapshot_of(config)
         self.other_nodes: OtherNodes | None = None  # the other nodes, if this pytest leads them
         self.pytest_session: pytest.Session | None = None
+        self._templates: Templates | None = None
         self._base: BaseSide | None = None
         self._session: Session | None = None
         self._report: RunResults | None = None
@@ -123,6 +125,17 @@ class Run:
         return self.leader.nodes if self.leader is not None else 1
 
     @property
+    def templates(self) -> Templates:
+        """Return the templates of rank servers, with what the leader gave."""
+        if self._templates is None:
+            from pytest_ddpperf.launch.template import Templates
+
+            self._templates = Templates()
+            if self.leader is not None and self.leader.rank_server is not None:
+                self._templates.add(self.leader.rank_server, self.leader.variables)
+        return self._templates
+
+    @property
     def session(self) -> Session:
         if self._session is None:
             from pytest_ddpperf.measuring.session import Session
@@ -138,6 +151,7 @@ class Run:
                 side_of=self._confirms(),
                 other_nodes=self.other_nodes,
                 nodes=self.nodes,
+                templates=self.templates,
             )
         return self._session
 
@@ -224,6 +238,8 @@ class Run:
 
     def close(self) -> None:
         with ExitStack() as closing:
+            if self._templates is not None:
+                closing.callback(self._templates.close)
             if self.other_nodes is not None:
                 session = self.pytest_session
                 status = session.exitstatus if session is not None else pytest.ExitCode.USAGE_ERROR

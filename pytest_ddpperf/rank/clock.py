@@ -1,4 +1,5 @@
-"""Clocks: how the ends of a rank's steps are marked on the host-wide monotonic clock, and the CPU time of its threads.
+"""Clocks: how the ends of a rank's steps are marked on the host-wide monotonic clock, the CPU time of its threads, and
+its page faults.
 
 A step clock writes steps + 1 marks, in nanoseconds of CLOCK_MONOTONIC, into the buffer it was made with: the start of
 the window, then the end of each step. Differences of marks add up to the wall time of the window.
@@ -6,13 +7,21 @@ the window, then the end of each step. Differences of marks add up to the wall t
 
 from __future__ import annotations
 
+import multiprocessing
+import resource
 import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 from typing import Literal
 
 import torch
+
+from pytest_ddpperf.wire import boot
+
+# For which a rank stands still after its window: long against what ends by itself, short against a launch.
+_IDLE_SECONDS = 0.01
 
 Marks = memoryview  # of signed 8-byte integers
 
@@ -88,3 +97,23 @@ class CpuClock:
             with suppress(OSError):
                 self._others_ns[clock] = time.clock_gettime_ns(clock)
         return time.thread_time_ns() + sum(self._others_ns.values())
+
+
+def page_faults() -> int:
+    """Return the minor page faults of this process so far: each maps a page of 4 KiB, or more, that it had not."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+
+
+def cores_in_use() -> float:
+    """Return how many cores this process and its children use while this thread sleeps, for work that steps left to
+    them. Workers of a DataLoader do not count, for they work ahead."""
+    children = multiprocessing.active_children()
+    pids = [child.pid for child in children if "torch.utils.data" not in getattr(child._target, "__module__", "")]  # type: ignore[attr-defined]
+
+    def cpu_ns() -> int:
+        read = (boot.contents(Path(f"/proc/{pid}/schedstat")) for pid in pids)
+        return time.process_time_ns() + sum(int(text.split()[0]) for text in read if text)
+
+    began, before = time.monotonic_ns(), cpu_ns()
+    time.sleep(_IDLE_SECONDS)
+    return (cpu_ns() - before) / (time.monotonic_ns() - began)

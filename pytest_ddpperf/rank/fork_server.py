@@ -1,7 +1,7 @@
-"""The rank server: imports torch once, then forks a rank whenever pytest asks.
+"""The rank server: forks a rank whenever pytest asks.
 
-It stands alone: `launch.server_client` starts it as a process of its own and talks to it over one descriptor.
-It never touches an accelerator (a CUDA context does not survive a fork), runs no code of the user's but the
+It is forked from a template (`rank.template`), which has imported torch; `launch.server_client` talks to it over one
+descriptor. It never touches an accelerator (a CUDA context does not survive a fork), runs no code of the user's but the
 imports of --ddp-preload, and dies with pytest, taking along its ranks, what they started, and their folder; a folder of
 pytest's own only if pytest went without a word.
 
@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import ctypes
 import gc
-import importlib
 import os
 import shutil
 import signal
@@ -29,56 +28,63 @@ from typing import Any, NoReturn
 from pytest_ddpperf.records import codec
 from pytest_ddpperf.records.messages import ServerKind, ServerMessage
 from pytest_ddpperf.wire import boot
-from pytest_ddpperf.wire.channels import Lines, Message, readable
+from pytest_ddpperf.wire.channels import Lines, readable
 from pytest_ddpperf.wire.source_trees import Trees, install, know_loaded
 
-# Imported once for all ranks. DDP's constructor imports torch._dynamo lazily, one more second in every rank;
-# test modules import pytest, and their payload comes by cloudpickle.
-PRELOAD = (
-    "torch",
-    "torch.distributed",
-    "torch._dynamo",
-    "torch.nn.parallel.distributed",
-    "torch.utils.data",
-    "cloudpickle",
-    "pytest",
-    "pytest_ddpperf.rank.lifecycle",
-)
-# Imported lazily by the first forward pass and by seeding, each rank anew; not every torch has them, or NumPy.
-PRELOAD_IF_THERE = ("torch.profiler._cupti_monitor", "numpy.random")
 # Asked for by runs that use RPC; a torch built without it says so where a launch needs it.
 _MAY_LACK = ("pytest_ddpperf.rank.rpc",)
 
 
-def main(descriptor: int, start: Message) -> NoReturn:
-    """Serve until pytest goes. `start` has the fields of `ServerKind.START`."""
-    begin = codec.decode(ServerMessage, start)
-    if begin.trees is not None:
-        install(Trees(**begin.trees))
-    boot.die_with_parent(begin.parent, signal.SIGTERM)
+def serve(descriptor: int, template: int) -> NoReturn:
+    """Serve over `descriptor` until pytest goes, in a process that the process `template` has forked."""
+    os.setsid()
+    boot.die_with_parent(template, signal.SIGTERM)
     boot.adopt_orphans()
     control = Lines(socket.socket(fileno=descriptor))
-    failure = _import(begin.preload)
+    received = control.receive()
+    while not received:  # a long one comes in parts
+        if received is None:
+            os._exit(0)
+        received = control.receive()
+    begin = codec.decode(ServerMessage, received[0])
+    log = control.take_descriptor()
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    os.close(log)
+    os.environ.clear()
+    os.environ.update(begin.environ or {})
+    os.chdir(begin.cwd)
+    sys.path[:] = begin.sys_path
+    if begin.trees is not None:
+        install(Trees(**begin.trees))
+    failure = import_modules(begin.preload, asked_by="--ddp-preload: ")
     if failure is not None:
         _send(control, ServerKind.SERVER_FAILED, traceback=failure)
         os._exit(1)
+    keep_shared()
+    server = _Server(control, begin.folder)
+    _send(control, ServerKind.SERVER_READY, pid=os.getpid())
+    server.serve()
+
+
+def keep_shared() -> None:
+    """Keep what was imported by now in memory that processes forked from this one share."""
     know_loaded()
     gc.collect()
     gc.freeze()  # a collection in a rank would otherwise copy every page of torch's objects
-    server = _Server(control, begin.folder)
-    _send(control, ServerKind.SERVER_READY)
-    server.serve()
 
 
 def _send(control: Lines, kind: ServerKind, **fields: Any) -> None:
     control.send(codec.encode_message(ServerMessage(kind, **fields)))
 
 
-def _import(preload: Sequence[str]) -> str | None:
+def import_modules(names: Sequence[str], *, asked_by: str = "") -> str | None:
+    """Import modules for all ranks; return what is wrong, with the traceback, if one of them cannot be imported.
+    `asked_by` says who asked for them."""
     # Without it, torch.cuda.is_available() in a preloaded module would initialise CUDA and spoil every fork.
     nvml = os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
-    for name in (*PRELOAD, *preload):
-        asked = "--ddp-preload: " if name in preload and name not in _MAY_LACK else ""
+    for name in names:
+        asked = asked_by if name not in _MAY_LACK else ""
         try:
             __import__(name)  # not by importlib, whose frames would only be noise
         except BaseException as error:
@@ -89,9 +95,6 @@ def _import(preload: Sequence[str]) -> str | None:
             return f"{asked}importing {name}:\n{text}"
         if _is_cuda_initialised():
             return f"{asked}importing {name} initialised CUDA, which does not survive a fork"
-    for name in PRELOAD_IF_THERE:
-        with suppress(ImportError):
-            importlib.import_module(name)
     if nvml == "1":
         os.environ.pop("PYTORCH_NVML_BASED_CUDA_CHECK")
     return None
@@ -109,6 +112,36 @@ def _is_cuda_initialised() -> bool:
     return bool(driver.cuDeviceGetCount(ctypes.byref(ctypes.c_int())) == _CUDA_SUCCESS)
 
 
+class Signals:
+    """SIGCHLD and SIGTERM as bytes of a pipe, so that a process can wait for them and for channels."""
+
+    _NUMBERS = (signal.SIGCHLD, signal.SIGTERM)
+
+    def __init__(self) -> None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())  # whoever started pytest may have blocked what wakes us
+        self.descriptor, self._write = os.pipe()
+        os.set_blocking(self.descriptor, False)
+        os.set_blocking(self._write, False)
+        signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
+        for number in self._NUMBERS:
+            signal.signal(number, lambda number, frame: None)
+
+    def arrived(self) -> bytes:
+        """Return the numbers of the signals that have arrived."""
+        try:
+            return os.read(self.descriptor, 4096)
+        except BlockingIOError:
+            return b""
+
+    def close(self) -> None:
+        """Let the signals do what they do by default, in a child."""
+        signal.set_wakeup_fd(-1)
+        for number in self._NUMBERS:
+            signal.signal(number, signal.SIG_DFL)
+        os.close(self.descriptor)
+        os.close(self._write)
+
+
 class _Server:
     def __init__(self, control: Lines, folder: str) -> None:
         self._control = control
@@ -117,13 +150,7 @@ class _Server:
         self._ranks: set[int] = set()
         self._dir = ""  # of the last launch, to be removed if pytest cannot
         self._spared = set(boot.children())  # of modules that are preloaded: launches may need them
-        signal.pthread_sigmask(signal.SIG_SETMASK, ())  # whoever started pytest may have blocked what wakes us
-        self._wake_read, self._wake_write = os.pipe()
-        os.set_blocking(self._wake_read, False)
-        os.set_blocking(self._wake_write, False)
-        signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False)
-        for signum in (signal.SIGCHLD, signal.SIGTERM):
-            signal.signal(signum, lambda signum, frame: None)
+        self._signals = Signals()
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGQUIT, signal.SIG_IGN)  # for ranks that are asked for stacks before they can write any
 
@@ -139,8 +166,8 @@ class _Server:
 
     def _serve(self) -> None:
         while True:
-            ready = readable([self._control.socket, self._wake_read])
-            signals = os.read(self._wake_read, 4096) if self._wake_read in ready else b""
+            ready = readable([self._control.socket, self._signals.descriptor])
+            signals = self._signals.arrived()
             self._reap()
             if self._control.socket in ready:
                 received = self._control.receive()
@@ -203,11 +230,7 @@ class _Server:
 
     def _close_own_resources(self) -> None:
         """Close, in a child, what belongs to this process alone."""
-        signal.set_wakeup_fd(-1)
-        for signum in (signal.SIGCHLD, signal.SIGTERM):
-            signal.signal(signum, signal.SIG_DFL)
-        os.close(self._wake_read)
-        os.close(self._wake_write)
+        self._signals.close()
         self._control.socket.close()
 
     def _reap(self) -> None:

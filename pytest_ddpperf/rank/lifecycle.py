@@ -28,7 +28,7 @@ from typing import Any, NoReturn
 
 import torch
 
-from pytest_ddpperf.rank import context, counters, environment, group, operation, sampling
+from pytest_ddpperf.rank import context, counters, environment, group, layout, operation, sampling
 from pytest_ddpperf.rank.context import Context, RpcContext
 from pytest_ddpperf.records import codec
 from pytest_ddpperf.records.errors import DdpPerfError
@@ -172,6 +172,7 @@ def _work(rank: Rank, folder: Path, request: Message) -> None:
     cpus: list[int] = request["cpus"][index]
     if cpus:
         os.sched_setaffinity(0, cpus)
+    layout.draw()
     variables.watch()
     if rank.trees is not None:
         opened.watch(str(folder), rank.trees)

@@ -113,6 +113,7 @@ def window_of(
 ) -> Window:
     """Return what a window measured; `lengths` are the counted steps of its stretches. If there are more steps than the
     plan has room for, that many are kept, evenly spread."""
+    cores_after = clock.cores_in_use()  # first, for what is asked for below takes time
     facts = environment.of_rank(ctx)
     compiled = _compiled_at(taken)
     unfit = {
@@ -147,6 +148,8 @@ def window_of(
         stretches=tuple(lengths),
         notes=phases.notes,
         facts=facts,
+        page_faults=round(sum(s.page_faults for s in taken) / max(1, sum(s.taken for s in taken)), 1),
+        cores_after=round(cores_after, 2),
         unfit=next((f"{plan.name(ctx.rank)} {words}" for words, is_so in unfit.items() if is_so), ""),
     )
 
@@ -275,6 +278,7 @@ class Stretch:
     def begin(self) -> None:
         """Mark the start of the steps."""
         self._ctx.figures.clear()  # of warm-up steps, or of set-up
+        self._faults_before = clock.page_faults()
         self.timer.start()
         self.cpu_ns[0] = self._cpu.read_ns()
 
@@ -291,6 +295,7 @@ class Stretch:
     def finish(self, steps: int, kept: int, at_step: Callable[[int], None] = lambda step: None) -> None:
         """End after so many steps, of which only the first ones are `kept`; `at_step` is as `StepClock` has it."""
         self.timer.finish(steps, at_step)
+        self.taken, self.page_faults = steps, clock.page_faults() - self._faults_before
         # One that is left out may need more memory, as an evaluation does.
         self.has_grown = kept == steps and allocator_growth(self._device) != self._allocated
         self.length = kept

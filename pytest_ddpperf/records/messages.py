@@ -19,15 +19,23 @@ from pytest_ddpperf.records.samples import LaunchSamples, RankError, RankOutput,
 
 
 class ServerKind(Enum):
-    """The requests of pytest and, from SERVER_READY on, the answers of the rank server.
+    """The requests of pytest and the answers to them: first those of a template (`rank.template`), from which rank
+    servers are forked, then those of a rank server.
 
     A comment says what to do or what has happened, and with which fields of `ServerMessage`.
     """
 
-    # The first message: import the modules to `preload`, then serve; with `sys_path`, `parent` (pytest's pid: the
-    # server dies with it), `trees` (the fields of `wire.source_trees.Trees` if there are two) and `folder` (removed if
-    # pytest goes without a word; "" for none).
-    START = "start"
+    # The first message to a template: import what all ranks need, with `sys_path` and `parent` (pytest's pid: the
+    # template dies with it).
+    START_TEMPLATE = "start template"
+    FORK_SERVER = "fork server"  # its end of the connection to the rank server comes along
+    SERVER_ENDED = "server ended"  # the rank server `pid` has ended, with `status`
+    TEMPLATE_FAILED = "template failed"  # a module could not be imported (`traceback`); the template has ended
+
+    # The first message to a rank server: import the modules to `preload`, then serve; with `sys_path`, `environ`,
+    # `cwd`, `trees` (the fields of `wire.source_trees.Trees` if there are two) and `folder` (removed if pytest goes
+    # without a word; "" for none). The file for its output comes along.
+    START_SERVER = "start server"
     BEGIN_LAUNCH = "begin launch"  # ranks find their request in `folder`, which the server removes if pytest cannot
     FORK_RANK = "fork rank"  # fork a `rank`; its end of its channel comes along: RANK_FORKED
     HOLD_STORE = "hold store"  # fork a process that holds the store of several nodes; a bound socket comes along
@@ -37,7 +45,7 @@ class ServerKind(Enum):
     END_LAUNCH = "end launch"  # kill what is left of the launch: LAUNCH_ENDED
     STOP_SERVER = "stop server"  # nothing more will come: pytest ends this server, or itself, in order
 
-    SERVER_READY = "server ready"  # all modules are imported
+    SERVER_READY = "server ready"  # all modules are imported, in the process `pid`
     SERVER_FAILED = "server failed"  # a module could not be imported (`traceback`); the server has ended
     RANK_FORKED = "rank forked"  # a `rank` has started as `pid`
     RANK_ENDED = "rank ended"  # the process `pid` has ended by itself, with `status`, at `when`
@@ -47,11 +55,14 @@ class ServerKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class ServerMessage:
-    """A message to or from a rank server. Only the fields that `ServerKind` names for its kind have a meaning."""
+    """A message to or from a template or a rank server. Only the fields that `ServerKind` names for its kind have a
+    meaning."""
 
     kind: ServerKind
     _: KW_ONLY
     sys_path: tuple[str, ...] = ()
+    environ: Mapping[str, str] | None = None
+    cwd: str = ""
     parent: int = 0
     preload: tuple[str, ...] = ()
     trees: dict[str, Any] | None = None
@@ -87,6 +98,8 @@ class StartPytest:
     arguments: list[str]  # of pytest
     argv: list[str]  # sys.argv, as tests see it
     own_tests: bool = False  # whether a baseline's code is measured again, with its own tests
+    rank_server: int | None = None  # a descriptor: the connection to a rank server of the leader's template
+    variables: Mapping[str, str] = field(default_factory=dict)  # under which that has imported torch
     node: int = 0
     nodes: int = 1
     interface: str = ""  # to the other nodes

@@ -17,6 +17,9 @@ LaunchRankSteps = tuple[tuple[tuple[float, ...], ...], ...]  # launch x rank x s
 RankFigures = tuple[tuple[float | None, ...], ...]  # rank x step; None where a step recorded none
 Recorded = Mapping[str, tuple[RankFigures, ...]]  # by the name of the figure, launch x rank x step
 
+# The kind of doubt that work of steps goes on after them.
+GOES_ON = "goes on"
+
 # So many a baseline keeps: enough to know the drift between them, few enough for a file that is reviewed.
 SESSIONS_KEPT = 10
 
@@ -54,6 +57,7 @@ class Samples:
     clock_seconds: tuple[float, ...] | None = None  # by launch, how far the clocks of several nodes may be apart
     # Launch x step: the first after the asked warm-up, each the mean over ranks; None where it is not finite.
     losses: tuple[tuple[float | None, ...], ...] | None = None
+    page_faults: tuple[tuple[float, ...], ...] | None = None  # launch x rank: minor ones, the mean over steps
 
     @property
     def launches(self) -> int:
@@ -318,6 +322,8 @@ class Window:
     phases: RankPhases | None = None  # None where they are unknown
     losses: tuple[float | None, ...] = ()  # of the first steps after the asked warm-up; None: not finite
     stacks: StackSamples | None = None  # of a launch that samples them
+    page_faults: float = 0.0  # minor ones, the mean over steps
+    cores_after: float = 0.0  # that this process and its children used soon after the steps, of one that is idle 0
     unfit: str = ""  # why it says little of steady training, in words, by what happened and not by its times
     left_out: int = 0  # updates of a program that were shorter than others
     stretches: tuple[int, ...] = ()  # of the steps, how many were taken in a row each time
@@ -342,6 +348,7 @@ class LaunchSamples:
     output: tuple[RankOutput, ...]
     recorded: Mapping[str, RankFigures] = field(default_factory=dict)  # by name, what steps recorded
     losses: tuple[float | None, ...] | None = None  # as `Samples` has them
+    page_faults: tuple[float, ...] | None = None  # by rank: minor ones, the mean over steps
     notes: tuple[str, ...] = ()  # what went oddly without making it a failure
     unfit: str = ""  # why it says little of steady training: "rank 0 recompiled at step 17"
     unsettled: str = ""  # what still changed when the warm-up ended at its cap: "compiling"

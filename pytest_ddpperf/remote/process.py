@@ -9,7 +9,7 @@ import socket
 import subprocess
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NoReturn
@@ -95,9 +95,11 @@ _PYTEST_FRAME = re.compile(r'  File ".*/(_pytest|pluggy)/')  # of a stack, which
 class RemotePytest(Line):
     """A remote pytest in a process of this machine, which ends with `close`."""
 
-    def __init__(self, name: str, python: str, environ: Mapping[str, str], folder: Path) -> None:
+    def __init__(
+        self, name: str, python: str, environ: Mapping[str, str], folder: Path, descriptors: Sequence[int] = ()
+    ) -> None:
         """`name` is for messages. What is sent first has its sys.path: see `wire.boot`. Raises OSError."""
-        self._child = boot.Child(python, "pytest_ddpperf.plugin.remote_worker", environ, folder)
+        self._child = boot.Child(python, "pytest_ddpperf.plugin.remote_worker", environ, folder, descriptors)
         super().__init__(name, self._child.lines)
 
     def refuse_stopped(self) -> None:

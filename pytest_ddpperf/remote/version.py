@@ -18,6 +18,7 @@ from pathlib import Path
 from pytest_ddpperf import __version__
 from pytest_ddpperf.launch import Observer
 from pytest_ddpperf.launch.paused_launch import dropping
+from pytest_ddpperf.launch.template import Templates, read_at_import
 from pytest_ddpperf.options.settings import Settings
 from pytest_ddpperf.records import codec
 from pytest_ddpperf.records.errors import NOTHING_DIFFERS, AgainstError, BaseSideError, GitError
@@ -221,8 +222,9 @@ _CONFTEST = "while loading conftest"
 class BaseSide:
     """The other version: a process of its own, from `start` to `close`, which leaves nothing. One test at a time."""
 
-    def __init__(self, settings: Settings, invocation: Invocation) -> None:
-        """Raises AgainstError."""
+    def __init__(self, settings: Settings, invocation: Invocation, templates: Templates) -> None:
+        """`templates`: its rank server is forked from the same one as this pytest's. Raises AgainstError."""
+        self._templates = templates
         self._settings, self._invocation = settings, invocation
         self._option = settings.comparison_option  # that asked for it
         self._checkout = Checkout(settings, invocation.rootdir, invocation.kept, own_tests=invocation.own_tests)
@@ -249,10 +251,12 @@ class BaseSide:
 
     def _spawn(self) -> RemotePytest:
         """Start its pytest in its tree; nothing is received yet. Raises AgainstError."""
-        remote_pytest = self._process()
+        remote_pytest, rank_server = self._process()
         self._closing.callback(remote_pytest.close)
         traces = [f"--ddp-trace={self._settings.trace_dir}"] if self._settings.trace_dir is not None else []
         start = self._invocation.start(self.tree, [*self.version.option, *traces], self._checkout.folder)
+        if rank_server is not None:
+            start = replace(start, rank_server=rank_server, variables=read_at_import(os.environ))
         try:
             remote_pytest.send(replace(start, sys_path=None) if self.version.python else start)
         except BaseSideError as error:
@@ -270,7 +274,9 @@ class BaseSide:
         """The variables of its ranks, if conftests there set the same as here."""
         return self._checkout.environ(os.environ)
 
-    def _process(self) -> RemotePytest:
+    def _process(self) -> tuple[RemotePytest, int | None]:
+        """Start its pytest; return it, and its descriptor of the connection to a rank server that it shall use, forked
+        from the same template as ours. Another interpreter starts its own."""
         python = sys.executable
         if self._settings.against_python is not None:
             python = os.path.abspath(shutil.which(self._settings.against_python) or "")
@@ -284,8 +290,13 @@ class BaseSide:
             folders = [*moved, *folders]
         if folders:
             environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(folders))
+        folder = self._invocation.folder_in(self.tree)
         try:
-            return RemotePytest(str(self.version), python, environ, self._invocation.folder_in(self.tree))
+            if self.version.python:
+                return RemotePytest(str(self.version), python, environ, folder), None
+            with self._templates.fork_server(os.environ)[0] as rank_server:
+                number = rank_server.fileno()
+                return RemotePytest(str(self.version), python, environ, folder, [number]), number
         except OSError as error:
             raise AgainstError(self._option, f"{python} cannot be started: {error}") from None
 

@@ -22,6 +22,7 @@ _WHY_NOT_GATED = {
 _WHY_INCONCLUSIVE = {
     "not-confirmed": "further launches did not confirm it",
     "recompiled": "steps of most launches are not alike: see the notes",
+    "goes-on": "it only looks faster: work goes on after the steps",
     "machine-slower": "the machine is slower: the baseline's own code is as slow today (not checked: data outside "
     "the repository, and what fixtures, native libraries or other programs read)",
 }

@@ -33,6 +33,14 @@ def without_steady_windows(verdict: Verdict) -> Verdict:
     return verdict
 
 
+def without_improvement(verdict: Verdict) -> Verdict:
+    """Return the verdict on steps that leave work behind, which those of the baseline do not: they may only seem to be
+    faster."""
+    if verdict.status is Status.IMPROVED:
+        return without_claim(verdict, Status.INCONCLUSIVE, "goes-on")
+    return verdict
+
+
 def fails(verdict: Verdict, *, fail_on: frozenset[str] | None, baseline_missing: Literal["warn", "fail"]) -> bool:
     """Whether a verdict fails its test; `fail_on`, when given, names exactly those that do. Never one that is saved: a
     project whose ini file names what is not gated could not record a baseline."""

@@ -24,10 +24,14 @@ from pytest_ddpperf.wire.channels import Lines
 _BOOT = """
 import sys
 sys.path[:1] = filter(None, sys.path[:1])  # the current folder, which `pytest` has not
-import importlib, json
+import importlib, json, socket
 module, descriptor = sys.argv[1], int(sys.argv[2])
-with open(descriptor, "rb", closefd=False) as lines:
-    start = json.loads(lines.readline())
+channel, line = socket.socket(fileno=descriptor), b""
+while not line.endswith(b"\\n"):  # and no byte more: a descriptor may come with it
+    seen = channel.recv(1 << 16, socket.MSG_PEEK) or sys.exit(1)
+    line += channel.recv(seen.find(b"\\n") + 1 or len(seen))
+channel.detach()
+start = json.loads(line)
 sys.path[:] = start["sys_path"] or sys.path
 importlib.import_module(module).main(descriptor, start)
 """
@@ -40,15 +44,23 @@ def search_path(entries: Sequence[str] | None = None) -> list[str]:
 
 def command(python: str, module: str, descriptor: int) -> list[str]:
     """Calls `main(descriptor, start)` of a module: `start` is the first message that came over the socket `descriptor`,
-    as `Lines` sends it, and none may follow before it is answered. Its `sys_path` is None for the interpreter's own."""
+    as `Lines` sends it. Its `sys_path` is None for the interpreter's own."""
     return [python, "-c", _BOOT, module, str(descriptor)]
 
 
 class Child:
     """A process of ours in a session of its own, and the connection to it. It ends at the end of its stream."""
 
-    def __init__(self, python: str, module: str, environ: Mapping[str, str], folder: Path | None = None) -> None:
-        """Start it (see `command`): what is sent first has its sys.path. Raises OSError, with nothing left."""
+    def __init__(
+        self,
+        python: str,
+        module: str,
+        environ: Mapping[str, str],
+        folder: Path | None = None,
+        descriptors: Sequence[int] = (),
+    ) -> None:
+        """Start it (see `command`): what is sent first has its sys.path. It inherits these `descriptors`. Raises
+        OSError, with nothing left."""
         with ExitStack() as failing:
             self.log = failing.enter_context(tempfile.TemporaryFile())
             ours, theirs = socket.socketpair()
@@ -58,7 +70,7 @@ class Child:
                     command(python, module, theirs.fileno()),
                     env=dict(environ),
                     cwd=folder,
-                    pass_fds=[theirs.fileno()],
+                    pass_fds=[theirs.fileno(), *descriptors],
                     stdin=subprocess.DEVNULL,
                     stdout=self.log,
                     stderr=self.log,

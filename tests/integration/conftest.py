@@ -17,8 +17,9 @@ from typing import Any
 import pytest
 
 import pytest_ddpperf
-from pytest_ddpperf.launch import launcher
-from pytest_ddpperf.launch.server_client import RankServer, read_at_import
+from pytest_ddpperf.launch import launcher, template
+from pytest_ddpperf.launch.server_client import RankServer
+from pytest_ddpperf.launch.template import Templates, read_at_import
 from pytest_ddpperf.report import text
 from pytest_ddpperf.wire.source_trees import Trees
 
@@ -74,20 +75,38 @@ class KeptServers:
 
     def __init__(self) -> None:
         self._servers: dict[object, RankServer] = {}
+        self._templates = Templates()  # for runs that compare with another version
 
-    def rank_server(self, trees: Trees | None, folder: str) -> Any:
+    def rank_server(self, templates: Templates, trees: Trees | None, folder: str) -> Any:
         """Replace the class `RankServer`."""
-        return RankServer(trees, folder) if trees is not None or folder else KeptServer(self)
+        return RankServer(templates, trees, folder) if trees is not None or folder else KeptServer(self)
+
+    def templates(self) -> Templates:
+        """Replace the class `Templates`."""
+        return KeptTemplates(self._templates)
 
     def server(self, variables: Mapping[str, str], preload: Sequence[str]) -> RankServer:
         wanted = (*read_at_import(variables).items(), *preload)
-        server = self._servers.setdefault(wanted, RankServer())
+        server = self._servers.setdefault(wanted, RankServer(Templates()))
         server.ensure(variables, preload)
         return server
 
     def stop(self) -> None:
         for server in self._servers.values():
             server.stop()
+            server._templates.close()
+        self._templates.close()
+
+
+class KeptTemplates(Templates):
+    """The `Templates` of `KeptServers`, which stay when a run ends."""
+
+    def __init__(self, kept: Templates) -> None:
+        super().__init__()
+        self._templates = kept._templates
+
+    def close(self) -> None:
+        pass
 
 
 class KeptServer:
@@ -164,6 +183,7 @@ def run(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, kept_servers
         with monkeypatch.context() as patch:
             patch.syspath_prepend(str(pytester.path))  # as `python -m pytest` has it
             patch.setattr(launcher, "RankServer", kept_servers.rank_server)
+            patch.setattr(template, "Templates", kept_servers.templates)
             patch.setattr(text, "wrapped", lambda line, *width: [line])  # so that one pattern fits a line
             return pytester.runpytest_inprocess(*fixed, *args)
 

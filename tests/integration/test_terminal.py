@@ -131,7 +131,7 @@ def test_the_end_of_pytest_is_the_end_of_its_ranks(
         until(lambda: process.poll() is not None or len(list(pytester.path.glob("rank?"))) == 2)
         assert process.poll() is None
         started = descendants(process.pid)
-        assert len(started) == 3
+        assert len(started) == 4, "a template, a rank server, two ranks"
         process.send_signal(signum)
         process.wait(600)
     until(lambda: gone(started))

@@ -15,10 +15,13 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 
 from pytest_ddpperf.git import worktrees
+from pytest_ddpperf.launch import template
+from pytest_ddpperf.launch.template import Templates
 from pytest_ddpperf.records.errors import AgainstError, GitError
 from pytest_ddpperf.records.messages import Sources
 from pytest_ddpperf.remote import version as side
@@ -141,7 +144,7 @@ def test_interpreters_that_a_step_starts_find_the_versions_own_code(top: Path, m
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(["/elsewhere", "", str(top / "tests")]))
     given: list[dict[str, str]] = []
 
-    def start(name: str, python: str, environ: dict[str, str], folder: Path) -> None:
+    def start(name: str, python: str, environ: dict[str, str], folder: Path, descriptors: list[int]) -> None:
         given.append(environ)
         raise OSError("it is not started")
 
@@ -149,7 +152,8 @@ def test_interpreters_that_a_step_starts_find_the_versions_own_code(top: Path, m
     invocation = Invocation(
         arguments=(), tests=(), folder=top, rootdir=top, caches=False, kept=(), sys_path=["", str(top / "src"), "/lib"]
     )
-    base = BaseSide(settings(against="v1"), invocation)
+    monkeypatch.setattr(template, "Template", MagicMock())
+    base = BaseSide(settings(against="v1"), invocation, Templates())
     try:
         with pytest.raises(AgainstError, match="it is not started"):
             base.start()

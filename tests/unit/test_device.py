@@ -438,11 +438,11 @@ def test_what_a_replayed_graph_sends_is_unknown(monkeypatch: pytest.MonkeyPatch,
 @pytest.mark.parametrize("spoils", [False, True])
 def test_a_preloaded_module_that_initialises_cuda_is_named(monkeypatch: pytest.MonkeyPatch, spoils: bool) -> None:
     """As CuPy and numba may: torch does not know."""
-    not_initialised = iter([*[3] * (len(fork_server.PRELOAD) + 1), 0 if spoils else 3])
+    not_initialised = iter([3, 0 if spoils else 3])
     driver = SimpleNamespace(cuDeviceGetCount=lambda count: next(not_initialised))
     monkeypatch.setattr(fork_server.ctypes, "CDLL", lambda name: driver)
     said = "--ddp-preload: importing wave initialised CUDA, which does not survive a fork"
-    assert fork_server._import(["json", "wave"]) == (said if spoils else None)
+    assert fork_server.import_modules(["json", "wave"], asked_by="--ddp-preload: ") == (said if spoils else None)
     assert not [*not_initialised]
 
 

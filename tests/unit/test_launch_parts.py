@@ -26,7 +26,8 @@ from pytest_ddpperf.launch.failed_ranks import (
 from pytest_ddpperf.launch.launcher import _facts as facts_of_ranks
 from pytest_ddpperf.launch.remote_ranks import Part
 from pytest_ddpperf.launch.run import Peer
-from pytest_ddpperf.launch.server_client import LaunchRequest, for_ranks, read_at_import, recorded
+from pytest_ddpperf.launch.server_client import LaunchRequest, for_ranks, recorded
+from pytest_ddpperf.launch.template import read_at_import
 from pytest_ddpperf.records.plan import Plan
 from pytest_ddpperf.records.samples import RankError
 

@@ -1,0 +1,305 @@
+"""Are launches exchangeable? Whole runs that compare the same code with itself, of steps that live on what a process
+draws once: the allocator, the hash seed, the layout (see _same_code.py).
+
+    python benchmarks/independence.py [--runs 10] [--kinds self,commit,slower] [--plugin DIR] [--results FILE]
+
+A project has one test for each workload, for two Gloo ranks, at the default limits. "self" is --ddp-against self.
+"commit" compares with a commit that changes no step: it adds a comment, a file, a longer name, or a version number, in
+turns. "slower" compares with a commit that adds 20 % of work. On this machine as it is ("quiet") and next to
+benchmarks/neighbour.py. REGRESSED and IMPROVED of the first two are errors. `--plugin` measures another checkout of the
+plugin, for a comparison with an older one.
+
+The second table says how launches differ. Each run is a group of launches: two sides, each of which may have drawn
+something that all its launches share. The spread between sides, beyond what launches explain, is that of the
+logarithms of a launch's p10 and p50 (one-way analysis of variance; R. A. Fisher, "Statistical Methods for Research
+Workers", 1925), taken within each run: F compares the two sides of a run, which share the machine's hour.
+
+Each measurement is a line of the results file, and a run goes on where the last one ended.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from itertools import product
+from pathlib import Path
+from statistics import fmean, variance
+from typing import Any
+
+from _common import binomial_interval, done, progress, quartiles, table
+from _same_code import WORKLOADS
+from neighbour import neighbour
+
+HERE = Path(__file__).parent
+PACKAGE = '''"""The package under test."""
+from trained.steps import WORKLOADS
+
+VERSION = "0.1"
+WORK = 1.0
+
+
+def make_step(name):
+    make = WORKLOADS[name]
+    return make(WORK)
+'''
+TEST = """
+import pytest
+import trained
+
+
+@pytest.mark.parametrize("name", {names!r})
+def test_step(ddp_benchmark, name):
+    ddp_benchmark(lambda ctx: trained.make_step(name))
+"""
+# What the current code has that the commit has not, and that no step runs.
+CHANGES = {
+    "a comment": [("trained/__init__.py", PACKAGE + "\n# No step reads this line.\n")],
+    "a file": [("trained/further.py", "VALUES = tuple(range(100))\n")],
+    "a longer name": [
+        (
+            "trained/__init__.py",
+            PACKAGE.replace("make =", "function_that_makes_it =").replace("make(", "function_that_makes_it("),
+        )
+    ],
+    "a version number": [("trained/__init__.py", PACKAGE.replace("0.1", "0.2.0.dev1"))],
+}
+SLOWER = [("trained/__init__.py", PACKAGE.replace("WORK = 1.0", "WORK = 1.2"))]
+MACHINES = {"quiet": None, "neighbour": 20261127}  # seeds
+OPTIONS = (
+    "-p",
+    "no:randomly",
+    "-p",
+    "no:cacheprovider",
+    "-q",
+    "--ddp-backend=gloo",
+    "--ddp-world-size=2",
+    "--ddp-min-time=0.25",
+)
+ERRORS = ("REGRESSED", "IMPROVED")
+Row = dict[str, Any]  # of the results file
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runs", type=int, default=10, help="of each kind on each machine")
+    parser.add_argument("--kinds", default="self,commit,slower")
+    parser.add_argument("--machines", default=",".join(MACHINES))
+    parser.add_argument("--workloads", default=",".join(WORKLOADS))
+    parser.add_argument("--plugin", type=Path, help="another checkout of the plugin")
+    parser.add_argument("--results", type=Path, default=Path("independence.jsonl"), help="file to go on with")
+    options = parser.parse_args()
+    rows = done(options.results)
+    kinds, machines = options.kinds.split(","), options.machines.split(",")
+    names = options.workloads.split(",")
+    with tempfile.TemporaryDirectory() as folder, options.results.open("a") as file:
+        project = Project(Path(folder) / "project", names, options.plugin)
+        for number, machine, kind in product(range(options.runs), machines, kinds):
+            if sum((row["machine"], row["kind"]) == (machine, kind) for row in rows) > number * len(names):
+                continue
+            seed = MACHINES[machine]
+            with neighbour(None if seed is None else seed + number):
+                for found in project.run(kind, number):
+                    rows.append({"machine": machine, "kind": kind, "run": number, **found})
+                    file.write(json.dumps(rows[-1]) + "\n")
+            file.flush()
+            progress(len(rows), options.runs * len(machines) * len(kinds) * len(names), "measurements")
+    print(table([TITLES, *rates(rows)]))
+    print("\nthe same code: spread between launches of a side, and between the sides beyond it, in % of the time\n")
+    print(table([SPREAD_TITLES, *spreads(rows)]))
+    return 0
+
+
+class Project:
+    """A repository with a test for each workload, and a commit for each kind of run."""
+
+    def __init__(self, folder: Path, names: Sequence[str], plugin: Path | None) -> None:
+        self._folder, self._plugin = folder, plugin
+        (folder / "trained").mkdir(parents=True)
+        (folder / "tests").mkdir()
+        (folder / "pytest.ini").write_text("[pytest]\npythonpath = .\n")
+        (folder / ".gitignore").write_text("__pycache__/\n")
+        (folder / "tests/test_step.py").write_text(TEST.format(names=list(names)))
+        shutil.copy(HERE / "_same_code.py", folder / "trained/steps.py")
+        (folder / "trained/__init__.py").write_text(PACKAGE)
+        self._git("init", "--quiet")
+        self._commit()
+
+    def _git(self, *arguments: str) -> None:
+        identity = ("-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false")
+        subprocess.run(["git", "-C", self._folder, *identity, *arguments], check=True, capture_output=True)
+
+    def _commit(self) -> None:
+        self._git("add", "--all")
+        self._git("commit", "--quiet", "--message", "Change something")
+
+    def run(self, kind: str, number: int) -> Iterator[Row]:
+        """Yield what was measured of each workload in one run of pytest."""
+        changes = list(CHANGES)
+        change = changes[number % len(changes)] if kind == "commit" else ""
+        for path, text in SLOWER if kind == "slower" else CHANGES.get(change, ()):
+            (self._folder / path).write_text(text)
+        against = "self" if kind == "self" else "HEAD"
+        began = time.monotonic()
+        try:
+            report = self._pytest("--ddp-against", against)
+        finally:
+            self._git("checkout", "--quiet", ".")
+            self._git("clean", "--quiet", "--force", "trained")
+        seconds = time.monotonic() - began
+        for measured in report["measurements"]:
+            comparisons = measured["verdict"]["comparisons"]
+            sides = measured["measurement"], measured["baseline_side"]["measurement"]
+            yield {
+                "workload": measured["test"]["name"].partition("[")[2].rstrip("]"),
+                "change": change,
+                "status": measured["verdict"]["status"],
+                "reason": measured["verdict"]["reason"],
+                "notes": measured["notes"],
+                "comparisons": {
+                    each["limit"]["metric"]: [
+                        each["status"],
+                        *(round(each[name], 4) for name in ("ratio", "low", "high") if each.get(name) is not None),
+                    ]
+                    for each in comparisons
+                },
+                "p10_ms": [[of_launch(launch, 0.1) for launch in side["samples"]["step_seconds"]] for side in sides],
+                "p50_ms": [[of_launch(launch, 0.5) for launch in side["samples"]["step_seconds"]] for side in sides],
+                "run_seconds": round(seconds, 1),
+            }
+
+    def _pytest(self, *arguments: str) -> Row:
+        with tempfile.TemporaryDirectory() as folder:
+            report = Path(folder) / "report.json"
+            command = [sys.executable, "-m", "pytest", *OPTIONS, f"--ddp-json={report}", *arguments]
+            environ = {name: value for name, value in os.environ.items() if name != "CI"}
+            if self._plugin is not None:
+                environ["PYTHONPATH"] = str(self._plugin)
+            ended = subprocess.run(command, cwd=self._folder, env=environ, capture_output=True, text=True)
+            if not report.exists():
+                raise SystemExit(ended.stdout + ended.stderr)
+            return dict(json.loads(report.read_text()))
+
+
+def of_launch(steps: Sequence[float], share: float) -> float:
+    """Return a percentile of a launch's steps in milliseconds."""
+    ordered = sorted(steps)
+    return round(ordered[min(len(ordered) - 1, int(share * len(ordered)))] * 1e3, 4)
+
+
+TITLES = [
+    "workload",
+    "machine",
+    "same code",
+    "REGRESSED",
+    "IMPROVED",
+    "INCONCLUSIVE",
+    "slower",
+    "REGRESSED",
+    "INCONCLUSIVE",
+]
+
+
+def rates(rows: Sequence[Row]) -> Iterator[list[str]]:
+    """Yield a line for each workload and machine, and for all."""
+    cells = [(name, machine) for name in WORKLOADS for machine in MACHINES]
+    for name, machine in [*cells, ("all", "all")]:
+        chosen = [row for row in rows if name == "all" or (row["workload"], row["machine"]) == (name, machine)]
+        same = [row["status"] for row in chosen if row["kind"] != "slower"]
+        slower = [row["status"] for row in chosen if row["kind"] == "slower"]
+        if same or slower:
+            counts = [same.count(status) for status in ("REGRESSED", "IMPROVED", "INCONCLUSIVE")]
+            found = [slower.count(status) for status in ("REGRESSED", "INCONCLUSIVE")]
+            yield [name, machine, str(len(same)), *map(str, counts), str(len(slower)), *map(str, found)]
+    same = [row["status"] for row in rows if row["kind"] != "slower"]
+    if same:
+        low, high = binomial_interval(sum(status in ERRORS for status in same), len(same))
+        yield [f"errors: 95 % interval {low:.1%} to {high:.1%}", *[""] * (len(TITLES) - 1)]
+
+
+SPREAD_TITLES = [
+    "workload",
+    "machine",
+    "runs",
+    "p10: launches",
+    "sides",
+    "F",
+    "p",
+    "p50: launches",
+    "sides",
+    "F",
+    "p",
+    "seconds",
+]
+
+
+def spreads(rows: Sequence[Row]) -> Iterator[list[str]]:
+    for name, machine in product(WORKLOADS, MACHINES):
+        chosen = [
+            row for row in rows if (row["workload"], row["machine"]) == (name, machine) and row["kind"] != "slower"
+        ]
+        if len(chosen) > 1:
+            seconds = quartiles([row["run_seconds"] for row in chosen]).median
+            cells = [cell for figure in ("p10_ms", "p50_ms") for cell in components([row[figure] for row in chosen])]
+            yield [name, machine, str(len(chosen)), *cells, f"{seconds:.0f}"]
+
+
+def components(runs: Sequence[Sequence[Sequence[float]]]) -> list[str]:
+    """Return the spread within sides, that between the sides of a run beyond it, F and its p-value; run x side x
+    launch."""
+    between, within, freedom, launches = [], [], 0, []
+    for sides in runs:
+        logs = [[math.log(value) for value in side] for side in sides]
+        count = len(logs[0])
+        if count < 2:
+            continue
+        between.append((fmean(logs[0]) - fmean(logs[1])) ** 2 / 2 * count)  # one degree of freedom a run
+        within += [variance(side) for side in logs]
+        freedom += 2 * (count - 1)
+        launches.append(count)
+    mean_within = fmean(within)
+    f = fmean(between) / mean_within
+    beyond = math.sqrt(max(0.0, (fmean(between) - mean_within) / fmean(launches)))
+    return [f"{math.sqrt(mean_within):.1%}", f"{beyond:.1%}", f"{f:.1f}", f"{f_beyond(f, len(between), freedom):.2g}"]
+
+
+def f_beyond(f: float, numerator: int, denominator: int) -> float:
+    """Return the probability of an F at least so large, by the continued fraction of the incomplete beta function
+    (W. H. Press et al., "Numerical Recipes", section 6.4)."""
+    a, b = denominator / 2, numerator / 2
+    x = denominator / (denominator + numerator * f)
+    if x > (a + 1) / (a + b + 2):
+        return 1.0 - _incomplete_beta(b, a, 1.0 - x)
+    return _incomplete_beta(a, b, x)
+
+
+def _incomplete_beta(a: float, b: float, x: float) -> float:
+    if x <= 0.0 or x >= 1.0:
+        return float(x >= 1.0)
+    front = math.exp(math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b) + a * math.log(x) + b * math.log1p(-x))
+    tiny = 1e-300
+    c, d = 1.0, 1.0 / (1.0 - (a + b) * x / (a + 1.0))
+    result = d
+    for m in range(1, 300):
+        even = m * (b - m) * x / ((a + 2 * m - 1) * (a + 2 * m))
+        d = 1.0 / ((1.0 + even * d) or tiny)
+        c = (1.0 + even / c) or tiny
+        result *= d * c
+        odd = -(a + m) * (a + b + m) * x / ((a + 2 * m) * (a + 2 * m + 1))
+        d = 1.0 / ((1.0 + odd * d) or tiny)
+        c = (1.0 + odd / c) or tiny
+        result *= d * c
+        if abs(d * c - 1.0) < 1e-12:
+            break
+    return front * result / a
+
+
+if __name__ == "__main__":
+    sys.exit(main())

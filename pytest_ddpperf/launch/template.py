@@ -1,0 +1,111 @@
+"""pytest's handle on the templates that its rank servers are forked from (see `rank.template`)."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from collections.abc import Mapping
+
+from pytest_ddpperf.records import codec
+from pytest_ddpperf.records.messages import ServerKind, ServerMessage
+from pytest_ddpperf.wire import boot
+from pytest_ddpperf.wire.channels import readable
+
+# Read when a library is imported, so a rank of a template that imported it earlier would not see a change.
+_READ_AT_IMPORT = ("OMP_", "MKL_", "KMP_", "OPENBLAS_", "TORCH", "PYTORCH", "LD_", "PYTHON", "MALLOC_", "GLIBC_")
+# What the template imports does not depend on it: each rank server and each rank gets its own search path.
+_NOT_READ = "PYTHONPATH"
+# For a template to end its rank servers, and these their ranks.
+_END_SECONDS = 10.0
+
+
+def with_hash_seed(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables with the hash seed of all ranks, unless the user chose one, or random ones.
+
+    With another seed in each process, the order of sets would be another one on each side of a comparison."""
+    return {"PYTHONHASHSEED": "0", **environ}
+
+
+def read_at_import(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables whose change needs another template."""
+    return {name: value for name, value in environ.items() if name.startswith(_READ_AT_IMPORT) and name != _NOT_READ}
+
+
+class Template:
+    """One process, from which rank servers are forked."""
+
+    def __init__(self, variables: Mapping[str, str]) -> None:
+        """Start it; raises OSError."""
+        self._child = boot.Child(sys.executable, "pytest_ddpperf.rank.template", with_hash_seed(variables))
+        start = ServerMessage(ServerKind.START_TEMPLATE, sys_path=tuple(boot.search_path()), parent=os.getpid())
+        self._child.lines.send(codec.encode_message(start))
+
+    def fork_server(self) -> socket.socket:
+        """Return the connection to a new rank server; raises OSError if this process is gone."""
+        ours, theirs = socket.socketpair()
+        with theirs:
+            self._child.lines.send(codec.encode_message(ServerMessage(ServerKind.FORK_SERVER)), theirs.fileno())
+        return ours
+
+    @property
+    def is_alive(self) -> bool:
+        return self._child.process.poll() is None
+
+    def news(self, seconds: float) -> list[ServerMessage]:
+        """Return what it has reported since the last call, of this process or of rank servers; wait so long for it."""
+        received = self._child.lines.receive() if readable([self._child.lines.socket], seconds) else ()
+        return [codec.decode(ServerMessage, fields) for fields in received or ()]
+
+    def output(self) -> str:
+        return self._child.output()
+
+    def close(self) -> None:
+        """End it, with its rank servers."""
+        self._child.close(_END_SECONDS)
+
+
+Variables = tuple[tuple[str, str], ...]  # names and values, sorted
+
+
+class Templates:
+    """The templates of one pytest, one for a set of variables that libraries read at import: the first and the last,
+    since a test may change variables for itself. And a rank server of another pytest's template, if that gave one."""
+
+    def __init__(self) -> None:
+        self._templates: dict[Variables, Template] = {}
+        self._given: tuple[Variables, socket.socket] | None = None
+
+    def add(self, rank_server: socket.socket, variables: Mapping[str, str]) -> None:
+        """Add a rank server of another pytest's template."""
+        self._given = _sorted(variables), rank_server
+
+    def template(self, variables: Mapping[str, str]) -> Template:
+        """Return the template with these variables; start one if there is none. Raises OSError."""
+        wanted = _sorted(variables)
+        if wanted in self._templates and self._templates[wanted].is_alive:
+            return self._templates[wanted]
+        while len(self._templates) > 1:  # the first one may have forked a rank server for another pytest
+            self._templates.popitem()[1].close()
+        self._templates[wanted] = Template(variables)
+        return self._templates[wanted]
+
+    def fork_server(self, variables: Mapping[str, str]) -> tuple[socket.socket, Template | None]:
+        """Return the connection to a new rank server with these variables, and its template, unless that is another
+        pytest's. Raises OSError."""
+        given, self._given = self._given, None
+        if given is not None:
+            if given[0] == _sorted(variables):
+                return given[1], None
+            given[1].close()
+        template = self.template(variables)
+        return template.fork_server(), template
+
+    def close(self) -> None:
+        """End all templates."""
+        while self._templates:
+            self._templates.popitem()[1].close()
+
+
+def _sorted(variables: Mapping[str, str]) -> Variables:
+    return tuple(sorted(read_at_import(with_hash_seed(variables)).items()))

@@ -1,0 +1,103 @@
+"""The template of rank servers: imports torch once. Rank servers are forked from it, those of both sides of a
+comparison: so what a process draws when it starts (its hash seed, its layout, its heap) is the same on both.
+
+`launch.template` starts it as a process of its own. It dies with pytest, and ends its rank servers.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import signal
+import socket
+import traceback
+import warnings
+from contextlib import suppress
+from typing import NoReturn
+
+from pytest_ddpperf.rank import fork_server, layout
+from pytest_ddpperf.records import codec
+from pytest_ddpperf.records.messages import ServerKind, ServerMessage
+from pytest_ddpperf.wire import boot
+from pytest_ddpperf.wire.channels import Lines, Message, readable
+
+# DDP's constructor imports torch._dynamo lazily, one more second in every rank; test modules import pytest, and their
+# payload comes by cloudpickle.
+PRELOAD = (
+    "torch",
+    "torch.distributed",
+    "torch._dynamo",
+    "torch.nn.parallel.distributed",
+    "torch.utils.data",
+    "cloudpickle",
+    "pytest",
+    "pytest_ddpperf.rank.lifecycle",
+)
+# Imported lazily by the first forward pass and by seeding, each rank anew; not every torch has them, or NumPy.
+PRELOAD_IF_THERE = ("torch.profiler._cupti_monitor", "numpy.random")
+
+
+def main(descriptor: int, start: Message) -> NoReturn:
+    """Serve until pytest goes. `start` has the fields of `ServerKind.START_TEMPLATE`."""
+    begin = codec.decode(ServerMessage, start)
+    boot.die_with_parent(begin.parent, signal.SIGTERM)
+    control = Lines(socket.socket(fileno=descriptor))
+    failure = fork_server.import_modules(PRELOAD)
+    if failure is not None:
+        control.send(codec.encode_message(ServerMessage(ServerKind.TEMPLATE_FAILED, traceback=failure)))
+        os._exit(1)
+    for name in PRELOAD_IF_THERE:
+        with suppress(ImportError):
+            importlib.import_module(name)
+    fork_server.keep_shared()
+    layout.fill_holes()
+    signals = fork_server.Signals()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    servers: set[int] = set()  # pids
+    try:
+        while signal.SIGTERM not in signals.arrived():
+            _report_ended(servers, control)
+            ready = readable([control.socket, signals.descriptor])
+            received = control.receive() if control.socket in ready else []
+            if received is None:
+                break
+            for _ in received:  # each asks for a rank server
+                servers.add(_fork_server(control, signals))
+        for pid in servers:
+            os.kill(pid, signal.SIGTERM)  # which ends its ranks, then itself
+        for pid in servers:
+            os.waitpid(pid, 0)
+        os._exit(0)
+    except BaseException:
+        traceback.print_exc()  # to the log that pytest shows
+    finally:
+        os._exit(1)
+
+
+def _report_ended(servers: set[int], control: Lines) -> None:
+    for pid in list(servers):
+        ended, status = os.waitpid(pid, os.WNOHANG)
+        if ended:
+            servers.remove(pid)
+            message = ServerMessage(ServerKind.SERVER_ENDED, pid=pid, status=os.waitstatus_to_exitcode(status))
+            control.send(codec.encode_message(message))
+
+
+def _fork_server(control: Lines, signals: fork_server.Signals) -> int:
+    """Fork a rank server that serves over the descriptor that came along; return its pid."""
+    descriptor, template = control.take_descriptor(), os.getpid()
+    with warnings.catch_warnings():
+        # The import of NumPy may leave idle BLAS threads, which are safe to fork around.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        pid = os.fork()
+    if pid:
+        os.close(descriptor)
+        return pid
+    try:
+        signals.close()
+        control.socket.close()
+        fork_server.serve(descriptor, template)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(70)  # EX_SOFTWARE
