@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import statistics
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from pytest_ddpperf.launch import Launcher
+from pytest_ddpperf.launch.template import Templates
+from pytest_ddpperf.wire.source_trees import Trees
 
 
 class Quartiles(NamedTuple):
@@ -35,6 +41,20 @@ def table(rows: Sequence[Sequence[str]]) -> str:
     return "\n".join(
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
     )
+
+
+@contextmanager
+def launchers_of_both_sides(modules: Mapping[str, str], trees: Trees | None = None) -> Iterator[list[Launcher]]:
+    """Two launchers whose rank servers are forked from one template, as those of a comparison are."""
+    ours, theirs = Templates(), Templates()
+    theirs.add(ours.fork_server(os.environ)[0].detach(), os.environ)
+    launchers = [Launcher(lambda: modules, trees=trees, templates=templates) for templates in (ours, theirs)]
+    try:
+        yield launchers
+    finally:
+        for launcher in launchers:
+            launcher.close()
+        ours.close()
 
 
 def done(results: Path) -> list[dict[str, Any]]:

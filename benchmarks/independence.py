@@ -9,10 +9,10 @@ turns. "slower" compares with a commit that adds 20 % of work. On this machine a
 benchmarks/neighbour.py. REGRESSED and IMPROVED of the first two are errors. `--plugin` measures another checkout of the
 plugin, for a comparison with an older one.
 
-The second table says how launches differ. Each run is a group of launches: two sides, each of which may have drawn
-something that all its launches share. The spread between sides, beyond what launches explain, is that of the
-logarithms of a launch's p10 and p50 (one-way analysis of variance; R. A. Fisher, "Statistical Methods for Research
-Workers", 1925), taken within each run: F compares the two sides of a run, which share the machine's hour.
+The second table says how launches differ: by the logarithm of the ratio of the two launches of a pair, which were
+interleaved. If each side has drawn something that all its launches share, the mean of a run's pairs differs from 0 by
+more than its pairs explain. F compares the two (one-way analysis of variance; R. A. Fisher, "Statistical Methods for
+Research Workers", 1925), with a degree of freedom for each run.
 
 Each measurement is a line of the results file, and a run goes on where the last one ended.
 """
@@ -112,7 +112,7 @@ def main() -> int:
             file.flush()
             progress(len(rows), options.runs * len(machines) * len(kinds) * len(names), "measurements")
     print(table([TITLES, *rates(rows)]))
-    print("\nthe same code: spread between launches of a side, and between the sides beyond it, in % of the time\n")
+    print("\nthe same code: how much the pairs of a run differ, and its sides beyond that\n")
     print(table([SPREAD_TITLES, *spreads(rows)]))
     return 0
 
@@ -228,11 +228,11 @@ SPREAD_TITLES = [
     "workload",
     "machine",
     "runs",
-    "p10: launches",
+    "p10: pairs",
     "sides",
     "F",
     "p",
-    "p50: launches",
+    "p50: pairs",
     "sides",
     "F",
     "p",
@@ -252,22 +252,14 @@ def spreads(rows: Sequence[Row]) -> Iterator[list[str]]:
 
 
 def components(runs: Sequence[Sequence[Sequence[float]]]) -> list[str]:
-    """Return the spread within sides, that between the sides of a run beyond it, F and its p-value; run x side x
-    launch."""
-    between, within, freedom, launches = [], [], 0, []
-    for sides in runs:
-        logs = [[math.log(value) for value in side] for side in sides]
-        count = len(logs[0])
-        if count < 2:
-            continue
-        between.append((fmean(logs[0]) - fmean(logs[1])) ** 2 / 2 * count)  # one degree of freedom a run
-        within += [variance(side) for side in logs]
-        freedom += 2 * (count - 1)
-        launches.append(count)
-    mean_within = fmean(within)
-    f = fmean(between) / mean_within
-    beyond = math.sqrt(max(0.0, (fmean(between) - mean_within) / fmean(launches)))
-    return [f"{math.sqrt(mean_within):.1%}", f"{beyond:.1%}", f"{f:.1f}", f"{f_beyond(f, len(between), freedom):.2g}"]
+    """Return the spread of the pairs of a run, that of the sides beyond it, F and its p-value; run x side x launch."""
+    pairs = [[math.log(now / before) for now, before in zip(*sides, strict=True)] for sides in runs]
+    freedom = sum(len(own) - 1 for own in pairs)
+    within = sum(variance(own) * (len(own) - 1) for own in pairs) / freedom
+    between = fmean(len(own) * fmean(own) ** 2 for own in pairs)  # one degree of freedom a run: without an effect, 0
+    beyond = math.sqrt(max(0.0, between - within) / fmean(map(len, pairs)))
+    f = between / within
+    return [f"{math.sqrt(within):.1%}", f"{beyond:.1%}", f"{f:.1f}", f"{f_beyond(f, len(pairs), freedom):.2g}"]
 
 
 def f_beyond(f: float, numerator: int, denominator: int) -> float:

@@ -28,13 +28,13 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
 from typing import Any
 
-from _common import binomial_interval, done, progress, quartiles, table
+from _common import binomial_interval, done, launchers_of_both_sides, progress, quartiles, table
 from _models import MODELS, training
 from neighbour import neighbour
 
@@ -102,17 +102,15 @@ def main() -> int:
     wanted = dict(zip(MODES, (options.stored, options.turns, options.fine), strict=True))
     rows = done(options.results)
     modules, trees = {"_models": str(Path(__file__).with_name("_models.py"))}, one_tree(Path(__file__).parent)
-    launchers = [Launcher(lambda: modules, trees=trees) for _ in range(2)]
-    try:
-        with tempfile.TemporaryDirectory() as folder, options.results.open("a") as file:
-            for row in measurements(Live(launchers, Path(folder)), rows, wanted):
-                rows.append(row)
-                file.write(json.dumps(row) + "\n")
-                file.flush()
-                progress(*so_far(rows, wanted), "measurements")
-    finally:
-        for launcher in launchers:
-            launcher.close()
+    with ExitStack() as opened:
+        launchers = opened.enter_context(launchers_of_both_sides(modules, trees))
+        folder = opened.enter_context(tempfile.TemporaryDirectory())
+        file = opened.enter_context(options.results.open("a"))
+        for row in measurements(Live(launchers, Path(folder)), rows, wanted):
+            rows.append(row)
+            file.write(json.dumps(row) + "\n")
+            file.flush()
+            progress(*so_far(rows, wanted), "measurements")
     report(rows)
     return 0
 

@@ -35,7 +35,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from _common import done, progress, table
+from _common import done, launchers_of_both_sides, progress, table
 from _models import MODELS, PLANTS, planted
 from neighbour import neighbour
 
@@ -70,22 +70,18 @@ def main() -> int:
         for number, (machine, plant, model, way) in product(range(options.pairs), product(MACHINES, what, models, ways))
     ]
     made = {key(row) for row in rows}
-    launchers = [Launcher(lambda: {"_models": str(Path(__file__).with_name("_models.py"))}) for _ in range(2)]
-    try:
-        with results.open("a") as file:
-            for kind in wanted:
-                if key(kind) in made:
-                    continue
-                seed = MACHINES[kind["machine"]]
-                with neighbour(None if seed is None else seed + kind["number"]):
-                    row = {**kind, **Pair(launchers, kind).taken()}
-                rows.append(row)
-                file.write(json.dumps(row) + "\n")
-                file.flush()
-                progress(len(rows), len(wanted), "pairs")
-    finally:
-        for launcher in launchers:
-            launcher.close()
+    modules = {"_models": str(Path(__file__).with_name("_models.py"))}
+    with launchers_of_both_sides(modules) as launchers, results.open("a") as file:
+        for kind in wanted:
+            if key(kind) in made:
+                continue
+            seed = MACHINES[kind["machine"]]
+            with neighbour(None if seed is None else seed + kind["number"]):
+                row = {**kind, **Pair(launchers, kind).taken()}
+            rows.append(row)
+            file.write(json.dumps(row) + "\n")
+            file.flush()
+            progress(len(rows), len(wanted), "pairs")
     (report_planted if options.planted else report)(rows, estimators(ways))
     return 0
 

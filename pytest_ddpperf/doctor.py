@@ -95,10 +95,8 @@ def _siblings(root: Path, core: int, usable: Sequence[int]) -> tuple[int, ...]:
 
 
 def _allocator() -> Iterator[Check]:
-    libc = " ".join(platform.libc_ver())
-    if libc and "LD_PRELOAD" not in os.environ:
-        settings = sorted(name for name in os.environ if name.startswith(("MALLOC_", "GLIBC_TUNABLES")))
-        yield Check("allocator", f"{libc}, {text.some(settings) if settings else 'default settings'}")
+    if found := os.environ.get("LD_PRELOAD") or " ".join(platform.libc_ver()):
+        yield Check("allocator", found)
 
 
 def _quota(root: Path, usable: Sequence[int]) -> Iterator[Check]:

@@ -172,9 +172,7 @@ def writing_temporary_files() -> Iterator[None]:
 # For importing torch and the preloaded modules, from a cold network disk too. No launch has begun, so it is not of
 # the time that --ddp-timeout gives one.
 _START_SECONDS = 300.0
-# For a template to report that its rank server has ended.
-_NEWS_SECONDS = 1.0
-# For a server to end after it closed its connection or was stopped.
+# For a server to end, and its template to report it, after it closed its connection or was stopped.
 _END_SECONDS = 5.0
 
 
@@ -197,7 +195,9 @@ class RankServer:
         ServerError, and DdpPerfError if there is no space.
         """
         wanted = (read_at_import(variables), tuple(preload))
-        if self._lines is not None and wanted == self._made_for and not self._has_ended(0):
+        # Without its template it is about to end.
+        is_alive = self._lines is not None and (self._template is None or self._template.is_alive)
+        if is_alive and wanted == self._made_for and not self._has_ended(0):
             return
         self.stop()
         with writing_temporary_files():
@@ -281,10 +281,8 @@ class RankServer:
         output = self._log.read().decode(errors="replace")
         if self._template is not None:
             output += self._template.output()
-            for news in self._template.news(_NEWS_SECONDS):
-                if news.kind is ServerKind.TEMPLATE_FAILED:
-                    problem, output = "did not start", news.traceback
-                elif news.pid == self.pid:
+            for news in self._template.news(_END_SECONDS):
+                if news.pid == self.pid:
                     problem += f" (status {news.status})"
         self.stop()
         raise ServerError(problem, output[-10_000:])

@@ -53,7 +53,7 @@ class Template:
         return self._child.process.poll() is None
 
     def news(self, seconds: float) -> list[ServerMessage]:
-        """Return what it has reported since the last call, of this process or of rank servers; wait so long for it."""
+        """Return which rank servers have ended since the last call; wait so long for one."""
         received = self._child.lines.receive() if readable([self._child.lines.socket], seconds) else ()
         return [codec.decode(ServerMessage, fields) for fields in received or ()]
 
@@ -65,41 +65,32 @@ class Template:
         self._child.close(_END_SECONDS)
 
 
-Variables = tuple[tuple[str, str], ...]  # names and values, sorted
-
-
 class Templates:
     """The templates of one pytest, one for a set of variables that libraries read at import: the first and the last,
     since a test may change variables for itself. And a rank server of another pytest's template, if that gave one."""
 
     def __init__(self) -> None:
-        self._templates: dict[Variables, Template] = {}
-        self._given: tuple[Variables, socket.socket] | None = None
+        self._templates: dict[str, Template] = {}  # by `_key`
+        self._given: tuple[str, socket.socket] | None = None
 
-    def add(self, rank_server: socket.socket, variables: Mapping[str, str]) -> None:
-        """Add a rank server of another pytest's template."""
-        self._given = _sorted(variables), rank_server
-
-    def template(self, variables: Mapping[str, str]) -> Template:
-        """Return the template with these variables; start one if there is none. Raises OSError."""
-        wanted = _sorted(variables)
-        if wanted in self._templates and self._templates[wanted].is_alive:
-            return self._templates[wanted]
-        while len(self._templates) > 1:  # the first one may have forked a rank server for another pytest
-            self._templates.popitem()[1].close()
-        self._templates[wanted] = Template(variables)
-        return self._templates[wanted]
+    def add(self, descriptor: int, variables: Mapping[str, str]) -> None:
+        """Add the connection to a rank server of another pytest's template."""
+        os.set_inheritable(descriptor, False)
+        self._given = _key(variables), socket.socket(fileno=descriptor)
 
     def fork_server(self, variables: Mapping[str, str]) -> tuple[socket.socket, Template | None]:
         """Return the connection to a new rank server with these variables, and its template, unless that is another
         pytest's. Raises OSError."""
-        given, self._given = self._given, None
+        wanted, given, self._given = _key(variables), self._given, None
         if given is not None:
-            if given[0] == _sorted(variables):
+            if given[0] == wanted:
                 return given[1], None
             given[1].close()
-        template = self.template(variables)
-        return template.fork_server(), template
+        if wanted not in self._templates or not self._templates[wanted].is_alive:
+            while len(self._templates) > 1:  # the first one may have forked a rank server for another pytest
+                self._templates.popitem()[1].close()
+            self._templates[wanted] = Template(variables)
+        return self._templates[wanted].fork_server(), self._templates[wanted]
 
     def close(self) -> None:
         """End all templates."""
@@ -107,5 +98,5 @@ class Templates:
             self._templates.popitem()[1].close()
 
 
-def _sorted(variables: Mapping[str, str]) -> Variables:
-    return tuple(sorted(read_at_import(with_hash_seed(variables)).items()))
+def _key(variables: Mapping[str, str]) -> str:
+    return repr(sorted(read_at_import(with_hash_seed(variables)).items()))

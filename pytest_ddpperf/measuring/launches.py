@@ -109,11 +109,12 @@ class Launches:
 
     def doubts(self) -> dict[str, str]:
         """Return the doubts that more than half of the launches raise: one alone may have been disturbed."""
-        found: dict[str, list[str]] = {}
-        for launch in self.taken:
-            for kind, doubt in launch.doubts.items():
-                found.setdefault(kind, []).append(doubt)
-        return {kind: each[0] for kind, each in found.items() if len(each) > len(self.taken) / 2}
+        found: dict[str, str] = {}
+        for kind in dict.fromkeys(kind for launch in self.taken for kind in launch.doubts):
+            doubts = [launch.doubts[kind] for launch in self.taken if kind in launch.doubts]
+            if len(doubts) > len(self.taken) / 2:
+                found[kind] = doubts[0]
+        return found
 
     def notes(self, *, advise: bool = True) -> tuple[str, ...]:
         """Return the notes on the launches; with `advise` also what would make their figures better."""

@@ -16,6 +16,7 @@ from pytest_ddpperf.launch import Launcher, Observer
 from pytest_ddpperf.launch.failed_ranks import text_with_output
 from pytest_ddpperf.launch.launcher import unpickle
 from pytest_ddpperf.launch.remote_ranks import Part
+from pytest_ddpperf.launch.template import Templates
 from pytest_ddpperf.measuring import measurement
 from pytest_ddpperf.measuring.baseline_side import Stored
 from pytest_ddpperf.measuring.launches import CurrentSide, Job, Launches
@@ -47,11 +48,9 @@ class LeaderConnection:
         self.over = False  # nothing more will be asked of the test that runs
         self.trees = codec.decode(Trees, start.trees)
         self.folder = start.folder
-        self.rank_server: socket.socket | None = None  # of the leader's template
-        self.variables = start.variables  # under which that has imported torch
+        self.templates = Templates()
         if start.rank_server is not None:
-            self.rank_server = socket.socket(fileno=start.rank_server)
-            self.rank_server.set_inheritable(False)
+            self.templates.add(start.rank_server, start.variables)
 
     def send(self, event: Event) -> None:
         """Send an event; raises KeyboardInterrupt if the leader is gone."""

@@ -127,12 +127,10 @@ class Run:
     @property
     def templates(self) -> Templates:
         """Return the templates of rank servers, with what the leader gave."""
-        if self._templates is None:
-            from pytest_ddpperf.launch.template import Templates
+        from pytest_ddpperf.launch.template import Templates
 
-            self._templates = Templates()
-            if self.leader is not None and self.leader.rank_server is not None:
-                self._templates.add(self.leader.rank_server, self.leader.variables)
+        if self._templates is None:
+            self._templates = self.leader.templates if self.leader is not None else Templates()
         return self._templates
 
     @property

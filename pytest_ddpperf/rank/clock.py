@@ -8,6 +8,7 @@ the window, then the end of each step. Differences of marks add up to the wall t
 from __future__ import annotations
 
 import multiprocessing
+import os
 import resource
 import threading
 import time
@@ -105,15 +106,15 @@ def page_faults() -> int:
 
 
 def cores_in_use() -> float:
-    """Return how many cores this process and its children use while this thread sleeps, for work that steps left to
-    them. Workers of a DataLoader do not count, for they work ahead."""
-    children = multiprocessing.active_children()
-    pids = [child.pid for child in children if "torch.utils.data" not in getattr(child._target, "__module__", "")]  # type: ignore[attr-defined]
+    """Return how many cores other threads of this process and its children use, or wait for, while this thread sleeps:
+    for work that steps left to them. Daemons do not count, for workers of a DataLoader work ahead. 0 if unknown."""
+    pids = [os.getpid(), *(child.pid for child in multiprocessing.active_children() if not child.daemon)]
+    own = str(threading.get_native_id())
 
-    def cpu_ns() -> int:
-        read = (boot.contents(Path(f"/proc/{pid}/schedstat")) for pid in pids)
-        return time.process_time_ns() + sum(int(text.split()[0]) for text in read if text)
+    def needed_ns() -> int:
+        threads = [thread for pid in pids for thread in Path(f"/proc/{pid}/task").glob("*") if thread.name != own]
+        return sum(int(ns) for thread in threads for ns in boot.contents(thread / "schedstat").split()[:2])
 
-    began, before = time.monotonic_ns(), cpu_ns()
+    began, before = time.monotonic_ns(), needed_ns()
     time.sleep(_IDLE_SECONDS)
-    return (cpu_ns() - before) / (time.monotonic_ns() - began)
+    return (needed_ns() - before) / (time.monotonic_ns() - began)

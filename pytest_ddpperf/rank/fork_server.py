@@ -31,21 +31,21 @@ from pytest_ddpperf.wire import boot
 from pytest_ddpperf.wire.channels import Lines, readable
 from pytest_ddpperf.wire.source_trees import Trees, install, know_loaded
 
-# Asked for by runs that use RPC; a torch built without it says so where a launch needs it.
-_MAY_LACK = ("pytest_ddpperf.rank.rpc",)
+# Not every torch has them, or NumPy. Runs that use RPC ask for its module; a torch built without RPC says so where a
+# launch needs it.
+_MAY_LACK = ("torch.profiler._cupti_monitor", "numpy.random", "pytest_ddpperf.rank.rpc")
 
 
-def serve(descriptor: int, template: int) -> NoReturn:
-    """Serve over `descriptor` until pytest goes, in a process that the process `template` has forked."""
+def serve(descriptor: int, template: int, failure: str | None) -> NoReturn:
+    """Serve over `descriptor` until pytest goes, in a process that the process `template` has forked. If there was a
+    `failure` there, only report it."""
     os.setsid()
     boot.die_with_parent(template, signal.SIGTERM)
     boot.adopt_orphans()
     control = Lines(socket.socket(fileno=descriptor))
-    received = control.receive()
-    while not received:  # a long one comes in parts
+    while not (received := control.receive()):  # a long one comes in parts
         if received is None:
             os._exit(0)
-        received = control.receive()
     begin = codec.decode(ServerMessage, received[0])
     log = control.take_descriptor()
     os.dup2(log, 1)
@@ -57,7 +57,7 @@ def serve(descriptor: int, template: int) -> NoReturn:
     sys.path[:] = begin.sys_path
     if begin.trees is not None:
         install(Trees(**begin.trees))
-    failure = import_modules(begin.preload, asked_by="--ddp-preload: ")
+    failure = failure or import_modules(begin.preload, asked_by="--ddp-preload: ")
     if failure is not None:
         _send(control, ServerKind.SERVER_FAILED, traceback=failure)
         os._exit(1)

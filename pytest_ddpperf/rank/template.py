@@ -6,23 +6,21 @@ comparison: so what a process draws when it starts (its hash seed, its layout, i
 
 from __future__ import annotations
 
-import importlib
 import os
 import signal
 import socket
 import traceback
 import warnings
-from contextlib import suppress
 from typing import NoReturn
 
-from pytest_ddpperf.rank import fork_server, layout
+from pytest_ddpperf.rank import fork_server
 from pytest_ddpperf.records import codec
 from pytest_ddpperf.records.messages import ServerKind, ServerMessage
 from pytest_ddpperf.wire import boot
 from pytest_ddpperf.wire.channels import Lines, Message, readable
 
 # DDP's constructor imports torch._dynamo lazily, one more second in every rank; test modules import pytest, and their
-# payload comes by cloudpickle.
+# payload comes by cloudpickle; the first forward pass imports the profiler's monitor, and seeding NumPy.
 PRELOAD = (
     "torch",
     "torch.distributed",
@@ -32,9 +30,9 @@ PRELOAD = (
     "cloudpickle",
     "pytest",
     "pytest_ddpperf.rank.lifecycle",
+    "torch.profiler._cupti_monitor",
+    "numpy.random",
 )
-# Imported lazily by the first forward pass and by seeding, each rank anew; not every torch has them, or NumPy.
-PRELOAD_IF_THERE = ("torch.profiler._cupti_monitor", "numpy.random")
 
 
 def main(descriptor: int, start: Message) -> NoReturn:
@@ -43,14 +41,7 @@ def main(descriptor: int, start: Message) -> NoReturn:
     boot.die_with_parent(begin.parent, signal.SIGTERM)
     control = Lines(socket.socket(fileno=descriptor))
     failure = fork_server.import_modules(PRELOAD)
-    if failure is not None:
-        control.send(codec.encode_message(ServerMessage(ServerKind.TEMPLATE_FAILED, traceback=failure)))
-        os._exit(1)
-    for name in PRELOAD_IF_THERE:
-        with suppress(ImportError):
-            importlib.import_module(name)
     fork_server.keep_shared()
-    layout.fill_holes()
     signals = fork_server.Signals()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     servers: set[int] = set()  # pids
@@ -62,10 +53,9 @@ def main(descriptor: int, start: Message) -> NoReturn:
             if received is None:
                 break
             for _ in received:  # each asks for a rank server
-                servers.add(_fork_server(control, signals))
+                servers.add(_fork_server(control, signals, failure))
         for pid in servers:
             os.kill(pid, signal.SIGTERM)  # which ends its ranks, then itself
-        for pid in servers:
             os.waitpid(pid, 0)
         os._exit(0)
     except BaseException:
@@ -83,8 +73,8 @@ def _report_ended(servers: set[int], control: Lines) -> None:
             control.send(codec.encode_message(message))
 
 
-def _fork_server(control: Lines, signals: fork_server.Signals) -> int:
-    """Fork a rank server that serves over the descriptor that came along; return its pid."""
+def _fork_server(control: Lines, signals: fork_server.Signals, failure: str | None) -> int:
+    """Fork a rank server that serves over the descriptor that came along, or reports a `failure`; return its pid."""
     descriptor, template = control.take_descriptor(), os.getpid()
     with warnings.catch_warnings():
         # The import of NumPy may leave idle BLAS threads, which are safe to fork around.
@@ -96,7 +86,7 @@ def _fork_server(control: Lines, signals: fork_server.Signals) -> int:
     try:
         signals.close()
         control.socket.close()
-        fork_server.serve(descriptor, template)
+        fork_server.serve(descriptor, template, failure)
     except BaseException:
         traceback.print_exc()
     finally:

@@ -30,7 +30,6 @@ class ServerKind(Enum):
     START_TEMPLATE = "start template"
     FORK_SERVER = "fork server"  # its end of the connection to the rank server comes along
     SERVER_ENDED = "server ended"  # the rank server `pid` has ended, with `status`
-    TEMPLATE_FAILED = "template failed"  # a module could not be imported (`traceback`); the template has ended
 
     # The first message to a rank server: import the modules to `preload`, then serve; with `sys_path`, `environ`,
     # `cwd`, `trees` (the fields of `wire.source_trees.Trees` if there are two) and `folder` (removed if pytest goes

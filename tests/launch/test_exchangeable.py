@@ -1,0 +1,126 @@
+"""Launches are exchangeable: what a process draws once is the same for all, or drawn anew in each launch."""
+
+from __future__ import annotations
+
+import mmap
+import multiprocessing
+import os
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from pytest_ddpperf.launch import Launcher, Observer
+from pytest_ddpperf.launch.template import Templates
+from pytest_ddpperf.records.plan import Plan
+from pytest_ddpperf.records.samples import GOES_ON
+from tests.launch.conftest import Bench
+
+
+def hash_of_a_name(ctx: Any) -> tuple[int, str | None]:
+    """Return it as a rank has it, and the variable with which a process that the rank starts gets the same."""
+    return hash("layer1"), os.environ.get("PYTHONHASHSEED")
+
+
+def hash_by_seed(seed: str) -> int:
+    environ = {**os.environ, "PYTHONHASHSEED": seed}
+    return int(subprocess.check_output([sys.executable, "-c", "print(hash('layer1'))"], env=environ))
+
+
+def test_the_hash_seed_is_the_same_in_every_session_unless_the_user_chooses_one(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("PYTHONHASHSEED", raising=False)
+    assert bench.call(hash_of_a_name) == [(hash_by_seed("0"), "0")] * 2
+    assert bench.measure(lambda ctx: lambda: None).facts["env:PYTHONHASHSEED"] == "0"
+    monkeypatch.setenv("PYTHONHASHSEED", "7")
+    assert bench.call(hash_of_a_name) == [(hash_by_seed("7"), "7")] * 2
+    monkeypatch.setenv("PYTHONHASHSEED", "random")
+    assert bench.call(hash_of_a_name)[0][1] == "random"
+
+
+def places(ctx: Any) -> tuple[int, ...]:
+    """Return where this process has a block of the heap, a Python object, and a block with a mapping of its own."""
+    objects = [object() for _ in range(1_000)]  # the first ones fill what others have freed
+    return torch.empty(1_000).data_ptr(), id(objects[-1]), torch.empty(1 << 20).data_ptr()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="glibc's heap")
+def test_each_rank_of_each_launch_has_a_heap_of_its_own(bench: Bench) -> None:
+    drawn = [rank for _ in range(4) for rank in bench.call(places)]
+    for kind in zip(*drawn, strict=True):
+        assert len({*kind}) > len(kind) / 2
+
+
+def libraries(ctx: Any) -> list[str]:
+    """Return where the libraries of this process lie, and its stack."""
+    lines = Path("/proc/self/maps").read_text().splitlines()
+    return [line.split()[0] for line in lines if ".so" in line and "r-xp" in line]
+
+
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="only Linux says where libraries lie")
+def test_rank_servers_of_one_template_have_one_layout() -> None:
+    ours, theirs = Templates(), Templates()
+    theirs.add(ours.fork_server(os.environ)[0].detach(), os.environ)
+    plan = Plan(world_size=1, backend="gloo", device="cpu")
+    launchers = [Launcher(dict, templates=templates) for templates in (ours, theirs, None)]
+    try:
+        one, same, other = (launcher.call(plan, libraries, (), Observer()) for launcher in launchers)
+    finally:
+        for launcher in launchers:
+            launcher.close()
+        ours.close()
+    assert one == same
+    if Path("/proc/sys/kernel/randomize_va_space").read_text().strip() != "0":
+        assert one != other, "that of a template of its own is another"
+
+
+def test_a_template_that_is_killed_is_replaced(bench: Bench) -> None:
+    template = next(iter(bench.launcher._templates._templates.values()))
+    assert bench.call(lambda ctx: ctx.rank) == [0, 1]
+    template._child.kill()
+    assert bench.call(lambda ctx: ctx.rank) == [0, 1]
+
+
+def test_page_faults_of_steps_are_counted(bench: Bench) -> None:
+    def setup(ctx: Any) -> Any:
+        pages = 300 if ctx.rank == 1 else 0
+
+        def step() -> None:
+            with mmap.mmap(-1, mmap.PAGESIZE * 301) as mapped:
+                for page in range(pages):
+                    mapped[page * mmap.PAGESIZE] = 1
+
+        return step
+
+    few, many = bench.measure(setup, steps=10).page_faults or ()
+    assert few < 100
+    assert 300 <= many < 400
+
+
+def compute() -> None:
+    until = time.thread_time() + 0.1
+    while time.thread_time() < until:
+        pass
+
+
+@pytest.mark.parametrize("kind", [threading.Thread, multiprocessing.get_context("fork").Process])
+@pytest.mark.parametrize("awaits", [True, False])
+def test_work_that_steps_leave_to_a_thread_or_a_child_is_seen(bench: Bench, kind: Any, awaits: bool) -> None:
+    def setup(ctx: Any) -> Any:
+        def step() -> None:
+            worker = kind(target=compute)
+            worker.start()
+            if awaits:
+                worker.join()
+
+        return step
+
+    doubts = bench.measure(setup, steps=3).doubts
+    assert doubts.get(GOES_ON, "").startswith("" if awaits else "work goes on after the steps: threads or children")
+    assert (GOES_ON in doubts) is not awaits
