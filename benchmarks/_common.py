@@ -54,7 +54,6 @@ def launchers_of_both_sides(modules: Mapping[str, str], trees: Trees | None = No
     finally:
         for launcher in launchers:
             launcher.close()
-        ours.close()
 
 
 def done(results: Path) -> list[dict[str, Any]]:

@@ -95,7 +95,7 @@ def _siblings(root: Path, core: int, usable: Sequence[int]) -> tuple[int, ...]:
 
 
 def _allocator() -> Iterator[Check]:
-    if found := os.environ.get("LD_PRELOAD") or " ".join(platform.libc_ver()):
+    if found := os.environ.get("LD_PRELOAD") or platform.libc_ver()[0]:
         yield Check("allocator", found)
 
 

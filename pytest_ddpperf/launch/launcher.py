@@ -95,10 +95,6 @@ def completions(marks: Sequence[Sequence[float]]) -> tuple[float, ...]:
 _FIRST_RATIO = 10
 
 
-# That a rank uses after its steps; threads that only poll use less.
-_BUSY_CORES = 0.5
-
-
 def _doubts(windows: Sequence[Window]) -> dict[str, str]:
     """Return, by kind, what suggests that steps differ in their work, which all ranks must show, or that a rank leaves
     some of it behind."""
@@ -110,9 +106,10 @@ def _doubts(windows: Sequence[Window]) -> dict[str, str]:
     if (ratio := min(window.first_ratio for window in windows)) > _FIRST_RATIO:
         took = f"{ratio:.0f}x the median of the others"
         found["first step"] = f"the first timed step took {took}: does the step do the same work each time?"
-    if (cores := max(window.cores_after for window in windows)) > _BUSY_CORES:
-        used = f"threads or children of a rank use {cores:.1f} cores"
-        found[GOES_ON] = f"work goes on after the steps: {used}: does the step wait for all that it starts?"
+    if any(window.goes_on for window in windows):
+        found[GOES_ON] = (
+            "work goes on after the steps, in threads or children of a rank: does the step wait for all that it starts?"
+        )
     return found
 
 
@@ -192,7 +189,8 @@ class Launcher:
     `modules` yields the test modules and conftests as name -> file. `rpc`: there will be RPC launches, so their imports
     are preloaded. `trees`: where the ranks import the user's code from; samples then list what they imported. `folder`
     is removed if this process is killed. `nodes`: the other nodes, for plans that have several. `takes_locks`: whether
-    measurements hold the locks of their cores or devices. `templates`: those of whoever closes them; None for own ones.
+    measurements hold the locks of their cores or devices. `templates`: those that whoever starts it has used, too; they
+    end with it.
     """
 
     def __init__(
@@ -212,7 +210,6 @@ class Launcher:
         self._rpc = rpc
         self._trees = trees
         self._templates = templates if templates is not None else Templates()
-        self._owns_templates = templates is None
         two = trees if trees is not None and trees.base != trees.current else None
         self._server = RankServer(self._templates, two, folder)
         self._began = time.time()
@@ -307,8 +304,7 @@ class Launcher:
 
     def close(self) -> None:
         self._server.stop()
-        if self._owns_templates:
-            self._templates.close()
+        self._templates.close()
 
     @contextmanager
     def alone(self, plan: Plan, observer: Observer) -> Iterator[None]:

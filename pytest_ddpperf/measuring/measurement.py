@@ -231,7 +231,6 @@ def build_outcome(found: Measured, rootdir: Path, accept_command: str, seconds: 
         stacks, steps = zip(*((each.stacks, fmean(each.step_seconds)) for each in found.side.sampled), strict=True)
         slower = find_slower_file(stacks, steps, findings, rise=now - earlier, files=side.differing, level=job.level)
         findings = (*findings, *filter(None, [slower]))
-    modes = causes.describe_modes(found.measurement, before if verdict.status.compared else ())
     accepts = verdict.status is not Status.NOT_GATED and (side is None or found.suspected is not None)
     return _outcome(
         job,
@@ -249,7 +248,7 @@ def build_outcome(found: Measured, rootdir: Path, accept_command: str, seconds: 
         findings=findings,
         evidence=words,
         accept=accept_command if accepts else "",
-        notes=(*job.notes, *notes, *found.side.notes(verdict, current), *modes, *found.further_notes),
+        notes=(*job.notes, *notes, *found.side.notes(verdict, current), *found.further_notes),
     )
 
 

@@ -31,6 +31,7 @@ from pytest_ddpperf.verdict.decision import (
     with_losses,
     without_claim,
     without_improvement,
+    without_sight,
     without_steady_windows,
 )
 from pytest_ddpperf.verdict.stats import Difference
@@ -215,7 +216,8 @@ class Judge:
             verdict = without_steady_windows(verdict)
         if GOES_ON in self._current.doubts() and not self._side.goes_on:
             verdict = without_improvement(verdict)
-        return verdict, ended
+        seen = without_sight(verdict, current, self._side.measurements())
+        return seen, ended and (final or seen is verdict)
 
     def _verdict(self, start: int, stop: int, ease: float) -> Verdict:
         return times.judge_times(

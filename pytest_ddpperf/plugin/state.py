@@ -105,7 +105,6 @@ class Run:
         self.snapshot = snapshot_of(config)
         self.other_nodes: OtherNodes | None = None  # the other nodes, if this pytest leads them
         self.pytest_session: pytest.Session | None = None
-        self._templates: Templates | None = None
         self._base: BaseSide | None = None
         self._session: Session | None = None
         self._report: RunResults | None = None
@@ -124,14 +123,12 @@ class Run:
             return self.other_nodes.role.nodes
         return self.leader.nodes if self.leader is not None else 1
 
-    @property
+    @cached_property
     def templates(self) -> Templates:
         """Return the templates of rank servers, with what the leader gave."""
         from pytest_ddpperf.launch.template import Templates
 
-        if self._templates is None:
-            self._templates = self.leader.templates if self.leader is not None else Templates()
-        return self._templates
+        return self.leader.templates if self.leader is not None else Templates()
 
     @property
     def session(self) -> Session:
@@ -236,8 +233,8 @@ class Run:
 
     def close(self) -> None:
         with ExitStack() as closing:
-            if self._templates is not None:
-                closing.callback(self._templates.close)
+            if self.items:
+                closing.callback(self.templates.close)
             if self.other_nodes is not None:
                 session = self.pytest_session
                 status = session.exitstatus if session is not None else pytest.ExitCode.USAGE_ERROR

@@ -23,6 +23,8 @@ from pytest_ddpperf.wire import boot
 
 # For which a rank stands still after its window: long against what ends by itself, short against a launch.
 _IDLE_SECONDS = 0.01
+# That a rank needs then; threads that only poll need less.
+_BUSY_CORES = 0.5
 
 Marks = memoryview  # of signed 8-byte integers
 
@@ -105,9 +107,9 @@ def page_faults() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 
 
-def cores_in_use() -> float:
-    """Return how many cores other threads of this process and its children use, or wait for, while this thread sleeps:
-    for work that steps left to them. Daemons do not count, for workers of a DataLoader work ahead. 0 if unknown."""
+def goes_on() -> bool:
+    """Whether other threads of this process, or its children, have work to do while this thread sleeps: what steps left
+    to them. Daemons do not count, for workers of a DataLoader work ahead. False where the kernel does not say it."""
     pids = [os.getpid(), *(child.pid for child in multiprocessing.active_children() if not child.daemon)]
     own = str(threading.get_native_id())
 
@@ -117,4 +119,4 @@ def cores_in_use() -> float:
 
     began, before = time.monotonic_ns(), needed_ns()
     time.sleep(_IDLE_SECONDS)
-    return (needed_ns() - before) / (time.monotonic_ns() - began)
+    return needed_ns() - before > _BUSY_CORES * (time.monotonic_ns() - began)

@@ -112,6 +112,22 @@ def _is_cuda_initialised() -> bool:
     return bool(driver.cuDeviceGetCount(ctypes.byref(ctypes.c_int())) == _CUDA_SUCCESS)
 
 
+def fork(run: Callable[[], NoReturn]) -> int:
+    """Fork a child that does nothing but `run`; return its pid."""
+    with warnings.catch_warnings():
+        # The import of NumPy may leave idle BLAS threads, which are safe to fork around.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        pid = os.fork()
+    if pid == 0:
+        try:
+            run()
+        except BaseException:
+            traceback.print_exc()  # to the child's own log, if it has come that far
+        finally:
+            os._exit(70)  # EX_SOFTWARE
+    return pid
+
+
 class Signals:
     """SIGCHLD and SIGTERM as bytes of a pipe, so that a process can wait for them and for channels."""
 
@@ -212,21 +228,15 @@ class _Server:
     def _fork(self, run: Callable[[int], NoReturn]) -> int:
         """Fork a child that does nothing but `run`, with the descriptor that came along; returns its pid."""
         descriptor = self._control.take_descriptor()
-        with warnings.catch_warnings():
-            # The import of NumPy may leave idle BLAS threads, which are safe to fork around.
-            warnings.simplefilter("ignore", DeprecationWarning)
-            pid = os.fork()
-        if pid:
-            os.close(descriptor)
-            self._ranks.add(pid)
-            return pid
-        try:
+
+        def child() -> NoReturn:
             self._close_own_resources()
             run(descriptor)
-        except BaseException:
-            traceback.print_exc()  # to the rank's own log, if it has come that far
-        finally:
-            os._exit(70)  # EX_SOFTWARE
+
+        pid = fork(child)
+        os.close(descriptor)
+        self._ranks.add(pid)
+        return pid
 
     def _close_own_resources(self) -> None:
         """Close, in a child, what belongs to this process alone."""

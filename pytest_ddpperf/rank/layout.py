@@ -14,15 +14,13 @@ import mmap
 import os
 import random
 import sys
-from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 # Blocks: enough that the sizes which a step asks for find holes in some launches and none in others, and no more
 # than 2 MiB in the mean. Sizes in bytes, below glibc's threshold for blocks with a mapping of their own (128 KiB).
 _BLOCKS = 500
 _SMALLEST, _LARGEST = 16, 1 << 15
-# Python's own allocator has a pool for each multiple of 16 bytes up to 512: so many objects shift each of them.
+# Python's own allocator has a pool for each multiple of 16 bytes up to 512: so many objects shift most of them.
 _OBJECTS = 64
 # Pages: mappings are shifted by up to 8 MiB, more than a huge page.
 _PAGES = 2048
@@ -44,8 +42,6 @@ def draw() -> None:
         for block in blocks:
             if source.random() < share:
                 libc.free(block)
-    made: list[Callable[[], object]] = [object, source.random]  # of 16 and 24 bytes
-    made += [partial(bytes, size) for size in range(1, 480, 16)]  # each with 33 bytes more
-    for make in made:
-        _kept.append([make() for _ in range(source.randrange(_OBJECTS))])
+    for size in range(1, 480, 16):  # each with 33 bytes more
+        _kept.append([bytes(size) for _ in range(source.randrange(_OBJECTS))])
     _kept.append(mmap.mmap(-1, mmap.PAGESIZE * source.randint(1, _PAGES), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))

@@ -113,7 +113,7 @@ def window_of(
 ) -> Window:
     """Return what a window measured; `lengths` are the counted steps of its stretches. If there are more steps than the
     plan has room for, that many are kept, evenly spread."""
-    cores_after = clock.cores_in_use()  # first, for what is asked for below takes time
+    goes_on = clock.goes_on()  # first, for what is asked for below takes time
     facts = environment.of_rank(ctx)
     compiled = _compiled_at(taken)
     unfit = {
@@ -149,7 +149,7 @@ def window_of(
         notes=phases.notes,
         facts=facts,
         page_faults=round(sum(s.page_faults for s in taken) / max(1, sum(s.taken for s in taken)), 1),
-        cores_after=round(cores_after, 2),
+        goes_on=goes_on,
         unfit=next((f"{plan.name(ctx.rank)} {words}" for words, is_so in unfit.items() if is_so), ""),
     )
 

@@ -10,7 +10,6 @@ import os
 import signal
 import socket
 import traceback
-import warnings
 from typing import NoReturn
 
 from pytest_ddpperf.rank import fork_server
@@ -76,18 +75,12 @@ def _report_ended(servers: set[int], control: Lines) -> None:
 def _fork_server(control: Lines, signals: fork_server.Signals, failure: str | None) -> int:
     """Fork a rank server that serves over the descriptor that came along, or reports a `failure`; return its pid."""
     descriptor, template = control.take_descriptor(), os.getpid()
-    with warnings.catch_warnings():
-        # The import of NumPy may leave idle BLAS threads, which are safe to fork around.
-        warnings.simplefilter("ignore", DeprecationWarning)
-        pid = os.fork()
-    if pid:
-        os.close(descriptor)
-        return pid
-    try:
+
+    def server() -> NoReturn:
         signals.close()
         control.socket.close()
         fork_server.serve(descriptor, template, failure)
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        os._exit(70)  # EX_SOFTWARE
+
+    pid = fork_server.fork(server)
+    os.close(descriptor)
+    return pid

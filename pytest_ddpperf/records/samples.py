@@ -68,6 +68,11 @@ class Samples:
         """Of each launch."""
         return len(self.step_seconds[0])
 
+    @property
+    def most_page_faults(self) -> list[float]:
+        """By launch, of the rank that has most; [0] where they are unknown."""
+        return [max(ranks) for ranks in self.page_faults or ((0.0,),)]
+
     def first(self, steps: int) -> Samples:
         """With so many steps of each launch, those that came first."""
         tables: dict[str, Any] = {
@@ -323,7 +328,7 @@ class Window:
     losses: tuple[float | None, ...] = ()  # of the first steps after the asked warm-up; None: not finite
     stacks: StackSamples | None = None  # of a launch that samples them
     page_faults: float = 0.0  # minor ones, the mean over steps
-    cores_after: float = 0.0  # that this process and its children used soon after the steps, of one that is idle 0
+    goes_on: bool = False  # whether this process or its children were busy after the steps
     unfit: str = ""  # why it says little of steady training, in words, by what happened and not by its times
     left_out: int = 0  # updates of a program that were shorter than others
     stretches: tuple[int, ...] = ()  # of the steps, how many were taken in a row each time

@@ -15,13 +15,12 @@ from pytest_ddpperf.records.samples import Comparison, LaunchRankSteps, LaunchSt
 from pytest_ddpperf.records.step_phases import Finding
 from pytest_ddpperf.report import sentences, text
 from pytest_ddpperf.verdict import stats
+from pytest_ddpperf.verdict.decision import FAULT_SECONDS
 from pytest_ddpperf.verdict.times import of_one_length
 
 # What makes up half of a change is its main cause; where it is less, more comes from something else.
 _MAIN_PART = 0.5
 _MINOR_PART = 0.25
-# Of a step, page faults of which some launches have so much more make launches of two kinds.
-_MODES_PART = 0.1
 
 
 def explain(
@@ -55,12 +54,12 @@ def find_causes(
 ) -> tuple[str, ...]:
     """Return what explains a change, in words; () if nothing is known. `found` is of `explain.find`."""
     change = _change(verdict)
-    of_it = f"of {_signed(_rise(change, now, baseline[-1]))}" if change is not None else ""
+    rise = _rise(change, now, baseline[-1]) if change is not None else 0.0
+    of_it = f"of {_signed(rise)}"
     shown = sentences.shown(verdict)
     words = [*_slow_steps(verdict, now.samples.step_seconds, baseline[-1].samples.step_seconds)]
     words += [_finding(each, plan, now, of_it, shown.limit.metric if shown else "") for each in found]
-    if change is not None:
-        words.append(_page_faults(now, baseline[-1], _rise(change, now, baseline[-1])))
+    words.append(_page_faults(now, baseline[-1], rise))
     explained = sum(each.share for each in found if each.phases)
     is_explained = explained > _MAIN_PART if plan.rpc else explained > 0
     if not is_explained and verdict.status is Status.REGRESSED:
@@ -84,31 +83,12 @@ def _finding(found: Finding, plan: Plan, now: Measurement, of_it: str, shown: st
     return "; ".join(filter(None, (f"{who}{phases} {amount}", words)))
 
 
-# What a minor page fault costs, about: the kernel finds and clears a page.
-_FAULT_SECONDS = 1e-6
-
-
 def _page_faults(now: Measurement, before: Measurement, rise: float) -> str:
     """Return that page faults rose if they are a part of a rise: the largest over ranks, the median over launches."""
-    after, earlier = (median(_of_launches(side) or [0.0]) for side in (now, before))
-    if rise <= 0 or (after - earlier) * _FAULT_SECONDS < _MINOR_PART * rise:
+    after, earlier = (median(side.samples.most_page_faults) for side in (now, before))
+    if rise <= 0 or (after - earlier) * FAULT_SECONDS < _MINOR_PART * rise:
         return ""
     return f"page faults {earlier:,.0f} -> {after:,.0f} a step: the allocator gives memory back in each step"
-
-
-def _of_launches(side: Measurement) -> list[float]:
-    return [max(ranks) for ranks in side.samples.page_faults or ()]
-
-
-def describe_modes(now: Measurement, baseline: Sequence[Measurement]) -> Iterator[str]:
-    """Yield that launches differ in their page faults by a part of a step that matters."""
-    faults = sorted(each for side in (now, *baseline) for each in _of_launches(side))
-    step = stats.percentile(now.samples.step_seconds, 50)
-    if faults and (faults[-1] - faults[0]) * _FAULT_SECONDS > _MODES_PART * step:
-        yield (
-            f"launches differ in their page faults, {faults[0]:,.0f} to {faults[-1]:,.0f} a step, and so in their "
-            "speed: the allocator gives memory back in each step, or does not (see ddpperf doctor)"
-        )
 
 
 def _rise(change: Comparison, now: Measurement, before: Measurement) -> float:

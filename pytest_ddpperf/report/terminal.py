@@ -170,6 +170,8 @@ def _details(outcome: Outcome) -> Iterator[str]:
     known = {name: count for name, count in outcome.measured.counters.items() if count}
     if known:
         yield f"a step: {', '.join(f'{name} {count:,}' for name, count in known.items())}"
+    if any(faults := outcome.measured.samples.most_page_faults):
+        yield f"page faults a step: {text.span(faults, '{:,.0f}'.format)}, by launch"
     if phases := outcome.measured.mean_phases:
         yield f"phases: {text.phases(phases)}"
     if (apart := outcome.measured.samples.clock_seconds) is not None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from statistics import fmean
+from statistics import fmean, median
 from typing import Any, Literal
 
 from pytest_ddpperf.baseline.content import fact_changes
@@ -38,6 +38,23 @@ def without_improvement(verdict: Verdict) -> Verdict:
     faster."""
     if verdict.status is Status.IMPROVED:
         return without_claim(verdict, Status.INCONCLUSIVE, "goes-on")
+    return verdict
+
+
+# What a minor page fault costs, about: the kernel finds and clears a page.
+FAULT_SECONDS = 1e-6
+# Launches have two speeds if they differ by page faults that take so much of a step. They pass only if a slowdown of so
+# many limits would have been seen.
+_SPEEDS, _SEEN = 0.1, 3
+
+
+def without_sight(verdict: Verdict, current: Measurement, baseline: Sequence[Measurement]) -> Verdict:
+    """Return the verdict on launches of two speeds: nothing is claimed to be within a limit that is out of sight."""
+    sides = [current.samples, *(session.samples for session in baseline)]
+    faults = [each for samples in sides for each in samples.most_page_faults]
+    differ = (max(faults) - min(faults)) * FAULT_SECONDS > _SPEEDS * median(current.samples.step_seconds[0])
+    if differ and verdict.status in (Status.PASS, Status.INCONCLUSIVE) and not _is_near(verdict, _SEEN):
+        return without_claim(verdict, Status.INCONCLUSIVE, "two-speeds")
     return verdict
 
 
@@ -123,10 +140,14 @@ def without_claim(verdict: Verdict, left: Status, reason: str) -> Verdict:
 def given_up(verdict: Verdict) -> Verdict:
     """Return what is left of a verdict that further launches would hardly settle: PASS if no range reaches twice its
     limit, else what the launches so far say without a claim."""
-    near = all(each.change.high < 2 * math.expm1(_bound(each)) for each in verdict.comparisons)
-    if near or verdict.status is Status.IMPROVED:
+    if _is_near(verdict, 2) or verdict.status is Status.IMPROVED:
         return without_claim(verdict, Status.PASS, UNDECIDED)
     return verdict if verdict.status is Status.PASS else without_claim(verdict, Status.INCONCLUSIVE, UNDECIDED)
+
+
+def _is_near(verdict: Verdict, limits: float) -> bool:
+    """Whether no range reaches so many times its limit."""
+    return all(each.change.high < limits * math.expm1(_bound(each)) for each in verdict.comparisons)
 
 
 def _is_clear(stored: Verdict, interleaved: Verdict) -> bool:

@@ -46,7 +46,7 @@ def test_the_hash_seed_is_the_same_in_every_session_unless_the_user_chooses_one(
 
 def places(ctx: Any) -> tuple[int, ...]:
     """Return where this process has a block of the heap, a Python object, and a block with a mapping of its own."""
-    objects = [object() for _ in range(1_000)]  # the first ones fill what others have freed
+    objects = [bytes(100) for _ in range(1_000)]  # the first ones fill what others have freed
     return torch.empty(1_000).data_ptr(), id(objects[-1]), torch.empty(1 << 20).data_ptr()
 
 
@@ -74,7 +74,6 @@ def test_rank_servers_of_one_template_have_one_layout() -> None:
     finally:
         for launcher in launchers:
             launcher.close()
-        ours.close()
     assert one == same
     if Path("/proc/sys/kernel/randomize_va_space").read_text().strip() != "0":
         assert one != other, "that of a template of its own is another"
@@ -122,5 +121,5 @@ def test_work_that_steps_leave_to_a_thread_or_a_child_is_seen(bench: Bench, kind
         return step
 
     doubts = bench.measure(setup, steps=3).doubts
-    assert doubts.get(GOES_ON, "").startswith("" if awaits else "work goes on after the steps: threads or children")
+    assert doubts.get(GOES_ON, "").startswith("" if awaits else "work goes on after the steps, in threads or children")
     assert (GOES_ON in doubts) is not awaits

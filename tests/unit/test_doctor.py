@@ -161,6 +161,17 @@ def test_gpus_are_read_whatever_the_driver_calls_its_masks(machine: pytest.Monke
     assert checked["topology"][0] == "GPU0  X   NV18"
 
 
+def test_the_allocator_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("LD_PRELOAD", raising=False)
+    monkeypatch.setattr(checks.platform, "libc_ver", lambda: ("glibc", "2.36"))
+    assert list(checks._allocator()) == [Check("allocator", "glibc")]
+    monkeypatch.setenv("LD_PRELOAD", "libjemalloc.so.2")
+    assert list(checks._allocator()) == [Check("allocator", "libjemalloc.so.2")]
+    monkeypatch.delenv("LD_PRELOAD")
+    monkeypatch.setattr(checks.platform, "libc_ver", lambda: ("", ""))
+    assert list(checks._allocator()) == []
+
+
 def test_without_nvidia_smi_there_are_no_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     assert list(checks._gpus()) == []

@@ -84,6 +84,22 @@ def test_the_figures_of_ranks_name_the_cause(
         assert causes(now, *base) == found
 
 
+def with_page_faults(side: Measurement, *by_launch: float) -> Measurement:
+    return replace(side, samples=replace(side.samples, page_faults=tuple((0.0, each) for each in by_launch)))
+
+
+@pytest.mark.parametrize(
+    ("faults", "said"),
+    [
+        ((8158, 8158), ["page faults 0 -> 8,158 a step: the allocator gives memory back in each step"]),
+        ((4000, 0), []),  # 2,000 in the median: 2 ms of 19
+    ],
+)
+def test_page_faults_that_rose_are_a_cause(faults: tuple[float, ...], said: list[str]) -> None:
+    found = causes(with_page_faults(side(30, cpu=(10, 29)), *faults), with_page_faults(BASE, 0, 0))
+    assert [each for each in found if "page faults" in each] == said
+
+
 def test_ranks_are_compared_by_as_many_steps_as_the_sides() -> None:
     now = side(30, cpu=(10, 29))
     assert BASE.samples.cpu_seconds is not None

@@ -13,7 +13,7 @@ import pytest
 from pytest_ddpperf.measuring.launches import Job, measurement
 from pytest_ddpperf.measuring.stopping_rule import Judge
 from pytest_ddpperf.records.plan import Limit
-from pytest_ddpperf.records.samples import Environment, LaunchSamples, Measurement, Verdict
+from pytest_ddpperf.records.samples import GOES_ON, Environment, LaunchSamples, Measurement, Verdict
 from tests.unit.test_launches import LAUNCH, job
 from tests.unit.test_machine import settings
 
@@ -29,7 +29,7 @@ def launches(*seconds: float) -> list[LaunchSamples]:
 class BaselineSide:
     """The baseline side: all its steps last 0.01 s, a launch takes a second."""
 
-    mostly_unfit = False
+    mostly_unfit = goes_on = False
 
     def __init__(self, *, interleaved: bool) -> None:
         self.interleaved = interleaved
@@ -60,12 +60,15 @@ def decided(
     gives_up: bool = True,
     max_seconds: float = 1e9,
     recompiled: bool = False,
+    goes_on: tuple[str, ...] = (),
 ) -> tuple[Verdict, int, list[int]]:
     """Return the verdict, after how many launches, and as what numbers they were announced. The current side is slower
-    by each of `ratios`."""
+    by each of `ratios`. `goes_on`: the sides whose steps leave work behind."""
     every = launches(*(0.01 * ratio for ratio in ratios))
     current: Any = SimpleNamespace(every=every, taken=[], facts={}, mostly_unfit=recompiled)
+    current.doubts = lambda: {GOES_ON: "work goes on"} if "current" in goes_on else {}
     side: Any = BaselineSide(interleaved=interleaved)
+    side.goes_on = "baseline" in goes_on
     ends = {"max_seconds": max_seconds, "stops_early": stops_early, "gives_up": gives_up}
     verdict = Judge(of_test, current, side, **ends).decide()
     return verdict, len(current.taken), side.planned
@@ -125,6 +128,31 @@ def test_a_red_waits_for_the_look() -> None:
 def test_launches_that_are_mostly_unfit_are_within_no_limit(ratios: Sequence[float], status: str, reason: str) -> None:
     verdict, *_ = decided(ratios, recompiled=True)
     assert (verdict.status, verdict.reason) == (status, reason)
+
+
+@pytest.mark.parametrize(
+    ("goes_on", "status"),
+    [((), "IMPROVED"), (("current",), "INCONCLUSIVE"), (("current", "baseline"), "IMPROVED")],
+)
+def test_steps_that_leave_work_behind_as_those_of_the_baseline_do_not_are_not_faster(
+    goes_on: tuple[str, ...], status: str
+) -> None:
+    assert decided([0.5 * ratio for ratio in STEADY], goes_on=goes_on)[0] == status
+
+
+@pytest.mark.parametrize(("fast", "slow", "status"), [(0.006, 0.015, "PASS"), (0.004, 0.025, "INCONCLUSIVE")])
+def test_launches_of_two_speeds_are_measured_until_a_slowdown_would_be_seen(
+    fast: float, slow: float, status: str
+) -> None:
+    every = launches(*(fast, slow) * 10)
+    current: Any = SimpleNamespace(taken=[], facts={}, mostly_unfit=False, doubts=dict)
+    current.every = [replace(each, page_faults=(0.0 if each.step_seconds[0] == fast else 5000.0,)) for each in every]
+    side: Any = BaselineSide(interleaved=True)
+    verdict = Judge(JOB, current, side, max_seconds=1e9, stops_early=True, gives_up=True).decide()
+    assert verdict == status
+    (compared,) = verdict.comparisons
+    assert (compared.change.high < 0.3) is (status == "PASS")
+    assert 10 < len(current.taken) < 20 if status == "PASS" else len(current.taken) == 20
 
 
 def test_time_that_is_up_ends_it_at_a_look() -> None:

@@ -27,6 +27,8 @@ from pytest_ddpperf.verdict.decision import (
     confirm,
     implausible_ratio,
     is_suspected,
+    without_improvement,
+    without_sight,
     without_steady_windows,
 )
 from pytest_ddpperf.wire import variables
@@ -105,6 +107,45 @@ def test_a_measurement_with_mostly_unfit_launches_keeps_its_reason_unless_the_co
     assert confirm(stored, NOT_SLOWER, ()) is stored
     assert (stored, stored.reason) == ("INCONCLUSIVE", "recompiled")
     assert confirm(stored, verdict(Status.REGRESSED, 0.2), ()).reason == "confirmed"
+
+
+def test_steps_that_leave_work_behind_are_not_called_faster() -> None:
+    found = without_improvement(verdict(Status.IMPROVED, -0.8))
+    assert (found, found.reason) == ("INCONCLUSIVE", "goes-on")
+    assert found.comparisons[0].status is Status.INCONCLUSIVE
+    for status in (Status.PASS, Status.REGRESSED):
+        assert without_improvement(verdict(status, 0.2)) == status.value
+
+
+def with_page_faults(*by_launch: float) -> Measurement:
+    """Return launches of steps of 10 ms."""
+    steps = ((0.01,) * 3,) * len(by_launch)
+    samples = Samples(step_seconds=steps, rank_seconds=(steps,), page_faults=tuple((each, 0.0) for each in by_launch))
+    return Measurement(samples=samples)
+
+
+@pytest.mark.parametrize(
+    ("status", "high", "faults", "found"),
+    [
+        (Status.PASS, 0.31, (5000, 0), "INCONCLUSIVE"),
+        (Status.PASS, 0.29, (5000, 0), "PASS"),  # three limits would have been seen
+        (Status.PASS, 0.31, (5000, 4100), "PASS"),  # 0.9 ms of 10 ms
+        (Status.INCONCLUSIVE, 0.31, (5000, 0), "INCONCLUSIVE"),
+        (Status.REGRESSED, 0.9, (5000, 0), "REGRESSED"),
+        (Status.IMPROVED, 0.9, (5000, 0), "IMPROVED"),
+    ],
+)
+def test_launches_of_two_speeds_pass_only_if_a_slowdown_would_have_been_seen(
+    status: Status, high: float, faults: tuple[float, ...], found: str
+) -> None:
+    judged = verdict(status, 0.0, high=high)
+    now, before = with_page_faults(faults[0], faults[0]), with_page_faults(*faults)
+    assert without_sight(judged, now, [before]) == found
+    assert without_sight(judged, before, []) == found
+    is_said = found == "INCONCLUSIVE"
+    assert (without_sight(judged, now, [before]).reason == "two-speeds") is is_said
+    unknown = replace(now, samples=replace(now.samples, page_faults=None))
+    assert without_sight(judged, unknown, [unknown]) is judged
 
 
 @pytest.mark.parametrize("stored", SUSPECTED)
