@@ -7,24 +7,14 @@ the window, then the end of each step. Differences of marks add up to the wall t
 
 from __future__ import annotations
 
-import multiprocessing
-import os
 import resource
 import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
 from typing import Literal
 
 import torch
-
-from pytest_ddpperf.wire import boot
-
-# For which a rank stands still after its window: long against what ends by itself, short against a launch.
-_IDLE_SECONDS = 0.01
-# That a rank needs then; threads that only poll need less.
-_BUSY_CORES = 0.5
 
 Marks = memoryview  # of signed 8-byte integers
 
@@ -105,18 +95,3 @@ class CpuClock:
 def page_faults() -> int:
     """Return the minor page faults of this process so far: each maps a page of 4 KiB, or more, that it had not."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-
-
-def goes_on() -> bool:
-    """Whether other threads of this process, or its children, have work to do while this thread sleeps: what steps left
-    to them. Daemons do not count, for workers of a DataLoader work ahead. False where the kernel does not say it."""
-    pids = [os.getpid(), *(child.pid for child in multiprocessing.active_children() if not child.daemon)]
-    own = str(threading.get_native_id())
-
-    def needed_ns() -> int:
-        threads = [thread for pid in pids for thread in Path(f"/proc/{pid}/task").glob("*") if thread.name != own]
-        return sum(int(ns) for thread in threads for ns in boot.contents(thread / "schedstat").split()[:2])
-
-    began, before = time.monotonic_ns(), needed_ns()
-    time.sleep(_IDLE_SECONDS)
-    return needed_ns() - before > _BUSY_CORES * (time.monotonic_ns() - began)

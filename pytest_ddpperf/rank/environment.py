@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import os
 import platform
 import re
 import sys
+import threading
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -164,3 +168,24 @@ def _cpu_model() -> str:
     arm = [fields[name] for name in ("CPU implementer", "CPU variant", "CPU part") if name in fields]
     known = " ".join([platform.machine(), *arm]) if arm else platform.processor() or platform.machine()
     return fields.get("model name") or known
+
+
+# For which a rank stands still after its window: long against what ends by itself, short against a launch.
+_IDLE_SECONDS = 0.01
+# That a rank needs then; threads that only poll need less.
+_BUSY_CORES = 0.5
+
+
+def goes_on() -> bool:
+    """Whether other threads of this process, or its children, have work to do while this thread sleeps: what steps left
+    to them. Daemons do not count, for workers of a DataLoader work ahead. False where the kernel does not say it."""
+    pids = [os.getpid(), *(child.pid for child in multiprocessing.active_children() if not child.daemon)]
+    own = str(threading.get_native_id())
+
+    def needed_ns() -> int:
+        threads = [thread for pid in pids for thread in Path(f"/proc/{pid}/task").glob("*") if thread.name != own]
+        return sum(int(ns) for thread in threads for ns in contents(thread / "schedstat").split()[:2])
+
+    began, before = time.monotonic_ns(), needed_ns()
+    time.sleep(_IDLE_SECONDS)
+    return needed_ns() - before > _BUSY_CORES * (time.monotonic_ns() - began)

@@ -15,6 +15,7 @@ import venv
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -467,6 +468,45 @@ def test_without_git_or_a_repository_a_ref_is_a_usage_error(
     result = run("--ddp-against=main")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     result.stderr.fnmatch_lines(["ERROR: *git is not installed, or not on PATH"])
+
+
+def test_both_sides_have_the_same_hash_seed_layout_cores_folder_and_variables(repository: Repository, run: Run) -> None:
+    repository.write("src/speed/__init__.py", PACKAGE + "# no step reads this line\n")
+    repository.write(
+        "tests/test_step.py",
+        """
+        import json, os, pathlib, sys, speed
+
+        def setup(ctx):
+            maps = [line.split() for line in pathlib.Path("/proc/self/maps").read_text().splitlines()]
+            drawn = {
+                "hash": hash("layer1"),
+                "libraries": [words[0] for words in maps if ".so" in words[-1] and words[1] == "r-xp"],
+                "cores": sorted(os.sched_getaffinity(0)),
+                "folder": os.path.relpath(os.getcwd(), pathlib.Path(speed.__file__).parents[2]),
+                "variables": dict(os.environ),
+            }
+            pathlib.Path(OUT, f"{os.getppid()}-{ctx.rank}-{os.getpid()}").write_text(json.dumps(drawn))
+            return lambda: None
+
+        def test_step(ddp_benchmark):
+            ddp_benchmark(setup)
+        """,
+    )
+    (repository.root / "out").mkdir()
+    run("--ddp-against", "HEAD", *FEW, own=True).assert_outcomes(passed=1)
+    sides: dict[str, dict[str, list[Any]]] = {}
+    for path in (repository.root / "out").iterdir():
+        server, rank, _ = path.name.split("-")
+        sides.setdefault(server, {}).setdefault(rank, []).append(json.loads(path.read_text()))
+    assert len(sides) == 2
+    one, other = ([side[rank][0] for rank in "01"] for side in sides.values())
+    for ours, theirs in zip(one, other, strict=True):
+        differ = {name for name in {*ours["variables"], *theirs["variables"]}
+                  if ours["variables"].get(name) != theirs["variables"].get(name)}  # fmt: skip
+        assert differ <= {"PYTHONPATH", "PYTEST_DDPPERF_LAUNCH"}  # the second names the folder of the launch
+        assert ours["libraries"]
+        assert {**ours, "variables": ()} == {**theirs, "variables": ()}
 
 
 def test_both_sides_stay_in_step_whatever_a_test_does(
