@@ -113,7 +113,8 @@ def window_of(
 ) -> Window:
     """Return what a window measured; `lengths` are the counted steps of its stretches. If there are more steps than the
     plan has room for, that many are kept, evenly spread."""
-    goes_on = environment.goes_on()  # first, for what is asked for below takes time
+    # First, for what is asked for below takes time. Threads of RPC poll, with nothing to do.
+    goes_on = not plan.rpc and environment.goes_on()
     facts = environment.of_rank(ctx)
     compiled = _compiled_at(taken)
     unfit = {
