@@ -108,7 +108,7 @@ def _doubts(windows: Sequence[Window]) -> dict[str, str]:
         found["first step"] = f"the first timed step took {took}: does the step do the same work each time?"
     if any(window.goes_on for window in windows):
         found[GOES_ON] = (
-            "work goes on after the steps, in threads or children of a rank: does the step wait for all that it starts?"
+            "threads or children of a rank still work after the steps: does the step wait for all that it starts?"
         )
     return found
 

@@ -251,7 +251,8 @@ class RankServer:
                 self._lines.send(codec.encode_message(ServerMessage(ServerKind.STOP_SERVER)))
                 self._lines.socket.shutdown(socket.SHUT_WR)
             if not self._has_ended(_END_SECONDS) and self.pid:
-                os.killpg(self.pid, signal.SIGKILL)  # its ranks die with it
+                with suppress(ProcessLookupError):
+                    os.killpg(self.pid, signal.SIGKILL)  # its ranks die with it
             self._lines.socket.close()
             self._lines = None
         self.pid = 0

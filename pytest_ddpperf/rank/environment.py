@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import multiprocessing
-import os
 import platform
 import re
 import sys
@@ -177,14 +176,16 @@ _BUSY_CORES = 0.5
 
 
 def goes_on() -> bool:
-    """Whether other threads of this process, or its children, have work to do while this thread sleeps: what steps left
-    to them. Daemons do not count, for workers of a DataLoader work ahead. False where the kernel does not say it."""
-    pids = [os.getpid(), *(child.pid for child in multiprocessing.active_children() if not child.daemon)]
-    own = str(threading.get_native_id())
+    """Whether other Python threads of this process, or its children, have work to do while this thread sleeps: what
+    steps left to them. Native threads do not count, for OpenMP's spin; nor do daemons among the children, for workers
+    of a DataLoader work ahead. False where the kernel does not say it."""
+    busy = [thread.native_id for thread in threading.enumerate() if thread is not threading.current_thread()]
+    busy += [child.pid for child in multiprocessing.active_children() if not child.daemon]
 
     def needed_ns() -> int:
-        threads = [thread for pid in pids for thread in Path(f"/proc/{pid}/task").glob("*") if thread.name != own]
-        return sum(int(ns) for thread in threads for ns in contents(thread / "schedstat").split()[:2])
+        """Return for how long they have run, or waited for a core."""
+        read = (contents(Path(f"/proc/{number}/schedstat")).split()[:2] for number in busy)
+        return sum(int(ns) for both in read for ns in both)
 
     began, before = time.monotonic_ns(), needed_ns()
     time.sleep(_IDLE_SECONDS)

@@ -42,7 +42,6 @@ def main(descriptor: int, start: Message) -> NoReturn:
     failure = fork_server.import_modules(PRELOAD)
     fork_server.keep_shared()
     signals = fork_server.Signals()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     servers: set[int] = set()  # pids
     try:
         while signal.SIGTERM not in signals.arrived():
@@ -68,6 +67,7 @@ def _report_ended(servers: set[int], control: Lines) -> None:
         ended, status = os.waitpid(pid, os.WNOHANG)
         if ended:
             servers.remove(pid)
+        if status:
             message = ServerMessage(ServerKind.SERVER_ENDED, pid=pid, status=os.waitstatus_to_exitcode(status))
             control.send(codec.encode_message(message))
 

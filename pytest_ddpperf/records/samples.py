@@ -70,8 +70,8 @@ class Samples:
 
     @property
     def most_page_faults(self) -> list[float]:
-        """By launch, of the rank that has most; [0] where they are unknown."""
-        return [max(ranks) for ranks in self.page_faults or ((0.0,),)]
+        """By launch, of the rank that has most; [] where they are unknown."""
+        return [max(ranks) for ranks in self.page_faults or ()]
 
     def first(self, steps: int) -> Samples:
         """With so many steps of each launch, those that came first."""

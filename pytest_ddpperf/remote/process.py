@@ -141,7 +141,7 @@ class RemotePytest(Line):
             return "it closed its connection"
 
     def kill(self) -> None:
-        """End it at once; its rank server dies with it, and its ranks with that."""
+        """End it at once; its rank server ends with their connection, and its ranks with that."""
         self._child.kill()
 
     def close(self) -> None:

@@ -276,7 +276,7 @@ class BaseSide:
 
     def _process(self) -> tuple[RemotePytest, int | None]:
         """Start its pytest; return it, and its descriptor of the connection to a rank server that it shall use, forked
-        from the same template as ours. Another interpreter starts its own."""
+        from the same template as ours. Another interpreter, or one with other variables, starts its own."""
         python = sys.executable
         if self._settings.against_python is not None:
             python = os.path.abspath(shutil.which(self._settings.against_python) or "")
@@ -292,7 +292,7 @@ class BaseSide:
             environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(folders))
         folder = self._invocation.folder_in(self.tree)
         try:
-            if self.version.python:
+            if self.version.python or self.version.environ:  # which libraries may read when they are loaded
                 return RemotePytest(str(self.version), python, environ, folder), None
             with self._templates.fork_server(os.environ)[0] as rank_server:
                 number = rank_server.fileno()

@@ -85,10 +85,13 @@ def _finding(found: Finding, plan: Plan, now: Measurement, of_it: str, shown: st
 
 def _page_faults(now: Measurement, before: Measurement, rise: float) -> str:
     """Return that page faults rose if they are a part of a rise: the largest over ranks, the median over launches."""
-    after, earlier = (median(side.samples.most_page_faults) for side in (now, before))
-    if rise <= 0 or (after - earlier) * FAULT_SECONDS < _MINOR_PART * rise:
+    sides = now.samples.most_page_faults, before.samples.most_page_faults
+    if rise <= 0 or not all(sides):
         return ""
-    return f"page faults {earlier:,.0f} -> {after:,.0f} a step: the allocator gives memory back in each step"
+    after, earlier = map(median, sides)
+    if (after - earlier) * FAULT_SECONDS < _MINOR_PART * rise:
+        return ""
+    return f"page faults {earlier:,.0f} -> {after:,.0f} a step: the allocator may give memory back in each step"
 
 
 def _rise(change: Comparison, now: Measurement, before: Measurement) -> float:

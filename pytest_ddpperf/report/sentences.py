@@ -22,8 +22,8 @@ _WHY_NOT_GATED = {
 _WHY_INCONCLUSIVE = {
     "not-confirmed": "further launches did not confirm it",
     "recompiled": "steps of most launches are not alike: see the notes",
-    "goes-on": "it only looks faster: work goes on after the steps",
-    "two-speeds": "its launches have two speeds: the allocator gives memory back in each step, or does not "
+    "goes-on": "it may only look faster: work goes on after the steps",
+    "two-speeds": "its launches have two speeds: in some, the allocator gives memory back in each step "
     "(see page faults in docs/measurement.md)",
     "machine-slower": "the machine is slower: the baseline's own code is as slow today (not checked: data outside "
     "the repository, and what fixtures, native libraries or other programs read)",

@@ -52,7 +52,9 @@ def without_sight(verdict: Verdict, current: Measurement, baseline: Sequence[Mea
     """Return the verdict on launches of two speeds: nothing is claimed to be within a limit that is out of sight."""
     sides = [current.samples, *(session.samples for session in baseline)]
     faults = [each for samples in sides for each in samples.most_page_faults]
-    differ = (max(faults) - min(faults)) * FAULT_SECONDS > _SPEEDS * median(current.samples.step_seconds[0])
+    differ = (max(faults, default=0.0) - min(faults, default=0.0)) * FAULT_SECONDS > _SPEEDS * median(
+        current.samples.step_seconds[0]
+    )
     if differ and verdict.status in (Status.PASS, Status.INCONCLUSIVE) and not _is_near(verdict, _SEEN):
         return without_claim(verdict, Status.INCONCLUSIVE, "two-speeds")
     return verdict

@@ -121,5 +121,5 @@ def test_work_that_steps_leave_to_a_thread_or_a_child_is_seen(bench: Bench, kind
         return step
 
     doubts = bench.measure(setup, steps=3).doubts
-    assert doubts.get(GOES_ON, "").startswith("" if awaits else "work goes on after the steps, in threads or children")
+    assert doubts.get(GOES_ON, "").startswith("" if awaits else "threads or children of a rank still work")
     assert (GOES_ON in doubts) is not awaits

@@ -91,7 +91,7 @@ def with_page_faults(side: Measurement, *by_launch: float) -> Measurement:
 @pytest.mark.parametrize(
     ("faults", "said"),
     [
-        ((8158, 8158), ["page faults 0 -> 8,158 a step: the allocator gives memory back in each step"]),
+        ((8158, 8158), ["page faults 0 -> 8,158 a step: the allocator may give memory back in each step"]),
         ((4000, 0), []),  # 2,000 in the median: 2 ms of 19
     ],
 )
