@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -163,6 +163,32 @@ def test_interpreters_that_a_step_starts_find_the_versions_own_code(top: Path, m
     assert [environ["PYTHONPATH"].split(os.pathsep) for environ in given] == [
         [f"{tree}/src", "/elsewhere", "", f"{tree}/tests"]
     ]
+
+
+@pytest.mark.parametrize(
+    ("asked", "shares"),
+    [({}, True), ({"against_env": ("GOMP_SPINCOUNT=0",)}, False), ({"against_python": sys.executable}, False)],
+)
+def test_only_a_side_with_the_same_interpreter_and_variables_shares_our_template(
+    top: Path, monkeypatch: pytest.MonkeyPatch, asked: dict[str, Any], shares: bool
+) -> None:
+    """Libraries read variables when they are loaded, of which only some are known by name."""
+    shared: list[bool] = []
+
+    def start(name: str, python: str, environ: dict[str, str], folder: Path, descriptors: Sequence[int] = ()) -> None:
+        shared.append(bool(descriptors))
+        raise OSError("it is not started")
+
+    monkeypatch.setattr(side, "RemotePytest", start)
+    monkeypatch.setattr(template, "Template", MagicMock())
+    invocation = Invocation(arguments=(), tests=(), folder=top, rootdir=top, caches=False, kept=())
+    base = BaseSide(settings(against="v1", **asked), invocation, Templates())
+    try:
+        with pytest.raises(AgainstError, match="it is not started"):
+            base.start()
+    finally:
+        base.close()
+    assert shared == [shares]
 
 
 # --- the worktree
