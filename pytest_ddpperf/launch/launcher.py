@@ -189,8 +189,8 @@ class Launcher:
     `modules` yields the test modules and conftests as name -> file. `rpc`: there will be RPC launches, so their imports
     are preloaded. `trees`: where the ranks import the user's code from; samples then list what they imported. `folder`
     is removed if this process is killed. `nodes`: the other nodes, for plans that have several. `takes_locks`: whether
-    measurements hold the locks of their cores or devices. `templates`: those that whoever starts it has used, too; they
-    end with it.
+    measurements hold the locks of their cores or devices. `templates`: of its rank server; they
+    are closed with it.
     """
 
     def __init__(
@@ -209,7 +209,7 @@ class Launcher:
         self._nodes = nodes
         self._rpc = rpc
         self._trees = trees
-        self._templates = templates if templates is not None else Templates()
+        self._templates = templates or Templates()
         two = trees if trees is not None and trees.base != trees.current else None
         self._server = RankServer(self._templates, two, folder)
         self._began = time.time()

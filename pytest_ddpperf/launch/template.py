@@ -14,8 +14,6 @@ from pytest_ddpperf.wire.channels import readable
 
 # Read when a library is imported, so a rank of a template that imported it earlier would not see a change.
 _READ_AT_IMPORT = ("OMP_", "MKL_", "KMP_", "OPENBLAS_", "TORCH", "PYTORCH", "LD_", "PYTHON", "MALLOC_", "GLIBC_")
-# What the template imports does not depend on it: each rank server and each rank gets its own search path.
-_NOT_READ = "PYTHONPATH"
 # For a template to end its rank servers, and these their ranks.
 _END_SECONDS = 10.0
 
@@ -28,8 +26,9 @@ def with_hash_seed(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def read_at_import(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables whose change needs another template."""
-    return {name: value for name, value in environ.items() if name.startswith(_READ_AT_IMPORT) and name != _NOT_READ}
+    """Return the variables whose change needs another template. Not PYTHONPATH, for each rank server and each rank gets
+    its own search path."""
+    return {name: value for name, value in environ.items() if name.startswith(_READ_AT_IMPORT) and name != "PYTHONPATH"}
 
 
 class Template:

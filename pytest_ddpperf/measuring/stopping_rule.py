@@ -29,9 +29,9 @@ from pytest_ddpperf.verdict.decision import (
     given_up,
     with_counters,
     with_losses,
+    without_blind_pass,
     without_claim,
     without_improvement,
-    without_sight,
     without_steady_windows,
 )
 from pytest_ddpperf.verdict.stats import Difference
@@ -216,7 +216,7 @@ class Judge:
             verdict = without_steady_windows(verdict)
         if GOES_ON in self._current.doubts() and not self._side.goes_on:
             verdict = without_improvement(verdict)
-        seen = without_sight(verdict, current, self._side.measurements())
+        seen = without_blind_pass(verdict, current, self._side.measurements())
         return seen, ended and (final or seen is verdict)
 
     def _verdict(self, start: int, stop: int, ease: float) -> Verdict:

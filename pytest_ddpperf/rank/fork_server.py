@@ -40,7 +40,7 @@ def serve(descriptor: int, template: int, failure: str | None) -> NoReturn:
     """Serve over `descriptor` until pytest goes, in a process that the process `template` has forked. If there was a
     `failure` there, only report it."""
     os.setsid()
-    boot.die_with_parent(template, signal.SIGTERM)
+    boot.die_with_parent(template, signal.SIGKILL)  # a preload may hang, or ignore SIGTERM
     boot.adopt_orphans()
     control = Lines(socket.socket(fileno=descriptor))
     while not (received := control.receive()):  # a long one comes in parts
@@ -63,6 +63,7 @@ def serve(descriptor: int, template: int, failure: str | None) -> NoReturn:
         os._exit(1)
     keep_shared()
     server = _Server(control, begin.folder)
+    boot.die_with_parent(template, signal.SIGTERM)  # from here on it ends in order
     _send(control, ServerKind.SERVER_READY, pid=os.getpid())
     server.serve()
 

@@ -34,8 +34,8 @@ def without_steady_windows(verdict: Verdict) -> Verdict:
 
 
 def without_improvement(verdict: Verdict) -> Verdict:
-    """Return the verdict on steps that leave work behind, which those of the baseline do not: they may only seem to be
-    faster."""
+    """Return the verdict on steps that leave work behind, if those of the baseline do not: INCONCLUSIVE instead of
+    IMPROVED, for they may only seem to be faster."""
     if verdict.status is Status.IMPROVED:
         return without_claim(verdict, Status.INCONCLUSIVE, "goes-on")
     return verdict
@@ -43,13 +43,14 @@ def without_improvement(verdict: Verdict) -> Verdict:
 
 # What a minor page fault costs, about: the kernel finds and clears a page.
 FAULT_SECONDS = 1e-6
-# Launches have two speeds if they differ by page faults that take so much of a step. They pass only if a slowdown of so
+# Launches have two speeds if their page faults differ by this share of a step. They pass only if a slowdown of this
 # many limits would have been seen.
 _SPEEDS, _SEEN = 0.1, 3
 
 
-def without_sight(verdict: Verdict, current: Measurement, baseline: Sequence[Measurement]) -> Verdict:
-    """Return the verdict on launches of two speeds: nothing is claimed to be within a limit that is out of sight."""
+def without_blind_pass(verdict: Verdict, current: Measurement, baseline: Sequence[Measurement]) -> Verdict:
+    """Return the verdict; of launches of two speeds INCONCLUSIVE instead of PASS, unless a slowdown of three limits
+    would have been seen."""
     sides = [current.samples, *(session.samples for session in baseline)]
     faults = [each for samples in sides for each in samples.most_page_faults]
     differ = (max(faults, default=0.0) - min(faults, default=0.0)) * FAULT_SECONDS > _SPEEDS * median(

@@ -27,8 +27,8 @@ from pytest_ddpperf.verdict.decision import (
     confirm,
     implausible_ratio,
     is_suspected,
+    without_blind_pass,
     without_improvement,
-    without_sight,
     without_steady_windows,
 )
 from pytest_ddpperf.wire import variables
@@ -140,12 +140,12 @@ def test_launches_of_two_speeds_pass_only_if_a_slowdown_would_have_been_seen(
 ) -> None:
     judged = verdict(status, 0.0, high=high)
     now, before = with_page_faults(faults[0], faults[0]), with_page_faults(*faults)
-    assert without_sight(judged, now, [before]) == found
-    assert without_sight(judged, before, []) == found
+    assert without_blind_pass(judged, now, [before]) == found
+    assert without_blind_pass(judged, before, []) == found
     is_said = found == "INCONCLUSIVE"
-    assert (without_sight(judged, now, [before]).reason == "two-speeds") is is_said
+    assert (without_blind_pass(judged, now, [before]).reason == "two-speeds") is is_said
     unknown = replace(now, samples=replace(now.samples, page_faults=None))
-    assert without_sight(judged, unknown, [unknown]) is judged
+    assert without_blind_pass(judged, unknown, [unknown]) is judged
 
 
 @pytest.mark.parametrize("stored", SUSPECTED)
