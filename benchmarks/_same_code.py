@@ -1,7 +1,7 @@
-"""Steps whose time depends on what a process draws once: its hash seed, its heap, its layout. And two that hardly do.
+"""Eight training steps. The time of most of them depends on what a process draws once: hash seed, heap, layout.
 
-Each is a function of `work`, the amount of it, that returns a step; a step trains a DDP model as well. Plain code, to
-be copied into a project: it imports nothing of this folder.
+Each function takes the amount of `work` and returns a step, which trains a DDP model as well. The benchmark copies this
+file into a project, so it imports nothing of this folder.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Are launches exchangeable? Whole runs that compare the same code with itself, of steps that live on what a process
-draws once: the allocator, the hash seed, the layout (see _same_code.py).
+"""Are launches exchangeable? Whole runs compare the same code with itself. The time of most steps depends on what a
+process draws once: its heap, its hash seed, its layout (see _same_code.py).
 
     python benchmarks/independence.py [--runs 10] [--kinds self,commit,slower] [--plugin DIR] [--results FILE]
 
@@ -37,6 +37,8 @@ from typing import Any
 from _common import binomial_interval, done, progress, quartiles, table
 from _same_code import WORKLOADS
 from neighbour import neighbour
+
+from pytest_ddpperf.verdict.stats import _incomplete_beta, quantile
 
 HERE = Path(__file__).parent
 PACKAGE = '''"""The package under test."""
@@ -163,15 +165,9 @@ class Project:
                 "status": measured["verdict"]["status"],
                 "reason": measured["verdict"]["reason"],
                 "notes": measured["notes"],
-                "comparisons": {
-                    each["limit"]["metric"]: [
-                        each["status"],
-                        *(round(each[name], 4) for name in ("ratio", "low", "high") if each.get(name) is not None),
-                    ]
-                    for each in comparisons
-                },
-                "p10_ms": [[of_launch(launch, 0.1) for launch in side["samples"]["step_seconds"]] for side in sides],
-                "p50_ms": [[of_launch(launch, 0.5) for launch in side["samples"]["step_seconds"]] for side in sides],
+                "changes": {each["limit"]["metric"]: [each["status"], each["change"]] for each in comparisons},
+                "p10_ms": [[of_launch(launch, 10) for launch in side["samples"]["step_seconds"]] for side in sides],
+                "p50_ms": [[of_launch(launch, 50) for launch in side["samples"]["step_seconds"]] for side in sides],
                 "run_seconds": round(seconds, 1),
             }
 
@@ -188,10 +184,9 @@ class Project:
             return dict(json.loads(report.read_text()))
 
 
-def of_launch(steps: Sequence[float], share: float) -> float:
+def of_launch(steps: Sequence[float], q: float) -> float:
     """Return a percentile of a launch's steps in milliseconds."""
-    ordered = sorted(steps)
-    return round(ordered[min(len(ordered) - 1, int(share * len(ordered)))] * 1e3, 4)
+    return round(quantile(steps, q) * 1e3, 4)
 
 
 TITLES = [
@@ -263,34 +258,8 @@ def components(runs: Sequence[Sequence[Sequence[float]]]) -> list[str]:
 
 
 def f_beyond(f: float, numerator: int, denominator: int) -> float:
-    """Return the probability of an F at least so large, by the continued fraction of the incomplete beta function
-    (W. H. Press et al., "Numerical Recipes", section 6.4)."""
-    a, b = denominator / 2, numerator / 2
-    x = denominator / (denominator + numerator * f)
-    if x > (a + 1) / (a + b + 2):
-        return 1.0 - _incomplete_beta(b, a, 1.0 - x)
-    return _incomplete_beta(a, b, x)
-
-
-def _incomplete_beta(a: float, b: float, x: float) -> float:
-    if x <= 0.0 or x >= 1.0:
-        return float(x >= 1.0)
-    front = math.exp(math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b) + a * math.log(x) + b * math.log1p(-x))
-    tiny = 1e-300
-    c, d = 1.0, 1.0 / (1.0 - (a + b) * x / (a + 1.0))
-    result = d
-    for m in range(1, 300):
-        even = m * (b - m) * x / ((a + 2 * m - 1) * (a + 2 * m))
-        d = 1.0 / ((1.0 + even * d) or tiny)
-        c = (1.0 + even / c) or tiny
-        result *= d * c
-        odd = -(a + m) * (a + b + m) * x / ((a + 2 * m) * (a + 2 * m + 1))
-        d = 1.0 / ((1.0 + odd * d) or tiny)
-        c = (1.0 + odd / c) or tiny
-        result *= d * c
-        if abs(d * c - 1.0) < 1e-12:
-            break
-    return front * result / a
+    """Return the probability of an F at least so large, if nothing differs."""
+    return _incomplete_beta(denominator / (denominator + numerator * f), denominator / 2, numerator / 2)
 
 
 if __name__ == "__main__":
