@@ -14,7 +14,7 @@ import mmap
 import os
 import random
 import sys
-from typing import Any
+from contextlib import suppress
 
 # Blocks: enough that the sizes which a step asks for find holes in some launches and none in others, and no more
 # than 2 MiB in the mean. Sizes in bytes, below glibc's threshold for blocks with a mapping of their own (128 KiB).
@@ -22,26 +22,26 @@ _BLOCKS = 500
 _SMALLEST, _LARGEST = 16, 1 << 15
 # Python's own allocator has a pool for each multiple of 16 bytes up to 512: so many objects shift most of them.
 _OBJECTS = 64
-# Pages: mappings are shifted by up to 8 MiB, more than a huge page.
-_PAGES = 2048
+# Bytes: mappings are shifted by up to 4 GiB of addresses, which takes no memory. Much more than a huge page: glibc
+# aligns the heap of each thread to 64 MiB, and what lies below it depends on how many of these the shift is.
+_SHIFT = 1 << 32
 
 # What a rank has drawn, as long as it lives.
-_kept: list[Any] = []
+_kept: list[object] = []
 
 
 def draw() -> None:
-    """Give this rank a heap of its own: blocks of random sizes, a random share of which are free; and random offsets of
-    Python's small objects and of mappings."""
+    """Give this rank a heap of its own: blocks of random sizes, a random number of which are free; and random offsets
+    of Python's small objects and of mappings."""
     source = random.Random(os.urandom(16))
     if sys.platform == "linux":
         libc = ctypes.CDLL(None)
         libc.malloc.argtypes, libc.malloc.restype = (ctypes.c_size_t,), ctypes.c_void_p
         libc.free.argtypes = (ctypes.c_void_p,)
-        share = source.random()
         blocks = [libc.malloc(int(_SMALLEST * (_LARGEST / _SMALLEST) ** source.random())) for _ in range(_BLOCKS)]
-        for block in blocks:
-            if source.random() < share:
-                libc.free(block)
+        for block in source.sample(blocks, source.randrange(_BLOCKS)):
+            libc.free(block)
     for size in range(1, 480, 16):  # each with 33 bytes more
         _kept.append([bytes(size) for _ in range(source.randrange(_OBJECTS))])
-    _kept.append(mmap.mmap(-1, mmap.PAGESIZE * source.randint(1, _PAGES), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
+    with suppress(OSError):  # where addresses are limited (ulimit -v), mappings stay where they are
+        _kept.append(mmap.mmap(-1, source.randint(1, _SHIFT), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, mmap.PROT_READ))
