@@ -48,6 +48,7 @@ class LeaderConnection:
         self.over = False  # nothing more will be asked of the test that runs
         self.trees = codec.decode(Trees, start.trees)
         self.folder = start.folder
+        self.rpc = start.rpc
         self.templates = Templates()
         if start.rank_server is not None:
             self.templates.add(start.rank_server, start.variables)

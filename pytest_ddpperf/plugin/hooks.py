@@ -16,7 +16,7 @@ from pytest_ddpperf.options import definitions
 from pytest_ddpperf.plugin import state
 from pytest_ddpperf.plugin.items import WORLD_SIZE, has_benchmark, is_distributed, measures
 from pytest_ddpperf.plugin.reporter import Reporter, prepare_files
-from pytest_ddpperf.plugin.state import RUN, SNAPSHOT, Run, take_snapshot, traces_one_side
+from pytest_ddpperf.plugin.state import RUN, SNAPSHOT, Run, take_snapshot, traces_ranks
 
 if TYPE_CHECKING:
     from pytest_ddpperf.measuring.measurement import Measured
@@ -77,8 +77,10 @@ def _check(config: pytest.Config, run: Run) -> None:
     option = settings.comparison_option
     if option and nodes:
         raise pytest.UsageError(f"{option} is not supported over several nodes: use stored baselines")
-    if option and traces_one_side(run.snapshot):
-        raise pytest.UsageError(f"{option} is not supported with --cov in ranks: add --no-cov")
+    if option and traces_ranks():
+        raise pytest.UsageError(
+            f"{option} is not supported with coverage in ranks: add --no-cov, or run pytest without coverage"
+        )
 
 
 @pytest.hookimpl(tryfirst=True)

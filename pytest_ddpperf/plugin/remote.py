@@ -71,7 +71,7 @@ def _invocation(config: pytest.Config, kept: tuple[str, ...], snapshot: ProcessS
 
 def _of_run(run: Run, kept: tuple[str, ...]) -> Invocation:
     found = _invocation(run.config, kept, run.snapshot)
-    return replace(found, arguments=(*found.arguments, *seed(run.config)))
+    return replace(found, arguments=(*found.arguments, *seed(run.config)), rpc=run.rpc)
 
 
 def _kept(run: Run, items: Sequence[pytest.Item]) -> tuple[str, ...]:

@@ -61,13 +61,13 @@ def snapshot_of(config: pytest.Config) -> ProcessSnapshot:
     return config.stash.get(SNAPSHOT, None) or take_snapshot(config)
 
 
-# Set by coverage.py, or pytest-cov before 7, to measure processes that this one starts.
-_TRACING = ("COVERAGE_PROCESS_CONFIG", "COV_CORE_DATAFILE")
+# Set by coverage.py, by pytest-cov before 7, or by the user, to measure processes that this one starts.
+_TRACING = ("COVERAGE_PROCESS_CONFIG", "COV_CORE_DATAFILE", "COVERAGE_PROCESS_START")
 
 
-def traces_one_side(snapshot: ProcessSnapshot) -> bool:
-    """Say whether coverage traces the ranks of this pytest. Those of another version, without --cov, are faster."""
-    return any(os.environ.get(name) != snapshot.environ.get(name) for name in _TRACING)
+def traces_ranks() -> bool:
+    """Say whether coverage traces ranks. It may trace one side only, by --cov or by the folder of the sources."""
+    return any(map(os.environ.get, _TRACING))
 
 
 def own_options(config: pytest.Config) -> dict[str, str]:
@@ -131,16 +131,22 @@ class Run:
         return self.leader.templates if self.leader is not None else Templates()
 
     @property
+    def rpc(self) -> bool:
+        """Say whether there will be RPC launches: as the leader says, so that both sides import the same."""
+        if self.leader is not None and self.leader.rpc is not None:
+            return self.leader.rpc
+        return any(uses(item, {RPC}) for item in self.items)
+
+    @property
     def session(self) -> Session:
         if self._session is None:
             from pytest_ddpperf.measuring.session import Session
 
-            rpc = any(uses(item, {RPC}) for item in self.items)
             self._session = Session(
                 self.settings,
                 self.config.rootpath,
                 lambda: modules_by_name(self.config, self.items),
-                rpc=rpc,
+                rpc=self.rpc,
                 base=self._base,
                 leader=self.leader,
                 side_of=self._confirms(),
@@ -157,8 +163,8 @@ class Run:
             return ""
         if self.other_nodes is not None:
             return "not supported over several nodes"
-        if traces_one_side(self.snapshot):
-            return "not supported with --cov in ranks: add --no-cov"
+        if traces_ranks():
+            return "not supported with coverage in ranks: add --no-cov, or run pytest without coverage"
         if self.worker:
             return "not supported under xdist: add -n 0"
         from pytest_ddpperf.plugin import remote

@@ -97,6 +97,7 @@ class StartPytest:
     arguments: list[str]  # of pytest
     argv: list[str]  # sys.argv, as tests see it
     own_tests: bool = False  # whether a baseline's code is measured again, with its own tests
+    rpc: bool | None = None  # whether there will be RPC launches; None if its tests decide
     rank_server: int | None = None  # a descriptor: the connection to a rank server of the leader's template
     variables: Mapping[str, str] = field(default_factory=dict)  # under which that has imported torch
     node: int = 0

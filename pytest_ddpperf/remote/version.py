@@ -105,6 +105,7 @@ class Invocation:
     kept: tuple[str, ...]  # as `Trees.kept`: tests, and the ini file
     ini: Path | None = None  # which pytest read
     own_tests: bool = False  # whether the other version runs its own tests and conftests
+    rpc: bool | None = None  # as `StartPytest` has it
     # As they were before conftests and tests, which may have changed them by now; None: as they are.
     environ: Mapping[str, str] | None = None
     sys_path: Sequence[str] | None = None
@@ -131,6 +132,7 @@ class Invocation:
             folder=str(folder),
             parent=os.getpid(),
             own_tests=self.own_tests,
+            rpc=self.rpc,
         )
 
     def _moved(self, trees: Trees, words: Iterable[str]) -> Iterator[str]:

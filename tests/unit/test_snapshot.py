@@ -54,18 +54,24 @@ def test_a_run_began_before_its_conftests(config: pytest.Config) -> None:
     assert "/added/by/a/conftest" not in snapshot.sys_path
 
 
-@pytest.mark.parametrize("variable", ["COVERAGE_PROCESS_CONFIG", "COV_CORE_DATAFILE"])
+REFUSED = "not supported with coverage in ranks: add --no-cov, or run pytest without coverage"
+
+
+@pytest.mark.parametrize("variable", ["COVERAGE_PROCESS_CONFIG", "COV_CORE_DATAFILE", "COVERAGE_PROCESS_START"])
 def test_ranks_that_are_traced_are_not_compared_with_those_of_another_version(
     pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, variable: str
 ) -> None:
-    """As pytest-cov does, of which a remote pytest does not know."""
+    """By pytest-cov, of which a remote pytest does not know, or by pytest under coverage, which may trace one side."""
     monkeypatch.setenv(variable, "")
     configured = pytester.parseconfigure("-p", "no:randomly").stash[RUN]
     assert callable(configured._confirms())
     pytester.makeconftest(f"import os; os.environ[{variable!r}] = 'traced'")
-    with pytest.raises(pytest.UsageError, match="--ddp-against is not supported with --cov in ranks: add --no-cov"):
+    with pytest.raises(pytest.UsageError, match=f"--ddp-against is {REFUSED}"):
         pytester.parseconfigure("-p", "no:randomly", "--ddp-against=HEAD")
-    assert configured._confirms() == "not supported with --cov in ranks: add --no-cov"
+    assert configured._confirms() == REFUSED
+    monkeypatch.setenv(variable, "traced before pytest")
+    with pytest.raises(pytest.UsageError, match=f"--ddp-against is {REFUSED}"):
+        pytester.parseconfigure("-p", "no:randomly", "--ddp-against=HEAD")
 
 
 SECRETS = (
