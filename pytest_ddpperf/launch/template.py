@@ -14,6 +14,8 @@ from pytest_ddpperf.wire.channels import readable
 
 # Read when a library is imported, so a rank of a template that imported it earlier would not see a change.
 _READ_AT_IMPORT = ("OMP_", "MKL_", "KMP_", "OPENBLAS_", "TORCH", "PYTORCH", "LD_", "PYTHON", "MALLOC_", "GLIBC_")
+# Of these, search paths, which each rank server and each rank has for itself, and folders of caches.
+_READ_LATER = ("PYTHONPATH", "PREFIX", "_DIR", "_HOME")
 # For a template to end its rank servers, and these their ranks.
 _END_SECONDS = 10.0
 
@@ -26,9 +28,9 @@ def with_hash_seed(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def read_at_import(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables whose change needs another template. Not PYTHONPATH, for each rank server and each rank gets
-    its own search path."""
-    return {name: value for name, value in environ.items() if name.startswith(_READ_AT_IMPORT) and name != "PYTHONPATH"}
+    """Return the variables whose change needs another template."""
+    found = {name: value for name, value in environ.items() if name.startswith(_READ_AT_IMPORT)}
+    return {name: value for name, value in found.items() if not name.endswith(_READ_LATER)}
 
 
 class Template:

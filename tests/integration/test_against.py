@@ -471,7 +471,9 @@ def test_without_git_or_a_repository_a_ref_is_a_usage_error(
 
 
 def test_both_sides_have_the_same_hash_seed_layout_cores_folder_and_variables(repository: Repository, run: Run) -> None:
+    """Also where one test of a file is run, of which the other side collects all, and conftests set a folder."""
     repository.write("src/speed/__init__.py", PACKAGE + "# no step reads this line\n")
+    repository.write("conftest.py", 'import os; os.environ["TORCHINDUCTOR_CACHE_DIR"] = f"/nowhere/{os.getpid()}"')
     repository.write(
         "tests/test_step.py",
         """
@@ -485,16 +487,20 @@ def test_both_sides_have_the_same_hash_seed_layout_cores_folder_and_variables(re
                 "cores": sorted(os.sched_getaffinity(0)),
                 "folder": os.path.relpath(os.getcwd(), pathlib.Path(speed.__file__).parents[2]),
                 "variables": dict(os.environ),
+                "modules": sorted(sys.modules),
             }
             pathlib.Path(OUT, f"{os.getppid()}-{ctx.rank}-{os.getpid()}").write_text(json.dumps(drawn))
             return lambda: None
 
         def test_step(ddp_benchmark):
             ddp_benchmark(setup)
+
+        def test_call(rpc_benchmark):
+            rpc_benchmark(setup)
         """,
     )
     (repository.root / "out").mkdir()
-    run("--ddp-against", "HEAD", *FEW, own=True).assert_outcomes(passed=1)
+    run("tests/test_step.py::test_step", "--ddp-against", "HEAD", *FEW, own=True).assert_outcomes(passed=1)
     sides: dict[str, dict[str, list[Any]]] = {}
     for path in (repository.root / "out").iterdir():
         server, rank, _ = path.name.split("-")
@@ -504,7 +510,7 @@ def test_both_sides_have_the_same_hash_seed_layout_cores_folder_and_variables(re
     for ours, theirs in zip(one, other, strict=True):
         differ = {name for name in {*ours["variables"], *theirs["variables"]}
                   if ours["variables"].get(name) != theirs["variables"].get(name)}  # fmt: skip
-        assert differ <= {"PYTHONPATH", "PYTEST_DDPPERF_LAUNCH"}  # the second names the folder of the launch
+        assert differ <= {"PYTHONPATH", "PYTEST_DDPPERF_LAUNCH", "TORCHINDUCTOR_CACHE_DIR"}  # the second names a folder
         assert ours["libraries"]
         assert {**ours, "variables": ()} == {**theirs, "variables": ()}
 

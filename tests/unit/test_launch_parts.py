@@ -287,6 +287,11 @@ def test_only_an_allow_list_of_variables_is_recorded() -> None:
     assert read_at_import(environ) == {"OMP_NUM_THREADS": "1"}
 
 
+def test_search_paths_and_folders_of_caches_need_no_other_template() -> None:
+    folders = {"PYTHONPATH": "a", "PYTHONPYCACHEPREFIX": "b", "TORCHINDUCTOR_CACHE_DIR": "c", "TORCH_HOME": "d"}
+    assert read_at_import({**folders, "LD_LIBRARY_PATH": "e"}) == {"LD_LIBRARY_PATH": "e"}
+
+
 # --- ends
 
 
