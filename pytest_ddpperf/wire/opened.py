@@ -12,6 +12,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import lru_cache
 from typing import Any
 
 from pytest_ddpperf.records.errors import BaseSideError
@@ -28,6 +29,9 @@ _PYTHON = re.compile(r"([^-].*/)?python[\d.]*")
 _SHELLS = ("sh", "bash", "dash", "ksh", "zsh")
 # Of the system, and of the interpreter.
 _LIBRARIES = ("/lib/", "/lib64/", "/usr/lib/", "/usr/lib64/", f"{sys.prefix}/lib", f"{sys.base_prefix}/lib")
+
+# What git ignores is behind a link in a worktree: to resolve it for each file would make the baseline side slower.
+_real_folder = lru_cache(1_000)(os.path.realpath)
 
 
 def for_children(environ: Mapping[str, str], folder: str | os.PathLike[str]) -> dict[str, str]:
@@ -85,7 +89,8 @@ class _Notes:
         path = os.path.abspath(os.fsdecode(path))
         if path in self._seen:
             return
-        real = os.path.realpath(path)
+        folder, name = os.path.split(path)
+        real = os.path.realpath(os.path.join(_real_folder(folder), name))
         if self._trees.within(real) is not None and (is_code(real) or self._data < _MOST):
             self._data += not is_code(real)
             self._add(_FILE, real)
