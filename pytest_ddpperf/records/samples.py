@@ -242,9 +242,10 @@ class Verdict:
 
     @property
     def worst(self) -> Comparison | None:
-        """The comparison that decided, or the largest change where none did."""
+        """The comparison that every report shows: one that decided, if any did; of several p50, else the largest."""
         same = [c for c in self.comparisons if c.status is self.status] or list(self.comparisons)
-        return max(same, key=lambda c: c.change.estimate, default=None)
+        at_p50 = [c for c in same if c.limit.metric == "p50"]
+        return max(at_p50 or same, key=lambda c: c.change.estimate, default=None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

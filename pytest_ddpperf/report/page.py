@@ -145,8 +145,8 @@ def _measured(outcome: Outcome) -> tuple[list[dict[str, str]], list[Table]]:
 
 def _decisive(outcome: Outcome, side: figures.Side) -> str:
     """Return the metric that decided, or p50 if reports do not have that one for each launch."""
-    worst = outcome.verdict.worst if outcome.verdict is not None else None
-    return worst.limit.metric if worst is not None and worst.limit.metric in side.sessions[0] else "p50"
+    shown = sentences.shown(outcome.verdict) if outcome.verdict is not None else None
+    return shown.limit.metric if shown is not None and shown.limit.metric in side.sessions[0] else "p50"
 
 
 def _tables(outcome: Outcome, sides: Sequence[figures.Side]) -> Iterator[Table]:

@@ -46,11 +46,10 @@ def is_red_by_loss(outcome: Outcome) -> bool:
 
 
 def shown(verdict: Verdict) -> Comparison | CounterChange | None:
-    """Return the change that a report shows of a verdict: one that decided; of several p50, else the largest."""
+    """Return the change that every report shows of a verdict: of the counter that decided, else of a time."""
     if verdict.reason in ("counter-rose", "counter-fell"):
         return max((c for c in verdict.counters if c.status is verdict.status), key=lambda c: abs(c.change))
-    same = [c for c in verdict.comparisons if c.status is verdict.status] or list(verdict.comparisons)
-    return next((c for c in same if c.limit.metric == "p50"), max(same, key=lambda c: c.change.estimate, default=None))
+    return verdict.worst
 
 
 def decided_on(outcome: Outcome) -> Comparison | CounterChange | None:

@@ -197,16 +197,15 @@ def junit_properties(outcome: Outcome) -> list[tuple[str, str]]:
     values: dict[str, str] = {}
     if outcome.verdict is not None:
         values |= {"verdict": str(outcome.verdict), "reason": outcome.verdict.reason}
-        worst = outcome.verdict.worst
-        counted = sentences.shown(outcome.verdict)
-        if isinstance(counted, CounterChange):
-            values |= {"metric": counted.limit.metric, "ratio": f"{1 + counted.change:.4f}"}
-        elif worst is not None:
-            values["metric"] = worst.limit.metric
-            change = text.changed(worst)
+        shown = sentences.shown(outcome.verdict)
+        if isinstance(shown, CounterChange):
+            values |= {"metric": shown.limit.metric, "ratio": f"{1 + shown.change:.4f}"}
+        elif shown is not None:
+            values["metric"] = shown.limit.metric
+            change = text.changed(shown)
             values["ratio"] = f"{1 + change.estimate:.4f}"
             values["interval"] = f"{1 + change.low:.4f}..{1 + change.high:.4f}"
-            values["resolution"] = f"{text.resolution(worst):.4f}"
+            values["resolution"] = f"{text.resolution(shown):.4f}"
     if outcome.baseline_side is not None:
         version = outcome.baseline_side.version
         values |= {"against": str(version), "against_commit": version.commit}

@@ -492,6 +492,16 @@ def test_junit_has_the_verdict_in_strings_and_no_samples() -> None:
     assert ("ddpperf.forward.verdict", "NO BASELINE") in summary.junit_properties(named)
 
 
+def test_all_reports_show_the_same_change_of_several() -> None:
+    most = comparison(metric="p10", change=Interval(estimate=0.5, low=0.4, high=0.6))
+    red = outcome(verdict(Status.REGRESSED, comparisons=(most, comparison())))
+    assert sentences.gate_failure(red).startswith("REGRESSED: step time p50 100 -> 200 ms, +12 % [+8, +17]")
+    assert sentences.headline(red).startswith("REGRESSED p50 +12 %")
+    properties = dict(summary.junit_properties(red))
+    assert (properties["ddpperf.metric"], properties["ddpperf.ratio"]) == ("p50", "1.1230")
+    assert properties["ddpperf.interval"] == "1.0810..1.1670"
+
+
 def test_the_json_has_everything_and_the_same_counts() -> None:
     outcomes = [outcome(verdict(Status.REGRESSED)), FAILED]
     run = RunInfo(id="7e1", created="now", commit="c0ffee", committed="then", facts={"torch": "2.13.0"}, skipped=1)
