@@ -73,8 +73,20 @@ def environment(facts: Mapping[str, Scalar], plan: Plan, *, batch_size: int | No
     )
 
 
-# These differ between any two launches. They come last, because only the first differences are shown.
-_CHANGING = ("clock_mhz", "temperature_c")
+# What an accelerator measures differs between any two launches: it comes last, and only if it may explain a slowdown.
+_CHANGING = ("slowdown", "clock_mhz", "temperature_c")
+# A clock that is lower by at most this share is a step or two of the governor.
+_STEPS_OF_CLOCK = 0.02
+
+
+def _is_worth_showing(name: str, now: Mapping[str, Scalar], base: Mapping[str, Scalar]) -> bool:
+    """Whether a fact that differs may be a cause: a lower clock may, and a temperature only if it slows the device."""
+    if name == "clock_mhz":
+        after, before = now.get(name), base.get(name)
+        if isinstance(after, int | float) and isinstance(before, int | float):
+            return after < (1 - _STEPS_OF_CLOCK) * before
+        return False
+    return name not in _CHANGING or bool(now.get("slowdown"))
 
 
 def fact_changes(now: Mapping[str, Scalar], base: Mapping[str, Scalar]) -> tuple[str, ...]:
@@ -84,7 +96,8 @@ def fact_changes(now: Mapping[str, Scalar], base: Mapping[str, Scalar]) -> tuple
         for name in sorted({*now, *base}, key=lambda name: (name in _CHANGING, name)):
             before, after = (_text(facts.get(name)) for facts in (base, now))
             both_read = name in now and name in base
-            if before != after and (both_read or not name.startswith(READ)):
+            is_shown = (both_read or not name.startswith(READ)) and _is_worth_showing(name, now, base)
+            if before != after and is_shown:
                 shown = name.removeprefix("env:").removeprefix(READ).removeprefix(OF_TEST)
                 yield f"{shown} {before} -> {after}"
 

@@ -220,6 +220,29 @@ def test_recorded_facts_that_differ_are_reported() -> None:
     assert verdict.differences == ("NCCL_ALGO unset -> Ring", "torch 2.12.0 -> 2.13.0")
 
 
+@pytest.mark.parametrize(
+    ("before", "after", "differences"),
+    [
+        ({"clock_mhz": 1965.0, "temperature_c": 39.0}, {"clock_mhz": 1980.0, "temperature_c": 36.0}, ()),
+        ({"clock_mhz": 1980.0, "temperature_c": 36.0}, {"clock_mhz": 1965.0, "temperature_c": 39.0}, ()),
+        ({"clock_mhz": 1980.0}, {"clock_mhz": 1200.0}, ("clock_mhz 1980.0 -> 1200.0",)),
+        ({"clock_mhz": 1980.0}, {}, ()),
+        ({"slowdown": "heat or power"}, {}, ()),
+        (
+            {"temperature_c": 60.0},
+            {"temperature_c": 88.0, "slowdown": "heat or power"},
+            ("slowdown unset -> heat or power", "temperature_c 60.0 -> 88.0"),
+        ),
+    ],
+)
+def test_clocks_and_temperatures_are_reported_only_if_they_may_explain_a_slowdown(
+    before: Any, after: Any, differences: tuple[str, ...]
+) -> None:
+    verdict = decide(measurement(times(1.2), recorded=after), measurement(STEADY, recorded=before))
+    assert verdict == "REGRESSED"
+    assert verdict.differences == differences
+
+
 def test_a_reason_not_to_gate_comes_before_all_else() -> None:
     verdict = decide(measurement(times(2)), measurement(STEADY), not_gated="saving")
     assert (verdict.status, verdict.reason) == (Status.NOT_GATED, "saving")
