@@ -28,6 +28,8 @@ _WHY_INCONCLUSIVE = {
     "machine-slower": "the machine is slower: the baseline's own code is as slow today (not checked: data outside "
     "the repository, and what fixtures, native libraries or other programs read)",
 }
+# Of a range that lies beyond the limit as a whole.
+_ALL_SHOW_IT = "its range is of all launches, and the later ones alone do not confirm it: raise --ddp-launches"
 
 
 def verdict_of(outcome: Outcome) -> str:
@@ -91,6 +93,10 @@ def _reason(outcome: Outcome, verdict: Verdict) -> str:
         return why(outcome)
     if verdict.status is Status.INCONCLUSIVE:
         usual = "launches of the same code differ by as much"
+        worst = verdict.worst
+        is_beyond = worst is not None and worst.change.low > text.limit_share(worst)
+        if is_beyond and verdict.reason in ("not-confirmed", "undecided"):
+            return _ALL_SHOW_IT
         if verdict.reason == "undecided":
             usual = "close to its limit: further launches would hardly decide it"
         return _WHY_INCONCLUSIVE.get(verdict.reason) or _noise(outcome) or usual

@@ -356,6 +356,19 @@ def test_a_problem_is_one_line(reported: Outcome, line: str) -> None:
     assert problems(reported) == [f"test_step: {line}"]
 
 
+@pytest.mark.parametrize("reason", ["not-confirmed", "undecided"])
+def test_a_range_beyond_the_limit_that_decides_nothing_says_why_it_is_not_enough(reason: str) -> None:
+    limit = Limit(metric="mean", value=0.25, unit="%", default=True)
+    wide = Interval(estimate=1.02, low=0.7, high=1.41)
+    mean = comparison(Status.INCONCLUSIVE, limit=limit, change=wide)
+    reported = outcome(verdict(Status.INCONCLUSIVE, reason, comparisons=(comparison(Status.PASS), mean)))
+    assert terminal.change(reported) == "mean 2.02x [1.70, 2.41]"
+    (line,) = problems(reported)
+    assert line == (
+        "test_step: its range is of all launches, and the later ones alone do not confirm it: raise --ddp-launches"
+    )
+
+
 def test_what_holds_for_several_tests_is_said_once_and_what_is_counted_is_not_said() -> None:
     noted = [replace(NEW, nodeid=f"a.py::test_{name}", notes=("there is one for x",)) for name in "abcd"]
     assert problems(*noted) == ["4 tests (test_a, test_b, test_c, ...): there is one for x"]
