@@ -120,6 +120,8 @@ def why(outcome: Outcome) -> str:
             amount = text.seconds(found.seconds or 0.0, signed=True)
             changed.insert(0, f"{found.file} ({found.function} {amount})")
     files = f"changed: {text.some(changed)}" if changed else ""
+    if side is not None and side.same:
+        files = "no file that differs was imported or read"
     differences = text.some(outcome.verdict.differences) if outcome.verdict is not None else ""
     return "; ".join(filter(None, (*outcome.evidence, files, differences)))
 

@@ -10,7 +10,9 @@ from pytest_ddpperf.measuring.results import RunResults
 from pytest_ddpperf.records.codec import encode
 from pytest_ddpperf.records.outcome import BaselineSide, Outcome, RunInfo, Version
 from pytest_ddpperf.records.plan import Plan
-from pytest_ddpperf.records.samples import TestId
+from pytest_ddpperf.records.samples import Status, TestId
+from pytest_ddpperf.report import sentences
+from tests.unit.test_report import outcome, verdict
 
 COMMIT = "1a2b3c4d5e6f" + "0" * 28
 VERSION = Version(ref="origin/main", commit=COMMIT, now="5d6e7f8a9b0c" + "0" * 28)
@@ -54,14 +56,30 @@ def test_a_run_says_when_nothing_that_differs_was_imported(
 ) -> None:
     plan = Plan(world_size=2, backend="gloo", device="cpu")
     test = TestId(module="m", name="t")
-    outcome = Outcome(nodeid="m::t", test=test, plan=plan, launches=5, batch_size=None, verdict=None, fails=False)
+    failed = Outcome(nodeid="m::t", test=test, plan=plan, launches=5, batch_size=None, verdict=None, fails=False)
     run = RunResults(RunInfo())
-    run.take({"outcomes": [encode(replace(outcome, nodeid=f"m::t{n}", baseline_side=s)) for n, s in enumerate(sides)]})
+    run.take({"outcomes": [encode(replace(failed, nodeid=f"m::t{n}", baseline_side=s)) for n, s in enumerate(sides)]})
     run.end()
     said = "no test imported a file that differs between origin/main (1a2b3c4) and the working tree"
     assert run.messages == [said] * reported
     assert run.usage_error.startswith(said) is usage_error
     assert ("is the package installed, but not editable?" in run.usage_error) is usage_error
+
+
+@pytest.mark.parametrize(
+    ("side", "files"),
+    [
+        (SAME, "no file that differs was imported or read"),
+        (BESIDE, "changed: src/net.py"),
+        (replace(SAME, version=replace(VERSION, environ=("A=1",))), ""),
+    ],
+    ids=["none", "one", "a variable"],
+)
+def test_a_red_says_which_files_differ_or_that_none_does(side: BaselineSide, files: str) -> None:
+    red = outcome(verdict(Status.REGRESSED), baseline_side=side, evidence=("forward +6 ms of +6 ms",))
+    why = "; ".join(filter(None, ("forward +6 ms of +6 ms", files)))
+    assert f"\nwhy: {why}\n" in sentences.gate_failure(red)
+    assert sentences.headline(red).endswith(f": {why}")
 
 
 def test_what_failed_otherwise_than_by_a_measurement_is_counted() -> None:
