@@ -200,13 +200,14 @@ def _slower_within_limit(verdict: Verdict) -> str:
     return f"{worst.limit.metric} {change(worst)}: slower, {where} the limit of {text.limit(worst.limit)}"
 
 
-def problems(outcomes: Sequence[Outcome], *, reasons: bool = True) -> Iterator[str]:
+def problems(outcomes: Sequence[Outcome], *, reasons: bool = True, quiet: bool = False) -> Iterator[str]:
     """Yield what the table does not say, a line each; a line that holds for several tests appears once.
 
-    `reasons`: include those of verdicts."""
+    `reasons`: include those of verdicts. `quiet`: only what stands with -q, too."""
     named: dict[str, dict[str, None]] = {}
     for outcome in outcomes:
-        for line in (*(_reasons(outcome) if reasons else ()), *_notes(outcome)):
+        said = (*(_reasons(outcome) if reasons else ()), *_notes(outcome))
+        for line in _essentials(outcome) if quiet else said:
             named.setdefault(line, {})[_short_name(outcome)] = None
     for line, names in named.items():
         who = next(iter(names)) if len(names) == 1 else f"{len(names)} tests ({text.some([*names], 3)})"
@@ -235,12 +236,32 @@ def _reasons(outcome: Outcome) -> Iterator[str]:
         yield outcome.error
 
 
+_DECIDES_NOTHING = (Status.INCONCLUSIVE, Status.NO_BASELINE, Status.INCOMPARABLE)
+
+
+def _essentials(outcome: Outcome) -> Iterator[str]:
+    """Yield why a verdict decides nothing; of others what a PASS may have missed, and what was not compared."""
+    verdict = outcome.verdict
+    if verdict is None:
+        return
+    if verdict.status in _DECIDES_NOTHING:
+        yield from (*_reasons(outcome), *_notes(outcome))
+        return
+    if verdict.status is Status.PASS and (noise := _noise(outcome)):
+        yield noise
+    yield from left_out(verdict)
+
+
 def _notes(outcome: Outcome) -> tuple[str, ...]:
     return (*(left_out(outcome.verdict) if outcome.verdict is not None else ()), *outcome.notes)
 
 
 def left_out(verdict: Verdict) -> Iterator[str]:
-    """Yield what was not compared: default limits without support, and the steps of other nodes."""
+    """Yield what was not compared: default limits without support, and the steps of other nodes; and which counters
+    fell to 0."""
+    fell = {c.limit.metric: c.baseline for c in verdict.counters if c.now == 0 < c.baseline}
+    if fell:
+        yield f"fell to 0: {', '.join(f'{name} {fell[name]:,} -> 0' for name in without_totals([*fell]))}"
     if verdict.first_node:
         yield "the clocks of the nodes are not known closely enough: the first node's steps are compared"
     limits: dict[str, list[str]] = {}

@@ -40,12 +40,12 @@ def header(facts: Mapping[str, Scalar], *, verbose: bool, width: int | None = No
 def report(
     outcomes: Sequence[Outcome], run: RunInfo, messages: Sequence[str], *, verbosity: int, width: int
 ) -> Iterator[str]:
-    """Yield the table, a line for each problem, the `messages` and the counts. At -q no problems are shown, at -v
-    details are. No line is wider than `width`."""
+    """Yield the table, a line for each problem, the `messages` and the counts. At -q only those problems are shown
+    that leave a verdict in doubt, at -v details are. No line is wider than `width`."""
     yield from table(outcomes, width=width)
     lines = [*details(outcomes, width)] if verbosity > 0 else []
     others = [outcome for outcome in outcomes if outcome.error or not outcome.fails]  # a failure shows its notes
-    lines += sentences.problems(others) if verbosity >= 0 else ()
+    lines += sentences.problems(others, quiet=verbosity < 0)
     for line in "\n".join((*lines, *messages, last_line(outcomes, run, with_cost=True))).split("\n"):
         yield from text.wrapped(text.printable(line), width) if len(line) > width else (text.printable(line),)
 
