@@ -26,6 +26,7 @@ from pytest_ddpperf.measuring.launches import CurrentSide, Job, measurement
 from pytest_ddpperf.records.samples import GOES_ON, Environment, Measurement, Scalar, Status, Verdict
 from pytest_ddpperf.verdict import times
 from pytest_ddpperf.verdict.decision import (
+    NOT_SYNCHRONISED,
     given_up,
     with_counters,
     with_losses,
@@ -207,9 +208,9 @@ class Judge:
     def _completed(self, verdict: Verdict, ended: bool, *, final: bool) -> tuple[Verdict, bool]:
         """Add what does not depend on times to a verdict, and return whether the measurement ends with it."""
         current = self._measurement()
-        verdict = with_counters(verdict, current, self._side.counted(), self._job.limits)
         verdict = with_losses(verdict, current, self._side.measurements(), self._job.level)
-        ended = ended or verdict.reason == "counter-rose"  # which no further launch would change
+        verdict = with_counters(verdict, current, self._side.counted(), self._job.limits)
+        ended = ended or verdict.reason in ("counter-rose", NOT_SYNCHRONISED)  # which no further launch would change
         if self._not_gated == "saving":
             ended = final or not times.coarse(current, self._job.limits, level=self._job.level)
         if self._current.mostly_unfit or self._side.mostly_unfit:

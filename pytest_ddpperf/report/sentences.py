@@ -10,6 +10,7 @@ from pytest_ddpperf.records.plan import MEAN, Plan, without_totals
 from pytest_ddpperf.records.samples import SESSIONS_KEPT, Comparison, CounterChange, Status, Verdict
 from pytest_ddpperf.report import text
 from pytest_ddpperf.verdict import stats
+from pytest_ddpperf.verdict.decision import NOT_SYNCHRONISED
 
 # A reason code in words, with the next step.
 _WHY_NOT_GATED = {
@@ -44,7 +45,9 @@ def verdict_of(outcome: Outcome) -> str:
 def is_red_by_loss(outcome: Outcome) -> bool:
     """Return whether a test fails because its losses differ, and not because it is slower."""
     verdict, fails = outcome.verdict, outcome.fails and not outcome.error
-    return fails and verdict is not None and verdict.diverged is not None and verdict.status is not Status.REGRESSED
+    if verdict is None or verdict.status is Status.REGRESSED or not verdict.status.compared:
+        return False
+    return fails and verdict.diverged is not None
 
 
 def shown(verdict: Verdict) -> Comparison | CounterChange | None:
@@ -85,7 +88,8 @@ def reason(outcome: Outcome) -> str:
     change = verdict.diverged
     differs = f"computes something else: loss {text.loss_change(change)}" if change is not None else ""
     usual = "" if differs and verdict.status is Status.IMPROVED else _reason(outcome, verdict)  # how to accept it
-    return "; ".join(filter(None, (usual, differs) if verdict.status is Status.REGRESSED else (differs, usual)))
+    comes_first = verdict.status in (Status.REGRESSED, Status.INCOMPARABLE)
+    return "; ".join(filter(None, (usual, differs) if comes_first else (differs, usual)))
 
 
 def _reason(outcome: Outcome, verdict: Verdict) -> str:
@@ -139,6 +143,9 @@ def why_not_compared(outcome: Outcome) -> str:
         if verdict.reason == "saving":
             return "" if outcome.saved else f"not saved: {outcome.error or 'the test did not pass, or it is a rerun'}"
         return _WHY_NOT_GATED.get(verdict.reason, verdict.reason)
+    if verdict.reason == NOT_SYNCHRONISED:
+        new = ", or save a new baseline" if _is_stored(outcome) else ""
+        return f"{verdict.differences[0]}: if that is meant, name its limit with --ddp-threshold{new}"
     if verdict.reason == "no-cpu-time-now":
         return "CPU time is limited, and the ranks used none"
     phases = " or ".join(limit.metric for limit in outcome.limits if limit.is_phase)

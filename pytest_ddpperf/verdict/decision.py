@@ -13,7 +13,7 @@ from statistics import fmean, median
 from typing import Any, Literal
 
 from pytest_ddpperf.baseline.content import fact_changes
-from pytest_ddpperf.records.plan import Limit
+from pytest_ddpperf.records.plan import SENT, Limit
 from pytest_ddpperf.records.samples import Comparison, CounterChange, LossChange, Measurement, Status, Verdict
 from pytest_ddpperf.verdict.stats import difference, launch_quantiles
 from pytest_ddpperf.verdict.times import LAUNCHES_NEEDED, TEST_LEVEL, bound, gravest, judge_times
@@ -21,8 +21,9 @@ from pytest_ddpperf.verdict.times import LAUNCHES_NEEDED, TEST_LEVEL, bound, gra
 
 def judge(current: Measurement, baseline: Sequence[Measurement], limits: Sequence[Limit], **how: Any) -> Verdict:
     """Compare `current` with the sessions of a baseline: its times, as `judge_times` does, its counters and losses."""
-    verdict = with_counters(judge_times(current, baseline, limits, **how), current, baseline, limits)
-    return with_losses(verdict, current, baseline, how.get("level", TEST_LEVEL))
+    verdict = judge_times(current, baseline, limits, **how)
+    verdict = with_losses(verdict, current, baseline, how.get("level", TEST_LEVEL))
+    return with_counters(verdict, current, baseline, limits)
 
 
 def without_steady_windows(verdict: Verdict) -> Verdict:
@@ -177,6 +178,7 @@ def with_counters(
     on one side is INCOMPARABLE if the limit is the user's, unless something else is REGRESSED; a default limit is
     dropped, without a word if the baseline does not know the counter. If no times were compared, default limits only
     find regressions. All limits do so if the baseline is another machine's, of which only counters are compared.
+    Steps that send nothing any more are INCOMPARABLE, for they train something else, unless they are REGRESSED.
     """
     unknown_times = verdict.status is Status.NO_BASELINE and bool(baseline)
     if not (verdict.status.compared or verdict.reason == "no-supported-limit" or unknown_times):
@@ -204,6 +206,10 @@ def with_counters(
         status, reason = Status.INCOMPARABLE, "unknown-counter"
         if any(side == "now" for side, _ in unknown):  # which no other baseline would help
             reason = "unknown-counter-now"
+    lost = _lost_traffic(current, baseline[-1], limits)
+    if lost and status.compared and status is not Status.REGRESSED:
+        status, reason = Status.INCOMPARABLE, NOT_SYNCHRONISED
+        unknown.insert(0, ("now", lost))
     if unknown_times and status is not Status.REGRESSED:
         status, reason, unknown, dropped = verdict.status, verdict.reason, [], []
     return replace(
@@ -214,6 +220,26 @@ def with_counters(
         differences=(*(what for _, what in unknown), *verdict.differences),
         counters=tuple(changes),
     )
+
+
+NOT_SYNCHRONISED = "not-synchronised"
+_SENT_COUNTS = tuple(f"{kind}.count" for kind in (*SENT, "collectives"))
+
+
+def _lost_traffic(current: Measurement, before: Measurement, limits: Sequence[Limit]) -> str:
+    """Return, in words, that a step sends nothing any more though the baseline's does; "" if it sends something, or the
+    user limits one of the counters that fell. Launches of RPC and of one collective synchronise no gradients."""
+    environment, counters = current.environment, before.counters
+    synchronises = "roles" not in environment.key and "collective" not in environment.must_match
+    if not synchronises or any(current.counters.get(name) != 0 for name in _SENT_COUNTS):
+        return ""
+    sent = [name for name in (*_SENT_COUNTS, "gradient_bytes") if counters.get(name)]
+    if not sent or any(limit.metric in sent for limit in limits if not limit.default):
+        return ""
+    reduced = {"all_reduce.count", "reduce_scatter.count", "gradient_bytes"}
+    what = "gradients are no longer synchronised" if reduced & {*sent} else "a step no longer sends anything"
+    now = current.counters.get(sent[0])
+    return f"{what}: {sent[0]} {counters[sent[0]]:,} -> {'unknown' if now is None else now}"
 
 
 _COUNTED_REASONS = {Status.REGRESSED: "counter-rose", Status.IMPROVED: "counter-fell", Status.PASS: "within-limit"}

@@ -512,6 +512,25 @@ def test_a_gate_that_fails_without_a_comparison_says_why_and_what_records(judged
     assert reported.splitlines() == [first, "note:     there is a baseline for x", "record:   c"]
 
 
+def test_steps_that_send_nothing_any_more_are_no_improvement_in_any_report() -> None:
+    lost = ("gradients are no longer synchronised: all_reduce.count 1 -> 0",)
+    faster = comparison(Status.IMPROVED, change=Interval(estimate=-0.8, low=-0.82, high=-0.78), now_seconds=0.02)
+    judged = verdict(Status.INCOMPARABLE, "not-synchronised", differences=lost, comparisons=(faster,), counters=ZERO)
+    quiet = outcome(replace(judged, diverged=LossChange(before=2.31, now=2.58)))
+    why = f"{lost[0]}: if that is meant, name its limit with --ddp-threshold, or save a new baseline"
+    losses = "computes something else: loss 2.31 -> 2.58"
+    assert problems(quiet) == [f"test_step: {why}; {losses}", "test_step: fell to 0: all_reduce.count 1 -> 0"]
+    red = replace(quiet, fails=True)
+    assert sentences.headline(red) == f"INCOMPARABLE p50 -80 % (limit 10 %): {why}; {losses}"
+    assert sentences.gate_failure(red, 1_000).splitlines()[:2] == [
+        "INCOMPARABLE: step time p50 100 -> 20.0 ms, -80 % [-82, -78] (limit 10 %)",
+        f"why: {why}; {losses}",
+    ]
+    assert summary.last_line([red]).startswith("1 incomparable (0 of 1 compared)")
+    live = outcome(judged, baseline_path="")
+    assert problems(live)[0] == f"test_step: {why.removesuffix(', or save a new baseline')}"
+
+
 def test_a_failed_launch_shows_the_first_cause_then_the_others() -> None:
     cause = RankError(rank=1, when=1.0, phase="step 7 of 30", summary="ValueError: bad", traceback="Traceback A\n")
     same = replace(cause, rank=2)

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import pytest
 
 from pytest_ddpperf.options.definitions import FAIL_ON_NAMES
-from pytest_ddpperf.records.plan import TIME_LIMITS, Limit
+from pytest_ddpperf.records.plan import COUNTER_LIMITS, SENT, TIME_LIMITS, Limit
 from pytest_ddpperf.records.samples import Environment, Measurement, Samples, Scalar, Status, Verdict
 from pytest_ddpperf.records.step_phases import FORWARD, PHASES, RANK_WAIT, StepPhases
 from pytest_ddpperf.report.text import loss_change
@@ -707,6 +707,56 @@ def test_what_is_not_compared_is_not_counted_either() -> None:
     counted = replace(measurement(STEADY), counters={"rpc.bytes": 8})
     assert decide(counted, None, BYTES).status is Status.NO_BASELINE
     assert decide(counted, counted, BYTES, not_gated="saving").reason == "saving"
+
+
+COUNTS = dict.fromkeys((f"{kind}.count" for kind in (*SENT, "collectives")), 0)
+DDP = {**COUNTS, "all_reduce.count": 1, "collectives.count": 1, "gradient_bytes": 4000}
+NO_DDP = {**COUNTS, "gradient_bytes": None}
+POWER_SGD = {**DDP, "all_reduce.count": None, "collectives.count": None}
+FSDP = {**NO_DDP, "all_gather.count": 2, "reduce_scatter.count": 1, "collectives.count": 3}
+BROADCASTS = {**NO_DDP, "broadcast.count": 2, "collectives.count": 2}
+LOST = "gradients are no longer synchronised: all_reduce.count 1 -> 0"
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "factor", "status", "difference"),
+    [
+        (DDP, NO_DDP, 0.2, "INCOMPARABLE", LOST),
+        (DDP, NO_DDP, 1.0, "INCOMPARABLE", LOST),
+        (DDP, NO_DDP, 1.5, "REGRESSED", ""),
+        ({**DDP, "gradient_bytes": None}, COUNTS, 0.2, "INCOMPARABLE", LOST),
+        (POWER_SGD, NO_DDP, 0.2, "INCOMPARABLE",
+         "gradients are no longer synchronised: gradient_bytes 4,000 -> unknown"),
+        (BROADCASTS, NO_DDP, 0.2, "INCOMPARABLE", "a step no longer sends anything: broadcast.count 2 -> 0"),
+        (DDP, FSDP, 0.2, "REGRESSED", ""),  # it sends more of another kind
+        (DDP, dict.fromkeys(COUNTS), 0.2, "IMPROVED", ""),
+        (NO_DDP, NO_DDP, 0.2, "IMPROVED", ""),
+    ],
+)  # fmt: skip
+def test_steps_that_send_nothing_any_more_are_not_called_faster(
+    before: Any, now: Any, factor: float, status: str, difference: str
+) -> None:
+    sides = replace(measurement(times(factor)), counters=now), replace(measurement(STEADY), counters=before)
+    verdict = decide(*sides, P50, *COUNTER_LIMITS)
+    assert (verdict.status.value, "".join(verdict.differences)) == (status, difference)
+    assert (verdict.reason == "not-synchronised") is (status == "INCOMPARABLE")
+
+
+def test_lost_traffic_is_accepted_by_a_limit_of_the_users_and_is_none_of_rpc_or_of_one_collective() -> None:
+    now, base = replace(measurement(times(0.2)), counters=NO_DDP), replace(measurement(STEADY), counters=DDP)
+    accepted = Limit(metric="all_reduce.count", value=0.0, unit="%")
+    assert decide(now, base, P50, accepted) == "IMPROVED"
+    assert decide(now, base, P50, REDUCED) == "INCOMPARABLE"
+    for facts in ({"key": {"roles": "2 trainers 1 ps"}}, {"must_match": {"collective": "all_reduce of 4MiB float32"}}):
+        sides = (replace(side, environment=Environment(**facts)) for side in (now, base))
+        assert decide(*sides, P50, *COUNTER_LIMITS) == "IMPROVED"
+
+
+def test_losses_that_differ_are_noted_of_steps_that_send_nothing_any_more() -> None:
+    now, base = with_loss(*((9.0, 9.0),) * 3), with_loss(*SAME)
+    verdict = decide(replace(now, counters=NO_DDP), replace(base, counters=DDP), P50, *COUNTER_LIMITS)
+    assert verdict == "INCOMPARABLE"
+    assert verdict.diverged is not None
 
 
 def test_an_unknown_counter_hides_no_regression() -> None:
