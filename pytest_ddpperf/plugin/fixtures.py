@@ -141,7 +141,7 @@ class DdpRun(DistributedFixture):
         plan = self._plan()
         watcher = Watcher(self._run.config, warmup=plan.warmup)
         try:
-            return self._run.session.call(self._item.nodeid, plan, fn, args, watcher)
+            return self._run.session.call(nodeid_of(self._item), plan, fn, args, watcher)
         except DdpPerfError as error:
             if isinstance(error, LaunchError):
                 self._show(plan, (error.output,))

@@ -14,7 +14,7 @@ import pytest
 
 from pytest_ddpperf.options import definitions
 from pytest_ddpperf.plugin import state
-from pytest_ddpperf.plugin.items import WORLD_SIZE, has_benchmark, is_distributed, measures
+from pytest_ddpperf.plugin.items import COLLECTED, WORLD_SIZE, has_benchmark, is_distributed, measures
 from pytest_ddpperf.plugin.reporter import Reporter, prepare_files
 from pytest_ddpperf.plugin.state import RUN, SNAPSHOT, Run, take_snapshot, traces_ranks
 
@@ -106,6 +106,11 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         sizes = state.settings_of(metafunc.definition).world_sizes
         if len(sizes) > 1:
             metafunc.parametrize(WORLD_SIZE, sizes, ids=[f"ws{size}" for size in sizes])
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_itemcollected(item: pytest.Item) -> None:
+    item.stash[COLLECTED] = item.nodeid
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -26,6 +26,7 @@ FIXTURES = BENCHMARKS | {"ddp_run"}
 _CHOOSE_BASELINE = frozenset(
     {"world_sizes", "trainers", "parameter_servers", "backend", "device", "warmup", "timing", "baseline_dir"}
 )
+COLLECTED = pytest.StashKey[str]()  # the node id as collected
 _INSTALLED = frozenset({"site-packages", "dist-packages"})  # folders, wherever an environment is
 
 
@@ -81,8 +82,9 @@ def accept_command(item: pytest.Item, settings: Settings) -> str:
 
 
 def nodeid_of(item: pytest.Item) -> str:
-    """Return the node id as collected. With --dist loadgroup xdist's workers add the group."""
-    return f"{item.nodeid.partition('::')[0]}::{_within(item)}"
+    """Return the node id as collected, by which pytest finds the test. Afterwards conftests may rename it, and xdist's
+    workers add the group of --dist loadgroup."""
+    return item.stash.get(COLLECTED, item.nodeid)
 
 
 def _named(item: pytest.Item) -> str:
@@ -92,8 +94,7 @@ def _named(item: pytest.Item) -> str:
 
 def _within(item: pytest.Item) -> str:
     """Return the part of the node id after the module."""
-    above = (pytest.Session, pytest.Directory, pytest.File)
-    return "::".join(node.name for node in item.listchain() if not isinstance(node, above))
+    return nodeid_of(item).partition("::")[2]
 
 
 def module_of(config: pytest.Config, item: pytest.Item) -> str:

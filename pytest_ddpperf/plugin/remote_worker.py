@@ -16,7 +16,7 @@ import pytest
 from pytest_ddpperf import __version__
 from pytest_ddpperf.measuring.leader_connection import LeaderConnection, NodeLeaderConnection
 from pytest_ddpperf.plugin import state
-from pytest_ddpperf.plugin.items import is_distributed
+from pytest_ddpperf.plugin.items import is_distributed, nodeid_of
 from pytest_ddpperf.records import codec
 from pytest_ddpperf.records.errors import DdpPerfError
 from pytest_ddpperf.records.messages import Event, EventKind, OrderKind, StartPytest
@@ -66,7 +66,7 @@ class WorkerPlugin:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
-        items = {item.nodeid: item for item in session.items if is_distributed(item)}
+        items = {nodeid_of(item): item for item in session.items if is_distributed(item)}
         sources = sources_here(self._leader.trees)
         self._leader.send(Event(EventKind.COLLECTED, tests=tuple(items), file_errors=self._errors, sources=sources))
         run = session.config.stash[state.RUN]

@@ -75,7 +75,7 @@ class RunningTests:
     def pytest_runtest_setup(self, item: pytest.Item) -> None:
         if not is_distributed(item):
             return
-        self._run.begun.add(item.nodeid)
+        self._run.begun.add(nodeid_of(item))
         state_of(item).begin_attempt()
         # Asked again: CodSpeed unregisters pytest-benchmark, and its own reading of the marker knows no timer.
         if has_benchmark(item.config.pluginmanager) and measures(item):

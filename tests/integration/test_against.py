@@ -280,6 +280,52 @@ def test_a_slower_version_is_caught_and_named_and_what_the_other_lacks_has_no_ba
     assert by_launches["baseline_side"]["stretches"] == []
 
 
+def test_a_test_that_a_conftest_renames_is_compared_and_a_comparison_that_fails_is_red_under_ci(
+    repository: Repository, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    repository.write(
+        "tests/conftest.py",
+        """
+        import pytest
+
+        @pytest.hookimpl(trylast=True)
+        def pytest_collection_modifyitems(items):
+            for item in items:
+                item.name = f"{item.name}@cpu"
+    """,
+    )
+    repository.write(
+        "tests/test_step.py",
+        STEP,
+        """
+        @pytest.mark.parametrize("size", ["a"])
+        def test_step(ddp_benchmark, size):
+            ddp_benchmark(lambda ctx: lasting(ctx, speed.MILLISECONDS))
+
+        @pytest.mark.parametrize("size", speed.SIZES[1:])
+        def test_size(ddp_benchmark, size):
+            ddp_benchmark(lasting)
+    """,
+    )
+    repository.write("src/speed/__init__.py", SECOND)
+    repository.commit()
+    monkeypatch.setenv("CI", "1")
+    result = run("tests", "--ddp-against", "HEAD~1", *FEW)
+    assert result.ret == 1
+    result.stdout.fnmatch_lines(
+        [
+            "REGRESSED: step time p50 * (limit 300 %)",
+            "NO BASELINE (step time p50 *): HEAD~1 (*) was not measured:",
+            "there is no such test: tests/test_step.py::test_size?3?",
+            "tests/test_step.py::test_step?a? * REGRESSED",
+        ]
+    )
+    assert last_line(result).startswith("compared with HEAD~1")
+    assert "1 regressed, 1 without baseline (1 of 2 compared)" in last_line(result)
+    assert "other failure" not in last_line(result)
+    assert run("tests", "--ddp-against", "HEAD~1", "--ddp-baseline-missing=warn", "-k", "test_size", *FEW).ret == 0
+
+
 def test_the_same_code_on_both_sides_is_a_mistake_unless_it_was_asked_for(
     repository: Repository, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:

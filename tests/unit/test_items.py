@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from pytest_ddpperf.plugin import state
-from pytest_ddpperf.plugin.items import accept_command, module_of
+from pytest_ddpperf.plugin.items import accept_command, module_of, name_of, nodeid_of
 
 TEST = "def test_step(ddp_benchmark): ..."
 
@@ -36,6 +36,23 @@ def test_what_is_installed_has_its_import_name(
     monkeypatch.chdir(pytester.path / project)
     item = collected(pytester, "--pyargs", "shipped", "--rootdir=.", f"--import-mode={mode}")
     assert module_of(item.config, item) == "shipped.test_shipped"
+
+
+def test_a_test_is_named_as_it_was_collected_whatever_a_conftest_makes_of_it(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("PYTEST_ADDOPTS", raising=False)
+    pytester.makeconftest("""
+        def pytest_collection_modifyitems(items):
+            for item in items:
+                item.name = f"{item.name}@cpu"
+    """)
+    pytester.makepyfile(test_a="import pytest\n@pytest.mark.parametrize('size', ['a'])\ndef test_b(ddp_run, size): ...")
+    (_, item), _ = pytester.inline_genitems("-p", "no:randomly", "--ddp-world-size=1,2")
+    assert (item.name.endswith("@cpu"), nodeid_of(item)) == (True, "test_a.py::test_b[a-ws2]")
+    assert name_of(item, 2) == "test_b[a]"
+    command = accept_command(item, state.settings_of(item))
+    assert command == "pytest 'test_a.py::test_b[a-ws2]' --ddp-world-size 1,2 --ddp-save-baseline"
 
 
 @pytest.mark.parametrize(
