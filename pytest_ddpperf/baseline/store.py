@@ -32,6 +32,7 @@ class Store:
     """Baselines below one folder: `<root>/<environment>/<test module>/<slug>.json`."""
 
     root: Path
+    rootdir: Path = Path()  # pytest's, where the paths of test modules begin
 
     def path(self, environment: Environment, test: TestId) -> Path:
         """Where the baseline of a test in an environment is, whether it exists or not."""
@@ -111,6 +112,17 @@ class Store:
             return tuple(name for name in names if self._path(name, test).is_file())
         except OSError:
             return ()
+
+    def nearby(self, environment: Environment, test: TestId) -> Path | None:
+        """Return the file of a test of that name and module, in the same environment, by another path or below another
+        rootdir; None if there is none."""
+        name, own = content.file_name(test), content.environment_name(environment)
+        module = self.rootdir / test.module
+        found = [path for path in (self.root / own).rglob(name) if path.parent.name == module.name]
+        if self.root.is_relative_to(self.rootdir):
+            within = self.root.relative_to(self.rootdir) / own
+            found += [rootdir / within / module.relative_to(rootdir) / name for rootdir in module.parents]
+        return next(filter(Path.is_file, found), None)
 
     def read_counted(self, environment: Environment, test: TestId) -> tuple[str, Measurement] | None:
         """Return the newest session of other machines' baselines that counts the same work, and the machine's name;

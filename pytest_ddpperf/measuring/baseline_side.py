@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import random
 import statistics
 import time
@@ -56,6 +57,7 @@ class Stored:
         self.path = ""
         self.baseline: Baseline | None = None
         self._counted: tuple[str, Measurement] | None = None  # of another machine, where this one has no baseline
+        self._nearby: Path | None = None  # a baseline of the same test by another path, if there is none
 
     def take(self, current: CurrentSide, count: int, *, planned: int) -> None:
         """Launch until there are `count` launches; progress shows `planned` as their number."""
@@ -69,7 +71,9 @@ class Stored:
         self.path = str(self._store.path(environment, self._test))
         if not_gated is None:
             self.baseline = self._store.read(environment, self._test)
-            self._counted = None if self.baseline else self._store.read_counted(environment, self._test)
+            if self.baseline is None:
+                self._counted = self._store.read_counted(environment, self._test)
+                self._nearby = self._store.nearby(environment, self._test)
         elif not_gated == "saving" and self._to_extend:
             # Before launches are spent on what could not be added.
             self._store.read_alike(environment, self._test)
@@ -89,8 +93,13 @@ class Stored:
         """Nothing goes on."""
 
     def notes(self, verdict: Verdict, current: Launches) -> tuple[str, ...]:
-        """Say which other baselines there are if this one is missing, and where much was lost by comparing."""
+        """Say where this baseline is missing, and which others there are; and where much was lost by comparing."""
         notes: tuple[str, ...] = ()
+        if verdict == "NO BASELINE":
+            notes += (f"there is no baseline {shown(self.path, self._store.rootdir)}",)
+        if self._nearby is not None:
+            there = f"by another path or rootdir it has the baseline {shown(str(self._nearby), self._store.rootdir)}"
+            notes += (f"{there}: an ini file at the top keeps the rootdir",)
         if self._counted is not None and verdict.counters:
             notes += (f"only counters were compared, with the baseline of {self._counted[0]}",)
         elif verdict == "NO BASELINE" and (others := self._store.others(self._test)):
@@ -159,6 +168,11 @@ def stretch_lengths(steps: int, step_seconds: float, source: random.Random) -> G
         left -= length
         seen.append((yield length))
     yield 0
+
+
+def shown(path: str, rootdir: Path) -> str:
+    """Return a path from rootdir, if it is below."""
+    return os.path.relpath(path, rootdir) if path and Path(path).is_relative_to(rootdir) else path
 
 
 class Interleaved:

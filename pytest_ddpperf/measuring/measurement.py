@@ -14,7 +14,7 @@ from pytest_ddpperf.baseline import Store
 from pytest_ddpperf.explain import find_slower_file
 from pytest_ddpperf.launch import Launcher, Observer
 from pytest_ddpperf.measuring import launches
-from pytest_ddpperf.measuring.baseline_side import Interleaved, Stored
+from pytest_ddpperf.measuring.baseline_side import Interleaved, Stored, shown
 from pytest_ddpperf.measuring.launches import CurrentSide, Job, Launches, measurement, recorded
 from pytest_ddpperf.measuring.stopping_rule import Judge
 from pytest_ddpperf.records.outcome import Outcome
@@ -241,8 +241,8 @@ def build_outcome(found: Measured, rootdir: Path, accept_command: str, seconds: 
         seconds=seconds,
         recorded=recorded(current.taken),
         baseline_side=side,
-        baseline_path=_shown(stored.side.path, rootdir),
-        traces=_shown(os.path.dirname(job.trace), rootdir),
+        baseline_path=shown(stored.side.path, rootdir),
+        traces=shown(os.path.dirname(job.trace), rootdir),
         sessions=stored.side.sessions(current),
         stored_verdict=stored.verdict if found.suspected is not None else None,
         findings=findings,
@@ -250,11 +250,6 @@ def build_outcome(found: Measured, rootdir: Path, accept_command: str, seconds: 
         accept=accept_command if accepts else "",
         notes=(*job.notes, *notes, *found.side.notes(verdict, current), *found.further_notes),
     )
-
-
-def _shown(path: str, rootdir: Path) -> str:
-    """Return a path from rootdir, if it is below."""
-    return os.path.relpath(path, rootdir) if path and Path(path).is_relative_to(rootdir) else path
 
 
 def build_failure(job: Job, error: str) -> Outcome:

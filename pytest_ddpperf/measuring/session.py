@@ -76,7 +76,7 @@ class Session:
         )
         self._unidentified: dict[str, None] = {}  # why saved baselines do not say which code they are of
         self._places: dict[str, None] = {}  # in words, in the order of their first test
-        self._store = Store(settings.baseline_dir)
+        self._store = Store(settings.baseline_dir, rootdir)
         # Once: the first baseline that is refreshed makes the working tree dirty for the second.
         self._commit = checked_out(rootdir)[0] if settings.records else ""
 

@@ -21,7 +21,7 @@ from pytest_ddpperf.measuring.measurement import CollectiveResult, Measured, Res
 from pytest_ddpperf.options.definitions import MARKER
 from pytest_ddpperf.options.settings import Settings, make_plan
 from pytest_ddpperf.plugin import running
-from pytest_ddpperf.plugin.items import accept_command, module_of, name_of, nodeid_of, with_place
+from pytest_ddpperf.plugin.items import accept_command, module_of, moved_rootdir, name_of, nodeid_of, with_place
 from pytest_ddpperf.plugin.state import RUN, Run, own_options, own_settings
 from pytest_ddpperf.plugin.watch import Watcher
 from pytest_ddpperf.records.errors import DdpPerfError, LaunchError, MarkerError, OptionError, Unavailable
@@ -222,7 +222,8 @@ class BenchmarkFixture(DistributedFixture):
         return result
 
     def _notes(self) -> tuple[str, ...]:
-        """Return, for -v, that the world size of the marker is used and not the one that was asked for."""
+        """Return what moved pytest's rootdir and, for -v, that the marker's world size is used and not the one that was
+        asked for."""
         of_run = self._run.settings
         ignored = (
             self._world_size
@@ -231,7 +232,8 @@ class BenchmarkFixture(DistributedFixture):
             and self._run.config.getoption("verbose", 0) > 0
         )
         asked = ",".join(map(str, of_run.world_sizes))
-        return (f"the marker's world_size={self._world_size} is used, not {asked}",) if ignored else ()
+        used = f"the marker's world_size={self._world_size} is used, not {asked}" if ignored else ""
+        return tuple(filter(None, (moved_rootdir(self._run.config), used)))
 
     def _facts(self) -> dict[str, Any]:
         workers = getattr(self._run.config, "workerinput", {}).get("workercount", 0)

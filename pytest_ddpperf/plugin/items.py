@@ -6,6 +6,7 @@ import os
 import shlex
 import sys
 from collections.abc import Collection, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
@@ -65,13 +66,26 @@ def named_tests(config: pytest.Config) -> tuple[str, ...]:
     return tuple(config.args) if config.args_source is config.ArgsSource.ARGS else ()
 
 
+def moved_rootdir(config: pytest.Config) -> str:
+    """Return, in words, that an option's value moved pytest's rootdir, and what to write; "" if none did. pytest finds
+    its rootdir before it knows our options: it takes a word that names a path for one of tests."""
+    call, with_value = config.invocation_params, {row.option for row in ROWS if row.parser}
+    if config.inipath or config.option.rootdir or config.rootpath == call.dir:
+        return ""
+    for option, value in pairwise(map(str, call.args)):
+        if option in with_value and value.startswith(("..", "/")) and (call.dir / value).exists():
+            moved = f"pytest takes {value} for a path of tests, and its rootdir is {config.rootpath}"
+            return f"{moved}: write {option}={value}, or set it in an ini file"
+    return ""
+
+
 def accept_command(item: pytest.Item, settings: Settings) -> str:
     """Return the command that records this test's baseline, with the options that choose its file."""
     config = item.config
     words = ["pytest", _named(item)]
     for row in ROWS:
         if row.field in _CHOOSE_BASELINE and settings.sources[row.field] == "command line":
-            words += [row.option, config.getoption(row.key)]
+            words.append(f"{row.option}={config.getoption(row.key)}")  # else a path may be taken for one of tests
     if config.option.inifilename or config.option.rootdir:
         start = config.invocation_params.dir
         ini = os.path.relpath(config.inipath, start) if config.inipath else os.devnull  # an empty one

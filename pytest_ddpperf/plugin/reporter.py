@@ -44,8 +44,6 @@ class Reporter:
             # A skipped test has two messages: of the skip, and of its teardown.
             self._run.ran += -1 if message["skipped"] else 1
             self._run.report.take(message)
-            if any(outcome["fails"] for outcome in message["outcomes"]):
-                self._run.failed.discard(report.nodeid)  # which is no other failure; plugins may have renamed it
 
     @pytest.hookimpl(trylast=True)  # after conftests, which may add sections
     def pytest_sessionfinish(self, session: pytest.Session) -> None:

@@ -45,9 +45,8 @@ def verdict_of(outcome: Outcome) -> str:
 def is_red_by_loss(outcome: Outcome) -> bool:
     """Return whether a test fails because its losses differ, and not because it is slower."""
     verdict, fails = outcome.verdict, outcome.fails and not outcome.error
-    if verdict is None or verdict.status is Status.REGRESSED or not verdict.status.compared:
-        return False
-    return fails and verdict.diverged is not None
+    others = (Status.REGRESSED, Status.INCOMPARABLE)
+    return fails and verdict is not None and verdict.diverged is not None and verdict.status not in others
 
 
 def shown(verdict: Verdict) -> Comparison | CounterChange | None:
@@ -243,15 +242,12 @@ def _reasons(outcome: Outcome) -> Iterator[str]:
         yield outcome.error
 
 
-_DECIDES_NOTHING = (Status.INCONCLUSIVE, Status.NO_BASELINE, Status.INCOMPARABLE)
-
-
 def _essentials(outcome: Outcome) -> Iterator[str]:
     """Yield why a verdict decides nothing; of others what a PASS may have missed, and what was not compared."""
     verdict = outcome.verdict
     if verdict is None:
         return
-    if verdict.status in _DECIDES_NOTHING:
+    if verdict.status in (Status.INCONCLUSIVE, Status.NO_BASELINE, Status.INCOMPARABLE):
         yield from (*_reasons(outcome), *_notes(outcome))
         return
     if verdict.status is Status.PASS and (noise := _noise(outcome)):

@@ -229,17 +229,17 @@ _SENT_COUNTS = tuple(f"{kind}.count" for kind in (*SENT, "collectives"))
 def _lost_traffic(current: Measurement, before: Measurement, limits: Sequence[Limit]) -> str:
     """Return, in words, that a step sends nothing any more though the baseline's does; "" if it sends something, or the
     user limits one of the counters that fell. Launches of RPC and of one collective synchronise no gradients."""
-    environment, counters = current.environment, before.counters
-    synchronises = "roles" not in environment.key and "collective" not in environment.must_match
-    if not synchronises or any(current.counters.get(name) != 0 for name in _SENT_COUNTS):
+    environment, now = current.environment, current.counters
+    excepted = "roles" in environment.key or "collective" in environment.must_match
+    sent = [name for name in (*_SENT_COUNTS, "gradient_bytes") if before.counters.get(name)]
+    if excepted or not sent or any(now.get(name) != 0 for name in _SENT_COUNTS):
         return ""
-    sent = [name for name in (*_SENT_COUNTS, "gradient_bytes") if counters.get(name)]
-    if not sent or any(limit.metric in sent for limit in limits if not limit.default):
+    if any(limit.metric in sent for limit in limits if not limit.default):
         return ""
     reduced = {"all_reduce.count", "reduce_scatter.count", "gradient_bytes"}
     what = "gradients are no longer synchronised" if reduced & {*sent} else "a step no longer sends anything"
-    now = current.counters.get(sent[0])
-    return f"{what}: {sent[0]} {counters[sent[0]]:,} -> {'unknown' if now is None else now}"
+    left = now.get(sent[0])
+    return f"{what}: {sent[0]} {before.counters[sent[0]]:,} -> {'unknown' if left is None else left}"
 
 
 _COUNTED_REASONS = {Status.REGRESSED: "counter-rose", Status.IMPROVED: "counter-fell", Status.PASS: "within-limit"}

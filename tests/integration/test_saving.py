@@ -208,6 +208,31 @@ def test_counters_are_compared_with_the_baseline_of_another_machine(pytester: py
     assert last_line(result) == "compared with baselines: 1 regressed (1 of 1 compared)"
 
 
+def test_a_baseline_that_another_rootdir_hides_is_named_with_what_to_write(
+    pytester: pytest.Pytester, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a folder that exists, pytest takes the name for a path of tests, as it does not know the option yet."""
+    tests = pytester.mkdir("project") / "tests"
+    tests.mkdir()
+    (tests / "test_here.py").write_text(STEP + "def test_step(ddp_benchmark): ddp_benchmark(lasting)")
+    monkeypatch.chdir(tests.parent)
+    options = "--ddp-baseline-dir", "../base"
+    assert run("--ddp-save-baseline", *options, *FEW).ret == 0
+    for more in ([], ["-q"]):
+        result = run(*options, *more, *FEW)
+        result.stdout.fnmatch_lines(
+            [
+                f"test_step: pytest takes ../base for a path of tests, and its rootdir is {pytester.path}: write "
+                "--ddp-baseline-dir=../base, or set it in an ini file",
+                "test_step: there is no baseline base/*/project/tests/test_here/test_step.json",
+                "test_step: by another path or rootdir it has the baseline base/*/tests/test_here/test_step.json: an "
+                "ini file at the top keeps the rootdir",
+            ]
+        )
+        assert last_line(result).startswith("1 without baseline (0 of 1 compared)")
+    assert last_line(run("=".join(options), *FEW)).startswith("compared with baselines: 1 passed")
+
+
 def test_what_verdicts_without_figures_do(pytester: pytest.Pytester, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     pytester.makepyfile(test_effects=EFFECTS)
     result = run("-q", *FEW)

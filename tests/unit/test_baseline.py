@@ -558,3 +558,26 @@ def test_counters_hold_on_other_machines_for_the_same_work(store):
 
 def test_without_a_store_there_are_no_others(store):
     assert store.others(TEST) == ()
+
+
+@pytest.mark.parametrize(
+    ("saved_from", "there", "module", "root"),
+    [
+        ("svc", "tests/test_a", "svc/tests/test_a", None),
+        ("", "svc/tests/test_a", "tests/test_a", None),
+        ("svc", "tests/test_a", "svc/tests/test_a", "base"),
+        ("", "old/test_a", "new/test_a", None),
+    ],
+    ids=["below", "above", "in one store", "moved"],
+)
+def test_a_baseline_of_the_same_test_by_another_path_or_rootdir_is_found(tmp_path, saved_from, there, module, root):
+    def store_of(rootdir):
+        return Store(tmp_path / root if root else rootdir / "baselines", rootdir)
+
+    saving = tmp_path / saved_from
+    file = store_of(saving).write(baseline(test=TestId(module=there, name="test_step")))
+    store = store_of(tmp_path / "svc" if "svc" in there else tmp_path)
+    assert store.read(CPU, TestId(module=module, name="test_step")) is None
+    assert store.nearby(CPU, TestId(module=module, name="test_step")) == file
+    assert store.nearby(CPU, TestId(module=module, name="test_other")) is None
+    assert store.nearby(CPU, TestId(module="test_b", name="test_step")) is None

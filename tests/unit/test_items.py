@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from pytest_ddpperf.plugin import state
-from pytest_ddpperf.plugin.items import accept_command, module_of, name_of, nodeid_of
+from pytest_ddpperf.plugin.items import accept_command, module_of, moved_rootdir, name_of, nodeid_of
 
 TEST = "def test_step(ddp_benchmark): ..."
 
@@ -52,7 +52,7 @@ def test_a_test_is_named_as_it_was_collected_whatever_a_conftest_makes_of_it(
     assert (item.name.endswith("@cpu"), nodeid_of(item)) == (True, "test_a.py::test_b[a-ws2]")
     assert name_of(item, 2) == "test_b[a]"
     command = accept_command(item, state.settings_of(item))
-    assert command == "pytest 'test_a.py::test_b[a-ws2]' --ddp-world-size 1,2 --ddp-save-baseline"
+    assert command == "pytest 'test_a.py::test_b[a-ws2]' --ddp-world-size=1,2 --ddp-save-baseline"
 
 
 @pytest.mark.parametrize(
@@ -60,8 +60,8 @@ def test_a_test_is_named_as_it_was_collected_whatever_a_conftest_makes_of_it(
     [
         ([], ""),
         (["--ddp-steps=50", "--ddp-json=a.json", "-x", "-v"], ""),
-        (["--ddp-backend", "gloo", "--ddp-warmup=9", "--ddp-steps=50"], " --ddp-backend gloo --ddp-warmup 9"),
-        (["--ddp-baseline-dir=my baselines"], " --ddp-baseline-dir 'my baselines'"),
+        (["--ddp-backend", "gloo", "--ddp-warmup=9", "--ddp-steps=50"], " --ddp-backend=gloo --ddp-warmup=9"),
+        (["--ddp-baseline-dir", "my baselines"], " '--ddp-baseline-dir=my baselines'"),
     ],
 )
 def test_the_command_that_accepts_has_the_options_that_choose_the_baseline(
@@ -97,3 +97,30 @@ def test_the_command_that_accepts_has_the_runs_rootdir_and_ini_file(
     alone = pytester.parseconfig("-p", "no:randomly", *shlex.split(command)[1:])
     assert alone.rootpath == items[0].config.rootpath
     assert alone.inipath == items[0].config.inipath or "/dev/null" in command
+
+
+@pytest.mark.parametrize(
+    ("asked", "moved"),
+    [
+        (["--ddp-baseline-dir", "../base"], True),
+        (["tests", "--ddp-steps=5", "--ddp-baseline-dir", "../base"], True),
+        (["--ddp-json", "../run.json"], True),
+        (["--ddp-baseline-dir=../base"], False),
+        (["--ddp-baseline-dir", "../new"], False),
+        (["--rootdir=..", "--ddp-baseline-dir", "../base"], False),
+        (["-c", "my.ini", "--ddp-baseline-dir", "../base"], False),
+        (["--ddp-disable", "../tests"], False),
+    ],
+)
+def test_an_option_whose_value_moves_the_rootdir_is_named_with_what_to_write(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, asked: list[str], moved: bool
+) -> None:
+    write(*(pytester.path / file for file in ("project/tests/test_a.py", "tests/test_b.py", "base/x", "run.json")))
+    (pytester.path / "project/my.ini").write_text("[pytest]\n")
+    monkeypatch.chdir(pytester.path / "project")
+    config = pytester.parseconfig("-p", "no:randomly", *asked)
+    option, value = asked[-2:] if moved else ("", "")
+    assert moved_rootdir(config) == moved * (
+        f"pytest takes {value} for a path of tests, and its rootdir is {pytester.path}: write {option}={value}, or set "
+        "it in an ini file"
+    )
