@@ -8,8 +8,8 @@ import math
 import operator
 import pickle
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import takewhile
 from types import FrameType
@@ -43,6 +43,15 @@ def _finite(value: Any) -> float | None:
         return None
     number = float(value)
     return number if math.isfinite(number) else None
+
+
+@contextmanager
+def noting(what: str, notes: list[str]) -> Iterator[None]:
+    """Let nothing that is raised within fail a valid step: `what` ("buckets are") is unknown then, as a note says."""
+    try:
+        yield
+    except Exception as error:
+        notes.append(f"{what} unknown: {type(error).__name__}: {error}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

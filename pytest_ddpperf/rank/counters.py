@@ -16,10 +16,10 @@ import resource
 import sys
 import threading
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from operator import itemgetter
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -29,10 +29,12 @@ from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from pytest_ddpperf.rank.context import noting
 from pytest_ddpperf.rank.group import OwnGroup
 from pytest_ddpperf.records.plan import COPIES, POINT_TO_POINT, SENT
 
 Count = int | None
+_T = TypeVar("_T")
 _KIND = re.compile(r"_?i?(all_?(?:reduce|gather|to_?all)|reduce_scatter|broadcast|gather|scatter|reduce|send|recv)")
 _OTHER_KINDS = {"allreduce": "all_reduce", "allgather": "all_gather", "alltoall": "all_to_all"}
 _OTHER_DTYPES = {"byte": "uint8", "char": "int8"}  # the recorder's, where they are not torch's in lower case
@@ -42,6 +44,8 @@ _READ_BY_HOST = ("aten::_local_scalar_dense", "aten::nonzero", "aten::equal")
 # Of the operations of c10d, which argument has the bytes that count, where it is not the first.
 _BYTES_IN = {"reduce_scatter": 1, "all_to_all": 1, "gather": 1}
 _BYTES_COME_OUT = ("all_gather", "scatter", "recv")
+# Of a note.
+_SENT_IS = "what a step sends is"
 HAS_HOOKS = hasattr(dist.ProcessGroup, "register_pre_hook")
 _HOOK = 0x646470  # hooks have numbers, which others may give, too
 
@@ -71,8 +75,10 @@ class _Dispatched(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     supports_higher_order_operators = True  # else flex attention and its kin would fail under it
 
-    def __init__(self) -> None:
+    def __init__(self, problems: list[str]) -> None:
+        """What cannot be counted is appended to `problems`."""
         super().__init__()  # type: ignore[no-untyped-call]
+        self._problems = problems
         self.operations: list[Operation] = []
         self.copies: Counter[str] = Counter()
 
@@ -81,16 +87,20 @@ class _Dispatched(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return True  # else torch.compile would be off from here on
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self._count_copies(func.name(), args, kwargs or {})
         result = func(*args, **(kwargs or {}))
-        namespace = func.name().partition("::")[0]
-        kind = _kind(func.name()) if namespace in ("c10d", "_c10d_functional") else ""
+        with noting(_SENT_IS, self._problems):
+            self._count_copies(func.name(), args, kwargs or {})
+            self._count_operation(func.name(), args, result)
+        return result
+
+    def _count_operation(self, name: str, args: Any, result: Any) -> None:
+        namespace = name.partition("::")[0]
+        kind = _kind(name) if namespace in ("c10d", "_c10d_functional") else ""
         if kind:
             moved = args[_BYTES_IN.get(kind, 0) if namespace == "c10d" else 0]
             if kind == "all_gather" and namespace != "c10d":
                 moved = result  # functional operations have no argument for their output
             self.operations.append(_operation(kind, tree_leaves(moved)))
-        return result
 
     def _count_copies(self, name: str, args: Any, options: Any) -> None:
         if name in _READ_BY_HOST:
@@ -106,12 +116,16 @@ class _Dispatched(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 @contextmanager
-def _hooked(own: OwnGroup | None) -> Iterator[tuple[list[Operation], list[Operation]]]:
+def _hooked(own: OwnGroup | None, problems: list[str]) -> Iterator[tuple[list[Operation], list[Operation]]]:
     """Yield the operations that process groups but our `own` issue within: those of the main thread and of torch's
     threads, and all of them. The threads of a step may go on after it."""
     issued, seen = list[Operation](), list[Operation]()
 
     def note(given: Any) -> None:
+        with noting(_SENT_IS, problems):
+            take(given)
+
+    def take(given: Any) -> None:
         if kind := _kind(given.name.name.lower()):
             operation = _operation(kind, given.output_tensors if kind in _BYTES_COME_OUT else given.input_tensors)
             seen.append(operation)
@@ -173,7 +187,7 @@ def entries(own: OwnGroup | None) -> tuple[list[dict[str, Any]], int] | None:
                     found.append({**entry, "recorder": place})
             if kept and (oldest := min(kept, key=itemgetter("record_id")))["record_id"] > 0:
                 since = max(since, oldest["time_created_ns"])
-    except (KeyError, TypeError, ValueError, AttributeError, RuntimeError, EOFError, pickle.UnpicklingError):
+    except Exception:  # of another version of torch
         return None
     return (found, since) if are_on else None
 
@@ -207,7 +221,7 @@ def recorded(own: OwnGroup | None) -> dict[tuple[int, int], Operation] | None:
 
 def _recorded(entry: dict[str, Any]) -> Operation:
     kind = _kind(entry["profiling_name"])
-    if kind not in _REDUCING:
+    if kind not in _REDUCING or not entry["input_dtypes"]:
         return Operation(kind)
     elements = sum(map(math.prod, entry["input_sizes"]))
     return Operation(kind, elements, _dtype(entry["input_dtypes"][0]))
@@ -221,6 +235,9 @@ def _dtype(recorded: str) -> torch.dtype | None:
 class Meter:
     """Measures more of a step than its time, in a launch without RPC."""
 
+    def __init__(self) -> None:
+        self.notes: list[str] = []  # on what is unknown
+
     def blocked_ns(self) -> int:
         """Return how long this process has waited for RPC so far."""
         return 0
@@ -228,45 +245,48 @@ class Meter:
     @contextmanager
     def counting(self, own: OwnGroup | None, device: torch.device) -> Iterator[dict[str, Count]]:
         """Count a step that is taken within, on all ranks; what is yielded has the figures afterwards. Without a group
-        of our `own` the steps of ranks are not kept apart."""
+        of our `own` the steps of ranks are not kept apart. A figure that cannot be read is missing, and
+        `self.notes` say why."""
         barrier = own.barrier if own is not None else lambda: None
         gc.collect()  # modules that a set-up made and dropped live in cycles
         barrier()  # so that the recorder holds something, if it is on
         before, compiled = recorded(own), count_compilations()
-        if device.type != "cpu":
-            torch.accelerator.reset_peak_memory_stats(device)
+        problems = list[str]()
+        reduced: dict[int, list[int]] = {}
+        with noting(_SENT_IS, problems):
+            reduced = {id(module): module.reducer.get_backward_stats() for module in replicas()}
+        with noting("peak_memory.bytes is", self.notes):
+            _reset_peak_memory(device)
         self.begin()
         barrier()  # what a step of another's asks of this process is counted here, too
         figures: dict[str, Count] = {}
         graphs = _replays
-        with _Dispatched() as dispatched, _hooked(own) as hooked:
+        with _Dispatched(problems) as dispatched, _hooked(own, problems) as hooked:
             yield figures
         replayed = _replays > graphs
         after = recorded(own)
-        memory = _peak_memory(device)
+        with noting("peak_memory.bytes is", self.notes):
+            figures |= _peak_memory(device)
         self.end()
         barrier()  # a later step of another's must not be counted in this one
-        more = self.close()
+        figures |= self.close()
         barrier()  # nor before this one was
         issued, seen = hooked if HAS_HOOKS else (dispatched.operations, None)
         if before is not None and after is not None and not HAS_HOOKS:
             seen = [operation for number, operation in after.items() if number not in before]
         # Of graphs nothing is seen, and groups that the step makes have no hooks.
-        if replayed or (HAS_HOOKS and _amounts(dispatched.operations) - _amounts(seen or ())):
+        if replayed or problems or (HAS_HOOKS and _amounts(dispatched.operations) - _amounts(seen or ())):
             seen = None
-        modules = [m for m in gc.get_objects() if issubclass(type(m), nn.Module) and "_parameters" in vars(m)]
-        replicas = [module for module in modules if issubclass(type(module), DistributedDataParallel)]
-        figures |= {
-            **_sent(issued, seen, replicas),
-            **_sizes(modules, replicas),
-            "recompilations": count_compilations() - compiled,
-            "graph_breaks": _dynamo("graph_break").total(),
-            **(
-                {name: None if replayed else dispatched.copies[name] for name in COPIES} if device.type != "cpu" else {}
-            ),
-            **memory,
-            **more,
-        }
+        with noting(_SENT_IS, problems):
+            reducing = _reducing(reduced)
+            figures |= _gradient_sizes(reducing) | _sent(issued, seen, reducing or ())
+        with noting("parameters.bytes is", self.notes):
+            figures["parameters.bytes"] = _parameter_bytes()
+        figures["recompilations"] = count_compilations() - compiled
+        figures["graph_breaks"] = _dynamo("graph_break").total()
+        if device.type != "cpu" and not (replayed or problems):
+            figures |= {name: dispatched.copies[name] for name in COPIES}
+        self.notes += problems[:1]
 
     def begin(self) -> None:
         """All ranks are about to take the step that is counted."""
@@ -280,16 +300,17 @@ class Meter:
 
 
 def _sent(
-    dispatched: list[Operation], recorded: list[Operation] | None, replicas: list[DistributedDataParallel]
+    dispatched: list[Operation], recorded: list[Operation] | None, reducing: Iterable[Mapping[str, Any]]
 ) -> dict[str, Count]:
-    """Return how many operations of each kind a step issued and their bytes, unknown where the sources differ."""
+    """Return how many operations of each kind a step issued and their bytes, unknown where the sources differ.
+    `reducing` is as `_reducing` returns it."""
     one, other = _amounts(dispatched), _amounts(recorded or ())
     differing = {kind for kind, dtype in one.keys() | other.keys() if one[kind, dtype] != other[kind, dtype]}
     by_kind = {kind: [each for each in dispatched if each.kind == kind] for kind in SENT}
     by_kind["collectives"] = [each for each in dispatched if each.kind not in POINT_TO_POINT]
-    for module in replicas:
-        bitmap = (len(_synchronised(module)), torch.int32)  # of used parameters, one a backward
-        if module.find_unused_parameters:
+    for module in reducing:
+        bitmap = (module["num_parameter_tensors"], torch.int32)  # of used parameters, one a backward
+        if module["find_unused_parameters"]:
             by_kind["all_reduce"] = [each for each in by_kind["all_reduce"] if (each.elements, each.dtype) != bitmap]
     figures: dict[str, Count] = {}
     for kind, operations in by_kind.items():
@@ -312,32 +333,57 @@ def _amounts(operations: Iterable[Operation]) -> Counter[tuple[str, str]]:
     return amounts
 
 
-def _sizes(modules: list[nn.Module], replicas: list[DistributedDataParallel]) -> dict[str, Count]:
-    """Return the bytes of all parameters of this process, of the gradients that DDP synchronises, and its buckets."""
-    own = {id(p): p for module in modules for p in module.parameters(recurse=False) if not is_lazy(p)}
-    gradients = [gradient for module in replicas for gradient in _synchronised(module)]
-    buckets = [size for module in replicas for size in _bucket_sizes(module)]
+def find_objects(kind: type[_T]) -> list[_T]:
+    """Return the objects of this process that are of a type; no code of theirs runs."""
+    return [each for each in gc.get_objects() if issubclass(type(each), kind)]
+
+
+def replicas() -> list[DistributedDataParallel]:
+    """Return the DDP modules of this process, without those that were never finished."""
+    return [module for module in find_objects(DistributedDataParallel) if "reducer" in vars(module)]
+
+
+def _reducing(before: Mapping[int, list[int]]) -> list[Mapping[str, Any]] | None:
+    """Return what DDP logs of its modules whose gradients were synchronised since `before`, which has when each of them
+    was ready in the last such backward pass: the copy of a module (an average, a teacher) has a reducer, too. None
+    without a DDP module, and under compiled DDP's Python reducer, which notes no times."""
+    found = replicas()
+    if not found or any(vars(module).get("_use_python_reducer") for module in found):
+        return None
+    logged = []
+    for module in found:
+        ready = module.reducer.get_backward_stats()
+        if any(ready) and ready != before.get(id(module)):
+            logged.append(DistributedDataParallel._get_ddp_logging_data(module))  # type: ignore[no-untyped-call]
+    return logged
+
+
+def _gradient_sizes(reducing: Sequence[Mapping[str, Any]] | None) -> dict[str, Count]:
+    """Return the bytes of the gradients that DDP synchronised, and its buckets; it logs those that it rebuilt one
+    forward later."""
+    if reducing is None:
+        return {}
+    logged = [module.get("rebuilt_bucket_sizes") or module["bucket_sizes"] for module in reducing]
+    buckets = [int(size) for sizes in logged for size in sizes.split(",")]
     return {
-        "parameters.bytes": _bytes(own.values()),
-        "gradient_bytes": _bytes(gradients) if replicas else None,
-        "buckets": len(buckets) if replicas else None,
+        "gradient_bytes": sum(module["total_parameter_size_bytes"] for module in reducing),
+        "buckets": len(buckets),
         "buckets.largest_bytes": max(buckets, default=None),
     }
 
 
+def _parameter_bytes() -> int:
+    """Return the bytes of all parameters in this process, of sharded ones the shard. Modules are not asked: a
+    RemoteModule refuses it, for its parameters are elsewhere."""
+    own: dict[int, Any] = {}
+    for module in find_objects(nn.Module):
+        own |= {id(p): p for p in vars(module).get("_parameters", {}).values()}
+    known = (p for p in own.values() if p is not None and not is_lazy(p) and not p.is_meta)
+    return _bytes(getattr(p, "_local_tensor", p) for p in known)
+
+
 def _bytes(tensors: Iterable[torch.Tensor]) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
-
-
-def _synchronised(module: DistributedDataParallel) -> list[torch.Tensor]:
-    ignored = module.parameters_to_ignore
-    return [p for name, p in module.module.named_parameters() if p.requires_grad and name not in ignored]
-
-
-def _bucket_sizes(module: DistributedDataParallel) -> list[int]:
-    """Return the bytes of each gradient bucket; DDP logs those that it rebuilt one forward later."""
-    logged = module._get_ddp_logging_data()  # type: ignore[no-untyped-call]
-    return [int(size) for size in (logged.get("rebuilt_bucket_sizes") or logged["bucket_sizes"]).split(",")]
 
 
 def _dynamo(kind: str) -> Counter[str]:
@@ -349,6 +395,11 @@ def _dynamo(kind: str) -> Counter[str]:
 def count_compilations() -> int:
     """Return how many frames torch.compile has compiled so far, recompilations included."""
     return _dynamo("frames")["total"]
+
+
+def _reset_peak_memory(device: torch.device) -> None:
+    if device.type != "cpu":
+        torch.accelerator.reset_peak_memory_stats(device)
 
 
 def _peak_memory(device: torch.device) -> dict[str, Count]:

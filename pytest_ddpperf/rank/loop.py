@@ -157,6 +157,7 @@ class Loop:
             steps=len(self._ended_ns),
             unsettled=self._unsettled,
             counters=self._counters,
+            notes=self._meter.notes,
             losses=self._losses,
             step_ns=step_ns,
             is_slowed=self._is_slowed,

@@ -65,6 +65,7 @@ class RpcMeter(Meter):
     """
 
     def __init__(self) -> None:
+        super().__init__()
         self._blocked_ns = 0
         self._waits = 0  # nested waits of the main thread
         self._lock = threading.Lock()  # answers are counted on torch's threads

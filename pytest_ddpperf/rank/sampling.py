@@ -115,7 +115,8 @@ def window_of(
     plan has room for, that many are kept, evenly spread."""
     # First, for what is asked for below takes time. Threads of RPC poll, with nothing to do.
     goes_on = not plan.rpc and environment.goes_on()
-    facts = environment.of_rank(ctx)
+    notes = [*warmed.notes]
+    facts = environment.of_rank(ctx, notes)
     compiled = _compiled_at(taken)
     unfit = {
         f"recompiled at step {compiled}: raise --ddp-warmup": compiled,
@@ -147,7 +148,7 @@ def window_of(
         warmup=warmed.steps,
         phases=phases.phases(steps, own),
         stretches=tuple(lengths),
-        notes=phases.notes,
+        notes=(*notes, *phases.notes),
         facts=facts,
         page_faults=round(sum(s.page_faults for s in taken) / max(1, sum(s.taken for s in taken)), 1),
         goes_on=goes_on,

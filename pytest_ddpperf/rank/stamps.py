@@ -22,11 +22,10 @@ from typing import Any
 
 import torch
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
-from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from pytest_ddpperf.rank.clock import StepClock
-from pytest_ddpperf.rank.counters import entries
+from pytest_ddpperf.rank.counters import entries, replicas
 from pytest_ddpperf.rank.group import OwnGroup
 from pytest_ddpperf.records.step_phases import BACKWARD, DATA, EXPOSED, FORWARD, OPTIMIZER, OTHER, PHASES, RankPhases
 
@@ -48,7 +47,7 @@ class Stamps:
         self._is_capturing = torch.cuda.is_current_stream_capturing if device.type == "cuda" else lambda: False
         self._now = time.monotonic_ns if device.type == "cpu" else self._record
         self.before: list[int] = []  # what was open when they were cleared
-        self.has_ddp = False  # whether a step trains a DDP module
+        self.has_ddp = False  # whether this process has a DDP module, which the step then trains
         self._thread = threading.get_ident()
         self._modules: list[torch.nn.Module] = []  # that a step calls itself
         self._depth = 0  # of forward passes, in the step that finds them
@@ -101,9 +100,9 @@ class Stamps:
         finally:
             before.remove()
             after.remove()
+        self.has_ddp = bool(replicas())
         for module in {id(module): module for module in self._modules}.values():
-            self.has_ddp |= any(isinstance(each, DistributedDataParallel) for each in module.modules())
-            with suppress(RuntimeError):  # TorchScript's modules take no hooks
+            with suppress(Exception):  # TorchScript's modules take no hooks, nor does a RemoteModule
                 module.register_forward_pre_hook(self._hook(_FORWARD), prepend=True)
                 module.register_forward_hook(self._hook(-_FORWARD), always_call=True)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -10,10 +9,9 @@ from functools import wraps
 from typing import Any, NoReturn
 
 import torch
-from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from pytest_ddpperf.rank.counters import count_compilations
+from pytest_ddpperf.rank.counters import count_compilations, find_objects, replicas
 from pytest_ddpperf.records.errors import DdpPerfError
 
 Ended = tuple[int, int]  # when a step ended, in ns, and how many backward passes it had
@@ -169,14 +167,19 @@ class Updates:
 
 
 def _has_optimizer() -> bool:
-    return any(issubclass(type(each), torch.optim.Optimizer) for each in gc.get_objects())
+    return bool(find_objects(torch.optim.Optimizer))
 
 
 def _synchronises(module: Any) -> bool:
     """Return whether a backward pass of now synchronises the gradients of a DDP or FSDP2 module."""
-    state = getattr(module, "_get_fsdp_state", lambda: None)()
+    state = module._get_fsdp_state() if _is_fsdp(module) else None
     shared = getattr(state, "_state_ctx", None)
-    return bool(getattr(module, "require_backward_grad_sync", False) or getattr(shared, "is_last_backward", False))
+    return bool(vars(module).get("require_backward_grad_sync") or getattr(shared, "is_last_backward", False))
+
+
+def _is_fsdp(module: object) -> bool:
+    """Whether it is an FSDP2 module, by its type: a module's own `__getattr__` may raise anything."""
+    return hasattr(type(module), "_get_fsdp_state")
 
 
 _found: list[torch.nn.Module] = []
@@ -185,8 +188,5 @@ _found: list[torch.nn.Module] = []
 def _replicas() -> Sequence[torch.nn.Module]:
     """Return the modules of this process that synchronise gradients, as they are when some are first found."""
     if not _found:
-        modules = [each for each in gc.get_objects() if issubclass(type(each), torch.nn.Module)]
-        _found.extend(
-            each for each in modules if isinstance(each, DistributedDataParallel) or hasattr(each, "_get_fsdp_state")
-        )
+        _found.extend([*replicas(), *filter(_is_fsdp, find_objects(torch.nn.Module))])
     return _found

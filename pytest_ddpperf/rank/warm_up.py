@@ -29,6 +29,7 @@ class WarmUp:
     steps: int  # it took
     unsettled: str  # what its last step still changed, in words
     counters: Mapping[str, int | None]  # of a step; nothing is known of less than three
+    notes: Sequence[str] = ()  # on counters that are unknown
     sent: Sequence[int] = ()  # as `Window` has it
     losses: list[Any] = field(default_factory=list)  # of the steps beyond those asked, None where one recorded none
     step_ns: int = 0  # the shortest of its last steps, with what it left the device to do
@@ -81,6 +82,7 @@ def warm_up(
         steps=index + 1,
         unsettled=unsettled,
         counters=counters,
+        notes=meter.notes,
         sent=sent,
         losses=losses,
         step_ns=min(step_ns[-TELLING:]),
@@ -150,7 +152,10 @@ def allocator_growth(device: torch.device) -> int:
     was too little. The number of segments would not do: an expandable segment grows without a new one."""
     if device.type == "cpu":
         return 0
-    stats = torch.accelerator.memory_stats(device)
+    try:
+        stats = torch.accelerator.memory_stats(device)
+    except RuntimeError:  # an allocator of another kind has none
+        return 0
     return int(stats.get("num_device_alloc", 0)) + int(stats.get("num_alloc_retries", 0))
 
 

@@ -96,11 +96,12 @@ TIME_LIMITS = tuple(
     for metric, value in (("p10", 0.1), ("p50", 0.1), (MEAN, 0.25))
 )
 # On counters, unless the user names another for the same one.
-# The memory of a process varies, and larger buckets are no loss.
+# The memory of a process varies, larger buckets are no loss, and a process may keep parameters that its step does not
+# use: an average, a teacher.
 COUNTER_LIMITS = tuple(
     Limit(metric=name, value=0.05 if name == "peak_memory.bytes" else 0.0, unit="%", default=True)
     for name in COUNTERS
-    if name not in ("peak_rss.bytes", "buckets.largest_bytes")
+    if name not in ("peak_rss.bytes", "buckets.largest_bytes", "parameters.bytes")
 )
 
 

@@ -3,6 +3,7 @@ Parallel & RPC Model Parallel", and what the counters do not know."""
 
 from __future__ import annotations
 
+import copy
 import itertools
 import threading
 from dataclasses import replace
@@ -113,9 +114,10 @@ def test_fsdp_scatters_padded_gradients_and_gathers_parameters(bench: Bench, res
         return lambda: model(inputs).sum().backward()
 
     padded = GRADIENTS + (8 + 1) * FLOAT  # of 3 rows, for two ranks
+    shard = padded // 2  # of the first rank
     moved = sent(reduce_scatter=(2, padded), all_gather=(2 * gathers, gathers * padded))
     moved |= sent(collectives=(2 + 2 * gathers, (1 + gathers) * padded))
-    assert known(counted(bench, setup)) == {**moved, "parameters.bytes": GRADIENTS}
+    assert known(counted(bench, setup)) == {**moved, "parameters.bytes": shard}
 
 
 def test_each_kind_of_operation_has_its_bytes(bench: Bench) -> None:
@@ -150,6 +152,186 @@ def test_buffers_and_bitmaps_are_counted_apart(bench: Bench) -> None:
     assert (counters["all_reduce.count"], counters["all_reduce.bytes"]) == (1, GRADIENTS + 2 * 8 * FLOAT)
     assert (counters["broadcast.count"], counters["broadcast.bytes"]) == (2, 2 * 8 * FLOAT + 8)  # by dtype
     assert counters["collectives.count"] == 4  # the bitmap, too
+
+
+def test_the_copy_of_a_ddp_module_adds_nothing_to_what_is_synchronised(bench: Bench) -> None:
+    def setup(ctx: Any) -> Any:
+        replicated, inputs = DDP(network()), torch.randn(4, 20)
+        average, teacher = torch.optim.swa_utils.AveragedModel(replicated), copy.deepcopy(replicated)
+
+        def step() -> None:
+            with torch.no_grad():
+                teacher(inputs)
+            replicated(inputs).sum().backward()
+            average.update_parameters(replicated)
+
+        return step
+
+    counters = counted(bench, setup)
+    assert (counters["gradient_bytes"], counters["buckets"]) == (GRADIENTS, 1)
+    assert (counters["all_reduce.bytes"], counters["parameters.bytes"]) == (GRADIENTS, 3 * GRADIENTS)
+
+
+@pytest.mark.parametrize("options", [{}, {"static_graph": True}, {"find_unused_parameters": True}])
+def test_every_ddp_module_that_synchronises_in_the_step_counts(bench: Bench, options: dict[str, bool]) -> None:
+    def setup(ctx: Any) -> Any:
+        first, second = DDP(network(), **options), torch.compile(DDP(network(), **options), backend="eager")
+        inputs = torch.randn(4, 20)
+
+        def step() -> None:
+            first(inputs).sum().backward()
+            second(inputs).sum().backward()
+
+        return step
+
+    counters = counted(bench, setup, warmup=4)
+    assert (counters["gradient_bytes"], counters["buckets"]) == (2 * GRADIENTS, 2)
+    assert (counters["all_reduce.count"], counters["all_reduce.bytes"]) == (2, 2 * GRADIENTS)
+
+
+def test_a_step_that_only_accumulates_synchronises_nothing(bench: Bench) -> None:
+    def setup(ctx: Any) -> Any:
+        replicated, inputs = DDP(network()), torch.randn(4, 20)
+
+        def step() -> None:
+            with replicated.no_sync():
+                replicated(inputs).sum().backward()
+
+        return step
+
+    counters = counted(bench, setup)
+    assert (counters["gradient_bytes"], counters["buckets"], counters["all_reduce.count"]) == (0, 0, 0)
+
+
+def test_what_ddp_synchronises_in_python_is_unknown(bench: Bench) -> None:
+    def setup(ctx: Any) -> Any:
+        torch._dynamo.config.optimize_ddp = "python_reducer"
+        return training(4)(ctx)
+
+    counters = counted(bench, setup)
+    assert (counters["gradient_bytes"], counters["buckets"]) == (None, None)
+
+
+def test_a_layer_that_is_frozen_later_is_still_in_the_bitmap(bench: Bench) -> None:
+    def setup(ctx: Any) -> Any:
+        replicated, inputs = DDP(network(), find_unused_parameters=True), torch.randn(4, 20)
+        replicated.module[0].requires_grad_(requires_grad=False)
+        return lambda: replicated(inputs).sum().backward()
+
+    counters = counted(bench, setup)
+    assert (counters["all_reduce.count"], counters["collectives.count"]) == (1, 2)
+    assert counters["gradient_bytes"] == counters["all_reduce.bytes"] == GRADIENTS
+
+
+# --- modules that cannot be asked
+
+
+class Refusing(nn.Module):
+    """A module that answers nothing."""
+
+    def refuse(self, *_: Any, **__: Any) -> Any:
+        raise ValueError("not to be asked")
+
+    parameters = named_parameters = modules = named_modules = children = refuse
+    register_forward_hook = register_forward_pre_hook = state_dict = refuse
+
+    def __getattr__(self, name: str) -> Any:
+        raise KeyError(name)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return inputs
+
+
+def odd_module(kind: str) -> Any:
+    """Return an object that the process keeps, and that has no parameters with bytes of their own."""
+    if kind == "refusing":
+        return Refusing()
+    if kind == "lazy":
+        return nn.LazyLinear(3)
+    if kind == "on meta":
+        return nn.Linear(20, 8, device="meta")
+    if kind == "unfinished":
+        return nn.Module.__new__(nn.Linear)
+    if kind == "ddp that failed":
+        try:
+            return DDP(nn.ReLU())
+        except RuntimeError as error:
+            return error  # whose frames have the module
+    raise AssertionError(kind)
+
+
+@pytest.mark.parametrize("kind", ["refusing", "lazy", "on meta", "unfinished", "ddp that failed"])
+def test_a_module_that_cannot_be_asked_leaves_counters_known(bench: Bench, kind: str) -> None:
+    def setup(ctx: Any) -> Any:
+        kept, step = odd_module(kind), training(4)(ctx)
+        return lambda: (kept, step())
+
+    samples = bench.measure(setup, warmup=3)
+    assert samples.notes == ()
+    assert samples.counters["gradient_bytes"] == samples.counters["parameters.bytes"] == GRADIENTS
+
+
+def test_a_module_without_a_table_of_parameters_leaves_their_bytes_unknown(bench: Bench) -> None:
+    def setup(ctx: Any) -> Any:
+        kept, step = nn.Linear(4, 4), training(4)(ctx)
+        vars(kept)["_parameters"] = None
+        return lambda: (kept, step())
+
+    samples = bench.measure(setup, warmup=3)
+    assert samples.notes == (
+        "parameters.bytes is unknown: AttributeError: 'NoneType' object has no attribute 'values'",
+    )
+    assert samples.counters["parameters.bytes"] is None
+    assert samples.counters["gradient_bytes"] == samples.counters["all_reduce.bytes"] == GRADIENTS
+
+
+@pytest.mark.parametrize(
+    ("kind", "size"),
+    [
+        ("script", GRADIENTS),
+        ("compiled", GRADIENTS),
+        ("fsdp", (GRADIENTS + FLOAT) // 2),  # padded to an even number, for two ranks
+        ("fsdp with views", (GRADIENTS + FLOAT) // 2),
+        ("dtensor", (20 * 4 + 4 + 4 * 3 + 3) * FLOAT),  # half of the outputs, and of the next layer's inputs
+    ],
+)
+def test_parameters_of_wrapped_and_sharded_modules_are_counted_once(bench: Bench, kind: str, size: int) -> None:
+    def setup(ctx: Any) -> Any:
+        model, inputs = network(), torch.randn(4, 20)
+        if kind == "script":
+            model = torch.jit.script(model)
+        elif kind == "compiled":
+            model = torch.compile(model, backend="eager")
+        elif kind == "dtensor":
+            from torch.distributed.device_mesh import init_device_mesh
+            from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+            parallelize_module(model, init_device_mesh("cpu", (2,)), {"0": ColwiseParallel(), "2": RowwiseParallel()})
+        else:
+            from torch.distributed.fsdp import FullyShardedDataParallel
+
+            model = FullyShardedDataParallel(model, use_orig_params="views" in kind, device_id=torch.device("cpu"))
+        return lambda: model(inputs).sum().backward()
+
+    samples = bench.measure(setup, warmup=4)
+    assert samples.notes == ()
+    assert samples.counters["parameters.bytes"] == size
+
+
+def test_what_a_step_sends_is_unknown_if_it_cannot_be_read(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    def setup(ctx: Any) -> Any:
+        from pytest_ddpperf.rank import counters
+
+        def fail(*_: object) -> None:
+            raise ValueError("of another version of torch")
+
+        monkeypatch.setattr(counters, "_operation", fail)
+        return training(4)(ctx)
+
+    samples = bench.measure(setup, warmup=3)
+    assert samples.notes == ("what a step sends is unknown: ValueError: of another version of torch",)
+    assert (samples.counters["all_reduce.count"], samples.counters["broadcast.count"]) == (None, None)
+    assert samples.counters["gradient_bytes"] == GRADIENTS
 
 
 def test_a_half_precision_hook_halves_the_bytes_and_not_the_gradients(bench: Bench) -> None:
@@ -271,6 +453,39 @@ def test_functional_collectives_are_counted_like_the_others(bench: Bench) -> Non
 
 
 # --- RPC
+
+
+@pytest.mark.parametrize("kind", ["remote module", "references"])
+def test_parameters_in_another_process_are_not_counted(bench: Bench, kind: str) -> None:
+    def trainer(ctx: Any) -> Any:
+        from torch.distributed.nn import RemoteModule
+        from torch.distributed.optim import DistributedOptimizer
+
+        dense, inputs = DDP(network()), torch.randn(4, 20)
+        if kind == "remote module":
+            remote = RemoteModule("ps0/cpu", nn.Linear, (20, 20))
+            references = remote.remote_parameters()
+        else:
+            remote = rpc.remote("ps0", nn.Linear, (20, 20))
+            references = rpc.rpc_sync("ps0", parameters_of, (remote,))
+            remote = remote.rpc_sync()
+        references += [rpc.RRef(parameter) for parameter in dense.parameters()]
+        optimizer: Any = DistributedOptimizer(torch.optim.SGD, references, lr=0.1)  # type: ignore[no-untyped-call]
+
+        def step() -> None:
+            with dist_autograd.context() as context:
+                dist_autograd.backward(context, [dense(remote.forward(inputs)).sum()])
+                optimizer.step(context)
+
+        return step
+
+    counters = counted_rpc(bench, trainer)
+    assert counters["gradient_bytes"] == counters["parameters.bytes"] == GRADIENTS
+    assert counters["rpc.calls"]
+
+
+def parameters_of(module: Any) -> list[Any]:
+    return [rpc.RRef(parameter) for parameter in module.local_value().parameters()]
 
 
 def double(values: torch.Tensor) -> torch.Tensor:

@@ -229,6 +229,26 @@ for step in range(10**9):
     assert milliseconds(samples) == [10] * 6
 
 
+def test_modules_that_the_program_does_not_use_are_not_asked(programs: Programs) -> None:
+    samples = programs.run(
+        """
+class Lookup(nn.Module):
+    def __getattr__(self, name):
+        return {}[name]
+
+unused, model = Lookup(), begin()
+for step in range(10**9):
+    lasts(5)
+    model(x).sum().backward()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter -= 0.1 * parameter.grad
+            parameter.grad = None
+"""
+    )
+    assert milliseconds(samples) == [5] * 6
+
+
 SHARDED = """
 from torch.distributed.fsdp import fully_shard
 dist.init_process_group("gloo")

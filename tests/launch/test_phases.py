@@ -6,6 +6,7 @@ import threading
 import time
 import warnings
 from collections.abc import Iterator
+from pathlib import Path
 from statistics import fmean
 from typing import Any
 
@@ -159,6 +160,23 @@ def test_a_module_that_takes_no_hooks_leaves_its_forward_pass_unknown(bench: Ben
         return lambda: model(torch.ones(1, 4)).sum().backward()
 
     assert known(bench.measure(setup, warmup=3, steps=4)) == {BACKWARD, EXPOSED, OTHER, RANK_WAIT}
+
+
+def test_a_remote_module_is_called_by_a_step_like_any_other(bench: Bench, tmp_path: Path) -> None:
+    def setup(ctx: Any) -> Any:
+        from torch.distributed import rpc
+        from torch.distributed.nn import RemoteModule
+
+        options = rpc.TensorPipeRpcBackendOptions(init_method=f"file://{tmp_path}/{ctx.rank}")
+        rpc.init_rpc("alone", rank=0, world_size=1, rpc_backend_options=options)
+        remote, dense = RemoteModule("alone/cpu", nn.Linear, (4, 4)), DistributedDataParallel(nn.Linear(4, 4))
+        yield lambda: dense(remote(torch.ones(1, 4))).sum().backward()
+        rpc.shutdown()
+
+    samples = bench.measure(setup, warmup=4, steps=4)
+    assert samples.notes == ()
+    assert samples.counters["gradient_bytes"] == (4 * 4 + 4) * 4
+    assert {FORWARD, BACKWARD, EXPOSED} <= known(samples)
 
 
 def test_an_optimizer_in_backward_is_no_phase_of_its_own(bench: Bench) -> None:

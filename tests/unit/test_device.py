@@ -452,3 +452,21 @@ def test_an_expandable_segment_that_grows_is_seen(monkeypatch: pytest.MonkeyPatc
     before = warm_up.allocator_growth(torch.device("cuda"))
     stats["num_device_alloc"] += 1
     assert warm_up.allocator_growth(torch.device("cuda")) == before + 1
+
+
+def test_an_allocator_without_figures_is_not_watched(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_: object) -> None:
+        raise RuntimeError("CUDAPluggableAllocator does not yet support getDeviceStats")
+
+    for name in ("memory_stats", "reset_peak_memory_stats", "max_memory_allocated"):
+        monkeypatch.setattr(torch.accelerator, name, refuse)
+    assert warm_up.allocator_growth(torch.device("cuda")) == 0
+    monkeypatch.setattr(counters, "recorded", lambda own: {})
+    monkeypatch.setattr(counters, "gc", WITHOUT_MODULES)
+    meter = counters.Meter()
+    with meter.counting(None, torch.device("cuda")) as figures:
+        pass
+    assert "peak_memory.bytes" not in figures
+    assert figures["host_syncs"] == 0
+    why = "RuntimeError: CUDAPluggableAllocator does not yet support getDeviceStats"
+    assert [*dict.fromkeys(meter.notes)] == [f"peak_memory.bytes is unknown: {why}"]

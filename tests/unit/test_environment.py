@@ -54,6 +54,14 @@ def test_rounding_is_told_by_torchs_word(word: str) -> None:
     assert environment.state()["matmul_precision"] == word
 
 
+def test_a_switch_that_cannot_be_read_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As with a torch that has no such switch for each backend."""
+    known, notes = environment.state(), list[str]()
+    monkeypatch.delattr(type(torch.backends.cudnn), "conv")
+    assert environment.state(notes) == {name: fact for name, fact in known.items() if name != "cudnn_precision"}
+    assert notes[0].startswith("cudnn_precision is unknown: AttributeError: ")
+
+
 SMI = """#!/bin/sh
 for name in {refused}; do
     case "$1" in *$name*) echo "Field \\"$name\\" is not a valid field to query."; exit 2;; esac
