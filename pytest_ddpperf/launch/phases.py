@@ -92,14 +92,16 @@ _MOST_OPEN = 64
 
 
 class Starts:
-    """When each rank started each collective: the last of them ends the waiting of the others."""
+    """When each rank started each collective and message: the last of them ends the waiting of the others. A message
+    is named again where a rank begins to wait for it."""
 
     def __init__(self, by_rank: Sequence[Sequence[tuple[float, str]]]) -> None:
         self._by_rank = by_rank
         self._times = [[when for when, _ in starts] for starts in by_rank]
         self._last: dict[str, tuple[float, int]] = {}
         for rank, starts in enumerate(by_rank):
-            for when, name in starts:
+            first = {name: when for when, name in reversed(starts)}
+            for name, when in first.items():
                 self._last[name] = max(self._last.get(name, (when, rank)), (when, rank))
 
     def last(self, rank: int, begin: float, end: float) -> tuple[int, float]:

@@ -397,6 +397,11 @@ def count_compilations() -> int:
     return _dynamo("frames")["total"]
 
 
+def has_compiled() -> bool:
+    """Return whether torch.compile made a graph; with `fullgraph=True` it counts no frame."""
+    return bool(_dynamo("stats"))
+
+
 def _reset_peak_memory(device: torch.device) -> None:
     if device.type != "cpu":
         torch.accelerator.reset_peak_memory_stats(device)

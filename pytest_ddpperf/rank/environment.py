@@ -8,7 +8,7 @@ import re
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +27,9 @@ def of_rank(ctx: Context, notes: list[str]) -> dict[str, Scalar]:
     with noting("facts of the device are", notes):
         facts |= device(ctx.device)
     if ctx.rank == 0:
-        with noting("versions are", notes):
+        with noting("facts of torch are", notes):
             facts |= versions()
-        facts |= state(notes)
+            facts |= state()
     return facts
 
 
@@ -47,21 +47,15 @@ def versions() -> dict[str, Scalar]:
     }
 
 
-def state(notes: list[str] | None = None) -> dict[str, Scalar]:
-    """Switches that the user's code may have set by now; `notes` say which are unknown."""
-    backends: Any = torch.backends
-    switches: dict[str, Callable[[], Scalar]] = {
-        "matmul_precision": _matmul_precision,
-        "cudnn_benchmark": lambda: bool(backends.cudnn.benchmark),
-        "cudnn_precision": lambda: str(backends.cudnn.conv.fp32_precision),
-        "attention": lambda: ", ".join(each for each in _ATTENTION if getattr(backends.cuda, f"{each}_sdp_enabled")()),
-        "deterministic": torch.are_deterministic_algorithms_enabled,
+def state() -> dict[str, Scalar]:
+    """Switches that the user's code may have set by now."""
+    return {
+        "matmul_precision": _matmul_precision(),
+        "cudnn_benchmark": torch.backends.cudnn.benchmark,
+        "cudnn_precision": str(torch.backends.cudnn.conv.fp32_precision),  # type: ignore[attr-defined]
+        "attention": ", ".join(name for name in _ATTENTION if getattr(torch.backends.cuda, f"{name}_sdp_enabled")()),
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
     }
-    facts: dict[str, Scalar] = {}
-    for name, read in switches.items():
-        with noting(f"{name} is", [] if notes is None else notes):
-            facts[name] = read()
-    return facts
 
 
 _ATTENTION = ("flash", "mem_efficient", "cudnn", "math")  # kernels of scaled_dot_product_attention

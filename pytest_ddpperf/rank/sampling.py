@@ -212,7 +212,7 @@ class PhaseWatch:
         if not self._is_on:
             return None
         stamps = self._stamps
-        arrivals = self._arrivals.read(own) if self._on_cpu else None
+        arrivals = self._arrivals.read(own, stamps.messages) if self._on_cpu and stamps.knows_partners else None
         before = stamps.before if self._is_program else None
         found = rank_phases(steps, stamps.taken, arrivals, has_ddp=stamps.has_ddp, before=before)
         if found is None:

@@ -1,8 +1,8 @@
 """Time stamps at the boundaries of a step's phases, without a profiler, and the phases that they make.
 
 A stamp is taken where a forward pass of a module that the step calls itself begins and ends, a backward pass, an
-optimizer's step, and a wait for a collective. They cost a few microseconds a step, so every launch takes them. When
-collectives were started comes from torch's flight recorder.
+optimizer's step, and a wait for a collective or a message. They cost a few microseconds a step, so every launch takes
+them. When collectives were started comes from torch's flight recorder, which on Gloo has no `send` and `recv`.
 
 On a device a stamp is an event in its current stream: a phase lasts until the device has done its work. The host starts
 a collective long before that, so waits are not known there.
@@ -14,18 +14,21 @@ import threading
 import time
 import warnings
 from bisect import bisect_left, bisect_right
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import wraps
 from itertools import accumulate
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
+import torch.distributed._functional_collectives as functional
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from pytest_ddpperf.rank.clock import StepClock
-from pytest_ddpperf.rank.counters import entries, replicas
+from pytest_ddpperf.rank.counters import entries, has_compiled, replicas
 from pytest_ddpperf.rank.group import OwnGroup
 from pytest_ddpperf.records.step_phases import BACKWARD, DATA, EXPOSED, FORWARD, OPTIMIZER, OTHER, PHASES, RankPhases
 
@@ -51,6 +54,11 @@ class Stamps:
         self._thread = threading.get_ident()
         self._modules: list[torch.nn.Module] = []  # that a step calls itself
         self._depth = 0  # of forward passes, in the step that finds them
+        # When each `send` and `recv` was issued, and again when this thread began to wait for it, with its name.
+        self.messages: list[tuple[int, str]] = []
+        self._issued: Counter[str] = Counter()  # messages by group, ranks and tag
+        self._names: WeakKeyDictionary[Any, str] = WeakKeyDictionary()  # of messages, by what is waited for
+        self.knows_partners = True  # whether every message has a name
 
     def install(self) -> None:
         """Stamp backward passes, optimizers and waits from here on.
@@ -62,13 +70,39 @@ class Stamps:
         # Of every collective that Python waits for, also in a `dist.all_reduce` without `async_op`.
         work: Any = torch._C._distributed_c10d.Work
         work.wait = self._around(work.wait, _WAIT)
+        # Of a functional collective, as DTensor uses them.
+        functional.wait_tensor = self._around(functional.wait_tensor, _WAIT)
+        group: Any = torch._C._distributed_c10d.ProcessGroup
+        for name in ("send", "recv", "recv_anysource"):
+            setattr(group, name, self._naming(getattr(group, name), sends=name == "send"))
         register_optimizer_step_pre_hook(self._hook(_OPTIMIZER))
         register_optimizer_step_post_hook(self._hook(-_OPTIMIZER))
 
     def clear(self) -> None:
         self.before = still_open(self.taken, self.before)
         self.taken.clear()
+        self.messages.clear()
         self._placed = 0
+
+    def _naming(self, function: Any, *, sends: bool) -> Any:
+        """Give each message a name that is the same on both ranks: it is the k-th from one to the other."""
+
+        @wraps(function)
+        def named(group: Any, *args: Any, **kwargs: Any) -> Any:
+            began = time.monotonic_ns()
+            work = function(group, *args, **kwargs)
+            try:
+                _, peer, tag = args
+                ends = (group.rank(), peer) if sends else (peer, group.rank())
+                kind = f"{group.group_name}:{ends}:{tag}"
+                self._issued[kind] += 1
+                self._names[work] = f"{kind}:{self._issued[kind]}"
+                self.messages.append((began, self._names[work]))
+            except Exception:  # the sender is unknown, most likely
+                self.knows_partners = False
+            return work
+
+        return named
 
     def _record(self) -> torch.Event:
         event = torch.Event(self._device, enable_timing=True)
@@ -123,11 +157,14 @@ class Stamps:
 
     def _around(self, function: Any, kind: int) -> Any:
         append, now, is_ours = self.taken.append, self._now, self._is_ours
+        messages, names = self.messages, self._names
 
         @wraps(function)
         def stamped(*args: Any, **kwargs: Any) -> Any:
             if not is_ours():
                 return function(*args, **kwargs)
+            if kind == _WAIT and args[:1] and args[0] in names:
+                messages.append((time.monotonic_ns(), names[args[0]]))
             append((now(), kind))
             try:
                 return function(*args, **kwargs)
@@ -153,18 +190,20 @@ _LAST = 200
 
 
 class Arrivals:
-    """When collectives of the window are started, on the clock of the stamps."""
+    """When collectives and messages of the window are started, on the clock of the stamps."""
 
     def __init__(self) -> None:
         self._offset_ns = _realtime_offset_ns()
 
-    def read(self, own: OwnGroup | None) -> tuple[list[tuple[int, str]], int] | None:
-        """Return as `_starts`, after the window; None also if the clocks moved against each other."""
+    def read(self, own: OwnGroup | None, messages: list[tuple[int, str]]) -> tuple[list[tuple[int, str]], int] | None:
+        """Return as `_starts`, after the window, with the `messages`; None also if the clocks moved against each
+        other."""
         offset_ns = _realtime_offset_ns()
         if abs(offset_ns - self._offset_ns) > _CLOCK_MOVED_NS or (known := _starts(own)) is None:
             return None
         found, since = known
-        return [(when - offset_ns, name) for when, name in found], since - offset_ns if since else 0
+        collectives = [(when - offset_ns, name) for when, name in found]
+        return sorted([*collectives, *messages]), since - offset_ns if since else 0
 
 
 def _starts(own: OwnGroup | None) -> tuple[list[tuple[int, str]], int] | None:
@@ -217,6 +256,8 @@ def rank_phases(
         place, open_kinds = last, step.open
         seen |= {phase for phase, _ in step.pieces}
         found.append(tuple((PHASES.index(phase), until) for phase, until in step.pieces))
+    if started and EXPOSED not in seen and not has_ddp and has_compiled():
+        arrivals = None  # compiled code waits unseen
     seen |= {OTHER} if arrivals is None else {OTHER, EXPOSED}  # of which there may be none
     first = known[0][0] if known else 0
     return RankPhases(

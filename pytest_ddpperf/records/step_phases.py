@@ -9,7 +9,7 @@ from statistics import fmean
 DATA = "data"  # before a forward pass: the loader, `zero_grad`
 FORWARD = "forward"  # from the first module of a pass to the backward pass
 BACKWARD = "backward"  # until the last gradient is handed over
-EXPOSED = "exposed_communication"  # waiting for collectives
+EXPOSED = "exposed_communication"  # waiting for collectives and messages
 RANK_WAIT = "rank_wait"  # of it, until the last rank arrived
 RPC_WAIT = "waiting_for_RPC"  # of trainers, which have no other phases
 OPTIMIZER = "optimizer"
@@ -26,7 +26,8 @@ class RankPhases:
 
     steps: tuple[Pieces, ...]
     seen: tuple[str, ...]  # of PHASES, those that are known
-    # When this rank started each collective, in order, and which; None if this is not known.
+    # When this rank started each collective, in order, and which; None if this is not known. Each `send` and `recv`,
+    # too, and again when it began to wait for it.
     arrivals: tuple[tuple[int, str], ...] | None
 
 

@@ -13,8 +13,10 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+import torch.distributed._functional_collectives as functional
 from torch import nn
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import Replicate
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
@@ -177,6 +179,86 @@ def test_a_remote_module_is_called_by_a_step_like_any_other(bench: Bench, tmp_pa
     assert samples.notes == ()
     assert samples.counters["gradient_bytes"] == (4 * 4 + 4) * 4
     assert {FORWARD, BACKWARD, EXPOSED} <= known(samples)
+
+
+def on_critical_path(samples: LaunchSamples, phase: str) -> list[float]:
+    assert samples.phases is not None
+    return list(samples.phases.path[phase])
+
+
+@pytest.mark.parametrize("kind", ["pipeline", "blocking", "tensor parallel"])
+def test_a_wait_leads_to_the_rank_that_is_late(bench: Bench, kind: str) -> None:
+    """Of messages, and of functional collectives, which DTensor uses."""
+
+    class Slow(nn.Module):
+        def __init__(self, rank: int) -> None:
+            super().__init__()
+            self.layer, self.is_late = nn.Linear(16, 16), rank == 1
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            time.sleep(0.03 * self.is_late)
+            return torch.relu(self.layer(x))
+
+    def setup(ctx: Any) -> Any:
+        model, x = Slow(ctx.rank), torch.ones(4, 16)
+        if kind == "pipeline":
+            from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+
+            stage = PipelineStage(model, ctx.rank, 2, ctx.device)
+            schedule = Schedule1F1B(stage, n_microbatches=2, loss_fn=nn.functional.mse_loss)
+            return lambda: schedule.step(x) if ctx.rank == 0 else schedule.step(target=x, losses=[])
+        if kind == "tensor parallel":
+            from torch.distributed.device_mesh import init_device_mesh
+            from torch.distributed.tensor.parallel import RowwiseParallel, parallelize_module
+
+            mesh = init_device_mesh("cpu", (2,))
+            parallelize_module(model.layer, mesh, RowwiseParallel(input_layouts=Replicate()))
+            return lambda: model(x).sum().backward()
+
+        def step() -> None:
+            if ctx.rank == 0:
+                dist.send(torch.ones(1), 1)
+                dist.recv(torch.ones(1), 1)
+            else:
+                dist.recv(torch.ones(1), 0)
+                model(x)
+                dist.send(torch.ones(1), 0)
+
+        return step
+
+    samples = bench.measure(setup, warmup=4, steps=8)
+    assert samples.notes == ()
+    assert {EXPOSED, RANK_WAIT} <= known(samples)
+    first, late = on_critical_path(samples, FORWARD)
+    assert late > first
+    assert samples.phases is not None
+    assert samples.phases.own[RANK_WAIT][0]
+
+
+def test_a_wait_for_whoever_sends_is_unknown(bench: Bench) -> None:
+    def setup(ctx: Any) -> Any:
+        value = torch.ones(1)
+        return lambda: dist.recv(value) if ctx.rank == 0 else dist.send(value, 0)
+
+    samples = bench.measure(setup, warmup=4, steps=4)
+    assert samples.notes == ()
+    assert samples.phases is not None
+    assert (samples.phases.path, samples.phases.own[EXPOSED][0]) == ({}, None)
+
+
+def test_waits_in_compiled_code_are_unknown(bench: Bench) -> None:
+    def setup(ctx: Any) -> Any:
+        @torch.compile(backend="aot_eager", fullgraph=True)
+        def reduced(x: torch.Tensor) -> torch.Tensor:
+            return functional.all_reduce(x, "sum", dist.group.WORLD) + 1
+
+        return lambda: reduced(torch.ones(4))
+
+    samples = bench.measure(setup, warmup=4, steps=4)
+    assert samples.counters["all_reduce.count"] == 1
+    assert (samples.unfit, samples.unsettled, samples.counters["recompilations"]) == ("", "", 0)
+    assert samples.phases is not None
+    assert samples.phases.own[EXPOSED] == (None, None)
 
 
 def test_an_optimizer_in_backward_is_no_phase_of_its_own(bench: Bench) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import platform
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -54,12 +56,13 @@ def test_rounding_is_told_by_torchs_word(word: str) -> None:
     assert environment.state()["matmul_precision"] == word
 
 
-def test_a_switch_that_cannot_be_read_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_switches_that_cannot_be_read_are_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
     """As with a torch that has no such switch for each backend."""
-    known, notes = environment.state(), list[str]()
+    ctx: Any = SimpleNamespace(rank=0, device=torch.device("cpu"))
     monkeypatch.delattr(type(torch.backends.cudnn), "conv")
-    assert environment.state(notes) == {name: fact for name, fact in known.items() if name != "cudnn_precision"}
-    assert notes[0].startswith("cudnn_precision is unknown: AttributeError: ")
+    notes: list[str] = []
+    assert environment.of_rank(ctx, notes) == {"device_model": None, **environment.versions()}
+    assert notes[0].startswith("facts of torch are unknown: AttributeError: ")
 
 
 SMI = """#!/bin/sh
