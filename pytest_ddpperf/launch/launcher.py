@@ -26,7 +26,7 @@ from pytest_ddpperf.launch.server_client import LaunchRequest, RankServer, read_
 from pytest_ddpperf.launch.template import Templates, with_hash_seed
 from pytest_ddpperf.records import codec
 from pytest_ddpperf.records.errors import DdpPerfError
-from pytest_ddpperf.records.plan import COUNTERS, Plan, Setup
+from pytest_ddpperf.records.plan import COUNTERS, POINT_TO_POINT, Plan, Setup
 from pytest_ddpperf.records.samples import GOES_ON, Imported, LaunchSamples, RankFigures, Scalar, Window
 from pytest_ddpperf.wire import payload
 from pytest_ddpperf.wire.boot import listen
@@ -72,6 +72,7 @@ def collected(
         unsettled=windows[0].unsettled,
         warmup=windows[0].warmup,
         phases=step_phases(windows, here),
+        is_silent=_is_silent(plan, windows),
         stacks=tuple(window.stacks for window in windows if window.stacks is not None),
         doubts=_doubts(windows) | (_of_program(windows, _step_seconds(on_one)) if plan.boundary else {}),
     )
@@ -89,6 +90,18 @@ def completions(marks: Sequence[Sequence[float]]) -> tuple[float, ...]:
     is the result's. They add up to the wall time of the window.
     """
     return _differences([max(each) for each in zip(*marks, strict=True)])
+
+
+def _is_silent(plan: Plan, windows: Sequence[Window]) -> bool:
+    """Return whether several ranks are known to send nothing to each other; of those over RPC it is not asked."""
+    if plan.world_size == 1 or plan.rpc:
+        return False
+    counters = _counters(windows)
+    arrivals = [window.phases.arrivals if window.phases is not None else None for window in windows]
+    # Gradients may be synchronised in other steps than the one that was counted.
+    may_accumulate = None in arrivals and counters["gradient_bytes"] is not None
+    sent = {counters[f"{kind}.count"] for kind in ("collectives", *POINT_TO_POINT)}
+    return sent == {0} and not any(arrivals) and not may_accumulate
 
 
 # More than cold caches and a late rank add to the first step.

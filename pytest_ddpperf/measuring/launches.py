@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, fields, replace
 from functools import cache
 from importlib import metadata
-from statistics import fmean
+from statistics import fmean, median
 from typing import Any
 
 from pytest_ddpperf import baseline
@@ -69,6 +69,10 @@ class Job:
         return baseline.environment(facts, self.plan, batch_size=self.batch_size)
 
 
+# The clock and the loop take 1.5 to 3 us a step.
+_TINY_SECONDS = 20e-6
+
+
 class Launches:
     """The launches of one side.
 
@@ -119,7 +123,7 @@ class Launches:
     def notes(self, *, advise: bool = True) -> tuple[str, ...]:
         """Return the notes on the launches; with `advise` also what would make their figures better."""
         notes = list(dict.fromkeys(note for launch in self.taken for note in launch.notes))
-        if not advise:
+        if not advise or not self.taken:
             return tuple(notes)
         unfit = [launch.unfit for launch in self.taken if launch.unfit]
         if unfit:
@@ -128,6 +132,10 @@ class Launches:
         if unsettled:
             cause, steps = unsettled[0]
             notes.append(f"after {steps} warm-up steps ({self._plan.warmup} asked) ranks were still {cause}")
+        if all(launch.is_silent for launch in self.taken):
+            notes.append("no collective in a step: is the model wrapped in DDP?")
+        if self._plan.collective is None and median(median(each.step_seconds) for each in self.taken) < _TINY_SECONDS:
+            notes.append("a step takes less than 20 us, and the clock and the loop have a large part: let it do more")
         return (*notes, *self.doubts().values())
 
 

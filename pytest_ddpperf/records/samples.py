@@ -361,6 +361,7 @@ class LaunchSamples:
     warmup: int = 0  # steps it took
     doubts: Mapping[str, str] = field(default_factory=dict)  # by kind, why steps may differ in their work, in words
     phases: StepPhases | None = None  # None where they are unknown
+    is_silent: bool = False  # whether several ranks are known to send nothing to each other
     stacks: tuple[StackSamples, ...] = ()  # by rank, of a launch that samples them
     node_seconds: tuple[float, ...] | None = None  # of several nodes, the steps of the first node's ranks alone
     clock_seconds: float | None = None  # by how much marks of several nodes may be apart

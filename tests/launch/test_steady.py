@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import time
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -164,6 +166,47 @@ def test_ordinary_training_is_not_doubted(bench: Bench, compiled: bool) -> None:
     samples = bench.measure(setup, warmup=5, steps=9)
     assert samples.counters["all_reduce.count"] == (1 if compiled else 8)
     assert samples.doubts == {}
+
+
+def with_ddp(kind: str) -> Any:
+    """A set-up with a DDP module, whose step calls it as `kind` says."""
+
+    def setup(ctx: Any) -> Any:
+        model, calls = DistributedDataParallel(nn.Linear(4, 4)), itertools.count()
+
+        def step() -> None:
+            called = model.module if kind == "inner" else model
+            synchronises = kind == "other steps" and next(calls) % 2
+            with nullcontext() if synchronises else model.no_sync():
+                called(torch.ones(2, 4)).sum().backward()
+
+        return step
+
+    return setup
+
+
+@pytest.mark.parametrize(
+    ("setup", "plan", "is_silent"),
+    [
+        (lambda ctx: lambda: None, {"warmup": 3}, True),
+        (lambda ctx: lambda: None, {"warmup": 2}, False),  # nothing was counted
+        (lambda ctx: lambda: None, {"warmup": 3, "ranks": 1}, False),
+        (sending([1] * 9), {"warmup": 3}, False),
+        (with_ddp("inner"), {"warmup": 3}, True),
+        (with_ddp("other steps"), {"warmup": 6}, False),
+    ],
+    ids=["empty", "not counted", "alone", "sends", "inner module", "accumulates"],
+)
+def test_ranks_that_are_known_to_send_nothing_are_noticed(
+    bench: Bench, setup: Any, plan: dict[str, int], is_silent: bool
+) -> None:
+    assert bench.measure(setup, **plan).is_silent is is_silent
+
+
+def test_trainers_over_rpc_may_send_nothing_to_each_other(bench: Bench) -> None:
+    plan = replace(bench.plan(warmup=3), parameter_servers=1)
+    samples = bench.launch(plan, lambda ctx: lambda: None, None, None)
+    assert (samples.counters["collectives.count"], samples.is_silent) == (0, False)
 
 
 def sleeping(calls: set[int]) -> Any:

@@ -43,6 +43,7 @@ UNFIT = replace(
     LAUNCH, unfit="rank 0 recompiled at step 1: raise --ddp-warmup", notes=("rank 0's clean-up did not end",)
 )
 UNSETTLED = replace(LAUNCH, unsettled="compiling", warmup=25)
+SILENT, TINY = replace(LAUNCH, is_silent=True), replace(LAUNCH, step_seconds=(1e-5, 1e-5))
 DOUBTED = [replace(LAUNCH, doubts={"first step": f"the first timed step took {ratio}x"}) for ratio in (12, 13)]
 
 
@@ -74,8 +75,19 @@ def launches(*taken: LaunchSamples) -> Launches:
         ((UNSETTLED,), ("after 25 warm-up steps (5 asked) ranks were still compiling",), False),
         ((LAUNCH, *DOUBTED), ("the first timed step took 12x",), False),
         ((LAUNCH, DOUBTED[0]), (), False),
+        ((SILENT, SILENT), ("no collective in a step: is the model wrapped in DDP?",), False),
+        ((SILENT, LAUNCH), (), False),
+        (
+            (TINY, TINY),
+            ("a step takes less than 20 us, and the clock and the loop have a large part: let it do more",),
+            False,
+        ),
+        ((), (), False),
     ],
-    ids=["fit", "one unfit", "most unfit", "unsettled", "most doubted", "half doubted"],
+    ids=[
+        *("fit", "one unfit", "most unfit", "unsettled", "most doubted", "half doubted"),
+        *("silent", "not always silent", "tiny", "none"),
+    ],
 )
 def test_notes_on_launches(taken: tuple[LaunchSamples, ...], notes: tuple[str, ...], mostly: bool) -> None:
     every = launches(*taken)
