@@ -19,7 +19,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from operator import itemgetter
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -34,7 +34,6 @@ from pytest_ddpperf.rank.group import OwnGroup
 from pytest_ddpperf.records.plan import COPIES, POINT_TO_POINT, SENT
 
 Count = int | None
-_T = TypeVar("_T")
 _KIND = re.compile(r"_?i?(all_?(?:reduce|gather|to_?all)|reduce_scatter|broadcast|gather|scatter|reduce|send|recv)")
 _OTHER_KINDS = {"allreduce": "all_reduce", "allgather": "all_gather", "alltoall": "all_to_all"}
 _OTHER_DTYPES = {"byte": "uint8", "char": "int8"}  # the recorder's, where they are not torch's in lower case
@@ -256,7 +255,8 @@ class Meter:
         with noting(_SENT_IS, problems):
             reduced = {id(module): module.reducer.get_backward_stats() for module in replicas()}
         with noting("peak_memory.bytes is", self.notes):
-            _reset_peak_memory(device)
+            if device.type != "cpu":
+                torch.accelerator.reset_peak_memory_stats(device)
         self.begin()
         barrier()  # what a step of another's asks of this process is counted here, too
         figures: dict[str, Count] = {}
@@ -333,7 +333,7 @@ def _amounts(operations: Iterable[Operation]) -> Counter[tuple[str, str]]:
     return amounts
 
 
-def find_objects(kind: type[_T]) -> list[_T]:
+def find_objects(kind: type) -> list[Any]:
     """Return the objects of this process that are of a type; no code of theirs runs."""
     return [each for each in gc.get_objects() if issubclass(type(each), kind)]
 
@@ -400,11 +400,6 @@ def count_compilations() -> int:
 def has_compiled() -> bool:
     """Return whether torch.compile made a graph; with `fullgraph=True` it counts no frame."""
     return bool(_dynamo("stats"))
-
-
-def _reset_peak_memory(device: torch.device) -> None:
-    if device.type != "cpu":
-        torch.accelerator.reset_peak_memory_stats(device)
 
 
 def _peak_memory(device: torch.device) -> dict[str, Count]:

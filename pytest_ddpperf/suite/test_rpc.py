@@ -3,7 +3,7 @@ with many observers (reinforcement learning), a pipeline of two stages that are 
 
 The hybrid is of torch/distributed/benchmarks/benchmark_ddp_rpc.py and of the tutorial "Combining Distributed
 DataParallel with Distributed RPC Framework": the same tables, layers and varying batches, and a master that makes the
-tables.
+tables. The benchmark refers to them by RRefs, the tutorial by RemoteModules; both are measured.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ import torch.distributed.autograd as dist_autograd
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed import rpc
+from torch.distributed.nn import RemoteModule  # type: ignore[attr-defined]
 from torch.distributed.rpc import RRef
 from torch.nn.parallel import DistributedDataParallel
 
@@ -47,7 +48,7 @@ class HybridModel(nn.Module):
 
     def __init__(self, tables: Sequence[Any], device: torch.device) -> None:
         super().__init__()
-        self.tables = tables  # RRefs of EmbeddingBags
+        self.tables = tables  # RRefs of EmbeddingBags, or RemoteModules
         self._device = device
         # As in the original, with a single ReLU.
         layers = [
@@ -58,7 +59,10 @@ class HybridModel(nn.Module):
 
     def forward(self, indices: Tensor, offsets: Tensor) -> Tensor:
         """Return the scores: bags x CLASSES."""
-        lookups = [table.rpc_sync().forward(indices, offsets) for table in self.tables]  # one after another
+        lookups = []
+        for table in self.tables:  # one after another
+            module = table if isinstance(table, RemoteModule) else table.rpc_sync()
+            lookups.append(module.forward(indices, offsets))
         scores: Tensor = self.dense(torch.cat(lookups, dim=1).to(self._device))
         return scores
 
@@ -66,7 +70,10 @@ class HybridModel(nn.Module):
         """Return references to all parameters, local and remote, for a DistributedOptimizer."""
         references = [RRef(parameter) for parameter in self.dense.parameters()]
         for table in self.tables:
-            references += rpc.rpc_sync(table.owner(), parameters_of, (table,))
+            if isinstance(table, RemoteModule):
+                references += table.remote_parameters()
+            else:
+                references += rpc.rpc_sync(table.owner(), parameters_of, (table,))
         return references
 
 
@@ -118,10 +125,17 @@ def _row(who: str, durations: Sequence[float], examples: float) -> str:
     return text
 
 
+TABLE: tuple[Any, ...] = nn.EmbeddingBag, (EMBEDDINGS, COLUMNS), {"mode": "sum"}
+
+
 def master(ctx: RpcContext) -> list[Any]:
     """Make a table of embeddings on each parameter server."""
-    bag, shape = torch.nn.EmbeddingBag, (EMBEDDINGS, COLUMNS)
-    return [rpc.remote(server, bag, shape, {"mode": "sum"}) for server in ctx.workers["parameter_server"]]
+    return [rpc.remote(server, *TABLE) for server in ctx.workers["parameter_server"]]
+
+
+def master_of_modules(ctx: RpcContext) -> list[Any]:
+    """Make a RemoteModule on each parameter server, as the tutorial does."""
+    return [RemoteModule(server, *TABLE) for server in ctx.workers["parameter_server"]]
 
 
 def trainer(ctx: RpcContext, tables: Sequence[Any]) -> Callable[[], int]:
@@ -150,7 +164,8 @@ def trainer(ctx: RpcContext, tables: Sequence[Any]) -> Callable[[], int]:
 
 
 def test_hybrid(rpc_benchmark: RpcBenchmark, pytestconfig: Any, tables: Tables) -> None:
-    """Embeddings on parameter servers by RPC, dense layers under DDP: an epoch's time (PyTorch's DDP+RPC benchmark)."""
+    """Embeddings on parameter servers by RPC, dense layers under DDP: an epoch's time (PyTorch's DDP+RPC benchmark);
+    the same with RemoteModules."""
     # As many as in the original if there is a core for each.
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     carried = ORIGINALS if cores > 2 * ORIGINALS else 2
@@ -158,8 +173,9 @@ def test_hybrid(rpc_benchmark: RpcBenchmark, pytestconfig: Any, tables: Tables) 
         None if read_option(pytestconfig, option, None) else carried
         for option in ("ddp_trainers", "ddp_parameter_servers")
     )
-    result = rpc_benchmark(trainer, master=master, trainers=trainers, parameter_servers=servers)
-    tables.add_text(hybrid_lines(result))
+    for name, made in ((None, master), ("RemoteModule", master_of_modules)):
+        result = rpc_benchmark(trainer, master=made, trainers=trainers, parameter_servers=servers, name=name)
+        tables.add_text(hybrid_lines(result))
 
 
 # --- others
