@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import sys
 import threading
 from collections import Counter
@@ -61,9 +62,17 @@ def trace(step: Step, plan: Plan, ctx: Context, own: OwnGroup) -> str:
 
 _EVERY_SECONDS = 0.002  # on average
 _OURS = __name__.partition(".")[0]
-# Within these modules a thread waits, or C++ and other processes do what no Python stack shows.
-_HIDDEN = ("torch.autograd", "torch._tensor", "torch.distributed", "torch.optim", "torch.utils.data", "threading")
-_CALLS_MODULE = "torch.nn.modules.module"
+# Within these a thread waits, or C++ and other processes do what no Python stack shows. Other functions of the same
+# packages work for their caller: a tensor's `__deepcopy__`, `default_collate`, an average of weights, a checkpoint.
+_HIDDEN = re.compile(
+    r"torch\.autograd:"  # `backward` and `grad`; not the package
+    r"|torch\.optim\..*:step$"
+    r"|torch\.distributed(?!\.(checkpoint|tensor)\b)"
+    r"|torch\.utils\.data\.dataloader:"
+    r"|threading:"
+)
+_MODULE = "torch.nn.modules.module"
+_CALLS_MODULE = f"{_MODULE}:_wrapped_call_impl"
 
 
 class StackSampler:
@@ -109,17 +118,17 @@ class StackSampler:
     def _take(self, frame: FrameType | None) -> None:
         """Count the innermost function of the repository, unless what it called hides whose time this is."""
         self._taken += 1
-        called = ""  # the module of the frame that this one called
+        called = ""  # module and function of the frame that this one called
         while frame is not None and (file := self._file(frame)) is None:
-            called = str(frame.f_globals.get("__name__", ""))
-            if called.startswith(_HIDDEN):
+            called = f"{frame.f_globals.get('__name__', '')}:{frame.f_code.co_name}"
+            if _HIDDEN.match(called):
                 return
             frame = frame.f_back
         if frame is None:
             return
         function, outer = _name(frame.f_code), frame.f_back
         # A step that calls a model of another package's class: who wrote the model is not known.
-        of_module = outer is not None and outer.f_globals.get("__name__") == _CALLS_MODULE
+        of_module = outer is not None and outer.f_globals.get("__name__") == _MODULE
         if called == _CALLS_MODULE and not of_module:
             return
         while outer is not None and (of_outer := self._file(outer)) is None:

@@ -19,8 +19,7 @@ from pytest_ddpperf.rank.tracing import StackSampler
 from pytest_ddpperf.wire.source_trees import Trees
 
 CODE = """
-import threading
-import time
+import copy
 import torch
 from torch import nn
 
@@ -66,6 +65,24 @@ def step_that_loads():
     for _ in torch.utils.data.DataLoader(Data()):
         pass
 
+def step_that_loads_what_another_package_reads():
+    for _ in torch.utils.data.DataLoader([LooksAsItem(a=1)]):
+        pass
+
+def step_that_collates():
+    torch.utils.data.default_collate([LooksAsItem(a=1)])
+
+def step_that_copies():
+    x = torch.zeros(1)
+    x.note = LooksAsItem()
+    copy.deepcopy(x)
+
+def step_that_saves():
+    Looks().state_dict()
+
+def step_of_an_optimizer():
+    torch.optim.SGD(nn.Linear(1, 1).parameters()).step(Looks().look)
+
 def step_that_looks():
     look()
 
@@ -84,6 +101,24 @@ class Looks(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         self.look()
         return x
+
+    def get_extra_state(self) -> int:
+        self.look()
+        return 0
+
+
+class LooksAsItem(dict[str, int]):
+    """An item of a data set, of a file outside of the repository."""
+
+    look: Callable[[], None]
+
+    def __getitem__(self, name: str) -> int:
+        self.look()
+        return 1
+
+    def __deepcopy__(self, memo: object) -> object:
+        self.look()
+        return self
 
 
 @pytest.fixture
@@ -104,6 +139,7 @@ def seen(module: ModuleType, step: str, top: Path) -> list[tuple[str, str, str]]
 
     made: Any = module
     made.look, made.Looks = look, lambda: Looks(look)
+    made.LooksAsItem = type("LooksAsItem", (LooksAsItem,), {"look": staticmethod(look)})
     getattr(module, step)()
     assert sampler.samples.taken == 1
     functions = sampler.samples.functions
@@ -122,6 +158,11 @@ def seen(module: ModuleType, step: str, top: Path) -> list[tuple[str, str, str]]
         ("step_with_a_backward_pass", [("net.py", "use", "backward")]),
         ("step_within_a_backward_pass", [("net.py", "<lambda>", "step_within_a_backward_pass")]),
         ("step_that_loads", [("net.py", "use", "__getitem__")]),
+        ("step_that_loads_what_another_package_reads", []),
+        ("step_that_collates", [("net.py", "step_that_collates", "")]),
+        ("step_that_copies", [("net.py", "step_that_copies", "")]),
+        ("step_that_saves", [("net.py", "step_that_saves", "")]),
+        ("step_of_an_optimizer", []),
     ],
 )
 def test_the_innermost_function_of_the_repository_counts(
