@@ -35,10 +35,14 @@ class Refused(ValueError):
 
 def near(value: object, names: Iterable[str]) -> str:
     """Return the names, with a guess at which was meant."""
+    return ", ".join(names) + _guess(value, names)
+
+
+def _guess(value: object, names: Iterable[str]) -> str:
     from difflib import get_close_matches  # rarely needed, and every pytest run would pay for it
 
     close = get_close_matches(str(value).lower(), names, n=1)
-    return ", ".join(names) + (f"; did you mean {close[0]}?" if close else "")
+    return f"; did you mean {close[0]}?" if close else ""
 
 
 def _items(value: object) -> tuple[object, ...]:
@@ -102,6 +106,18 @@ def seconds(value: object, least: float = math.ulp(0.0)) -> float:
     return number
 
 
+# What a metric that does not exist is compared with. Of percentiles that look alike, only one.
+_METRICS = ("p10", "p50", "p90", "cpu_p50", MEAN, *PHASE_METRICS, BANDWIDTH, *COUNTERS)
+
+
+def _unknown_metric(item: object) -> str:
+    """Return that the metric of a limit does not exist; "" if something else is wrong with the limit."""
+    metric, _, amount = str(item).partition(":")
+    if metric in _METRICS or _LIMIT.fullmatch(f"{MEAN}:{amount}") is None:
+        return ""
+    return f"unknown metric {metric}{_guess(metric, _METRICS) or f': {_LIMIT_FORM}'}"
+
+
 def _limit(item: object) -> Limit:
     share = _SHARE.fullmatch(item) if isinstance(item, str) else None
     if share is not None:
@@ -110,7 +126,7 @@ def _limit(item: object) -> Limit:
         return Limit(metric=share[1], value=float(share[2]) / 100, unit="%")
     match = _LIMIT.fullmatch(item) if isinstance(item, str) else None
     if match is None:
-        raise Refused(item, f"not {_LIMIT_FORM}")
+        raise Refused(item, _unknown_metric(item) or f"not {_LIMIT_FORM}")
     cpu, percentile, metric, value, unit = match.groups()
     amount = float(value) / (100 if unit == "%" else 1000)
     if percentile is not None:
