@@ -116,12 +116,16 @@ def _list(arguments: argparse.Namespace) -> int:
     """List the baselines; one that cannot be read is named, and ends the command with status 4."""
     store, status = Store(arguments.baseline_dir), console.OK
     chosen: dict[str, list[Baseline]] = {}
-    for path in store.files():
+    try:
+        paths = store.files()
+    except BaselineError as error:
+        raise console.UsageError(_with_own_option(error)) from error
+    for path in paths:
         name = path.relative_to(store.root).parts[0]
         try:
             baseline = store.read_file(path)
         except BaselineError as error:
-            console.complain(f"error: {error}")
+            console.complain(f"error: {_with_own_option(error)}")
             status = console.USAGE_ERROR
             continue
         test = baseline.test
@@ -132,6 +136,11 @@ def _list(arguments: argparse.Namespace) -> int:
     stored = text.several(sum(map(len, chosen.values())), "baseline")
     console.say([f"{stored} in {text.several(len(chosen), 'environment')} (*: uncommitted changes)"])
     return status
+
+
+def _with_own_option(error: BaselineError) -> str:
+    """Return the error with this command's option in its advice, in place of pytest's."""
+    return str(error).replace("--ddp-baseline-dir", "--baseline-dir")
 
 
 def add_doctor(subparsers: Any) -> None:

@@ -146,10 +146,10 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.form == "pytorch":
         sweeps = diff_report.ours(base), diff_report.ours(now)
         console.say(diff_report.side_by_side(*sweeps))
-        console.say(diff_report.summary_lines(compared))
+        console.say(text.fitting(diff_report.summary_lines(compared)))
         is_shown = diff_report.in_common(*sweeps)
     else:
-        console.say(diff_report.lines(base, compared))
+        console.say(text.fitting(diff_report.lines(base, compared)))
     if any(outcome.fails for outcome in compared.outcomes):
         return console.NAMED_VERDICT
     found = (outcome.verdict for outcome in compared.outcomes)

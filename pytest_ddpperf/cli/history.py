@@ -129,7 +129,7 @@ def _which_commit(folder: Path, bisected: Sequence[entries.BisectedChange], chan
     """Yield which of several commits made a test slower, or the command that finds it."""
     good, bad, test = change.before.commit, change.after.commit, replace(change.series.test, label="")
     found = [each for each in bisected if (each.test, each.good, each.bad) == (test, good, bad)]
-    yield from (f"slower at {each.commit[:12]}: {text.shortened(each.subject)}" for each in found)
+    yield from text.fitting(f"slower at {each.commit[:12]}: {text.shortened(each.subject)}" for each in found)
     if change.status is ChangeStatus.REGRESSED and not found:
         with suppress(GitError):  # the history may be of another repository
             if len(git.first_parents(Path.cwd(), good, bad)) > 1:

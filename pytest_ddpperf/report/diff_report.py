@@ -27,7 +27,7 @@ def lines(base: StoredReport, now: StoredReport) -> Iterator[str]:
     for name, report in (("base:", base), ("now:", now)):
         yield from (f"{name:<5} {path}: {_run(run)}" for path, run in zip(report.paths, report.runs, strict=True))
     yield ""
-    yield from terminal.table(now.outcomes)
+    yield from terminal.table(now.outcomes, width=text.terminal_width())
     yield from (f"{gone.name} ({gone.ranks}): {ONLY_BEFORE}" for gone in now.only_before)
     yield ""
     yield from summary_lines(now)
@@ -38,8 +38,11 @@ def summary_lines(now: StoredReport) -> Iterator[str]:
     for outcome in now.outcomes:
         if outcome.verdict is not None and outcome.verdict.status is Status.REGRESSED:
             yield f"{text.name(outcome)}:"
-            yield from (f"  {line}".rstrip() for line in sentences.gate_failure(outcome).splitlines())
+            failure = sentences.gate_failure(outcome, text.terminal_width() - 2)
+            yield from (f"  {line}".rstrip() for line in failure.splitlines())
             yield ""
+        elif outcome.evidence:
+            yield f"{text.name(outcome)}: {'; '.join(outcome.evidence)}"
     yield from sentences.problems(now.outcomes)
     yield from now.messages
     yield last_line(now.outcomes, *now.runs, only_before=len(now.only_before))

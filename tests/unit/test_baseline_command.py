@@ -66,6 +66,19 @@ def test_list_shows_what_is_stored_by_environment(tmp_path: Path, capsys: pytest
     ]
 
 
+@pytest.mark.parametrize("columns", [80, 60])
+def test_lines_fit_into_the_terminal(
+    columns: int, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save(tmp_path)
+    save(tmp_path, "test_of_a_model_with_a_long_name")
+    monkeypatch.setenv("COLUMNS", str(columns))
+    assert ddpperf(tmp_path, "list") == 0
+    out = capsys.readouterr().out
+    assert max(map(len, out.splitlines())) <= columns
+    assert out.count("c0ffeec") == 2
+
+
 @pytest.mark.parametrize(
     ("chosen", "reported"),
     [
@@ -86,7 +99,9 @@ def test_some_are_chosen(chosen: list[str], reported: str, tmp_path: Path, capsy
 
 def test_a_folder_that_cannot_be_listed_ends_with_4(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["baseline", "list", "--baseline-dir", "no-such-folder"]) == 4
-    assert "baseline no-such-folder: cannot be read: " in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "baseline no-such-folder: cannot be read: " in said
+    assert said.endswith(", or name another folder with --baseline-dir\n")  # the option of this command
 
 
 def test_what_cannot_be_read_is_named_and_the_others_are_listed(

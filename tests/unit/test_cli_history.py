@@ -137,6 +137,16 @@ def test_an_invalid_command_ends_with_4(arguments: Sequence[str], words: str, sa
     assert words in err
 
 
+def test_lines_fit_into_the_terminal(slower: Path, say: Say, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    unchanged = written_to(tmp_path, of_two_launches(12, 11, 9, 16, 13, 10, 15, 11))
+    whole = [say(root)[1] for root in (slower, unchanged)]
+    monkeypatch.setenv("COLUMNS", "50")
+    for root, before in zip((slower, unchanged), whole, strict=True):
+        out = say(root)[1]
+        assert max(map(len, out.splitlines())) <= 50
+        assert out.split() == before.split()
+
+
 # --- add
 
 
@@ -212,7 +222,7 @@ def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def test_a_change_point_of_several_commits_has_the_command_that_finds_the_one(
-    repository: list[str], say: Say, tmp_path: Path
+    repository: list[str], say: Say, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     commits = [*repository[:40], *repository[42:]]  # of which the 41st and 42nd were not measured
     place = {"world_size": 8, "backend": "nccl"}
@@ -228,6 +238,9 @@ def test_a_change_point_of_several_commits_has_the_command_that_finds_the_one(
     command = f"ddpperf bisect tests/perf/test_step.py::test_train {ends} --history {folder}"
     command += " -- --ddp-world-size=8 --ddp-backend=nccl"
     assert f"  which commit: {command}\n" in out
+    with monkeypatch.context() as narrow:
+        narrow.setenv("COLUMNS", "50")
+        assert f"  which commit: {command}\n" in say(folder)[1]  # whole, so that it can be copied
     add_change(
         folder,
         BisectedChange(

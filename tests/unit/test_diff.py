@@ -190,6 +190,26 @@ def test_counters_are_compared_exactly(tmp_path: Path, capsys: pytest.CaptureFix
     assert "REGRESSED: rpc.bytes 1,000 -> 1,100, +10 % (limit 0 %)" in reported
 
 
+def test_what_is_faster_has_its_evidence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def with_buckets(seconds: float, buckets: int) -> Outcome:
+        made = outcome(seconds)
+        return replace(made, measurement=replace(made.measured, counters={"buckets": buckets}))
+
+    assert diff(tmp_path, [with_buckets(0.2, 10)], [with_buckets(0.1, 1)]) == 0
+    assert "\ntests/test_a.py::test_step: buckets 10 -> 1\n" in capsys.readouterr().out
+
+
+def test_lines_fit_into_the_terminal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    name = "test_step_of_a_model[with-many-parameters]"
+    assert diff(tmp_path, [outcome(0.1, name)], [outcome(0.15, name)]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert [line for line in lines if line.endswith("  REGRESSED")]
+
+
 # --- names
 
 

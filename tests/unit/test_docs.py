@@ -10,6 +10,7 @@ from urllib.parse import unquote
 import pytest
 
 import pytest_ddpperf
+from pytest_ddpperf.cli.main import main
 from pytest_ddpperf.history.entries import read_entries
 from pytest_ddpperf.history.series import ChangeStatus, analyze, build_series
 from pytest_ddpperf.records.outcome import Outcome
@@ -116,3 +117,11 @@ def test_the_history_that_is_shown_can_be_read_and_has_a_change_point() -> None:
     changes = analyze(series, [Limit(metric="p10", value=0.0, unit="%")]).changes
     slower = [str(change.series.test) for change in changes if change.status is ChangeStatus.REGRESSED]
     assert slower == ["tests/perf/test_gpt::test_train_step"]
+
+
+def test_the_sample_on_the_page_of_histories_is_what_the_command_prints(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
+    assert main(["history", str(ROOT / "docs" / "sample" / "history")]) == 1
+    assert f"\n{capsys.readouterr().out}$ ddpperf history accept" in (ROOT / "docs" / "history.md").read_text()
