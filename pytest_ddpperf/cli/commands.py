@@ -21,7 +21,6 @@ from pytest_ddpperf.records.errors import BaselineError
 from pytest_ddpperf.records.samples import Baseline
 from pytest_ddpperf.report import figures, json_report, markdown, terminal, text
 
-_WIDTH = 100
 _SHARDS = (
     "Several reports, the shards of a CI job for example, become one; if several measured the same on one kind of "
     "machine, the run that ended last counts."
@@ -107,7 +106,8 @@ def add_baseline(subparsers: Any) -> None:
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     listed = commands.add_parser("list", help="list what is stored, by environment")
     what = "the folder of baselines (default: baselines)"
-    listed.add_argument("--baseline-dir", type=Path, default=Path("baselines"), metavar="DIR", help=what)
+    names = "--baseline-dir", "--ddp-baseline-dir"  # errors advise the second, which pytest has
+    listed.add_argument(*names, type=Path, default=Path("baselines"), metavar="DIR", help=what)
     console.add_k(listed, "tests and environments")
     listed.set_defaults(run=_list)
 
@@ -116,31 +116,22 @@ def _list(arguments: argparse.Namespace) -> int:
     """List the baselines; one that cannot be read is named, and ends the command with status 4."""
     store, status = Store(arguments.baseline_dir), console.OK
     chosen: dict[str, list[Baseline]] = {}
-    try:
-        paths = store.files()
-    except BaselineError as error:
-        raise console.UsageError(_with_own_option(error)) from error
-    for path in paths:
+    for path in store.files():
         name = path.relative_to(store.root).parts[0]
         try:
             baseline = store.read_file(path)
         except BaselineError as error:
-            console.complain(f"error: {_with_own_option(error)}")
+            console.complain(f"error: {error}")
             status = console.USAGE_ERROR
             continue
         test = baseline.test
         if arguments.matches is None or arguments.matches(f"{name} {test.module}::{test.name} {test.label}"):
             chosen.setdefault(name, []).append(baseline)
     for name, baselines in chosen.items():
-        console.say((*terminal.baseline_table(name, baselines), ""))
+        console.say(text.fitting((*terminal.baseline_table(name, baselines), "")))
     stored = text.several(sum(map(len, chosen.values())), "baseline")
     console.say([f"{stored} in {text.several(len(chosen), 'environment')} (*: uncommitted changes)"])
     return status
-
-
-def _with_own_option(error: BaselineError) -> str:
-    """Return the error with this command's option in its advice, in place of pytest's."""
-    return str(error).replace("--ddp-baseline-dir", "--baseline-dir")
 
 
 def add_doctor(subparsers: Any) -> None:
@@ -158,18 +149,15 @@ def _doctor(arguments: argparse.Namespace) -> int:
 
     checks = run_checks()
     width = max(len(check.name) for check in checks)
-    lines: list[str] = []
+    lines = []
+    below = " " * (width + 4)
     for check in checks:
-        lines += _wrapped(f"{'!' if check.advice else ' '} {check.name.ljust(width)}  ", check.fact)
-        lines += _wrapped(" " * (width + 4), f"-> {check.advice}") if check.advice else ()
+        lines.append(f"{'!' if check.advice else ' '} {check.name.ljust(width)}  {check.fact}")
+        lines += [f"{below}-> {check.advice}"] if check.advice else ()
     advice = sum(bool(check.advice) for check in checks)
     lines += ["", f"{advice} of {len(checks)} checks have advice" if advice else "nothing to change was found"]
+    lines = [part for line in lines for part in text.wrapped(line, text.terminal_width(), below)]
     console.say([*lines, "smallest change that can be detected here: pytest TESTS --ddp-against self"])
     if arguments.json is not None:
         console.write_json(arguments.json, {"checks": list(map(asdict, checks))})
     return console.OK
-
-
-def _wrapped(lead: str, line: str) -> list[str]:
-    below = " " * len(lead)
-    return textwrap.wrap(line, _WIDTH, initial_indent=lead, subsequent_indent=below, break_on_hyphens=False)

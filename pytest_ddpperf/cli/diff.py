@@ -146,7 +146,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.form == "pytorch":
         sweeps = diff_report.ours(base), diff_report.ours(now)
         console.say(diff_report.side_by_side(*sweeps))
-        console.say(text.fitting(diff_report.summary_lines(compared)))
+        console.say(diff_report.summary_lines(compared))
         is_shown = diff_report.in_common(*sweeps)
     else:
         console.say(text.fitting(diff_report.lines(base, compared)))

@@ -114,7 +114,7 @@ def show(arguments: argparse.Namespace) -> int:
     if arguments.html is not None:
         console.write(arguments.html, history_report.history_html(analysis))
     hint = partial(_which_commit, arguments.folder, entries.read_changes(arguments.folder, entries.BisectedChange))
-    console.say(history_report.history_lines(analysis, is_chosen, hint))
+    console.say(text.fitting(history_report.history_lines(analysis, is_chosen, hint)))
     if analysis.short == len(analysis.series):
         console.complain(f"{arguments.folder}: nothing to judge: no series has {MIN_POINTS} runs")
         return console.NOTHING_IN_COMMON
@@ -129,7 +129,7 @@ def _which_commit(folder: Path, bisected: Sequence[entries.BisectedChange], chan
     """Yield which of several commits made a test slower, or the command that finds it."""
     good, bad, test = change.before.commit, change.after.commit, replace(change.series.test, label="")
     found = [each for each in bisected if (each.test, each.good, each.bad) == (test, good, bad)]
-    yield from text.fitting(f"slower at {each.commit[:12]}: {text.shortened(each.subject)}" for each in found)
+    yield from (f"slower at {each.commit[:12]}: {text.shortened(each.subject)}" for each in found)
     if change.status is ChangeStatus.REGRESSED and not found:
         with suppress(GitError):  # the history may be of another repository
             if len(git.first_parents(Path.cwd(), good, bad)) > 1:

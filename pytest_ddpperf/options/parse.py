@@ -110,14 +110,6 @@ def seconds(value: object, least: float = math.ulp(0.0)) -> float:
 _METRICS = ("p10", "p50", "p90", "cpu_p50", MEAN, *PHASE_METRICS, BANDWIDTH, *COUNTERS)
 
 
-def _unknown_metric(item: object) -> str:
-    """Return that the metric of a limit does not exist; "" if something else is wrong with the limit."""
-    metric, _, amount = str(item).partition(":")
-    if metric in _METRICS or _LIMIT.fullmatch(f"{MEAN}:{amount}") is None:
-        return ""
-    return f"unknown metric {metric}{_guess(metric, _METRICS) or f': {_LIMIT_FORM}'}"
-
-
 def _limit(item: object) -> Limit:
     share = _SHARE.fullmatch(item) if isinstance(item, str) else None
     if share is not None:
@@ -126,7 +118,11 @@ def _limit(item: object) -> Limit:
         return Limit(metric=share[1], value=float(share[2]) / 100, unit="%")
     match = _LIMIT.fullmatch(item) if isinstance(item, str) else None
     if match is None:
-        raise Refused(item, _unknown_metric(item) or f"not {_LIMIT_FORM}")
+        name, _, size = str(item).partition(":")
+        allowed = f"not {_LIMIT_FORM}"
+        if name not in _METRICS and _LIMIT.fullmatch(f"{MEAN}:{size}"):
+            allowed = f"unknown metric {name}{_guess(name, _METRICS) or f': {_LIMIT_FORM}'}"
+        raise Refused(item, allowed)
     cpu, percentile, metric, value, unit = match.groups()
     amount = float(value) / (100 if unit == "%" else 1000)
     if percentile is not None:

@@ -35,20 +35,22 @@ def history_lines(
     """Yield the change points of the series that were chosen, each with its `hint`, what could be found in the others,
     and the summary."""
     for change in filter(lambda change: is_chosen(change.series), analysis.changes):
-        yield from text.fitting([f"{change.status.value}  {_name(change.series)}"])
-        yield from text.fitting(change_lines(change), "  ")
-        yield from (f"  {line}" for line in hint(change))  # whole: a command can be copied
+        yield f"{change.status.value}  {_name(change.series)}"
+        for line in (*change_lines(change), *hint(change)):
+            yield f"  {line}"
         yield ""
     unchanged = [each for each in analysis.unchanged if is_chosen(each[0])]
     for series, metric, smallest in unchanged[:_MOST_UNCHANGED]:
-        yield from text.fitting([f"{_name(series)}  {unchanged_line(metric, smallest)}"])
+        yield f"{_name(series)}  {unchanged_line(metric, smallest)}"
     if (more := len(unchanged) - _MOST_UNCHANGED) > 0:
         yield f"and {more} more without a change point: -k NAME shows them"
-    yield from text.fitting([summary_line(analysis)])
+    yield summary_line(analysis)
     counts = Counter(change.status for change in analysis.changes)
     if counts[ChangeStatus.REGRESSED] >= _MANY and not counts[ChangeStatus.IMPROVED] + counts[ChangeStatus.UNDONE]:
-        noise = f"{counts[ChangeStatus.REGRESSED]} regressions, 0 improvements: this is likely noise"
-        yield from text.fitting([f"{noise}; check that all runs are of one kind of machine, and --threshold"])
+        yield (
+            f"{counts[ChangeStatus.REGRESSED]} regressions, 0 improvements: this is likely noise; check that all runs "
+            "are of one kind of machine, and --threshold"
+        )
 
 
 def _name(series: Series) -> str:

@@ -66,7 +66,7 @@ def table(outcomes: Sequence[Outcome], *, width: int = text.WIDTH) -> Iterator[s
         rows = [("ranks", "p50", "verdict"), *((ranks, now, verdict) for ranks, now, _, verdict in rows[1:])]
     elif _room(rows, width) < _LEAST_NAME:
         rows = [tuple(cell.partition(" [")[0] for cell in row) for row in rows]
-    names = text.names_within([text.name(each) for each in outcomes], max(_room(rows, width), 1))
+    names = text.names_within(outcomes, max(_room(rows, width), 1))
     yield from text.aligned(
         [(name, *row) for name, row in zip(("", *names), rows, strict=True)], left=(1, 3) if compared else (1,)
     )
@@ -237,21 +237,17 @@ def _collective_row(asked: Collective, samples: Samples) -> tuple[str, ...]:
     )
 
 
-_BASELINE_TITLES = ("sessions", "last", "commit", "smallest detectable change")
+_BASELINE_TITLES = ("", "sessions", "last", "commit", "smallest detectable change")
 
 
 def baseline_table(environment: str, baselines: Iterable[Baseline]) -> Iterator[str]:
     """Yield the baselines of one environment, a row per test, with the figures of its last session."""
-    rows = [_BASELINE_TITLES]
-    tests = []
+    rows = []
     for baseline in baselines:
         last = baseline.sessions[-1]
         resolves = (f"{name} {text.amount(text.resolved(name, time))}" for name, time in last.resolution.items())
         commit = text.commit(last.commit.partition("-dirty")[0]) + "*" * last.commit.endswith("-dirty")
-        created = last.created.partition("T")[0] or "unknown"
-        rows.append((str(len(baseline.sessions)), created, commit or "-", ", ".join(resolves) or "-"))
-        tests.append(text.shortened(str(baseline.test)))
-    names = text.names_within(tests, max(_room(rows, text.terminal_width()) - _GAP, _LEAST_NAME))
-    yield from text.fitting([environment])
-    table = [(name, *row) for name, row in zip(("", *names), rows, strict=True)]
-    yield from text.fitting(text.aligned(table), "  ")
+        row = (last.created.partition("T")[0] or "unknown", commit or "-", ", ".join(resolves) or "-")
+        rows.append((text.shortened(str(baseline.test)), str(len(baseline.sessions)), *row))
+    yield environment
+    yield from (f"  {line}" for line in text.aligned([_BASELINE_TITLES, *rows]))

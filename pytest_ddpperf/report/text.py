@@ -27,8 +27,9 @@ def name(outcome: Outcome) -> str:
     return shortened(f"{outcome.nodeid} ({outcome.test.label})" if outcome.test.label else outcome.nodeid)
 
 
-def names_within(whole: Sequence[str], width: int) -> list[str]:
+def names_within(outcomes: Sequence[Outcome], width: int) -> list[str]:
     """Return the names in at most `width` characters: if need be without folders, without files, without a middle."""
+    whole = [name(each) for each in outcomes]
     in_files = [re.sub("^[^:]*/(?=[^/:]*::)", "", each) for each in whole]
     tests = [each.partition("::")[2] or each for each in whole]
     fitting = (names for names in (whole, in_files) if max(map(len, names), default=0) <= width)
@@ -60,12 +61,12 @@ def terminal_width() -> int:
     return min(WIDTH, shutil.get_terminal_size((WIDTH, 0)).columns)
 
 
-def fitting(lines: Iterable[str], indent: str = "") -> Iterator[str]:
-    """Yield indented lines, wrapped to the columns of the terminal. A file or a program gets them whole."""
+def fitting(lines: Iterable[str]) -> Iterator[str]:
+    """Yield lines wrapped to the columns of the terminal. A file or a program gets them whole."""
     width = shutil.get_terminal_size((0, 0)).columns
     for line in lines:
-        whole = indent + line
-        yield from wrapped(whole, width, f"{indent}  ") if 0 < width < len(whole) else [whole]
+        is_whole = not width or "ddpperf bisect" in line  # a command can be copied
+        yield from [line] if is_whole else wrapped(line, width, "    ")
 
 
 def commit(recorded: str) -> str:

@@ -97,11 +97,14 @@ def test_some_are_chosen(chosen: list[str], reported: str, tmp_path: Path, capsy
     assert capsys.readouterr().out.splitlines()[-1] == reported
 
 
-def test_a_folder_that_cannot_be_listed_ends_with_4(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_folder_that_cannot_be_listed_ends_with_4_and_advice(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["baseline", "list", "--baseline-dir", "no-such-folder"]) == 4
     said = capsys.readouterr().err
     assert "baseline no-such-folder: cannot be read: " in said
-    assert said.endswith(", or name another folder with --baseline-dir\n")  # the option of this command
+    assert said.endswith(", or name another folder with --ddp-baseline-dir\n")
+    assert main(["baseline", "list", "--ddp-baseline-dir", str(tmp_path)]) == 0
 
 
 def test_what_cannot_be_read_is_named_and_the_others_are_listed(
