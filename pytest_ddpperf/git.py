@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -101,16 +102,26 @@ def run_whole(
 
 def checked_out(path: Path) -> tuple[str, str]:
     """Return the commit that is checked out at `path`, with "-dirty" if tracked files differ, and its time, ISO 8601 in
-    UTC; two empty texts if git cannot say."""
+    UTC; two empty texts if git cannot say. Of a merge that GitHub made of a pull request, return the head."""
     ask = partial(git, path, timeout=_GIT_SECONDS)
     with suppress(GitError):
-        commit = ask("rev-parse", "--verify", "HEAD").strip()
+        commit = _without_merge(ask("rev-parse", "--verify", "HEAD").strip())
         # `git describe --dirty` writes the index, even without optional locks.
         changed = ask("status", "--porcelain", "--untracked-files=no", "--no-renames")
         seconds = ask("show", "--no-patch", "--no-show-signature", "--format=%ct", "HEAD")
         time = datetime.fromtimestamp(int(seconds), timezone.utc).isoformat()
         return f"{commit}-dirty" if changed else commit, time
     return "", ""
+
+
+def _without_merge(commit: str) -> str:
+    """Return the head of a pull request if a commit is the merge that a job of GitHub checked out, which is in no
+    clone; else the commit."""
+    with suppress(OSError, ValueError, LookupError):
+        if commit == os.environ["GITHUB_SHA"] and os.environ["GITHUB_REF"].startswith("refs/pull/"):
+            event = json.loads(Path(os.environ["GITHUB_EVENT_PATH"]).read_bytes())
+            return str(event["pull_request"]["head"]["sha"])
+    return commit
 
 
 def top_level(path: Path) -> Path:
@@ -190,16 +201,27 @@ def last_change(top: Path, file: Path) -> str:
 
 
 def changed_files(top: Path, commit: str) -> list[str]:
-    """Paths from `top` of all files that differ between a commit and the working tree, in more than the ends of their
-    lines, untracked ones included but for those that git ignores; raises GitError."""
+    """Return paths from `top`, or a folder below it, of its files that differ between a commit and the working tree in
+    more than the ends of their lines. Untracked files count, but for Python's caches and those that git ignores. Raises
+    GitError."""
     # With --name-only git would not look at lines.
-    command = ("diff", "--numstat", "--ignore-cr-at-eol", "-z", "--no-ext-diff", "--no-renames", commit, "--")
+    how = ("--numstat", "--relative", "--ignore-cr-at-eol", "-z", "--no-ext-diff", "--no-renames")
     # It writes what it finds into the index, even without optional locks: so it gets a copy.
     with tempfile.TemporaryDirectory() as folder:
-        counted = git(top, *command, variables={"GIT_INDEX_FILE": str(_copy_of_index(top, folder))})
+        counted = git(top, "diff", *how, commit, "--", variables={"GIT_INDEX_FILE": str(_copy_of_index(top, folder))})
     differing = [line.split("\t", 2)[2] for line in counted.split("\0")[:-1]]
-    untracked = git(top, "ls-files", "--others", "--exclude-standard", "-z")
+    untracked = git(top, "ls-files", "--others", "--exclude-standard", "--exclude=*.pyc", "-z")
     return sorted({*differing, *untracked.split("\0")[:-1]})
+
+
+def first_changed_line(commit: str, file: str) -> int:
+    """Return the number of the first line that differs from a commit, of a file from the top of this process's working
+    tree; 0 if git cannot say."""
+    with suppress(GitError):
+        changes = git(Path(), "diff", "--unified=0", "--no-ext-diff", "--no-color", commit, "--", f":/{file}")
+        if hunk := re.search(r"^@@ \S+ \+(\d+)", changes, re.MULTILINE):
+            return int(hunk[1])
+    return 0
 
 
 def worktrees(top: Path) -> list[Path]:

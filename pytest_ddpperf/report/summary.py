@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from enum import IntEnum
 
+from pytest_ddpperf.git import first_changed_line
 from pytest_ddpperf.records.outcome import Outcome, RunInfo
 from pytest_ddpperf.records.samples import CounterChange, Status
 from pytest_ddpperf.report import sentences, text
@@ -161,9 +162,10 @@ def _command(outcome: Outcome, message: Sequence[str]) -> str:
 def _place(outcome: Outcome) -> tuple[str, int]:
     """Return the file and line to annotate: code that differs if it is known, else the test. Line 0 is the whole
     file."""
-    if outcome.baseline_side is not None and outcome.baseline_side.differing:
-        named = (found.file for found in outcome.findings if found.file)
-        return next(named, outcome.baseline_side.differing[0]), 0
+    side = outcome.baseline_side
+    if side is not None and side.differing:
+        file = next((found.file for found in outcome.findings if found.file), side.differing[0])
+        return file, first_changed_line(side.version.commit, file)
     return outcome.file or outcome.nodeid.partition("::")[0], outcome.line
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
@@ -13,6 +14,7 @@ from pytest_ddpperf.records.samples import Status
 from pytest_ddpperf.records.step_phases import Finding
 from pytest_ddpperf.report.summary import annotated
 from tests import reports
+from tests.git import git
 from tests.unit.test_baseline_side import BESIDE
 from tests.unit.test_report import FAILED, measurement, outcome, verdict
 
@@ -64,6 +66,22 @@ def test_what_fails_is_an_error_at_its_test() -> None:
 def test_the_place_is_what_differs_or_the_test(measured: Outcome, place: dict[str, Any]) -> None:
     ((_, properties, _),) = commands(measured)
     assert properties == {"title": properties["title"], **{key: str(value) for key, value in place.items()}}
+
+
+def test_code_that_differs_is_annotated_at_its_first_changed_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "src").mkdir()
+    net = tmp_path / "src" / "net.py"
+    net.write_text("import torch\n\nwidth = 8\n")
+    git(tmp_path, "init", "-q")
+    git(tmp_path, "add", "src")
+    git(tmp_path, "commit", "-qm", "1")
+    net.write_text("import torch\n\nwidth = 9\n")
+    version = replace(BESIDE.version, commit=git(tmp_path, "rev-parse", "HEAD"))
+    ((_, properties, _),) = commands(replace(RED, baseline_side=replace(BESIDE, version=version)))
+    assert (properties["file"], properties["line"]) == ("src/net.py", "3")
 
 
 @pytest.mark.parametrize(

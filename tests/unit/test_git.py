@@ -12,6 +12,7 @@ from pytest_ddpperf.git import (
     changed_files,
     checked_out,
     commit_named,
+    first_changed_line,
     ignored_files,
     top_level,
     worktrees,
@@ -49,6 +50,45 @@ def test_the_commit_is_told_whole_and_dirty_where_tracked_files_differ(tmp_path:
     assert checked_out(tmp_path)[0] == head + "-dirty"
     (tmp_path / "below").mkdir()
     assert checked_out(tmp_path / "below")[0] == head + "-dirty"
+
+
+@pytest.mark.parametrize(
+    ("ref", "event", "is_head"),
+    [
+        ("refs/pull/7/merge", '{"pull_request": {"head": {"sha": "c0ffee"}}}', True),
+        ("refs/heads/main", '{"pull_request": {"head": {"sha": "c0ffee"}}}', False),  # pull_request_target
+        ("refs/pull/7/merge", "{}", False),
+        ("refs/pull/7/merge", "", False),
+    ],
+)
+def test_the_merge_that_github_makes_of_a_pull_request_has_the_name_of_its_head(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ref: str, event: str, is_head: bool
+) -> None:
+    top, file = tmp_path / "top", tmp_path / "event.json"
+    merge = commit(top, a="1")
+    file.write_text(event)
+    for name, value in (("GITHUB_REF", ref), ("GITHUB_SHA", merge), ("GITHUB_EVENT_PATH", str(file))):
+        monkeypatch.setenv(name, value)
+    assert checked_out(top)[0] == ("c0ffee" if is_head else merge)
+    (top / "a.py").write_text("2")
+    assert checked_out(top)[0] == ("c0ffee-dirty" if is_head else f"{merge}-dirty")
+    assert commit_named(top, "HEAD") == merge
+    git(top, "commit", "--quiet", "--all", "-m", "after it")
+    assert checked_out(top)[0] == git(top, "rev-parse", "HEAD")
+
+
+def test_the_first_line_that_differs_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    top = tmp_path / "top"
+    first = commit(top, below__a="1\n2\n3\n4\n", same="1")
+    (top / "below" / "a.py").write_text("1\n2\nthree\n4\n5\n")
+    (top / "below" / "new.py").write_text("1\n")
+    monkeypatch.chdir(top / "below")
+    assert first_changed_line(first, "below/a.py") == 3
+    assert [first_changed_line(first, name) for name in ("same.py", "none.py", "below/new.py")] == [0, 0, 0]
+    assert first_changed_line("0" * 40, "below/a.py") == 0
+    monkeypatch.chdir(tmp_path)
+    assert first_changed_line(first, "below/a.py") == 0
+    assert changed_files(top / "below", first) == ["a.py", "new.py"]
 
 
 def test_the_time_of_a_commit_is_told_in_utc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
