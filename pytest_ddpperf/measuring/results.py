@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from pathlib import Path
@@ -10,11 +12,12 @@ from typing import Any
 from uuid import uuid4
 
 from pytest_ddpperf import __version__
-from pytest_ddpperf.git import checked_out
+from pytest_ddpperf.git import changed_files, checked_out, ignored_files
 from pytest_ddpperf.records import codec
+from pytest_ddpperf.records.errors import GitError
 from pytest_ddpperf.records.outcome import Outcome, RunInfo
 from pytest_ddpperf.records.samples import Scalar
-from pytest_ddpperf.report import json_report, terminal
+from pytest_ddpperf.report import json_report, terminal, text
 from pytest_ddpperf.report.text import terminal_width
 
 
@@ -24,11 +27,19 @@ def describe_run(rootdir: Path) -> RunInfo:
     return RunInfo(id=uuid4().hex, version=__version__, commit=commit, committed=committed)
 
 
+def uncommitted_files(rootdir: Path) -> set[str]:
+    """Return the files of the repository that are not as in its commit; none if git cannot say."""
+    with suppress(GitError):
+        return {*changed_files(rootdir, "HEAD")}
+    return set()
+
+
 @dataclass(slots=True)
 class RunResults:
     """All outcomes of a run; with xdist they come from the workers."""
 
     begun: RunInfo  # what is known of the run before its first test
+    uncommitted: Collection[str] = ()  # files before the first test
     _outcomes: dict[tuple[str, str], Outcome] = field(default_factory=dict)  # by node id and label
     skipped: int = 0
     never_measured: list[str] = field(default_factory=list)  # node ids
@@ -77,6 +88,25 @@ class RunResults:
             places = "\n".join(str(known.get("places") or "") for known in (self.facts, facts)).splitlines()
             self.facts = {**facts, "places": "\n".join(dict.fromkeys(filter(None, places)))}
         self.usage_error = message.get("usage_error") or self.usage_error
+
+    def note_files(self, rootdir: Path, baselines: Path) -> None:
+        """Add messages on saved baselines that other clones will not have, or without their code, and on files that
+        tests wrote. `baselines` is the folder of all."""
+        saved = [each.baseline_path for each in self.outcomes if each.saved]
+        own = (os.path.relpath(baselines, rootdir), *(each.traces for each in self.outcomes if each.traces))
+        found = [file for file in sorted(uncommitted_files(rootdir)) if not file.startswith(own)]
+        before = [file for file in found if file in self.uncommitted]
+        new = [file for file in found if file not in before]
+        with suppress(GitError):
+            if ignored := ignored_files(rootdir, saved):
+                remedy = "change .gitignore, or name another folder with --ddp-baseline-dir"
+                self.messages.append(f"git ignores {text.some(ignored, 1)}: other clones have no baseline: {remedy}")
+        if saved and before:
+            changes = f"the baselines are of changes that are in no commit ({text.some(before, 3)})"
+            self.messages.append(f"{changes}: commit both together")
+        if new:
+            resumes = "a program that resumes from its files does something else in its next launch"
+            self.messages.append(f"new files since the tests began: {text.some(new, 3)}: {resumes}")
 
     def header(self, verbosity: int) -> Iterator[str]:
         """Yield versions, backend and devices, from a probe rank."""

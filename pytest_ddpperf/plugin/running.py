@@ -71,6 +71,11 @@ class RunningTests:
     def __init__(self, run: Run) -> None:
         self._run = run
 
+    @pytest.hookimpl(tryfirst=True)  # before other plugins write their reports
+    def pytest_sessionfinish(self) -> None:
+        if self._run.ran:
+            self._run.report.note_files(self._run.config.rootpath, self._run.settings.baseline_dir)
+
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_setup(self, item: pytest.Item) -> None:
         if not is_distributed(item):

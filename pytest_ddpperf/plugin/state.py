@@ -202,9 +202,10 @@ class Run:
     def report(self) -> RunResults:
         """Return the results of the run; the first call begins them."""
         if self._report is None:
-            from pytest_ddpperf.measuring.results import RunResults, describe_run
+            from pytest_ddpperf.measuring.results import RunResults, describe_run, uncommitted_files
 
-            self._report = RunResults(describe_run(self.config.rootpath), sections=self.sections)
+            root = self.config.rootpath
+            self._report = RunResults(describe_run(root), uncommitted_files(root), sections=self.sections)
         return self._report
 
     def place(self, item: pytest.Item) -> None:

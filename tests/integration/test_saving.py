@@ -105,13 +105,58 @@ def test_a_session_says_whose_code_it_is(pytester: pytest.Pytester, run: Run) ->
     for command in (["init", "-q"], ["add", "."], ["commit", "-qm", "1"]):
         git(pytester.path, *command)
     (folder / "mylib" / "helper.py").write_text(STEP + "# not committed\n")
-    run("perf", "perf/others", "--rootdir=perf", "--ddp-extend-baseline", *FEW).assert_outcomes(passed=1)
+    result = run("perf", "perf/others", "--rootdir=perf", "--ddp-extend-baseline", *FEW)
+    result.assert_outcomes(passed=1)
+    what = "the baselines are of changes that are in no commit (mylib/helper.py): commit both together"
+    assert what in " ".join(map(str.strip, result.outlines))
+    assert "new files" not in result.stdout.str()
     session = last_session(folder, "test_step")
     assert session["commit"].endswith("-dirty")
     git(pytester.path, "add", "--update", "perf/mylib")
     assert session["tree"] == git(pytester.path, "write-tree").strip()
     assert session["distributions"]["torch"]["version"] == version("torch")
     assert "pytest-ddpperf" not in session["distributions"]
+
+
+def test_a_folder_of_baselines_that_git_ignores_is_noted(pytester: pytest.Pytester, run: Run) -> None:
+    pytester.makepyfile(test_step=STEP + "\ndef test_step(ddp_benchmark): ddp_benchmark(lasting)\n")
+    (pytester.path / ".gitignore").write_text("baselines\n")
+    for command in (["init", "-q"], ["add", "."], ["commit", "-qm", "1"]):
+        git(pytester.path, *command)
+    result = run("--ddp-save-baseline", *FEW)
+    assert last_line(result) == "1 saved (0 of 1 compared)"
+    said = " ".join(map(str.strip, result.outlines))
+    assert "git ignores baselines/" in said
+    assert "other clones have no baseline: change .gitignore, or name another folder with --ddp-baseline-dir" in said
+    assert "in no commit" not in said
+    result = run("--ddp-save-baseline", "--ddp-baseline-dir=kept", *FEW)
+    assert "git ignores" not in result.stdout.str()
+
+
+def test_files_that_a_step_leaves_in_the_repository_are_noted_once(pytester: pytest.Pytester, run: Run) -> None:
+    """Reports, baselines and traces are the plugin's own."""
+    leaves = """
+def leaving(ctx):
+    for number in range(4):
+        open(f"checkpoint{number}.pt", "w").close()
+    return lasting(ctx)
+
+def test_step(ddp_benchmark): ddp_benchmark(leaving)
+def test_again(ddp_benchmark): ddp_benchmark(leaving)
+"""
+    pytester.makepyfile(test_step=STEP + leaves)
+    (pytester.path / "notes.txt").write_text("there before")
+    (pytester.path / ".gitignore").write_text("*.ini\n")
+    git(pytester.path, "init", "-q")
+    git(pytester.path, "add", "test_step.py", ".gitignore")
+    git(pytester.path, "commit", "-qm", "1")
+    reports = ("--ddp-json=run.json", "--junitxml=junit.xml", "--ddp-trace=traces")
+    said = " ".join(map(str.strip, run("--ddp-save-baseline", *reports, *FEW).outlines))
+    files = "checkpoint0.pt, checkpoint1.pt, checkpoint2.pt, ..."
+    resumes = "a program that resumes from its files does something else in its next launch"
+    assert said.count(f"new files since the tests began: {files}: {resumes}") == 1
+    assert "in no commit (notes.txt): " in said
+    assert "new files" not in run(*FEW).stdout.str()  # they are there already
 
 
 def test_a_slower_session_of_the_same_code_is_added(
