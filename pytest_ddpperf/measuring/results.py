@@ -102,11 +102,14 @@ class RunResults:
                 remedy = "change .gitignore, or name another folder with --ddp-baseline-dir"
                 self.messages.append(f"git ignores {text.some(ignored, 1)}: other clones have no baseline: {remedy}")
         if saved and before:
-            changes = f"the baselines are of changes that are in no commit ({text.some(before, 3)})"
-            self.messages.append(f"{changes}: commit both together")
+            self.messages.append(
+                f"the baselines are of changes that are in no commit ({text.some(before, 3)}): commit both together"
+            )
         if new:
-            resumes = "a program that resumes from its files does something else in its next launch"
-            self.messages.append(f"new files since the tests began: {text.some(new, 3)}: {resumes}")
+            self.messages.append(
+                f"new files since the tests began: {text.some(new, 3)}: a program that resumes from its files "
+                "does something else in its next launch"
+            )
 
     def header(self, verbosity: int) -> Iterator[str]:
         """Yield versions, backend and devices, from a probe rank."""

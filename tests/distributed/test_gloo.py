@@ -38,6 +38,29 @@ def test_ddp_averages_gradients(ddp_run: DdpRun) -> None:
         torch.testing.assert_close(found, (alone[0] + alone[1]) / 2)
 
 
+def test_replicas_begin_equal_and_stay_equal(ddp_run: DdpRun) -> None:
+    """Each rank makes another net and has other data; rank 0's parameters are sent to all."""
+
+    def in_rank(ctx: Context) -> list[list[float]]:
+        torch.manual_seed(ctx.rank)
+        model = DistributedDataParallel(nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2)))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+        states = []
+        for _ in range(6):
+            states.append(nn.utils.parameters_to_vector(model.parameters()).tolist())
+            optimizer.zero_grad()
+            gradient(model, ctx.rank)
+            optimizer.step()
+        return states
+
+    first, second = ddp_run(in_rank)
+    assert first == second  # bit by bit
+    assert first[0] != first[-1]
+    torch.manual_seed(1)
+    own = nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2))
+    assert second[0] != nn.utils.parameters_to_vector(own.parameters()).tolist()
+
+
 @pytest.mark.ddp(steps=4, min_time=0, launches=2, warmup=2)
 def test_a_training_step_is_timed(ddp_benchmark: DdpBenchmark) -> None:
     def setup(ctx: Context) -> Any:
