@@ -70,11 +70,12 @@ class Stamps:
         # Of every collective that Python waits for, also in a `dist.all_reduce` without `async_op`.
         work: Any = torch._C._distributed_c10d.Work
         work.wait = self._around(work.wait, _WAIT)
-        # Of a functional collective, as DTensor uses them.
-        functional.wait_tensor = self._around(functional.wait_tensor, _WAIT)
-        group: Any = torch._C._distributed_c10d.ProcessGroup
-        for name in ("send", "recv", "recv_anysource"):
-            setattr(group, name, self._naming(getattr(group, name), sends=name == "send"))
+        if self._device.type == "cpu":
+            # Of a functional collective, as DTensor uses them.
+            functional.wait_tensor = self._around(functional.wait_tensor, _WAIT)
+            group: Any = torch._C._distributed_c10d.ProcessGroup
+            for name in ("send", "recv", "recv_anysource"):
+                setattr(group, name, self._naming(getattr(group, name), sends=name == "send"))
         register_optimizer_step_pre_hook(self._hook(_OPTIMIZER))
         register_optimizer_step_post_hook(self._hook(-_OPTIMIZER))
 

@@ -117,7 +117,7 @@ class Updates:
         self._unanswered += synchronises or not replicas
         if self._unanswered >= _MOST_PASSES:
             self._synchronised = True
-            if not synchronises or (_has_optimizer() and not count_compilations()):
+            if not synchronises or (find_objects(torch.optim.Optimizer) and not count_compilations()):
                 error = DdpPerfError(
                     f"{_MOST_PASSES} backward passes without an optimizer's update: if it accumulates gradients over "
                     'as many, or its optimizer cannot be seen, say where a step ends (boundary="mark")'
@@ -164,10 +164,6 @@ class Updates:
                 passes = 0
         if self._call(self._on_learned, steps):
             self._ender, self._passes = ender, passes
-
-
-def _has_optimizer() -> bool:
-    return bool(find_objects(torch.optim.Optimizer))
 
 
 def _synchronises(module: Any) -> bool:
