@@ -8,6 +8,7 @@ import random
 import signal
 import socket
 import sys
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -143,6 +144,7 @@ def prepare(plan: Plan, index: int, threads: int) -> torch.device:
     _seed(plan.seed)
     if threads and "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(threads)
+        threading.setprofile(_begin_thread)
         if plan.boundary:  # as torchrun says it to programs, which may choose otherwise
             os.environ["OMP_NUM_THREADS"] = str(threads)
     if plan.device == "cpu":
@@ -151,6 +153,13 @@ def prepare(plan: Plan, index: int, threads: int) -> torch.device:
     torch.accelerator.set_device_index(index)
     _pin_near(device)
     return device
+
+
+def _begin_thread(*_: object) -> None:
+    """Give a new thread this process's number of threads before its first operation. By itself it would have OpenMP's:
+    one for each core of the machine, and they would wait for each other on the cores of the rank."""
+    sys.setprofile(None)
+    torch.get_num_threads()  # which sets it, also after a torch.set_num_threads() of the user's
 
 
 def timeout_of(plan: Plan) -> timedelta:

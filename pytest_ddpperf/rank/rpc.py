@@ -187,6 +187,7 @@ class RpcMeter(Meter):
             with suppress(RuntimeError):  # there is no autograd context, most often
                 dist_autograd._current_context()
                 self._bytes_known = False
+        torch.get_num_threads()  # sets it in this thread, which is not Python's: see `group.prepare`
         return original(function)
 
     def mark_collective(self, original: Any, work: Any) -> Any:

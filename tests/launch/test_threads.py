@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import ctypes
+import os
 import sys
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -59,6 +63,25 @@ def test_a_thread_may_use_the_default_group_when_the_step_is_over(bench: Bench, 
     samples = bench.launch(plan, setup, *[None] * (2 * servers))
     assert len(samples.step_seconds) == 3
     assert samples.counters["all_reduce.count"] is None  # the dispatcher sees those of the main thread only
+
+
+def openmp_threads() -> int:
+    """Return how many threads an operation of this thread would use. torch.get_num_threads() would set the number."""
+    mappings = Path("/proc/self/maps").read_text().splitlines()
+    (library,) = {line.split()[-1] for line in mappings if "libgomp" in line or "libiomp" in line}
+    return int(ctypes.CDLL(library).omp_get_max_threads())
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one core has no smaller share")
+def test_a_thread_has_as_many_threads_for_its_operations_as_its_rank(bench: Bench) -> None:
+    def function(ctx: Any) -> list[int]:
+        with ThreadPoolExecutor() as pool:
+            first = pool.submit(openmp_threads).result()
+        torch.set_num_threads(3)
+        with ThreadPoolExecutor() as pool:
+            return [first, pool.submit(openmp_threads).result()]
+
+    assert bench.call(function) == [[max(1, len(os.sched_getaffinity(0)) // 2), 3]] * 2
 
 
 def test_cpu_time_is_that_of_all_python_threads(bench: Bench) -> None:
