@@ -157,7 +157,9 @@ class Diagnosis:
         for rank in ranks:
             place, stacks = places[rank.number], self._stacks(rank)
             if rank.error is not None:  # at that time at the latest: whoever waits for this rank comes after it
-                rank.error = replace(rank.error, when=min(rank.error.when, when))
+                # Perhaps because the program handles the signal that asks for stacks, or ends by it.
+                summary = f"{late}; then: {rank.error.summary}" if at_deadline else rank.error.summary
+                rank.error = replace(rank.error, when=min(rank.error.when, when), summary=summary)
             elif rank.result is None and rank.resting is None:
                 idle = place == LEADER and not _handlers(stacks)
                 if idle:

@@ -5,6 +5,8 @@ What hangs does so for an hour: a test that ends has shown that nobody waits for
 from __future__ import annotations
 
 import ctypes
+import signal
+import sys
 import time
 from typing import Any
 
@@ -12,6 +14,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from pytest_ddpperf.launch import failed_ranks
 from pytest_ddpperf.records.errors import LaunchError
 from tests.launch.conftest import Bench, arrive, hang
 
@@ -53,6 +56,28 @@ def test_the_rank_that_hangs_is_first_and_those_that_wait_for_it_follow(bench: B
     assert [other.rank for other in error.others] == [0]
     assert "in all_reduce" in error.others[0].traceback
     assert "pytest_ddpperf/rank" not in error.cause.traceback + error.others[0].traceback
+
+
+@pytest.mark.parametrize("says", ["RuntimeError: got signal 3", "sys.exit(5) was called", "killed by SIGQUIT"])
+def test_a_program_that_handles_the_signal_for_stacks_did_not_end_in_time(
+    bench: Bench, says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(failed_ranks, "_STACKS_LONGEST_SECONDS", 1.0)
+
+    def handle(number: int, frame: object) -> None:
+        if says.startswith("sys"):
+            sys.exit(5)
+        raise RuntimeError(f"got signal {number}")
+
+    def function(ctx: Any) -> None:
+        if ctx.rank == 1:
+            signal.signal(signal.SIGQUIT, signal.SIG_DFL if says.startswith("killed") else handle)
+            hang()
+
+    with bench.over_once(arrived=1), pytest.raises(LaunchError) as caught:
+        bench.call(function)
+    assert caught.value.cause.rank == 1
+    assert caught.value.cause.summary == f"did not end within 300 s (--ddp-timeout); then: {says}"
 
 
 def test_ranks_that_disagree_on_the_number_of_collectives(bench: Bench) -> None:
