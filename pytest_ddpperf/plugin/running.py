@@ -228,6 +228,13 @@ def trace_path(item: pytest.Item, settings: Settings, label: str, *, is_base: bo
     return str(settings.trace_dir / module_folder(module) / test / ("before" if is_base else "now"))
 
 
+# Modules and console scripts.
+_LAUNCHERS = re.compile(
+    r"torch\.distributed\.(run|launch|elastic\..+)|accelerate\.commands\..+|deepspeed\.launcher\..+|horovod\.runner.*"
+    r"|torchrun|accelerate(-launch)?|deepspeed|horovodrun"
+)
+
+
 def read_program(
     fixture: str, words: tuple[str, ...], folder: Path, args: Iterable[str], env: Mapping[str, str] | None
 ) -> Program:
@@ -239,6 +246,9 @@ def read_program(
     path = words[-1] if is_module else str(folder / words[-1])
     if not is_module and not Path(path).is_file():
         raise ValueError(f"{fixture}.script({words[-1]!r}): there is no file {path}: paths begin at cwd= or rootdir")
+    if _LAUNCHERS.fullmatch(words[-1] if is_module else Path(path).name):
+        instead = "the program that it starts, which this plugin runs as torchrun does"
+        raise ValueError(f"{fixture}.script: {words[-1]} starts ranks itself: give {instead}")
     if isinstance(args, str):
         raise ValueError(f"{fixture}.script(args={args!r}): give a list, each argument for itself")
     return Program(path=path, is_module=is_module, args=tuple(map(str, args)), cwd=str(folder), env=dict(env or {}))

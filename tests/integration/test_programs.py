@@ -90,6 +90,10 @@ def test_a_script_that_both_sides_would_have_from_the_working_tree_is_refused(ru
     ("call", "said"),
     [
         ('script("gone.py")', "*there is no file *gone.py: paths begin at cwd= or rootdir"),
+        ('script("-m", "torch.distributed.run", args=["a.py"])', "*torch.distributed.run starts ranks itself: give *"),
+        ('script("-m", "torch.distributed.launch", args=["a.py"])', "*torch.distributed.launch starts ranks itself*"),
+        ('script("-m", "accelerate.commands.launch", args=["a.py"])', "*accelerate.commands.launch starts ranks *"),
+        ("script(__import__('shutil').which('torchrun'), args=['train.py'])", "*torchrun starts ranks itself: *"),
         ('script("train.py", args="--typo")', "*args='--typo'*: give a list, each argument for itself"),
         ('script("-m")', '*give a path, or "-m" and the name of a module'),
         ('script("train.py", boundary="epoch")', '*boundary=*epoch*: must be "update", "mark" or "module:function"'),
