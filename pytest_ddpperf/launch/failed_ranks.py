@@ -193,6 +193,12 @@ class Diagnosis:
         lines = [line.strip() for line in written.stderr.splitlines() if _OF_DEVICE.search(line)]
         return f": {lines[-1].removeprefix('what():').strip()[:_OF_DEVICE_SHOWN]}" if lines else ""
 
+    def error_of_own_group(self, rank: Peer, size: str) -> RankError:
+        """Return the error of a rank whose children form a process group of so many; it is the first cause."""
+        remedy = "give ddp_benchmark the program of one of them, as torchrun would run it (with RANK and WORLD_SIZE)"
+        summary = f"the program started {size} processes that form a group of their own: {remedy}"
+        return self._error(rank, 0.0, summary, self.place(rank))
+
     def failures(self, ranks: Sequence[Peer]) -> list[RankError]:
         """Return the errors, and entries for the ranks without one."""
 

@@ -24,8 +24,9 @@ from pytest_ddpperf.launch.server_client import LaunchRequest, RankServer, writi
 from pytest_ddpperf.records.errors import ServerError
 from pytest_ddpperf.records.messages import Event, EventKind, Order, OrderKind, ServerKind, ServerMessage
 from pytest_ddpperf.records.samples import LaunchCost, RankError, RankOutput
+from pytest_ddpperf.wire.boot import contents
 from pytest_ddpperf.wire.channels import Board, Kind, Phase, readable, send_word, take_frames
-from pytest_ddpperf.wire.opened import Opened
+from pytest_ddpperf.wire.opened import OWN_GROUP, Opened
 
 
 class Peer:
@@ -237,6 +238,11 @@ class Launch:
                 return
             self._wait(min(TICK_SECONDS, give_up - now))
             self._dismiss_servers()
+            own_group = contents(self._folder / OWN_GROUP) if self._plan.boundary else ""
+            if own_group:
+                self._ranks[0].error = self._diagnosis.error_of_own_group(self._ranks[0], own_group)
+                self._give_up(has_arrived, at_deadline=False)
+                return
             errors = [*(rank.error for rank in self._ranks if rank.error is not None), *self._remote.errors]
             if len(errors) > failed:
                 failed = len(errors)

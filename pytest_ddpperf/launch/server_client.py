@@ -138,7 +138,7 @@ class LaunchRequest:
         environ = for_ranks(os.environ, plan.processes, part)
         if self.master is not None:
             environ |= _torchruns(plan.world_size, *self.master)
-        if self.trees is not None:
+        if self.trees is not None or plan.boundary:
             environ |= opened.for_children(environ, folder)
         return {
             "plan": codec.encode(plan),

@@ -13,8 +13,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
+from itertools import count
 from pathlib import Path
 from typing import Any, NoReturn
+from urllib.parse import urlsplit
 
 import torch
 import torch.distributed as dist
@@ -22,7 +24,7 @@ import torch.distributed as dist
 from pytest_ddpperf.rank.context import Context
 from pytest_ddpperf.rank.environment import pci_address
 from pytest_ddpperf.records.plan import Plan
-from pytest_ddpperf.wire import boot
+from pytest_ddpperf.wire import boot, opened
 from pytest_ddpperf.wire.channels import Lines, Message
 
 _SCHEME = "ddpperf"
@@ -63,6 +65,30 @@ def url_of(name: str, size: int, folder: Path, address: tuple[str, int] | None, 
 
     dist.register_rendezvous_handler(_SCHEME, rendezvous)  # type: ignore[attr-defined, no-untyped-call]
     return f"{_SCHEME}://{name}"
+
+
+def meet_at_launch(folder: str) -> None:
+    """Let the ranks of a program meet at the store of their launch, whatever port or file the program names.
+
+    Nobody listens at its port, as torchrun's variables say that a store is there, and another launch may use the same.
+    Its file would stay for the next launch: torch removes it when a process ends in order, which a rank does not."""
+    ours = {name: os.environ[name] for name in ("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_USE_AGENT_STORE")}
+    module: Any = dist.distributed_c10d
+    rendezvous, own_pid, meetings = module.rendezvous, os.getpid(), count()
+    noting = opened.noting_group(rendezvous, folder)
+
+    def meet(url: str, rank: int = -1, world_size: int = -1, **options: Any) -> Any:
+        named = urlsplit(url)
+        if os.getpid() != own_pid:
+            return noting(url, rank, world_size=world_size, **options)
+        if named.scheme not in ("env", "tcp", "file"):
+            return rendezvous(url, rank, world_size, **options)
+        os.environ.update(ours)
+        name = str(next(meetings))  # a group that is formed again must not find what the first one left
+        found = rendezvous(f"env://?{named.query}", rank, world_size, **options)
+        return ((dist.PrefixStore(name, store), *place) for store, *place in found)  # type: ignore[attr-defined]
+
+    module.rendezvous = meet
 
 
 def main(descriptor: int, start: Message) -> NoReturn:

@@ -21,7 +21,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn
@@ -72,6 +72,7 @@ def run(rank: int, directory: str, channel: socket.socket) -> NoReturn:
         _flush()
         this.await_word()  # that everybody's results are there: an early end would look like a lost connection
     except BaseException as error:
+        this.end_child(error)
         status = 1
         try:
             _report(error, this)
@@ -112,6 +113,7 @@ class Rank:
     trees: Trees | None  # it reports what it imported from there
     in_stretches: bool  # whether it pauses between stretches of its window
     own_group: group.OwnGroup | None = None  # of a process that times steps
+    pid: int = field(default_factory=os.getpid)
 
     def enter(self, phase: Phase) -> None:
         self.board.enter(self.number, phase, time.monotonic_ns())
@@ -119,11 +121,26 @@ class Rank:
     def deliver(self, data: bytes) -> None:
         """Deliver a result once the device has done its work. Raises the device's error, and BaseSideError if code of
         the other tree ran."""
+        self.end_child()
         self._synchronize()
         self.enter(Phase.DELIVERY)
         if self.trees is not None:
             self.trees.refuse_strays()
         send_frame(self.channel, Kind.RESULT, data)
+
+    def end_child(self, error: BaseException | None = None) -> None:
+        """End this process as Python would, with an `error` or without, if it is no rank but has been forked by one:
+        what it does is not the rank's."""
+        if os.getpid() == self.pid:
+            return
+        code = error.code if isinstance(error, SystemExit) else error
+        status = code if isinstance(code, int) else int(code is not None)
+        if isinstance(code, BaseException):
+            traceback.print_exception(code)
+        elif status and code != status:
+            print(code, file=sys.stderr)  # sys.exit("a text")
+        _flush()
+        os._exit(status)
 
     def end(self) -> None:
         """Say that clean-up is over, with what it gave the device to do. Raises the device's error."""
@@ -181,6 +198,8 @@ def _work(rank: Rank, folder: Path, request: Message) -> None:
         counters.watch_graphs()
     if rank.plan.rpc:
         _rpc().meter.install()  # before the user's code is imported and this process joins the RPC world
+    if rank.plan.boundary:
+        group.meet_at_launch(str(folder))
     task, function, args = payload.loads((folder / "payload").read_bytes())
     if rank.plan.boundary:
         os.environ["ROLE_RANK"] = str(rank.number)
@@ -294,6 +313,7 @@ def _run_program(rank: Rank, ctx: Context, program: Any) -> NoReturn:
         os._exit(0)
 
     def fail(error: BaseException) -> NoReturn:
+        rank.end_child(error)
         _report(error, rank)
         _flush()
         os._exit(1)

@@ -73,6 +73,8 @@ class Loop:
 
     def step_ended(self, passes: int) -> None:
         """A step of so many backward passes has ended."""
+        if os.getpid() != self._rank.pid:
+            return  # in a child that trains
         if self._warmed is None:
             self._warm_up(passes)
         else:
@@ -250,8 +252,10 @@ def run(rank: Rank, ctx: context.Context, program: Any, deliver: Callable[[Windo
         else:
             context.call_keeping_locals(program, ctx)
     except SystemExit as error:
+        rank.end_child(error)
         if error.code not in (None, 0):
             raise DdpPerfError(f"the program called sys.exit({error.code!r}): {_last_line()}") from None
+    rank.end_child()
     raise DdpPerfError(loop.unfinished())
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -47,6 +48,7 @@ class Updates:
         self._unanswered = 0  # synchronising passes since the last event; all of them where nothing synchronises
         self._within = False  # whether an optimizer took a step within this backward pass
         self._synchronised = False  # whether a backward pass that synchronises gradients is an event
+        self._pid = os.getpid()
 
     def install(self) -> None:
         """Watch from here on."""
@@ -74,7 +76,7 @@ class Updates:
     def _around(self, function: Any) -> Any:
         @wraps(function)
         def watched(*args: Any, **kwargs: Any) -> Any:
-            if torch.compiler.is_compiling():
+            if self._is_ignored():
                 return function(*args, **kwargs)
             self._begin_pass()
             try:
@@ -87,6 +89,10 @@ class Updates:
             return result
 
         return watched
+
+    def _is_ignored(self) -> bool:
+        """Whether a call does not count. In this order: what torch.compile traces must not reach the second part."""
+        return torch.compiler.is_compiling() or os.getpid() != self._pid
 
     def _begin_pass(self) -> None:
         if not self._open and self._last is not None:
@@ -125,7 +131,7 @@ class Updates:
                 self._fail(error)
 
     def _optimizer_ended(self, which: object) -> None:
-        if torch.compiler.is_compiling():
+        if self._is_ignored():
             return
         if self._open:
             self._within = True

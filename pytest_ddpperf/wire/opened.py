@@ -1,4 +1,5 @@
-"""Which files of the user's repository the processes of a launch open: a rank and the interpreters that it starts.
+"""Which files of the user's repository the processes of a launch open: a rank and the interpreters that it starts; and
+whether these form a process group of their own.
 
 Python tells an audit hook (PEP 578) of each file before it is opened: modules, data, archives, shared libraries. Each
 process adds a file once to a list in the folder of the launch, so that a process that is killed has noted it, too.
@@ -6,13 +7,14 @@ process adds a file once to a list in the folder of the launch, so that a proces
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from functools import lru_cache
+from functools import lru_cache, wraps
 from typing import Any
 
 from pytest_ddpperf.records.errors import BaseSideError
@@ -21,6 +23,8 @@ from pytest_ddpperf.wire.source_trees import Trees, file_digest, install, is_cod
 FOLDER = "PYTEST_DDPPERF_LAUNCH"  # the variable that names the folder of the launch
 CHILDREN = os.path.join(os.path.dirname(__file__), "children")
 _NAME = "opened"
+OWN_GROUP = "own-group"  # the file in the folder of the launch with the size of a group of a rank's children
+_GROUPS = "torch.distributed.distributed_c10d"
 _MOST = 2_000  # data files that a process adds
 _REMEMBERED = 100_000  # paths that a process need not look at again
 _WRITES = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
@@ -57,12 +61,36 @@ def begin_child(folder: str) -> None:
     """Let an interpreter that a rank of the launch in `folder` started import from the rank's side, and `watch` it."""
     try:
         with open(os.path.join(folder, "request.json")) as file:
-            trees = Trees(**json.load(file)["trees"])
+            fields = json.load(file)["trees"]
     except FileNotFoundError:  # the launch is over
         return
+
+    def hook(event: str, arguments: tuple[Any, ...]) -> None:
+        if event == "import" and arguments[0] == _GROUPS:
+            module: Any = importlib.import_module(_GROUPS)  # now, before its functions have further names
+            module.init_process_group = noting_group(module.init_process_group, folder)
+
+    sys.addaudithook(hook)
+    if fields is None:
+        return
+    trees = Trees(**fields)
     if trees.base != trees.current:
         install(trees)
     watch(folder, trees)
+
+
+def noting_group(form: Callable[..., Any], folder: str) -> Callable[..., Any]:
+    """Return a function that forms a process group in a child of a rank, and notes its size before."""
+
+    @wraps(form)
+    def noting(*args: Any, world_size: int = -1, **options: Any) -> Any:
+        size = world_size if world_size > 0 else int(os.environ.get("WORLD_SIZE", 1))
+        if size > 1:
+            with open(os.path.join(folder, OWN_GROUP), "w") as file:
+                file.write(str(size))
+        return form(*args, world_size=world_size, **options)
+
+    return noting
 
 
 class _Notes:

@@ -431,6 +431,128 @@ for step in range(10**9):
     assert "of 6 steps took more than 3x the median" in said
 
 
+@pytest.mark.parametrize(
+    "init",
+    [
+        "init_method='file://' + os.path.abspath('meeting'), rank=rank, world_size=2",
+        "init_method=f'file://{os.path.abspath(\"meeting\")}?rank={rank}&world_size=2'",
+        "init_method='tcp://127.0.0.1:1', rank=rank, world_size=2",
+        "rank=int(os.environ.__setitem__('MASTER_PORT', str(1 + rank)) or rank), world_size=2",
+    ],
+    ids=["file", "file with its query", "port", "variable"],
+)
+def test_ranks_meet_whatever_place_the_program_names(programs: Programs, tmp_path: Path, init: str) -> None:
+    """An earlier launch may have left the file, and nobody listens at the port."""
+    (tmp_path / "meeting").write_bytes(b"left")
+    samples = programs.run(
+        f"""
+import os
+rank = int(os.environ["RANK"])
+os.chdir(os.path.dirname(__file__))
+for again in range(2):
+    dist.init_process_group("gloo", {init})
+    dist.all_reduce(torch.ones(1))
+    if not again:
+        dist.destroy_process_group()
+model = DDP(nn.Linear(4, 4))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+while True:
+    lasts(5)
+    model(x).sum().backward()
+    optimizer.step()
+"""
+    )
+    assert milliseconds(samples) == [5] * 6
+    assert (tmp_path / "meeting").read_bytes() == b"left"
+
+
+# --- children of a rank
+
+FORKS = """
+import os
+os.chdir(os.path.dirname(__file__))
+def fork(step):
+    pid = os.fork()
+    if not pid:
+        {}
+    else:
+        status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        open("statuses", "a").write(f"{{status}} ")
+    return not pid
+
+model = begin()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(10**9):
+    lasts(5)
+    if step in (0, 2, 9) and fork(step):
+        break
+    model(x).sum().backward()
+    optimizer.step()
+"""
+
+
+@pytest.mark.parametrize(
+    ("child", "status"),
+    [
+        ("raise ValueError('no data')", 1),
+        ("sys.exit(3)", 3),
+        ("sys.exit()", 0),
+        ("sys.exit('no data')", 1),
+        ("pass", 0),
+        (
+            "layer = nn.Linear(4, 4); o = torch.optim.SGD(layer.parameters()); "
+            "[(lasts(7), layer(x).sum().backward(), i % 2 or o.step()) for i in range(40)]",
+            0,
+        ),
+        ("layer = nn.Linear(4, 4); [layer(x).sum().backward() for i in range(40)]", 0),
+    ],
+    ids=["raises", "exits", "exits with 0", "exits with a text", "returns", "trains", "trains without an optimizer"],
+)
+def test_what_a_child_of_a_rank_does_is_not_the_ranks(
+    programs: Programs, tmp_path: Path, child: str, status: int
+) -> None:
+    samples = programs.run(FORKS.format(child))
+    assert milliseconds(samples) == [5] * 6
+    assert (tmp_path / "statuses").read_text().split() == [str(status)] * 6
+    assert "no data" not in child or "no data" in samples.output[0].stderr
+
+
+@pytest.mark.parametrize(
+    "start",
+    [
+        "start(multiprocessing.get_context('fork'))",
+        "start(multiprocessing.get_context('spawn'))",
+        "subprocess.run([sys.executable, '-m', 'torch.distributed.run', '--nproc-per-node=2', __file__, 'worker'])",
+    ],
+    ids=["fork", "spawn", "torchrun"],
+)
+def test_a_program_whose_children_form_a_group_is_refused(programs: Programs, start: str) -> None:
+    """Before it has ended: it would not."""
+    text = """
+import multiprocessing, os, subprocess, sys, time
+import torch.distributed as dist
+
+def work(rank):
+    if sys.argv[1:] != ["worker"]:
+        os.environ["MASTER_PORT"] = "1"
+    dist.init_process_group("gloo", rank=rank, world_size=2)
+
+def start(context):
+    for rank in range(2):
+        context.Process(target=work, args=(rank,)).start()
+    time.sleep(3600)
+
+if sys.argv[1:] == ["worker"]:
+    work(int(os.environ["RANK"]))
+elif __name__ == "__main__":
+    START
+"""
+    said = programs.fails(text.replace("START", start), begin="")
+    assert (
+        "the program started 2 processes that form a group of their own: give ddp_benchmark the program of one" in said
+    )
+
+
 # --- in stretches
 
 
