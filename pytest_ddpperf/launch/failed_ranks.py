@@ -195,8 +195,8 @@ class Diagnosis:
 
     def error_of_own_group(self, rank: Peer, size: str) -> RankError:
         """Return the error of a rank whose children form a process group of so many; it is the first cause."""
-        remedy = "give ddp_benchmark the program of one of them, as torchrun would run it (with RANK and WORLD_SIZE)"
-        summary = f"the program started {size} processes that form a group of their own: {remedy}"
+        remedy = "give the program of one rank, which runs as under torchrun, with RANK and WORLD_SIZE"
+        summary = f"the program starts ranks itself, {size} processes that form a group of their own: {remedy}"
         return self._error(rank, 0.0, summary, self.place(rank))
 
     def failures(self, ranks: Sequence[Peer]) -> list[RankError]:

@@ -68,7 +68,8 @@ def url_of(name: str, size: int, folder: Path, address: tuple[str, int] | None, 
 
 
 def meet_at_launch(folder: str) -> None:
-    """Let the ranks of a program meet at the store of their launch, whatever port or file the program names.
+    """Let the ranks of a program meet at the store of their launch, whatever port or file the program names; note if
+    its children meet.
 
     Nobody listens at its port, as torchrun's variables say that a store is there, and another launch may use the same.
     Its file would stay for the next launch: torch removes it when a process ends in order, which a rank does not."""
@@ -78,14 +79,11 @@ def meet_at_launch(folder: str) -> None:
     noting = opened.noting_group(rendezvous, folder)
 
     def meet(url: str, rank: int = -1, world_size: int = -1, **options: Any) -> Any:
-        named = urlsplit(url)
         if os.getpid() != own_pid:
             return noting(url, rank, world_size=world_size, **options)
-        if named.scheme not in ("env", "tcp", "file"):
-            return rendezvous(url, rank, world_size, **options)
         os.environ.update(ours)
         name = str(next(meetings))  # a group that is formed again must not find what the first one left
-        found = rendezvous(f"env://?{named.query}", rank, world_size, **options)
+        found = rendezvous(f"env://?{urlsplit(url).query}", rank, world_size, **options)
         return ((dist.PrefixStore(name, store), *place) for store, *place in found)  # type: ignore[attr-defined]
 
     module.rendezvous = meet

@@ -134,13 +134,11 @@ class Rank:
         if os.getpid() == self.pid:
             return
         code = error.code if isinstance(error, SystemExit) else error
-        status = code if isinstance(code, int) else int(code is not None)
-        if isinstance(code, BaseException):
-            traceback.print_exception(code)
-        elif status and code != status:
-            print(code, file=sys.stderr)  # sys.exit("a text")
+        if code is not None and not isinstance(code, int):
+            traceback.print_exception(error)
+            code = 1
         _flush()
-        os._exit(status)
+        os._exit(code or 0)
 
     def end(self) -> None:
         """Say that clean-up is over, with what it gave the device to do. Raises the device's error."""
@@ -312,11 +310,11 @@ def _run_program(rank: Rank, ctx: Context, program: Any) -> NoReturn:
         rank.await_word()
         os._exit(0)
 
-    def fail(error: BaseException) -> NoReturn:
-        rank.end_child(error)
-        _report(error, rank)
-        _flush()
-        os._exit(1)
+    def fail(error: BaseException) -> None:
+        if os.getpid() == rank.pid:  # a child may train otherwise
+            _report(error, rank)
+            _flush()
+            os._exit(1)
 
     loop.run(rank, ctx, program, deliver, fail)
 

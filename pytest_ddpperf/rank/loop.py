@@ -73,8 +73,8 @@ class Loop:
 
     def step_ended(self, passes: int) -> None:
         """A step of so many backward passes has ended."""
-        if os.getpid() != self._rank.pid:
-            return  # in a child that trains
+        if os.getpid() != self._rank.pid:  # in a child that trains
+            return
         if self._warmed is None:
             self._warm_up(passes)
         else:
@@ -237,11 +237,11 @@ class Loop:
 
 
 def run(rank: Rank, ctx: context.Context, program: Any, deliver: Callable[[Window], NoReturn], fail: Any) -> NoReturn:
-    """Run a program until its window is over; `fail` reports an error and does not return either."""
+    """Run a program until its window is over; `fail` reports an error and does not return either,
+    but in a child of the rank does nothing."""
     loop = Loop(rank, ctx, deliver)
     if rank.plan.boundary == UPDATE:
         Updates(loop.step_ended, loop.learned, fail).install()
-    _refuse_own_ranks(fail)
     try:
         if isinstance(program, Program):
             _prepare(program)
@@ -259,7 +259,7 @@ def run(rank: Rank, ctx: context.Context, program: Any, deliver: Callable[[Windo
     raise DdpPerfError(loop.unfinished())
 
 
-def _mark_steps(boundary: str, loop: Loop, fail: Callable[[BaseException], NoReturn]) -> None:
+def _mark_steps(boundary: str, loop: Loop, fail: Callable[[BaseException], None]) -> None:
     """Let a step end where the program says so, or where a function returns: "package.module:Class.method"."""
 
     def mark() -> None:
@@ -286,18 +286,6 @@ def _mark_steps(boundary: str, loop: Loop, fail: Callable[[BaseException], NoRet
         return result
 
     setattr(owner, last, marking if function is found else type(found)(marking))
-
-
-def _refuse_own_ranks(fail: Callable[[BaseException], NoReturn]) -> None:
-    """Let the functions that start ranks fail."""
-
-    def refuse(*_: Any, **__: Any) -> None:
-        fail(DdpPerfError("the program starts ranks itself: it has to run as under torchrun, with RANK and WORLD_SIZE"))
-
-    # In the package the function hides the module of the same name.
-    for owner in (torch.multiprocessing, importlib.import_module("torch.multiprocessing.spawn")):
-        for name in ("spawn", "start_processes"):
-            setattr(owner, name, refuse)
 
 
 def _prepare(program: Program) -> None:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import wraps
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
@@ -32,7 +31,7 @@ class Updates:
         self,
         on_end: Callable[[int], None],
         on_learned: Callable[[Sequence[Ended]], bool],
-        fail: Callable[[BaseException], NoReturn],
+        fail: Callable[[BaseException], None],
     ) -> None:
         """`on_end(passes)` is called where a step ends, with the number of its backward passes. `on_learned(steps)` is
         called when it is known, or turns out to be otherwise, where steps end, with those so far; if it returns False,
@@ -48,7 +47,6 @@ class Updates:
         self._unanswered = 0  # synchronising passes since the last event; all of them where nothing synchronises
         self._within = False  # whether an optimizer took a step within this backward pass
         self._synchronised = False  # whether a backward pass that synchronises gradients is an event
-        self._pid = os.getpid()
 
     def install(self) -> None:
         """Watch from here on."""
@@ -76,7 +74,7 @@ class Updates:
     def _around(self, function: Any) -> Any:
         @wraps(function)
         def watched(*args: Any, **kwargs: Any) -> Any:
-            if self._is_ignored():
+            if torch.compiler.is_compiling():
                 return function(*args, **kwargs)
             self._begin_pass()
             try:
@@ -89,10 +87,6 @@ class Updates:
             return result
 
         return watched
-
-    def _is_ignored(self) -> bool:
-        """Whether a call does not count. In this order: what torch.compile traces must not reach the second part."""
-        return torch.compiler.is_compiling() or os.getpid() != self._pid
 
     def _begin_pass(self) -> None:
         if not self._open and self._last is not None:
@@ -131,7 +125,7 @@ class Updates:
                 self._fail(error)
 
     def _optimizer_ended(self, which: object) -> None:
-        if self._is_ignored():
+        if torch.compiler.is_compiling():
             return
         if self._open:
             self._within = True

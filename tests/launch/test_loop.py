@@ -522,14 +522,15 @@ def test_what_a_child_of_a_rank_does_is_not_the_ranks(
     [
         "start(multiprocessing.get_context('fork'))",
         "start(multiprocessing.get_context('spawn'))",
+        "torch.multiprocessing.spawn(work, nprocs=2)",
         "subprocess.run([sys.executable, '-m', 'torch.distributed.run', '--nproc-per-node=2', __file__, 'worker'])",
     ],
-    ids=["fork", "spawn", "torchrun"],
+    ids=["fork", "spawn", "mp.spawn", "torchrun"],
 )
 def test_a_program_whose_children_form_a_group_is_refused(programs: Programs, start: str) -> None:
     """Before it has ended: it would not."""
     text = """
-import multiprocessing, os, subprocess, sys, time
+import multiprocessing, os, subprocess, sys, time, torch
 import torch.distributed as dist
 
 def work(rank):
@@ -549,7 +550,7 @@ elif __name__ == "__main__":
 """
     said = programs.fails(text.replace("START", start), begin="")
     assert (
-        "the program started 2 processes that form a group of their own: give ddp_benchmark the program of one" in said
+        "the program starts ranks itself, 2 processes that form a group of their own: give the program of one" in said
     )
 
 
@@ -599,10 +600,6 @@ for step in range({}):
         (
             "dist.init_process_group('gloo')\\nmodel = nn.Linear(4, 4)\\nwhile True:\\n    model(x).sum().backward()",
             "10 backward passes without an optimizer's update",
-        ),
-        (
-            "import torch.multiprocessing as mp\\nmp.spawn(print, nprocs=2)",
-            "the program starts ranks itself: it has to run as under torchrun",
         ),
         (
             "import argparse\\nargparse.ArgumentParser('train.py').parse_args(['--batch', '8'])",
