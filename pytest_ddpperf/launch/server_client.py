@@ -33,6 +33,9 @@ from pytest_ddpperf.wire.channels import Lines, readable
 from pytest_ddpperf.wire.source_trees import Trees
 from pytest_ddpperf.wire.variables import READ
 
+# The folder for temporary files of a launch, in its own: a rank ends hard, so nobody else would remove them.
+TEMPORARY = "tmp"
+
 # The place of a process in another job than ours, by torchrun, Slurm, Open MPI and PMI.
 _OUTER = {
     *("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT"),
@@ -115,7 +118,7 @@ def read_by(processes: Iterable[Mapping[str, str]]) -> dict[str, Scalar]:
     return {
         f"{READ}{name}": value
         for name, value in sorted(merged.items())
-        if inherited({name: value}) and not recorded({name: value}) and not re.match("CI$|PYTEST_", name)
+        if inherited({name: value}) and not recorded({name: value}) and not re.match("(CI|TMPDIR)$|PYTEST_", name)
     }
 
 
@@ -135,7 +138,10 @@ class LaunchRequest:
         """Return what `rank.lifecycle` reads in the launch's `folder`, with this process's environment, current folder
         and search path."""
         plan, part, on_cpu = self.plan, self.part, self.plan.device == "cpu"
-        environ = for_ranks(os.environ, plan.processes, part)
+        # Compiled code stays for the next launch; else each would compile anew.
+        cache = os.path.join(tempfile.gettempdir(), f"torchinductor_{os.environ.get('USER', os.geteuid())}")
+        environ = {"TORCHINDUCTOR_CACHE_DIR": cache} | for_ranks(os.environ, plan.processes, part)
+        environ["TMPDIR"] = str(folder / TEMPORARY)
         if self.master is not None:
             environ |= _torchruns(plan.world_size, *self.master)
         if self.trees is not None or plan.boundary:

@@ -16,6 +16,7 @@ import resource
 import signal
 import socket
 import sys
+import tempfile
 import threading
 import time
 import traceback
@@ -178,6 +179,7 @@ def _work(rank: Rank, folder: Path, request: Message) -> None:
     rank.enter(Phase.START)
     os.environ.clear()
     os.environ.update(counters.RECORDER_SIZE | request["environ"])
+    tempfile.tempdir = None  # what the rank server found
     here: list[int] = request["processes"]  # all that this node has
     index = here.index(rank.number)
     os.environ["RANK"], os.environ["LOCAL_RANK"] = str(rank.number), str(index)

@@ -104,6 +104,24 @@ def test_no_rank_listens_beyond_loopback(bench: Bench) -> None:
     assert seen_listening(bench) == {LOOPBACK}
 
 
+def test_temporary_files_of_a_launch_end_with_it(bench: Bench) -> None:
+    def function(ctx: Any) -> Any:
+        before = os.listdir(tempfile.gettempdir())
+        Path(tempfile.gettempdir(), "always-the-same").touch()
+        subprocess.run([sys.executable, "-c", "import tempfile; tempfile.mkdtemp()"], check=True)
+        return before, tempfile.mkdtemp(), len(os.listdir(tempfile.gettempdir())), os.environ["TORCHINDUCTOR_CACHE_DIR"]
+
+    ((before, first, entries, cache),) = bench.call(function, ranks=1)
+    ((again, second, _, _),) = bench.call(function, ranks=1)
+    assert before == again == []
+    assert entries == 3
+    assert first != second
+    assert len(first) == len(second)
+    assert first.startswith(str(bench.tmp))
+    assert not Path(first).exists()
+    assert Path(cache).parent == bench.tmp, "it stays"
+
+
 @pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="semaphores have no folder here")
 def test_the_semaphores_of_a_rank_end_with_its_launch(bench: Bench, tmp_path: Path) -> None:
     """A worker is alive to the end: until then Python's resource tracker removes nothing."""
