@@ -38,7 +38,7 @@ class ServerKind(Enum):
     BEGIN_LAUNCH = "begin launch"  # ranks find their request in `folder`, which the server removes if pytest cannot
     FORK_RANK = "fork rank"  # fork a `rank`; its end of its channel comes along: RANK_FORKED
     HOLD_STORE = "hold store"  # fork a process that holds the store of several nodes; a bound socket comes along
-    PAUSE_RANKS = "pause ranks"  # send SIGSTOP to the ranks' process groups: RANKS_PAUSED
+    PAUSE_RANKS = "pause ranks"  # send SIGSTOP to the ranks and to all that they started: RANKS_PAUSED
     RESUME_RANKS = "resume ranks"  # send SIGCONT to them
     DUMP_STACKS = "dump stacks"  # resume the ranks and send SIGQUIT to each: faulthandler writes its stacks
     END_LAUNCH = "end launch"  # kill what is left of the launch: LAUNCH_ENDED

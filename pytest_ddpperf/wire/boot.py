@@ -7,6 +7,7 @@ or the files of many tests exceed. Standard library only; the kernel's part work
 from __future__ import annotations
 
 import ctypes
+import glob
 import os
 import re
 import signal
@@ -161,9 +162,10 @@ def adopt_orphans() -> None:
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
-def children() -> list[int]:
-    """The pids of this process's children, zombies included."""
-    return [int(pid) for pid in contents(Path(f"/proc/self/task/{os.getpid()}/children")).split()]
+def children(pid: int | str = "self") -> list[int]:
+    """Return the pids of a process's children, zombies included."""
+    threads = glob.glob(f"/proc/{pid}/task/*/children")
+    return [int(child) for thread in threads for child in contents(Path(thread)).split()]
 
 
 def _prctl(option: int, value: int) -> None:

@@ -114,6 +114,26 @@ def test_nothing_runs_between_stretches(bench: Bench) -> None:
     assert gone(every)
 
 
+def test_what_left_the_session_of_its_rank_does_not_run_between_stretches_either(bench: Bench) -> None:
+    """A producer behind a pipe would fill it meanwhile."""
+    producer = [sys.executable, "-c", "while True: print('a batch')"]
+    daemon = "import subprocess, sys; subprocess.Popen(sys.argv[1:], start_new_session=True)"
+
+    def setup(ctx: Any) -> Any:
+        subprocess.Popen(producer, start_new_session=True, stdout=subprocess.DEVNULL)
+        subprocess.run([sys.executable, "-c", daemon, *producer], check=True, stdout=subprocess.DEVNULL)
+        return all_reduce
+
+    with bench.paused(setup) as paused_launch:
+        paused_launch.stretch(2)
+        every = descendants(bench.server)
+        assert len(every) == 6, "two ranks, their producers and the orphans"
+        until(lambda: set().union(*map(threads_state, every)) == {"T"})
+        paused_launch.stretch(2)
+        assert len(paused_launch.deliver().step_seconds) == 2
+    assert gone(every)
+
+
 @pytest.mark.parametrize("stretches", [0, 1])
 @pytest.mark.parametrize("fails", [False, True])
 def test_a_launch_that_is_left_is_over_and_was_cleaned_up(
