@@ -139,9 +139,13 @@ class Run:
 
     @property
     def session(self) -> Session:
+        """Return what measures; the first call makes it. Raises DdpPerfError under pytest-forked."""
         if self._session is None:
             from pytest_ddpperf.measuring.session import Session
+            from pytest_ddpperf.records.errors import DdpPerfError
 
+            if self.config.getoption("forked", False):  # results and rank servers would end with each test
+                raise DdpPerfError("--forked is not supported: drop it, ranks are processes of their own anyway")
             self._session = Session(
                 self.settings,
                 self.config.rootpath,

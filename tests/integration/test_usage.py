@@ -37,6 +37,20 @@ def test_an_invalid_option_is_a_usage_error(
     assert "Traceback" not in result.stderr.str()
 
 
+@pytest.mark.parametrize("workers", [[], ["-n", "1"]], ids=["alone", "xdist"])
+def test_tests_in_processes_of_their_own_are_a_usage_error(
+    pytester: pytest.Pytester, run: Run, workers: list[str]
+) -> None:
+    """As pytest-forked has them, whose option is `--forked`."""
+    pytester.makeconftest("def pytest_addoption(parser): parser.addoption('--forked', action='store_true')")
+    pytester.makepyfile(test_a=RUNS, test_b=NOTHING)
+    assert run("--forked", "test_b.py").ret == 0
+    result = run("--forked", "test_a.py", *workers)
+    assert result.ret == (pytest.ExitCode.TESTS_FAILED if workers else pytest.ExitCode.USAGE_ERROR)
+    said = "--forked is not supported: drop it, ranks are processes of their own anyway"
+    assert said in (result.stdout if workers else result.stderr).str()
+
+
 def test_what_the_machine_lacks_matters_only_to_distributed_tests_that_run(pytester: pytest.Pytester, run: Run) -> None:
     pytester.makepyfile(test_a=RUNS, test_b=NOTHING)
     assert run("--ddp-backend=glo", "test_b.py").ret == 0
