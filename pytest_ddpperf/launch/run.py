@@ -20,7 +20,7 @@ from typing import Any, Protocol, TypeVar
 from pytest_ddpperf.launch import output
 from pytest_ddpperf.launch.failed_ranks import Diagnosis, launch_error
 from pytest_ddpperf.launch.remote_ranks import Clock, RemoteRanks
-from pytest_ddpperf.launch.server_client import TEMPORARY, LaunchRequest, RankServer, writing_temporary_files
+from pytest_ddpperf.launch.server_client import LaunchRequest, RankServer, writing_temporary_files
 from pytest_ddpperf.records.errors import ServerError
 from pytest_ddpperf.records.messages import Event, EventKind, Order, OrderKind, ServerKind, ServerMessage
 from pytest_ddpperf.records.samples import LaunchCost, RankError, RankOutput
@@ -138,11 +138,11 @@ class Launch:
             failing.callback(shutil.rmtree, self._folder, ignore_errors=True)
             begun = ServerMessage(ServerKind.BEGIN_LAUNCH, folder=str(self._folder))
             self._server.send(begun)  # from here on it does not outlive us
-            (self._folder / TEMPORARY).mkdir()
             self._board = Board(self._folder / "board", self._plan.processes, self._plan.room)
             failing.callback(self._board.close)
             (self._folder / "payload").write_bytes(self._request.payload)
             fields = self._request.fields(self._folder, in_stretches=self.in_stretches)
+            os.mkdir(fields["environ"]["TMPDIR"])
             (self._folder / "request.json").write_text(json.dumps(fields))
             failing.pop_all()
         self._stream = output.Stream(self._folder, self._names, self._observer.output)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import os
 import re
+import resource
 import signal
 import socket
 import sys
@@ -32,9 +33,6 @@ from pytest_ddpperf.wire import boot, opened
 from pytest_ddpperf.wire.channels import Lines, readable
 from pytest_ddpperf.wire.source_trees import Trees
 from pytest_ddpperf.wire.variables import READ
-
-# The folder for temporary files of a launch, in its own: a rank ends hard, so nobody else would remove them.
-TEMPORARY = "tmp"
 
 # The place of a process in another job than ours, by torchrun, Slurm, Open MPI and PMI.
 _OUTER = {
@@ -141,7 +139,8 @@ class LaunchRequest:
         # Compiled code stays for the next launch; else each would compile anew.
         cache = os.path.join(tempfile.gettempdir(), f"torchinductor_{os.environ.get('USER', os.geteuid())}")
         environ = {"TORCHINDUCTOR_CACHE_DIR": cache} | for_ranks(os.environ, plan.processes, part)
-        environ["TMPDIR"] = str(folder / TEMPORARY)
+        # In the folder of the launch, with which it is removed: a rank ends hard, so nobody else would remove them.
+        environ["TMPDIR"] = str(folder / "tmp")
         if self.master is not None:
             environ |= _torchruns(plan.world_size, *self.master)
         if self.trees is not None or plan.boundary:
@@ -164,15 +163,23 @@ class LaunchRequest:
         }
 
 
+def limits() -> str:
+    """Return which limits on memory and on files `ulimit` has set, as the end of a message; "" without one."""
+    no_limit = resource.RLIM_INFINITY
+    set_by = {"-v": resource.getrlimit(resource.RLIMIT_AS)[0], "-f": resource.getrlimit(resource.RLIMIT_FSIZE)[0]}
+    return "".join(f"; ulimit {option} allows {most:,} bytes" for option, most in set_by.items() if most != no_limit)
+
+
 @contextmanager
 def writing_temporary_files() -> Iterator[None]:
-    """Raise DdpPerfError if the temporary folder, or the quota of this user there, is full."""
+    """Raise DdpPerfError if the temporary folder, or the quota of this user there, is full, or on another problem."""
     try:
         yield
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-            raise
-        raise DdpPerfError(f"no space in {tempfile.gettempdir()}; set TMPDIR to a folder that has some") from None
+        problem = f"{error}{limits()}"
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            problem = f"no space in {tempfile.gettempdir()}; set TMPDIR to a folder that has some"
+        raise DdpPerfError(problem) from None
 
 
 # For importing torch and the preloaded modules, from a cold network disk too. No launch has begun, so it is not of
@@ -225,7 +232,7 @@ class RankServer:
             answers = self.receive(_START_SECONDS)
         if answers[0].kind is ServerKind.SERVER_FAILED:
             self.stop()
-            raise ServerError("did not start", answers[0].traceback)
+            raise ServerError(f"did not start{limits()}", answers[0].traceback)
         self.pid, self._made_for = answers[0].pid, wanted
 
     @property

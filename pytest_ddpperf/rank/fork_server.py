@@ -281,21 +281,17 @@ class _Server:
     def _signal_all(self, signum: signal.Signals) -> None:
         """Send a signal to the ranks' groups and to all else below them: a child may lead a session of its own."""
         self._signal_groups(signum)
-        below = self._children()
+        below = [pid for pid in boot.children() if pid not in self._spared]
         while below:
             pid = below.pop()
             with suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signum)
             below += boot.children(pid)  # once stopped, it has no more
 
-    def _children(self) -> list[int]:
-        """Return the children of this process that belong to launches: ranks, and orphans that they left."""
-        return [pid for pid in boot.children() if pid not in self._spared]
-
     def _end(self) -> None:
         """Kill what is left of the launch: ranks, their groups, its store, and orphans that left their group."""
         self._signal_groups(signal.SIGKILL)
-        while pids := self._children() or [*self._ranks]:
+        while pids := [pid for pid in boot.children() if pid not in self._spared] or [*self._ranks]:
             for pid in pids:
                 os.kill(pid, signal.SIGKILL)
             for pid in pids:

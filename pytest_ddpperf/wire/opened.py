@@ -14,7 +14,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from functools import lru_cache, wraps
+from functools import lru_cache
 from typing import Any
 
 from pytest_ddpperf.records.errors import BaseSideError
@@ -82,13 +82,14 @@ def begin_child(folder: str) -> None:
 def noting_group(form: Callable[..., Any], folder: str) -> Callable[..., Any]:
     """Return a function that forms a process group in a child of a rank, and notes its size before."""
 
-    @wraps(form)
-    def noting(*args: Any, world_size: int = -1, **options: Any) -> Any:
-        size = world_size if world_size > 0 else int(os.environ.get("WORLD_SIZE", 1))
+    def noting(*args: Any, **options: Any) -> Any:
+        size = options.get("world_size", -1)
+        if size < 0:
+            size = int(os.environ.get("WORLD_SIZE", 1))
         if size > 1:
             with open(os.path.join(folder, OWN_GROUP), "w") as file:
                 file.write(str(size))
-        return form(*args, world_size=world_size, **options)
+        return form(*args, **options)
 
     return noting
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import mmap
 import multiprocessing
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -186,6 +187,32 @@ def test_a_temporary_folder_without_space_is_told_and_nothing_is_left(bench: Ben
         bench.call(lambda ctx: None)
     assert str(caught.value) == f"no space in {small}; set TMPDIR to a folder that has some"
     assert list(small.iterdir()) == [small / "full"]
+
+
+def test_a_limit_on_the_size_of_files_is_named(bench: Bench) -> None:
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1024, before[1]))
+    try:
+        with pytest.raises(DdpPerfError) as caught:
+            bench.call(lambda ctx: None)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert str(caught.value) == "[Errno 27] File too large; ulimit -f allows 1,024 bytes"
+
+
+def test_a_limit_on_memory_is_named() -> None:
+    limited = """
+import resource
+from pytest_ddpperf.launch import Launcher
+from pytest_ddpperf.records.errors import ServerError
+resource.setrlimit(resource.RLIMIT_AS, (300_000_000,) * 2)
+try:
+    Launcher(dict).probe((), 300.0)
+except ServerError as error:
+    print(error)
+"""
+    said = subprocess.run([sys.executable, "-c", limited], capture_output=True, text=True, check=True).stdout
+    assert said.startswith("the rank server did not start; ulimit -v allows 300,000,000 bytes\nimporting torch:\n")
 
 
 def test_a_module_to_preload_that_fails_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
