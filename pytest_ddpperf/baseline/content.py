@@ -80,7 +80,10 @@ _STEPS_OF_CLOCK = 0.02
 
 
 def _is_worth_showing(name: str, now: Mapping[str, Scalar], base: Mapping[str, Scalar]) -> bool:
-    """Whether a fact that differs may be a cause: a lower clock may, and a temperature only if it slows the device."""
+    """Whether a fact that differs may be a cause: a variable that both sides read may, and a lower clock; a temperature
+    only if it slows the device."""
+    if name.startswith(READ):
+        return name in now and name in base
     if name == "clock_mhz":
         after, before = now.get(name), base.get(name)
         if isinstance(after, int | float) and isinstance(before, int | float):
@@ -95,9 +98,7 @@ def fact_changes(now: Mapping[str, Scalar], base: Mapping[str, Scalar]) -> tuple
     def lines() -> Iterator[str]:
         for name in sorted({*now, *base}, key=lambda name: (name in _CHANGING, name)):
             before, after = (_text(facts.get(name)) for facts in (base, now))
-            both_read = name in now and name in base
-            is_shown = (both_read or not name.startswith(READ)) and _is_worth_showing(name, now, base)
-            if before != after and is_shown:
+            if before != after and _is_worth_showing(name, now, base):
                 shown = name.removeprefix("env:").removeprefix(READ).removeprefix(OF_TEST)
                 yield f"{shown} {before} -> {after}"
 

@@ -247,6 +247,10 @@ class Meter:
         of our `own` the steps of ranks are not kept apart. A figure that cannot be read is missing, and
         `self.notes` say why."""
         barrier = own.barrier if own is not None else lambda: None
+        if own is None and dist.is_gloo_available():
+            # A group of this process alone, so that the recorder holds something.
+            alone = dist.ProcessGroupGloo(dist.HashStore(), 0, 1)  # type: ignore[attr-defined, call-arg]
+            alone.barrier().wait()  # type: ignore[attr-defined]
         gc.collect()  # modules that a set-up made and dropped live in cycles
         barrier()  # so that the recorder holds something, if it is on
         before, compiled = recorded(own), count_compilations()

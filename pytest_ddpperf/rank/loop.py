@@ -111,7 +111,8 @@ class Loop:
             self._steady.changed()
         if board.steps(0) and done >= board.begin(0):
             if done > board.begin(0):
-                raise DdpPerfError(f"rank {self._rank.number} is more than an update ahead of rank 0: ranks differ")
+                why = "ranks differ, or do not synchronise gradients"
+                raise DdpPerfError(f"rank {self._rank.number} is more than an update ahead of rank 0: {why}")
             self._begin_window()
         elif not seen:
             self._within.enter_context(self._phases.finding_modules())

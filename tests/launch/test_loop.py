@@ -657,7 +657,25 @@ while True:
     model(x).sum().backward()
     optimizer.step()
 """
-    assert "rank 1 is more than an update ahead of rank 0: ranks differ" in programs.fails(text)
+    error = "rank 1 is more than an update ahead of rank 0: ranks differ, or do not synchronise gradients"
+    assert error in programs.fails(text)
+
+
+def test_a_program_that_sends_nothing_at_all_has_counts_of_0(programs: Programs) -> None:
+    samples = programs.run(
+        """
+dist.init_process_group("gloo")
+model = nn.Linear(4, 4)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+while True:
+    model(x).sum().backward()
+    optimizer.step()
+    lasts(5)
+""",
+        ranks=1,
+    )
+    assert (samples.counters["all_reduce.count"], samples.counters["collectives.count"]) == (0, 0)
+    assert samples.counters["gradient_bytes"] is None
 
 
 def test_steps_that_come_to_have_more_backward_passes_make_a_launch_unfit(programs: Programs) -> None:
