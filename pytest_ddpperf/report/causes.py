@@ -55,7 +55,7 @@ def find_causes(
     """Return what explains a change, in words; () if nothing is known. `found` is of `explain.find`."""
     change = _change(verdict)
     rise = _rise(change, now, baseline[-1]) if change is not None else 0.0
-    of_it = f"of {_signed(rise)}"
+    of_it = f"(the step: {_signed(rise)})"
     shown = sentences.shown(verdict)
     words = [*_slow_steps(verdict, now.samples.step_seconds, baseline[-1].samples.step_seconds)]
     words += [_finding(each, plan, now, of_it, shown.limit.metric if shown else "") for each in found]
@@ -68,7 +68,7 @@ def find_causes(
 
 
 def _finding(found: Finding, plan: Plan, now: Measurement, of_it: str, shown: str) -> str:
-    """Return "rank 1: forward +6.1 ms of +6.4 ms; buckets 3 -> 24"; without the counter that the headline has."""
+    """Return "rank 1: forward +6.1 ms (the step: +6.4 ms); buckets 3 -> 24", without the headline's counter."""
     counters = [f"{name} {before:,} -> {after:,}" for name, before, after in found.counters if name != shown]
     words = text.some(counters, 3)
     if found.seconds is None:
@@ -152,7 +152,7 @@ def _rank_causes(change: Comparison | None, plan: Plan, now: Measurement, before
     if change is None or len(samples.rank_seconds[0]) != len(earlier.rank_seconds[0]):
         return
     rise = change.now_seconds - change.baseline_seconds
-    of_it = f"of {_signed(rise)}"
+    of_it = f"(the step: {_signed(rise)})"
     if samples.cpu_seconds is not None and earlier.cpu_seconds is not None:
         q = 50 if change.limit.is_mean else change.limit.percentile
         sides = by_rank(samples.cpu_seconds, q), by_rank(earlier.cpu_seconds, q)

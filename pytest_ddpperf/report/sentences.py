@@ -114,7 +114,7 @@ def _reason(outcome: Outcome, verdict: Verdict) -> str:
 
 
 def why(outcome: Outcome) -> str:
-    """Return what is known of the cause: "CPU time +12 ms of +13 ms; changed: net.py; torch 2.12 -> 2.13"."""
+    """Return what is known of the cause: "CPU time +12 ms (the step: +13 ms); changed: net.py; torch 2.12 -> 2.13"."""
     side = outcome.baseline_side
     changed = list(side.differing) if side is not None else []
     for found in outcome.findings:

@@ -48,7 +48,7 @@ def test_what_fails_is_an_error_at_its_test() -> None:
         (
             "error",
             {"title": "REGRESSED: tests/test_a.py::test_step", "file": "project/tests/test_a.py", "line": "12"},
-            "REGRESSED p50 +12 % (limit 10 %): every rank computes longer: CPU time +100 ms of +100 ms; "
+            "REGRESSED p50 +12 % (limit 10 %): every rank computes longer: CPU time +100 ms (the step: +100 ms); "
             "torch 2.12 -> 2.13\naccept: pytest x --ddp-save-baseline",
         )
     ]

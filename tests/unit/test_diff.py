@@ -119,7 +119,7 @@ def test_what_is_slower_has_its_evidence(tmp_path: Path, capsys: pytest.CaptureF
     assert " ".join(reported[3].split()) == "ranks p50: before -> now change [range] verdict"
     at = reported.index("tests/test_a.py::test_step:")
     assert reported[at + 1].startswith("  REGRESSED: step time p50 101 -> 151 ms, +50 % [")
-    assert reported[at + 2] == "  why: every rank computes longer: CPU time +50.4 ms of +50.4 ms"
+    assert reported[at + 2] == "  why: every rank computes longer: CPU time +50.4 ms (the step: +50.4 ms)"
     assert "  measured: 5 launches now, 5 in the baseline (2026-01-02, c0ffeec)" in reported
 
 

@@ -46,7 +46,8 @@ def test_it_reads_from_the_counts_over_what_is_wrong_to_what_is_well() -> None:
 
 | result | test | p50: before -> now |
 |---|---|--:|
-| **REGRESSED** `p50 +12 % (limit 10 %): every rank computes longer: CPU time +100 ms of +100 ms; torch 2.12 -> 2.13` \
+| **REGRESSED** `p50 +12 % (limit 10 %): every rank computes longer: CPU time +100 ms \
+(the step: +100 ms); torch 2.12 -> 2.13` \
 | `tests/test_a.py::test_step on 2 gloo` | 100 -> 200 ms |
 | NO BASELINE `record one with --ddp-save-baseline` | `new on 2 gloo` | 200 ms |
 
@@ -54,7 +55,7 @@ def test_it_reads_from_the_counts_over_what_is_wrong_to_what_is_well() -> None:
 
 ```text
 REGRESSED: step time p50 100 -> 200 ms, +12 % [+8, +17] (limit 10 %)
-why: every rank computes longer: CPU time +100 ms of +100 ms; torch 2.12 -> 2.13
+why: every rank computes longer: CPU time +100 ms (the step: +100 ms); torch 2.12 -> 2.13
 
   metric  before     now  change [range]   limit
   p50        100  200 ms  +12 % [+8, +17]  10 %

@@ -50,23 +50,23 @@ BASE = side(11, cpu=(10, 10))
 @pytest.mark.parametrize(
     ("now", "base", "found"),
     [
-        (side(30, cpu=(10, 29)), [BASE], ("rank 1: CPU time +19.0 ms of +19.0 ms",)),
+        (side(30, cpu=(10, 29)), [BASE], ("rank 1: CPU time +19.0 ms (the step: +19.0 ms)",)),
         (
             side(30, cpu=(10, 29, 11, 28)),
             [side(11, cpu=(10, 10, 10, 10))],
-            ("rank 1, rank 3: CPU time +18.0 ms to +19.0 ms of +19.0 ms",),
+            ("rank 1, rank 3: CPU time +18.0 ms to +19.0 ms (the step: +19.0 ms)",),
         ),
         (
             side(30, cpu=(20, 29)),
             [BASE],
-            ("every rank computes longer: CPU time +10.0 ms to +19.0 ms of +19.0 ms",),
+            ("every rank computes longer: CPU time +10.0 ms to +19.0 ms (the step: +19.0 ms)",),
         ),
         # Rank 1 is late by sleeping; that rank 0's CPU time rose, too, has nothing to do with it.
         (side(31, cpu=(10.13, 10)), [BASE], None),
-        (side(31, cpu=(19.9, 10)), [BASE], ("waiting more than computing: CPU time +9.90 ms of +20.0 ms",)),
-        (side(31, cpu=(20.1, 10)), [BASE], ("rank 0: CPU time +10.1 ms of +20.0 ms",)),
+        (side(31, cpu=(19.9, 10)), [BASE], ("waiting more than computing: CPU time +9.90 ms (the step: +20.0 ms)",)),
+        (side(31, cpu=(20.1, 10)), [BASE], ("rank 0: CPU time +10.1 ms (the step: +20.0 ms)",)),
         (side(31, cpu=(11, 31)), [side(11, cpu=None, own=(11, 11))], ()),  # the baseline has no CPU time
-        (side(30, cpu=(29,)), [side(11, cpu=(10,))], ("it computes longer: CPU time +19.0 ms of +19.0 ms",)),
+        (side(30, cpu=(29,)), [side(11, cpu=(10,))], ("it computes longer: CPU time +19.0 ms (the step: +19.0 ms)",)),
         (side(31, cpu=(10, 10)), [side(11, cpu=(10, 10, 10, 10))], ()),
     ],
     ids=[
@@ -114,7 +114,7 @@ def test_ranks_are_compared_by_as_many_steps_as_the_sides() -> None:
 
 def test_a_limit_on_cpu_time_is_explained_by_cpu_time_alone() -> None:
     found = causes(side(31, cpu=(30, 29), own=(31, 11)), BASE, metric="cpu_p90")
-    assert found == ("every rank computes longer: CPU time +19.0 ms to +20.0 ms of +20.0 ms",)
+    assert found == ("every rank computes longer: CPU time +19.0 ms to +20.0 ms (the step: +20.0 ms)",)
 
 
 def test_what_got_better_has_no_cause() -> None:
@@ -127,7 +127,7 @@ def test_a_cause_is_about_the_metric_of_the_headline() -> None:
     verdict = Verdict(status=Status.REGRESSED, reason="x", comparisons=(p10, p50))
     plan = Plan(world_size=2, backend="gloo", device="cpu")
     (cause,) = words.find_causes(verdict, plan, side(30, cpu=(20, 29)), [BASE])
-    assert cause.endswith("of +19.0 ms")
+    assert cause.endswith("(the step: +19.0 ms)")
 
 
 def in_phases(forward: float, seed: int) -> Measurement:
@@ -148,13 +148,18 @@ INTERLEAVED = BaselineSide(version=Version(ref="self", commit="", now=""), order
 @pytest.mark.parametrize(
     ("status", "interleaved", "now", "found"),
     [
-        (Status.REGRESSED, None, 5, ("forward +2.00 ms of +2.00 ms", "buckets 1 -> 2")),
-        (Status.REGRESSED, INTERLEAVED, 5, ("forward +2.00 ms of +2.00 ms", "buckets 1 -> 2")),
+        (Status.REGRESSED, None, 5, ("forward +2.00 ms (the step: +2.00 ms)", "buckets 1 -> 2")),
+        (Status.REGRESSED, INTERLEAVED, 5, ("forward +2.00 ms (the step: +2.00 ms)", "buckets 1 -> 2")),
         # By a slower machine all phases of a stored baseline may take longer.
         (Status.INCONCLUSIVE, None, 5, ("buckets 1 -> 2",)),
-        (Status.INCONCLUSIVE, INTERLEAVED, 5, ("forward +2.00 ms of +2.00 ms", "buckets 1 -> 2")),
+        (Status.INCONCLUSIVE, INTERLEAVED, 5, ("forward +2.00 ms (the step: +2.00 ms)", "buckets 1 -> 2")),
         (Status.PASS, INTERLEAVED, 5, ()),
-        (Status.REGRESSED, INTERLEAVED, 6.5, ("forward +3.50 ms of +2.00 ms", "buckets 1 -> 2", "all else: -1.50 ms")),
+        (
+            Status.REGRESSED,
+            INTERLEAVED,
+            6.5,
+            ("forward +3.50 ms (the step: +2.00 ms)", "buckets 1 -> 2", "all else: -1.50 ms"),
+        ),
     ],
 )
 def test_phases_are_words_of_a_failure(

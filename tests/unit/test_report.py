@@ -421,10 +421,9 @@ def test_what_holds_for_several_tests_is_said_once_and_what_is_counted_is_not_sa
 
 
 def test_the_cause_of_a_slowdown_comes_before_another_loss() -> None:
-    red = replace(diverged(Status.REGRESSED, 2.31, 2.58), fails=True, evidence=("data +2.00 ms of +2.10 ms",))
-    assert "\nwhy: data +2.00 ms of +2.10 ms; computes something else: loss 2.31 -> 2.58\n" in sentences.gate_failure(
-        red
-    )
+    red = replace(diverged(Status.REGRESSED, 2.31, 2.58), fails=True, evidence=("data +2.00 ms (the step: +2.10 ms)",))
+    why = "\nwhy: data +2.00 ms (the step: +2.10 ms); computes something else: loss 2.31 -> 2.58\n"
+    assert why in sentences.gate_failure(red)
 
 
 def test_a_faster_test_that_computes_something_else_is_not_to_be_accepted() -> None:
@@ -452,7 +451,7 @@ def test_a_failed_gate_reads_from_the_result_to_the_command_that_accepts() -> No
     )
     assert sentences.gate_failure(codec.decode(Outcome, codec.encode(red))).splitlines() == [
         "REGRESSED: step time p50 100 -> 200 ms, +12 % [+8, +17] (limit 10 %)",
-        "why: every rank computes longer: CPU time +100 ms of +100 ms; torch 2.12 -> 2.13",
+        "why: every rank computes longer: CPU time +100 ms (the step: +100 ms); torch 2.12 -> 2.13",
         "",
         "  metric     before     now  change [range]   limit",
         "  p50           100  200 ms  +12 % [+8, +17]  10 %",
@@ -461,7 +460,7 @@ def test_a_failed_gate_reads_from_the_result_to_the_command_that_accepts() -> No
         "measured: 2 launches now, 6 in the baseline's 3 sessions (2026-03-04, 9a825c7)",
         "accept:   pytest x --ddp-save-baseline",
     ]
-    why = "every rank computes longer: CPU time +100 ms of +100 ms; torch 2.12 -> 2.13"
+    why = "every rank computes longer: CPU time +100 ms (the step: +100 ms); torch 2.12 -> 2.13"
     assert sentences.headline(red) == f"REGRESSED p50 +12 % (limit 10 %): {why}"
 
 
@@ -474,7 +473,7 @@ def test_a_failure_says_how_long_trainers_waited_for_rpc() -> None:
     roles = Plan(world_size=2, backend="gloo", device="cpu", parameter_servers=1)
     before = [waiting(0.1, (0.05, 0.0))]
     found, words = causes.explain(verdict(Status.REGRESSED), roles, waiting(0.2, (0.15, 0.0)), before, 0.015)
-    assert words == ("waiting for RPC +100 ms of +100 ms",)
+    assert words == ("waiting for RPC +100 ms (the step: +100 ms)",)
     assert [(each.phases, each.rank) for each in found] == [(("waiting_for_RPC",), None)]
 
 
