@@ -22,7 +22,7 @@ from pytest_ddpperf.options.definitions import MARKER
 from pytest_ddpperf.options.settings import Settings, make_plan
 from pytest_ddpperf.plugin import running
 from pytest_ddpperf.plugin.items import accept_command, module_of, moved_rootdir, name_of, nodeid_of, with_place
-from pytest_ddpperf.plugin.state import RUN, Run, own_options, own_settings
+from pytest_ddpperf.plugin.state import RUN, Run, own_options, own_settings, plain_failure
 from pytest_ddpperf.plugin.watch import Watcher
 from pytest_ddpperf.records.errors import DdpPerfError, LaunchError, MarkerError, OptionError, Unavailable
 from pytest_ddpperf.records.plan import MARK, UPDATE, Plan, Setup, collective, in_words
@@ -54,9 +54,9 @@ class GateFailed(Failed):
         self.result, self.headline = result, headline
 
 
-def plain_failure(text: str) -> Failed:
-    """Return an ordinary test failure without a traceback of ours."""
-    return Failed(text, pytrace=False)
+# Lines of each stream of a rank, in the report of a red test: the end of it, and the cause above stays in sight.
+_MOST_LINES = 25
+_MOST_LINES_OF_FAILURE = 100  # of a launch that failed
 
 
 class DistributedFixture:
@@ -111,16 +111,20 @@ class DistributedFixture:
             **roles,
         )
 
-    def _show(self, plan: Plan, launches: tuple[tuple[RankOutput, ...], ...]) -> None:
-        """Add the ranks' output to the report; under -s that of this node was streamed already."""
-        streamed = self._run.config.getoption("capture", "no") == "no"
+    def _show(self, plan: Plan, launches: tuple[tuple[RankOutput, ...], ...], most: int = _MOST_LINES) -> None:
+        """Add the end of the ranks' output to the report, at -v all; under -s that of this node was streamed
+        already."""
+        asked = self._run.config.getoption
+        streamed = asked("capture", "no") == "no"
         for outputs in zip(*launches, strict=True):
             if streamed and plan.node_of(outputs[0].rank) == 0:
                 continue
             for stream in ("stdout", "stderr"):
-                merged = text.merge_outputs(getattr(output, stream) for output in outputs)
-                if merged:
-                    self._item.add_report_section("call", f"{stream} {outputs[0].name}", merged)
+                texts = [getattr(output, stream) for output in outputs]
+                if any(texts):
+                    all_shown = asked("verbose", 0) > 0
+                    shown = text.merge_outputs(texts) if all_shown else text.last_lines(texts, most)
+                    self._item.add_report_section("call", f"{stream} {outputs[0].name}", shown)
 
 
 class DdpRun(DistributedFixture):
@@ -144,7 +148,7 @@ class DdpRun(DistributedFixture):
             return self._run.session.call(nodeid_of(self._item), plan, fn, args, watcher)
         except DdpPerfError as error:
             if isinstance(error, LaunchError):
-                self._show(plan, (error.output,))
+                self._show(plan, (error.output,), _MOST_LINES_OF_FAILURE)
             raise plain_failure(str(error)) from None
         finally:
             watcher.erase()
@@ -193,7 +197,7 @@ class BenchmarkFixture(DistributedFixture):
         except DdpPerfError as error:
             problem = str(error)
             if isinstance(error, LaunchError):
-                self._show(job.plan, (error.output,))
+                self._show(job.plan, (error.output,), _MOST_LINES_OF_FAILURE)
                 problem = f"launch {watcher.launch} of {watcher.launches}: {problem}"
             self._state.outcomes.append(measurement.build_failure(job, problem.splitlines()[0]))
             raise plain_failure(problem) from None

@@ -173,10 +173,9 @@ def ddp_world_size(request: pytest.FixtureRequest) -> int:
     settings = state.own_settings(request.node)
     if len(settings.world_sizes) > 1:
         sizes = ",".join(map(str, settings.world_sizes))
-        pytest.fail(
+        raise state.plain_failure(
             f"world sizes {sizes}: a unittest.TestCase or a single parameter cannot have several; "
-            "give it @pytest.mark.ddp(world_size=N), or the test one list",
-            pytrace=False,
+            "give it @pytest.mark.ddp(world_size=N), or the test one list"
         )
     return settings.world_sizes[0]
 

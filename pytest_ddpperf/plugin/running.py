@@ -19,7 +19,7 @@ from pytest_ddpperf.baseline import file_name, module_folder
 from pytest_ddpperf.measuring.measurement import Measured
 from pytest_ddpperf.options.settings import Settings
 from pytest_ddpperf.plugin.items import has_benchmark, is_distributed, measures, nodeid_of
-from pytest_ddpperf.plugin.state import Run
+from pytest_ddpperf.plugin.state import Run, plain_failure
 from pytest_ddpperf.plugin.watch import mark_with_timer
 from pytest_ddpperf.records import codec
 from pytest_ddpperf.records.errors import DdpPerfError
@@ -103,7 +103,7 @@ class RunningTests:
                 item.add_report_section("teardown", "of another node", error)
             raise
         if errors := self._end(item):
-            pytest.fail("\n\n".join(errors), pytrace=False)
+            raise plain_failure("\n\n".join(errors))
         if is_distributed(item):
             self._save(state_of(item))
         return result
@@ -141,7 +141,7 @@ class RunningTests:
             if problem := test.unsaved.get(outcome.test.label):
                 test.outcomes[index] = replace(outcome, fails=True, error=problem.splitlines()[0])
         if test.unsaved:
-            pytest.fail("\n".join(test.unsaved.values()), pytrace=False)
+            raise plain_failure("\n".join(test.unsaved.values()))
 
     def _complete(self, report: pytest.TestReport, item: pytest.Item) -> None:
         """Note how the test ended, and add its results to its last report, which xdist sends to the controller."""

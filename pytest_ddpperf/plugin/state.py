@@ -15,6 +15,8 @@ import pytest
 from pytest_ddpperf.plugin.items import RPC, WORLD_SIZE, measures, modules_by_name, uses, with_place, world_sizes
 
 if TYPE_CHECKING:
+    from _pytest.outcomes import Failed
+
     from pytest_ddpperf.launch.template import Templates
     from pytest_ddpperf.measuring.confirm import SideOf
     from pytest_ddpperf.measuring.leader_connection import LeaderConnection
@@ -295,4 +297,11 @@ def own_settings(item: pytest.Item) -> Settings:
         return settings_of(item)
     except MarkerError as error:
         problem = with_place(item, error)
-    pytest.fail(problem, pytrace=False)
+    raise plain_failure(problem)
+
+
+def plain_failure(problem: str) -> Failed:
+    """Return an ordinary test failure without a traceback of ours."""
+    from pytest_ddpperf.report import text
+
+    return pytest.fail.Exception("\n".join(text.fitted(problem, text.terminal_width())), pytrace=False)

@@ -305,12 +305,12 @@ def _gate_failure(outcome: Outcome, width: int) -> Iterator[str]:
     assert verdict is not None
     if compared is None:
         took = f" (step time p50 {p50(outcome)})" if outcome.measurement is not None else ""
-        yield f"{verdict}{took}: {why_not_compared(outcome)}"
+        yield from text.fitted(f"{verdict}{took}: {why_not_compared(outcome)}", width)
     else:
         if verdict.diverged is not None and is_red_by_loss(outcome):
             yield f"DIVERGED: loss {text.loss_change(verdict.diverged)}"
         else:
-            yield _result(verdict, compared, outcome.plan)
+            yield from text.wrapped(_result(verdict, compared, outcome.plan), width)
         if said := reason(outcome):
             yield from text.wrapped(f"why: {said}", width, "     ")
         yield ""
@@ -322,7 +322,8 @@ def _gate_failure(outcome: Outcome, width: int) -> Iterator[str]:
     if outcome.traces:
         yield f"traces:   {outcome.traces}"
     if outcome.accept:
-        yield f"accept:   {outcome.accept}" if compared is not None else f"record:   {outcome.accept}"
+        line = f"accept:   {outcome.accept}" if compared is not None else f"record:   {outcome.accept}"
+        yield line if len(line) <= width else line.replace(" -", f" \\\n{' ' * 10}-")  # which a shell reads as one
 
 
 def _result(verdict: Verdict, compared: Comparison | CounterChange, plan: Plan) -> str:

@@ -46,8 +46,8 @@ def report(
     lines = [*details(outcomes, width)] if verbosity > 0 else []
     others = [outcome for outcome in outcomes if outcome.error or not outcome.fails]  # a failure shows its notes
     lines += sentences.problems(others, quiet=verbosity < 0)
-    for line in "\n".join((*lines, *messages, last_line(outcomes, run, with_cost=True))).split("\n"):
-        yield from text.wrapped(text.printable(line), width) if len(line) > width else (text.printable(line),)
+    every = "\n".join((*lines, *messages, last_line(outcomes, run, with_cost=True)))
+    yield from text.fitted(text.printable(every), width)
 
 
 _GAP = 2  # between columns

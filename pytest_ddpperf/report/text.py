@@ -56,6 +56,13 @@ def wrapped(line: str, width: int = WIDTH, indent: str = "  ") -> list[str]:
     return [each.replace("\u00a0", " ") for each in lines] or [""]
 
 
+def fitted(lines: str, width: int = WIDTH) -> Iterator[str]:
+    """Yield lines of at most `width` characters, but for those of a traceback."""
+    for line in lines.split("\n"):
+        is_code = line.startswith(("    ", '  File "'))
+        yield from wrapped(line, width) if len(line) > width and not is_code else [line]
+
+
 def terminal_width() -> int:
     """Return the columns of a line: those of the terminal, at most 100."""
     return min(WIDTH, shutil.get_terminal_size((WIDTH, 0)).columns)
@@ -265,3 +272,12 @@ def merge_outputs(texts: Iterable[str]) -> str:
             but = ", but for times and process ids" * (len(set(same)) > 1)
             shown += "\n" * (not same[0].endswith("\n")) + f"(the same in {len(same)} launches{but})\n"
     return shown
+
+
+def last_lines(texts: Iterable[str], most: int) -> str:
+    """Return the last lines of what the last launch wrote, of those that wrote anything; the first one says so."""
+    launches = [*filter(None, texts)]
+    lines = launches[-1].splitlines()
+    if len(launches) > 1 or len(lines) > most:
+        lines = [f"(of the last launch, at most {most} lines: -v shows more)", *lines[-most:]]
+    return "\n".join(lines)

@@ -18,7 +18,8 @@ TALKING = (
     + """
 def test_talks(ddp_benchmark):
     def setup(ctx):
-        print("hello from", ctx.rank)
+        for _ in range(int(os.environ.get("LINES_WRITTEN", "1"))):
+            print("hello from", ctx.rank)
         return lasting(ctx)
     ddp_benchmark(setup, batch_size=4)
     if "FAIL" in os.environ:
@@ -54,12 +55,20 @@ def test_output_of_ranks(pytester: pytest.Pytester, run: Run, monkeypatch: pytes
         f"[rank {rank}] hello from {rank}" for rank in (0, 1) for _ in range(3)
     )
     monkeypatch.setenv("FAIL", "1")
-    result = run()
+    result = run("-v")
     result.stdout.fnmatch_lines(
         ["*Captured stdout rank 0 call*", "hello from 0", "(the same in 3 launches)", "*Captured stdout rank 1 call*"],
         consecutive=True,
     )
     assert "hello from 0" not in run("--show-capture=no").stdout.str()
+    monkeypatch.setenv("LINES_WRITTEN", "1000")
+    result = run()
+    result.stdout.fnmatch_lines(
+        ["*Captured stdout rank 1 call*", "(of the last launch, at most 25 lines: -v shows more)", "hello from 1"],
+        consecutive=True,
+    )
+    assert result.outlines.count("hello from 1") == 25
+    assert run("-v").outlines.count("hello from 1") == 1000
 
 
 IMPORTED = """

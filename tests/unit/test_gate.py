@@ -18,7 +18,7 @@ from pytest_ddpperf.plugin.items import name_of, nodeid_of
 from pytest_ddpperf.records.errors import DdpPerfError
 from pytest_ddpperf.records.outcome import Outcome
 from pytest_ddpperf.records.samples import Environment, Status
-from pytest_ddpperf.report.text import merge_outputs
+from pytest_ddpperf.report.text import last_lines, merge_outputs
 from tests.unit.test_launches import LAUNCH
 from tests.unit.test_machine import CPU
 from tests.unit.test_report import verdict
@@ -77,6 +77,18 @@ def test_times_and_process_ids_make_no_text_another(first: str, second: str) -> 
 )
 def test_other_numbers_make_a_text_another(first: str, second: str) -> None:
     assert merge_outputs([first + "\n", second + "\n"]) == f"{first}\n{second}\n"
+
+
+@pytest.mark.parametrize(
+    ("texts", "shown"),
+    [
+        (["a\nb\n"], "a\nb"),
+        (["a\nb\nc\n"], "(of the last launch, at most 2 lines: -v shows more)\nb\nc"),
+        (["a\n", "b\n", ""], "(of the last launch, at most 2 lines: -v shows more)\nb"),
+    ],
+)
+def test_the_last_lines_of_one_launch_are_shown(texts: list[str], shown: str) -> None:
+    assert last_lines(texts, 2) == shown
 
 
 @pytest.mark.parametrize("group", ["", "@gpu"])

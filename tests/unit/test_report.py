@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -462,6 +463,24 @@ def test_a_failed_gate_reads_from_the_result_to_the_command_that_accepts() -> No
     ]
     why = "every rank computes longer: CPU time +100 ms (the step: +100 ms); torch 2.12 -> 2.13"
     assert sentences.headline(red) == f"REGRESSED p50 +12 % (limit 10 %): {why}"
+
+
+def test_no_line_of_a_failed_gate_is_wider_than_the_terminal() -> None:
+    command = f"pytest {'a' * 40} -c pytest.ini --rootdir .. --ddp-save-baseline"
+    judged = verdict(Status.REGRESSED, differences=("torch 2.12 -> 2.13",))
+    compared = replace(outcome(judged), accept=command, notes=("many words " * 20,))
+    missing = replace(outcome(verdict(Status.NO_BASELINE)), accept=command, baseline_path="b")
+    for width, red in ((60, compared), (80, compared), (60, missing)):
+        failure = sentences.gate_failure(red, width)
+        assert max(map(len, failure.splitlines())) <= width
+        shell = failure[failure.rindex("pytest aaa") :].replace("\\\n", "")
+        assert shlex.split(shell) == shlex.split(command)
+
+
+def test_a_traceback_stays_as_it_is_in_a_narrow_terminal() -> None:
+    place, code = f'  File "{"a" * 30}.py", line 3, in f', "    " + "b = c " * 6
+    lines = [*text.fitted(f"rank 0 failed in setup: it did\n{place}\n{code}", 20)]
+    assert lines == ["rank 0 failed in", "  setup: it did", place, code]
 
 
 def test_a_failure_says_how_long_trainers_waited_for_rpc() -> None:
