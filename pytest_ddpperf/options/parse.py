@@ -17,6 +17,8 @@ from typing import Literal, cast
 from pytest_ddpperf.options.definitions import FAIL_ON_NAMES
 from pytest_ddpperf.records.plan import BANDWIDTH, COUNTERS, MEAN, PHASE_METRICS, Limit
 
+MOST = 1_000_000  # of whatever is counted: more would take days, or more memory than there is
+_MOST_RANKS = 10_000
 _LONGEST_SECONDS = 1e9  # 31 years; from ten times that on a socket's timeout overflows
 # Four decimals: p99.9999 needs three million steps, and with many more a percentile is rounded to 100.
 _OF_STEP = "|".join((MEAN, *PHASE_METRICS))
@@ -56,19 +58,19 @@ def _items(value: object) -> tuple[object, ...]:
     return tuple(items)
 
 
-def count(value: object, least: int) -> int:
+def count(value: object, least: int, most: int = MOST) -> int:
     text = value.strip() if isinstance(value, str) else ""
-    if text.isascii() and text.isdigit():
+    if text.isascii() and text.isdigit() and len(text) < 20:  # Python refuses to read very many digits
         value = int(text)
-    if type(value) is not int or value < least:  # not isinstance: True is an int
-        raise ValueError(f"a whole number from {least}")
+    if type(value) is not int or not least <= value <= most:  # not isinstance: True is an int
+        raise ValueError(f"a whole number from {least} to {most:,}")
     return value
 
 
 def world_sizes(value: object) -> tuple[int, ...]:
-    allowed = "whole numbers from 1, separated by commas, none twice: 2 or 1,2,4"
+    allowed = f"whole numbers from 1 to {_MOST_RANKS:,}, separated by commas, none twice: 2 or 1,2,4"
     try:
-        sizes = tuple(count(item, 1) for item in _items(value))
+        sizes = tuple(count(item, 1, _MOST_RANKS) for item in _items(value))
     except ValueError:
         raise ValueError(allowed) from None
     if not sizes or len(set(sizes)) < len(sizes):

@@ -5,10 +5,9 @@ What may raise between a test and its failure hides its frame, so that --pdb ope
 
 from __future__ import annotations
 
-import operator
 import re
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -24,8 +23,8 @@ from pytest_ddpperf.plugin import running
 from pytest_ddpperf.plugin.items import accept_command, module_of, moved_rootdir, name_of, nodeid_of, with_place
 from pytest_ddpperf.plugin.state import RUN, Run, own_options, own_settings, plain_failure
 from pytest_ddpperf.plugin.watch import Watcher
-from pytest_ddpperf.records.errors import DdpPerfError, LaunchError, MarkerError, OptionError, Unavailable
-from pytest_ddpperf.records.plan import MARK, UPDATE, Plan, Setup, collective, in_words
+from pytest_ddpperf.records.errors import DdpPerfError, LaunchError, MarkerError, OptionError, Unavailable, short_repr
+from pytest_ddpperf.records.plan import MARK, UPDATE, Plan, Setup, collective, in_bytes, in_words
 from pytest_ddpperf.records.samples import RankOutput, TestId
 from pytest_ddpperf.report import sentences, summary, text
 from pytest_ddpperf.verdict.times import TEST_LEVEL
@@ -139,9 +138,8 @@ class DdpRun(DistributedFixture):
         the test with its own traceback.
         """
         __tracebackhide__ = True
-        if not payload.accepts(fn, 1 + len(args)):
-            given = f"ctx and {len(args)} more" if args else "ctx"
-            raise TypeError(f"ddp_run: {payload.name_of(fn)} is called with {given}, which it does not take")
+        given = f"ctx and {len(args)} more" if args else "ctx"
+        running.check_setup(self._name, "fn", fn, given, 1 + len(args))
         plan = self._plan()
         watcher = Watcher(self._run.config, warmup=plan.warmup)
         try:
@@ -246,6 +244,9 @@ class BenchmarkFixture(DistributedFixture):
     def _level(self, gate: bool) -> float:
         """Return this measurement's error rate: a test's, and from its second gate on a half, a sixth, a twelfth of it,
         which add up to once more."""
+        __tracebackhide__ = True
+        if not isinstance(gate, bool):
+            raise ValueError(f"gate={short_repr(gate)}: must be True or False")
         self._state.gates += gate
         further = max(self._state.gates, 1)
         return TEST_LEVEL / max(1, further * (further - 1))
@@ -254,10 +255,13 @@ class BenchmarkFixture(DistributedFixture):
         """Check the arguments of a call and return its label. Raises GateFailed in a rerun of a gate that failed."""
         __tracebackhide__ = True
         for role, setup in setups.items():
-            running.check_setup(self._name, role, setup, is_shared=role == "trainer" and "master" in setups)
+            shared = ("ctx and shared", 2) if role == "trainer" and "master" in setups else ()
+            running.check_setup(self._name, role, setup, *shared)
         running.check_number("batch_size", batch_size, "examples per rank and step, ")
         if name is not None and not (isinstance(name, str) and name.strip() and name.isprintable()):
-            raise ValueError(f"name={name!r}: must be printable and not empty: it is used in reports and file names")
+            raise ValueError(
+                f"name={short_repr(name)}: must be printable and not empty: it is used in reports and file names"
+            )
         label = name or ""
         if label in self._state.labels:
             taken = f"name={name!r} is taken" if name else "it was called before without a name"
@@ -317,7 +321,7 @@ class DdpBenchmark(BenchmarkFixture):
     def script(
         self,
         *program: str,
-        args: Iterable[str] = (),
+        args: Sequence[str] = (),
         cwd: str | Path | None = None,
         env: Mapping[str, str] | None = None,
         batch_size: int | None = None,
@@ -333,8 +337,7 @@ class DdpBenchmark(BenchmarkFixture):
         """
         __tracebackhide__ = True
         label = self._label({}, batch_size, name)
-        folder = self._run.config.rootpath / (cwd or "")
-        called = running.read_program(self._name, program, folder, args, env)
+        called = running.read_program(self._name, program, self._run.config.rootpath, args, cwd, env)
         if not called.is_module and self._run.is_kept(called.path):
             problem = "is in a folder of tests, which both sides have from the working tree: move it"
             raise plain_failure(f"{self._name}.script: {called.path} {problem}")
@@ -345,8 +348,8 @@ class DdpBenchmark(BenchmarkFixture):
     def _of_program(self, boundary: str, program: str) -> Plan:
         """Return the plan of a program that owns its loop."""
         __tracebackhide__ = True
-        if boundary not in (UPDATE, MARK) and not re.fullmatch(r"[\w.]+:[\w.]+", boundary):
-            raise ValueError(f'boundary={boundary!r}: must be "{UPDATE}", "{MARK}" or "module:function"')
+        if boundary not in (UPDATE, MARK) and not re.fullmatch(r"[\w.]+:[\w.]+", str(boundary)):
+            raise ValueError(f'boundary={short_repr(boundary)}: must be "{UPDATE}", "{MARK}" or "module:function"')
         plan = replace(self._plan(), boundary=boundary, program=running.without_temporary(program))
         if plan.nodes > 1:
             raise plain_failure("programs that own their loop are not supported over several nodes")
@@ -359,29 +362,38 @@ class CollectiveBenchmark(BenchmarkFixture):
     _name = "collective_benchmark"
 
     def __call__(
-        self, op: str, sizes: Iterable[int], *, dtype: Any = "float32", name: str | None = None, gate: bool = True
+        self,
+        op: str,
+        sizes: Iterable[int | str],
+        *,
+        dtype: Any = "float32",
+        name: str | None = None,
+        gate: bool = True,
     ) -> tuple[CollectiveResult, ...]:
         """Time one collective over buffers of several sizes, and compare each with its baseline.
 
         `op` is all_reduce, all_gather, reduce_scatter, all_to_all, broadcast, reduce or send_recv (every rank sends to
-        the next). `sizes` are bytes of the largest buffer of a rank, as nccl-tests counts them, rounded down to what
-        divides into elements and blocks. `dtype` is torch's, or its name. A result that is wrong fails the test. Sizes
-        share the error rate of one gate; all are measured before GateFailed is raised for those that failed.
+        the next). `sizes` are bytes of the largest buffer of a rank, as nccl-tests counts and writes them (1024, "8K",
+        "1MiB"), rounded down to what divides into elements and blocks. `dtype` is torch's, or its name. A result that
+        is wrong fails the test. Sizes share the error rate of one gate; all are measured before GateFailed is raised
+        for those that failed.
         """
         __tracebackhide__ = True
-        sizes = tuple(map(operator.index, sizes))
+        if not isinstance(sizes, Iterable) or isinstance(sizes, str):
+            raise ValueError(f'sizes={short_repr(sizes)}: give a list: [1024, "8K", "1MiB"]')
         try:
-            asked = [collective(op, size, str(dtype).removeprefix("torch."), self._world_size) for size in sizes]
+            given = tuple(map(in_bytes, sizes))
+            asked = [collective(op, size, str(dtype).removeprefix("torch."), self._world_size) for size in given]
         except ValueError as error:
-            raise ValueError(str(error)) from None
+            raise ValueError(text.shortened(str(error))) from None
         if not asked:
             raise ValueError(f"{self._name}({op!r}): no size was given")
         plan = self._plan()
         level = self._level(gate) / len(asked)
         # All labels first: after a red size a rerun measures no other one either.
         labels = []
-        for size in sizes:  # no comprehension: before Python 3.12 it has a frame, which --pdb would show
-            labels.append(self._label({}, None, "-".join(filter(None, (name, in_words(size).lower())))))
+        for size in given:  # no comprehension: before Python 3.12 it has a frame, which --pdb would show
+            labels.append(self._label({}, None, "-".join(filter(None, (name and str(name), in_words(size).lower())))))
         results: list[CollectiveResult] = []
         failures: list[GateFailed] = []
         for label, of_size in zip(labels, asked, strict=True):
@@ -393,9 +405,9 @@ class CollectiveBenchmark(BenchmarkFixture):
             except pytest.fail.Exception as failed:  # a launch failed: report what was found before, too
                 raise plain_failure("\n\n".join(map(str, (*failures, failed)))) from None
         if failures:
-            first, text = failures[0], "\n\n".join(str(failed) for failed in failures)
+            first, every = failures[0], "\n\n".join(str(failed) for failed in failures)
             more = f" (and {len(failures) - 1} more sizes)" if len(failures) > 1 else ""
-            raise GateFailed(text, first.result, first.headline + more)
+            raise GateFailed(every, first.result, first.headline + more)
         return tuple(results)
 
 

@@ -5,11 +5,13 @@ Imported and registered only when a run has distributed tests.
 
 from __future__ import annotations
 
+import inspect
 import os
 import re
 import tempfile
-from collections.abc import Generator, Iterable, Mapping
+from collections.abc import Generator, Mapping
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +19,13 @@ import pytest
 
 from pytest_ddpperf.baseline import file_name, module_folder
 from pytest_ddpperf.measuring.measurement import Measured
+from pytest_ddpperf.options.parse import MOST
 from pytest_ddpperf.options.settings import Settings
 from pytest_ddpperf.plugin.items import has_benchmark, is_distributed, measures, nodeid_of
 from pytest_ddpperf.plugin.state import Run, plain_failure
 from pytest_ddpperf.plugin.watch import mark_with_timer
 from pytest_ddpperf.records import codec
-from pytest_ddpperf.records.errors import DdpPerfError
+from pytest_ddpperf.records.errors import DdpPerfError, short_repr
 from pytest_ddpperf.records.outcome import Outcome
 from pytest_ddpperf.records.plan import Program
 from pytest_ddpperf.records.samples import TestId
@@ -184,18 +187,20 @@ _WHAT_SETUP_DOES = {
     "trainer": "trainer(ctx), or trainer(ctx, shared) with a master, returns the step to time",
     "master": "master(ctx) returns what every trainer gets",
     "parameter_server": "parameter_server(ctx) prepares a server",
+    "fn": "fn(ctx, ...) runs on every rank",
 }
 
 
-def check_setup(fixture: str, role: str, setup: Any, *, is_shared: bool) -> None:
-    """Raise TypeError if a set-up function cannot be called with `ctx` and, if it `is_shared`, what the master made."""
+def check_setup(fixture: str, role: str, setup: Any, given: str = "ctx", count: int = 1) -> None:
+    """Raise TypeError if a function for ranks cannot be called with what is `given`, so many arguments."""
     __tracebackhide__ = True
-    arguments = ["ctx", "shared"] if is_shared else ["ctx"]
     name, problem = payload.name_of(setup), ""
     if not callable(setup) or payload.is_model(setup):
         problem = f"must be a function, not {name}"
-    elif not payload.accepts(setup, len(arguments)):
-        problem = f"is called with {' and '.join(arguments)}, which {name} does not take"
+    elif not payload.accepts(setup, count):
+        problem = f"is called with {given}, which {name} does not take"
+    elif inspect.iscoroutinefunction(setup):
+        problem = f"must be a function without async, which {name} is not"
     if problem:
         called = f"{fixture}.loop" if role == "main" else fixture
         raise TypeError(f"{called}({name}): {role} {problem}: {_WHAT_SETUP_DOES[role]}")
@@ -204,18 +209,21 @@ def check_setup(fixture: str, role: str, setup: Any, *, is_shared: bool) -> None
 def check_number(name: str, value: Any, what: str = "") -> None:
     """Raise ValueError if a value is given that is no whole number from 1."""
     __tracebackhide__ = True
-    if value is not None and (type(value) is not int or value < 1):
-        raise ValueError(f"{name}={value!r}: {what}a whole number from 1")
+    if value is not None and (type(value) is not int or not 1 <= value <= MOST):
+        raise ValueError(f"{name}={short_repr(value)}: {what}a whole number from 1 to {MOST:,}")
 
 
 def check_facts(facts: Any) -> dict[str, str | int | float | bool]:
     """Return the facts that a test gives; raises ValueError unless they are text, numbers or truth values by name."""
     __tracebackhide__ = True
+    what = "a fact has a name, and is text, a number, True or False"
+    if not isinstance(facts or {}, Mapping):
+        raise ValueError(f"facts={short_repr(facts)}: give a dict: {what}")
     given = dict(facts or {})
     for name, value in given.items():
         is_name = isinstance(name, str) and name.isprintable() and name.strip()
         if not is_name or type(value) not in (str, int, float, bool):
-            raise ValueError(f"facts={{{name!r}: {value!r}}}: a fact has a name, and is text, a number, True or False")
+            raise ValueError(f"facts={short_repr({name: value})}: {what}")
     return given
 
 
@@ -233,25 +241,32 @@ _LAUNCHERS = re.compile(
     r"torch\.distributed\.(run|launch|elastic\..+)|accelerate\.commands\..+|deepspeed\.launcher\..+|horovod\.runner.*"
     r"|torchrun|accelerate(-launch)?|deepspeed|horovodrun"
 )
+_PATH = (str, os.PathLike)
 
 
-def read_program(
-    fixture: str, words: tuple[str, ...], folder: Path, args: Iterable[str], env: Mapping[str, str] | None
-) -> Program:
-    """Return the program that `script` is called with, which runs in `folder`; raises ValueError."""
+def read_program(fixture: str, words: tuple[Any, ...], root: Path, args: Any, cwd: Any, env: Any) -> Program:
+    """Return the program that `script` is called with; raises ValueError."""
     __tracebackhide__ = True
     is_module = words[:1] == ("-m",)
-    if len(words) != 1 + is_module:
-        raise ValueError(f'{fixture}.script{words}: give a path, or "-m" and the name of a module')
-    path = words[-1] if is_module else str(folder / words[-1])
+    if len(words) != 1 + is_module or not isinstance(words[-1], str if is_module else _PATH):
+        how = 'give a path, or "-m" and the name of a module; its arguments are args=[...]'
+        raise ValueError(f"{fixture}.script{short_repr(words)}: {how}")
+    if not isinstance(cwd or "", _PATH) or not (root / (cwd or "")).is_dir():
+        raise ValueError(f"{fixture}.script(cwd={short_repr(cwd)}): give the path of a folder, from rootdir")
+    folder = root / (cwd or "")
+    path = str(words[-1] if is_module else folder / words[-1])
     if not is_module and not Path(path).is_file():
-        raise ValueError(f"{fixture}.script({words[-1]!r}): there is no file {path}: paths begin at cwd= or rootdir")
-    if _LAUNCHERS.fullmatch(words[-1] if is_module else Path(path).name):
+        missing = f"there is no file {path}: paths begin at cwd= or rootdir"
+        raise ValueError(f"{fixture}.script({short_repr(words[-1])}): {missing}")
+    if _LAUNCHERS.fullmatch(path if is_module else Path(path).name):
         instead = "the program that it starts, which this plugin runs as torchrun does"
         raise ValueError(f"{fixture}.script: {words[-1]} starts ranks itself: give {instead}")
-    if isinstance(args, str):
-        raise ValueError(f"{fixture}.script(args={args!r}): give a list, each argument for itself")
-    return Program(path=path, is_module=is_module, args=tuple(map(str, args)), cwd=str(folder), env=dict(env or {}))
+    if not isinstance(args, list | tuple) or not all(isinstance(each, (*_PATH, int, float)) for each in args):
+        raise ValueError(f"{fixture}.script(args={short_repr(args)}): give a list, each argument for itself")
+    variables = env or {}
+    if not isinstance(variables, Mapping) or not all(isinstance(each, str) for each in chain(*variables.items())):
+        raise ValueError(f"{fixture}.script(env=...): give a dict of texts")  # which may be secret
+    return Program(path=path, is_module=is_module, args=tuple(map(str, args)), cwd=str(folder), env=dict(variables))
 
 
 def without_temporary(words: str) -> str:

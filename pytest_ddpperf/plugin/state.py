@@ -271,6 +271,8 @@ def add_section(config: pytest.Config, title: str, lines: Iterable[str]) -> None
     """Add lines of text below a title to all reports of a run: the terminal, JSON, Markdown and the page.
 
     Call it in a conftest's `pytest_sessionfinish`, or before. Of equal titles the last call holds."""
+    if isinstance(lines, str):
+        raise TypeError("add_section: lines must be a list of lines, not one text")
     config.stash[RUN].sections[title] = tuple(lines)
 
 

@@ -18,7 +18,7 @@ from typing import Any, Literal
 import cloudpickle
 import torch
 
-from pytest_ddpperf.records.errors import DdpPerfError
+from pytest_ddpperf.records.errors import DdpPerfError, short_repr
 
 # So many losses of a launch are compared and kept in a baseline: their mean is steadier than one.
 LOSSES = 10
@@ -77,7 +77,7 @@ class Context:
         Raises TypeError or ValueError for what is no number or no name.
         """
         if not isinstance(name, str) or not name.strip() or not name.isprintable():
-            raise ValueError(f"ctx.record({name!r}, ...): the name must be printable text")
+            raise ValueError(f"ctx.record({short_repr(name)}, ...): the name must be printable text")
         if isinstance(value, torch.Tensor):
             if value.numel() != 1:
                 problem = f"the figure must be a number, not a tensor of {tuple(value.shape)}"
@@ -89,7 +89,7 @@ class Context:
         elif hasattr(type(value), "__float__"):
             self.figures[name] = float(value)
         else:
-            raise TypeError(f"ctx.record({name!r}, {value!r}): the figure must be a number")
+            raise TypeError(f"ctx.record({name!r}, {short_repr(value)}): the figure must be a number")
 
 
 Role = Literal["trainer", "parameter_server", "master"]

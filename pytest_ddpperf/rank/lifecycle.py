@@ -32,7 +32,7 @@ import torch
 from pytest_ddpperf.rank import context, counters, environment, group, layout, operation, sampling
 from pytest_ddpperf.rank.context import Context, RpcContext
 from pytest_ddpperf.records import codec
-from pytest_ddpperf.records.errors import DdpPerfError
+from pytest_ddpperf.records.errors import DdpPerfError, short_repr
 from pytest_ddpperf.records.plan import Plan
 from pytest_ddpperf.records.samples import Imported, StackSamples, Window
 from pytest_ddpperf.wire import boot, opened, payload, variables
@@ -324,6 +324,8 @@ def _run_program(rank: Rank, ctx: Context, program: Any) -> NoReturn:
 def _call(rank: Rank, ctx: Context, function: Any, *args: Any) -> None:
     rank.enter(Phase.STEPS)
     made = context.call_keeping_locals(function, ctx, *args)
+    if kind := context.describe_not_run(made):
+        raise DdpPerfError(f"the function returned {kind}, which did not run: it must be one without yield or async")
     rank.deliver(context.dump_result(made))
 
 
@@ -355,7 +357,7 @@ def _summary(error: BaseException) -> str:
     if isinstance(error, DdpPerfError):
         return str(error)
     if isinstance(error, SystemExit):
-        return f"sys.exit({error.code!r}) was called"
+        return f"sys.exit({short_repr(error.code)}) was called"
     return next(iter(_words(error).splitlines()), type(error).__name__)
 
 

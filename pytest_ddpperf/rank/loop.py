@@ -27,7 +27,7 @@ import pytest_ddpperf
 from pytest_ddpperf.rank import context, sampling, warm_up
 from pytest_ddpperf.rank.counters import Meter
 from pytest_ddpperf.rank.updates import Ended, Updates
-from pytest_ddpperf.records.errors import DdpPerfError
+from pytest_ddpperf.records.errors import DdpPerfError, short_repr
 from pytest_ddpperf.records.plan import MARK, UPDATE, Program
 from pytest_ddpperf.records.samples import Window
 from pytest_ddpperf.wire.channels import Board, Phase
@@ -255,7 +255,7 @@ def run(rank: Rank, ctx: context.Context, program: Any, deliver: Callable[[Windo
     except SystemExit as error:
         rank.end_child(error)
         if error.code not in (None, 0):
-            raise DdpPerfError(f"the program called sys.exit({error.code!r}): {_last_line()}") from None
+            raise DdpPerfError(f"the program called sys.exit({short_repr(error.code)}): {_last_line()}") from None
     rank.end_child()
     raise DdpPerfError(loop.unfinished())
 

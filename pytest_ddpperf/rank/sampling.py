@@ -19,7 +19,7 @@ from pytest_ddpperf.rank.counters import Meter, count_compilations
 from pytest_ddpperf.rank.group import OwnGroup
 from pytest_ddpperf.rank.stamps import Arrivals, Stamps, rank_phases
 from pytest_ddpperf.rank.warm_up import Step, WarmUp, allocator_growth, warm_up, warm_up_freely
-from pytest_ddpperf.records.errors import DdpPerfError
+from pytest_ddpperf.records.errors import DdpPerfError, short_repr
 from pytest_ddpperf.records.plan import Plan
 from pytest_ddpperf.records.samples import Window
 from pytest_ddpperf.records.step_phases import RankPhases
@@ -45,7 +45,9 @@ class Prepared:
     @property
     def step(self) -> Step:
         if not (callable(self.made) and payload.accepts(self.made, 0)):
-            what = f"{payload.name_of(self.made)}, which needs arguments" if callable(self.made) else repr(self.made)
+            what = short_repr(self.made)
+            if callable(self.made):
+                what = f"{payload.name_of(self.made)}, which needs arguments"
             raise DdpPerfError(
                 f"setup returned {what}; it must return the step to time, a callable without arguments "
                 "(or yield it, and clean up after)"

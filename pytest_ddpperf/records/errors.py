@@ -10,6 +10,11 @@ from pathlib import Path
 from pytest_ddpperf.records.samples import RankError, RankOutput
 
 
+def short_repr(value: object) -> str:
+    """Return the repr of a user's value on one line, at most 200 characters of it: that of a tensor has many."""
+    return f"{' '.join(repr(value).split()):.200}"
+
+
 class DdpPerfError(Exception):
     """The base of all errors of this package. Their `args` are their fields, so that every error survives pickling."""
 
@@ -22,7 +27,7 @@ class OptionError(DdpPerfError):
         self.where, self.value, self.allowed = where, value, allowed
 
     def __str__(self) -> str:
-        return f"{self.where}: {self.value!r}: {self.allowed}"
+        return f"{self.where}: {short_repr(self.value)}: {self.allowed}"
 
 
 class MarkerError(OptionError):

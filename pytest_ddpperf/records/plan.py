@@ -324,6 +324,15 @@ def itemsize(dtype: str) -> int:
     return int(match[1] or 8) // 8
 
 
+def in_bytes(size: object) -> int:
+    """Return a number of bytes, written as nccl-tests is asked for it ("8K") or as `in_words` has it; raises
+    ValueError."""
+    match = re.fullmatch(r"([0-9]{1,15})(?:([kmg])(?:ib)?|b)?", str(size).lower())
+    if match is None:
+        raise ValueError(f'{size!r}: a size is a number of bytes, or a text like "8K" or "1MiB"')
+    return int(match[1]) << 10 * " kmg".index(match[2] or " ")
+
+
 def in_words(size: int) -> str:
     """A number of bytes as nccl-tests is asked for it: "4MiB", "1000B"."""
     for unit in ("B", "KiB", "MiB"):

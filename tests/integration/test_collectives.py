@@ -90,6 +90,12 @@ import pytest
 @pytest.mark.parametrize(("op", "sizes", "dtype", "words"), [
     ("all_reduce", (), "float32", "collective_benchmark('all_reduce'): no size was given"),
     ("all_reduce", (0,), "float32", "all_reduce of 0B: less than one element of float32"),
+    ("all_reduce", (1e6,), "float32", '1000000.0: a size is a number of bytes, or a text like "8K" or "1MiB"'),
+    ("all_reduce", "8K", "float32", "sizes='8K': give a list: "),
+    ("all_reduce", 1024, "float32", "sizes=1024: give a list: "),
+    ("all_reduce", None, "float32", "sizes=None: give a list: "),
+    (None, (8,), "float32", "None: one of all_reduce, all_gather, "),
+    ("all_reduce", (8,), ["float32"], '"[\'float32\']": one of torch\'s dtypes by name'),
     ("all_reduce", (8, 16, 8), "float32", "collective_benchmark: name='8b' is taken in this test"),
     ("allreduce", (8,), "float32", "'allreduce': one of all_reduce, all_gather, "),
 ])
@@ -99,13 +105,11 @@ def test_refused(collective_benchmark, op, sizes, dtype, words):
     assert str(caught.value).startswith(words)
 
 def test_named(collective_benchmark):
-    (result,) = collective_benchmark("all_reduce", [64], gate=False)
+    (result,) = collective_benchmark("all_reduce", ["64B"], gate=False)
     assert result.verdict == "NOT GATED"
     collective_benchmark("broadcast", [64], name="b")
     with pytest.raises(ValueError, match="name='b-64b' is taken in this test: give each"):
         collective_benchmark("broadcast", [64], name="b")
-    with pytest.raises(TypeError, match="'float' object cannot be interpreted as an integer"):
-        collective_benchmark("broadcast", [1e6])
 
 @pytest.mark.ddp(threshold="busbw:5%")
 def test_bandwidth_of_no_collective(ddp_benchmark):
@@ -117,6 +121,6 @@ def test_bandwidth_of_no_collective(ddp_benchmark):
 def test_what_cannot_be_is_refused_before_anything_runs(pytester: pytest.Pytester, run: Run) -> None:
     pytester.makepyfile(REFUSED)
     result = run()
-    result.assert_outcomes(passed=6)
+    result.assert_outcomes(passed=12)
     result.stdout.fnmatch_lines(["2 without baseline, 1 not gated, 3 never measured (0 of 3 compared)*: record *"])
     assert run("--ddp-threshold=busbw:100%").ret == pytest.ExitCode.USAGE_ERROR

@@ -143,10 +143,18 @@ def test_second_call_without_a_name(ddp_benchmark):
     ddp_benchmark(lasting, gate=False)
     ddp_benchmark(lasting)
 
+async def waits(ctx): ...
+
 @pytest.mark.parametrize(("kwargs", "words"), [
     ({"batch_size": 0}, "batch_size=0: examples per rank and step, a whole number from 1"),
     ({"facts": {"a": None}}, "facts={'a': None}: a fact has a name, and is text, a number, True or False"),
     ({"batch_size": 2.5}, "batch_size=2.5: examples per rank and step"),
+    ({"facts": ["a"]}, "facts=['a']: give a dict: a fact has a name"),
+    ({"batch_size": 10**30}, "batch_size=1000000000000000000000000000000: examples per rank and step, a whole number"),
+    ({"batch_size": torch.zeros(99, 99)}, "batch_size=tensor([[0., 0., 0., ..., 0., 0., 0.], [0., 0., "),
+    ({"gate": "no"}, "gate='no': must be True or False"),
+    ({"gate": None}, "gate=None: must be True or False"),
+    ({"name": 3}, "name=3: must be printable"),
     ({"name": " "}, "name=' ': must be printable and not empty: it is used in reports and file names"),
     ({"name": "a\\nb"}, r"name='a\\nb': must be printable"),
     ({"name": "\\ud800"}, r"name='\\ud800': must be printable"),
@@ -155,18 +163,22 @@ def test_bad_argument(ddp_benchmark, kwargs, words):
     with pytest.raises(ValueError) as caught:
         ddp_benchmark(lasting, **kwargs)
     assert str(caught.value).startswith(words)
+    assert len(str(caught.value).splitlines()) == 1
 
 @pytest.mark.parametrize(("setup", "words"), [
     (3, "(int): setup must be a function, not int: setup(ctx) returns"),
     (all_reduce, "(all_reduce): setup is called with ctx, which all_reduce does not take: setup(ctx) returns the step"),
     (torch.nn.Linear(2, 2), "(Linear): setup must be a function, not Linear: setup(ctx) returns"),
-], ids="npm")
+    (waits, "(waits): setup must be a function without async, which waits is not: setup(ctx) returns"),
+], ids="npma")
 def test_setup_that_cannot_be_called(ddp_benchmark, ddp_run, setup, words):
     with pytest.raises(TypeError) as caught:
         ddp_benchmark(setup)
     assert str(caught.value).startswith("ddp_benchmark" + words)
-    with pytest.raises(TypeError, match="ddp_run: all_reduce is called with ctx and 2 more, which it does not take"):
+    with pytest.raises(TypeError, match="fn is called with ctx and 2 more, which all_reduce does not take: fn"):
         ddp_run(all_reduce, 1, 2)
+    with pytest.raises(TypeError, match=r"ddp_run\\(str\\): fn must be a function, not str: fn\\(ctx, ...\\) runs"):
+        ddp_run("all_reduce")
 
 def test_failure_carries_the_result(ddp_benchmark, pytestconfig):
     import pytest_ddpperf
@@ -178,9 +190,9 @@ test_failure_carries_the_result = pytest.mark.ddp()(test_failure_carries_the_res
 """
     )
     result = run("--ddp-fail-on=no-baseline", "-k", "carries")
-    result.assert_outcomes(passed=1, deselected=12)
+    result.assert_outcomes(passed=1, deselected=19)
     result = run("-k", "not carries")
-    result.assert_outcomes(passed=11, failed=1, deselected=1)
+    result.assert_outcomes(passed=18, failed=1, deselected=1)
     result.stdout.fnmatch_lines(["E * ddp_benchmark: it was called before without a name in this test: give *"])
     assert "pytest_ddpperf/" not in result.stdout.str()
 

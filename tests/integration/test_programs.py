@@ -95,7 +95,18 @@ def test_a_script_that_both_sides_would_have_from_the_working_tree_is_refused(ru
         ('script("-m", "accelerate.commands.launch", args=["a.py"])', "*accelerate.commands.launch starts ranks *"),
         ("script(__import__('shutil').which('torchrun'), args=['train.py'])", "*torchrun starts ranks itself: *"),
         ('script("train.py", args="--typo")', "*args='--typo'*: give a list, each argument for itself"),
-        ('script("-m")', '*give a path, or "-m" and the name of a module'),
+        ('script("train.py", args=["--lr", None])', "*args=*None*: give a list, each argument for itself"),
+        ('script("train.py", args={"--lr": 1})', "*args={'--lr': 1}): give a list, each argument for itself"),
+        ('script("train.py", args=None)', "*args=None): give a list, each argument for itself"),
+        ('script("train.py", cwd=3)', "*cwd=3): give the path of a folder, from rootdir"),
+        ('script("train.py", cwd="gone")', "*cwd='gone'): give the path of a folder, from rootdir"),
+        ('script("train.py", env=["A=1"])', "*env=...): give a dict of texts"),
+        ('script("train.py", env={"A": 1})', "*env=...): give a dict of texts"),
+        ('script("-m")', '*give a path, or "-m" and the name of a module; *'),
+        ('script("-m", pytest)', '*give a path, or "-m" and the name of a module; *'),
+        ('script(["train.py"])', '*give a path, or "-m" and the name of a module; *'),
+        ('script("train.py", "--typo")', "*its arguments are args=[[]...]"),
+        ("loop(lambda ctx: 3, boundary=None)", '*boundary=None: must be "update", "mark" or "module:function"'),
         ('script("train.py", boundary="epoch")', '*boundary=*epoch*: must be "update", "mark" or "module:function"'),
         ("loop(3)", "*main must be a function, not int: main(ctx) trains in a loop of its own"),
         ("loop(lambda: 3)", "*ddp_benchmark.loop(<lambda>): main is called with ctx, which <lambda> does not take*"),
@@ -103,7 +114,9 @@ def test_a_script_that_both_sides_would_have_from_the_working_tree_is_refused(ru
     ],
 )
 def test_a_mistake_fails_the_test_with_its_reason(run: Run, folder: Path, call: str, said: str) -> None:
-    (folder / "tests/test_train.py").write_text(f"def test_train(ddp_benchmark):\n    ddp_benchmark.{call}\n")
+    (folder / "tests/test_train.py").write_text(
+        f"import pytest\ndef test_train(ddp_benchmark):\n    ddp_benchmark.{call}\n"
+    )
     result = run()
     result.assert_outcomes(failed=1)
     result.stdout.fnmatch_lines([said])

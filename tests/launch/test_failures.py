@@ -187,6 +187,17 @@ def test_a_result_that_cannot_be_pickled_names_the_rank(bench: Bench) -> None:
     assert "cannot pickle '_thread.lock' object" in caught.value.cause.summary
 
 
+def generates(ctx: Any) -> Any:
+    yield 1
+
+
+def test_a_function_that_never_ran_is_no_result(bench: Bench) -> None:
+    with pytest.raises(LaunchError) as caught:
+        bench.call(generates)
+    said = "the function returned a value of type generator, which did not run: it must be one without yield or async"
+    assert caught.value.cause.summary == said
+
+
 class FailsToLoad:
     """Pickles, but raises when it is put together again outside of pytest."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_ddpperf.records.plan import Collective, collective, in_words
+from pytest_ddpperf.records.plan import Collective, collective, in_bytes, in_words
 
 
 @pytest.mark.parametrize(
@@ -59,6 +59,30 @@ def test_what_cannot_be_is_refused(op: str, size: int, ranks: int, words: str) -
 )
 def test_a_size_in_words(size: int, words: str) -> None:
     assert in_words(size) == words
+
+
+@pytest.mark.parametrize(
+    ("written", "size"),
+    [
+        (1000, 1000),
+        ("1000", 1000),
+        ("8K", 8 << 10),
+        ("8k", 8 << 10),
+        ("1M", 1 << 20),
+        ("1MiB", 1 << 20),
+        ("64kib", 64 << 10),
+        ("1000B", 1000),
+        ("2G", 2 << 30),
+    ],
+)
+def test_a_size_is_read_as_nccl_tests_and_our_names_write_it(written: object, size: int) -> None:
+    assert in_bytes(written) == size
+
+
+@pytest.mark.parametrize("written", ["big", "1.5M", "-8", "8T", "", "9" * 20, -8, 1e6, True, None, [8], lambda: 8])
+def test_what_is_no_size_is_refused(written: object) -> None:
+    with pytest.raises(ValueError, match='a size is a number of bytes, or a text like "8K" or "1MiB"'):
+        in_bytes(written)
 
 
 def test_it_is_told_in_words() -> None:

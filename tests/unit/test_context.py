@@ -47,18 +47,22 @@ class Later:
     [
         (None, "None"),
         (3, "3"),
+        (torch.zeros(99, 99), "tensor([[0., 0., 0., ..., 0., 0., 0.], [0., 0., 0., ..., 0., 0., 0.], [0., 0.,"),
         (argument, "argument, which needs arguments"),
         (torch.nn.Linear(2, 2), "Linear, which needs arguments"),
     ],
-    ids=["None", "number", "function", "model"],
+    ids=["None", "number", "tensor", "function", "model"],
 )
 def test_setup_must_make_a_step_without_arguments(made: Any, words: str) -> None:
     with pytest.raises(DdpPerfError) as caught:
         _ = Prepared(lambda: made).step
-    assert str(caught.value) == (
-        f"setup returned {words}; it must return the step to time, a callable without arguments "
-        "(or yield it, and clean up after)"
+    said = str(caught.value)
+    assert said.startswith(f"setup returned {words}")
+    assert said.endswith(
+        "; it must return the step to time, a callable without arguments (or yield it, and clean up after)"
     )
+    assert "\n" not in said
+    assert len(said) < 320
 
 
 def test_setup_must_yield_once() -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from pytest_ddpperf.options.definitions import MARKER_HELP, ROWS, Row, add_options
 from pytest_ddpperf.options.settings import Settings, make_plan, read_settings, with_markers
-from pytest_ddpperf.records.errors import MarkerError, OptionError
+from pytest_ddpperf.records.errors import MarkerError, OptionError, short_repr
 from pytest_ddpperf.records.plan import Limit
 
 NATIVE_TOML = pytest.mark.skipif(pytest.version_tuple < (9,), reason="[tool.pytest] is read since pytest 9")
@@ -242,13 +242,15 @@ def test_the_documents_ini_files_can_be_read(read: Callable[..., Settings], pyte
 
 
 FORM = "metric:N% or metric:Nms, as in p50:5%, p95:2ms, mean:20%, forward:5%, cpu_p50:5%, busbw:5%, rpc.bytes:0%"
-SIZES = "whole numbers from 1, separated by commas, none twice: 2 or 1,2,4"
+SIZES = "whole numbers from 1 to 10,000, separated by commas, none twice: 2 or 1,2,4"
+WHOLE = "a whole number from 1 to 1,000,000"
 SECONDS = "seconds, a number {} 0 and up to 1000000000"
 REFUSED: list[tuple[str, list[str], str]] = [  # an option, values that cannot be, and what is allowed
-    ("--ddp-world-size", ["0", "-1", "two", "1,,2", "2,2", "", ",", "1.5", "1;2", "٢"], SIZES),
-    ("--ddp-steps", ["0", "-3", "many", "", "1.5", "--"], "a whole number from 1"),
-    ("--ddp-launches", ["0"], "a whole number from 1"),
-    ("--ddp-warmup", ["-1"], "a whole number from 0"),
+    ("--ddp-world-size", ["0", "-1", "two", "1,,2", "2,2", "", ",", "1.5", "1;2", "٢", "9" * 20], SIZES),
+    ("--ddp-steps", ["0", "-3", "many", "", "1.5", "--", "9" * 12, "9" * 5000], WHOLE),
+    ("--ddp-launches", ["0"], WHOLE),
+    ("--ddp-trainers", ["9" * 20], WHOLE),
+    ("--ddp-warmup", ["-1", "9" * 12], "a whole number from 0 to 1,000,000"),
     ("--ddp-timeout", ["0", "-1", "inf", "nan", "soon", "", "1e10"], SECONDS.format("above")),
     ("--ddp-min-time", ["-1", "inf", "soon"], SECONDS.format("from")),
     ("--ddp-threshold", ["p50:ten", "p50", "p50:-5%", "mean", "p50:5", "p50:5s", "p50:nan%"], f"not {FORM}"),
@@ -285,7 +287,9 @@ REFUSED: list[tuple[str, list[str], str]] = [  # an option, values that cannot b
 def test_an_invalid_value_is_refused_with_what_is_allowed(
     refusal: Callable[..., str], option: str, given: list[str], allowed: str
 ) -> None:
-    assert [refusal(f"{option}={value}") for value in given] == [f"{option}: {value!r}: {allowed}" for value in given]
+    assert [refusal(f"{option}={value}") for value in given] == [
+        f"{option}: {short_repr(value)}: {allowed}" for value in given
+    ]
 
 
 def test_a_negative_world_size_is_a_value_not_an_option(refusal: Callable[..., str]) -> None:
@@ -404,9 +408,9 @@ def test_a_disabled_run_needs_no_support_for_its_limits(read: Callable[..., Sett
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("ddp_steps = two", "ini key ddp_steps: 'two': a whole number from 1"),
-        ("ddp_steps = 0", "ini key ddp_steps: 0: a whole number from 1"),
-        ("ddp_steps =", "ini key ddp_steps: '': a whole number from 1"),
+        ("ddp_steps = two", f"ini key ddp_steps: 'two': {WHOLE}"),
+        ("ddp_steps = 0", f"ini key ddp_steps: 0: {WHOLE}"),
+        ("ddp_steps =", f"ini key ddp_steps: '': {WHOLE}"),
         ("ddp_timeout = soon", "ini key ddp_timeout: 'soon': seconds, a number above 0 and up to 1000000000"),
         ("ddp_timing = fre", "ini key ddp_timing: 'fre': one of auto, free, step; did you mean free?"),
     ],
@@ -422,7 +426,7 @@ def test_a_wrong_override_is_not_covered_up_by_the_ini_file(
     refusal: Callable[..., str], pytester: pytest.Pytester
 ) -> None:
     pytester.makeini("[pytest]\nddp_steps = 50\n")
-    assert refusal("-o", "ddp_steps=two") == "ini key ddp_steps: 'two': a whole number from 1"
+    assert refusal("-o", "ddp_steps=two") == f"ini key ddp_steps: 'two': {WHOLE}"
 
 
 # --- markers

@@ -96,3 +96,8 @@ def test_a_mistake_is_shown_with_its_tests_node_id_and_line(collect: Collect, nu
     with pytest.raises(MarkerError) as refused:
         state.settings_of(item)
     assert with_place(item, refused.value).startswith(f"{item.path.name}{message}")
+
+
+def test_a_section_is_made_of_lines(pytester: pytest.Pytester) -> None:
+    with pytest.raises(TypeError, match="add_section: lines must be a list of lines, not one text"):
+        state.add_section(pytester.parseconfig(), "title", "a line")
