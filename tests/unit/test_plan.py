@@ -51,6 +51,6 @@ def test_limits_hold_for_what_they_matter_to_and_the_default_ones_where_none_doe
 
 def test_all_counters_have_a_default_limit_but_what_varies_and_what_may_grow() -> None:
     limits = {limit.metric: str(limit) for limit in limits_for(PLANS["rpc"], ()) if limit.is_counter}
-    assert {*COUNTERS} - limits.keys() == {"peak_rss.bytes", "buckets.largest_bytes"}
+    assert {*COUNTERS} - limits.keys() == {"peak_rss.bytes", "buckets.largest_bytes", "parameters.bytes"}
     assert limits.pop("peak_memory.bytes") == "peak_memory.bytes:5%"
     assert all(limit == f"{name}:0%" for name, limit in limits.items())
