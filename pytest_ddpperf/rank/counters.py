@@ -74,10 +74,9 @@ class _Dispatched(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     supports_higher_order_operators = True  # else flex attention and its kin would fail under it
 
-    def __init__(self, problems: list[str]) -> None:
-        """What cannot be counted is appended to `problems`."""
+    def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._problems = problems
+        self.problems: list[str] = []  # why something was not counted
         self.operations: list[Operation] = []
         self.copies: Counter[str] = Counter()
 
@@ -86,9 +85,10 @@ class _Dispatched(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return True  # else torch.compile would be off from here on
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        with noting(_SENT_IS, self._problems):
+        with noting("what a step copies is", self.problems):
             self._count_copies(func.name(), args, kwargs or {})
+        result = func(*args, **(kwargs or {}))
+        with noting(_SENT_IS, self.problems):
             self._count_operation(func.name(), args, result)
         return result
 
@@ -254,7 +254,8 @@ class Meter:
         gc.collect()  # modules that a set-up made and dropped live in cycles
         barrier()  # so that the recorder holds something, if it is on
         before, compiled = recorded(own), count_compilations()
-        problems = list[str]()
+        dispatched = _Dispatched()
+        problems = dispatched.problems
         reduced: dict[int, list[int]] = {}
         with noting(_SENT_IS, problems):
             reduced = {id(module): module.reducer.get_backward_stats() for module in replicas()}
@@ -265,7 +266,7 @@ class Meter:
         barrier()  # what a step of another's asks of this process is counted here, too
         figures: dict[str, Count] = {}
         graphs = _replays
-        with _Dispatched(problems) as dispatched, _hooked(own, problems) as hooked:
+        with dispatched, _hooked(own, problems) as hooked:
             yield figures
         replayed = _replays > graphs
         after = recorded(own)
