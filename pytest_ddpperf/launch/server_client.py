@@ -165,9 +165,10 @@ class LaunchRequest:
 
 def limits() -> str:
     """Return which limits on memory and on files `ulimit` has set, as the end of a message; "" without one."""
-    no_limit = resource.RLIM_INFINITY
     set_by = {"-v": resource.getrlimit(resource.RLIMIT_AS)[0], "-f": resource.getrlimit(resource.RLIMIT_FSIZE)[0]}
-    return "".join(f"; ulimit {option} allows {most:,} bytes" for option, most in set_by.items() if most != no_limit)
+    return "".join(
+        f"; ulimit {option} allows {most:,} bytes" for option, most in set_by.items() if most != resource.RLIM_INFINITY
+    )
 
 
 @contextmanager

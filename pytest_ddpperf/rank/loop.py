@@ -41,6 +41,7 @@ class Loop:
 
     def __init__(self, rank: Rank, ctx: context.Context, deliver: Callable[[Window], NoReturn]) -> None:
         self._rank, self._plan, self._ctx, self._board, self._deliver = rank, rank.plan, ctx, rank.board, deliver
+        self._pid = os.getpid()
         self._phases = sampling.PhaseWatch(rank.plan, ctx)
         self._within = ExitStack()  # what lasts for the warm-up step under way
         self._steady: warm_up.Steadiness | None = None
@@ -73,7 +74,7 @@ class Loop:
 
     def step_ended(self, passes: int) -> None:
         """A step of so many backward passes has ended."""
-        if os.getpid() != self._rank.pid:  # in a child that trains
+        if os.getpid() != self._pid:  # in a child that trains
             return
         if self._warmed is None:
             self._warm_up(passes)
