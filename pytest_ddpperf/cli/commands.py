@@ -40,6 +40,13 @@ def add_run(subparsers: Any) -> None:
     parser.set_defaults(run=_run)
 
 
+# For the end of a pytest whose command was killed.
+_REMOVES_ITSELF = """\
+import atexit, os, shutil
+atexit.register(lambda: os.getppid() == {parent} or shutil.rmtree({folder!r}))
+"""
+
+
 def _run(arguments: argparse.Namespace) -> int:
     program = arguments.program[1:] if arguments.program[0] == "--" else arguments.program
     if program[:1] != ["-m"] and not Path(program[0]).is_file():
@@ -51,12 +58,18 @@ def _run(arguments: argparse.Namespace) -> int:
     test = f"def test_train(ddp_benchmark):\n    ddp_benchmark.script({', '.join(call)})\n"
     with tempfile.TemporaryDirectory() as folder:
         file, report = Path(folder) / "test_train.py", Path(folder) / "run.json"
-        file.write_text(test)
+        file.write_text(_REMOVES_ITSELF.format(folder=folder, parent=os.getpid()) + test)
         of_pytest = ("-q", "-c", os.devnull, f"--rootdir={os.getcwd()}", "-p", "no:cacheprovider", "-p", "no:benchmark")
         asked = (f"--ddp-world-size={arguments.world_size}", f"--ddp-backend={arguments.backend}")
         others = (f"--ddp-baseline-dir={folder}", "--ddp-baseline-missing=warn", f"--ddp-json={report}")
         command = [sys.executable, "-m", "pytest", *of_pytest, *asked, *others, str(file)]
-        ended = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        ended = subprocess.run(
+            command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            preexec_fn=console.end_with_us(),
+        )
         outcomes = [entry.outcome for entry in json_report.read([report]).entries] if report.exists() else []
         if ended.returncode or not outcomes:
             console.say(ended.stdout.splitlines())

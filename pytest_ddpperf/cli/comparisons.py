@@ -80,7 +80,12 @@ class Runs:
         with self._output.open("w") as file:
             # A session of its own, so that Ctrl-C ends it once, and it can remove what it made.
             process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=file, stderr=file, start_new_session=True
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=file,
+                start_new_session=True,
+                preexec_fn=console.end_with_us(),
             )
             try:
                 process.wait()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
@@ -17,6 +18,7 @@ from pytest_ddpperf.records import codec
 from pytest_ddpperf.records.errors import DdpPerfError
 from pytest_ddpperf.report import text
 from pytest_ddpperf.report.json_report import StoredReport
+from pytest_ddpperf.wire import boot
 
 # Never 2, argparse's own for usage: make turns any failure into 2.
 OK = 0
@@ -28,6 +30,17 @@ NOTHING_IN_COMMON = 5
 
 class UsageError(DdpPerfError):
     """An invalid command, or a file that cannot be written."""
+
+
+def end_with_us() -> Callable[[], None]:
+    """Return what a child calls before it runs pytest: so that it ends in order when this process is killed."""
+    parent = os.getpid()
+
+    def prepare() -> None:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # which a shell's background jobs ignore
+        boot.die_with_parent(parent, signal.SIGINT)
+
+    return prepare
 
 
 def say(lines: Iterable[str]) -> None:

@@ -13,6 +13,7 @@ import pytest
 from tests.git import git
 from tests.integration.conftest import FEW, Run
 from tests.own_clock import OWN_CLOCK
+from tests.processes import descendants, ended, gone, until
 
 # A step lasts SECONDS on a clock of its own.
 TRAIN = (
@@ -120,6 +121,25 @@ def test_a_mistake_fails_the_test_with_its_reason(run: Run, folder: Path, call: 
     result = run()
     result.assert_outcomes(failed=1)
     result.stdout.fnmatch_lines([said])
+
+
+@pytest.mark.parametrize(
+    "command", [("run", "train.py"), ("bisect", "tests/test_train.py::test_train", "--good=HEAD~1")]
+)
+def test_the_end_of_a_command_is_the_end_of_what_it_started(folder: Path, temporary: Path, command: list[str]) -> None:
+    (folder / "train.py").write_text("import os, time\nopen('rank' + os.environ['RANK'], 'w')\ntime.sleep(3600)\n")
+    git(folder, "commit", "--all", "--quiet", "-m", "another commit")
+    environ = {**os.environ, "XDG_CACHE_HOME": str(folder.parent / "cache")}
+    process = subprocess.Popen([sys.executable, "-m", "pytest_ddpperf", *command], cwd=folder, env=environ)
+    with ended(process):
+        until(lambda: process.poll() is not None or len(list(folder.glob("rank?"))) == 2)
+        started = descendants(process.pid)
+        assert len(started) >= 5, "pytest, a template, a rank server, two ranks"
+        process.kill()
+        process.wait(600)
+    until(lambda: gone(started))
+    # Torch keeps a folder of its own.
+    until(lambda: not [path for path in temporary.iterdir() if not path.name.startswith("torch")])
 
 
 def test_the_command_shows_a_program_and_the_test_that_does_the_same(folder: Path, temporary: Path) -> None:
