@@ -264,7 +264,7 @@ class RankServer:
             with suppress(OSError):
                 self._lines.send(codec.encode_message(ServerMessage(ServerKind.STOP_SERVER)))
                 self._lines.socket.shutdown(socket.SHUT_WR)
-            if not self._has_ended(_END_SECONDS) and self.pid:
+            if self.pid and not self._has_ended(_END_SECONDS):  # one that has not started yet hears nothing
                 with suppress(ProcessLookupError):
                     os.killpg(self.pid, signal.SIGKILL)  # its ranks die with it
             self._lines.socket.close()

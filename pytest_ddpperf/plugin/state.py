@@ -246,8 +246,6 @@ class Run:
 
     def close(self) -> None:
         with ExitStack() as closing:
-            if self.items:
-                closing.callback(self.templates.close)
             if self.other_nodes is not None:
                 session = self.pytest_session
                 status = session.exitstatus if session is not None else pytest.ExitCode.USAGE_ERROR
@@ -256,6 +254,8 @@ class Run:
                 closing.callback(self._session.close)
             if self._base is not None:
                 closing.callback(self._base.close)
+            if self.items:  # first: whoever waits for a rank server hears of its end
+                closing.callback(self.templates.close)
 
 
 RUN = pytest.StashKey[Run]()

@@ -88,6 +88,8 @@ class Line(ABC):
 
 # For a process that closed its connection to end, and for one that was asked to end to tear its fixtures down.
 _END_SECONDS = 30.0
+# For a process that has run no test, and that may hear nothing because it still imports.
+_IDLE_END_SECONDS = 2.0
 _SHOWN = 4000  # characters of what it wrote
 _PYTEST_FRAME = re.compile(r'  File ".*/(_pytest|pluggy)/')  # of a stack, which has dozens of them
 
@@ -99,6 +101,7 @@ class RemotePytest(Line):
         self, name: str, python: str, environ: Mapping[str, str], folder: Path, descriptors: Sequence[int] = ()
     ) -> None:
         """`name` is for messages. What is sent first has its sys.path: see `wire.boot`. Raises OSError."""
+        self._end_seconds = _IDLE_END_SECONDS
         self._child = boot.Child(python, "pytest_ddpperf.plugin.remote_worker", environ, folder, descriptors)
         super().__init__(name, self._child.lines)
 
@@ -111,6 +114,8 @@ class RemotePytest(Line):
                 self._die("was stopped by a signal")
 
     def send(self, order: Order | StartPytest) -> None:
+        if isinstance(order, Order):
+            self._end_seconds = _END_SECONDS
         try:
             self._lines.send(codec.encode_message(order))
         except OSError:
@@ -146,7 +151,7 @@ class RemotePytest(Line):
 
     def close(self) -> None:
         """At the end of the stream it ends by itself, or soon after is ended."""
-        self._child.close(_END_SECONDS)
+        self._child.close(self._end_seconds)
 
 
 # For importing pytest and all test modules, from a cold network disk too.

@@ -10,9 +10,14 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from pytest_ddpperf.launch import template
+from pytest_ddpperf.launch.server_client import RankServer
+from pytest_ddpperf.launch.template import Templates
 from pytest_ddpperf.records import codec
 from pytest_ddpperf.records.messages import ServerKind, ServerMessage
 from pytest_ddpperf.wire.channels import Lines
@@ -203,3 +208,24 @@ def test_a_store_ends_with_its_launch_where_the_kernel_tells_no_children() -> No
         send(lines, ServerMessage(ServerKind.END_LAUNCH))
         await_answer(lines, ServerKind.LAUNCH_ENDED)
         assert gone(store)
+
+
+def test_a_server_that_has_not_started_yet_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    ours, theirs = socket.socketpair()
+    with theirs:
+        server = RankServer(Templates())
+        server._lines = Lines(ours)
+        monkeypatch.setattr(server, "_has_ended", lambda seconds: pytest.fail("it hears nothing"))
+        server.stop()
+
+
+def test_a_template_is_asked_to_end_before_it_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    child: Any = SimpleNamespace(
+        lines=SimpleNamespace(send=lambda message: None),
+        process=SimpleNamespace(terminate=lambda: said.append("SIGTERM")),
+        close=lambda seconds: said.append("close"),
+    )
+    monkeypatch.setattr(template.boot, "Child", lambda *started: child)
+    template.Template({}).close()
+    assert said == ["SIGTERM", "close"]
