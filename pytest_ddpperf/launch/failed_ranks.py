@@ -152,7 +152,8 @@ class Diagnosis:
         places = {rank.number: self.place(rank) for rank in ranks}  # the signal may wake a rank from its sleep
         await_stacks(self._dump, lambda: [frames_written(self._stacks(rank)) for rank in ranks])
         self.differing = describe_differing(self._started())
-        self._take_in()  # asking takes up to seconds, in which the cause may have come, or what was waited for
+        # Asking takes up to seconds, in which the cause may have come or, if it was no deadline, what was waited for.
+        self._take_in()
         late = self._late if at_deadline else "was still running when the launch was stopped"
         for rank in ranks:
             place, stacks = places[rank.number], self._stacks(rank)
@@ -160,7 +161,7 @@ class Diagnosis:
                 # Perhaps because the program handles the signal that asks for stacks, or ends by it.
                 summary = f"{late}; then: {rank.error.summary}" if at_deadline else rank.error.summary
                 rank.error = replace(rank.error, when=min(rank.error.when, when), summary=summary)
-            elif rank.result is None and rank.resting is None:
+            elif at_deadline or (rank.result is None and rank.resting is None):
                 idle = place == LEADER and not _handlers(stacks)
                 if idle:
                     rank.error = self._error(rank, math.inf, "was waiting for calls", place)

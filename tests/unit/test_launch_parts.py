@@ -407,6 +407,18 @@ def test_a_launch_that_is_too_late_names_the_setting_of_its_timeout(
     assert f"did not end within 5 s ({setting});" in note
 
 
+def test_a_result_that_comes_after_the_deadline_is_too_late(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rank: Any = SimpleNamespace(number=0, resting=None, error=None, result=None)
+    monkeypatch.setattr(failed_ranks, "await_stacks", lambda send, sizes: setattr(rank, "result", b"{}"))
+    plan = Plan(world_size=1, backend="gloo", device="cpu", timeout_seconds=0.001)
+    board: Any = SimpleNamespace(describe=lambda number, warmup: "setup", phase=lambda number: None)
+    diagnosis = failed_ranks.Diagnosis(tmp_path, board, plan, lambda: None, lambda: None)
+    diagnosis.add_hanging([rank], 0.0, at_deadline=False)
+    assert rank.error is None
+    diagnosis.add_hanging([rank], 0.0, at_deadline=True)
+    assert rank.error.summary == "did not end within 0.001 s (--ddp-timeout)"
+
+
 STACKS = """Thread 0x1 (most recent call first):
   File "/usr/lib/python3/threading.py", line 1 in wait
 
