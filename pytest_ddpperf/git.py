@@ -134,7 +134,8 @@ def commit_named(path: Path, ref: str, *, offline: bool = False) -> str:
     reported = ""
     if not ref.startswith("-"):  # which older versions of git take for an option
         try:
-            return git(path, "rev-parse", "--verify", "--quiet", f"{ref}^{{commit}}", offline=offline).strip()
+            ask = partial(git, path, "rev-parse", "--verify", "--quiet", offline=offline)
+            return ask(f"{ask(ref).strip()}^{{commit}}").strip()  # what follows :/ would be a part of its text
         except GitError as error:
             reported = f" ({error})" if str(error) else ""
     raise GitError(f"{ref!r} is no commit of {path}{reported}")

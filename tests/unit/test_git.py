@@ -166,6 +166,17 @@ def test_what_git_tells_its_hooks_of_another_repository_has_no_effect(
     assert changed_files(top, head) == []
 
 
+def test_a_commit_may_be_named_by_its_message(tmp_path: Path) -> None:
+    first = commit(tmp_path, a="1")
+    git(tmp_path, "commit", "--quiet", "--allow-empty", "-m", "Make steps slower")
+    named = commit_named(tmp_path, ":/Make steps")
+    assert named == commit_named(tmp_path, "HEAD") != first
+    with pytest.raises(GitError, match="is no commit"):
+        commit_named(tmp_path, ":/Make them faster")
+    with pytest.raises(GitError, match="is no commit"):
+        commit_named(tmp_path, "HEAD:a.py")
+
+
 def test_neither_the_index_nor_a_file_is_touched(tmp_path: Path) -> None:
     head = commit(tmp_path, a="1")
     os.utime(tmp_path / "a.py", (0, 0))  # git status would now write what it found into the index, and so does describe
