@@ -49,7 +49,7 @@ def report(stored: StoredReport) -> str:
         *map(_details, detailed[:_MOST_DETAILS]),
         _quiet(quiet, room, open_=not concerning) if quiet else "",
         *(
-            _folded(f"<code>{escape(title)}</code>", _fenced("\n".join(lines), _LONGEST_SECTION))
+            _folded(f"<code>{escape(text.shortened(title))}</code>", _fenced("\n".join(lines), _LONGEST_SECTION))
             for title, lines in sections[:_MOST_SECTIONS]
         ),
         _more(len(sections) - _MOST_SECTIONS, "section"),

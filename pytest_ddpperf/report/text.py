@@ -246,7 +246,12 @@ def phases(means: Means) -> str:
     bar = "".join(
         name[0] if name != OTHER else "." for name, taken in known.items() for _ in range(round(_BAR * taken / step))
     )
-    return f"[{bar}] {', '.join(f'{phase(name)} {seconds(taken)}' for name, taken in known.items())}"
+    return f"[{bar}] {phase_seconds(means)}"
+
+
+def phase_seconds(means: Means) -> str:
+    """Return "forward 4.02 ms, backward 9.11 ms": the phases of a step and their seconds."""
+    return ", ".join(f"{phase(name)} {seconds(taken)}" for name in PHASES if (taken := means[name]))
 
 
 # What differs between launches and says nothing: other numbers may be results.

@@ -219,6 +219,11 @@ def with_name(name: str) -> list[Outcome]:
     return [*judged, replace(FAILED, error=name, **common)]
 
 
+def test_the_title_of_a_section_stays_on_its_line() -> None:
+    shown = report(sections={"a\n\n# b <c>": ("d",)})
+    assert "<summary><code>a\\n\\n# b &lt;c&gt;</code></summary>" in shown
+
+
 @pytest.mark.parametrize("name", HOSTILE, ids=range(len(HOSTILE)))
 def test_a_hostile_name_stays_in_code(name: str) -> None:
     def named(name: str) -> str:

@@ -15,6 +15,7 @@ import pytest
 from pytest_ddpperf.records.errors import MissingExtraError
 from pytest_ddpperf.records.outcome import Outcome
 from pytest_ddpperf.records.samples import TestId
+from pytest_ddpperf.records.step_phases import PHASES
 from pytest_ddpperf.report import figures, page, sentences, text
 from pytest_ddpperf.report.json_report import StoredReport
 from tests import reports
@@ -247,3 +248,12 @@ def test_what_is_not_installed_is_named_with_the_extra_that_brings_it(monkeypatc
     with pytest.raises(MissingExtraError) as raised:
         page.html(reports.report([]))
     assert str(raised.value) == "a page needs matplotlib and Jinja2: pip install 'pytest-ddpperf[report]'"
+
+
+def test_the_caption_of_phases_has_words_and_figures_alone() -> None:
+    means = {**dict.fromkeys(PHASES), "forward": 0.004, "backward": 0.009}
+    now = figures.Side(name="now", sessions=(), phases=means)
+    with figures.style():
+        drawn = figures.draw_phases(now, None)
+    assert drawn["description"] == "now: forward 4.00 ms, backward 9.00 ms"
+    assert text.phases(means).endswith("] forward 4.00 ms, backward 9.00 ms")
