@@ -144,6 +144,8 @@ class DdpRun(DistributedFixture):
         watcher = Watcher(self._run.config, warmup=plan.warmup)
         try:
             return self._run.session.call(nodeid_of(self._item), plan, fn, args, watcher)
+        except Failed as error:  # of a plugin's time limit: where we waited says nothing
+            raise error.with_traceback(None)
         except DdpPerfError as error:
             if isinstance(error, LaunchError):
                 self._show(plan, (error.output,), _MOST_LINES_OF_FAILURE)
@@ -192,6 +194,8 @@ class BenchmarkFixture(DistributedFixture):
         watcher = Watcher(self._run.config, warmup=job.plan.warmup)
         try:
             measured = self._run.session.carry_out(job, watcher)
+        except Failed as error:  # as in `DdpRun`
+            raise error.with_traceback(None)
         except DdpPerfError as error:
             problem = str(error)
             if isinstance(error, LaunchError):

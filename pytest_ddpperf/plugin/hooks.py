@@ -14,7 +14,7 @@ import pytest
 
 from pytest_ddpperf.options import definitions
 from pytest_ddpperf.plugin import state
-from pytest_ddpperf.plugin.items import COLLECTED, WORLD_SIZE, has_benchmark, is_distributed, measures
+from pytest_ddpperf.plugin.items import COLLECTED, WORLD_SIZE, has_benchmark, is_distributed
 from pytest_ddpperf.plugin.reporter import Reporter, prepare_files
 from pytest_ddpperf.plugin.state import RUN, SNAPSHOT, Run, take_snapshot, traces_ranks
 
@@ -127,10 +127,6 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
     plugins = run.config.pluginmanager
     plugins.register(RunningTests(run), "ddpperf-tests")
-    if has_benchmark(plugins):
-        for item in filter(measures, run.items):
-            # pytest-benchmark warns if a launch fails before anything was replayed: an error under -W error.
-            item.add_marker(pytest.mark.filterwarnings("ignore:Benchmark fixture was not used at all"))
     if not run.worker and not _only_shows(run.config):
         _prepare(run, items)
 
@@ -241,7 +237,9 @@ class _ReplayToBenchmark:
         return [(name, rows) for name, rows in theirs if rows]
 
     @pytest.fixture
-    def _ddp_replay(self, request: pytest.FixtureRequest, benchmark: Any) -> Replay | None:
+    def _ddp_replay(self, request: pytest.FixtureRequest, benchmark: Any) -> Generator[Replay | None]:
         from pytest_ddpperf.plugin.watch import replay_into
 
-        return replay_into(benchmark, request.node)
+        yield replay_into(benchmark, request.node)
+        # Else pytest-benchmark warns if nothing was replayed, also after Ctrl-C: an error under -W error.
+        benchmark.skipped = True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import sys
 from contextlib import nullcontext
@@ -30,6 +31,40 @@ def test_a_test_may_measure_something_else_with_pytest_benchmark(pytester: pytes
         + "    assert benchmark(lambda: 5) == 5\n"
     )
     run("-W", "error", benchmark=True, own=True).assert_outcomes(passed=1)
+
+
+def test_a_test_that_is_interrupted_makes_pytest_benchmark_say_nothing(pytester: pytest.Pytester, run: Run) -> None:
+    pytester.makepyfile("def test_interrupted(ddp_benchmark): raise KeyboardInterrupt")
+    result = run(benchmark=True, own=True)
+    assert result.ret == pytest.ExitCode.INTERRUPTED
+    assert "Warning" not in result.stdout.str() + result.stderr.str()
+
+
+TOO_LATE = """
+import os, signal, time, pytest
+THIS = os.getpid()
+
+@pytest.fixture(autouse=True)
+def limit():
+    before = signal.signal(signal.SIGUSR1, lambda *_: pytest.fail("Timeout (>1.0s)"))
+    yield
+    signal.signal(signal.SIGUSR1, before)
+
+def hangs(ctx):
+    os.kill(PID, signal.SIGUSR1)
+    time.sleep(3600)
+
+def test_measures(ddp_benchmark): ddp_benchmark(hangs)
+def test_calls(ddp_run): ddp_run(hangs)
+"""
+
+
+def test_what_ends_a_test_from_outside_shows_no_frame_of_ours(pytester: pytest.Pytester, run: Run) -> None:
+    pytester.makepyfile(test_late=TOO_LATE.replace("PID", str(os.getpid())))
+    result = run()
+    result.assert_outcomes(failed=2)
+    assert re.findall("^E +(.*)", result.stdout.str(), re.MULTILINE) == ["Failed: Timeout (>1.0s)"] * 2
+    assert "pytest_ddpperf/" not in result.stdout.str()
 
 
 def test_pytest_benchmark_reports_the_same_samples(pytester: pytest.Pytester, run: Run) -> None:
