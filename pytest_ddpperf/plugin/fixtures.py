@@ -121,8 +121,9 @@ class DistributedFixture:
             for stream in ("stdout", "stderr"):
                 texts = [getattr(output, stream) for output in outputs]
                 if any(texts):
-                    all_shown = asked("verbose", 0) > 0
-                    shown = text.merge_outputs(texts) if all_shown else text.last_lines(texts, most)
+                    shown = "\n".join(dict.fromkeys(texts))  # what launches wrote alike once
+                    if asked("verbose", 0) <= 0:
+                        shown = text.last_lines(texts, most)
                     self._item.add_report_section("call", f"{stream} {outputs[0].name}", shown)
 
 

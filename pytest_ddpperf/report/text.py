@@ -254,31 +254,6 @@ def phase_seconds(means: Means) -> str:
     return ", ".join(f"{phase(name)} {seconds(taken)}" for name in PHASES if (taken := means[name]))
 
 
-# What differs between launches and says nothing: other numbers may be results.
-_TIMES_AND_IDS = re.compile(
-    r"\b[IWEF]\d{4} \d\d:\d\d:\d\d(\.\d+)?( +\d+(?= ))?"  # glog: "W1124 22:01:02.123456 4321 file.cpp:12] "
-    r"|(?<!\d)\d\d:\d\d:\d\d([.,]\d+)?( \[\d+\])?|(?<!\d)\d{4}-\d\d-\d\d(?!\d)"
-    r"|\b0x[0-9a-fA-F]+|(?<![\d.])1[7-9]\d{8}(\.\d+)?(?!\d)"  # seconds of the epoch, from 2023 to 2033
-    r"|\d+%\|[^|\n]*\| \d+/\d+ \[[^]\n]*\]"  # tqdm's progress
-    r"|\b(?i:pid)[ =:]*\d+|(?:(?m:^)|(?<=[A-Z] ))\[\d+\](?= )|(?<=\w)\[\d+\](?=: )"  # no lists, no shapes
-)
-
-
-def merge_outputs(texts: Iterable[str]) -> str:
-    """Join what launches wrote, in order. Texts that differ in nothing but time stamps, process ids and addresses are
-    shown once."""
-    alike: dict[str, list[str]] = {}
-    for written in filter(None, texts):
-        alike.setdefault(_TIMES_AND_IDS.sub("?", written), []).append(written)
-    shown = ""
-    for same in alike.values():
-        shown += same[0]
-        if len(same) > 1:
-            but = ", but for times and process ids" * (len(set(same)) > 1)
-            shown += "\n" * (not same[0].endswith("\n")) + f"(the same in {len(same)} launches{but})\n"
-    return shown
-
-
 def last_lines(texts: Iterable[str], most: int) -> str:
     """Return the last lines of what the last launch wrote, of those that wrote anything; the first one says so."""
     launches = [*filter(None, texts)]

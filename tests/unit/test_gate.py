@@ -18,65 +18,10 @@ from pytest_ddpperf.plugin.items import name_of, nodeid_of
 from pytest_ddpperf.records.errors import DdpPerfError
 from pytest_ddpperf.records.outcome import Outcome
 from pytest_ddpperf.records.samples import Environment, Status
-from pytest_ddpperf.report.text import last_lines, merge_outputs
+from pytest_ddpperf.report.text import last_lines
 from tests.unit.test_launches import LAUNCH
 from tests.unit.test_machine import CPU
 from tests.unit.test_report import verdict
-
-
-@pytest.mark.parametrize(
-    ("texts", "shown"),
-    [
-        ([], ""),
-        (["", ""], ""),
-        (["a\n"], "a\n"),
-        (["a\n", "b\n"], "a\nb\n"),
-        (["a\n", "", "b\n", "a\n"], "a\n(the same in 2 launches)\nb\n"),
-        (["a"] * 10, "a\n(the same in 10 launches)\n"),
-    ],
-)
-def test_what_launches_wrote_the_same_is_shown_once(texts: list[str], shown: str) -> None:
-    assert merge_outputs(texts) == shown
-
-
-@pytest.mark.parametrize(
-    ("first", "second"),
-    [
-        ("at 22:01:02.123456", "at 22:01:07.5"),
-        ("2026-11-24T22:01:02Z", "2026-11-25T00:00:00Z"),
-        ("2026-11-24 22:01:02,123 INFO [4321] ready", "2026-11-24 22:01:09,456 INFO [98] ready"),
-        ("22:01:02 [4321] ready", "22:01:03 [4322] ready"),
-        ("[4321] ready", "[4322] ready"),
-        ("t=1795557662.25", "t=1795557669"),
-        ("python[4321]: pid 4321", "python[4399]: pid 4399"),
-        ("PID=12", "PID=345"),
-        (" 34%|███▎      | 42/125 [00:05<00:08,  9.86it/s]", " 4%|▍| 5/125 [01:05<00:00, 1.2s/it]"),
-        ("<Net at 0x7f00aa>", "<Net at 0x7F11bb00>"),
-        ("W1124 22:01:02.123456 4321 file.cpp:12] slow", "W1125 01:01:02.654321 55 file.cpp:12] slow"),
-        ("[W1124 22:01:02.123 socket.cpp:7] slow", "[W1124 23:59:59.999 socket.cpp:7] slow"),
-    ],
-)
-def test_times_and_process_ids_make_no_text_another(first: str, second: str) -> None:
-    note = "(the same in 3 launches, but for times and process ids)"
-    assert merge_outputs([f"a\n{first}\n", f"a\n{second}\n", f"a\n{first}\n"]) == f"a\n{first}\n{note}\n"
-
-
-@pytest.mark.parametrize(
-    ("first", "second"),
-    [
-        ("loss 0.25", "loss 0.26"),
-        ("loss 1795557662.25", "loss 795557662.25"),
-        ("step took 12:30 ms", "step took 12:31 ms"),
-        ("torch.Size([128])", "torch.Size([256])"),
-        ("[[12] [13]]", "[[14] [13]]"),
-        ("losses [30] and more", "losses [40] and more"),
-        ("1073741824 bytes", "1073741825 bytes"),
-        ("W1124 22:01:02.1 4321 file.cpp:12] slow", "W1124 22:01:02.1 4321 file.cpp:13] slow"),
-        ("port 29500", "port 29501"),
-    ],
-)
-def test_other_numbers_make_a_text_another(first: str, second: str) -> None:
-    assert merge_outputs([first + "\n", second + "\n"]) == f"{first}\n{second}\n"
 
 
 @pytest.mark.parametrize(
