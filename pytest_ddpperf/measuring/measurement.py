@@ -217,8 +217,9 @@ def does_fail(job: Job, verdict: Verdict) -> bool:
     return decision.fails(verdict, fail_on=settings.fail_on, baseline_missing=settings.baseline_missing)
 
 
-def build_outcome(found: Measured, rootdir: Path, accept_command: str, seconds: float) -> Outcome:
-    """Return the outcome of a measurement that took so long, with its evidence and the command that accepts it."""
+def build_outcome(found: Measured, rootdir: Path, accept_command: str, **took: float) -> Outcome:
+    """Return the outcome of a measurement, with its evidence and the command that accepts it. `took` are its times, as
+    `Outcome` has them."""
     job, current, stored = found.job, found.current, found.suspected or found
     notes = current.notes(advise=not job.settings.disable)
     side, verdict, baseline = found.side.record(current), found.verdict, found.side.baseline
@@ -238,7 +239,7 @@ def build_outcome(found: Measured, rootdir: Path, accept_command: str, seconds: 
         fails=found.fails,
         measurement=found.measurement,
         costs=tuple(launch.cost for launch in current.taken),
-        seconds=seconds,
+        **took,
         recorded=recorded(current.taken),
         baseline_side=side,
         baseline_path=shown(stored.side.path, rootdir),
@@ -252,9 +253,9 @@ def build_outcome(found: Measured, rootdir: Path, accept_command: str, seconds: 
     )
 
 
-def build_failure(job: Job, error: str) -> Outcome:
+def build_failure(job: Job, error: str, **took: float) -> Outcome:
     """Return the outcome of a job that could not be carried out."""
-    return _outcome(job, verdict=None, fails=True, error=error, notes=job.notes)
+    return _outcome(job, verdict=None, fails=True, error=error, notes=job.notes, **took)
 
 
 def _outcome(job: Job, **found: Any) -> Outcome:

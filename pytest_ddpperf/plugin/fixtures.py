@@ -6,7 +6,6 @@ What may raise between a test and its failure hides its frame, so that --pdb ope
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -186,13 +185,11 @@ class BenchmarkFixture(DistributedFixture):
             trace=running.trace_path(self._item, self._settings, label, is_base=self._run.leader is not None),
             notes=self._notes(),
         )
-        began = time.monotonic()
-        measured = self._measure(job)
-        return self._judged(measured, label, time.monotonic() - began)
-
-    def _measure(self, job: Job) -> Measured:
-        __tracebackhide__ = True
         watcher = Watcher(self._run.config, warmup=job.plan.warmup)
+        return self._judged(self._measure(job, watcher), label, watcher)
+
+    def _measure(self, job: Job, watcher: Watcher) -> Measured:
+        __tracebackhide__ = True
         try:
             measured = self._run.session.carry_out(job, watcher)
         except Failed as error:  # as in `DdpRun`
@@ -202,17 +199,17 @@ class BenchmarkFixture(DistributedFixture):
             if isinstance(error, LaunchError):
                 self._show(job.plan, (error.output,), _MOST_LINES_OF_FAILURE)
                 problem = f"launch {watcher.launch} of {watcher.launches}: {problem}"
-            self._state.outcomes.append(measurement.build_failure(job, problem.splitlines()[0]))
+            self._state.outcomes.append(measurement.build_failure(job, problem.splitlines()[0], **watcher.took))
             raise plain_failure(problem) from None
         finally:
             watcher.erase()
         self._show(job.plan, measured.output)
         return measured
 
-    def _judged(self, measured: Measured, label: str, seconds: float) -> Result:
+    def _judged(self, measured: Measured, label: str, watcher: Watcher) -> Result:
         __tracebackhide__ = True
         accept = accept_command(self._item, self._settings)
-        outcome = measurement.build_outcome(measured, self._run.config.rootpath, accept, seconds)
+        outcome = measurement.build_outcome(measured, self._run.config.rootpath, accept, **watcher.took)
         self._state.outcomes.append(outcome)
         before = summary.junit_names(label)  # of an attempt that was rerun
         kept = [each for each in self._item.user_properties if each[0] not in before]

@@ -43,6 +43,8 @@ class Watcher(Observer):
         self.launch = 0  # from 1; the one under way, or the last
         self.launches = 0  # to the next look
         self._seconds: list[float] = []  # step times of the launches that have ended
+        self._began = self._launch_began = time.monotonic()
+        self._waits: dict[float, float] = {}  # seconds of each, by when it began
         self._drawn = 0.0
         self._waits_since = 0.0
         self._next_report = _FIRST_REPORT_SECONDS
@@ -50,6 +52,12 @@ class Watcher(Observer):
     def begin(self, launch: int, launches: int) -> None:
         self.launch, self.launches = launch + 1, launches
         self._waits_since = 0.0
+        self._launch_began = time.monotonic()
+
+    @property
+    def took(self) -> dict[str, float]:
+        """What `Outcome` has of the time since this began to watch, and of waiting for other runs."""
+        return {"seconds": time.monotonic() - self._began, "waited_seconds": sum(self._waits.values())}
 
     def launched(self, samples: LaunchSamples) -> None:
         self._seconds += samples.step_seconds
@@ -58,6 +66,8 @@ class Watcher(Observer):
     def waiting(self, resource: Path) -> None:
         now = time.monotonic()
         self._waits_since = self._waits_since or now
+        self._launch_began = now
+        self._waits[self._waits_since] = now - self._waits_since
         if self._writer is not None:
             if now - self._drawn >= _REDRAW_SECONDS:
                 what, *seconds = self._wait(resource, now).rpartition(",")
@@ -89,7 +99,12 @@ class Watcher(Observer):
             test=(len(run.begun), len(run.items)),
             p50_seconds=quantile(seconds, 50) if seconds else None,
         )
-        self._draw(line)
+        end = ""
+        if phase is Phase.STEPS and step:
+            share = (self._warmup + step) / (self._warmup + steps)  # of this launch
+            minutes = (time.monotonic() - self._launch_began) / 60 * ((self.launches - self.launch + 1) / share - 1)
+            end = f", {minutes:.0f} min left (fewer --ddp-steps shorten it)" * (minutes >= 1)
+        self._draw(line, end)
 
     def output(self, name: str, stream: str, line: str) -> None:
         file = sys.stderr if stream == "stderr" else sys.stdout

@@ -96,6 +96,7 @@ class Outcome:
     measurement: Measurement | None = None
     costs: tuple[LaunchCost, ...] = ()  # one a launch
     seconds: float = 0.0  # that all launches of both sides took, with the waits for locks
+    waited_seconds: float = 0.0  # of these, for locks
     recorded: Recorded = field(default_factory=dict)  # what steps recorded of themselves
     baseline_path: str = ""  # relative to rootdir where it is below it; "" where nothing stored was asked for
     # What it was compared with instead or, after the baseline, to confirm a suspicion.

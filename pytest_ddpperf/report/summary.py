@@ -61,6 +61,8 @@ def last_line(outcomes: Sequence[Outcome], *runs: RunInfo, only_before: int = 0,
     parts += [f"{only_before} only in the base"] * bool(only_before)
     seconds = sum(outcome.seconds for outcome in outcomes) if with_cost else 0.0
     cost = f" in {seconds:.0f} s" if seconds >= 1 else ""
+    waited = sum(outcome.waited_seconds for outcome in outcomes)
+    cost += f" ({waited:.0f} s of it waiting for other runs)" if cost and waited >= 1 else ""
     line = f"{', '.join(parts) or 'nothing measured'} ({counts['compared']} of {counts['measured']} compared){cost}"
     missing = any(outcome.baseline_path for outcome in outcomes if outcome.verdict == Status.NO_BASELINE.value)
     advice = ": record baselines with --ddp-save-baseline" if missing and not counts["compared"] else ""

@@ -35,7 +35,7 @@ def carried_out(launch: Callable[[Plan], LaunchSamples], store: Store, **asked: 
 
 
 def notes_of(measured: Measured) -> tuple[str, ...]:
-    return build_outcome(measured, Path("/"), "pytest", 12.3).notes
+    return build_outcome(measured, Path("/"), "pytest", seconds=12.3).notes
 
 
 def job(*, gate: bool = True, **asked: Any) -> Job:

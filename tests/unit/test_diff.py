@@ -154,7 +154,7 @@ def test_the_verdict_is_the_plugins(scale: float, tmp_path: Path) -> None:
     gated = carried_out(lambda plan: launch(0.1 * scale), store, limits=LIMITS)
     assert gated.verdict.status.compared
     path = tmp_path / "diff.json"
-    before, after = (build_outcome(each, tmp_path, "", 12.3) for each in (saved, gated))
+    before, after = (build_outcome(each, tmp_path, "", seconds=12.3) for each in (saved, gated))
     diff(tmp_path, [before], [after], "--json", str(path))
     (again,) = json_report.read([path]).outcomes
     assert again.verdict is not None

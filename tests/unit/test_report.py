@@ -276,6 +276,14 @@ def test_the_last_line_counts(outcomes: list[Outcome], run: RunInfo, line: str) 
     assert summary.last_line(outcomes, run) == line
 
 
+def test_the_last_line_says_how_long_the_run_waited_for_others() -> None:
+    waited = [replace(FAILED, seconds=100.0, waited_seconds=90.0), replace(GREEN, seconds=75.0, waited_seconds=47.2)]
+    line = "compared with baselines: 1 passed, 1 failed to measure (1 of 2 compared) in 175 s"
+    assert summary.last_line(waited, RunInfo(), with_cost=True) == f"{line} (137 s of it waiting for other runs)"
+    alone = [replace(each, waited_seconds=0.0) for each in waited]
+    assert summary.last_line(alone, RunInfo(), with_cost=True) == line
+
+
 def coarse(nodeid: str = "tests/test_a.py::test_step", sessions: int = 2, **needed: int | None) -> Outcome:
     """By metric how many launches it needs; the smallest detectable change has as many percent as its metric says."""
     comparisons = tuple(

@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
+from pytest_ddpperf.plugin import watch
+from pytest_ddpperf.plugin.state import RUN
+from pytest_ddpperf.wire.channels import Phase
 from tests.processes import on_terminal
 
 # Waits for 25 seconds and, for another launch, for 11, by a clock of its own.
@@ -25,6 +32,7 @@ def test_waits(request, monkeypatch):
             print("captured")
             watcher.waiting(Path(resource))
             clock[0] += 1
+    assert watcher.took == {"seconds": 38.0, "waited_seconds": 36.0}
     monkeypatch.undo()
     watcher.erase()
 
@@ -69,3 +77,29 @@ def test_a_terminal_shows_a_wait_while_it_lasts_and_a_dumb_one_in_lines(
     assert (status, lines) == (0, REPORTED if terminal == "dumb" else [])
     for text in (" (pid 4321) to release its c, 25 s", " to release its cores, 1 s"):
         assert (f"\x1b7 {WAIT}{text}\x1b[K\x1b8" in output) is (terminal == "xterm")
+
+
+@pytest.mark.parametrize(
+    ("seconds", "shown"), [(30.0, ", 8 min left (fewer --ddp-steps shorten it)"), (3.0, ""), (0.0, "")]
+)
+def test_a_long_test_says_how_long_it_still_takes_and_what_shortens_it(
+    monkeypatch: pytest.MonkeyPatch, seconds: float, shown: str
+) -> None:
+    clock, drawn = [100.0], list[str]()
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(watch.time, "monotonic", lambda: clock[0])
+    config: Any = SimpleNamespace(
+        getoption=lambda *asked: "fd",
+        pluginmanager=SimpleNamespace(get_plugin=lambda name: SimpleNamespace(isatty=True)),
+        get_terminal_writer=lambda: SimpleNamespace(),
+        stash={RUN: SimpleNamespace(begun=[1], items=[1])},
+    )
+    watcher = watch.Watcher(config, warmup=5)
+    monkeypatch.setattr(watcher, "_draw", lambda line, end="": drawn.append(end))
+    watcher.begin(0, 5)
+    clock[0] += 60
+    watcher.waiting(Path("/cpu0"))  # which says nothing of the launch
+    clock[0] += seconds
+    drawn.clear()
+    watcher.progress(Phase.STEPS, 5, 30, ())  # 10 of 35 steps, in the first of 5 launches
+    assert drawn == [shown]
