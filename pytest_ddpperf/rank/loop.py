@@ -26,7 +26,7 @@ import torch.distributed as dist
 import pytest_ddpperf
 from pytest_ddpperf.rank import context, sampling, warm_up
 from pytest_ddpperf.rank.counters import Meter
-from pytest_ddpperf.rank.updates import Ended, Updates
+from pytest_ddpperf.rank.updates import Updates
 from pytest_ddpperf.records.errors import DdpPerfError, short_repr
 from pytest_ddpperf.records.plan import MARK, UPDATE, Program
 from pytest_ddpperf.records.samples import Window
@@ -42,13 +42,14 @@ class Loop:
     def __init__(self, rank: Rank, ctx: context.Context, deliver: Callable[[Window], NoReturn]) -> None:
         self._rank, self._plan, self._ctx, self._board, self._deliver = rank, rank.plan, ctx, rank.board, deliver
         self._pid = os.getpid()
+        self._row = self._board.row(rank.number)
         self._phases = sampling.PhaseWatch(rank.plan, ctx)
         self._within = ExitStack()  # what lasts for the warm-up step under way
         self._steady: warm_up.Steadiness | None = None
         self._meter = Meter()
         self._counters: Mapping[str, int | None] = {}
         self._ended_ns: list[int] = []  # of warm-up steps
-        self._passes: list[int] = []  # backward passes of each
+        self._passes: list[int] = []  # backward passes of each that was seen to begin
         self._losses: list[Any] = []
         self._seen = 0  # steps that were seen to begin
         self._waited = 0  # warm-up steps that were synchronized
@@ -59,15 +60,18 @@ class Loop:
         self._taken: list[sampling.Stretch] = []
         self._of_stretch: list[int] = []  # counted steps of each stretch that was asked for
         self._step = self._missing = self._uncounted = self._left_out = 0
+        self._is_short = False  # the last step was left out
         self._unfit = ""
 
-    def learned(self, steps: Sequence[Ended]) -> bool:
-        """It is known where steps end, of which these are over; return whether that counts."""
-        if self._board.begin(0):
+    def learned(self, ended_ns: Sequence[int]) -> bool:
+        """It is known where steps end, of which some have ended at these times; return whether that counts."""
+        if self._ended_ns and self._board.begin(0):
             self._unfit = "steps end otherwise than in the warm-up: raise --ddp-warmup"
             return False
         self._within.close()
-        self._ended_ns, self._passes = [when for when, _ in steps], [passes for _, passes in steps]
+        self._ended_ns = [*ended_ns]
+        self._row[Board.UPDATES_CELL] += len(ended_ns)
+        self._passes.clear()
         self._seen = 0
         self._losses.clear()
         return True
@@ -76,6 +80,7 @@ class Loop:
         """A step of so many backward passes has ended."""
         if os.getpid() != self._pid:  # in a child that trains
             return
+        self._row[Board.UPDATES_CELL] += 1
         if self._warmed is None:
             self._warm_up(passes)
         else:
@@ -95,25 +100,25 @@ class Loop:
             self._waited = done + 1
         elif done == self._waited:
             self._is_slowed = warm_up.is_slowed(self._ctx)
-        self._passes.append(passes)
         self._seen += 1
-        if passes < max(self._passes):
-            self._counters = {}  # of a shorter step
+        if seen:
+            self._passes.append(passes)
+            if passes < max(self._passes):
+                self._counters = {}  # of a shorter step
         if self._steady is None:
             self._refuse_wrong_group()
             self._rank.enter(Phase.WARMUP)
             self._steady = warm_up.Steadiness(self._ctx.device)
-        board.row(self._rank.number)[Board.STEP_CELL] = done
+        self._row[Board.STEP_CELL] = done
         loss = self._ctx.figures.pop("loss", None)
         self._losses += [loss] * (done >= plan.warmup)
         if self._rank.number == 0 and seen and not board.begin(0) and done >= plan.warmup - 1:
             self._decide(done)
         if not is_free:
             self._steady.changed()
-        if board.steps(0) and done >= board.begin(0):
-            if done > board.begin(0):
-                why = "ranks differ, or do not synchronise gradients"
-                raise DdpPerfError(f"rank {self._rank.number} is more than an update ahead of rank 0: {why}")
+        if board.steps(0) and self._row[Board.UPDATES_CELL] > board.begin(0):
+            if self._row[Board.UPDATES_CELL] > board.begin(0) + 1:
+                raise DdpPerfError(board.describe_updates())
             self._begin_window()
         elif not seen:
             self._within.enter_context(self._phases.finding_modules())
@@ -121,13 +126,16 @@ class Loop:
             self._counters = self._within.enter_context(self._meter.counting(None, self._ctx.device))
 
     def _decide(self, done: int) -> None:
-        """Let the window begin soon after nothing changes any more, by what rank 0 sees. No rank is more than an
-        update ahead."""
+        """Let the window begin soon after nothing changes any more, by what rank 0 sees.
+
+        Ranks that synchronise in each update are as far as rank 0. Those that average their models now and then may be
+        ahead."""
         assert self._steady is not None, "the first update made it"
         self._unsettled = self._steady.unsettled(None)
         if not self._unsettled or done >= self._plan.warmup + warm_up.WARMUP_BEYOND:
             step_ns = max(self._step_ns(), 1)
-            self._board.set_begin(0, done + 2 + self._plan.spreads * warm_up.count_free_steps(step_ns))
+            first = max(self._board.updates()) + 1
+            self._board.set_begin(0, first + self._plan.spreads * warm_up.count_free_steps(step_ns))
             self._board.set_steps(0, self._plan.steps_for(step_ns / 1e9))
 
     def _step_ns(self) -> int:
@@ -199,16 +207,19 @@ class Loop:
         self._of_stretch[-1] += counted
 
     def _time(self, passes: int) -> None:
-        """Mark the end of a step. A shorter one is left out, and its stretch goes on after it."""
+        """Mark the end of a step. A shorter one is left out, and its stretch goes on after it; not the next one, for
+        epochs end otherwise."""
         self._part.step_ended(self._step)
         self._step += 1
-        self._board.row(self._rank.number)[Board.STEP_CELL] += 1
-        if passes < self._usual:
+        self._row[Board.STEP_CELL] += 1
+        if passes < self._usual and not self._is_short:
+            self._is_short = True
             self._left_out += 1
             self._end_part(self._step - 1)
             self._begin_part(self._missing - (self._step - 1), self._uncounted * (self._step == 1))
             return
-        if passes > self._usual:
+        self._is_short = False
+        if passes != self._usual:
             self._unfit = f"a step had {passes} backward passes, and {self._usual} in the warm-up: raise --ddp-warmup"
         if self._step == self._missing:
             self._end_part(self._step)

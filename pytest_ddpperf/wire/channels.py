@@ -133,7 +133,8 @@ class Phase(IntEnum):
 
 
 class Board:
-    """A file in memory: per rank its phase, its step and of how many, when it entered each phase, and its marks.
+    """A file in memory: per rank its phase, its step and of how many, the updates of a program, when it entered each
+    phase, and its marks.
 
     All cells are 8-byte integers; times are nanoseconds of CLOCK_MONOTONIC, which all processes of a host share.
     A cell has one writer, and aligned 8-byte stores are whole.
@@ -142,7 +143,8 @@ class Board:
     STEP_CELL = 1
     _STEPS = 2
     _BEGIN = 3
-    _ENTERED = 4  # the first of len(Phase) cells
+    UPDATES_CELL = 4
+    _ENTERED = 5  # the first of len(Phase) cells
     _MARKS = _ENTERED + len(Phase)
 
     def __init__(self, path: Path, world_size: int, steps: int) -> None:
@@ -185,6 +187,15 @@ class Board:
     def begin(self, rank: int) -> int:
         """Return after which update of a program the window begins; 0 until it is known."""
         return self._cells[rank * self._row + self._BEGIN]
+
+    def updates(self) -> list[int]:
+        """Return how many updates of a program have ended in each rank."""
+        return self._cells[self.UPDATES_CELL :: self._row].tolist()
+
+    def describe_updates(self) -> str:
+        """Say how many updates each rank of a program took, where they differ."""
+        took = (f"rank {rank} took {updates}" for rank, updates in enumerate(self.updates()))
+        return f"ranks take different numbers of updates: {', '.join(took)}"
 
     def marks(self, rank: int) -> memoryview:
         """The steps + 1 marks of one rank: the start, then the end of each step of its window."""

@@ -29,7 +29,7 @@ from pytest_ddpperf.rank import (
 from pytest_ddpperf.records.plan import Plan
 from pytest_ddpperf.records.samples import Window
 from pytest_ddpperf.records.step_phases import BACKWARD, DATA, FORWARD, OPTIMIZER, OTHER, PHASES
-from pytest_ddpperf.wire.channels import Kind, Phase, take_frames
+from pytest_ddpperf.wire.channels import Board, Kind, Phase, take_frames
 
 MS = 1_000_000
 WITHOUT_MODULES = SimpleNamespace(collect=lambda: None, get_objects=list)  # of other tests
@@ -305,8 +305,10 @@ class Loops:
         monkeypatch.setattr(loop.Loop, "_refuse_wrong_group", lambda self: None)
         self.begin = self.steps = 0
         self.windows: list[Window] = []
+        row = [0] * 10
         board: Any = SimpleNamespace(
-            row=lambda rank: [0] * 10,
+            row=lambda rank: row,
+            updates=lambda: [row[Board.UPDATES_CELL]],
             begin=lambda rank: self.begin,
             set_begin=lambda rank, number: setattr(self, "begin", number),
             steps=lambda rank: self.steps,
