@@ -45,12 +45,16 @@ def launch_error(errors: Iterable[RankError], output: tuple[RankOutput, ...], di
     """Return the error of a launch, with the first cause first: the earliest one that is not a lost connection.
 
     Connections are lost because a rank ended. Ranks that merely had not finished come last. `differing` is how the
-    collectives differ in which ranks hang."""
+    collectives differ in which ranks hang. If all ranks ended early, the advice on that is given."""
 
     def order(error: RankError) -> tuple[bool, bool, float, bool]:
         return error.when == math.inf, error.lost_connection, error.when, error.waits
 
     cause, *others = sorted(errors, key=order)
+    if cause.advice:
+        went_on = differing or any(other.when == math.inf for other in others)
+        rest = ", while other ranks went on" if went_on else f": {cause.advice}"
+        cause = replace(cause, summary=cause.summary + rest)
     if differing:
         cause = replace(cause, summary=f"{cause.summary}; {differing}")
     return LaunchError(cause, tuple(others), output)
@@ -130,6 +134,8 @@ class Diagnosis:
         """`dump` asks every rank for its stacks, `take_in` reads what has arrived from them."""
         self._folder, self._board, self._plan, self._dump, self._take_in = folder, board, plan, dump, take_in
         self.differing = ""  # in which collectives the ranks are that hang
+        self._progress: list[int] = []  # that the ranks of a program have made
+        self._progress_at = 0.0
         self._late = f"did not end within {plan.timeout_seconds:g} s ({plan.timeout_setting})"
 
     def place(self, rank: Peer) -> str:
@@ -168,12 +174,33 @@ class Diagnosis:
                 else:
                     rank.error = self._error(rank, when, late, place, stacks)
 
+    def wait_in_vain(self, ranks: Sequence[Peer]) -> bool:
+        """Return whether `ranks` of a program are late because they wait in collectives for the others, which have
+        taken their updates and do nothing more."""
+        progress, now = self._board.updates(), time.monotonic()
+        if progress != self._progress or len(ranks) == len(progress):
+            self._progress, self._progress_at = progress, now
+        if now < self._progress_at + _PROGRESS_SECONDS:
+            return False
+        self._progress_at = now
+        started = self._started()
+        waiting = [started.pop(rank.number, {}) for rank in ranks]
+        if is_in_vain := any(
+            each[group][-1][0] > other[group][-1][0]
+            for each in waiting
+            for other in started.values()
+            for group in each.keys() & other.keys()
+        ):
+            self._late = self._board.describe_updates()
+        return is_in_vain
+
     def _started(self) -> dict[int, dict[str, list[tuple[int, str, int]]]]:
         """Return the collectives that each rank has started, of those that answer; see `counters.started`."""
         asked = []
         # The processes of an RPC launch are in no group together.
         for pipe in self._folder.glob("rank*.ask") if not self._plan.rpc else ():
             with suppress(OSError):  # nobody reads: the rank has ended
+                pipe.with_suffix(".started").unlink(missing_ok=True)
                 os.close(os.open(pipe, os.O_WRONLY | os.O_NONBLOCK))
                 asked.append(pipe.with_suffix(".started"))
         until = time.monotonic() + _STARTED_SECONDS
@@ -220,6 +247,8 @@ class Diagnosis:
         )
 
 
+# Ranks of a program that have made no progress for so long are asked what they wait for: they may evaluate.
+_PROGRESS_SECONDS = 3.0
 # A rank that has not answered by then never lets its threads run.
 _STARTED_SECONDS = 2.0
 _DEFAULT_GROUP = "0"

@@ -232,7 +232,9 @@ class Launch:
     def _collect(self, has_arrived: Callable[[Peer], bool]) -> None:
         """Wait until every rank `has_arrived` or failed, or until it is clear that one will do neither."""
         give_up, failed = self._deadline, 0
-        while not (all(has_arrived(rank) or rank.error for rank in self._ranks) and self._remote.settled()):
+        while (
+            pending := [rank for rank in self._ranks if not (has_arrived(rank) or rank.error)]
+        ) or not self._remote.settled():
             now = time.monotonic()
             if now >= give_up:
                 self._give_up(has_arrived, at_deadline=give_up == self._deadline)
@@ -244,6 +246,8 @@ class Launch:
                 self._ranks[0].error = self._diagnosis.error_of_own_group(self._ranks[0], own_group)
                 self._give_up(has_arrived, at_deadline=False)
                 return
+            if self._plan.boundary and not failed and self._diagnosis.wait_in_vain(pending):
+                give_up = self._deadline = now
             errors = [*(rank.error for rank in self._ranks if rank.error is not None), *self._remote.errors]
             if len(errors) > failed:
                 failed = len(errors)

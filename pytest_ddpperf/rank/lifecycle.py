@@ -32,7 +32,7 @@ import torch
 from pytest_ddpperf.rank import context, counters, environment, group, layout, operation, sampling
 from pytest_ddpperf.rank.context import Context, RpcContext
 from pytest_ddpperf.records import codec
-from pytest_ddpperf.records.errors import DdpPerfError, short_repr
+from pytest_ddpperf.records.errors import DdpPerfError, EndedEarly, short_repr
 from pytest_ddpperf.records.plan import Plan
 from pytest_ddpperf.records.samples import Imported, StackSamples, Window
 from pytest_ddpperf.wire import boot, opened, payload, variables
@@ -80,6 +80,8 @@ def run(rank: int, directory: str, channel: socket.socket) -> NoReturn:
         except BaseException:  # an error that cannot be reported: its log is what is left
             traceback.print_exc()
         _flush()
+        if isinstance(error, EndedEarly):
+            this.await_word()  # or pytest's end: those that went on are asked what they wait for
     finally:
         del stacks
         os._exit(status)
@@ -222,13 +224,14 @@ def _work(rank: Rank, folder: Path, request: Message) -> None:
 
 
 def _tell_started(folder: Path, rank: Rank) -> None:
-    """Write which collectives this rank has started, as soon as pytest opens the pipe: something hangs."""
+    """Write which collectives this rank has started, whenever pytest opens the pipe: something hangs."""
     pipe = folder / f"rank{rank.number}.ask"
     os.mkfifo(pipe, 0o600)
-    pipe.read_bytes()
     path = folder / f"rank{rank.number}.started"
-    path.with_suffix(".part").write_text(json.dumps(counters.started(rank.own_group)))
-    path.with_suffix(".part").rename(path)
+    while True:
+        pipe.read_bytes()
+        path.with_suffix(".part").write_text(json.dumps(counters.started(rank.own_group)))
+        path.with_suffix(".part").rename(path)
 
 
 def _rpc() -> Any:
@@ -349,6 +352,7 @@ def _report(error: BaseException, rank: Rank) -> None:
         # An error of ours says in its text what is wrong; its frames are ours too.
         "traceback": "" if isinstance(error, DdpPerfError) else "".join(traceback.format_exception(error)),
         "lost_connection": is_lost_connection(error),
+        "advice": getattr(error, "advice", ""),
     }
     send_frame(rank.channel, Kind.ERROR, json.dumps(fields).encode())
 

@@ -12,6 +12,7 @@ import os
 import runpy
 import sys
 import time
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
@@ -27,7 +28,7 @@ import pytest_ddpperf
 from pytest_ddpperf.rank import context, sampling, warm_up
 from pytest_ddpperf.rank.counters import Meter
 from pytest_ddpperf.rank.updates import Updates
-from pytest_ddpperf.records.errors import DdpPerfError, short_repr
+from pytest_ddpperf.records.errors import DdpPerfError, EndedEarly, short_repr
 from pytest_ddpperf.records.plan import MARK, UPDATE, Program
 from pytest_ddpperf.records.samples import Window
 from pytest_ddpperf.wire.channels import Board, Phase
@@ -234,19 +235,22 @@ class Loop:
 
     # --- the end of a program that ended too soon
 
-    def unfinished(self) -> str:
-        """Say how far the program came."""
+    def unfinished(self, ended: str) -> EndedEarly:
+        """Say how far the program came; `ended` says how it ended."""
         plan, steps, done = self._plan, self._board.steps(0), len(self._ended_ns)
         needed = max(self._board.begin(0), 7 + plan.warmup) + (steps or plan.steps)
-        if not done and plan.boundary == UPDATE:
-            return f"the program ended before its steps were recognized: let it take {needed} optimizer updates or more"
-        if not done:
-            return f"the program ended without a step: {plan.boundary} never ended one"
-        if self._warmed is None:
-            return f"the program ended after {done} steps, in the warm-up: let it take {needed} or more"
-        timed = sum(self._of_stretch) + max(self._step - self._uncounted, 0) * (self._step < self._missing)
-        advice = f"let it take {steps - timed} more steps, or ask for fewer (--ddp-steps, --ddp-min-time)"
-        return f"the program ended after {timed} of {steps} timed steps: {advice}"
+        advice = f"let it take {needed} or more"
+        if self._warmed is not None:
+            timed = sum(self._of_stretch) + max(self._step - self._uncounted, 0) * (self._step < self._missing)
+            when = f"after {timed} of {steps} timed steps"
+            advice = f"let it take {steps - timed} more steps, or ask for fewer (--ddp-steps, --ddp-min-time)"
+        elif done:
+            when = f"after {done} steps, in the warm-up"
+        elif plan.boundary == UPDATE:
+            when, advice = "before its steps were recognized", f"let it take {needed} optimizer updates or more"
+        else:
+            when, advice = "without a step", f"{plan.boundary} never ended one"
+        return EndedEarly(f"{ended} {when}", advice)
 
 
 def run(rank: Rank, ctx: context.Context, program: Any, deliver: Callable[[Window], NoReturn], fail: Any) -> NoReturn:
@@ -255,6 +259,7 @@ def run(rank: Rank, ctx: context.Context, program: Any, deliver: Callable[[Windo
     loop = Loop(rank, ctx, deliver)
     if rank.plan.boundary == UPDATE:
         Updates(loop.step_ended, loop.learned, fail).install()
+    ended = "the program ended"
     try:
         if isinstance(program, Program):
             _prepare(program)
@@ -268,8 +273,12 @@ def run(rank: Rank, ctx: context.Context, program: Any, deliver: Callable[[Windo
         rank.end_child(error)
         if error.code not in (None, 0):
             raise DdpPerfError(f"the program called sys.exit({short_repr(error.code)}): {_last_line()}") from None
+        frames = traceback.extract_tb(error.__traceback__)
+        last = [frame for frame in frames if "_sitebuiltins" not in frame.filename][-1]  # as `exit` is
+        where = f"{last.filename.removeprefix(os.getcwd() + os.sep)}:{last.lineno}"
+        ended = f"the program called sys.exit({error.code or 0}) in {where}"
     rank.end_child()
-    raise DdpPerfError(loop.unfinished())
+    raise loop.unfinished(ended)
 
 
 def _mark_steps(boundary: str, loop: Loop, fail: Callable[[BaseException], None]) -> None:

@@ -102,6 +102,14 @@ class BaseSideError(DdpPerfError):
     """What the version to compare with could not do, in its own words."""
 
 
+class EndedEarly(DdpPerfError):
+    """A program that ended before all its steps were timed, and what helps if all ranks ended then."""
+
+    def __init__(self, problem: str, advice: str = "") -> None:
+        super().__init__(problem)
+        self.advice = advice
+
+
 class LaunchError(DdpPerfError):
     """A launch in which at least one rank did not deliver: the first cause, then the others."""
 

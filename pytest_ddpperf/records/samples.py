@@ -275,6 +275,7 @@ class RankError:
     traceback: str = ""  # the rank's own
     lost_connection: bool = False  # a consequence of another rank's end, most likely
     waits: bool = False  # of one that hung: for another, most likely
+    advice: str = ""  # of a program that ended early: what helps if it did in all ranks
     name: str = ""  # as `Plan.name`; "" is "rank N"
 
     @property

@@ -3,6 +3,7 @@ timed. Steps last as long as a simulated clock says."""
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from pytest_ddpperf.launch import failed_ranks, run
 from pytest_ddpperf.records.errors import LaunchError
 from pytest_ddpperf.records.plan import MARK, UPDATE, Program
 from pytest_ddpperf.records.samples import LaunchSamples
@@ -826,6 +828,63 @@ while True:
     )
     assert (samples.counters["all_reduce.count"], samples.counters["collectives.count"]) == (0, 0)
     assert samples.counters["gradient_bytes"] is None
+
+
+UNEVEN = """
+model = begin()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+while True:
+    with model.join():
+        for batch in range(3 - dist.get_rank()):
+            model(x).sum().backward()
+            optimizer.step()
+"""
+
+
+def test_ranks_with_different_numbers_of_updates_are_refused(
+    programs: Programs, bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At once, both in a window without a pause and between stretches."""
+    monkeypatch.setattr(failed_ranks, "_PROGRESS_SECONDS", 0.5)
+    said = programs.fails(UNEVEN, steps=30)
+    assert re.search(
+        r"rank 1 failed in step \d+ of 30: ranks take different numbers of updates: rank 0 took \d+, rank 1 took \d+;"
+        r" rank 0 never entered \w+ \d+ \([\d,]+ bytes\); rank 1 waits for it",
+        said,
+    )
+    assert "rank 0 in the end: had delivered its result and waited for the others" in said
+    program = Program(path=str(tmp_path / "train.py"), is_module=False, args=(), cwd=str(tmp_path), env={})
+
+    def in_stretches() -> None:
+        with bench.paused(program, steps=60, warmup=4, boundary=UPDATE) as launch:
+            for _ in range(10):
+                launch.stretch(6)
+
+    with pytest.raises(LaunchError, match="ranks take different numbers of updates: rank 0 took"):
+        in_stretches()
+
+
+@pytest.mark.parametrize(
+    ("end", "said"),
+    [
+        ("sys.exit(0)", "the program called sys.exit(0) in train.py:{} after 2 of 6 timed steps"),
+        ("exit()", "the program called sys.exit(0) in train.py:{} after 2 of 6 timed steps"),
+        ("break", "the program ended after 2 of 6 timed steps"),
+    ],
+)
+def test_of_a_rank_that_ends_alone_the_place_is_said(
+    programs: Programs, monkeypatch: pytest.MonkeyPatch, end: str, said: str
+) -> None:
+    monkeypatch.setattr(
+        run, "_GRACE_SECONDS", 3.0
+    )  # the other rank, which will never say anything, is in its next step
+    text = TRAINS.format(100).replace("    lasts(1)", f"    if step == 9 and dist.get_rank() == 1:\n        {end}")
+    line = (BEGIN + text).splitlines().index(f"        {end}") + 1
+    found = programs.fails(text)
+    cause = f"rank 1 failed in step 3 of 6: {said.format(line)}, while other ranks went on; rank 1 never entered"
+    assert cause in found
+    assert "rank 0 waits for it" in found
+    assert "more steps" not in found
 
 
 def test_steps_that_come_to_have_more_backward_passes_make_a_launch_unfit(programs: Programs) -> None:
