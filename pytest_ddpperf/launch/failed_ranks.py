@@ -54,7 +54,7 @@ def launch_error(errors: Iterable[RankError], output: tuple[RankOutput, ...], di
     if cause.advice:
         went_on = differing or any(other.when == math.inf for other in others)
         rest = ", while other ranks went on" if went_on else f": {cause.advice}"
-        cause = replace(cause, summary=cause.summary + rest)
+        cause = replace(cause, summary=f"{cause.summary}{rest}")
     if differing:
         cause = replace(cause, summary=f"{cause.summary}; {differing}")
     return LaunchError(cause, tuple(others), output)

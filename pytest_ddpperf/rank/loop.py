@@ -13,7 +13,7 @@ import runpy
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from functools import wraps
@@ -64,13 +64,13 @@ class Loop:
         self._is_short = False  # the last step was left out
         self._unfit = ""
 
-    def learned(self, ended_ns: Sequence[int]) -> bool:
+    def learned(self, ended_ns: list[int]) -> bool:
         """It is known where steps end, of which some have ended at these times; return whether that counts."""
         if self._ended_ns and self._board.begin(0):
             self._unfit = "steps end otherwise than in the warm-up: raise --ddp-warmup"
             return False
         self._within.close()
-        self._ended_ns = [*ended_ns]
+        self._ended_ns = ended_ns
         self._row[Board.UPDATES_CELL] += len(ended_ns)
         self._passes.clear()
         self._seen = 0
@@ -117,8 +117,9 @@ class Loop:
             self._decide(done)
         if not is_free:
             self._steady.changed()
-        if board.steps(0) and self._row[Board.UPDATES_CELL] > board.begin(0):
-            if self._row[Board.UPDATES_CELL] > board.begin(0) + 1:
+        beyond = self._row[Board.UPDATES_CELL] - board.begin(0)
+        if board.steps(0) and beyond > 0:
+            if beyond > 1:
                 raise DdpPerfError(board.describe_updates())
             self._begin_window()
         elif not seen:
@@ -213,13 +214,12 @@ class Loop:
         self._part.step_ended(self._step)
         self._step += 1
         self._row[Board.STEP_CELL] += 1
-        if passes < self._usual and not self._is_short:
-            self._is_short = True
+        self._is_short = passes < self._usual and not self._is_short
+        if self._is_short:
             self._left_out += 1
             self._end_part(self._step - 1)
             self._begin_part(self._missing - (self._step - 1), self._uncounted * (self._step == 1))
             return
-        self._is_short = False
         if passes != self._usual:
             self._unfit = f"a step had {passes} backward passes, and {self._usual} in the warm-up: raise --ddp-warmup"
         if self._step == self._missing:
@@ -247,7 +247,7 @@ class Loop:
         elif done:
             when = f"after {done} steps, in the warm-up"
         elif plan.boundary == UPDATE:
-            when, advice = "before its steps were recognized", f"let it take {needed} optimizer updates or more"
+            when = "before its steps were recognized"
         else:
             when, advice = "without a step", f"{plan.boundary} never ended one"
         return EndedEarly(f"{ended} {when}", advice)

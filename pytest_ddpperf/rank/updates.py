@@ -34,7 +34,7 @@ class Updates:
     def __init__(
         self,
         on_end: Callable[[int], None],
-        on_learned: Callable[[Sequence[int]], bool],
+        on_learned: Callable[[list[int]], bool],
         fail: Callable[[BaseException], None],
     ) -> None:
         """`on_end(passes)` is called where a step ends, with the number of its backward passes. `on_learned(ends)` is
@@ -184,8 +184,8 @@ class Updates:
         elif self._ender is None:
             self._follow(self._runs)
             self._longest = 1  # until it is seen
-            ended = zip(self._runs, self._ended_ns, strict=True)
-            self._call(self._on_learned, [when for each, when in ended if each == self._ender])
+            runs = zip(self._runs, self._ended_ns, strict=True)
+            self._call(self._on_learned, [when for each, when in runs if each == self._ender])
         elif (
             event not in self._runs[: -self._since]
             or self._ender not in self._runs
@@ -195,7 +195,7 @@ class Updates:
             self._follow(self._runs[-self._since :])
             if not self._since:
                 self._end_step()
-        elif self._call(self._on_learned, ()):  # it is a kind of updates that comes more often
+        elif self._call(self._on_learned, []):  # it is a kind of updates that comes more often
             self._follow(self._runs)
 
     def _follow(self, runs: list[object]) -> None:

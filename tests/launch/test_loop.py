@@ -745,6 +745,11 @@ for step in range({}):
             "10 backward passes without an optimizer's update",
         ),
         (
+            TRAINS.format(1000).replace("    optimizer.step()\n", ""),
+            "256 backward passes without an optimizer's update: if it accumulates gradients over as many, or its "
+            'optimizer cannot be seen, say where a step ends (boundary="mark")',
+        ),
+        (
             "import argparse\\nargparse.ArgumentParser('train.py').parse_args(['--batch', '8'])",
             "the program called sys.exit(2): train.py: error: unrecognized arguments: --batch 8",
         ),

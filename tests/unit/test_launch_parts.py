@@ -316,6 +316,21 @@ def test_the_earliest_that_is_no_lost_connection_comes_first() -> None:
     assert launch_error([error(1, 2.0, lost_connection=True), error(0, 1.0, lost_connection=True)], ()).cause.rank == 0
 
 
+def test_what_helps_a_program_that_ended_early_is_said_if_no_rank_went_on() -> None:
+    ended = error(1, 1.0, summary="the program ended after 2 steps", advice="let it take 5")
+    later = error(0, 2.0, summary="the program ended after 2 steps", advice="let it take 5")
+    delivered = error(0, math.inf, summary="had delivered its result")
+    at_work = error(0, 2.0, summary="was still running")
+    for other in (later, at_work):
+        assert launch_error([other, ended], ()).cause.summary == "the program ended after 2 steps: let it take 5"
+    assert launch_error([delivered, ended], ()).cause.summary == (
+        "the program ended after 2 steps, while other ranks went on"
+    )
+    assert launch_error([at_work, ended], (), "rank 0 waits for it").cause.summary == (
+        "the program ended after 2 steps, while other ranks went on; rank 0 waits for it"
+    )
+
+
 def test_each_failure_gives_the_others_time_anew_to_say_what_they_saw(monkeypatch: pytest.MonkeyPatch) -> None:
     """Many ranks on few cores lose their connections one after the other."""
     plan, now = Plan(world_size=5, backend="gloo", device="cpu"), 0.0
