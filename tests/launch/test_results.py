@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import itertools
 import os
+import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -170,6 +171,23 @@ def test_a_grandchild_in_a_session_of_its_own_ends_too(bench: Bench) -> None:
         return pid
 
     assert all(pid > 0 for pid in bench.call(function))
+
+
+def test_what_a_child_that_a_rank_forks_returns_or_raises_is_not_the_ranks(bench: Bench) -> None:
+    def function(ctx: Any) -> Any:
+        statuses = []
+        for ends in ("returns", "raises", "exits"):
+            pid = os.fork()
+            if not pid and ends == "returns":
+                return "the child's"
+            if not pid and ends == "raises":
+                raise ValueError("the child's")
+            if not pid:
+                sys.exit(5)
+            statuses.append(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+        return statuses
+
+    assert bench.call(function) == [[0, 1, 5]] * 2
 
 
 def test_sixteen_ranks_on_few_cores(bench: Bench) -> None:

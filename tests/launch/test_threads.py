@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+import torch.distributed.rpc as rpc
 
 from tests.launch.conftest import Bench
 
@@ -82,6 +83,16 @@ def test_a_thread_has_as_many_threads_for_its_operations_as_its_rank(bench: Benc
             return [first, pool.submit(openmp_threads).result()]
 
     assert bench.call(function) == [[max(1, len(os.sched_getaffinity(0)) // 2), 3]] * 2
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one core has no smaller share")
+def test_a_thread_that_answers_a_call_has_as_many_threads_for_its_operations_too(bench: Bench) -> None:
+    def setup(ctx: Any) -> Any:
+        return lambda: ctx.record("threads", float(rpc.rpc_sync("ps0", openmp_threads)))
+
+    plan = replace(bench.plan(ranks=1), parameter_servers=1, timeout_seconds=60.0)
+    samples = bench.launch(plan, setup, None, None)
+    assert set(samples.recorded["threads"][0]) == {max(1, len(os.sched_getaffinity(0)) // 2)}
 
 
 def test_cpu_time_is_that_of_all_python_threads(bench: Bench) -> None:
