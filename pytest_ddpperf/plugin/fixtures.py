@@ -52,11 +52,6 @@ class GateFailed(Failed):
         self.result, self.headline = result, headline
 
 
-# Lines of each stream of a rank, in the report of a red test: the end of it, and the cause above stays in sight.
-_MOST_LINES = 25
-_MOST_LINES_OF_FAILURE = 100  # of a launch that failed
-
-
 class DistributedFixture:
     """Base of all fixtures: the test, its settings, its place."""
 
@@ -109,9 +104,8 @@ class DistributedFixture:
             **roles,
         )
 
-    def _show(self, plan: Plan, launches: tuple[tuple[RankOutput, ...], ...], most: int = _MOST_LINES) -> None:
-        """Add the end of the ranks' output to the report, at -v all; under -s that of this node was streamed
-        already."""
+    def _show(self, plan: Plan, launches: tuple[tuple[RankOutput, ...], ...], most: int = text.MOST_LINES) -> None:
+        """Add the end of the ranks' output to the report, at -v all; under -s this node's was streamed already."""
         asked = self._run.config.getoption
         streamed = asked("capture", "no") == "no"
         for outputs in zip(*launches, strict=True):
@@ -148,7 +142,7 @@ class DdpRun(DistributedFixture):
             raise error.with_traceback(None)
         except DdpPerfError as error:
             if isinstance(error, LaunchError):
-                self._show(plan, (error.output,), _MOST_LINES_OF_FAILURE)
+                self._show(plan, (error.output,), text.MOST_LINES_OF_FAILURE)
             raise plain_failure(str(error)) from None
         finally:
             watcher.erase()
@@ -197,7 +191,7 @@ class BenchmarkFixture(DistributedFixture):
         except DdpPerfError as error:
             problem = str(error)
             if isinstance(error, LaunchError):
-                self._show(job.plan, (error.output,), _MOST_LINES_OF_FAILURE)
+                self._show(job.plan, (error.output,), text.MOST_LINES_OF_FAILURE)
                 problem = f"launch {watcher.launch} of {watcher.launches}: {problem}"
             self._state.outcomes.append(measurement.build_failure(job, problem.splitlines()[0], **watcher.took))
             raise plain_failure(problem) from None
@@ -261,9 +255,8 @@ class BenchmarkFixture(DistributedFixture):
             running.check_setup(self._name, role, setup, *shared)
         running.check_number("batch_size", batch_size, "examples per rank and step, ")
         if name is not None and not (isinstance(name, str) and name.strip() and name.isprintable()):
-            raise ValueError(
-                f"name={short_repr(name)}: must be printable and not empty: it is used in reports and file names"
-            )
+            what = "must be printable and not empty: it is used in reports and file names"
+            raise ValueError(f"name={short_repr(name)}: {what}")
         label = name or ""
         if label in self._state.labels:
             taken = f"name={name!r} is taken" if name else "it was called before without a name"

@@ -254,6 +254,11 @@ def phase_seconds(means: Means) -> str:
     return ", ".join(f"{phase(name)} {seconds(taken)}" for name in PHASES if (taken := means[name]))
 
 
+# Lines of each stream of a rank, in the report of a red test: the end of it, and the cause above stays in sight.
+MOST_LINES = 25
+MOST_LINES_OF_FAILURE = 100  # of a launch that failed
+
+
 def last_lines(texts: Iterable[str], most: int) -> str:
     """Return the last lines of what the last launch wrote, of those that wrote anything; the first one says so."""
     launches = [*filter(None, texts)]
