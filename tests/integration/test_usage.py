@@ -90,7 +90,7 @@ def test_a_mistake_that_a_marker_has_a_part_in_is_its_tests_alone(pytester: pyte
     assert result.ret == pytest.ExitCode.TESTS_FAILED
     result.assert_outcomes(passed=1, errors=5, skipped=1)
     assert json.loads((pytester.path / "run.json").read_text())["summary"]["other_failures"] == 5
-    text = result.stdout.str()
+    text = result.stdout.str().replace("\n  ", " ")  # which a worker has wrapped
     for message in (
         "test_mistaken.py::test_typo (line 2): @pytest.mark.ddp(wrld_size=...): 2: there is no such argument; ",
         "test_mistaken.py::test_few_steps (line 4): --ddp-threshold: 'p90:300%': needs at least 29 timed steps",
