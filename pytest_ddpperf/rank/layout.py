@@ -14,7 +14,9 @@ import mmap
 import os
 import random
 import sys
+from collections.abc import Callable
 from contextlib import suppress
+from typing import Any
 
 # Blocks: enough that the sizes which a step asks for find holes in some launches and none in others, and no more
 # than 2 MiB in the mean. Sizes in bytes, below glibc's threshold for blocks with a mapping of their own (128 KiB).
@@ -25,6 +27,10 @@ _OBJECTS = 64
 # Bytes: mappings are shifted by up to 4 GiB of addresses, which takes no memory. Much more than a huge page: glibc
 # aligns the heap of each thread to 64 MiB, and what lies below it depends on how many of these the shift is.
 _SHIFT = 1 << 32
+
+# Words of 8 bytes in one of the chunks of 16 KiB that Python (3.11 and later) keeps frames in. A call that begins a new
+# chunk costs microseconds each time, and which call of a step does so depends on the sizes of all frames below it.
+_CHUNK = 2048
 
 # What a rank has drawn, as long as it lives.
 _kept: list[object] = []
@@ -45,3 +51,14 @@ def draw() -> None:
         _kept.append([bytes(size) for _ in range(source.randrange(_OBJECTS))])
     with suppress(OSError):  # where addresses are limited (ulimit -v), mappings stay where they are
         _kept.append(mmap.mmap(-1, source.randint(1, _SHIFT), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, mmap.PROT_READ))
+
+
+def call_from_random_frame(function: Callable[..., None], *args: Any) -> None:
+    """Call a function from a frame of random size: so its own frames lie elsewhere on Python's stack in each rank."""
+
+    def call() -> None:
+        function(*args)
+
+    code = call.__code__
+    call.__code__ = code.replace(co_stacksize=code.co_stacksize + random.randrange(_CHUNK))
+    call()

@@ -69,7 +69,7 @@ def run(rank: int, directory: str, channel: socket.socket) -> NoReturn:
     this = Rank(rank, plan, Board(folder / "board", plan.processes, plan.room), channel, trees, request["in_stretches"])
     status = 0
     try:
-        _work(this, folder, request)
+        layout.call_from_random_frame(_work, this, folder, request)
         _flush()
         this.await_word()  # that everybody's results are there: an early end would look like a lost connection
     except BaseException as error:

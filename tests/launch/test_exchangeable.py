@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -45,13 +46,15 @@ def test_the_hash_seed_is_the_same_in_every_session_unless_the_user_chooses_one(
 
 
 def places(ctx: Any) -> tuple[int, ...]:
-    """Return where this process has a block of the heap, a Python object, and a block with a mapping of its own."""
+    """Return where this process has a block of the heap, a Python object, and a block with a mapping of its own; and
+    how much of Python's stack its frames take."""
     objects = [bytes(100) for _ in range(1_000)]  # the first ones fill what others have freed
-    return torch.empty(1_000).data_ptr(), id(objects[-1]), torch.empty(1 << 20).data_ptr()
+    stack = sum(frame.f_code.co_stacksize for frame, _ in traceback.walk_stack(None))
+    return torch.empty(1_000).data_ptr(), id(objects[-1]), torch.empty(1 << 20).data_ptr(), stack
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="glibc's heap")
-def test_each_rank_of_each_launch_has_a_heap_of_its_own(bench: Bench) -> None:
+def test_each_rank_of_each_launch_has_a_heap_and_a_stack_of_its_own(bench: Bench) -> None:
     drawn = [rank for _ in range(4) for rank in bench.call(places)]
     for kind in zip(*drawn, strict=True):
         assert len({*kind}) > len(kind) / 2
