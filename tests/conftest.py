@@ -42,5 +42,6 @@ def _as_anywhere(request: pytest.FixtureRequest) -> Iterator[None]:
             patch.setenv("GIT_CONFIG_GLOBAL", os.devnull)
             patch.setenv("GIT_CONFIG_SYSTEM", os.devnull)
             patch.setattr("pytest_ddpperf.git._GIT_SECONDS", 600.0)
+            patch.delenv("COLUMNS", raising=False)  # which xdist sets: lines of commands would be wrapped
         patch.setenv("DDPPERF_LOCKS", "off")  # tests need ranks, not quiet cores: so they may run in parallel
         yield

@@ -191,9 +191,7 @@ def draw_phases(now: Side, base: Side | None) -> dict[str, str]:
         axes.locator_params(axis="x", nbins=5)
         show_seconds(axes.xaxis)
 
-    return figure(
-        "Phases of a step", "; ".join(f"{side.name}: {text.phase_seconds(side.phases)}" for side in sides), draw
-    )
+    return figure("Phases of a step", "; ".join(f"{side.name}: {text.phases(side.phases)}" for side in sides), draw)
 
 
 def _label(side: Side) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pytest_ddpperf.records.outcome import Outcome
 from pytest_ddpperf.records.plan import BANDWIDTH, Collective, Limit, Plan
 from pytest_ddpperf.records.samples import Comparison, CounterChange, Environment, Interval, LossChange
-from pytest_ddpperf.records.step_phases import OTHER, PHASES, Means
+from pytest_ddpperf.records.step_phases import PHASES, Means
 
 _LEAST = 1e-9  # of a time, as a share: bounds may be so wide that nothing is left of it
 _MOST = 99.99  # of a change, as a share: a bound beyond it is shown as this
@@ -235,21 +235,7 @@ def phase(name: str) -> str:
     return name.replace("_", " ")
 
 
-_BAR = 40  # characters
-
-
 def phases(means: Means) -> str:
-    """Return "[ffffbbbbbbbbbee] forward 4.02 ms, backward 9.11 ms, exposed communication 2.00 ms": a step as a bar of
-    the first letters of its phases, and their seconds."""
-    known = {name: taken for name in PHASES if (taken := means[name])}
-    step = sum(known.values())
-    bar = "".join(
-        name[0] if name != OTHER else "." for name, taken in known.items() for _ in range(round(_BAR * taken / step))
-    )
-    return f"[{bar}] {phase_seconds(means)}"
-
-
-def phase_seconds(means: Means) -> str:
     """Return "forward 4.02 ms, backward 9.11 ms": the phases of a step and their seconds."""
     return ", ".join(f"{phase(name)} {seconds(taken)}" for name in PHASES if (taken := means[name]))
 

@@ -256,4 +256,3 @@ def test_the_caption_of_phases_has_words_and_figures_alone() -> None:
     with figures.style():
         drawn = figures.draw_phases(now, None)
     assert drawn["description"] == "now: forward 4.00 ms, backward 9.00 ms"
-    assert text.phases(means).endswith("] forward 4.00 ms, backward 9.00 ms")
