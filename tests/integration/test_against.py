@@ -556,7 +556,9 @@ def test_both_sides_have_the_same_hash_seed_layout_cores_folder_and_variables(re
     for ours, theirs in zip(one, other, strict=True):
         differ = {name for name in {*ours["variables"], *theirs["variables"]}
                   if ours["variables"].get(name) != theirs["variables"].get(name)}  # fmt: skip
-        assert differ <= {"PYTHONPATH", "PYTEST_DDPPERF_LAUNCH", "TORCHINDUCTOR_CACHE_DIR"}  # the second names a folder
+        folders = {"PYTHONPATH", "PYTEST_DDPPERF_LAUNCH", "TMPDIR", "TORCHINDUCTOR_CACHE_DIR"}
+        assert differ <= folders
+        assert len(ours["variables"]["TMPDIR"]) == len(theirs["variables"]["TMPDIR"])
         assert ours["libraries"]
         assert {**ours, "variables": ()} == {**theirs, "variables": ()}
 
