@@ -85,10 +85,8 @@ def _is_worth_showing(name: str, now: Mapping[str, Scalar], base: Mapping[str, S
     if name.startswith(READ):
         return name in now and name in base
     if name == "clock_mhz":
-        after, before = now.get(name), base.get(name)
-        if isinstance(after, int | float) and isinstance(before, int | float):
-            return after < (1 - _STEPS_OF_CLOCK) * before
-        return False
+        after, before = (float(facts.get(name) or 0) for facts in (now, base))
+        return 0 < after < (1 - _STEPS_OF_CLOCK) * before
     return name not in _CHANGING or bool(now.get("slowdown"))
 
 

@@ -61,17 +61,7 @@ def add_parser(subparsers: Any) -> None:
     kept = "add the answer to the history in this folder: see ddpperf history"
     parser.add_argument("--history", type=Path, metavar="DIR", help=kept)
     parser.add_argument("--json", type=Path, metavar="PATH", help="write the answer as JSON, too")
-    parser.set_defaults(run=_run, options=[])
-    parse_known = parser.parse_known_args
-
-    def parse_before_dashes(arguments: Sequence[str], namespace: Any = None) -> Any:
-        """Leave what follows -- to pytest."""
-        at = arguments.index("--") if "--" in arguments else len(arguments)
-        known, unknown = parse_known(arguments[:at], namespace)
-        known.options = list(arguments[at + 1 :])
-        return known, unknown
-
-    parser.parse_known_args = parse_before_dashes
+    parser.set_defaults(run=_run)
 
 
 def _run(arguments: argparse.Namespace) -> int:

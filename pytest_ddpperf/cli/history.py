@@ -38,6 +38,10 @@ ddpperf history add add runs.
 _DEFAULT_FOLDER = Path("history")
 
 
+# What may follow `ddpperf history`; else it is `show`.
+COMMANDS = (["show"], ["add"], ["accept"], ["-h"], ["--help"])
+
+
 def add_parser(subparsers: Any) -> None:
     """Add the command and its subcommands."""
     parser = subparsers.add_parser(
@@ -50,14 +54,6 @@ def add_parser(subparsers: Any) -> None:
     _add_show(commands)
     _add_add(commands)
     _add_accept(commands)
-    parse_known = parser.parse_known_args
-
-    def parse_with_default(arguments: Sequence[str], namespace: Any = None) -> Any:
-        """Insert `show`: argparse has no default subcommand."""
-        named = bool(arguments) and (arguments[0] in commands.choices or arguments[0] in ("-h", "--help"))
-        return parse_known(list(arguments) if named else ["show", *arguments], namespace)
-
-    parser.parse_known_args = parse_with_default
 
 
 def _add_show(commands: Any) -> None:

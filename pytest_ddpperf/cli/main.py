@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 import traceback
 from collections.abc import Sequence
 from typing import Any, NoReturn
@@ -39,8 +40,15 @@ class _Parser(argparse.ArgumentParser):
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command, `sys.argv`'s if nothing is said, and return its exit status. `--help` and `--version` raise
     SystemExit(0), as argparse has it."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    options: list[str] = []
+    if words[:1] == ["bisect"] and "--" in words:  # what follows is pytest's
+        at = words.index("--")
+        words, options = words[:at], words[at + 1 :]
+    if words[:1] == ["history"] and words[1:2] not in history.COMMANDS:
+        words.insert(1, "show")  # argparse has no default subcommand
     try:
-        arguments = _parser().parse_args(argv)
+        arguments = _parser().parse_args(words, argparse.Namespace(options=options))
         return int(arguments.run(arguments))
     except _USERS as error:
         return _ended(error, console.USAGE_ERROR)

@@ -35,12 +35,12 @@ from pytest_ddpperf.wire.source_trees import Trees
 from pytest_ddpperf.wire.variables import READ
 
 # The place of a process in another job than ours, by torchrun, Slurm, Open MPI and PMI.
-_OUTER = {
-    *("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT"),
-    *("GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_NAME", "ROLE_RANK", "ROLE_WORLD_SIZE"),
-    *("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID", "SLURM_NTASKS", "SLURM_NPROCS", "SLURM_NNODES"),
-    *("SLURM_TASKS_PER_NODE", "SLURM_NTASKS_PER_NODE", "SLURM_STEP_ID", "SLURM_STEP_NUM_TASKS"),
-}
+_OUTER = """
+    RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE NODE_RANK MASTER_ADDR MASTER_PORT
+    GROUP_RANK GROUP_WORLD_SIZE ROLE_NAME ROLE_RANK ROLE_WORLD_SIZE
+    SLURM_PROCID SLURM_LOCALID SLURM_NODEID SLURM_NTASKS SLURM_NPROCS SLURM_NNODES
+    SLURM_TASKS_PER_NODE SLURM_NTASKS_PER_NODE SLURM_STEP_ID SLURM_STEP_NUM_TASKS
+""".split()
 _OUTER_PREFIXES = ("TORCHELASTIC_", "OMPI_COMM_WORLD_", "PMI_", "PMIX_")
 
 # Worth recording: what changes the figures and holds no secrets (the whole environment would end up in git).
@@ -164,11 +164,10 @@ class LaunchRequest:
 
 
 def limits() -> str:
-    """Return which limits on memory and on files `ulimit` has set, as the end of a message; "" without one."""
-    set_by = {"-v": resource.getrlimit(resource.RLIMIT_AS)[0], "-f": resource.getrlimit(resource.RLIMIT_FSIZE)[0]}
-    return "".join(
-        f"; ulimit {option} allows {most:,} bytes" for option, most in set_by.items() if most != resource.RLIM_INFINITY
-    )
+    """Return whether `ulimit` limits memory or files, as the end of a message; "" without one."""
+    of_memory, of_files = resource.RLIMIT_AS, resource.RLIMIT_FSIZE
+    is_limited = any(resource.getrlimit(each)[0] != resource.RLIM_INFINITY for each in (of_memory, of_files))
+    return "; see the limits of ulimit -v and -f" if is_limited else ""
 
 
 @contextmanager

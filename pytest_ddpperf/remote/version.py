@@ -32,26 +32,26 @@ from pytest_ddpperf.wire import boot
 from pytest_ddpperf.wire.source_trees import Trees
 
 # By how much of the command line follows an option as its value. Both sides would write the same files.
-_FLAGS = {
-    *("--ddp-save-baseline", "--ddp-extend-baseline", "--ddp-disable"),
-    *("-x", "--exitfirst", "--lf", "--last-failed", "--ff", "--failed-first", "--nf", "--new-first"),
-    *("--sw", "--stepwise", "--sw-skip", "--stepwise-skip", "--sw-reset", "--stepwise-reset", "--cache-clear"),
-    *("--pdb", "--trace", "--no-cov", "--no-cov-on-fail", "--cov-append", "--cov-branch"),
-    *("--self-contained-html", "--json-report"),
-    *("--benchmark-autosave", "--benchmark-save-data", "--collect-only", "--co", "--fail-on-flaky"),
-}
-_WITH_VALUE = {
-    *("--ddp-confirm", "--ddp-suite-plots", "--ddp-markdown", "--ddp-html", "--ddp-history", "--ddp-trace"),
-    *("--ddp-json", "--ddp-against", "--ddp-against-setup", "--ddp-against-python", "--ddp-against-env"),
-    *("--ddp-against-option", "--junitxml", "--junit-xml", "--junitprefix", "--junit-prefix", "--basetemp"),
-    *("--maxfail", "--lfnf", "--last-failed-no-failures", "--pastebin", "--log-file", "--report-log", "--html"),
-    *("--csv", "--json-report-file", "--alluredir", "--benchmark-json", "--benchmark-save"),
-    *("--benchmark-compare-fail", "--cov-report", "--cov-config", "--cov-fail-under", "--cov-context"),
-    # Who leads says how often a test is run again, and waits for no delay but its own.
-    *("--reruns", "--reruns-delay", "--reruns-delay-backoff-factor", "--reruns-mode", "--force-reruns"),
-    *("--max-suite-reruns", "--only-rerun", "--rerun-except", "--rerun-exclude-path"),
-}
-_WITH_OPTIONAL_VALUE = {"--cov", "--benchmark-compare", "--benchmark-histogram", "--debug"}
+_FLAGS = """
+    --ddp-save-baseline --ddp-extend-baseline --ddp-disable
+    -x --exitfirst --lf --last-failed --ff --failed-first --nf --new-first --cache-clear
+    --sw --stepwise --sw-skip --stepwise-skip --sw-reset --stepwise-reset
+    --pdb --trace --collect-only --co
+    --no-cov --no-cov-on-fail --cov-append --cov-branch
+    --self-contained-html --json-report --benchmark-autosave --benchmark-save-data --fail-on-flaky
+""".split()
+# The last two lines: who leads says how often a test is run again, and waits for no delay but its own.
+_WITH_VALUE = """
+    --ddp-confirm --ddp-suite-plots --ddp-markdown --ddp-html --ddp-history --ddp-trace --ddp-json
+    --ddp-against --ddp-against-setup --ddp-against-python --ddp-against-env --ddp-against-option
+    --junitxml --junit-xml --junitprefix --junit-prefix --basetemp --maxfail --pastebin --log-file
+    --lfnf --last-failed-no-failures --report-log --html --csv --json-report-file --alluredir
+    --benchmark-json --benchmark-save --benchmark-compare-fail
+    --cov-report --cov-config --cov-fail-under --cov-context
+    --reruns --reruns-delay --reruns-delay-backoff-factor --reruns-mode --force-reruns
+    --max-suite-reruns --only-rerun --rerun-except --rerun-exclude-path
+""".split()
+_WITH_OPTIONAL_VALUE = ("--cov", "--benchmark-compare", "--benchmark-histogram", "--debug")
 
 # Options whose values are paths, from where pytest is called: those of pytest that a remote one keeps.
 _OF_PATHS = {"-c", "--config-file", "--rootdir", "--confcutdir", "--ignore", "--ignore-glob"}

@@ -146,7 +146,7 @@ def test_tokens_are_those_of_code() -> None:
 
 
 def test_the_size_of_the_package_is_bounded() -> None:
-    assert sum(code_tokens(path.read_text()) for path in PACKAGE.rglob("*.py")) <= 181_046
+    assert sum(code_tokens(path.read_text()) for path in PACKAGE.rglob("*.py")) <= 186_046
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
