@@ -145,7 +145,9 @@ def _of_program(windows: Sequence[Window], step_seconds: Sequence[float]) -> dic
         starts = [when for when, _ in phases.arrivals]
         sent = [bisect_right(starts, end) - bisect_right(starts, begin) for begin, end in steps_ns]
         if sum(each != mode(sent) for each in sent) > _DIFFERING * len(sent):
-            found["collectives"] = f"steps differ in their collectives: {min(sent)} to {max(sent)} (logging?)"
+            found["collectives"] = (
+                f"steps differ in their collectives: {min(sent)} to {max(sent)} (logging, another optimizer?)"
+            )
     return found
 
 

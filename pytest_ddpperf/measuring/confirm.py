@@ -165,7 +165,7 @@ class Confirmation:
         yield from (f"this clone does not have the code of some baselines: {command}" for command in self._fetch)
         if self._unaffordable:
             suspicions = text.several(self._unaffordable, "suspected regression")
-            yield f"{suspicions} not re-measured: the {self._budget:g} s of --ddp-confirm were used up"
+            yield f"{suspicions} not re-measured: the {self._budget:g} s of --ddp-confirm are not enough"
 
     def close(self) -> None:
         side, self._side = self._side, None

@@ -28,10 +28,6 @@ _OBJECTS = 64
 # aligns the heap of each thread to 64 MiB, and what lies below it depends on how many of these the shift is.
 _SHIFT = 1 << 32
 
-# Words of 8 bytes in one of the chunks of 16 KiB that Python (3.11 and later) keeps frames in. A call that begins a new
-# chunk costs microseconds each time, and which call of a step does so depends on the sizes of all frames below it.
-_CHUNK = 2048
-
 # What a rank has drawn, as long as it lives.
 _kept: list[object] = []
 
@@ -59,6 +55,8 @@ def call_from_random_frame(function: Callable[..., None], *args: Any) -> None:
     def call() -> None:
         function(*args)
 
+    # Python (3.11 and later) keeps frames in chunks of 2,048 words. A call that begins a new chunk costs microseconds
+    # each time, and which call of a step does so depends on the sizes of all frames below it.
     code = call.__code__
-    call.__code__ = code.replace(co_stacksize=code.co_stacksize + random.randrange(_CHUNK))
+    call.__code__ = code.replace(co_stacksize=code.co_stacksize + random.randrange(2048))
     call()

@@ -58,7 +58,9 @@ def find_causes(
     of_it = f"(the step: {_signed(rise)})"
     shown = sentences.shown(verdict)
     words = [*_slow_steps(verdict, now.samples.step_seconds, baseline[-1].samples.step_seconds)]
-    words += [_finding(each, plan, now, of_it, shown.limit.metric if shown else "") for each in found]
+    first = [each for each in found if each.seconds is not None][:1]  # the rise of the step stands there alone
+    for each in found:
+        words.append(_finding(each, plan, now, of_it if each in first else "", shown.limit.metric if shown else ""))
     words.append(_page_faults(now, baseline[-1], rise))
     explained = sum(each.share for each in found if each.phases)
     is_explained = explained > _MAIN_PART if plan.rpc else explained > 0
@@ -73,7 +75,7 @@ def _finding(found: Finding, plan: Plan, now: Measurement, of_it: str, shown: st
     words = text.some(counters, 3)
     if found.seconds is None:
         return words
-    amount = f"{_signed(found.seconds)} {of_it}"
+    amount = f"{_signed(found.seconds)} {of_it}".rstrip()
     if not found.phases:
         is_rest = found.share > 0
         return f"unexplained: {amount}" if is_rest else f"all else: {_signed(found.seconds)}"

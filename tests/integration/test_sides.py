@@ -178,7 +178,7 @@ def test_the_other_version_runs_its_own_code_and_files_or_has_no_baseline_and_wh
     result.stdout.fnmatch_lines(
         [
             "read from the working tree, *: python code/src/speed/__init__.py",
-            "* may have run code of the working tree: *",
+            "*run code of the working tree: start it with *",
             "read from the working tree, *: python code/src/speed/data.txt",
             "it lacks python code/src/speed/_fast.py, which git ignores: ddp_against_setup *",
         ]

@@ -13,7 +13,7 @@ import pytest
 from pytest_ddpperf.records.outcome import BaselineSide, Version
 from pytest_ddpperf.records.plan import Plan
 from pytest_ddpperf.records.samples import Interval, Measurement, Samples, Status, Verdict
-from pytest_ddpperf.records.step_phases import FORWARD, PHASES, RANK_WAIT, StepPhases
+from pytest_ddpperf.records.step_phases import FORWARD, OPTIMIZER, PHASES, RANK_WAIT, Finding, StepPhases
 from pytest_ddpperf.report import causes as words
 from tests.unit.test_report import comparison
 
@@ -173,6 +173,16 @@ def test_phases_are_words_of_a_failure(
     assert [re.sub(r"[+-](\d\.\d)\d ms( of|$)", r"\1 ms\2", line) for line in said] == [
         re.sub(r"[+-](\d\.\d)\d ms( of|$)", r"\1 ms\2", line) for line in found
     ]
+
+
+def test_the_rise_of_the_step_stands_once() -> None:
+    interval = Interval(estimate=0.2, low=0.1, high=0.3)
+    change = comparison(Status.REGRESSED, "p50", baseline_seconds=0.01, now_seconds=0.012, change=interval)
+    verdict = Verdict(status=Status.REGRESSED, reason="x", comparisons=(change,))
+    found = [Finding(phases=(phase,), seconds=0.001, share=0.5) for phase in (FORWARD, OPTIMIZER)]
+    plan = Plan(world_size=2, backend="gloo", device="cpu")
+    said = words.find_causes(verdict, plan, in_phases(4, 2), [in_phases(3, 1)], found)
+    assert said == ("forward +1.00 ms (the step: +2.00 ms)", "optimizer +1.00 ms")
 
 
 def with_slow_steps(*launches: Sequence[int]) -> Measurement:
