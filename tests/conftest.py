@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 # Prefixes of variables that change what git, torch and its libraries do.
-_OF_THE_USER = ("GIT_", "CUDA_LAUNCH_BLOCKING", "GLOO_", "KMP_", "MKL_", "NCCL_", "OMP_", "TORCH_")
+_OF_THE_USER = ("GIT_", "CUDA_LAUNCH_BLOCKING", "GLOO_", "KMP_", "MKL_", "NCCL_", "OMP_", "TORCH_", "TORCHINDUCTOR_")
 
 
 @pytest.fixture(scope="session", autouse=True)

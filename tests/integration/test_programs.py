@@ -141,8 +141,9 @@ def test_the_end_of_a_command_is_the_end_of_what_it_started(folder: Path, tempor
         process.kill()
         process.wait(600)
     until(lambda: gone(started))
-    # Torch keeps a folder of its own.
-    until(lambda: not [path for path in temporary.iterdir() if not path.name.startswith("torch")])
+    # Torch keeps a folder of its own, and locks stay for the next run.
+    stays = ("torch", "pytest-ddpperf-locks")
+    until(lambda: not [path for path in temporary.iterdir() if not path.name.startswith(stays)])
 
 
 def test_the_command_shows_a_program_and_the_test_that_does_the_same(folder: Path, temporary: Path) -> None:
