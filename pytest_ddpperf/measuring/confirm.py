@@ -124,7 +124,7 @@ class Confirmation:
         left = self._until - time.monotonic()
         if left < needed:
             self._unaffordable += 1
-            have = f"{max(left, 0.0):.0f} of the {self._budget:g} s of --ddp-confirm are left"
+            have = f"{max(left, 0.0):.0f} of the {self._budget:g} s of --ddp-confirm are left: raise it"
             raise NotConfirmed(f"it takes about {needed:.0f} s, and {have}")
         return left
 

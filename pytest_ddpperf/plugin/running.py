@@ -259,8 +259,7 @@ def read_program(fixture: str, words: tuple[Any, ...], root: Path, args: Any, cw
         missing = f"there is no file {path}: paths begin at cwd= or rootdir"
         raise ValueError(f"{fixture}.script({short_repr(words[-1])}): {missing}")
     if _LAUNCHERS.fullmatch(path if is_module else Path(path).name):
-        instead = "the program that it starts, which this plugin runs as torchrun does"
-        raise ValueError(f"{fixture}.script: {words[-1]} starts ranks itself: give {instead}")
+        raise ValueError(f"{fixture}.script: {words[-1]} starts ranks itself: give the program that it starts")
     if not isinstance(args, list | tuple) or not all(isinstance(each, (*_PATH, int, float)) for each in args):
         raise ValueError(f"{fixture}.script(args={short_repr(args)}): give a list, each argument for itself")
     variables = env or {}

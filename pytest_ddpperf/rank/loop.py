@@ -221,7 +221,8 @@ class Loop:
             self._begin_part(self._missing - (self._step - 1), self._uncounted * (self._step == 1))
             return
         if passes != self._usual:
-            self._unfit = f"a step had {passes} backward passes, and {self._usual} in the warm-up: raise --ddp-warmup"
+            which = f"update {self._row[Board.UPDATES_CELL]} had {passes} backward passes"
+            self._unfit = f"{which}, and those before {self._usual}: raise --ddp-warmup"
         if self._step == self._missing:
             self._end_part(self._step)
             self._next_stretch()

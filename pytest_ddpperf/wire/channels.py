@@ -195,7 +195,7 @@ class Board:
     def describe_updates(self) -> str:
         """Say how many updates each rank of a program took, where they differ."""
         took = (f"rank {rank} took {updates}" for rank, updates in enumerate(self.updates()))
-        return f"ranks take different numbers of updates: {', '.join(took)}"
+        return f"ranks take different numbers of updates: {', '.join(took)} (give each as many batches)"
 
     def marks(self, rank: int) -> memoryview:
         """The steps + 1 marks of one rank: the start, then the end of each step of its window."""

@@ -333,7 +333,7 @@ def test_what_cannot_be_confirmed_says_why(project: Repository, run: Run, monkey
     monkeypatch.setenv("LASTS", "12")
     result = run("--ddp-confirm=0.001")
     assert result.ret == 1
-    left = "it takes about * s, and 0 of the 0.001 s of --ddp-confirm are left"
+    left = "it takes about * s, and 0 of the 0.001 s of --ddp-confirm are left: raise it"
     result.stdout.fnmatch_lines([f"note:     not confirmed with *: {left}"])
 
     result = run(CONFIRM, "-n1")
