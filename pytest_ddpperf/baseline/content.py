@@ -75,8 +75,8 @@ def environment(facts: Mapping[str, Scalar], plan: Plan, *, batch_size: int | No
 
 # What an accelerator measures differs between any two launches: it comes last, and only if it may explain a slowdown.
 _CHANGING = ("slowdown", "clock_mhz", "temperature_c")
-# A clock that is lower by at most this share is a step or two of the governor.
-_STEPS_OF_CLOCK = 0.02
+# A clock of at least this share of the baseline's is a step or two of the governor away.
+_SAME_CLOCK = 0.98
 
 
 def _is_worth_showing(name: str, now: Mapping[str, Scalar], base: Mapping[str, Scalar]) -> bool:
@@ -85,8 +85,10 @@ def _is_worth_showing(name: str, now: Mapping[str, Scalar], base: Mapping[str, S
     if name.startswith(READ):
         return name in now and name in base
     if name == "clock_mhz":
-        after, before = (float(facts.get(name) or 0) for facts in (now, base))
-        return 0 < after < (1 - _STEPS_OF_CLOCK) * before
+        after, before = now.get(name), base.get(name)
+        if not isinstance(after, int | float) or not isinstance(before, int | float):
+            return False  # unknown, or a text because the devices of ranks differ
+        return after < _SAME_CLOCK * before
     return name not in _CHANGING or bool(now.get("slowdown"))
 
 

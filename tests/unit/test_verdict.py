@@ -227,6 +227,7 @@ def test_recorded_facts_that_differ_are_reported() -> None:
         ({"clock_mhz": 1980.0, "temperature_c": 36.0}, {"clock_mhz": 1965.0, "temperature_c": 39.0}, ()),
         ({"clock_mhz": 1980.0}, {"clock_mhz": 1200.0}, ("clock_mhz 1980.0 -> 1200.0",)),
         ({"clock_mhz": 1980.0}, {}, ()),
+        ({"clock_mhz": "1980.0 + 1965.0"}, {"clock_mhz": "1200.0 + 1980.0"}, ()),  # of two devices
         ({"slowdown": "heat or power"}, {}, ()),
         (
             {"temperature_c": 60.0},
