@@ -388,7 +388,8 @@ class CollectiveBenchmark(BenchmarkFixture):
         # All labels first: after a red size a rerun measures no other one either.
         labels = []
         for size in given:  # no comprehension: before Python 3.12 it has a frame, which --pdb would show
-            labels.append(self._label({}, None, "-".join(filter(None, (name and str(name), in_words(size).lower())))))
+            suffix = in_words(size).lower()
+            labels.append(self._label({}, None, f"{name}-{suffix}" if name else suffix))
         results: list[CollectiveResult] = []
         failures: list[GateFailed] = []
         for label, of_size in zip(labels, asked, strict=True):

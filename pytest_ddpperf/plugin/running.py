@@ -19,7 +19,6 @@ import pytest
 
 from pytest_ddpperf.baseline import file_name, module_folder
 from pytest_ddpperf.measuring.measurement import Measured
-from pytest_ddpperf.options.parse import MOST
 from pytest_ddpperf.options.settings import Settings
 from pytest_ddpperf.plugin.items import has_benchmark, is_distributed, measures, nodeid_of
 from pytest_ddpperf.plugin.state import Run, plain_failure
@@ -207,10 +206,10 @@ def check_setup(fixture: str, role: str, setup: Any, given: str = "ctx", count: 
 
 
 def check_number(name: str, value: Any, what: str = "") -> None:
-    """Raise ValueError if a value is given that is no whole number from 1."""
+    """Raise ValueError if a value is given that is no whole number from 1, or one that no machine could have."""
     __tracebackhide__ = True
-    if value is not None and (type(value) is not int or not 1 <= value <= MOST):
-        raise ValueError(f"{name}={short_repr(value)}: {what}a whole number from 1 to {MOST:,}")
+    if value is not None and (type(value) is not int or not 1 <= value <= 1_000_000_000):
+        raise ValueError(f"{name}={short_repr(value)}: {what}a whole number from 1 to 1,000,000,000")
 
 
 def check_facts(facts: Any) -> dict[str, str | int | float | bool]:
