@@ -141,7 +141,7 @@ def _list(arguments: argparse.Namespace) -> int:
         if arguments.matches is None or arguments.matches(f"{name} {test.module}::{test.name} {test.label}"):
             chosen.setdefault(name, []).append(baseline)
     for name, baselines in chosen.items():
-        console.say(text.fitting((*terminal.baseline_table(name, baselines), "")))
+        console.say(text.wrap_for_terminal((*terminal.baseline_table(name, baselines), "")))
     stored = text.several(sum(map(len, chosen.values())), "baseline")
     console.say([f"{stored} in {text.several(len(chosen), 'environment')} (*: uncommitted changes)"])
     return status

@@ -149,7 +149,7 @@ def run(arguments: argparse.Namespace) -> int:
         console.say(diff_report.summary_lines(compared))
         is_shown = diff_report.in_common(*sweeps)
     else:
-        console.say(text.fitting(diff_report.lines(base, compared)))
+        console.say(text.wrap_for_terminal(diff_report.lines(base, compared)))
     if any(outcome.fails for outcome in compared.outcomes):
         return console.NAMED_VERDICT
     found = (outcome.verdict for outcome in compared.outcomes)

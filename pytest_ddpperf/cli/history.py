@@ -110,7 +110,7 @@ def show(arguments: argparse.Namespace) -> int:
     if arguments.html is not None:
         console.write(arguments.html, history_report.history_html(analysis))
     hint = partial(_which_commit, arguments.folder, entries.read_changes(arguments.folder, entries.BisectedChange))
-    console.say(text.fitting(history_report.history_lines(analysis, is_chosen, hint)))
+    console.say(text.wrap_for_terminal(history_report.history_lines(analysis, is_chosen, hint)))
     if analysis.short == len(analysis.series):
         console.complain(f"{arguments.folder}: nothing to judge: no series has {MIN_POINTS} runs")
         return console.NOTHING_IN_COMMON

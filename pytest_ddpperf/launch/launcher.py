@@ -204,8 +204,7 @@ class Launcher:
     `modules` yields the test modules and conftests as name -> file. `rpc`: there will be RPC launches, so their imports
     are preloaded. `trees`: where the ranks import the user's code from; samples then list what they imported. `folder`
     is removed if this process is killed. `nodes`: the other nodes, for plans that have several. `takes_locks`: whether
-    measurements hold the locks of their cores or devices. `templates`: of its rank server; they
-    are closed with it.
+    measurements hold the locks of their cores or devices. `templates`: of its rank server; they are closed with it.
     """
 
     def __init__(

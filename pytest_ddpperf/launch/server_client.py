@@ -164,7 +164,7 @@ class LaunchRequest:
 
 
 def limits() -> str:
-    """Return whether `ulimit` limits memory or files, as the end of a message; "" without one."""
+    """Return the end of a message: where to look if `ulimit` limits memory or files; "" if it does not."""
     of_memory, of_files = resource.RLIMIT_AS, resource.RLIMIT_FSIZE
     is_limited = any(resource.getrlimit(each)[0] != resource.RLIM_INFINITY for each in (of_memory, of_files))
     return "; see the limits of ulimit -v and -f" if is_limited else ""
@@ -172,7 +172,8 @@ def limits() -> str:
 
 @contextmanager
 def writing_temporary_files() -> Iterator[None]:
-    """Raise DdpPerfError if the temporary folder, or the quota of this user there, is full, or on another problem."""
+    """Raise DdpPerfError if files cannot be written. It says so if the temporary folder, or the quota of this user
+    there, is full."""
     try:
         yield
     except OSError as error:

@@ -17,7 +17,7 @@ from typing import Literal, cast
 from pytest_ddpperf.options.definitions import FAIL_ON_NAMES
 from pytest_ddpperf.records.plan import BANDWIDTH, COUNTERS, MEAN, PHASE_METRICS, Limit
 
-MOST = 1_000_000  # of whatever is counted: more would take days, or more memory than there is
+_MOST = 1_000_000  # of whatever is counted: more would take days, or more memory than there is
 _MOST_RANKS = 10_000
 _LONGEST_SECONDS = 1e9  # 31 years; from ten times that on a socket's timeout overflows
 # Four decimals: p99.9999 needs three million steps, and with many more a percentile is rounded to 100.
@@ -58,7 +58,7 @@ def _items(value: object) -> tuple[object, ...]:
     return tuple(items)
 
 
-def count(value: object, least: int, most: int = MOST) -> int:
+def count(value: object, least: int, most: int = _MOST) -> int:
     text = value.strip() if isinstance(value, str) else ""
     if text.isascii() and text.isdigit() and len(text) < 20:  # Python refuses to read very many digits
         value = int(text)

@@ -306,4 +306,4 @@ def plain_failure(problem: str) -> Failed:
     """Return an ordinary test failure without a traceback of ours."""
     from pytest_ddpperf.report import text
 
-    return pytest.fail.Exception("\n".join(text.fitted(problem, text.terminal_width())), pytrace=False)
+    return pytest.fail.Exception("\n".join(text.wrap_text(problem, text.terminal_width())), pytrace=False)

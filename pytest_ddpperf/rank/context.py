@@ -47,7 +47,7 @@ def _finite(value: Any) -> float | None:
 
 @contextmanager
 def noting(what: str, notes: list[str]) -> Iterator[None]:
-    """Let nothing that is raised within fail a valid step: `what` ("buckets are") is unknown then, as a note says."""
+    """Turn an error within into a note that `what` ("buckets are") is unknown: it must not fail a valid step."""
     try:
         yield
     except Exception as error:

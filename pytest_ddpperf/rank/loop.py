@@ -255,8 +255,8 @@ class Loop:
 
 
 def run(rank: Rank, ctx: context.Context, program: Any, deliver: Callable[[Window], NoReturn], fail: Any) -> NoReturn:
-    """Run a program until its window is over; `fail` reports an error and does not return either,
-    but in a child of the rank does nothing."""
+    """Run a program until its window is over. `fail` reports an error and ends the rank; in a child of the rank it does
+    nothing."""
     loop = Loop(rank, ctx, deliver)
     if rank.plan.boundary == UPDATE:
         Updates(loop.step_ended, loop.learned, fail).install()

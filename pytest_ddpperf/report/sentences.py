@@ -30,7 +30,7 @@ _WHY_INCONCLUSIVE = {
     "the repository, and what fixtures, native libraries or other programs read)",
 }
 # Of a range that lies beyond the limit as a whole.
-_ALL_SHOW_IT = "its range is of all launches, and the later ones alone do not confirm it: raise --ddp-launches"
+_LATER_DO_NOT_CONFIRM = "its range is of all launches, and the later ones alone do not confirm it: raise --ddp-launches"
 
 
 def verdict_of(outcome: Outcome) -> str:
@@ -99,7 +99,7 @@ def _reason(outcome: Outcome, verdict: Verdict) -> str:
         worst = verdict.worst
         is_beyond = worst is not None and worst.change.low > text.limit_share(worst)
         if is_beyond and verdict.reason in ("not-confirmed", "undecided"):
-            return _ALL_SHOW_IT
+            return _LATER_DO_NOT_CONFIRM
         if verdict.reason == "undecided":
             usual = "close to its limit: further launches would hardly decide it"
         return _WHY_INCONCLUSIVE.get(verdict.reason) or _noise(outcome) or usual
@@ -305,7 +305,7 @@ def _gate_failure(outcome: Outcome, width: int) -> Iterator[str]:
     assert verdict is not None
     if compared is None:
         took = f" (step time p50 {p50(outcome)})" if outcome.measurement is not None else ""
-        yield from text.fitted(f"{verdict}{took}: {why_not_compared(outcome)}", width)
+        yield from text.wrap_text(f"{verdict}{took}: {why_not_compared(outcome)}", width)
     else:
         if verdict.diverged is not None and is_red_by_loss(outcome):
             yield f"DIVERGED: loss {text.loss_change(verdict.diverged)}"

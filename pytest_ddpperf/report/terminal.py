@@ -47,7 +47,7 @@ def report(
     others = [outcome for outcome in outcomes if outcome.error or not outcome.fails]  # a failure shows its notes
     lines += sentences.problems(others, quiet=verbosity < 0)
     every = "\n".join((*lines, *messages, last_line(outcomes, run, with_cost=True)))
-    yield from text.fitted(text.printable(every), width)
+    yield from text.wrap_text(text.printable(every), width)
 
 
 _GAP = 2  # between columns

@@ -56,7 +56,7 @@ def wrapped(line: str, width: int = WIDTH, indent: str = "  ") -> list[str]:
     return [each.replace("\u00a0", " ") for each in lines] or [""]
 
 
-def fitted(lines: str, width: int = WIDTH) -> Iterator[str]:
+def wrap_text(lines: str, width: int = WIDTH) -> Iterator[str]:
     """Yield lines of at most `width` characters, but for those of a traceback."""
     for line in lines.split("\n"):
         is_code = line.startswith(("    ", '  File "'))
@@ -68,7 +68,7 @@ def terminal_width() -> int:
     return min(WIDTH, shutil.get_terminal_size((WIDTH, 0)).columns)
 
 
-def fitting(lines: Iterable[str]) -> Iterator[str]:
+def wrap_for_terminal(lines: Iterable[str]) -> Iterator[str]:
     """Yield lines wrapped to the columns of the terminal. A file or a program gets them whole."""
     width = shutil.get_terminal_size((0, 0)).columns
     for line in lines:

@@ -487,7 +487,7 @@ def test_no_line_of_a_failed_gate_is_wider_than_the_terminal() -> None:
 
 def test_a_traceback_stays_as_it_is_in_a_narrow_terminal() -> None:
     place, code = f'  File "{"a" * 30}.py", line 3, in f', "    " + "b = c " * 6
-    lines = [*text.fitted(f"rank 0 failed in setup: it did\n{place}\n{code}", 20)]
+    lines = [*text.wrap_text(f"rank 0 failed in setup: it did\n{place}\n{code}", 20)]
     assert lines == ["rank 0 failed in", "  setup: it did", place, code]
 
 
