@@ -98,8 +98,8 @@ class Stored:
         if verdict == "NO BASELINE":
             notes += (f"there is no baseline {shown(self.path, self._store.rootdir)}",)
         if self._nearby is not None:
-            there = f"by another path or rootdir it has the baseline {shown(str(self._nearby), self._store.rootdir)}"
-            notes += (f"{there}: an ini file at the top keeps the rootdir",)
+            there = f"there is one for another path or rootdir: {shown(str(self._nearby), self._store.rootdir)}"
+            notes += (f"{there} (an ini file at the top keeps the rootdir)",)
         if self._counted is not None and verdict.counters:
             notes += (f"only counters were compared, with the baseline of {self._counted[0]}",)
         elif verdict == "NO BASELINE" and (others := self._store.others(self._test)):

@@ -270,8 +270,8 @@ def test_a_baseline_that_another_rootdir_hides_is_named_with_what_to_write(
                 f"test_step: pytest takes ../base for a path of tests, and its rootdir is {pytester.path}: write "
                 "--ddp-baseline-dir=../base, or set it in an ini file",
                 "test_step: there is no baseline base/*/project/tests/test_here/test_step.json",
-                "test_step: by another path or rootdir it has the baseline base/*/tests/test_here/test_step.json: an "
-                "ini file at the top keeps the rootdir",
+                "test_step: there is one for another path or rootdir: base/*/tests/test_here/test_step.json (an ini "
+                "file at the top keeps the rootdir)",
             ]
         )
         assert last_line(result).startswith("1 without baseline (0 of 1 compared)")
