@@ -51,13 +51,14 @@ _SPEEDS, _SEEN = 0.1, 3
 
 def without_blind_pass(verdict: Verdict, current: Measurement, baseline: Sequence[Measurement]) -> Verdict:
     """Return the verdict; of launches of two speeds INCONCLUSIVE instead of PASS, unless a slowdown of three limits
-    would have been seen."""
+    would have been seen. INCONCLUSIVE has them as its reason."""
     sides = [current.samples, *(session.samples for session in baseline)]
     faults = [each for samples in sides for each in samples.most_page_faults]
     differ = (max(faults, default=0.0) - min(faults, default=0.0)) * FAULT_SECONDS > _SPEEDS * median(
         current.samples.step_seconds[0]
     )
-    if differ and verdict.status in (Status.PASS, Status.INCONCLUSIVE) and not _is_near(verdict, _SEEN):
+    is_blind = verdict.status is Status.PASS and not _is_near(verdict, _SEEN)
+    if differ and (is_blind or verdict.status is Status.INCONCLUSIVE):
         return without_claim(verdict, Status.INCONCLUSIVE, "two-speeds")
     return verdict
 

@@ -131,6 +131,7 @@ def with_page_faults(*by_launch: float) -> Measurement:
         (Status.PASS, 0.29, (5000, 0), "PASS"),  # three limits would have been seen
         (Status.PASS, 0.31, (5000, 4100), "PASS"),  # 0.9 ms of 10 ms
         (Status.INCONCLUSIVE, 0.31, (5000, 0), "INCONCLUSIVE"),
+        (Status.INCONCLUSIVE, 0.29, (5000, 0), "INCONCLUSIVE"),
         (Status.REGRESSED, 0.9, (5000, 0), "REGRESSED"),
         (Status.IMPROVED, 0.9, (5000, 0), "IMPROVED"),
     ],
