@@ -1,4 +1,5 @@
-"""What all tests share: pytest's `pytester`, the `gpu` marker, and a process with many open files."""
+"""What all tests share: pytest's `pytester`, the `gpu` marker, and a process with many open
+files."""
 
 from __future__ import annotations
 
@@ -23,7 +24,8 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.fixture
 def many_descriptors() -> Iterator[None]:
-    """More open files than `select.select` can tell of: what is opened from now on has a number from 1,024 on."""
+    """More open files than `select.select` can tell of: what is opened from now on has a number
+    from 1,024 on."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = 2048
     if hard != resource.RLIM_INFINITY and hard < wanted:

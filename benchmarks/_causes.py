@@ -18,7 +18,9 @@ def busy(seconds: float) -> None:
         pass
 
 
-def lost_in(place: str, rank: int | None, lose: Callable[[float], None] = busy) -> Callable[..., Step]:
+def lost_in(
+    place: str, rank: int | None, lose: Callable[[float], None] = busy
+) -> Callable[..., Step]:
     """A set-up whose step loses time in one place, on one rank or on all."""
 
     def setup(ctx: Any, changed: bool) -> Step:
@@ -56,7 +58,14 @@ def layers(width: int = WIDTH, depth: int = DEPTH) -> Any:
     return torch.nn.Sequential(*(torch.nn.Linear(width, width) for _ in range(depth)))
 
 
-def training(model: Any, *, optimizer: Any = None, wrapped: Any = None, width: int = WIDTH, **options: Any) -> Step:
+def training(
+    model: Any,
+    *,
+    optimizer: Any = None,
+    wrapped: Any = None,
+    width: int = WIDTH,
+    **options: Any,
+) -> Step:
     import torch
     from torch.nn.parallel import DistributedDataParallel as DDP
 
@@ -157,7 +166,10 @@ def sharded_waits(ctx: Any, changed: bool) -> Step:
     from torch.distributed.fsdp import fully_shard
 
     torch.manual_seed(0)
-    blocks = (torch.nn.Sequential(*(torch.nn.Linear(64, 64) for _ in range(4))) for _ in range(8))
+    blocks = (
+        torch.nn.Sequential(*(torch.nn.Linear(64, 64) for _ in range(4)))
+        for _ in range(8)
+    )
     model = torch.nn.Sequential(*blocks)
     for block in model:
         fully_shard(block)
@@ -177,7 +189,11 @@ def overlap(ctx: Any, changed: bool) -> Step:
     def reduce(state, bucket):  # type: ignore[no-untyped-def]  # DDP would refuse annotations that are strings
         tensor = bucket.buffer()
         if not changed:
-            return dist.all_reduce(tensor, async_op=True).get_future().then(lambda done: done.value()[0])
+            return (
+                dist.all_reduce(tensor, async_op=True)
+                .get_future()
+                .then(lambda done: done.value()[0])
+            )
         dist.all_reduce(tensor)
         reduced: Any = torch.futures.Future()
         reduced.set_result(tensor)
@@ -196,7 +212,9 @@ def recompiling(ctx: Any, changed: bool) -> Step:
     def step() -> None:
         train()
         if changed and (number := next(numbers)) >= 0:
-            torch.compile(eval(f"lambda x: x + {number}"), backend="eager")(torch.ones(2))
+            torch.compile(eval(f"lambda x: x + {number}"), backend="eager")(
+                torch.ones(2)
+            )
 
     return step
 
@@ -214,8 +232,9 @@ def turns(ctx: Any, changed: bool) -> Step:
 
 
 def late(ctx: Any, changed: bool) -> Step:
-    """One rank begins each step of about 0.1 s with a delay of 5 %. Of a shorter step that is less than what an
-    all-reduce of Gloo gains on two cores if one rank comes after the other, and the step is not slower."""
+    """One rank begins each step of about 0.1 s with a delay of 5 %. Of a shorter step that is less
+    than what an all-reduce of Gloo gains on two cores if one rank comes after the other, and the
+    step is not slower."""
     import torch
     import torch.distributed as dist
 
@@ -337,7 +356,8 @@ Named = dict[str, Any]  # a finding, as the JSON has it
 
 
 def is_named(cause: str, findings: Sequence[Named]) -> bool:
-    """Whether the first finding is the planted cause; of unchanged code and the like, whether none is wrong."""
+    """Whether the first finding is the planted cause; of unchanged code and the like, whether none
+    is wrong."""
     if cause == "unchanged":
         return not findings
     if cause == "ranks are late in turns":

@@ -1,4 +1,5 @@
-"""Checks that only a GPU can answer: tests of the project that gpu.py makes. Each notes what it saw, right or wrong."""
+"""Checks that only a GPU can answer: tests of the project that gpu.py makes. Each notes what it
+saw, right or wrong."""
 
 from __future__ import annotations
 
@@ -30,14 +31,19 @@ def note(request: pytest.FixtureRequest) -> Note:
 
     def add(check: str, holds: bool, figure: str) -> None:
         with Path(os.environ["GPU_ROWS"]).open("a") as rows:
-            rows.write(json.dumps({"check": check, "holds": holds, "figure": figure}) + "\n")
+            rows.write(
+                json.dumps({"check": check, "holds": holds, "figure": figure}) + "\n"
+            )
 
     return add
 
 
 def cycles_of_a_millisecond() -> int:
     """Return how long `torch.cuda._sleep` has to be for a millisecond, once clocks are up."""
-    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    begin, end = (
+        torch.cuda.Event(enable_timing=True),
+        torch.cuda.Event(enable_timing=True),
+    )
     for _ in range(20):
         begin.record()
         torch.cuda._sleep(20_000_000)
@@ -72,7 +78,11 @@ def times_of(result: Any) -> list[float]:
 
 @alone
 @pytest.mark.parametrize(
-    "timing", [pytest.param(each, marks=pytest.mark.ddp(timing=each)) for each in ("free", "step")]
+    "timing",
+    [
+        pytest.param(each, marks=pytest.mark.ddp(timing=each))
+        for each in ("free", "step")
+    ],
 )
 def test_kernels_of_known_length(ddp_benchmark: Any, note: Note, timing: str) -> None:
     def setup(ctx: Any) -> Any:
@@ -80,9 +90,16 @@ def test_kernels_of_known_length(ddp_benchmark: Any, note: Note, timing: str) ->
         return lambda: torch.cuda._sleep(millisecond * (1 + 2 * (next(number) % 2)))
 
     times = sorted(times_of(ddp_benchmark(setup, gate=False)))
-    short, long = median(times[: len(times) // 2]) / MS, median(times[len(times) // 2 :]) / MS
+    short, long = (
+        median(times[: len(times) // 2]) / MS,
+        median(times[len(times) // 2 :]) / MS,
+    )
     holds = abs(short - 1) < 0.1 and abs(long - 3) < 0.1
-    note(f"kernels of 1 and 3 ms, timing {timing}", holds, f"{short:.3f} and {long:.3f} ms")
+    note(
+        f"kernels of 1 and 3 ms, timing {timing}",
+        holds,
+        f"{short:.3f} and {long:.3f} ms",
+    )
 
 
 @alone
@@ -116,7 +133,11 @@ def test_a_side_stream_that_nothing_waits_for(ddp_benchmark: Any, note: Note) ->
 
     result = ddp_benchmark(setup, gate=False)
     mean = sum(times_of(result)) / len(times_of(result)) / MS
-    note("2 ms on a side stream, which the window's end waits for", 1.9 < mean < 2.2, f"{mean:.3f} ms")
+    note(
+        "2 ms on a side stream, which the window's end waits for",
+        1.9 < mean < 2.2,
+        f"{mean:.3f} ms",
+    )
 
 
 @alone
@@ -150,7 +171,11 @@ def test_phases(ddp_benchmark: Any, note: Note) -> None:
     phases = ddp_benchmark(setup, gate=False).phases
     forward, backward = (phases.get(name) or 0.0 for name in ("forward", "backward"))
     holds = abs(forward / MS - 4) < 0.4 and abs(backward / MS - 8) < 0.8
-    note("phases of 4 and 8 ms", holds, f"forward {forward / MS:.2f} ms, backward {backward / MS:.2f} ms")
+    note(
+        "phases of 4 and 8 ms",
+        holds,
+        f"forward {forward / MS:.2f} ms, backward {backward / MS:.2f} ms",
+    )
 
 
 @alone
@@ -162,13 +187,20 @@ def test_the_clock_is_up_when_the_window_begins(ddp_benchmark: Any, note: Note) 
 
     result = ddp_benchmark(setup, gate=False)
     ratios = [
-        median(launch[: len(launch) // 4]) / median(launch[-(len(launch) // 4) :]) for launch in result.step_seconds
+        median(launch[: len(launch) // 4]) / median(launch[-(len(launch) // 4) :])
+        for launch in result.step_seconds
     ]
-    note("first quarter of a window to its last, after 5 s idle", max(ratios) < 1.03, f"{max(ratios):.3f} at most")
+    note(
+        "first quarter of a window to its last, after 5 s idle",
+        max(ratios) < 1.03,
+        f"{max(ratios):.3f} at most",
+    )
 
 
 @alone
-def test_p50_is_that_of_a_bare_loop(ddp_benchmark: Any, ddp_run: Any, note: Note) -> None:
+def test_p50_is_that_of_a_bare_loop(
+    ddp_benchmark: Any, ddp_run: Any, note: Note
+) -> None:
     def bare(ctx: Any) -> float:
         step = training(ctx)
         for _ in range(300):
@@ -178,14 +210,19 @@ def test_p50_is_that_of_a_bare_loop(ddp_benchmark: Any, ddp_run: Any, note: Note
             event.record()
             step()
         torch.cuda.synchronize()
-        return median(first.elapsed_time(second) for first, second in pairwise(events)) * MS
+        return (
+            median(first.elapsed_time(second) for first, second in pairwise(events))
+            * MS
+        )
 
     measured, loops = [], []
     for number in range(5):  # in turn
         measured.append(ddp_benchmark(training, gate=False, name=str(number)).p50)
         loops.append(ddp_run(bare)[0])
     ratio = median(measured) / median(loops)
-    figure = f"{median(measured) / MS:.4f} ms, bare {median(loops) / MS:.4f} ms: {ratio:.3f}"
+    figure = (
+        f"{median(measured) / MS:.4f} ms, bare {median(loops) / MS:.4f} ms: {ratio:.3f}"
+    )
     note("p50 of a DDP step against a bare loop", 0.97 < ratio < 1.03, figure)
 
 
@@ -196,9 +233,19 @@ def test_p50_is_that_of_a_bare_loop(ddp_benchmark: Any, ddp_run: Any, note: Note
 def test_counters(ddp_benchmark: Any, note: Note) -> None:
     counters = ddp_benchmark(training, gate=False).counters
     gradients = 4 * 8 * (1024 * 1024 + 1024)
-    seen = {name: counters[name] for name in ("all_reduce.bytes", "host_syncs", "h2d.bytes", "peak_memory.bytes")}
-    holds = seen["all_reduce.bytes"] == gradients and seen["host_syncs"] == seen["h2d.bytes"] == 0
-    note(f"all_reduce.bytes are {gradients}", holds and (seen["peak_memory.bytes"] or 0) > gradients, str(seen))
+    seen = {
+        name: counters[name]
+        for name in ("all_reduce.bytes", "host_syncs", "h2d.bytes", "peak_memory.bytes")
+    }
+    holds = (
+        seen["all_reduce.bytes"] == gradients
+        and seen["host_syncs"] == seen["h2d.bytes"] == 0
+    )
+    note(
+        f"all_reduce.bytes are {gradients}",
+        holds and (seen["peak_memory.bytes"] or 0) > gradients,
+        str(seen),
+    )
 
 
 @alone
@@ -237,7 +284,13 @@ def test_a_replayed_graph_has_no_counts(ddp_benchmark: Any, note: Note) -> None:
 def test_facts(ddp_benchmark: Any, note: Note) -> None:
     environment = ddp_benchmark(training, gate=False).environment
     facts = {**environment.key, **environment.must_match, **environment.recorded}
-    wanted = ("device_model", "driver", "power_limit_watts", "clock_mhz", "temperature_c")
+    wanted = (
+        "device_model",
+        "driver",
+        "power_limit_watts",
+        "clock_mhz",
+        "temperature_c",
+    )
     figure = ", ".join(f"{name} {facts.get(name)}" for name in wanted)
     note("what nvidia-smi tells", all(facts.get(name) for name in wanted), figure)
 
@@ -266,26 +319,38 @@ def test_out_of_memory(failing: Any, note: Note, ddp_world_size: int) -> None:
         torch.cuda.synchronize()
 
     text = failing(allocate)
-    holds = text.startswith(f"rank {ddp_world_size - 1} failed") and "out of memory" in text
+    holds = (
+        text.startswith(f"rank {ddp_world_size - 1} failed") and "out of memory" in text
+    )
     note("out of memory names its rank", holds, text.splitlines()[0])
 
 
 @pytest.mark.ddp(timeout=40)
 def test_a_kernel_that_asserts(failing: Any, note: Note) -> None:
     def index(ctx: Any) -> None:
-        torch.ones(8, device=ctx.device)[torch.tensor([99], device=ctx.device)]  # nothing is returned, or waited for
+        # nothing is returned, or waited for
+        torch.ones(8, device=ctx.device)[torch.tensor([99], device=ctx.device)]
 
     text = failing(index)
-    note("a kernel that asserts is red", "device-side assert" in text, text.splitlines()[0])
+    note(
+        "a kernel that asserts is red",
+        "device-side assert" in text,
+        text.splitlines()[0],
+    )
 
 
 @pytest.mark.ddp(timeout=20)
 def test_an_endless_kernel(failing: Any, note: Note) -> None:
     began = time.monotonic()
-    text = failing(lambda ctx: torch.cuda._sleep(1 << 40))  # minutes, should nothing end it
+    # minutes, should nothing end it
+    text = failing(lambda ctx: torch.cuda._sleep(1 << 40))
     seconds = time.monotonic() - began
     holds = "did not end within 20 s" in text and seconds < 60
-    note("an endless kernel ends with its deadline", holds, f"after {seconds:.0f} s: {text.splitlines()[0]}")
+    note(
+        "an endless kernel ends with its deadline",
+        holds,
+        f"after {seconds:.0f} s: {text.splitlines()[0]}",
+    )
 
 
 @together
@@ -299,10 +364,18 @@ def test_a_rank_that_never_enters_a_collective(failing: Any, note: Note) -> None
         dist.all_reduce(x)
 
     text = failing(hang)
-    note("a hang names the rank and the collective", "rank 0 never entered" in text, text.splitlines()[0])
+    note(
+        "a hang names the rank and the collective",
+        "rank 0 never entered" in text,
+        text.splitlines()[0],
+    )
 
 
 @together
 def test_several_ranks(ddp_benchmark: Any, note: Note) -> None:
     counted = ddp_benchmark(training, gate=False).counters["all_reduce.bytes"]
-    note("DDP over NCCL", counted == 4 * 8 * (1024 * 1024 + 1024), f"all_reduce.bytes {counted}")
+    note(
+        "DDP over NCCL",
+        counted == 4 * 8 * (1024 * 1024 + 1024),
+        f"all_reduce.bytes {counted}",
+    )

@@ -1,7 +1,7 @@
 """Preloaded with --ddp-preload: several ranks over NCCL share one GPU. For checks of failures only.
 
-NCCL below 2.30 takes two ranks on one GPU only if it believes them on two hosts (NCCL_HOSTID); from 2.30 on
-NCCL_MULTI_RANK_GPU_ENABLE=1 allows it.
+NCCL below 2.30 takes two ranks on one GPU only if it believes them on two hosts (NCCL_HOSTID); from
+2.30 on NCCL_MULTI_RANK_GPU_ENABLE=1 allows it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,9 @@ def _share(plan: Any, index: int, threads: int) -> torch.device:
 
 def _count() -> dict[str, Any]:
     facts = _probe()
-    return facts | {"device_count": max(facts["device_count"], int(os.environ["GPU_RANKS"]))}  # type: ignore[type-var]
+    return facts | {
+        "device_count": max(facts["device_count"], int(os.environ["GPU_RANKS"]))
+    }  # type: ignore[type-var]
 
 
 group.prepare, environment.probe = _share, _count

@@ -1,4 +1,5 @@
-"""Training steps of many kinds, each to be timed as a step and as a program that owns its loop: for programs.py."""
+"""Training steps of many kinds, each to be timed as a step and as a program that owns its loop: for
+programs.py."""
 
 from __future__ import annotations
 
@@ -56,7 +57,9 @@ def accumulating() -> Step:
 
 def gan() -> Step:
     critic, generator, x = DDP(layers(4)), DDP(layers(4)), batch()
-    of_critic, of_generator = (torch.optim.SGD(model.parameters(), lr=0.001) for model in (critic, generator))
+    of_critic, of_generator = (
+        torch.optim.SGD(model.parameters(), lr=0.001) for model in (critic, generator)
+    )
 
     def step() -> None:
         for _ in range(2):
@@ -92,7 +95,12 @@ def zero() -> Step:
     from torch.distributed.optim import ZeroRedundancyOptimizer
 
     model = DDP(layers())
-    return trains(model, ZeroRedundancyOptimizer(model.parameters(), optimizer_class=torch.optim.SGD, lr=0.01))
+    return trains(
+        model,
+        ZeroRedundancyOptimizer(
+            model.parameters(), optimizer_class=torch.optim.SGD, lr=0.01
+        ),
+    )
 
 
 def scaled() -> Step:
@@ -103,7 +111,9 @@ def scaled() -> Step:
 
     def step() -> None:
         optimizer.zero_grad()
-        loss = model(x).square().mean() * (float("inf") if next(numbers) % 8 == 7 else 1.0)
+        loss = model(x).square().mean() * (
+            float("inf") if next(numbers) % 8 == 7 else 1.0
+        )
         scaler.scale(loss).backward()
         scaler.step(optimizer)
         scaler.update()
@@ -126,10 +136,21 @@ def sharded() -> Step:
 
 def tensor_parallel() -> Step:
     from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+    from torch.distributed.tensor.parallel import (
+        ColwiseParallel,
+        RowwiseParallel,
+        parallelize_module,
+    )
 
-    plan = {str(number): RowwiseParallel() if number % 2 else ColwiseParallel() for number in range(8)}
-    return trains(parallelize_module(layers(), init_device_mesh("cpu", (dist.get_world_size(),)), plan))
+    plan = {
+        str(number): RowwiseParallel() if number % 2 else ColwiseParallel()
+        for number in range(8)
+    }
+    return trains(
+        parallelize_module(
+            layers(), init_device_mesh("cpu", (dist.get_world_size(),)), plan
+        )
+    )
 
 
 def bfloat16() -> Step:

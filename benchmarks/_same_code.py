@@ -1,7 +1,8 @@
-"""Eight training steps. The time of most of them depends on what a process draws once: hash seed, heap, layout.
+"""Eight training steps. The time of most of them depends on what a process draws once: hash seed,
+heap, layout.
 
-Each function takes the amount of `work` and returns a step, which trains a DDP model as well. The benchmark copies this
-file into a project, so it imports nothing of this folder.
+Each function takes the amount of `work` and returns a step, which trains a DDP model as well. The
+benchmark copies this file into a project, so it imports nothing of this folder.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ from torch.utils.data import DataLoader, Dataset
 Step = Callable[[], object]
 
 
-def _training(model: nn.Module, inputs: Callable[[], torch.Tensor], learning_rate: float = 0.01) -> Step:
+def _training(
+    model: nn.Module, inputs: Callable[[], torch.Tensor], learning_rate: float = 0.01
+) -> Step:
     replica = DDP(model)
     optimizer = torch.optim.SGD(replica.parameters(), lr=learning_rate)
 
@@ -54,7 +57,8 @@ def ordered(work: float) -> Step:
 
 
 def strings(work: float) -> Step:
-    """Counts words, and writes and reads JSON: dictionaries and sets of strings, many small objects."""
+    """Counts words, and writes and reads JSON: dictionaries and sets of strings, many small
+    objects."""
     known = round(6_000 * work)
     words = [f"token-{number * 7919 % known}" for number in range(4 * known)]
     x = torch.randn(64, 128)
@@ -64,16 +68,27 @@ def strings(work: float) -> Step:
         for word in words:
             counts[word] = counts.get(word, 0) + 1
         names = {word.upper() for word in counts}
-        read = json.loads(json.dumps({word: [count, word] for word, count in counts.items() if word.upper() in names}))
+        read = json.loads(
+            json.dumps(
+                {
+                    word: [count, word]
+                    for word, count in counts.items()
+                    if word.upper() in names
+                }
+            )
+        )
         return x * (len(read) / known)
 
     return _training(nn.Linear(128, 64), inputs)
 
 
 def activations(work: float) -> Step:
-    """Large activations, each of 2 MB, which the allocator maps or takes from the heap, and gives back or keeps."""
+    """Large activations, each of 2 MB, which the allocator maps or takes from the heap, and gives
+    back or keeps."""
     x = torch.randn(1024, 512)
-    return _training(nn.Sequential(*(nn.PReLU() for _ in range(round(5 * work)))), lambda: x)
+    return _training(
+        nn.Sequential(*(nn.PReLU() for _ in range(round(5 * work)))), lambda: x
+    )
 
 
 def small_tensors(work: float) -> Step:
@@ -121,7 +136,11 @@ def gpt(work: float) -> Step:
 def convolutions(work: float) -> Step:
     """A small convolutional net, whose activations lie at the allocator's thresholds."""
     first = [nn.Conv2d(1, 8, 3, padding=1), nn.ReLU()]
-    rest = [layer for _ in range(round(5 * work)) for layer in (nn.Conv2d(8, 8, 3, padding=1), nn.ReLU())]
+    rest = [
+        layer
+        for _ in range(round(5 * work))
+        for layer in (nn.Conv2d(8, 8, 3, padding=1), nn.ReLU())
+    ]
     x = torch.randn(16, 1, 32, 32)
     return _training(nn.Sequential(*first, *rest), lambda: x)
 

@@ -1,4 +1,5 @@
-"""Recorded step times as measurements, from a folder of traces (benchmarks/README.md has their form)."""
+"""Recorded step times as measurements, from a folder of traces (benchmarks/README.md has their
+form)."""
 
 from __future__ import annotations
 
@@ -13,16 +14,19 @@ from typing import Any
 from pytest_ddpperf.launch.launcher import completions
 from pytest_ddpperf.records.samples import Measurement, Samples
 
-Launch = tuple[tuple[tuple[float, ...], ...], tuple[float, ...]]  # rank x step, and the group's steps, in seconds
+# rank x step, and the group's steps, in seconds
+Launch = tuple[tuple[tuple[float, ...], ...], tuple[float, ...]]
 
 
 @dataclass(frozen=True)
 class Workload:
-    """One workload's launches, by session and injected slowdown, in the order they were recorded."""
+    """One workload's launches, by session and injected slowdown, in the order they were
+    recorded."""
 
     name: str
     world_size: int
-    sessions: dict[tuple[int, int], dict[float, list[Launch]]]  # by file and session in it
+    # by file and session in it
+    sessions: dict[tuple[int, int], dict[float, list[Launch]]]
 
     def __str__(self) -> str:
         return f"{self.name} x {self.world_size}"
@@ -34,8 +38,8 @@ class Workload:
 
 @dataclass(frozen=True)
 class Pairs:
-    """Pairs of launches that took turns in one way (benchmarks/turns.py), by injected slowdown: the side that has it,
-    the other, and the lengths of the stretches."""
+    """Pairs of launches that took turns in one way (benchmarks/turns.py), by injected slowdown: the
+    side that has it, the other, and the lengths of the stretches."""
 
     name: str
     way: str
@@ -58,7 +62,9 @@ def read_pairs(file: Path) -> list[Pairs]:
         base, now = (_group(steps) for steps in row["microseconds"])
         pairs = found[f"{row['model']}, {row['machine']}", row["way"]]
         pairs[row["amount"]].append((now, base, tuple(row["stretches"])))
-    return [Pairs(name, way, dict(pairs)) for (name, way), pairs in sorted(found.items())]
+    return [
+        Pairs(name, way, dict(pairs)) for (name, way), pairs in sorted(found.items())
+    ]
 
 
 def _group(microseconds: list[float]) -> Launch:
@@ -68,7 +74,8 @@ def _group(microseconds: list[float]) -> Launch:
 
 
 def read(folder: Path, recording: str = "pinned") -> list[Workload]:
-    """All workloads of all recordings below `folder`; sessions of different files are different sessions."""
+    """All workloads of all recordings below `folder`; sessions of different files are different
+    sessions."""
     files = sorted([*folder.glob("*.jsonl.gz"), *folder.glob("*.jsonl")])
     if not files:
         raise SystemExit(f"{folder} holds no traces: neither *.jsonl.gz nor *.jsonl")
@@ -79,14 +86,19 @@ def read(folder: Path, recording: str = "pinned") -> list[Workload]:
                 row = json.loads(line)
                 if row["recording"] == recording:
                     sessions = found[row["workload"], row["world_size"]]
-                    cell = sessions[number, row["session"]][float(row["injected_slowdown"])]
+                    cell = sessions[number, row["session"]][
+                        float(row["injected_slowdown"])
+                    ]
                     cell.append((row["launch"], _launch(row["step_microseconds"])))
     return [
         Workload(
             name,
             size,
             {
-                session: {slowdown: [launch for _, launch in sorted(cell)] for slowdown, cell in sorted(cells.items())}
+                session: {
+                    slowdown: [launch for _, launch in sorted(cell)]
+                    for slowdown, cell in sorted(cells.items())
+                }
                 for session, cells in sorted(sessions.items())
             },
         )
@@ -102,6 +114,7 @@ def _launch(microseconds: list[list[float]]) -> Launch:
 def measurement(launches: list[Launch]) -> Measurement:
     return Measurement(
         samples=Samples(
-            step_seconds=tuple(group for _, group in launches), rank_seconds=tuple(own for own, _ in launches)
+            step_seconds=tuple(group for _, group in launches),
+            rank_seconds=tuple(own for own, _ in launches),
         )
     )

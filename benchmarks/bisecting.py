@@ -1,13 +1,15 @@
-"""Does `ddpperf bisect` find the slower commit? Whole searches in repositories with planted slowdowns.
+"""Does `ddpperf bisect` find the slower commit? Whole searches in repositories with planted
+slowdowns.
 
     python benchmarks/bisecting.py [--runs 5] [--kinds one,none,...] [--results bisecting.jsonl]
 
-A repository has 40 commits, and a step of DDP on two ranks of about 5 ms. "one" of them makes it take 15 % longer,
-each time another one; "none" does; "two" do; "unbuilt": a commit in the middle cannot be imported; "merge": it is in
-a branch that was merged; "tests": only the test became slower; "dependency": not a commit but a distribution, which
-the baseline has in another version. "one" is repeated on this machine as it is ("quiet") and next to
-benchmarks/neighbour.py, the others are searched for once on each. Each search is a line of the results file, and a
-run goes on where the last one ended.
+A repository has 40 commits, and a step of DDP on two ranks of about 5 ms. "one" of them makes it
+take 15 % longer, each time another one; "none" does; "two" do; "unbuilt": a commit in the middle
+cannot be imported; "merge": it is in a branch that was merged; "tests": only the test became
+slower; "dependency": not a commit but a distribution, which the baseline has in another version.
+"one" is repeated on this machine as it is ("quiet") and next to benchmarks/neighbour.py, the others
+are searched for once on each. Each search is a line of the results file, and a run goes on where
+the last one ended.
 """
 
 from __future__ import annotations
@@ -65,16 +67,36 @@ info.mkdir(exist_ok=True)
 (info / "RECORD").write_text("dep.py,,\\n")
 """
 COMMITS = 40
-WORK, SLOWER = 30, 36  # of these parts a step has, besides as much as 10 of DDP: 15 % more in all
-OPTIONS = ("-p", "no:randomly", "-p", "no:benchmark", "--ddp-world-size=2", "--ddp-backend=gloo")
+# of these parts a step has, besides as much as 10 of DDP: 15 % more in all
+WORK, SLOWER = 30, 36
+OPTIONS = (
+    "-p",
+    "no:randomly",
+    "-p",
+    "no:benchmark",
+    "--ddp-world-size=2",
+    "--ddp-backend=gloo",
+)
 Row = dict[str, Any]
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--runs", type=int, default=5, help="of 'one' on each machine; the others once on each")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--runs",
+        type=int,
+        default=5,
+        help="of 'one' on each machine; the others once on each",
+    )
     parser.add_argument("--kinds", default=",".join(KINDS))
-    parser.add_argument("--results", type=Path, default=Path("bisecting.jsonl"), help="file to go on with")
+    parser.add_argument(
+        "--results",
+        type=Path,
+        default=Path("bisecting.jsonl"),
+        help="file to go on with",
+    )
     options = parser.parse_args()
     rows = done(options.results)
     asked = [
@@ -83,16 +105,36 @@ def main() -> int:
         for number in range(options.runs if kind == "one" else 1)
         for machine in ("quiet", "neighbour")
     ]
-    missing = [each for each in asked if list(each) not in [[row["kind"], row["machine"], row["run"]] for row in rows]]
+    missing = [
+        each
+        for each in asked
+        if list(each) not in [[row["kind"], row["machine"], row["run"]] for row in rows]
+    ]
     with options.results.open("a") as file:
         for kind, machine, number in missing:
-            with tempfile.TemporaryDirectory() as folder, neighbour(None if machine == "quiet" else number):
-                found = KINDS[kind](Project(Path(folder)), random.Random(f"{kind} {machine} {number}"))
+            with (
+                tempfile.TemporaryDirectory() as folder,
+                neighbour(None if machine == "quiet" else number),
+            ):
+                found = KINDS[kind](
+                    Project(Path(folder)), random.Random(f"{kind} {machine} {number}")
+                )
             rows.append({"kind": kind, "machine": machine, "run": number, **found})
             file.write(json.dumps(rows[-1]) + "\n")
             file.flush()
             progress(len(rows), len(asked), "searches")
-    print(table([TITLES, *(line(kind, rows) for kind in KINDS if any(row["kind"] == kind for row in rows))]))
+    print(
+        table(
+            [
+                TITLES,
+                *(
+                    line(kind, rows)
+                    for kind in KINDS
+                    if any(row["kind"] == kind for row in rows)
+                ),
+            ]
+        )
+    )
     return 0
 
 
@@ -114,9 +156,18 @@ class Project:
         (self.top / name).write_text(text)
 
     def git(self, *arguments: str) -> str:
-        identity = ("-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false")
+        identity = (
+            "-c",
+            "user.name=a",
+            "-c",
+            "user.email=a@b",
+            "-c",
+            "commit.gpgsign=false",
+        )
         command = ["git", "-C", str(self.top), *identity, *arguments]
-        return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+        return subprocess.run(
+            command, check=True, capture_output=True, text=True
+        ).stdout.strip()
 
     def commit(self, work: object) -> str:
         """Commit a step of so much work, and return the hash."""
@@ -129,12 +180,25 @@ class Project:
     def run(self, *command: str | Path) -> subprocess.CompletedProcess[str]:
         environ = {name: value for name, value in os.environ.items() if name != "CI"}
         environ["XDG_CACHE_HOME"] = str(self.folder / "cache")
-        return subprocess.run(command, cwd=self.top, env=environ, capture_output=True, text=True)
+        return subprocess.run(
+            command, cwd=self.top, env=environ, capture_output=True, text=True
+        )
 
     def bisect(self, *arguments: str, python: Path | str = sys.executable) -> Row:
         """Search, and return the answer, the output and the seconds."""
         answer, began = self.folder / "answer.json", time.monotonic()
-        command = (python, "-m", "pytest_ddpperf", "bisect", TEST, "--json", answer, *arguments, "--", *OPTIONS)
+        command = (
+            python,
+            "-m",
+            "pytest_ddpperf",
+            "bisect",
+            TEST,
+            "--json",
+            answer,
+            *arguments,
+            "--",
+            *OPTIONS,
+        )
         ended = self.run(*command)
         if not answer.exists():
             raise SystemExit(ended.stdout + ended.stderr)
@@ -171,7 +235,9 @@ def none(project: Project, source: random.Random) -> Row:
 def two(project: Project, source: random.Random) -> Row:
     first, second = sorted(source.sample(range(1, COMMITS), 2))
     for number in range(COMMITS):
-        project.commit(WORK + (SLOWER - WORK) * ((number >= first) + (number >= second)))
+        project.commit(
+            WORK + (SLOWER - WORK) * ((number >= first) + (number >= second))
+        )
     return project.named([project.commits[first], project.commits[second]])
 
 
@@ -219,7 +285,10 @@ def dependency(project: Project, source: random.Random) -> Row:
         pythons.append(venv / "bin" / "python")
     project.run(pythons[0], "-m", "pytest", *OPTIONS, "--ddp-save-baseline", TEST)
     found = project.bisect(
-        "--facts", "--build", f"{sys.executable} build.py {{venv}} {{requirements}}", python=pythons[1]
+        "--facts",
+        "--build",
+        f"{sys.executable} build.py {{venv}} {{requirements}}",
+        python=pythons[1],
     )
     facts = {each["fact"]: each["verdict"] for each in found["answer"]["facts"]}
     return {**found, "right": facts == {"dep": "REGRESSED"}}

@@ -1,10 +1,12 @@
 """Are step times over two nodes what they are, however far the clocks of the nodes are apart?
 
-    python benchmarks/clocks.py [--rounds 8]          (Linux, as root: it makes network and time namespaces)
+    python benchmarks/clocks.py [--rounds 8]          (Linux, as root: it makes network and time
+    namespaces)
 
-Two nodes on one machine, joined by a pair of links, with a core each. In every round the same test runs over both
-twice, in random order: with the monotonic clock of the second node 1,000 s ahead, and with the same clock on both.
-Shown are the step's p50 of both, their ratio with its 95 % interval over rounds, and how closely the clocks were known.
+Two nodes on one machine, joined by a pair of links, with a core each. In every round the same test
+runs over both twice, in random order: with the monotonic clock of the second node 1,000 s ahead,
+and with the same clock on both. Shown are the step's p50 of both, their ratio with its 95 %
+interval over rounds, and how closely the clocks were known.
 """
 
 from __future__ import annotations
@@ -42,23 +44,34 @@ def test_step(ddp_benchmark):
 
 
 def measured(ahead_seconds: int) -> tuple[float, list[float]]:
-    """The logarithm of p50, mean over launches, and by how many seconds the clocks were unknown, by launch."""
+    """The logarithm of p50, mean over launches, and by how many seconds the clocks were unknown, by
+    launch."""
     with ExitStack() as closing:
         folder = Path(closing.enter_context(tempfile.TemporaryDirectory()))
         (folder / "test_step.py").write_text(TEST)
         (folder / "pytest.ini").write_text("[pytest]\n")
         machines = Machines(folder, closing, ahead_seconds=ahead_seconds)
-        asked = ["--ddp-min-time=1", "--ddp-launches=5", "--ddp-max-launches=10", "--ddp-json=all.json", "test_step.py"]
+        asked = [
+            "--ddp-min-time=1",
+            "--ddp-launches=5",
+            "--ddp-max-launches=10",
+            "--ddp-json=all.json",
+            "test_step.py",
+        ]
         for node in machines.both(machines.pytest, *asked):
             assert node.process.returncode == 0, node.output
         (outcome,) = json.loads((folder / "all.json").read_text())["measurements"]
         samples = outcome["measurement"]["samples"]
-        p50 = [math.log(statistics.median(launch)) for launch in samples["step_seconds"]]
+        p50 = [
+            math.log(statistics.median(launch)) for launch in samples["step_seconds"]
+        ]
         return statistics.fmean(p50), samples["clock_seconds"]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, default=8)
     asked = parser.parse_args()
     if why := missing():
@@ -73,18 +86,30 @@ def main() -> None:
             apart += known
         progress(done + 1, asked.rounds, "rounds")
     for ahead, found in logs.items():
-        print(f"clocks {ahead:5d} s apart: p50 {spread([math.exp(log) for log in found], 'ms', 1e3)}")
-    differences = [far - same for far, same in zip(logs[AHEAD_SECONDS], logs[0], strict=True)]
-    mean, error = statistics.fmean(differences), statistics.stdev(differences) / math.sqrt(len(differences))
+        print(
+            f"clocks {ahead:5d} s apart: p50 {spread([math.exp(log) for log in found], 'ms', 1e3)}"
+        )
+    differences = [
+        far - same for far, same in zip(logs[AHEAD_SECONDS], logs[0], strict=True)
+    ]
+    mean, error = (
+        statistics.fmean(differences),
+        statistics.stdev(differences) / math.sqrt(len(differences)),
+    )
     reach = t_quantile(0.975, len(differences) - 1) * error
     low, high = (math.expm1(mean + sign * reach) for sign in (-1, 1))
     print(f"apart against together: {math.expm1(mean):+.1%} [{low:+.1%}, {high:+.1%}]")
-    print(f"half-width of the offset: {spread(apart, 'us', 1e6)}, at most {max(apart) * 1e6:.3g} us")
+    print(
+        f"half-width of the offset: {spread(apart, 'us', 1e6)}, at most {max(apart) * 1e6:.3g} us"
+    )
     sys.exit(
         verdict(
             [
                 ("step times agree within their resolution", low <= 0 <= high),
-                ("the offset is known to 5 us, in the median", statistics.median(apart) <= 5e-6),
+                (
+                    "the offset is known to 5 us, in the median",
+                    statistics.median(apart) <= 5e-6,
+                ),
             ]
         )
     )

@@ -1,15 +1,17 @@
-"""Error rates of suspicions that are settled on the baseline's own code, live: whole pytest runs in a small repository.
+"""Error rates of suspicions that are settled on the baseline's own code, live: whole pytest runs in
+a small repository.
 
     python benchmarks/confirming.py [--measurements 20] [--results confirming.jsonl]
 
-A session of three small DDP models is saved while the machine is quiet, or beside benchmarks/neighbour.py. At least ten
-minutes later, under the other load, the same code is compared with it, where REGRESSED is a false alarm, and code that
-is slower by 20 %, where anything else is a miss. Options are the default ones: limits of 10 %, and what lies beyond
-half of that is measured beside the baseline's own commit. So many measurements are made of each model, kind and
-direction, in turns, the oldest session that is younger than half an hour first.
+A session of three small DDP models is saved while the machine is quiet, or beside
+benchmarks/neighbour.py. At least ten minutes later, under the other load, the same code is compared
+with it, where REGRESSED is a false alarm, and code that is slower by 20 %, where anything else is a
+miss. Options are the default ones: limits of 10 %, and what lies beyond half of that is measured
+beside the baseline's own commit. So many measurements are made of each model, kind and direction,
+in turns, the oldest session that is younger than half an hour first.
 
-Nothing is left out: each measurement is a line of the results file; a run goes on where the last one ended, and shows
-all of it.
+Nothing is left out: each measurement is a line of the results file; a run goes on where the last
+one ended, and shows all of it.
 """
 
 from __future__ import annotations
@@ -32,7 +34,8 @@ from _common import binomial_interval, done, progress, quartiles, table
 from _models import MODELS
 from neighbour import neighbour
 
-LOADS = {"quiet": None, "neighbour": 20261122}  # seeds; the second's moves on from cycle to cycle
+# seeds; the second's moves on from cycle to cycle
+LOADS = {"quiet": None, "neighbour": 20261122}
 OTHER = {"quiet": "neighbour", "neighbour": "quiet"}
 KINDS = {"unchanged": 0.0, "slower": 0.2}
 SESSION_AGE = 600.0  # seconds
@@ -52,9 +55,18 @@ Row = dict[str, Any]  # of the results file
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--measurements", type=int, default=20, help="of each model, kind and direction")
-    parser.add_argument("--results", type=Path, default=Path("confirming.jsonl"), help="file to go on with")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--measurements", type=int, default=20, help="of each model, kind and direction"
+    )
+    parser.add_argument(
+        "--results",
+        type=Path,
+        default=Path("confirming.jsonl"),
+        help="file to go on with",
+    )
     options = parser.parse_args()
     rows = done(options.results)
     with tempfile.TemporaryDirectory() as folder, options.results.open("a") as file:
@@ -62,37 +74,58 @@ def main() -> int:
             rows.append(row)
             file.write(json.dumps(row) + "\n")
             file.flush()
-            progress(len(rows), options.measurements * len(MODELS) * len(KINDS) * len(LOADS), "measurements")
+            progress(
+                len(rows),
+                options.measurements * len(MODELS) * len(KINDS) * len(LOADS),
+                "measurements",
+            )
     report(rows)
     return 0
 
 
 def measurements(project: Project, rows: Sequence[Row], wanted: int) -> Iterator[Row]:
-    """Those that are missing, cycle after cycle over both loads; what was saved in one is compared in a later one."""
-    waiting: dict[str, list[Saved]] = {load: [] for load in LOADS}  # by the load beside which they were saved
+    """Those that are missing, cycle after cycle over both loads; what was saved in one is compared
+    in a later one."""
+    # by the load beside which they were saved
+    waiting: dict[str, list[Saved]] = {load: [] for load in LOADS}
     cycle = 0
-    while missing := [cell for cell in product(LOADS, KINDS, MODELS) if count(rows, *cell) < wanted]:
+    while missing := [
+        cell for cell in product(LOADS, KINDS, MODELS) if count(rows, *cell) < wanted
+    ]:
         for load, seed in LOADS.items():
             kinds = dict.fromkeys(kind for there, kind, _ in missing if there == load)
-            old = [each for each in waiting[OTHER[load]] if SESSION_AGE <= each.age <= TOO_OLD]
+            old = [
+                each
+                for each in waiting[OTHER[load]]
+                if SESSION_AGE <= each.age <= TOO_OLD
+            ]
             asked = any(there == OTHER[load] for there, *_ in missing)
-            due = asked and (not waiting[load] or waiting[load][-1].age > SESSION_AGE / 4)
+            due = asked and (
+                not waiting[load] or waiting[load][-1].age > SESSION_AGE / 4
+            )
             if not (old and kinds) and not due:
                 time.sleep(1.0)
                 continue
             with neighbour(None if seed is None else seed + cycle):
                 for kind in kinds if old else ():
-                    yield from ({"load": load, "kind": kind, **row} for row in project.compared(old[0], kind))
+                    yield from (
+                        {"load": load, "kind": kind, **row}
+                        for row in project.compared(old[0], kind)
+                    )
                 if due:
                     waiting[load].append(project.saved())
             waiting[OTHER[load]] = [
-                each for each in waiting[OTHER[load]] if each not in old[:1] and each.age <= TOO_OLD
+                each
+                for each in waiting[OTHER[load]]
+                if each not in old[:1] and each.age <= TOO_OLD
             ]
         cycle += 1
 
 
 def count(rows: Sequence[Row], load: str, kind: str, model: str) -> int:
-    return sum((row["load"], row["kind"], row["model"]) == (load, kind, model) for row in rows)
+    return sum(
+        (row["load"], row["kind"], row["model"]) == (load, kind, model) for row in rows
+    )
 
 
 @dataclass(frozen=True)
@@ -119,8 +152,19 @@ class Project:
         self._write("models.py", Path(__file__).with_name("_models.py").read_text())
         self._write("test_models.py", TEST)
         self._slower("unchanged")
-        identity = ["-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false"]
-        for command in (["init", "--quiet"], ["add", "."], [*identity, "commit", "--quiet", "-m", "the code"]):
+        identity = [
+            "-c",
+            "user.name=a",
+            "-c",
+            "user.email=a@b",
+            "-c",
+            "commit.gpgsign=false",
+        ]
+        for command in (
+            ["init", "--quiet"],
+            ["add", "."],
+            [*identity, "commit", "--quiet", "-m", "the code"],
+        ):
             subprocess.run(["git", "-C", str(self._top), *command], check=True)
 
     def _write(self, name: str, text: str) -> None:
@@ -141,19 +185,29 @@ class Project:
         self._slower(kind)
         reported, times = self._folder / "run.json", self._folder / "run.xml"
         age = session.age
-        self._pytest(f"--ddp-baseline-dir={session.folder}", f"--ddp-json={reported}", f"--junitxml={times}")
+        self._pytest(
+            f"--ddp-baseline-dir={session.folder}",
+            f"--ddp-json={reported}",
+            f"--junitxml={times}",
+        )
         seconds = {
-            case.get("name"): float(case.get("time", "nan")) for case in ElementTree.parse(times).iter("testcase")
+            case.get("name"): float(case.get("time", "nan"))
+            for case in ElementTree.parse(times).iter("testcase")
         }
         for measured in json.loads(reported.read_text())["measurements"]:
-            name, verdict, stored = measured["test"]["name"], measured["verdict"], measured["stored_verdict"]
+            name, verdict, stored = (
+                measured["test"]["name"],
+                measured["verdict"],
+                measured["stored_verdict"],
+            )
             yield {
                 "model": name.partition("[")[2].rstrip("]"),
                 "session_age": round(age),
                 "status": verdict["status"] if verdict else "not measured",
                 "reason": verdict["reason"] if verdict else measured["error"],
                 "change": change_of(verdict),
-                "stored": stored and {"status": stored["status"], "change": change_of(stored)},
+                "stored": stored
+                and {"status": stored["status"], "change": change_of(stored)},
                 "seconds": round(seconds[name], 1),
                 "notes": measured["notes"],
             }
@@ -171,9 +225,17 @@ class Project:
             "--ddp-backend=gloo",
         ]
         environ = {name: value for name, value in os.environ.items() if name != "CI"}
-        ended = subprocess.run([*command, *options], cwd=self._top, env=environ, capture_output=True, text=True)
+        ended = subprocess.run(
+            [*command, *options],
+            cwd=self._top,
+            env=environ,
+            capture_output=True,
+            text=True,
+        )
         if ended.returncode not in ((0, 1) if status is None else (status,)):
-            raise RuntimeError(f"pytest ended with {ended.returncode}:\n{ended.stdout}\n{ended.stderr}")
+            raise RuntimeError(
+                f"pytest ended with {ended.returncode}:\n{ended.stdout}\n{ended.stderr}"
+            )
 
 
 def change_of(verdict: Any) -> float | None:
@@ -198,17 +260,30 @@ def report(rows: Sequence[Row]) -> None:
     ]
     lines = [[*titles, "seconds, looked at", "seconds, others"]]
     for load, kind, model in product(LOADS, KINDS, ("all", *MODELS)):
-        chosen = [row for row in rows if (row["load"], row["kind"]) == (load, kind) and model in ("all", row["model"])]
+        chosen = [
+            row
+            for row in rows
+            if (row["load"], row["kind"]) == (load, kind)
+            and model in ("all", row["model"])
+        ]
         if chosen:
             head = [f"{OTHER[load]} -> {load}", kind] if model == "all" else ["", ""]
             lines.append([*head, model, *rates(chosen)])
-    print("\nfalse alarms are REGRESSED of unchanged code, detections of slower code; median [quartiles]\n")
+    print(
+        "\nfalse alarms are REGRESSED of unchanged code, detections of slower code; median"
+        " [quartiles]\n"
+    )
     print(table(lines))
 
 
 def rates(chosen: Sequence[Row]) -> list[str]:
-    red, open_ = (sum(row["status"] == status for row in chosen) for status in ("REGRESSED", "INCONCLUSIVE"))
-    looked_at = [row for row in chosen if row["stored"] or any(map(tells_of_it, row["notes"]))]
+    red, open_ = (
+        sum(row["status"] == status for row in chosen)
+        for status in ("REGRESSED", "INCONCLUSIVE")
+    )
+    looked_at = [
+        row for row in chosen if row["stored"] or any(map(tells_of_it, row["notes"]))
+    ]
     low, high = binomial_interval(red, len(chosen))
     return [
         str(len(chosen)),
@@ -216,7 +291,10 @@ def rates(chosen: Sequence[Row]) -> list[str]:
         f"{low:.1%} to {high:.1%}",
         f"{open_ / len(chosen):.1%}",
         f"{len(looked_at) / len(chosen):.1%}",
-        *(seconds([row for row in chosen if (row in looked_at) is wanted]) for wanted in (True, False)),
+        *(
+            seconds([row for row in chosen if (row in looked_at) is wanted])
+            for wanted in (True, False)
+        ),
     ]
 
 

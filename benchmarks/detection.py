@@ -1,21 +1,24 @@
-"""Error rates of gates on recorded noise: ours beside the rules that other tools use, on the same data.
+"""Error rates of gates on recorded noise: ours beside the rules that other tools use, on the same
+data.
 
-    python benchmarks/detection.py --traces DIR [--json OUT]
-    python benchmarks/detection.py --traces DIR --metrics p25 --assume 0.05,0.5,6    what another choice would do
-    python benchmarks/detection.py --traces DIR --suspect 0.5      what is beyond that share of its limit
+    python benchmarks/detection.py --traces DIR [--json OUT] python benchmarks/detection.py --traces
+    DIR --metrics p25 --assume 0.05,0.5,6    what another choice would do python
+    benchmarks/detection.py --traces DIR --suspect 0.5      what is beyond that share of its limit
     python benchmarks/detection.py --pairs FILE [--trim 0]
-                                               both sides in turns, as benchmarks/turns.py recorded them
+                                               both sides in turns, as benchmarks/turns.py recorded
+                                               them
 
-Replays recordings (benchmarks/_traces.py says of which form) through the plugin's own `judge` and its looks, and
-counts how often a test would have been called regressed: where nothing was injected these are false alarms, where a
-slowdown was injected they are detections.
+Replays recordings (benchmarks/_traces.py says of which form) through the plugin's own `judge` and
+its looks, and counts how often a test would have been called regressed: where nothing was injected
+these are false alarms, where a slowdown was injected they are detections.
 
-The protocol, fixed beforehand. Only `pinned` recordings; the two sides of a trial share no launch. "within": both
-sides from one session, in alternation, identical code at most half of its launches a side. "across": the baseline is
-one other session. "history": the baseline is all other sessions, at least two. Every ordered choice of sessions is
-used equally often, where a side begins among a session's launches is drawn with a fixed seed, and every cell has at
-least 200 trials. "stretches" and "apart": pairs of one cell of the file in an order that is drawn anew for each trial,
-their sides swapped by chance where the code is the same.
+The protocol, fixed beforehand. Only `pinned` recordings; the two sides of a trial share no launch.
+"within": both sides from one session, in alternation, identical code at most half of its launches a
+side. "across": the baseline is one other session. "history": the baseline is all other sessions, at
+least two. Every ordered choice of sessions is used equally often, where a side begins among a
+session's launches is drawn with a fixed seed, and every cell has at least 200 trials. "stretches"
+and "apart": pairs of one cell of the file in an order that is drawn anew for each trial, their
+sides swapped by chance where the code is the same.
 """
 
 from __future__ import annotations
@@ -51,7 +54,8 @@ FIRST_LOOK = 5  # the default of --ddp-launches
 MOST_LAUNCHES = (10, 20)
 LIMITS = {"default": 0.10, "5%": 0.05}
 PAIRED_LIMITS = {"5%": 0.05, "3%": 0.03}
-METRICS = ("p10", "p50", "mean:0.25")  # the default of --ddp-threshold; with a value, whatever the limit is
+# the default of --ddp-threshold; with a value, whatever the limit is
+METRICS = ("p10", "p50", "mean:0.25")
 SEED = 20261121
 RESAMPLES = 200
 
@@ -61,33 +65,62 @@ Rules = dict[str, Callable[["Trial", float, str], str]]
 
 @dataclass(frozen=True, eq=False)
 class Trial:
-    """What one gate is given; under "within" launch k of both sides were taken one after the other."""
+    """What one gate is given; under "within" launch k of both sides were taken one after the
+    other."""
 
     now: Side
     sessions: list[Side]
-    stretches: Sequence[Sequence[int]] = ()  # by launch, where both sides took turns within it
+    # by launch, where both sides took turns within it
+    stretches: Sequence[Sequence[int]] = ()
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     given = parser.add_mutually_exclusive_group(required=True)
     given.add_argument("--traces", type=Path, metavar="DIR")
     given.add_argument("--pairs", type=Path, metavar="FILE")
     parser.add_argument("--json", type=Path, metavar="OUT")
-    parser.add_argument("--metrics", help="ours with limits on these metrics instead of " + ",".join(METRICS))
-    parser.add_argument("--sessions", type=int, help="ours with baselines of so many sessions under history")
     parser.add_argument(
-        "--assume", metavar="FLOOR,SHARE,FREEDOM[,USUAL,STEEP]", help="ours with another assumption about drift"
+        "--metrics",
+        help="ours with limits on these metrics instead of " + ",".join(METRICS),
     )
-    parser.add_argument("--trim", type=float, help="the share of pairs left out at either end where stretches count")
-    parser.add_argument("--suspect", type=float, metavar="SHARE", help="count what is suspected, not what is regressed")
+    parser.add_argument(
+        "--sessions",
+        type=int,
+        help="ours with baselines of so many sessions under history",
+    )
+    parser.add_argument(
+        "--assume",
+        metavar="FLOOR,SHARE,FREEDOM[,USUAL,STEEP]",
+        help="ours with another assumption about drift",
+    )
+    parser.add_argument(
+        "--trim",
+        type=float,
+        help="the share of pairs left out at either end where stretches count",
+    )
+    parser.add_argument(
+        "--suspect",
+        type=float,
+        metavar="SHARE",
+        help="count what is suspected, not what is regressed",
+    )
     options = parser.parse_args()
     if options.trim is not None:
         observations.TRIM = options.trim
-    rules, others = dict(RULES), [name for name in ("metrics", "assume", "sessions") if getattr(options, name)]
+    rules, others = (
+        dict(RULES),
+        [name for name in ("metrics", "assume", "sessions") if getattr(options, name)],
+    )
     if others:
         metrics = tuple((options.metrics or ",".join(METRICS)).split(","))
-        drift = Drift(*map(float, options.assume.split(","))) if options.assume else ASSUMED_DRIFT
+        drift = (
+            Drift(*map(float, options.assume.split(",")))
+            if options.assume
+            else ASSUMED_DRIFT
+        )
         rules = {"ddpperf": partial(ddpperf, metrics=metrics, drift=drift)}
     if options.suspect is not None:
         rules = {"ddpperf": partial(suspicion, share=options.suspect)}
@@ -95,7 +128,10 @@ def main() -> int:
     tasks: list[tuple[Any, ...]]
     if options.pairs is not None:
         rules = {"ddpperf": rules["ddpperf"]}
-        tasks = [(pairs, pairs.way, max(MOST_LAUNCHES), rules, None) for pairs in read_pairs(options.pairs)]
+        tasks = [
+            (pairs, pairs.way, max(MOST_LAUNCHES), rules, None)
+            for pairs in read_pairs(options.pairs)
+        ]
     else:
         tasks = [
             (w, scope, launches, rules, options.sessions)
@@ -110,13 +146,29 @@ def main() -> int:
         for done, future in enumerate(as_completed(futures), 1):
             rows += future.result()
             progress(done, len(futures), "detection")
-    rows.sort(key=lambda row: [str(row[name]) for name in ("scope", "limit", "rule", "workload", "world_size")])
+    rows.sort(
+        key=lambda row: [
+            str(row[name])
+            for name in ("scope", "limit", "rule", "workload", "world_size")
+        ]
+    )
     if options.json is not None:
         options.json.write_text(json.dumps(rows, indent=1) + "\n")
     for scope in dict.fromkeys(task[1] for task in tasks):
         for limit in limits_of(scope):
-            report([row for row in rows if row["scope"] == scope and row["limit"] == limit], list(rules), scope, limit)
-    print(f"\n{sum(row['trials'] for row in rows)} trials in {time.monotonic() - began:.0f} s")
+            report(
+                [
+                    row
+                    for row in rows
+                    if row["scope"] == scope and row["limit"] == limit
+                ],
+                list(rules),
+                scope,
+                limit,
+            )
+    print(
+        f"\n{sum(row['trials'] for row in rows)} trials in {time.monotonic() - began:.0f} s"
+    )
     return 0
 
 
@@ -129,16 +181,26 @@ def is_paired(scope: str) -> bool:
     return scope.partition(", ")[0] in PAIRED
 
 
-def cells(workload: Any, scope: str, launches: int, rules: Rules, sessions: int | None) -> list[dict[str, Any]]:
+def cells(
+    workload: Any, scope: str, launches: int, rules: Rules, sessions: int | None
+) -> list[dict[str, Any]]:
     """All rules and limits on one workload, scope and number of launches."""
     rows = []
     for injected in sorted(workload.injected):
         trials = list(
-            SCOPES[scope.partition(", ")[0]](workload, injected, launches, random.Random(f"{SEED} {scope} {workload}"))
+            SCOPES[scope.partition(", ")[0]](
+                workload,
+                injected,
+                launches,
+                random.Random(f"{SEED} {scope} {workload}"),
+            )
         )
         if sessions is not None and scope == "history":
             source = random.Random(SEED)
-            trials = [Trial(trial.now, source.sample(trial.sessions, sessions)) for trial in trials]
+            trials = [
+                Trial(trial.now, source.sample(trial.sessions, sessions))
+                for trial in trials
+            ]
         for name, rule in rules.items():
             for limit, value in limits_of(scope).items():
                 said = [rule(trial, value, scope) for trial in trials]
@@ -162,22 +224,36 @@ def cells(workload: Any, scope: str, launches: int, rules: Rules, sessions: int 
 # --- trials
 
 
-def within(workload: Workload, injected: float, most: int, source: random.Random) -> Iterator[Trial]:
-    sessions = [session for session in workload.sessions.values() if injected in session and 0.0 in session]
+def within(
+    workload: Workload, injected: float, most: int, source: random.Random
+) -> Iterator[Trial]:
+    sessions = [
+        session
+        for session in workload.sessions.values()
+        if injected in session and 0.0 in session
+    ]
     for _ in range(math.ceil(LEAST_TRIALS / max(1, len(sessions)))):
         for session in sessions:
             same = session[0.0]
             start = source.randrange(len(same))
             if injected == 0:
-                pair = [turned(same, start)[side::2][: min(most, len(same) // 2)] for side in (0, 1)]
+                pair = [
+                    turned(same, start)[side::2][: min(most, len(same) // 2)]
+                    for side in (0, 1)
+                ]
                 source.shuffle(pair)
                 now, base = pair
                 yield Trial(now[: len(base)], [base[: len(now)]])
             else:
-                yield Trial(turned(session[injected], start)[:most], [turned(same, start)[:most]])
+                yield Trial(
+                    turned(session[injected], start)[:most],
+                    [turned(same, start)[:most]],
+                )
 
 
-def across(workload: Workload, injected: float, most: int, source: random.Random) -> Iterator[Trial]:
+def across(
+    workload: Workload, injected: float, most: int, source: random.Random
+) -> Iterator[Trial]:
     sessions = workload.sessions
     pairs = [
         (now, base)
@@ -193,14 +269,22 @@ def across(workload: Workload, injected: float, most: int, source: random.Random
             )
 
 
-def history(workload: Workload, injected: float, most: int, source: random.Random) -> Iterator[Trial]:
-    sessions = {name: session for name, session in workload.sessions.items() if 0.0 in session}
+def history(
+    workload: Workload, injected: float, most: int, source: random.Random
+) -> Iterator[Trial]:
+    sessions = {
+        name: session for name, session in workload.sessions.items() if 0.0 in session
+    }
     chosen = [name for name, session in sessions.items() if injected in session]
     if len(sessions) < 3:
         return
     for _ in range(math.ceil(LEAST_TRIALS / max(1, len(chosen)))):
         for now in chosen:
-            others = [drawn(session[0.0], most, source) for name, session in sessions.items() if name != now]
+            others = [
+                drawn(session[0.0], most, source)
+                for name, session in sessions.items()
+                if name != now
+            ]
             yield Trial(drawn(sessions[now][injected], most, source), others)
 
 
@@ -212,11 +296,16 @@ def drawn(launches: Side, most: int, source: random.Random) -> Side:
     return turned(launches, source.randrange(len(launches)))[:most]
 
 
-def paired(workload: Pairs, injected: float, most: int, source: random.Random) -> Iterator[Trial]:
+def paired(
+    workload: Pairs, injected: float, most: int, source: random.Random
+) -> Iterator[Trial]:
     pairs = workload.pairs[injected]
     for _ in range(LEAST_TRIALS):
         drawn = source.sample(pairs, min(most, len(pairs)))
-        sides = [source.sample((now, base), 2) if injected == 0 else [now, base] for now, base, _ in drawn]
+        sides = [
+            source.sample((now, base), 2) if injected == 0 else [now, base]
+            for now, base, _ in drawn
+        ]
         now, base = ([side[which] for side in sides] for which in (0, 1))
         yield Trial(now, [base], [stretches for _, _, stretches in drawn])
 
@@ -235,21 +324,33 @@ PAIRED = ("stretches", "apart")
 
 
 def ddpperf(
-    trial: Trial, limit: float, scope: str, metrics: Sequence[str] = METRICS, drift: Drift = ASSUMED_DRIFT
+    trial: Trial,
+    limit: float,
+    scope: str,
+    metrics: Sequence[str] = METRICS,
+    drift: Drift = ASSUMED_DRIFT,
 ) -> str:
-    """The plugin: a first look at 5 launches and further ones up to the most, a baseline of the most."""
+    """The plugin: a first look at 5 launches and further ones up to the most, a baseline of the
+    most."""
     return str(judged(trial, limit, scope, metrics, drift))
 
 
 def suspicion(trial: Trial, limit: float, scope: str, *, share: float) -> str:
     """Whether the plugin would measure the baseline's own code beside the code at hand."""
-    return "REGRESSED" if is_suspected(judged(trial, limit, scope, METRICS, ASSUMED_DRIFT), share) else "PASS"
+    return (
+        "REGRESSED"
+        if is_suspected(judged(trial, limit, scope, METRICS, ASSUMED_DRIFT), share)
+        else "PASS"
+    )
 
 
-def judged(trial: Trial, limit: float, scope: str, metrics: Sequence[str], drift: Drift) -> Verdict:
+def judged(
+    trial: Trial, limit: float, scope: str, metrics: Sequence[str], drift: Drift
+) -> Verdict:
     named = (metric.partition(":") for metric in metrics)
     limits = [
-        Limit(metric=name, value=float(value or limit), unit="%", default=bool(value)) for name, _, value in named
+        Limit(metric=name, value=float(value or limit), unit="%", default=bool(value))
+        for name, _, value in named
     ]
     interleaved = scope == "within" or is_paired(scope)
     stored = [measurement(session) for session in trial.sessions]
@@ -278,20 +379,29 @@ def steps(launches: Sequence[Launch]) -> list[float]:
 
 
 def both(trial: Trial) -> tuple[list[float], list[float]]:
-    return steps(trial.now), [step for session in trial.sessions for step in steps(session)]
+    return steps(trial.now), [
+        step for session in trial.sessions for step in steps(session)
+    ]
 
 
 def ratio_rule(
-    trial: Trial, limit: float, scope: str, *, of: Callable[[Sequence[float]], float], tolerance: float | None = None
+    trial: Trial,
+    limit: float,
+    scope: str,
+    *,
+    of: Callable[[Sequence[float]], float],
+    tolerance: float | None = None,
 ) -> str:
-    """Regressed where a summary of all steps rose by more than the limit, or by default a tolerance of the tool's."""
+    """Regressed where a summary of all steps rose by more than the limit, or by default a tolerance
+    of the tool's."""
     now, base = both(trial)
     own = tolerance if tolerance is not None and limit == LIMITS["default"] else limit
     return "REGRESSED" if of(now) > of(base) * (1 + own) else "PASS"
 
 
 def mann_whitney(trial: Trial, limit: float, scope: str) -> str:
-    """Regressed where the steps are larger than the baseline's times 1 + limit, one-sided, at 5 %."""
+    """Regressed where the steps are larger than the baseline's times 1 + limit, one-sided, at 5
+    %."""
     now, base = both(trial)
     base = [step * (1 + limit) for step in base]
     order = sorted([(step, 1) for step in now] + [(step, 0) for step in base])
@@ -299,17 +409,23 @@ def mann_whitney(trial: Trial, limit: float, scope: str) -> str:
     above = rank_sum - len(now) * (len(now) + 1) / 2
     mean = len(now) * len(base) / 2
     deviation = math.sqrt(mean * (len(now) + len(base) + 1) / 6)
-    return "REGRESSED" if (above - mean) / deviation > statistics.NormalDist().inv_cdf(0.95) else "PASS"
+    return (
+        "REGRESSED"
+        if (above - mean) / deviation > statistics.NormalDist().inv_cdf(0.95)
+        else "PASS"
+    )
 
 
 def criterion(trial: Trial, limit: float, scope: str) -> str:
-    """Regressed where the 95 % bootstrap interval of the change of the mean step lies above the noise threshold."""
+    """Regressed where the 95 % bootstrap interval of the change of the mean step lies above the
+    noise threshold."""
     return "REGRESSED" if bootstrapped(trial) > limit else "PASS"
 
 
 @lru_cache(2 * LEAST_TRIALS)
 def bootstrapped(trial: Trial) -> float:
-    """The lower end of the interval; criterion itself draws more resamples, which moves it by little."""
+    """The lower end of the interval; criterion itself draws more resamples, which moves it by
+    little."""
     import numpy as np
 
     generator = np.random.default_rng(SEED)
@@ -317,7 +433,11 @@ def bootstrapped(trial: Trial) -> float:
     for side in both(trial):
         values = np.asarray(side)
         means.append(
-            values[generator.integers(0, len(values), size=(RESAMPLES, len(values)), dtype=np.uint16)].mean(axis=1)
+            values[
+                generator.integers(
+                    0, len(values), size=(RESAMPLES, len(values)), dtype=np.uint16
+                )
+            ].mean(axis=1)
         )
     return float(np.quantile(means[0] / means[1] - 1, 0.025))
 
@@ -335,20 +455,52 @@ RULES: Rules = {
 # --- the table
 
 
-def report(rows: list[dict[str, Any]], rules: list[str], scope: str, limit: str) -> None:
+def report(
+    rows: list[dict[str, Any]], rules: list[str], scope: str, limit: str
+) -> None:
     """Rates by rule, over all workloads, at the most launches; ours by workload too."""
     rows = [row for row in rows if row["launches"] == max(MOST_LAUNCHES)]
     if not any(row["trials"] for row in rows):
         print(f"\n{scope}, limit {limit}: no trials (too few sessions)")
         return
     slowdowns = sorted({row["injected"] for row in rows})
-    lines = [["rule", "workload", *(f"+{slowdown:.0%}" if slowdown else "false alarms" for slowdown in slowdowns)]]
+    lines = [
+        [
+            "rule",
+            "workload",
+            *(
+                f"+{slowdown:.0%}" if slowdown else "false alarms"
+                for slowdown in slowdowns
+            ),
+        ]
+    ]
     for name in rules:
-        lines.append([name, "all", *(rate([row for row in rows if row["rule"] == name], s) for s in slowdowns)])
-    for workload, size in sorted({(row["workload"], row["world_size"]) for row in rows}):
-        own = [row for row in rows if (row["rule"], row["workload"], row["world_size"]) == ("ddpperf", workload, size)]
-        lines.append(["ddpperf", f"{workload} x {size}", *(rate(own, s) for s in slowdowns)])
-    print(f"\n{scope}, limit {limit}, at most {max(MOST_LAUNCHES)} launches a side: flagged (inconclusive)")
+        lines.append(
+            [
+                name,
+                "all",
+                *(
+                    rate([row for row in rows if row["rule"] == name], s)
+                    for s in slowdowns
+                ),
+            ]
+        )
+    for workload, size in sorted(
+        {(row["workload"], row["world_size"]) for row in rows}
+    ):
+        own = [
+            row
+            for row in rows
+            if (row["rule"], row["workload"], row["world_size"])
+            == ("ddpperf", workload, size)
+        ]
+        lines.append(
+            ["ddpperf", f"{workload} x {size}", *(rate(own, s) for s in slowdowns)]
+        )
+    print(
+        f"\n{scope}, limit {limit}, at most {max(MOST_LAUNCHES)} launches a side: flagged"
+        " (inconclusive)"
+    )
     print(table(lines))
 
 

@@ -1,13 +1,15 @@
-"""What may a user expect? Whole runs of pytest at the default limits, of code that is slower by a known amount.
+"""What may a user expect? Whole runs of pytest at the default limits, of code that is slower by a
+known amount.
 
-    python benchmarks/expect.py [--runs 5] [--changes 0,0.05,0.1,0.2,every10] [--results expect.jsonl]
+    python benchmarks/expect.py [--runs 5] [--changes 0,0.05,0.1,0.2,every10] [--results
+    expect.jsonl]
 
-A project of one test, whose step (a DDP model on two Gloo ranks) has a change that is not committed: it is slower by a
-share of each step, or every tenth step takes fifteen times as long ("every10", 2.4 times less throughput).
-"interleaved" is --ddp-against HEAD. "stored" is compared with a baseline that was saved before the first run, and
-measured again next to the baseline's code if it is suspected. On this machine as it is ("quiet"), and next to
-benchmarks/neighbour.py. Cells take turns; each run is a line of the results file, and a run goes on where the last one
-ended.
+A project of one test, whose step (a DDP model on two Gloo ranks) has a change that is not
+committed: it is slower by a share of each step, or every tenth step takes fifteen times as long
+("every10", 2.4 times less throughput). "interleaved" is --ddp-against HEAD. "stored" is compared
+with a baseline that was saved before the first run, and measured again next to the baseline's code
+if it is suspected. On this machine as it is ("quiet"), and next to benchmarks/neighbour.py. Cells
+take turns; each run is a line of the results file, and a run goes on where the last one ended.
 """
 
 from __future__ import annotations
@@ -70,11 +72,15 @@ Row = dict[str, Any]  # of the results file
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--runs", type=int, default=5, help="of each cell")
     parser.add_argument("--changes", default="0,0.05,0.1,0.2,every10")
     parser.add_argument("--ways", default=",".join(WAYS))
-    parser.add_argument("--results", type=Path, default=Path("expect.jsonl"), help="file to go on with")
+    parser.add_argument(
+        "--results", type=Path, default=Path("expect.jsonl"), help="file to go on with"
+    )
     options = parser.parse_args()
     rows = done(options.results)
     cells = list(product(options.ways.split(","), options.changes.split(",")))
@@ -84,14 +90,25 @@ def main() -> int:
         for number, (machine, seed) in product(range(options.runs), MACHINES.items()):
             with neighbour(None if seed is None else seed + number):
                 for way, change in cells:
-                    # An unchanged tree has nothing to compare with itself: git sees another docstring.
-                    if sum(cell_of(row) == (machine, way, change) for row in rows) > number:
+                    # An unchanged tree has nothing to compare with itself: git sees another
+                    # docstring.
+                    if (
+                        sum(cell_of(row) == (machine, way, change) for row in rows)
+                        > number
+                    ):
                         continue
-                    row = {"machine": machine, "way": way, "change": change, **run(project, way, change)}
+                    row = {
+                        "machine": machine,
+                        "way": way,
+                        "change": change,
+                        **run(project, way, change),
+                    }
                     rows.append(row)
                     file.write(json.dumps(row) + "\n")
                     file.flush()
-                    progress(len(rows), options.runs * len(MACHINES) * len(cells), "runs")
+                    progress(
+                        len(rows), options.runs * len(MACHINES) * len(cells), "runs"
+                    )
     print(table([TITLES, *lines(rows)]))
     return 0
 
@@ -102,7 +119,9 @@ def cell_of(row: Row) -> tuple[str, ...]:
 
 def write_step(project: Path, change: str) -> None:
     every = change.startswith("every")
-    text = STEP.format(slower=14.0 if every else float(change), every=int(change[5:]) if every else 1)
+    text = STEP.format(
+        slower=14.0 if every else float(change), every=int(change[5:]) if every else 1
+    )
     (project / "mypackage/train.py").write_text(text)
 
 
@@ -110,8 +129,19 @@ def make(project: Path) -> None:
     """A repository with a baseline."""
 
     def git(*arguments: str) -> None:
-        identity = ("-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false")
-        subprocess.run(["git", "-C", project, *identity, *arguments], check=True, capture_output=True)
+        identity = (
+            "-c",
+            "user.name=a",
+            "-c",
+            "user.email=a@b",
+            "-c",
+            "commit.gpgsign=false",
+        )
+        subprocess.run(
+            ["git", "-C", project, *identity, *arguments],
+            check=True,
+            capture_output=True,
+        )
 
     (project / "mypackage").mkdir()
     (project / "tests").mkdir()
@@ -138,7 +168,11 @@ def run(project: Path, way: str, change: str) -> Row:
     return {
         "status": measured["verdict"]["status"],
         "reason": measured["verdict"]["reason"],
-        "metrics": [c["limit"]["metric"] for c in measured["verdict"]["comparisons"] if c["status"] == "REGRESSED"],
+        "metrics": [
+            c["limit"]["metric"]
+            for c in measured["verdict"]["comparisons"]
+            if c["status"] == "REGRESSED"
+        ],
         "cause": next(iter(measured["evidence"]), ""),
         "launches": len(measured["costs"]),
         "seconds": round(time.monotonic() - began, 1),
@@ -148,9 +182,16 @@ def run(project: Path, way: str, change: str) -> Row:
 def pytest(project: Path, *arguments: str) -> Row:
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.json"
-        command = [Path(sys.executable).with_name("pytest"), *OPTIONS, f"--ddp-json={report}", *arguments]
+        command = [
+            Path(sys.executable).with_name("pytest"),
+            *OPTIONS,
+            f"--ddp-json={report}",
+            *arguments,
+        ]
         environ = {name: value for name, value in os.environ.items() if name != "CI"}
-        ended = subprocess.run(command, cwd=project, env=environ, capture_output=True, text=True)
+        ended = subprocess.run(
+            command, cwd=project, env=environ, capture_output=True, text=True
+        )
         if not report.exists():
             raise SystemExit(ended.stdout + ended.stderr)
         (measured,) = json.loads(report.read_text())["measurements"]
@@ -173,7 +214,9 @@ TITLES = [
 
 def lines(rows: Sequence[Row]) -> list[list[str]]:
     found = []
-    for cell in dict.fromkeys(map(cell_of, sorted(rows, key=lambda row: list(MACHINES).index(row["machine"])))):
+    for cell in dict.fromkeys(
+        map(cell_of, sorted(rows, key=lambda row: list(MACHINES).index(row["machine"])))
+    ):
         chosen = [row for row in rows if cell_of(row) == cell]
         statuses = [row["status"] for row in chosen]
         low, high = binomial_interval(statuses.count("REGRESSED"), len(chosen))
@@ -181,7 +224,16 @@ def lines(rows: Sequence[Row]) -> list[list[str]]:
         counts = (f"{statuses.count(status)}" for status in ("PASS", "INCONCLUSIVE"))
         launches = f"{quartiles([row['launches'] for row in chosen]).median:.0f}"
         red = f"{statuses.count('REGRESSED')}", f"{low:.0%} to {high:.0%}"
-        found.append([*cell, str(len(chosen)), *red, *counts, launches, f"{median:.0f} [{first:.0f}, {third:.0f}]"])
+        found.append(
+            [
+                *cell,
+                str(len(chosen)),
+                *red,
+                *counts,
+                launches,
+                f"{median:.0f} [{first:.0f}, {third:.0f}]",
+            ]
+        )
     return found
 
 

@@ -1,9 +1,10 @@
-"""How often is a change point found in a history where nothing changed, and how many real ones are found? Compared
-with the rules of other tools.
+"""How often is a change point found in a history where nothing changed, and how many real ones are
+found? Compared with the rules of other tools.
 
-On points of five launches a day whose spread is 5 %: independent ones, a machine that walks at random, and recorded
-launches (--traces). The others are what their packages do, where they are installed: `pip install apache-otava asv`.
-github-action-benchmark's rule, the last point over the one before, is a line.
+On points of five launches a day whose spread is 5 %: independent ones, a machine that walks at
+random, and recorded launches (--traces). The others are what their packages do, where they are
+installed: `pip install apache-otava asv`. github-action-benchmark's rule, the last point over the
+one before, is a line.
 """
 
 from __future__ import annotations
@@ -28,20 +29,26 @@ NOISE = SPREAD / math.sqrt(LAUNCHES)  # of a point
 LEVEL = 0.01
 LOOKS = (1, 2, 3, 4)  # points after a step
 
-Series = list[tuple[float, Part]]  # the mean over launches of each point, in logarithms, and their spread
+# the mean over launches of each point, in logarithms, and their spread
+Series = list[tuple[float, Part]]
 Rule = Callable[[Series], list[int]]  # the indexes of the change points that it finds
-Source = Callable[[random.Random, int, int, float], Series]  # points, place of a step, its size in logarithms
+# points, place of a step, its size in logarithms
+Source = Callable[[random.Random, int, int, float], Series]
 
 
 def simulated(walk: float, heavy: bool = False) -> Source:
-    """Points whose machine moves by `walk` launches' spreads a day; `heavy`: Student's t with 5 degrees of freedom."""
+    """Points whose machine moves by `walk` launches' spreads a day; `heavy`: Student's t with 5
+    degrees of freedom."""
 
     def series(rng: random.Random, points: int, at: int, size: float) -> Series:
         level, found = 0.0, []
         for day in range(points):
             level += rng.gauss(0, walk * SPREAD)
             session = math.sqrt(rng.gammavariate(2.5, 0.4)) if heavy else 1.0
-            launches = [level + size * (day >= at) + rng.gauss(0, SPREAD) / session for _ in range(LAUNCHES)]
+            launches = [
+                level + size * (day >= at) + rng.gauss(0, SPREAD) / session
+                for _ in range(LAUNCHES)
+            ]
             found.append((fmean(launches), Part(variance(launches), LAUNCHES - 1)))
         return found
 
@@ -49,13 +56,19 @@ def simulated(walk: float, heavy: bool = False) -> Source:
 
 
 def recorded(folder: Path, q: float, slower: float) -> Iterator[tuple[str, Source]]:
-    """A day is five launches of a recorded session, drawn anew each day; from the step on of those slowed down."""
+    """A day is five launches of a recorded session, drawn anew each day; from the step on of those
+    slowed down."""
     import _traces
 
     for workload in _traces.read(folder):
         cells = [
             [
-                [math.log(each) for each in launch_quantiles([group for _, group in session[slowdown]], q)]
+                [
+                    math.log(each)
+                    for each in launch_quantiles(
+                        [group for _, group in session[slowdown]], q
+                    )
+                ]
                 for slowdown in (0.0, slower)
             ]
             for session in workload.sessions.values()
@@ -63,11 +76,17 @@ def recorded(folder: Path, q: float, slower: float) -> Iterator[tuple[str, Sourc
         ]
 
         def series(
-            rng: random.Random, points: int, at: int, size: float, cells: list[list[list[float]]] = cells
+            rng: random.Random,
+            points: int,
+            at: int,
+            size: float,
+            cells: list[list[list[float]]] = cells,
         ) -> Series:
             found = []
             for day in range(points):
-                launches = rng.sample(rng.choice(cells)[size > 0 and day >= at], LAUNCHES)
+                launches = rng.sample(
+                    rng.choice(cells)[size > 0 and day >= at], LAUNCHES
+                )
                 found.append((fmean(launches), Part(variance(launches), LAUNCHES - 1)))
             return found
 
@@ -75,7 +94,10 @@ def recorded(folder: Path, q: float, slower: float) -> Iterator[tuple[str, Sourc
 
 
 def ours(points: Series) -> list[int]:
-    return [point.index for point in find_change_points(weigh_runs(*zip(*points, strict=True)), LEVEL)]
+    return [
+        point.index
+        for point in find_change_points(weigh_runs(*zip(*points, strict=True)), LEVEL)
+    ]
 
 
 def seconds(points: Series) -> list[float]:
@@ -83,11 +105,16 @@ def seconds(points: Series) -> list[float]:
 
 
 def previous(share: float) -> Rule:
-    """github-action-benchmark: an alert where a result is worse than the one before by that much."""
+    """github-action-benchmark: an alert where a result is worse than the one before by that
+    much."""
 
     def rule(points: Series) -> list[int]:
         values = seconds(points)
-        return [place for place in range(1, len(values)) if values[place] > share * values[place - 1]]
+        return [
+            place
+            for place in range(1, len(values))
+            if values[place] > share * values[place - 1]
+        ]
 
     return rule
 
@@ -113,7 +140,9 @@ def others() -> Iterator[tuple[str, Rule, int]]:
             return [left for left, *_ in detect_steps(seconds(points))][1:]
 
         def regressions(points: Series) -> list[int]:
-            _, _, places = detect_regressions(detect_steps(seconds(points)), threshold=0.05, min_size=2)
+            _, _, places = detect_regressions(
+                detect_steps(seconds(points)), threshold=0.05, min_size=2
+            )
             return [after for _, after, *_ in places or ()]
 
         yield "asv, steps", every, 4
@@ -137,7 +166,9 @@ def rate(rule: Rule, cell: Cell, series: int, seed: int) -> str:
             continue
         whole = cell.source(rng, cell.points + LOOKS[-1], cell.points, cell.size)
         looks = (rule(whole[: cell.points + after]) for after in reversed(LOOKS))
-        hits += any(any(abs(place - cell.points) <= 2 for place in found) for found in looks)
+        hits += any(
+            any(abs(place - cell.points) <= 2 for place in found) for found in looks
+        )
     low, high = binomial_interval(hits, series)
     return f"{100 * hits / series:.1f} % ({100 * low:.1f} to {100 * high:.1f})"
 
@@ -153,13 +184,14 @@ def compared(cells: Sequence[Cell], series: int, seed: int) -> None:
         rows.append(row)
     print(table([list(column) for column in zip(*rows, strict=True)]))
     print(
-        f"{series} series a cell of ddpperf's and github-action-benchmark's, a quarter of the others'; 95 % intervals"
+        f"{series} series a cell of ddpperf's and github-action-benchmark's, a quarter of the"
+        " others'; 95 % intervals"
     )
 
 
 def calibrate(series: int, seed: int) -> None:
-    """How often the largest step of unchanged points is significant at 1 %, by their number and the walk's share of the
-    noise: what the thresholds in `history/change_points.py` were set by."""
+    """How often the largest step of unchanged points is significant at 1 %, by their number and the
+    walk's share of the noise: what the thresholds in `history/change_points.py` were set by."""
     shares = (0.0, 0.001, 0.01, 0.1, 0.25, 1.25, 10.0)
     rows = [["points", *(f"walk {share:g}" for share in shares)]]
     for points in (6, 12, 20, 40, 100, 300, 1000):
@@ -173,25 +205,54 @@ def calibrate(series: int, seed: int) -> None:
 
 
 def daily(series: int, seed: int) -> None:
-    """How often a change point is found on any of 300 days, looking every day, where nothing changed."""
-    for name, walk in (("independent", 0.0), ("walk of half the launches' spread", 0.5)):
+    """How often a change point is found on any of 300 days, looking every day, where nothing
+    changed."""
+    for name, walk in (
+        ("independent", 0.0),
+        ("walk of half the launches' spread", 0.5),
+    ):
         rng, hits = random.Random(seed), 0
         for done in range(series):
             points = simulated(walk)(rng, 300, 300, 0.0)
             hits += any(ours(points[:days]) for days in range(300, 5, -1))
             progress(done + 1, series, name)
         low, high = binomial_interval(hits, series)
-        print(f"on any of 300 days, {name}: {100 * hits / series:.1f} % ({100 * low:.1f} to {100 * high:.1f})")
+        print(
+            f"on any of 300 days, {name}: {100 * hits / series:.1f} % ({100 * low:.1f} to"
+            f" {100 * high:.1f})"
+        )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--series", type=int, default=1000, metavar="N", help="of a cell (default: 1000)")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--series",
+        type=int,
+        default=1000,
+        metavar="N",
+        help="of a cell (default: 1000)",
+    )
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--traces", type=Path, metavar="DIR", help="recorded step times, see README.md")
-    parser.add_argument("--percentile", type=float, default=10.0, metavar="Q", help="of recorded steps (default: 10)")
-    parser.add_argument("--calibrate", action="store_true", help="only ours, by the number of points and the walk")
-    parser.add_argument("--daily", action="store_true", help="only ours, looking every day")
+    parser.add_argument(
+        "--traces", type=Path, metavar="DIR", help="recorded step times, see README.md"
+    )
+    parser.add_argument(
+        "--percentile",
+        type=float,
+        default=10.0,
+        metavar="Q",
+        help="of recorded steps (default: 10)",
+    )
+    parser.add_argument(
+        "--calibrate",
+        action="store_true",
+        help="only ours, by the number of points and the walk",
+    )
+    parser.add_argument(
+        "--daily", action="store_true", help="only ours, looking every day"
+    )
     arguments = parser.parse_args()
     if arguments.calibrate:
         calibrate(arguments.series, arguments.seed)
@@ -213,7 +274,10 @@ def main() -> None:
     else:
         cells = []
         for name, source in recorded(arguments.traces, arguments.percentile, 0.2):
-            cells += [Cell(name, source, 300, 0.0), Cell(f"{name}, +20 % after 100", source, 100, 0.2)]
+            cells += [
+                Cell(name, source, 300, 0.0),
+                Cell(f"{name}, +20 % after 100", source, 100, 0.2),
+            ]
     compared(cells, arguments.series, arguments.seed)
 
 

@@ -1,23 +1,24 @@
-"""Error rates of the gate, live, in all its modes: real launches of the same code, and of code that is slower.
+"""Error rates of the gate, live, in all its modes: real launches of the same code, and of code that
+is slower.
 
     python benchmarks/live.py [--stored 20] [--turns 20] [--fine 20] [--results live.jsonl]
 
-Each cell of the table is a mode, a machine (quiet, or beside benchmarks/neighbour.py), a model (three small DDP models
-on two Gloo ranks) and a kind: unchanged code, where REGRESSED is a false alarm, or slower code, where anything else is
-a miss. So many measurements are made of each cell, in turns. Options are the default ones, but for limits where both
-sides take turns.
+Each cell of the table is a mode, a machine (quiet, or beside benchmarks/neighbour.py), a model
+(three small DDP models on two Gloo ranks) and a kind: unchanged code, where REGRESSED is a false
+alarm, or slower code, where anything else is a miss. So many measurements are made of each cell, in
+turns. Options are the default ones, but for limits where both sides take turns.
 
-"stored": every measurement of unchanged code is a session, too. A measurement is compared with one that ended ten
-minutes before, and against the last three that did; limit 10 %, slower by 20 %. All rules judge the same launches, of
-which there are as many as the one that wants most of them takes.
+"stored": every measurement of unchanged code is a session, too. A measurement is compared with one
+that ended ten minutes before, and against the last three that did; limit 10 %, slower by 20 %. All
+rules judge the same launches, of which there are as many as the one that wants most of them takes.
 
-"in turns": both sides in turns, as --ddp-against has them; limit 5 %, slower by 10 %. "fine": the same with a limit of
-3 %, slower by 5 %, at most 40 launches a side.
+"in turns": both sides in turns, as --ddp-against has them; limit 5 %, slower by 10 %. "fine": the
+same with a limit of 3 %, slower by 5 %, at most 40 launches a side.
 
-Nothing is left out: each finished measurement is a line of the results file (benchmarks/results has those of the
-docs); a run goes on where the last one ended,
-and shows all of it. A session that no measurement could be compared with (the first ten minutes, and those after a
-break) counts in no rate.
+Nothing is left out: each finished measurement is a line of the results file (benchmarks/results has
+those of the docs); a run goes on where the last one ended, and shows all of it. A session that no
+measurement could be compared with (the first ten minutes, and those after a break) counts in no
+rate.
 """
 
 from __future__ import annotations
@@ -34,7 +35,14 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from _common import binomial_interval, done, launchers_of_both_sides, progress, quartiles, table
+from _common import (
+    binomial_interval,
+    done,
+    launchers_of_both_sides,
+    progress,
+    quartiles,
+    table,
+)
 from _models import MODELS, training
 from neighbour import neighbour
 
@@ -47,13 +55,20 @@ from pytest_ddpperf.options.settings import make_plan, read_settings
 from pytest_ddpperf.records.messages import Event, EventKind
 from pytest_ddpperf.records.outcome import Version
 from pytest_ddpperf.records.plan import TIME_LIMITS, Limit, Plan
-from pytest_ddpperf.records.samples import LaunchSamples, Measurement, Samples, TestId, Verdict
+from pytest_ddpperf.records.samples import (
+    LaunchSamples,
+    Measurement,
+    Samples,
+    TestId,
+    Verdict,
+)
 from pytest_ddpperf.remote.worktree import one_tree
 from pytest_ddpperf.verdict import times as observations
 from pytest_ddpperf.verdict.stats import Drift
 from pytest_ddpperf.verdict.times import ASSUMED_DRIFT, TEST_LEVEL, coarse, judge_times
 
-MACHINES = {"quiet": None, "neighbour": 20261121}  # seeds; the second's moves on from cycle to cycle
+# seeds; the second's moves on from cycle to cycle
+MACHINES = {"quiet": None, "neighbour": 20261121}
 KINDS = ("unchanged", "slower")
 SESSION_AGE = 600.0  # seconds
 TOO_OLD = 1800.0  # then the machine may have become another
@@ -85,7 +100,8 @@ class Rule:
 
 RULES = {
     "": Rule(ASSUMED_DRIFT, None),
-    "30 steps, drift of 5 % assumed": Rule(Drift(floor=0.05, share=0.5, freedom=8), 30),  # the rule before
+    # the rule before
+    "30 steps, drift of 5 % assumed": Rule(Drift(floor=0.05, share=0.5, freedom=8), 30),
 }
 SESSIONS = (1, 3)
 Row = dict[str, Any]  # of the results file
@@ -93,15 +109,33 @@ Steps = Sequence[Sequence[float]]  # launch x step, the group's, in seconds
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--stored", type=int, default=20, help="measurements of each cell against stored baselines")
-    parser.add_argument("--turns", type=int, default=20, help="of each cell with both sides in turns")
-    parser.add_argument("--fine", type=int, default=20, help="of each cell in turns, finer")
-    parser.add_argument("--results", type=Path, default=Path("live.jsonl"), help="file to go on with")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--stored",
+        type=int,
+        default=20,
+        help="measurements of each cell against stored baselines",
+    )
+    parser.add_argument(
+        "--turns", type=int, default=20, help="of each cell with both sides in turns"
+    )
+    parser.add_argument(
+        "--fine", type=int, default=20, help="of each cell in turns, finer"
+    )
+    parser.add_argument(
+        "--results", type=Path, default=Path("live.jsonl"), help="file to go on with"
+    )
     options = parser.parse_args()
-    wanted = dict(zip(MODES, (options.stored, options.turns, options.fine), strict=True))
+    wanted = dict(
+        zip(MODES, (options.stored, options.turns, options.fine), strict=True)
+    )
     rows = done(options.results)
-    modules, trees = {"_models": str(Path(__file__).with_name("_models.py"))}, one_tree(Path(__file__).parent)
+    modules, trees = (
+        {"_models": str(Path(__file__).with_name("_models.py"))},
+        one_tree(Path(__file__).parent),
+    )
     with ExitStack() as opened:
         launchers = opened.enter_context(launchers_of_both_sides(modules, trees))
         folder = opened.enter_context(tempfile.TemporaryDirectory())
@@ -118,7 +152,9 @@ def main() -> int:
 # --- what is measured when
 
 
-def measurements(live: Live, rows: Sequence[Row], wanted: dict[str, int]) -> Iterator[Row]:
+def measurements(
+    live: Live, rows: Sequence[Row], wanted: dict[str, int]
+) -> Iterator[Row]:
     """Those that are missing, cycle after cycle over all cells."""
     cycle = 0
     while missing(rows, wanted):
@@ -137,7 +173,11 @@ def missing(rows: Sequence[Row], wanted: dict[str, int]) -> bool:
 def so_far(rows: Sequence[Row], wanted: dict[str, int]) -> tuple[int, int]:
     """How many of the measurements are made, and of how many."""
     cells = list(product(MACHINES, MODELS, KINDS))
-    made = sum(min(count(rows, mode, *cell), most) for mode, most in wanted.items() for cell in cells)
+    made = sum(
+        min(count(rows, mode, *cell), most)
+        for mode, most in wanted.items()
+        for cell in cells
+    )
     return made, sum(wanted.values()) * len(cells)
 
 
@@ -152,7 +192,11 @@ def cell_of(row: Row) -> tuple[str, ...]:
 def sessions(rows: Sequence[Row], machine: str, model: str, now: float) -> list[Row]:
     """The sessions that a measurement which begins `now` is compared with, the latest last."""
     cell = STORED, machine, model, "unchanged"
-    known = [row for row in rows if cell_of(row) == cell and row["ended"] <= now - SESSION_AGE]
+    known = [
+        row
+        for row in rows
+        if cell_of(row) == cell and row["ended"] <= now - SESSION_AGE
+    ]
     return known if known and known[-1]["ended"] > now - TOO_OLD else []
 
 
@@ -163,10 +207,17 @@ class Live:
         """The second is the other side's."""
         (self._launcher, self._other), self._folder = launchers, folder
         self._settings = read_defaults(folder)
-        self._plan = make_plan(self._settings, world_size=2, backend="gloo", device="cpu")
+        self._plan = make_plan(
+            self._settings, world_size=2, backend="gloo", device="cpu"
+        )
 
     def measured(
-        self, rows: Sequence[Row], machine: str, model: str, kind: str, wanted: dict[str, int]
+        self,
+        rows: Sequence[Row],
+        machine: str,
+        model: str,
+        kind: str,
+        wanted: dict[str, int],
     ) -> Iterator[Row]:
         """The cell's next measurements, one a mode at most."""
         began = time.time()
@@ -174,7 +225,11 @@ class Live:
         stored = count(rows, STORED, machine, model, kind)
         cell = {"machine": machine, "model": model, "kind": kind, "began": began}
         if (kind == "unchanged" or before) and stored < wanted[STORED]:
-            yield {**self._stored(model, kind, [steps_of(row) for row in before]), "held": bool(before), **cell}
+            yield {
+                **self._stored(model, kind, [steps_of(row) for row in before]),
+                "held": bool(before),
+                **cell,
+            }
         for mode, most in wanted.items():
             made = count(rows, mode, machine, model, kind)
             # As evenly over the run as the others, but for the first ten minutes, which are theirs.
@@ -203,11 +258,18 @@ class Live:
             "mode": STORED,
             "ended": time.time(),
             "seconds": [round(launch.cost.total, 3) for launch in launches.taken],
-            "step_microseconds": [[round(step * 1e6) for step in launch.step_seconds] for launch in launches.taken],
+            "step_microseconds": [
+                [round(step * 1e6) for step in launch.step_seconds]
+                for launch in launches.taken
+            ],
         }
 
     def _launch(self, setup: Any, steps: int | None) -> LaunchSamples:
-        return self._launcher.measure(self._plan if steps is None else self._plan.exactly(steps), setup, Observer())
+        return self._launcher.measure(
+            self._plan if steps is None else self._plan.exactly(steps),
+            setup,
+            Observer(),
+        )
 
     def _in_turns(self, mode: str, model: str, kind: str) -> Row:
         slower = training(model, MODES[mode].slower if kind == "slower" else 0.0)
@@ -216,7 +278,9 @@ class Live:
             test=TestId(module="live", name=model),
             nodeid=f"live::{model}",
             setups=(slower,),
-            settings=replace(self._settings, limits=limits(mode), max_launches=MODES[mode].launches),
+            settings=replace(
+                self._settings, limits=limits(mode), max_launches=MODES[mode].launches
+            ),
             plan=self._plan,
             level=TEST_LEVEL,
             batch_size=None,
@@ -233,7 +297,9 @@ class Live:
             "seconds": round(ended - began, 1),
             "status": str(verdict),
             "resolution": round(verdict.comparisons[0].resolution, 4),
-            "differences": {limit.metric: differences(limit, measured) for limit in limits(mode)},
+            "differences": {
+                limit.metric: differences(limit, measured) for limit in limits(mode)
+            },
         }
 
 
@@ -241,11 +307,14 @@ def read_defaults(folder: Path) -> Any:
     """The settings of a run that is given none."""
     import pytest
 
-    return read_settings(pytest.Config.fromdictargs({}, ["-c", "/dev/null", f"--rootdir={folder}"]))
+    return read_settings(
+        pytest.Config.fromdictargs({}, ["-c", "/dev/null", f"--rootdir={folder}"])
+    )
 
 
 class Other:
-    """The other side of a pair, launched from here too: what `against.BaseSide` is where that is another process."""
+    """The other side of a pair, launched from here too: what `against.BaseSide` is where that is
+    another process."""
 
     version = Version(ref="unchanged", commit="", now="")
 
@@ -256,10 +325,18 @@ class Other:
         return Event(EventKind.READY, plan=self._plan)
 
     def measure(self, observer: Any, steps: int | None) -> LaunchSamples:
-        return self._launcher.measure(self._plan if steps is None else self._plan.exactly(steps), self._setup, observer)
+        return self._launcher.measure(
+            self._plan if steps is None else self._plan.exactly(steps),
+            self._setup,
+            observer,
+        )
 
     def pause(self, observer: Any, steps: int | None) -> AbstractContextManager[Any]:
-        return self._launcher.pause(self._plan if steps is None else self._plan.exactly(steps), self._setup, observer)
+        return self._launcher.pause(
+            self._plan if steps is None else self._plan.exactly(steps),
+            self._setup,
+            observer,
+        )
 
     def lacking(self, files: Any) -> str:
         return ""
@@ -271,7 +348,9 @@ class Other:
 # --- what the rules say of it
 
 
-def judged(now: Steps, before: Sequence[Steps], rule: Rule, looks: Sequence[int]) -> tuple[Verdict, bool]:
+def judged(
+    now: Steps, before: Sequence[Steps], rule: Rule, looks: Sequence[int]
+) -> tuple[Verdict, bool]:
     """The verdict after `looks`, and whether the measurement ends with it."""
     stored = [measurement(cut(session, rule.steps)) for session in before]
 
@@ -302,7 +381,11 @@ def cut(launches: Steps, steps: int | None) -> Steps:
 
 def measurement(launches: Steps) -> Measurement:
     groups = tuple(map(tuple, launches))
-    return Measurement(samples=Samples(step_seconds=groups, rank_seconds=tuple((group,) for group in groups)))
+    return Measurement(
+        samples=Samples(
+            step_seconds=groups, rank_seconds=tuple((group,) for group in groups)
+        )
+    )
 
 
 def steps_of(row: Row) -> Steps:
@@ -322,8 +405,12 @@ def differences(limit: Limit, measured: Measured) -> list[float]:
 
 
 def limits(mode: str) -> tuple[Limit, ...]:
-    """Those of a user who wants the mode's limit at p10 and p50, and the default one on the mean."""
-    named = tuple(Limit(metric=metric, value=MODES[mode].limit, unit="%") for metric in ("p10", "p50"))
+    """Those of a user who wants the mode's limit at p10 and p50, and the default one on the
+    mean."""
+    named = tuple(
+        Limit(metric=metric, value=MODES[mode].limit, unit="%")
+        for metric in ("p10", "p50")
+    )
     return (*named, *(limit for limit in TIME_LIMITS if limit.is_mean))
 
 
@@ -348,34 +435,65 @@ def outcomes(rows: Sequence[Row]) -> Iterator[Judged]:
         where = row["machine"], row["kind"], row["model"]
         if row["mode"] != STORED:
             mode = f"{row['mode']}, limit {MODES[row['mode']].limit:.0%}"
-            yield Judged((mode, *where), row["status"], row["seconds"], row["resolution"])
+            yield Judged(
+                (mode, *where), row["status"], row["seconds"], row["resolution"]
+            )
             continue
-        before = [steps_of(other) for other in sessions(rows, row["machine"], row["model"], row["began"])]
+        before = [
+            steps_of(other)
+            for other in sessions(rows, row["machine"], row["model"], row["began"])
+        ]
         for paused, (name, rule) in product(SESSIONS, RULES.items()):
             if len(before) < paused:
                 continue
             verdict, launches = reported(steps_of(row), before[-paused:], rule)
             seconds = sum(row["seconds"][:launches])
-            mode = ", ".join(filter(None, ("stored", f"{paused} session{'s' * (paused > 1)}", name)))
-            yield Judged((mode, *where), str(verdict), seconds, verdict.comparisons[0].resolution)
+            mode = ", ".join(
+                filter(None, ("stored", f"{paused} session{'s' * (paused > 1)}", name))
+            )
+            yield Judged(
+                (mode, *where), str(verdict), seconds, verdict.comparisons[0].resolution
+            )
 
 
 def report(rows: Sequence[Row]) -> None:
-    titles = ["mode", "machine", "kind", "model", "measured", "REGRESSED", "95 % interval", "INCONCLUSIVE"]
+    titles = [
+        "mode",
+        "machine",
+        "kind",
+        "model",
+        "measured",
+        "REGRESSED",
+        "95 % interval",
+        "INCONCLUSIVE",
+    ]
     lines = [[*titles, "resolves at p10", "seconds"]]
     every = list(outcomes(rows))
-    for mode, machine, kind in dict.fromkeys(found.cell[:3] for found in sorted(every, key=order)):
+    for mode, machine, kind in dict.fromkeys(
+        found.cell[:3] for found in sorted(every, key=order)
+    ):
         for model in ("all", *MODELS):
             cell = mode, machine, kind, model
             chosen = [
-                found for found in every if found.cell in {cell, *((*cell[:3], m) for m in MODELS if model == "all")}
+                found
+                for found in every
+                if found.cell
+                in {cell, *((*cell[:3], m) for m in MODELS if model == "all")}
             ]
             if chosen:
-                lines.append([*(cell if model == "all" else ("", "", "", model)), *rates(chosen)])
+                lines.append(
+                    [*(cell if model == "all" else ("", "", "", model)), *rates(chosen)]
+                )
     uncompared = sum(not row["held"] for row in rows)
-    print("\nfalse alarms are REGRESSED of unchanged code, detections of slower code; median [quartiles]\n")
+    print(
+        "\nfalse alarms are REGRESSED of unchanged code, detections of slower code; median"
+        " [quartiles]\n"
+    )
     print(table(lines))
-    print(f"\n{len(rows) - uncompared} measurements; {uncompared} further sessions had nothing to be compared with")
+    print(
+        f"\n{len(rows) - uncompared} measurements; {uncompared} further sessions had nothing to be"
+        " compared with"
+    )
 
 
 def order(found: Judged) -> tuple[Any, ...]:

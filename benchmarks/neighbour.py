@@ -1,9 +1,11 @@
 """A neighbour: burns one core in bursts of about a second, as others on a shared machine do.
 
-    python benchmarks/neighbour.py [--seed 0] [--seconds 600]           # by itself, for so long or until Ctrl-C
-    python benchmarks/neighbour.py [--seed 0] -- make test              # beside a command, whose exit status it has
+    python benchmarks/neighbour.py [--seed 0] [--seconds 600]           # by itself, for so long or
+    until Ctrl-C python benchmarks/neighbour.py [--seed 0] -- make test              # beside a
+    command, whose exit status it has
 
-The same seed gives the same bursts. live.py, turns.py, confirming.py and expect.py measure next to it and without.
+The same seed gives the same bursts. live.py, turns.py, confirming.py and expect.py measure next to
+it and without.
 """
 
 from __future__ import annotations
@@ -20,7 +22,8 @@ from contextlib import contextmanager, suppress
 
 from pytest_ddpperf.wire.boot import die_with_parent
 
-# Bursts and the pauses between them, in seconds: as long as the mean of both is one second, half of the time is theirs.
+# Bursts and the pauses between them, in seconds: as long as the mean of both is one second, half of
+# the time is theirs.
 _SHORTEST, _LONGEST = 0.3, 1.7
 
 
@@ -40,7 +43,14 @@ def neighbour(seed: int | None) -> Iterator[None]:
     if seed is None:
         yield
         return
-    command = [sys.executable, __file__, "--seed", str(seed), "--parent", str(os.getpid())]
+    command = [
+        sys.executable,
+        __file__,
+        "--seed",
+        str(seed),
+        "--parent",
+        str(os.getpid()),
+    ]
     process = subprocess.Popen(command, stdin=subprocess.DEVNULL)
     try:
         yield
@@ -50,7 +60,9 @@ def neighbour(seed: int | None) -> Iterator[None]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--seconds", type=float, default=float("inf"))
     parser.add_argument("--parent", type=int, help=argparse.SUPPRESS)

@@ -1,6 +1,7 @@
-"""What the timed loop adds to a step: an empty step, timed, beside a bare loop over the same step. And what noting the
-files that ranks open adds: the step of a small DDP model, alone and with ten files that it reads, with and without. And
-what the stamps of phases add to the step of a DDP model of 150 modules.
+"""What the timed loop adds to a step: an empty step, timed, beside a bare loop over the same step.
+And what noting the files that ranks open adds: the step of a small DDP model, alone and with ten
+files that it reads, with and without. And what the stamps of phases add to the step of a DDP model
+of 150 modules.
 
     python benchmarks/overhead.py [--rounds 10] [--steps 20000] [--pairs 20]
 
@@ -114,7 +115,9 @@ def noting(pairs: int) -> tuple[list[Row], bool]:
             Path(folder, str(number)).write_text("some data")
         trees = Trees(current=folder, base=folder, kept=())
         plain, other, noted = (
-            opened.enter_context(closing(Launcher(lambda: {"overhead": __file__}, trees=each)))
+            opened.enter_context(
+                closing(Launcher(lambda: {"overhead": __file__}, trees=each))
+            )
             for each in (None, None, trees)
         )
         for files in (0, FILES):
@@ -122,43 +125,67 @@ def noting(pairs: int) -> tuple[list[Row], bool]:
             name = f"of a DDP model{f', {files} files read' if files else ''}"
             more, small = compared((plain, setup), (noted, setup), pairs, name)
             rows, nothing = rows + more, nothing and small
-        sides = (plain, partial(training, stamped=False)), (other, partial(training, stamped=True))
-        more, small = compared(*sides, pairs, "of a DDP model of 150 modules, with stamps")
+        sides = (
+            (plain, partial(training, stamped=False)),
+            (other, partial(training, stamped=True)),
+        )
+        more, small = compared(
+            *sides, pairs, "of a DDP model of 150 modules, with stamps"
+        )
     return rows + more, nothing and small
 
 
-def compared(without: Any, within: Any, pairs: int, name: str) -> tuple[list[Row], bool]:
+def compared(
+    without: Any, within: Any, pairs: int, name: str
+) -> tuple[list[Row], bool]:
     """Compare two sides, each a launcher and a set-up, in interleaved launches."""
     plan = Plan(world_size=2, backend="gloo", device="cpu", warmup=5, steps=200)
     found: tuple[list[LaunchSamples], list[LaunchSamples]] = ([], [])
     rows, nothing = list[Row](), True
     for done in range(pairs):
         with ExitStack() as alive:
-            both = [alive.enter_context(side.pause(plan, setup, Observer())) for side, setup in (without, within)]
+            both = [
+                alive.enter_context(side.pause(plan, setup, Observer()))
+                for side, setup in (without, within)
+            ]
             interleave((both[0], both[1]), random.Random())
             for launches, launch in zip(found, both, strict=True):
                 launches.append(launch.deliver())
         progress(done + 1, pairs, name)
     for q in (10, 50):
-        plain, more = ([quantile(launch.step_seconds, q) for launch in launches] for launches in found)
-        differences = [math.log(after / before) for before, after in zip(plain, more, strict=True)]
-        mean, error = statistics.fmean(differences), statistics.stdev(differences) / math.sqrt(pairs)
+        plain, more = (
+            [quantile(launch.step_seconds, q) for launch in launches]
+            for launches in found
+        )
+        differences = [
+            math.log(after / before) for before, after in zip(plain, more, strict=True)
+        ]
+        mean, error = (
+            statistics.fmean(differences),
+            statistics.stdev(differences) / math.sqrt(pairs),
+        )
         reach = t_quantile(0.975, pairs - 1) * error
         low, high = mean - reach, mean + reach
         nothing &= low <= 0
         figures = (spread(values, "ms", 1e3) for values in (plain, more))
-        rows.append([f"{name}: p{q}", *figures, f"{mean:+.1%}", f"{low:+.1%} to {high:+.1%}"])
+        rows.append(
+            [f"{name}: p{q}", *figures, f"{mean:+.1%}", f"{low:+.1%} to {high:+.1%}"]
+        )
     return rows, nothing
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--steps", type=int, default=20_000)
     parser.add_argument("--pairs", type=int, default=20)
     options = parser.parse_args()
     launcher = Launcher(lambda: {"overhead": __file__})
-    plan = Plan(world_size=2, backend="gloo", device="cpu", steps=options.steps, timing="step")
+    plan = Plan(
+        world_size=2, backend="gloo", device="cpu", steps=options.steps, timing="step"
+    )
     timed: list[float] = []
     untimed: list[float] = []
     try:
@@ -169,13 +196,22 @@ def main() -> int:
             progress(done + 1, options.rounds, "overhead")
     finally:
         launcher.close()
-    added = [with_clock - without for with_clock, without in zip(timed, untimed, strict=True)]
-    print(f"median [quartiles] of {options.rounds} rounds of {options.steps} steps, the slower of two ranks\n")
+    added = [
+        with_clock - without for with_clock, without in zip(timed, untimed, strict=True)
+    ]
+    print(
+        f"median [quartiles] of {options.rounds} rounds of {options.steps} steps, the slower of two"
+        " ranks\n"
+    )
     print(
         table(
             [
                 ["timed loop", "bare loop", "added a step"],
-                [spread(timed, "us", 1e6), spread(untimed, "us", 1e6), spread(added, "us", 1e6)],
+                [
+                    spread(timed, "us", 1e6),
+                    spread(untimed, "us", 1e6),
+                    spread(added, "us", 1e6),
+                ],
             ]
         )
     )
@@ -184,9 +220,13 @@ def main() -> int:
     print(table([["a step", "without", "with", "difference", "95 % interval"], *rows]))
     stamps = stamps_cost()
     print(f"\nthe stamps of a step: {stamps * 1e6:.1f} us")
-    promises = [("at most 10 microseconds an empty step", quartiles(added).median <= 10e-6)]
+    promises = [
+        ("at most 10 microseconds an empty step", quartiles(added).median <= 10e-6)
+    ]
     promises += [("at most 10 microseconds for the stamps of a step", stamps <= 10e-6)]
-    return verdict([*promises, ("noting files and stamps add nothing measurable", nothing)])
+    return verdict(
+        [*promises, ("noting files and stamps add nothing measurable", nothing)]
+    )
 
 
 if __name__ == "__main__":

@@ -1,14 +1,18 @@
-"""Error rates of stored baselines on simulated machines, from one without noise to one that others use.
+"""Error rates of stored baselines on simulated machines, from one without noise to one that others
+use.
 
-    python benchmarks/simulated.py [--runs 1000] [--assume FLOOR,SHARE,FREEDOM,USUAL,STEEP] [--level 0.05]
+    python benchmarks/simulated.py [--runs 1000] [--assume FLOOR,SHARE,FREEDOM,USUAL,STEEP] [--level
+    0.05]
 
-A machine is two numbers: how far the launches of a session differ, and how far sessions do, as standard deviations of
-logarithms, both normal. A baseline of one session or three, five launches each, is compared with five launches of
-another session, and against further ones while the verdict is open, by the plugin's own rule and looks, with both
-default metrics. Seeds are fixed: the same runs give the same table.
+A machine is two numbers: how far the launches of a session differ, and how far sessions do, as
+standard deviations of logarithms, both normal. A baseline of one session or three, five launches
+each, is compared with five launches of another session, and against further ones while the verdict
+is open, by the plugin's own rule and looks, with both default metrics. Seeds are fixed: the same
+runs give the same table.
 
-The second table is of runs of many tests: what each resolves beside what it resolves alone, and how many false reds a
-run of unchanged code has beside how many the plugin's summary says to expect. There the two sides may also take turns.
+The second table is of runs of many tests: what each resolves beside what it resolves alone, and how
+many false reds a run of unchanged code has beside how many the plugin's summary says to expect.
+There the two sides may also take turns.
 """
 
 from __future__ import annotations
@@ -34,7 +38,8 @@ from pytest_ddpperf.verdict.times import ASSUMED_DRIFT, TEST_LEVEL
 
 FIRST, MOST = 5, 20  # the defaults of --ddp-launches and --ddp-max-launches
 STEPS = 6  # alike within a launch: with five launches enough for p10
-MACHINES = ((0.003, 0.003), (0.005, 0.005), (0.01, 0.01), (0.003, 0.02), (0.03, 0.05))  # launches, sessions
+# launches, sessions
+MACHINES = ((0.003, 0.003), (0.005, 0.005), (0.01, 0.01), (0.003, 0.02), (0.03, 0.05))
 MANY = 200  # tests of a run
 SLOWDOWNS = (0.0, 0.15, 0.20)
 LIMITS = (0.10, 0.05, 0.02)
@@ -50,7 +55,13 @@ class Cell:
 
 
 CELLS = [
-    Cell(launches=launches, sessions=sessions, stored=stored, limit=limit, slowdown=slowdown)
+    Cell(
+        launches=launches,
+        sessions=sessions,
+        stored=stored,
+        limit=limit,
+        slowdown=slowdown,
+    )
     for launches, sessions in MACHINES
     for stored in (1, 3)
     for limit in LIMITS
@@ -58,7 +69,13 @@ CELLS = [
     if slowdown == 0 or limit == LIMITS[0]
 ]
 SUITES = [
-    Cell(launches=launches, sessions=sessions, stored=stored, limit=LIMITS[0], slowdown=0.0)
+    Cell(
+        launches=launches,
+        sessions=sessions,
+        stored=stored,
+        limit=LIMITS[0],
+        slowdown=0.0,
+    )
     for launches, sessions in (MACHINES[0], MACHINES[2], MACHINES[4])
     for stored in (1, 3, 0)
 ]
@@ -73,17 +90,43 @@ class Rates:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--runs", type=int, default=1000, help="of each cell")
-    parser.add_argument("--assume", metavar="FLOOR,SHARE,FREEDOM[,USUAL,STEEP]", help="another assumption about drift")
-    parser.add_argument("--level", type=float, default=TEST_LEVEL, help="the error rate of the test")
+    parser.add_argument(
+        "--assume",
+        metavar="FLOOR,SHARE,FREEDOM[,USUAL,STEEP]",
+        help="another assumption about drift",
+    )
+    parser.add_argument(
+        "--level", type=float, default=TEST_LEVEL, help="the error rate of the test"
+    )
     options = parser.parse_args()
-    drift = Drift(*map(float, options.assume.split(","))) if options.assume else ASSUMED_DRIFT
+    drift = (
+        Drift(*map(float, options.assume.split(",")))
+        if options.assume
+        else ASSUMED_DRIFT
+    )
     with ProcessPoolExecutor(os.cpu_count()) as pool:
         each = partial(rates, runs=options.runs, drift=drift)
         print(f"{options.runs} runs a cell; REGRESSED (INCONCLUSIVE)\n")
-        print(table(machines(dict(zip(CELLS, pool.map(partial(each, level=options.level), CELLS), strict=True)))))
-        many = dict(zip(SUITES, pool.map(partial(each, level=TEST_LEVEL), SUITES), strict=True))
+        print(
+            table(
+                machines(
+                    dict(
+                        zip(
+                            CELLS,
+                            pool.map(partial(each, level=options.level), CELLS),
+                            strict=True,
+                        )
+                    )
+                )
+            )
+        )
+        many = dict(
+            zip(SUITES, pool.map(partial(each, level=TEST_LEVEL), SUITES), strict=True)
+        )
     print(f"\na run of {MANY} tests, limit {LIMITS[0]:.0%}\n")
     print(table(suites(many)))
     return 0
@@ -99,9 +142,15 @@ def machines(found: dict[Cell, Rates]) -> list[list[str]]:
             own = {
                 (cell.limit, cell.slowdown): rate
                 for cell, rate in found.items()
-                if (cell.launches, cell.sessions, cell.stored) == (launches, sessions, stored)
+                if (cell.launches, cell.sessions, cell.stored)
+                == (launches, sessions, stored)
             }
-            row = [f"{launches:.1%}", f"{sessions:.1%}", str(stored), f"{own[LIMITS[0], 0.0].resolution:.1%}"]
+            row = [
+                f"{launches:.1%}",
+                f"{sessions:.1%}",
+                str(stored),
+                f"{own[LIMITS[0], 0.0].resolution:.1%}",
+            ]
             row += [shown(own[limit, 0.0]) for limit in LIMITS]
             row += [shown(own[LIMITS[0], slowdown]) for slowdown in SLOWDOWNS[1:]]
             rows.append(row)
@@ -109,16 +158,34 @@ def machines(found: dict[Cell, Rates]) -> list[list[str]]:
 
 
 def suites(many: dict[Cell, Rates]) -> list[list[str]]:
-    rows = [["launches", "sessions", "against", "smallest detectable change", "false alarms a run", "expected"]]
+    rows = [
+        [
+            "launches",
+            "sessions",
+            "against",
+            "smallest detectable change",
+            "false alarms a run",
+            "expected",
+        ]
+    ]
     for cell, found in many.items():
         against = f"{cell.stored} stored" if cell.stored else "interleaved"
-        row = [f"{cell.launches:.1%}", f"{cell.sessions:.1%}", against, f"{found.resolution:.1%}"]
-        rows.append([*row, f"{found.regressed * MANY:.2g}", f"{found.expected * MANY:.2g}"])
+        row = [
+            f"{cell.launches:.1%}",
+            f"{cell.sessions:.1%}",
+            against,
+            f"{found.resolution:.1%}",
+        ]
+        rows.append(
+            [*row, f"{found.regressed * MANY:.2g}", f"{found.expected * MANY:.2g}"]
+        )
     return rows
 
 
 def shown(rate: Rates) -> str:
-    return f"{rate.regressed:.1%}" + (f" ({rate.inconclusive:.0%})" if rate.inconclusive else "")
+    return f"{rate.regressed:.1%}" + (
+        f" ({rate.inconclusive:.0%})" if rate.inconclusive else ""
+    )
 
 
 def rates(cell: Cell, runs: int, drift: Drift, level: float) -> Rates:
@@ -128,8 +195,12 @@ def rates(cell: Cell, runs: int, drift: Drift, level: float) -> Rates:
     return Rates(
         regressed=statuses.count("REGRESSED") / runs,
         inconclusive=statuses.count("INCONCLUSIVE") / runs,
-        resolution=median(max(c.resolution for c in verdict.comparisons) for verdict in said),
-        expected=fmean(sum(c.alarm_rate for c in verdict.comparisons) for verdict in said),
+        resolution=median(
+            max(c.resolution for c in verdict.comparisons) for verdict in said
+        ),
+        expected=fmean(
+            sum(c.alarm_rate for c in verdict.comparisons) for verdict in said
+        ),
     )
 
 
@@ -137,11 +208,20 @@ def one(cell: Cell, source: random.Random, drift: Drift, level: float) -> Verdic
     stored = [session(cell, source, FIRST, 0.0) for _ in range(cell.stored)]
     turns = session(cell, source, MOST, 0.0)
     now = session(cell, source, MOST, cell.slowdown)
-    limits = [Limit(metric=metric, value=cell.limit, unit="%") for metric in ("p10", "p50")]
+    limits = [
+        Limit(metric=metric, value=cell.limit, unit="%") for metric in ("p10", "p50")
+    ]
 
     def verdict(start: int, stop: int, ease: float) -> Verdict:
         base = stored or [part(turns, start, stop)]
-        return judge(part(now, start, stop), base, limits, level=level * ease, assumed=drift, interleaved=not stored)
+        return judge(
+            part(now, start, stop),
+            base,
+            limits,
+            level=level * ease,
+            assumed=drift,
+            interleaved=not stored,
+        )
 
     looks = schedule(FIRST, MOST)
     for number in range(1, len(looks) + 1):
@@ -151,17 +231,28 @@ def one(cell: Cell, source: random.Random, drift: Drift, level: float) -> Verdic
     return said
 
 
-def session(cell: Cell, source: random.Random, launches: int, slowdown: float) -> Measurement:
+def session(
+    cell: Cell, source: random.Random, launches: int, slowdown: float
+) -> Measurement:
     """In turns both sides are of one session, whose own level does not matter."""
     mean = source.gauss(math.log1p(slowdown), cell.sessions if cell.stored else 0.0)
-    steps = tuple((math.exp(source.gauss(mean, cell.launches)),) * STEPS for _ in range(launches))
-    return Measurement(samples=Samples(step_seconds=steps, rank_seconds=tuple((launch,) for launch in steps)))
+    steps = tuple(
+        (math.exp(source.gauss(mean, cell.launches)),) * STEPS for _ in range(launches)
+    )
+    return Measurement(
+        samples=Samples(
+            step_seconds=steps, rank_seconds=tuple((launch,) for launch in steps)
+        )
+    )
 
 
 def part(now: Measurement, start: int, stop: int) -> Measurement:
     samples = now.samples
     return Measurement(
-        samples=Samples(step_seconds=samples.step_seconds[start:stop], rank_seconds=samples.rank_seconds[start:stop])
+        samples=Samples(
+            step_seconds=samples.step_seconds[start:stop],
+            rank_seconds=samples.rank_seconds[start:stop],
+        )
     )
 
 

@@ -2,9 +2,10 @@
 
     python benchmarks/soak.py [--launches 1000] [--ranks 2] [--rpc]
 
-Plants, one launch in ten: a rank with a thread that never ends after it delivered, a rank whose destructor sleeps for a
-minute, and, one in a hundred, a clean-up that hangs beyond the deadline. All are green by design. With --rpc the ranks
-are trainers, beside two parameter servers and a master, and the plants are the parameter servers'.
+Plants, one launch in ten: a rank with a thread that never ends after it delivered, a rank whose
+destructor sleeps for a minute, and, one in a hundred, a clean-up that hangs beyond the deadline.
+All are green by design. With --rpc the ranks are trainers, beside two parameter servers and a
+master, and the plants are the parameter servers'.
 """
 
 from __future__ import annotations
@@ -70,7 +71,9 @@ def plant(number: int) -> Any:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--launches", type=int, default=1000)
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--rpc", action="store_true")
@@ -102,18 +105,33 @@ def soak(launches: int, ranks: int, rpc: bool, folder: Path) -> int:
     finally:
         launcher.close()
     planted = launches - len(healthy)
-    ranks_are = f"{ranks} trainers, 2 parameter servers and a master" if rpc else f"{ranks} ranks"
-    print(f"{launches} launches of {ranks_are}, {planted} with a plant; a healthy one took {spread(healthy, 's')}\n")
+    ranks_are = (
+        f"{ranks} trainers, 2 parameter servers and a master"
+        if rpc
+        else f"{ranks} ranks"
+    )
+    print(
+        f"{launches} launches of {ranks_are}, {planted} with a plant; a healthy one took"
+        f" {spread(healthy, 's')}\n"
+    )
     promises = [("none hung", hung == 0), ("none failed", failed == 0)]
     for what, count in after.items():
-        promises.append((f"{what}: {before[what]} before, {count} after", count <= before[what]))
+        promises.append(
+            (f"{what}: {before[what]} before, {count} after", count <= before[what])
+        )
     return verdict(promises)
 
 
 def launch(launcher: Launcher, planted: Any, ranks: int, rpc: bool) -> None:
     deadline = _SHORT_DEADLINE if planted is with_clean_up else _DEADLINE
     plan = Plan(
-        world_size=ranks, backend="gloo", device="cpu", warmup=1, steps=3, timing="step", timeout_seconds=deadline
+        world_size=ranks,
+        backend="gloo",
+        device="cpu",
+        warmup=1,
+        steps=3,
+        timing="step",
+        timeout_seconds=deadline,
     )
     if rpc:
         plan = replace(plan, parameter_servers=2, master=True)
@@ -126,12 +144,16 @@ def what_is_there(launcher: Launcher, folder: Path) -> dict[str, int]:
     """What a launch could leave: counts of this process and its rank server."""
     server = launcher._server._process
     assert server is not None
-    children = Path(f"/proc/{server.pid}/task/{server.pid}/children").read_text().split()
+    children = (
+        Path(f"/proc/{server.pid}/task/{server.pid}/children").read_text().split()
+    )
     return {
         "processes below the rank server": len(children),
         "descriptors of pytest": len(os.listdir("/proc/self/fd")),
         "descriptors of the rank server": len(os.listdir(f"/proc/{server.pid}/fd")),
-        "files in the temporary folder": sum(entry.name != "torchinductor_root" for entry in folder.iterdir()),
+        "files in the temporary folder": sum(
+            entry.name != "torchinductor_root" for entry in folder.iterdir()
+        ),
         "files in /dev/shm": len(os.listdir("/dev/shm")),
     }
 

@@ -1,14 +1,16 @@
 """What does stopping early save, and what does it change? Interleaved measurements, judged again.
 
-    python benchmarks/stopping.py [RESULTS ...]                                     # as they were recorded
-    python benchmarks/stopping.py --slower 0,0.025,0.05,0.075,0.1 [RESULTS ...]     # of unchanged code, made slower
+    python benchmarks/stopping.py [RESULTS ...]                                     # as they were
+    recorded python benchmarks/stopping.py --slower 0,0.025,0.05,0.075,0.1 [RESULTS ...]     # of
+    unchanged code, made slower
 
-Takes results of benchmarks/live.py, which have the difference of each pair at each limited metric, and judges them by
-looks alone, with early stops of what is within the limit and settled, and with stops for futility as well
-(`measuring.stopping_rule`). As recorded: a measurement cannot end later than it did, so nothing has to be measured
-again. Slower: 20 pairs are drawn from those of unchanged code of one model and machine, and all their differences
-are raised. Results from before there was a limit on the mean have none; there it changes as p50 does. Seconds are in
-proportion to pairs. "Undecided": those that reach the last look without these stops.
+Takes results of benchmarks/live.py, which have the difference of each pair at each limited metric,
+and judges them by looks alone, with early stops of what is within the limit and settled, and with
+stops for futility as well (`measuring.stopping_rule`). As recorded: a measurement cannot end later
+than it did, so nothing has to be measured again. Slower: 20 pairs are drawn from those of unchanged
+code of one model and machine, and all their differences are raised. Results from before there was a
+limit on the mean have none; there it changes as p50 does. Seconds are in proportion to pairs.
+"Undecided": those that reach the last look without these stops.
 """
 
 from __future__ import annotations
@@ -28,7 +30,12 @@ from _common import table
 from _traces import Launch, measurement
 from live import MODES, limits
 
-from pytest_ddpperf.measuring.stopping_rule import early_stop, follow, is_futile, schedule
+from pytest_ddpperf.measuring.stopping_rule import (
+    early_stop,
+    follow,
+    is_futile,
+    schedule,
+)
 from pytest_ddpperf.records.samples import Verdict
 from pytest_ddpperf.verdict.decision import given_up, judge
 from pytest_ddpperf.verdict.stats import Difference
@@ -39,11 +46,19 @@ Row = dict[str, Any]  # of the results file
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     recorded = [Path(__file__).with_name("results") / "in-turns.jsonl"]
     parser.add_argument("results", type=Path, nargs="*", default=recorded)
-    parser.add_argument("--slower", type=lambda text: [float(share) for share in text.split(",")], metavar="SHARE,...")
-    parser.add_argument("--trials", type=int, default=100, help="of each machine, model and amount")
+    parser.add_argument(
+        "--slower",
+        type=lambda text: [float(share) for share in text.split(",")],
+        metavar="SHARE,...",
+    )
+    parser.add_argument(
+        "--trials", type=int, default=100, help="of each machine, model and amount"
+    )
     options = parser.parse_args()
     lines = [line for file in options.results for line in file.read_text().splitlines()]
     rows = [row for row in map(json.loads, lines) if "differences" in row]
@@ -53,13 +68,24 @@ def main() -> int:
     return 0
 
 
-TITLES = ["limits", "machine", "code", "measured", "", "pairs", "undecided: pairs", "seconds", "statuses"]
+TITLES = [
+    "limits",
+    "machine",
+    "code",
+    "measured",
+    "",
+    "pairs",
+    "undecided: pairs",
+    "seconds",
+    "statuses",
+]
 WAYS = {"looks": (), "early stops": ("early",), "futility": ("early", "futile")}
 MOST_PAIRS = 20
 
 
 def made_slower(rows: list[Row], amounts: list[float], trials: int) -> Iterator[Row]:
-    """Yield measurements of pairs drawn from unchanged code, at the limits of "in turns", slower by each amount."""
+    """Yield measurements of pairs drawn from unchanged code, at the limits of "in turns", slower by
+    each amount."""
     source = random.Random(20261124)
     pools: dict[tuple[str, str], list[Row]] = {}
     for row in rows:
@@ -70,11 +96,21 @@ def made_slower(rows: list[Row], amounts: list[float], trials: int) -> Iterator[
         for _ in range(trials):
             drawn = [source.choice(pairs) for _ in range(MOST_PAIRS)]
             differences = {
-                metric: [difference(row, metric, pair) + math.log1p(amount) for row, pair in drawn]
+                metric: [
+                    difference(row, metric, pair) + math.log1p(amount)
+                    for row, pair in drawn
+                ]
                 for metric in METRICS
             }
-            seconds = MOST_PAIRS * statistics.fmean(row["seconds"] / pairs_of(row) for row in pool)
-            cell = {"mode": "in turns", "machine": machine, "kind": f"+{amount:.1%}", "seconds": seconds}
+            seconds = MOST_PAIRS * statistics.fmean(
+                row["seconds"] / pairs_of(row) for row in pool
+            )
+            cell = {
+                "mode": "in turns",
+                "machine": machine,
+                "kind": f"+{amount:.1%}",
+                "seconds": seconds,
+            }
             yield {**cell, "differences": differences}
 
 
@@ -86,21 +122,39 @@ def reported(rows: list[Row]) -> Iterator[list[str]]:
     for names, cell in cells.items():
         by_looks = [ended(row) for row in cell]
         for way, stops in WAYS.items():
-            yield [*names, str(len(cell)), way, *figures(cell, [ended(row, *stops) for row in cell], by_looks)]
+            yield [
+                *names,
+                str(len(cell)),
+                way,
+                *figures(cell, [ended(row, *stops) for row in cell], by_looks),
+            ]
 
 
-def figures(cell: list[Row], ends: list[tuple[str, int]], by_looks: list[tuple[str, int]]) -> Iterator[str]:
-    """Yield mean pairs, median pairs of the undecided ones, median seconds with quartiles, how often which status."""
+def figures(
+    cell: list[Row], ends: list[tuple[str, int]], by_looks: list[tuple[str, int]]
+) -> Iterator[str]:
+    """Yield mean pairs, median pairs of the undecided ones, median seconds with quartiles, how
+    often which status."""
     pairs = [pairs for _, pairs in ends]
     last = [MODES[row["mode"]].launches for row in cell]
-    undecided = [own for own, (_, before), most in zip(pairs, by_looks, last, strict=True) if before == most]
-    seconds = [row["seconds"] * own / pairs_of(row) for row, own in zip(cell, pairs, strict=True)]
+    undecided = [
+        own
+        for own, (_, before), most in zip(pairs, by_looks, last, strict=True)
+        if before == most
+    ]
+    seconds = [
+        row["seconds"] * own / pairs_of(row)
+        for row, own in zip(cell, pairs, strict=True)
+    ]
     low, middle, high = statistics.quantiles(seconds, n=4)
     statuses = [status for status, _ in ends]
     yield f"{statistics.fmean(pairs):.1f}"
     yield f"{statistics.median(undecided):.0f} ({len(undecided)})" if undecided else "-"
     yield f"{middle:.1f} ({low:.1f} to {high:.1f})"
-    yield ", ".join(f"{statuses.count(status) / len(cell):.1%} {status}" for status in sorted(set(statuses)))
+    yield ", ".join(
+        f"{statuses.count(status) / len(cell):.1%} {status}"
+        for status in sorted(set(statuses))
+    )
 
 
 def ended(row: Row, *stops: str) -> tuple[str, int]:
@@ -143,7 +197,8 @@ def ended(row: Row, *stops: str) -> tuple[str, int]:
 
 
 METRICS = ("p10", "p50", "mean")
-STEPS = 49, 50, 1  # of a stretch: those of its p10, those of its p50, and one that sets its mean
+# of a stretch: those of its p10, those of its p50, and one that sets its mean
+STEPS = 49, 50, 1
 
 
 def difference(row: Row, metric: str, pair: int) -> float:
@@ -155,7 +210,9 @@ def launches(row: Row, start: int, stop: int, side: int) -> list[Launch]:
     """With windows of two equal stretches that differ from those of side 0 as the pairs did."""
     made = []
     for pair in range(start, stop):
-        low, middle, mean = (math.exp(side * difference(row, metric, pair)) for metric in METRICS)
+        low, middle, mean = (
+            math.exp(side * difference(row, metric, pair)) for metric in METRICS
+        )
         slowest = sum(STEPS) * 1000 * mean - STEPS[0] * low - STEPS[1] * 100 * middle
         window = ((low,) * STEPS[0] + (100 * middle,) * STEPS[1] + (slowest,)) * 2
         made.append(((window,), window))

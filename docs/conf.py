@@ -20,9 +20,11 @@ _ABOUT = metadata.metadata("pytest-ddpperf")
 
 project = "pytest-ddpperf"
 release = version = _ABOUT["Version"]
-# Where the repository is, once `[project.urls]` in pyproject.toml says it as `Repository`. Links to files outside of
-# docs/ lead there; until then these files are in the site, to be downloaded.
-REPOSITORY = dict(url.split(", ", 1) for url in _ABOUT.get_all("Project-URL", [])).get("Repository", "")
+# Where the repository is, once `[project.urls]` in pyproject.toml says it as `Repository`. Links to
+# files outside of docs/ lead there; until then these files are in the site, to be downloaded.
+REPOSITORY = dict(url.split(", ", 1) for url in _ABOUT.get_all("Project-URL", [])).get(
+    "Repository", ""
+)
 
 extensions = ["myst_parser", "sphinx.ext.autodoc"]
 myst_heading_anchors = 3
@@ -47,8 +49,12 @@ html_copy_source = False
 html_static_path = ["site"]
 html_css_files = ["site.css"]
 
-# What the product's own commands make of what is kept in docs/sample/: a file of sample/ in the site, and its command.
-SAMPLES = {"page.html": ["html", "run.json", "-o"], "history.html": ["history", "history", "--html"]}
+# What the product's own commands make of what is kept in docs/sample/: a file of sample/ in the
+# site, and its command.
+SAMPLES = {
+    "page.html": ["html", "run.json", "-o"],
+    "history.html": ["history", "history", "--html"],
+}
 
 
 class OutOfDocs(SphinxTransform):
@@ -59,9 +65,12 @@ class OutOfDocs(SphinxTransform):
     def apply(self, **kwargs: object) -> None:
         here = Path(self.env.doc2path(self.env.docname)).parent
         for node in list(self.document.findall(pending_xref)):
-            if node.get("refdomain") == "doc" and Path(node["reftarget"]).is_absolute():  # Markdown, but no page
+            # Markdown, but no page
+            if node.get("refdomain") == "doc" and Path(node["reftarget"]).is_absolute():
                 target = os.path.relpath(node["reftarget"] + ".md", here)
-                node.replace_self(download_reference("", "", *node.children, reftarget=target))
+                node.replace_self(
+                    download_reference("", "", *node.children, reftarget=target)
+                )
         for node in list(self.document.findall(download_reference)):
             path = here.joinpath(node["reftarget"]).resolve()
             if REPOSITORY and not path.is_relative_to(DOCS):
@@ -69,7 +78,9 @@ class OutOfDocs(SphinxTransform):
                 node.replace_self(nodes.reference("", "", *node.children, refuri=uri))
 
 
-def without_constructor(app: Sphinx, what: str, *others: object) -> tuple[str, None] | None:
+def without_constructor(
+    app: Sphinx, what: str, *others: object
+) -> tuple[str, None] | None:
     """Users are given objects, and construct none."""
     return ("", None) if what in ("class", "exception") else None
 
@@ -79,7 +90,8 @@ def draw_samples(app: Sphinx) -> None:
         path = Path(app.outdir, "sample", name)
         path.parent.mkdir(parents=True, exist_ok=True)
         asked = [sys.executable, "-m", "pytest_ddpperf", *command, path]
-        if subprocess.run(asked, cwd=DOCS / "sample").returncode not in (0, 1):  # 1 is a verdict
+        # 1 is a verdict
+        if subprocess.run(asked, cwd=DOCS / "sample").returncode not in (0, 1):
             raise ExtensionError(f"sample/{name} could not be drawn")
 
 

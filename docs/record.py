@@ -1,13 +1,13 @@
 """Record what the documentation shows of runs: a report and pictures of it, and a history.
 
-    .venv/bin/python docs/record.py             # measure one run: about a minute on two cores, and draw
-    .venv/bin/python docs/record.py history     # measure commit after commit: some minutes
+    .venv/bin/python docs/record.py             # measure one run: about a minute on two cores, and
+    draw .venv/bin/python docs/record.py history     # measure commit after commit: some minutes
     .venv/bin/python docs/record.py pictures    # draw what was measured before
 
-A small project of its own is measured against its main branch, on which its last commit made training slower. What
-pytest printed and reported is kept in docs/sample/; docs/pictures/ is drawn from that. Of the same project's commits,
-one of which makes training slower, a history is kept there, too. The extra `docs` is needed, and Chromium for the
-picture of the page.
+A small project of its own is measured against its main branch, on which its last commit made
+training slower. What pytest printed and reported is kept in docs/sample/; docs/pictures/ is drawn
+from that. Of the same project's commits, one of which makes training slower, a history is kept
+there, too. The extra `docs` is needed, and Chromium for the picture of the page.
 """
 
 from __future__ import annotations
@@ -64,7 +64,8 @@ from smallgpt.models import GPT, GPTConfig
 
 CONFIG = GPTConfig(vocabulary=512, context=32, layers=3, width=64)
 BATCH_SIZE = 8  # sequences a rank
-BUCKET_CAP_MB = 25  # DDP gathers gradients in buckets of this size, and sends each with one all-reduce
+# DDP gathers gradients in buckets of this size, and sends each with one all-reduce
+BUCKET_CAP_MB = 25
 
 
 def forward(model, device):
@@ -103,7 +104,10 @@ def test_train_step(ddp_benchmark):
 
 
 def test_forward(ddp_benchmark):
-    ddp_benchmark(lambda ctx: forward(GPT(CONFIG).to(ctx.device), ctx.device), batch_size=BATCH_SIZE)
+    def setup(ctx):
+        return forward(GPT(CONFIG).to(ctx.device), ctx.device)
+
+    ddp_benchmark(setup, batch_size=BATCH_SIZE)
 """
 
 TRAINED = "smallgpt/train.py"
@@ -117,24 +121,35 @@ PROJECT = {
 }
 # Less memory, and the forward pass of a block is computed twice.
 CHECKPOINTS = {
-    TRAINED: TRAIN.replace(
-        "import DistributedDataParallel as DDP\n",
-        "import DistributedDataParallel as DDP\nfrom torch.utils.checkpoint import checkpoint\n",
-    )
-    .replace(
-        "    model = DDP(GPT(CONFIG).to(device), ",
-        """    gpt = GPT(CONFIG).to(device)
+    TRAINED: (
+        TRAIN.replace(
+            "import DistributedDataParallel as DDP\n",
+            "import DistributedDataParallel as DDP\nfrom torch.utils.checkpoint import"
+            " checkpoint\n",
+        )
+        .replace(
+            "    model = DDP(GPT(CONFIG).to(device), ",
+            """    gpt = GPT(CONFIG).to(device)
     first = gpt.blocks[0]
     first.forward = partial(checkpoint, first.forward, use_reentrant=False)
     model = DDP(gpt, """,
+        )
+        .replace(
+            "\nimport torch\n", "\nfrom functools import partial\n\nimport torch\n"
+        )
     )
-    .replace("\nimport torch\n", "\nfrom functools import partial\n\nimport torch\n")
 }
 # 50 kB hold few gradients: one all-reduce becomes many.
-SMALL_BUCKETS = {TRAINED: TRAIN.replace("BUCKET_CAP_MB = 25 ", "BUCKET_CAP_MB = 0.05 ")}
+SMALL_BUCKETS = {
+    TRAINED: TRAIN.replace("BUCKET_CAP_MB = 25\n", "BUCKET_CAP_MB = 0.05\n")
+}
 
 _SETTINGS = (
-    *("user.name=A Colleague", "user.email=colleague@example.invalid", "commit.gpgSign=false"),
+    *(
+        "user.name=A Colleague",
+        "user.email=colleague@example.invalid",
+        "commit.gpgSign=false",
+    ),
     *("init.defaultBranch=main", f"core.excludesFile={os.devnull}"),
 )
 
@@ -150,7 +165,11 @@ def commit(project: Path, message: str, files: dict[str, str]) -> None:
 
 
 def in_git(project: Path, *arguments: str) -> None:
-    git(project, *(part for setting in _SETTINGS for part in ("-c", setting)), *arguments)
+    git(
+        project,
+        *(part for setting in _SETTINGS for part in ("-c", setting)),
+        *arguments,
+    )
 
 
 def measure() -> None:
@@ -165,12 +184,24 @@ def measure() -> None:
         arguments = ["tests/perf", "--ddp-against", "main"]
         environment: dict[str, Any] = {**outside_of_hooks(), "COLUMNS": str(COLUMNS)}
         result = subprocess.run(
-            [sys.executable, "-m", "pytest", *arguments, "--color=yes", f"--ddp-json={project / 'run.json'}"],
-            cwd=project, env=environment, text=True, stdout=subprocess.PIPE,
-        )  # fmt: skip
+            [
+                sys.executable,
+                "-m",
+                "pytest",
+                *arguments,
+                "--color=yes",
+                f"--ddp-json={project / 'run.json'}",
+            ],
+            cwd=project,
+            env=environment,
+            text=True,
+            stdout=subprocess.PIPE,
+        )
         print(result.stdout)
         if result.returncode != 1:
-            sys.exit(f"pytest was to end with status 1, but ended with {result.returncode}")
+            sys.exit(
+                f"pytest was to end with status 1, but ended with {result.returncode}"
+            )
         printed = result.stdout.replace(str(project), "~/smallgpt")
         REPORT.write_text((project / "run.json").read_text())
         OUTPUT.write_text(f"$ pytest {' '.join(arguments)}\n{printed}")
@@ -188,10 +219,16 @@ def measure_history() -> None:
             files = (
                 PROJECT
                 if number == 0
-                else {**(SMALL_BUCKETS if number == SLOWER_FROM else {}), "day.txt": f"{number}\n"}
+                else {
+                    **(SMALL_BUCKETS if number == SLOWER_FROM else {}),
+                    "day.txt": f"{number}\n",
+                }
             )
             commit(project, f"Commit {number + 1} of {COMMITS}", files)
-            tests = ["tests/perf/test_gpt.py::test_train_step", "tests/perf/test_gpt.py::test_forward"]
+            tests = [
+                "tests/perf/test_gpt.py::test_train_step",
+                "tests/perf/test_gpt.py::test_forward",
+            ]
             options = ["--ddp-baseline-missing=warn", f"--ddp-history={HISTORY}"]
             command = [sys.executable, "-m", "pytest", "-q", *tests, *options]
             subprocess.run(command, cwd=project, env=outside_of_hooks(), check=True)
@@ -204,7 +241,9 @@ _SVG = """\
 <svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" role="img">
 <style>
 {styles}
-.{unique_id}-matrix {{ font: {char_height}px "SFMono-Regular", Consolas, "Liberation Mono", Menlo, monospace; }}
+.{unique_id}-matrix {{
+  font: {char_height}px "SFMono-Regular", Consolas, "Liberation Mono", Menlo, monospace;
+}}
 </style>
 <defs>{lines}</defs>
 {chrome}
@@ -224,7 +263,9 @@ def excerpt(output: str) -> str:
 
 
 def draw_terminal() -> None:
-    console = Console(record=True, file=io.StringIO(), width=COLUMNS, force_terminal=True)
+    console = Console(
+        record=True, file=io.StringIO(), width=COLUMNS, force_terminal=True
+    )
     console.print(Text.from_ansi(excerpt(OUTPUT.read_text()).rstrip()))
     RED_GATE.write_text(console.export_svg(title="", code_format=_SVG, unique_id="t"))
 
@@ -236,13 +277,38 @@ def draw_page() -> None:
         sys.exit(f"{PAGE.name} was not drawn: none of {', '.join(BROWSERS)} is on PATH")
     with tempfile.TemporaryDirectory() as folder:
         page, shot = Path(folder, "page.html"), Path(folder, "page.png")
-        subprocess.run([sys.executable, "-m", "pytest_ddpperf", "html", str(REPORT), "-o", str(page)], check=True)
+        subprocess.run(
+            [
+                sys.executable,
+                "-m",
+                "pytest_ddpperf",
+                "html",
+                str(REPORT),
+                "-o",
+                str(page),
+            ],
+            check=True,
+        )
         # --no-sandbox: in a container there is no other way.
-        options = ["--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--window-size=1000,1255"]
-        command = [browser, *options, f"--user-data-dir={folder}/profile", f"--screenshot={shot}", page.as_uri()]
+        options = [
+            "--headless",
+            "--no-sandbox",
+            "--disable-gpu",
+            "--hide-scrollbars",
+            "--window-size=1000,1255",
+        ]
+        command = [
+            browser,
+            *options,
+            f"--user-data-dir={folder}/profile",
+            f"--screenshot={shot}",
+            page.as_uri(),
+        ]
         subprocess.run(command, check=True, stderr=subprocess.DEVNULL)
         # It has few colours: a palette is a third of the bytes.
-        Image.open(shot).convert("RGB").quantize(64, dither=Image.Dither.NONE).save(PAGE, optimize=True)
+        Image.open(shot).convert("RGB").quantize(64, dither=Image.Dither.NONE).save(
+            PAGE, optimize=True
+        )
 
 
 def main() -> None:

@@ -1,7 +1,8 @@
-"""`make demo`: a small project of its own, whose performance test catches a commit that makes training slower.
+"""`make demo`: a small project of its own, whose performance test catches a commit that makes
+training slower.
 
-Runs pytest there as a user would, and believes only what pytest's exit status and the report of `--ddp-json` say.
-Writes into `.demo` only. Exits 0 only if all acts went as expected.
+Runs pytest there as a user would, and believes only what pytest's exit status and the report of
+`--ddp-json` say. Writes into `.demo` only. Exits 0 only if all acts went as expected.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ PROGRESS_SECONDS = 5.0  # where pytest draws none, for output goes to a file or 
 
 # --- the project
 
-# Short windows, so that the planted commit, whose steps take many times as long, does not take minutes. All else, the
-# limits included, is as by default.
+# Short windows, so that the planted commit, whose steps take many times as long, does not take
+# minutes. All else, the limits included, is as by default.
 PYTEST_INI = """\
 [pytest]
 pythonpath = .
@@ -50,7 +51,8 @@ from smallgpt.models import GPT, GPTConfig
 
 CONFIG = GPTConfig(vocabulary=256, context=32, layers=2, width=32)
 BATCH_SIZE = 1  # sequences a rank
-BUCKET_CAP_MB = 25  # DDP gathers gradients in buckets of this size, and sends each with one all-reduce
+# DDP gathers gradients in buckets of this size, and sends each with one all-reduce
+BUCKET_CAP_MB = 25
 
 
 def training_step(device):
@@ -91,11 +93,15 @@ PROJECT = {
     "tests/perf/test_train_step.py": TEST,
 }
 # 30 kB hold a part of the gradients: one all-reduce becomes several.
-PLANTED = {CONFIGURED: TRAIN.replace("BUCKET_CAP_MB = 25 ", "BUCKET_CAP_MB = 0.03 ")}
+PLANTED = {CONFIGURED: TRAIN.replace("BUCKET_CAP_MB = 25\n", "BUCKET_CAP_MB = 0.03\n")}
 
 # A user's own settings shall not decide who commits, how, and which files.
 GIT_SETTINGS = (
-    *("user.name=A Colleague", "user.email=colleague@example.invalid", "commit.gpgSign=false"),
+    *(
+        "user.name=A Colleague",
+        "user.email=colleague@example.invalid",
+        "commit.gpgSign=false",
+    ),
     *("init.defaultBranch=main", f"core.excludesFile={os.devnull}"),
 )
 
@@ -107,7 +113,11 @@ class Surprise(Exception):
 
 
 def in_git(*arguments: str) -> None:
-    git(DEMO, *(part for setting in GIT_SETTINGS for part in ("-c", setting)), *arguments)
+    git(
+        DEMO,
+        *(part for setting in GIT_SETTINGS for part in ("-c", setting)),
+        *arguments,
+    )
 
 
 def commit(message: str, files: dict[str, str] | None = None) -> None:
@@ -134,7 +144,8 @@ def make_project() -> None:
 
 
 def say(text: str) -> None:
-    print(text, flush=True)  # before what pytest prints, which shares our standard output
+    # before what pytest prints, which shares our standard output
+    print(text, flush=True)
 
 
 def explain(text: str) -> None:
@@ -148,7 +159,11 @@ def headline(text: str) -> None:
 def run(command: list[str]) -> int:
     """The exit status of a command in the project; whatever ends us ends it, too."""
     # What pytest is to do is said here, not in the user's environment.
-    environment = {name: value for name, value in outside_of_hooks().items() if name != "PYTEST_ADDOPTS"}
+    environment = {
+        name: value
+        for name, value in outside_of_hooks().items()
+        if name != "PYTEST_ADDOPTS"
+    }
     began = time.monotonic()
     process = subprocess.Popen(command, cwd=DEMO, env=environment)
     try:
@@ -165,7 +180,8 @@ def run(command: list[str]) -> int:
 
 
 def measure(act: int, *options: str) -> tuple[Measurement, int]:
-    """Run the project's test, shown to the reader; returns what it measured, and pytest's exit status.
+    """Run the project's test, shown to the reader; returns what it measured, and pytest's exit
+    status.
 
     Raises Surprise if pytest ends otherwise than green or red, or if the test was not measured.
     """
@@ -176,7 +192,9 @@ def measure(act: int, *options: str) -> tuple[Measurement, int]:
     if status not in (0, 1):
         raise Surprise(f"pytest ended with exit status {status} in act {act}")
     try:
-        measurements: list[Measurement] = json.loads((DEMO / command[-1].partition("=")[2]).read_text())["measurements"]
+        measurements: list[Measurement] = json.loads(
+            (DEMO / command[-1].partition("=")[2]).read_text()
+        )["measurements"]
     except FileNotFoundError:
         raise Surprise(f"pytest wrote no report in act {act}") from None
     if len(measurements) != 1 or measurements[0]["verdict"] is None:
@@ -185,12 +203,17 @@ def measure(act: int, *options: str) -> tuple[Measurement, int]:
 
 
 def expect(measurement: Measurement, status: int, *allowed: str) -> str:
-    """The verdict, if it is one of these and pytest's exit status fits it; raises Surprise otherwise."""
+    """The verdict, if it is one of these and pytest's exit status fits it; raises Surprise
+    otherwise."""
     verdict, reason = measurement["verdict"]["status"], measurement["verdict"]["reason"]
     if verdict not in allowed:
-        raise Surprise(f"the verdict was to be {' or '.join(allowed)}, but is {verdict} ({reason})")
+        raise Surprise(
+            f"the verdict was to be {' or '.join(allowed)}, but is {verdict} ({reason})"
+        )
     if status != (verdict == "REGRESSED"):
-        raise Surprise(f"pytest ended with exit status {status}, though the verdict is {verdict} ({reason})")
+        raise Surprise(
+            f"pytest ended with exit status {status}, though the verdict is {verdict} ({reason})"
+        )
     return str(verdict)
 
 
@@ -206,8 +229,9 @@ LET_PASS = {
 def save() -> None:
     headline("Act 1 of 4: save a baseline")
     explain("""
-        A measurement has several launches. Each starts two fresh ranks, warms up and times the training step.
-        A file below baselines/ keeps the figures for this kind of machine. It is committed like code.
+        A measurement has several launches. Each starts two fresh ranks, warms up and times the
+        training step. A file below baselines/ keeps the figures for this kind of machine. It is
+        committed like code.
     """)
     measurement, status = measure(1, "--ddp-save-baseline")
     expect(measurement, status, "NOT GATED")
@@ -224,31 +248,40 @@ def same_code() -> None:
 
 
 def planted() -> None:
-    headline("Act 3 of 4: a colleague's commit makes training slower, and the test must fail")
+    headline(
+        "Act 3 of 4: a colleague's commit makes training slower, and the test must fail"
+    )
     explain("""
-        Buckets of 25 MB take memory, so they are made smaller: 0.03 MB, by mistake. One all-reduce becomes
-        several. --ddp-against compares with the commit before: launches of both are alive at once, and a few steps of
-        each are interleaved.
+        Buckets of 25 MB take memory, so they are made smaller: 0.03 MB, by mistake. One all-reduce
+        becomes several. --ddp-against compares with the commit before: launches of both are alive
+        at once, and a few steps of each are interleaved.
     """)
     commit("Use smaller gradient buckets to lower memory", PLANTED)
     measurement, status = measure(3, "--ddp-against=HEAD~1")
     expect(measurement, status, "REGRESSED")
     differing = measurement["baseline_side"]["differing"]
     if differing != [CONFIGURED]:
-        raise Surprise(f"the report was to name {CONFIGURED} as what differs, but names {', '.join(differing)}")
-    say(f"Red, REGRESSED. The line 'why' names the all-reduces and the file that differs, {CONFIGURED}.")
+        raise Surprise(
+            f"the report was to name {CONFIGURED} as what differs, but names {', '.join(differing)}"
+        )
+    say(
+        "Red, REGRESSED. The line 'why' names the all-reduces and the file that differs,"
+        f" {CONFIGURED}."
+    )
 
 
 def stored() -> None:
     headline("Act 4 of 4: the same commit against the stored baseline")
     explain("""
-        A stored baseline cannot tell slower code from a slower machine. So a test that looks slower is measured again,
-        next to the code of its baseline.
+        A stored baseline cannot tell slower code from a slower machine. So a test that looks slower
+        is measured again, next to the code of its baseline.
     """)
     measurement, status = measure(4)
     verdict = expect(measurement, status, "REGRESSED", *LET_PASS)
     if verdict != "REGRESSED":
-        say(f"Not red here, {verdict}: with a baseline of one session, this machine is too noisy.")
+        say(
+            f"Not red here, {verdict}: with a baseline of one session, this machine is too noisy."
+        )
     elif measurement["stored_verdict"] is not None:
         say("Red, REGRESSED: slower than the baseline's own code, measured just now.")
     else:
@@ -257,7 +290,10 @@ def stored() -> None:
 
 def play() -> None:
     """Play all acts. Raises Surprise if one does not go as expected, and GitError if git fails."""
-    say("A project of its own in .demo: a small GPT under DDP on two CPU ranks. To repeat a command, cd there.")
+    say(
+        "A project of its own in .demo: a small GPT under DDP on two CPU ranks. To repeat a"
+        " command, cd there."
+    )
     make_project()
     for act in (save, same_code, planted, stored):
         act()
@@ -268,7 +304,8 @@ def end(signum: int, frame: FrameType | None) -> NoReturn:
 
 
 def end_by_signals() -> None:
-    """Let Ctrl-C and the like end what was started, too; not those that are ignored, SIGHUP under nohup say."""
+    """Let Ctrl-C and the like end what was started, too; not those that are ignored, SIGHUP under
+    nohup say."""
     for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(signum) is not signal.SIG_IGN:
             signal.signal(signum, end)
@@ -283,10 +320,15 @@ def main() -> int:
         return 1
     except Surprise as surprise:
         say(f"\nThe demo did NOT go as expected: {surprise}.")
-        say("pytest's output above says more, and so do the reports: .demo/act1.json and so on.")
+        say(
+            "pytest's output above says more, and so do the reports: .demo/act1.json and so on."
+        )
         return 1
     seconds = time.monotonic() - began
-    say(f"\nAll four acts went as expected, in {seconds:.0f} s. The project and the reports are in .demo.")
+    say(
+        f"\nAll four acts went as expected, in {seconds:.0f} s. The project and the reports are in"
+        " .demo."
+    )
     return 0
 
 

@@ -1,7 +1,7 @@
 """pytest-ddpperf: distributed performance regression as ordinary red and green tests.
 
-The names below are for type hints, for `except` and for conftests; they are imported when asked for, since pytest
-imports this package in every run.
+The names below are for type hints, for `except` and for conftests; they are imported when asked
+for, since pytest imports this package in every run.
 """
 
 from __future__ import annotations
@@ -12,15 +12,30 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pytest_ddpperf.measuring.measurement import CollectiveResult, Result
-    from pytest_ddpperf.plugin.fixtures import CollectiveBenchmark, DdpBenchmark, DdpRun, GateFailed, RpcBenchmark
+    from pytest_ddpperf.plugin.fixtures import (
+        CollectiveBenchmark,
+        DdpBenchmark,
+        DdpRun,
+        GateFailed,
+        RpcBenchmark,
+    )
     from pytest_ddpperf.plugin.state import add_section, node_count
     from pytest_ddpperf.rank.context import Context, RpcContext
 
-__all__ = ["CollectiveBenchmark", "CollectiveResult", "DdpBenchmark", "DdpRun", "GateFailed", "Result", "RpcBenchmark"]
+__all__ = [
+    "CollectiveBenchmark",
+    "CollectiveResult",
+    "DdpBenchmark",
+    "DdpRun",
+    "GateFailed",
+    "Result",
+    "RpcBenchmark",
+]
 __all__ += ["Context", "RpcContext", "add_section", "node_count", "step_end"]
 __version__ = "0.1.0"
 
-_marks: list[Callable[[], None]] = []  # what to call, in a rank that times a program by its marks
+# what to call, in a rank that times a program by its marks
+_marks: list[Callable[[], None]] = []
 
 
 def step_end() -> None:
@@ -35,7 +50,10 @@ _HOMES = {
     **dict.fromkeys(("CollectiveResult", "Result"), "measuring.measurement"),
     **dict.fromkeys(("Context", "RpcContext"), "rank.context"),
     **dict.fromkeys(("add_section", "node_count"), "plugin.state"),
-    **dict.fromkeys(("CollectiveBenchmark", "DdpBenchmark", "DdpRun", "GateFailed", "RpcBenchmark"), "plugin.fixtures"),
+    **dict.fromkeys(
+        ("CollectiveBenchmark", "DdpBenchmark", "DdpRun", "GateFailed", "RpcBenchmark"),
+        "plugin.fixtures",
+    ),
 }
 
 

@@ -1,7 +1,8 @@
-"""The checklist of `ddpperf doctor`: each check is a fact about the machine, with advice if something can be better.
+"""The checklist of `ddpperf doctor`: each check is a fact about the machine, with advice if
+something can be better.
 
-Facts come from files below a root, which tests replace, and from nvidia-smi. A file that is missing (macOS) or cannot
-be read gives no fact.
+Facts come from files below a root, which tests replace, and from nvidia-smi. A file that is missing
+(macOS) or cannot be read gives no fact.
 """
 
 from __future__ import annotations
@@ -18,21 +19,46 @@ from pathlib import Path
 
 from pytest_ddpperf.launch.placement import kernel_list, quota_cores, usable_cores
 from pytest_ddpperf.report import text
-from pytest_ddpperf.wire.boot import contents, kernel_numbers, number_in, nvidia_smi, output_of
+from pytest_ddpperf.wire.boot import (
+    contents,
+    kernel_numbers,
+    number_in,
+    nvidia_smi,
+    output_of,
+)
 
 _CPU = Path("sys/devices/system/cpu")
 _SAMPLE_SECONDS = 1.0  # long enough for the load of a core to be known to a few percent
 _BUSY = 0.1  # of a core: below this, an idle system is that busy with itself
 
 _FIELDS = (
-    *("index", "name", "persistence_mode", "enforced.power.limit", "clocks.sm", "clocks.max.sm"),
-    *("utilization.gpu", "mig.mode.current", "compute_mode", "ecc.errors.uncorrected.volatile.total"),
+    *(
+        "index",
+        "name",
+        "persistence_mode",
+        "enforced.power.limit",
+        "clocks.sm",
+        "clocks.max.sm",
+    ),
+    *(
+        "utilization.gpu",
+        "mig.mode.current",
+        "compute_mode",
+        "ecc.errors.uncorrected.volatile.total",
+    ),
 )
-# The mask of what lowers the clocks. Drivers from 535 on use the first name; nvidia-smi answers nothing at all if it is
-# asked for a name that it does not know.
+# The mask of what lowers the clocks. Drivers from 535 on use the first name; nvidia-smi answers
+# nothing at all if it is asked for a name that it does not know.
 _REASON_MASKS = "clocks_event_reasons.active", "clocks_throttle_reasons.active"
-# Bits of the mask that are not the user's own wish (idle, a setting of clocks), from NVML's documentation.
-_REASONS = {0x4: "power cap", 0x8: "hardware slowdown", 0x20: "heat", 0x40: "heat (hardware)", 0x80: "power brake"}
+# Bits of the mask that are not the user's own wish (idle, a setting of clocks), from NVML's
+# documentation.
+_REASONS = {
+    0x4: "power cap",
+    0x8: "hardware slowdown",
+    0x20: "heat",
+    0x40: "heat (hardware)",
+    0x80: "power brake",
+}
 _BUSY_PERCENT = 10.0
 _LITTLE_SHARED = 2**29  # bytes
 
@@ -46,8 +72,11 @@ class Check:
     advice: str = ""  # "" if there is nothing to change
 
 
-def run_checks(root: Path = Path("/"), seconds: float = _SAMPLE_SECONDS) -> tuple[Check, ...]:
-    """Return all checks of the machine below `root`, in the order in which they are shown. Takes `seconds` and more."""
+def run_checks(
+    root: Path = Path("/"), seconds: float = _SAMPLE_SECONDS
+) -> tuple[Check, ...]:
+    """Return all checks of the machine below `root`, in the order in which they are shown. Takes
+    `seconds` and more."""
     usable = usable_cores() or tuple(range(os.cpu_count() or 1))
     return (
         *_versions(),
@@ -75,22 +104,39 @@ def _versions() -> Iterator[Check]:
 def _cores(root: Path, usable: Sequence[int]) -> Iterator[Check]:
     info = contents(root / "proc/cpuinfo")
     model = re.search(r"^model name\s*:\s*(.+)$", info, re.MULTILINE)
-    virtual = "virtual machine" if re.search(r"^flags\b.*\bhypervisor\b", info, re.MULTILINE) else ""
+    virtual = (
+        "virtual machine"
+        if re.search(r"^flags\b.*\bhypervisor\b", info, re.MULTILINE)
+        else ""
+    )
     online = len(kernel_numbers(contents(root / _CPU / "online"))) or len(usable)
-    count = f"{len(usable)} of {online} cores" if online > len(usable) else text.several(online, "core")
-    yield Check("cores", ", ".join(filter(None, [count, model[1] if model else "", virtual])))
+    count = (
+        f"{len(usable)} of {online} cores"
+        if online > len(usable)
+        else text.several(online, "core")
+    )
+    yield Check(
+        "cores", ", ".join(filter(None, [count, model[1] if model else "", virtual]))
+    )
     siblings = [_siblings(root, core, usable) for core in usable]
     shared = {group for group in siblings if len(group) > 1}
     if shared:
         fact = f"{len(shared)} cores run two hardware threads or more, which slow each other"
-        one_of_each = f"taskset -c {kernel_list([group[0] for group in shared])} pytest ..."
-        advice = f"echo off > /sys/devices/system/cpu/smt/control, or use one thread of each core: {one_of_each}"
+        one_of_each = (
+            f"taskset -c {kernel_list([group[0] for group in shared])} pytest ..."
+        )
+        advice = (
+            "echo off > /sys/devices/system/cpu/smt/control, or use one thread of each core:"
+            f" {one_of_each}"
+        )
         yield Check("SMT", fact, advice)
 
 
 def _siblings(root: Path, core: int, usable: Sequence[int]) -> tuple[int, ...]:
     folder = root / _CPU / f"cpu{core}/topology"
-    listed = kernel_numbers(contents(folder / "core_cpus_list") or contents(folder / "thread_siblings_list"))
+    listed = kernel_numbers(
+        contents(folder / "core_cpus_list") or contents(folder / "thread_siblings_list")
+    )
     return tuple(each for each in listed if each in usable)
 
 
@@ -104,13 +150,19 @@ def _quota(root: Path, usable: Sequence[int]) -> Iterator[Check]:
     if quota is not None and quota < len(usable):
         fact = f"the cgroup allows the time of {quota:g} cores on {len(usable)}"
         manager = "the static CPU manager with requests equal to limits"
-        yield Check("quota", fact, f"give whole cores: docker --cpuset-cpus, or in Kubernetes {manager}")
+        yield Check(
+            "quota",
+            fact,
+            f"give whole cores: docker --cpuset-cpus, or in Kubernetes {manager}",
+        )
     else:
         yield Check("quota", "no limit on CPU time")
 
 
 def _clocks(root: Path, usable: Sequence[int]) -> Iterator[Check]:
-    governors = {contents(root / _CPU / f"cpu{core}/cpufreq/scaling_governor") for core in usable} - {""}
+    governors = {
+        contents(root / _CPU / f"cpu{core}/cpufreq/scaling_governor") for core in usable
+    } - {""}
     if governors:
         slow = governors - {"performance"}
         advice = "cpupower frequency-set -g performance" if slow else ""
@@ -126,23 +178,31 @@ def _load(root: Path, usable: Sequence[int], seconds: float) -> Iterator[Check]:
     after = _ticks(root, usable)
     shares = []
     for core in before.keys() & after.keys():
-        busy, stolen, total = (new - old for new, old in zip(after[core], before[core], strict=True))
+        busy, stolen, total = (
+            new - old for new, old in zip(after[core], before[core], strict=True)
+        )
         shares.append((busy / max(total, 1), stolen / max(total, 1)))
     load = sum(busy for busy, _ in shares if busy >= _BUSY)
     if load:
         fact = f"other processes use {load:.1f} of {len(usable)} cores"
-        yield Check("load", fact, "run nothing else while tests are timed: top shows what runs")
+        yield Check(
+            "load", fact, "run nothing else while tests are timed: top shows what runs"
+        )
     else:
         yield Check("load", "idle")
     most_stolen = max((share for _, share in shares), default=0.0)
     if most_stolen >= _BUSY / 2:
         fact = f"the hypervisor took {text.amount(most_stolen)} of a core's time"
-        yield Check("stolen", fact, "use a machine with cores of its own (dedicated, not shared or burstable)")
+        yield Check(
+            "stolen",
+            fact,
+            "use a machine with cores of its own (dedicated, not shared or burstable)",
+        )
 
 
 def _ticks(root: Path, usable: Sequence[int]) -> dict[int, tuple[int, int, int]]:
-    """Return the busy, the stolen and all ticks of each core, from /proc/stat: user nice system idle iowait irq softirq
-    steal; guests are part of user and nice."""
+    """Return the busy, the stolen and all ticks of each core, from /proc/stat: user nice system
+    idle iowait irq softirq steal; guests are part of user and nice."""
     found = {}
     for line in contents(root / "proc/stat").splitlines():
         name, *rest = line.split()
@@ -159,7 +219,10 @@ def _shared_memory(root: Path) -> Iterator[Check]:
         there = os.statvfs(root / "dev/shm")
         size = there.f_frsize * there.f_blocks
         if size < _LITTLE_SHARED:
-            fact = f"{size / 2**20:.0f} MiB in /dev/shm, of which NCCL and the workers of data loaders need more"
+            fact = (
+                f"{size / 2**20:.0f} MiB in /dev/shm, of which NCCL and the workers of data loaders"
+                " need more"
+            )
             yield Check("shared memory", fact, "docker run --shm-size=1g")
 
 
@@ -171,19 +234,37 @@ def _gpus() -> Iterator[Check]:
         clocks = f"{row['clocks.sm']} of {row['clocks.max.sm']} MHz"
         fact = f"{row['name']}, {row['enforced.power.limit']} W, {clocks}{mig}"
         yield Check(f"GPU {row['index']}", fact)
-    if busy := [row for row in rows if (number_in(row["utilization.gpu"]) or 0.0) >= _BUSY_PERCENT]:
-        yield Check("GPU load", f"{_names(busy)} in use by other processes", "run nothing else while tests are timed")
+    if busy := [
+        row
+        for row in rows
+        if (number_in(row["utilization.gpu"]) or 0.0) >= _BUSY_PERCENT
+    ]:
+        yield Check(
+            "GPU load",
+            f"{_names(busy)} in use by other processes",
+            "run nothing else while tests are timed",
+        )
     if slowed := [row for row in rows if _reasons(row["mask"])]:
-        reasons = dict.fromkeys(reason for row in slowed for reason in _reasons(row["mask"]))
+        reasons = dict.fromkeys(
+            reason for row in slowed for reason in _reasons(row["mask"])
+        )
         fact = f"{_names(slowed)} below full clocks: {', '.join(reasons)}"
-        yield Check("GPU clocks", fact, "improve cooling or power, or lock lower clocks: nvidia-smi -lgc")
+        yield Check(
+            "GPU clocks",
+            fact,
+            "improve cooling or power, or lock lower clocks: nvidia-smi -lgc",
+        )
     if off := [row for row in rows if row["persistence_mode"] == "Disabled"]:
         fact = f"off for {_names(off)}: the driver starts anew for each launch"
         yield Check("persistence", fact, "nvidia-smi -pm 1, or nvidia-persistenced")
-    if exclusive := [row for row in rows if row["compute_mode"].startswith("Exclusive")]:
+    if exclusive := [
+        row for row in rows if row["compute_mode"].startswith("Exclusive")
+    ]:
         fact = f"{_names(exclusive)} for one process at a time: --ddp-turns stretches has two"
         yield Check("compute mode", fact, "nvidia-smi -c DEFAULT")
-    if faulty := [row for row in rows if number_in(row["ecc.errors.uncorrected.volatile.total"])]:
+    if faulty := [
+        row for row in rows if number_in(row["ecc.errors.uncorrected.volatile.total"])
+    ]:
         fact = f"{_names(faulty)} had uncorrectable errors of memory"
         yield Check("ECC", fact, "nvidia-smi --gpu-reset, or replace it")
     if len(rows) > 1:
@@ -195,7 +276,10 @@ def _query() -> list[dict[str, str]]:
     for mask in _REASON_MASKS:
         if rows := nvidia_smi([*_FIELDS, mask]):
             return [dict(zip((*_FIELDS, "mask"), row, strict=True)) for row in rows]
-    return [{**dict(zip(_FIELDS, row, strict=True)), "mask": ""} for row in nvidia_smi(_FIELDS)]
+    return [
+        {**dict(zip(_FIELDS, row, strict=True)), "mask": ""}
+        for row in nvidia_smi(_FIELDS)
+    ]
 
 
 def _reasons(mask: str) -> list[str]:

@@ -9,7 +9,8 @@ from uuid import uuid4
 
 
 def write(path: Path, text: str, *, append: bool = False) -> None:
-    """Write `text` as UTF-8 in place of the content of `path`, or after it; make its folder if there is none.
+    """Write `text` as UTF-8 in place of the content of `path`, or after it; make its folder if
+    there is none.
 
     Raises OSError, and then the file is as it was. A link stays one; a pipe is written to as it is.
     """

@@ -1,4 +1,5 @@
-"""What is asked of git: which commit is here, what another ref is, a worktree of it. Never touches index or files."""
+"""What is asked of git: which commit is here, what another ref is, a worktree of it. Never touches
+index or files."""
 
 from __future__ import annotations
 
@@ -19,10 +20,18 @@ from typing import Any
 from pytest_ddpperf.records.errors import GitError
 
 _END_SECONDS = 5.0  # for a command to end after SIGTERM
-_GIT_SECONDS = 10.0  # a cold cache on a network disk; beyond it the run goes on without the commit
+# a cold cache on a network disk; beyond it the run goes on without the commit
+_GIT_SECONDS = 10.0
 # Variables that git sets for its hooks: with them, every command would be about that repository.
 _OF_A_HOOK = (
-    *("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_OBJECT_DIRECTORY", "GIT_COMMON_DIR", "GIT_NAMESPACE"),
+    *(
+        "GIT_DIR",
+        "GIT_WORK_TREE",
+        "GIT_INDEX_FILE",
+        "GIT_OBJECT_DIRECTORY",
+        "GIT_COMMON_DIR",
+        "GIT_NAMESPACE",
+    ),
     *("GIT_PREFIX", "GIT_ALTERNATE_OBJECT_DIRECTORIES"),
 )
 
@@ -41,10 +50,24 @@ def git(
 ) -> str:
     """Return what a git command that reads what is `given` prints; raises GitError.
 
-    It runs none of the user's hooks and asks nothing of a terminal; with `offline` nor of another repository, which a
-    partial clone does for the files that it lacks. `variables`: further ones of its environment."""
-    command: list[Any] = ["git", "--no-optional-locks", "-c", f"core.hooksPath={os.devnull}", "-C", path, *arguments]
-    environ = {**outside_of_hooks(), "LC_ALL": "C", "GIT_TERMINAL_PROMPT": "0", **(variables or {})}
+    It runs none of the user's hooks and asks nothing of a terminal; with `offline` nor of another
+    repository, which a partial clone does for the files that it lacks. `variables`: further ones of
+    its environment."""
+    command: list[Any] = [
+        "git",
+        "--no-optional-locks",
+        "-c",
+        f"core.hooksPath={os.devnull}",
+        "-C",
+        path,
+        *arguments,
+    ]
+    environ = {
+        **outside_of_hooks(),
+        "LC_ALL": "C",
+        "GIT_TERMINAL_PROMPT": "0",
+        **(variables or {}),
+    }
     if offline:
         environ |= _OFFLINE
     try:
@@ -61,7 +84,8 @@ def git(
 
 
 def outside_of_hooks(environ: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Return an environment, by default this process's, without the variables that git sets for a hook."""
+    """Return an environment, by default this process's, without the variables that git sets for a
+    hook."""
     outside = os.environ if environ is None else environ
     return {name: value for name, value in outside.items() if name not in _OF_A_HOOK}
 
@@ -74,8 +98,8 @@ def run_whole(
     timeout: float | None = None,
     given: bytes = b"",
 ) -> subprocess.CompletedProcess[bytes]:
-    """What came of a command, a shell's if it is a text, that reads what is `given`. Whatever happens meanwhile, Ctrl-C
-    too, ends all of it, its children too, before this returns."""
+    """What came of a command, a shell's if it is a text, that reads what is `given`. Whatever
+    happens meanwhile, Ctrl-C too, ends all of it, its children too, before this returns."""
     process = subprocess.Popen(
         command,
         shell=isinstance(command, str),
@@ -90,7 +114,8 @@ def run_whole(
         output, errors = process.communicate(given or None, timeout=timeout)
     except BaseException:
         with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGTERM)  # at which git removes what it had begun
+            # at which git removes what it had begun
+            os.killpg(process.pid, signal.SIGTERM)
         with suppress(subprocess.TimeoutExpired):
             process.communicate(timeout=_END_SECONDS)
         with suppress(ProcessLookupError):
@@ -101,24 +126,29 @@ def run_whole(
 
 
 def checked_out(path: Path) -> tuple[str, str]:
-    """Return the commit that is checked out at `path`, with "-dirty" if tracked files differ, and its time, ISO 8601 in
-    UTC; two empty texts if git cannot say. Of a merge that GitHub made of a pull request, return the head."""
+    """Return the commit that is checked out at `path`, with "-dirty" if tracked files differ, and
+    its time, ISO 8601 in UTC; two empty texts if git cannot say. Of a merge that GitHub made of a
+    pull request, return the head."""
     ask = partial(git, path, timeout=_GIT_SECONDS)
     with suppress(GitError):
         commit = _without_merge(ask("rev-parse", "--verify", "HEAD").strip())
         # `git describe --dirty` writes the index, even without optional locks.
         changed = ask("status", "--porcelain", "--untracked-files=no", "--no-renames")
-        seconds = ask("show", "--no-patch", "--no-show-signature", "--format=%ct", "HEAD")
+        seconds = ask(
+            "show", "--no-patch", "--no-show-signature", "--format=%ct", "HEAD"
+        )
         time = datetime.fromtimestamp(int(seconds), timezone.utc).isoformat()
         return f"{commit}-dirty" if changed else commit, time
     return "", ""
 
 
 def _without_merge(commit: str) -> str:
-    """Return the head of a pull request if a commit is the merge that a job of GitHub checked out, which is in no
-    clone; else the commit."""
+    """Return the head of a pull request if a commit is the merge that a job of GitHub checked out,
+    which is in no clone; else the commit."""
     with suppress(OSError, ValueError, LookupError):
-        if commit == os.environ["GITHUB_SHA"] and os.environ["GITHUB_REF"].startswith("refs/pull/"):
+        if commit == os.environ["GITHUB_SHA"] and os.environ["GITHUB_REF"].startswith(
+            "refs/pull/"
+        ):
             event = json.loads(Path(os.environ["GITHUB_EVENT_PATH"]).read_bytes())
             return str(event["pull_request"]["head"]["sha"])
     return commit
@@ -126,7 +156,9 @@ def _without_merge(commit: str) -> str:
 
 def top_level(path: Path) -> Path:
     """The top of the working tree that `path` is in, links resolved; raises GitError."""
-    return Path(os.path.realpath(git(path, "rev-parse", "--show-toplevel").removesuffix("\n")))
+    return Path(
+        os.path.realpath(git(path, "rev-parse", "--show-toplevel").removesuffix("\n"))
+    )
 
 
 def commit_named(path: Path, ref: str, *, offline: bool = False) -> str:
@@ -134,33 +166,52 @@ def commit_named(path: Path, ref: str, *, offline: bool = False) -> str:
     reported = ""
     if not ref.startswith("-"):  # which older versions of git take for an option
         try:
-            ask = partial(git, path, "rev-parse", "--verify", "--quiet", offline=offline)
-            return ask(f"{ask(ref).strip()}^{{commit}}").strip()  # what follows :/ would be a part of its text
+            ask = partial(
+                git, path, "rev-parse", "--verify", "--quiet", offline=offline
+            )
+            # what follows :/ would be a part of its text
+            return ask(f"{ask(ref).strip()}^{{commit}}").strip()
         except GitError as error:
             reported = f" ({error})" if str(error) else ""
     raise GitError(f"{ref!r} is no commit of {path}{reported}")
 
 
 def tree_of(top: Path, without: Path, commit: str = "") -> str:
-    """Return the git tree of a commit or, with "", of all files in the working tree that git does not ignore.
+    """Return the git tree of a commit or, with "", of all files in the working tree that git does
+    not ignore.
 
-    Files below the folder `without` and Python's caches are left out. Nothing is written into the repository. Raises
-    GitError.
+    Files below the folder `without` and Python's caches are left out. Nothing is written into the
+    repository. Raises GitError.
     """
     with tempfile.TemporaryDirectory() as folder:
         objects = Path(folder) / "objects"
         objects.mkdir()
         variables = {
-            "GIT_INDEX_FILE": str(Path(folder) / "index" if commit else _copy_of_index(top, folder)),
+            "GIT_INDEX_FILE": str(
+                Path(folder) / "index" if commit else _copy_of_index(top, folder)
+            ),
             "GIT_OBJECT_DIRECTORY": str(objects),
-            "GIT_ALTERNATE_OBJECT_DIRECTORIES": str(top / git(top, "rev-parse", "--git-path", "objects").rstrip("\n")),
+            "GIT_ALTERNATE_OBJECT_DIRECTORIES": str(
+                top / git(top, "rev-parse", "--git-path", "objects").rstrip("\n")
+            ),
         }
         apart = partial(git, top, variables=variables, offline=bool(commit))
         apart(*(("read-tree", commit) if commit else ("add", "--all", "--", ".")))
         left_out = ["*.pyc"]
-        if (real := Path(os.path.realpath(without))).is_relative_to(top) and real != top:
+        if (real := Path(os.path.realpath(without))).is_relative_to(
+            top
+        ) and real != top:
             left_out.append(real.relative_to(top).as_posix())
-        apart("rm", "--cached", "--force", "-r", "--quiet", "--ignore-unmatch", "--", *left_out)
+        apart(
+            "rm",
+            "--cached",
+            "--force",
+            "-r",
+            "--quiet",
+            "--ignore-unmatch",
+            "--",
+            *left_out,
+        )
         return apart("write-tree", "--missing-ok").strip()
 
 
@@ -168,8 +219,11 @@ def _copy_of_index(top: Path, folder: str) -> Path:
     """Copy the index to a folder; raises GitError. There is no copy if nothing was ever added."""
     copy = Path(folder) / "index"
     try:
-        # With its time: git does not trust what it knows of files that are not older than the index.
-        shutil.copy2(top / git(top, "rev-parse", "--git-path", "index").rstrip("\n"), copy)
+        # With its time: git does not trust what it knows of files that are not older than the
+        # index.
+        shutil.copy2(
+            top / git(top, "rev-parse", "--git-path", "index").rstrip("\n"), copy
+        )
     except FileNotFoundError:
         pass
     except OSError as error:
@@ -180,10 +234,19 @@ def _copy_of_index(top: Path, folder: str) -> Path:
 def ignored_files(top: Path, files: Sequence[str]) -> list[str]:
     """Return the files that git ignores, and no commit has; raises GitError."""
     try:
-        said = git(top, "check-ignore", "-z", "--stdin", given=b"".join(os.fsencode(f"{file}\0") for file in files))
+        said = git(
+            top,
+            "check-ignore",
+            "-z",
+            "--stdin",
+            given=b"".join(os.fsencode(f"{file}\0") for file in files),
+        )
     except GitError as error:
-        if inside := re.search(r"is in submodule '(.+)'", str(error)):  # for which it does not answer
-            return ignored_files(top, [file for file in files if not file.startswith(f"{inside[1]}/")])
+        # for which it does not answer
+        if inside := re.search(r"is in submodule '(.+)'", str(error)):
+            return ignored_files(
+                top, [file for file in files if not file.startswith(f"{inside[1]}/")]
+            )
         if str(error):
             raise
         return []  # how git says that there are none
@@ -191,65 +254,120 @@ def ignored_files(top: Path, files: Sequence[str]) -> list[str]:
 
 
 def all_ignored(top: Path) -> list[str]:
-    """Return what is in the working tree and git ignores: files, and folders of nothing else; raises GitError."""
-    said = git(top, "ls-files", "--others", "--ignored", "--exclude-standard", "--directory", "-z")
+    """Return what is in the working tree and git ignores: files, and folders of nothing else;
+    raises GitError."""
+    said = git(
+        top,
+        "ls-files",
+        "--others",
+        "--ignored",
+        "--exclude-standard",
+        "--directory",
+        "-z",
+    )
     return [entry.rstrip("/") for entry in said.split("\0")[:-1]]
 
 
 def last_change(top: Path, file: Path) -> str:
-    """Return the last commit in this clone that changed a file; "" if there is none. Raises GitError."""
-    return git(top, "log", "-1", "--no-show-signature", "--format=%H", "--", file, offline=True).strip()
+    """Return the last commit in this clone that changed a file; "" if there is none. Raises
+    GitError."""
+    return git(
+        top, "log", "-1", "--no-show-signature", "--format=%H", "--", file, offline=True
+    ).strip()
 
 
 def changed_files(top: Path, commit: str) -> list[str]:
-    """Return paths from `top`, or a folder below it, of its files that differ between a commit and the working tree in
-    more than the ends of their lines. Untracked files count, but for Python's caches and those that git ignores. Raises
-    GitError."""
+    """Return paths from `top`, or a folder below it, of its files that differ between a commit and
+    the working tree in more than the ends of their lines. Untracked files count, but for Python's
+    caches and those that git ignores. Raises GitError."""
     # With --name-only git would not look at lines.
-    how = ("--numstat", "--relative", "--ignore-cr-at-eol", "-z", "--no-ext-diff", "--no-renames")
+    how = (
+        "--numstat",
+        "--relative",
+        "--ignore-cr-at-eol",
+        "-z",
+        "--no-ext-diff",
+        "--no-renames",
+    )
     # It writes what it finds into the index, even without optional locks: so it gets a copy.
     with tempfile.TemporaryDirectory() as folder:
-        counted = git(top, "diff", *how, commit, "--", variables={"GIT_INDEX_FILE": str(_copy_of_index(top, folder))})
+        counted = git(
+            top,
+            "diff",
+            *how,
+            commit,
+            "--",
+            variables={"GIT_INDEX_FILE": str(_copy_of_index(top, folder))},
+        )
     differing = [line.split("\t", 2)[2] for line in counted.split("\0")[:-1]]
-    untracked = git(top, "ls-files", "--others", "--exclude-standard", "--exclude=*.pyc", "-z")
+    untracked = git(
+        top, "ls-files", "--others", "--exclude-standard", "--exclude=*.pyc", "-z"
+    )
     return sorted({*differing, *untracked.split("\0")[:-1]})
 
 
 def first_changed_line(commit: str, file: str) -> int:
-    """Return the number of the first line that differs from a commit, of a file from the top of this process's working
-    tree; 0 if git cannot say."""
+    """Return the number of the first line that differs from a commit, of a file from the top of
+    this process's working tree; 0 if git cannot say."""
     with suppress(GitError):
-        changes = git(Path(), "diff", "--unified=0", "--no-ext-diff", "--no-color", commit, "--", f":/{file}")
+        changes = git(
+            Path(),
+            "diff",
+            "--unified=0",
+            "--no-ext-diff",
+            "--no-color",
+            commit,
+            "--",
+            f":/{file}",
+        )
         if hunk := re.search(r"^@@ \S+ \+(\d+)", changes, re.MULTILINE):
             return int(hunk[1])
     return 0
 
 
 def worktrees(top: Path) -> list[Path]:
-    """The folders of all worktrees of a repository, whether they still exist or not; raises GitError."""
+    """The folders of all worktrees of a repository, whether they still exist or not; raises
+    GitError."""
     lines = git(top, "worktree", "list", "--porcelain").splitlines()
-    return [Path(line.removeprefix("worktree ")) for line in lines if line.startswith("worktree ")]
+    return [
+        Path(line.removeprefix("worktree "))
+        for line in lines
+        if line.startswith("worktree ")
+    ]
 
 
 def first_parents(top: Path, good: str, bad: str) -> list[str]:
-    """The commits after `good` up to `bad`, oldest first, of branches that were merged only the merge; raises GitError,
-    also where `good` is no ancestor."""
+    """The commits after `good` up to `bad`, oldest first, of branches that were merged only the
+    merge; raises GitError, also where `good` is no ancestor."""
     try:
         git(top, "merge-base", "--is-ancestor", good, bad)
     except GitError as error:
-        raise GitError(str(error) or f"{good[:12]} is no ancestor of {bad[:12]}: git merge-base shows one") from None
+        raise GitError(
+            str(error)
+            or f"{good[:12]} is no ancestor of {bad[:12]}: git merge-base shows one"
+        ) from None
     return git(top, "rev-list", "--first-parent", "--reverse", f"{good}..{bad}").split()
 
 
 def described(top: Path, commit: str) -> tuple[str, str, str]:
     """Return author, date and subject of a commit; raises GitError."""
-    said = git(top, "show", "--no-patch", "--no-show-signature", "--format=%an%x00%as%x00%s", commit)
+    said = git(
+        top,
+        "show",
+        "--no-patch",
+        "--no-show-signature",
+        "--format=%an%x00%as%x00%s",
+        commit,
+    )
     author, date, subject = said.rstrip("\n").split("\0")
     return author, date, subject
 
 
 def files_between(top: Path, before: str, after: str) -> list[str]:
-    """Return the files that differ between two commits or, with `after` "", the working tree; raises GitError."""
+    """Return the files that differ between two commits or, with `after` "", the working tree;
+    raises GitError."""
     if not after:
         return changed_files(top, before)
-    return git(top, "diff", "--name-only", "--no-renames", "-z", before, after).split("\0")[:-1]
+    return git(top, "diff", "--name-only", "--no-renames", "-z", before, after).split(
+        "\0"
+    )[:-1]

@@ -1,4 +1,5 @@
-"""A training script as many are: argparse, a process group by torchrun's variables, micro-batches, its own loop."""
+"""A training script as many are: argparse, a process group by torchrun's variables, micro-batches,
+its own loop."""
 
 import argparse
 from contextlib import nullcontext
@@ -20,7 +21,9 @@ class Block(nn.Module):
         super().__init__()
         self.norm = nn.LayerNorm(width)
         self.attention = nn.MultiheadAttention(width, 4, batch_first=True)
-        self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+        self.mlp = nn.Sequential(
+            nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)
+        )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         normed = self.norm(x)

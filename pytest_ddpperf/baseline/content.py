@@ -13,37 +13,73 @@ from typing import Any
 from pytest_ddpperf.records.codec import CodecError, decode, dumps, encode, loads
 from pytest_ddpperf.records.errors import BaselineError
 from pytest_ddpperf.records.plan import OF_TEST, Plan
-from pytest_ddpperf.records.samples import Baseline, Environment, Samples, Scalar, TestId
+from pytest_ddpperf.records.samples import (
+    Baseline,
+    Environment,
+    Samples,
+    Scalar,
+    TestId,
+)
 from pytest_ddpperf.wire.variables import READ
 
 _CPU_KEY = ("cpu_model", "cores", "cores_per_rank", "pinned")
 _ACCELERATOR_KEY = ("device_model", "device_memory_gib", "mig_profile")
-_GROUP_KEY = ("device_type", "backend", "world_size", "nodes", "devices_per_node", "roles")
+_GROUP_KEY = (
+    "device_type",
+    "backend",
+    "world_size",
+    "nodes",
+    "devices_per_node",
+    "roles",
+)
 _KEY = {*_CPU_KEY, *_ACCELERATOR_KEY, *_GROUP_KEY}
 _MUST_MATCH = (
-    "batch_size", "warmup", "timing", "power_limit_watts", "interconnect", "network", "matmul_precision",
-    "cudnn_benchmark", "deterministic", "collective", "program",
-)  # fmt: skip
+    "batch_size",
+    "warmup",
+    "timing",
+    "power_limit_watts",
+    "interconnect",
+    "network",
+    "matmul_precision",
+    "cudnn_benchmark",
+    "deterministic",
+    "collective",
+    "program",
+)
 _PHRASES = (
-    "{device_type}", "{cpu_model}", "{cores} cores", "{share}", "{pinned}", "{device_model}",
-    "{device_memory_gib}gib", "mig {mig_profile}", "{backend}", "ws{world_size}",
-    "{nodes}x{devices_per_node}", "{roles}",
-)  # fmt: skip
+    "{device_type}",
+    "{cpu_model}",
+    "{cores} cores",
+    "{share}",
+    "{pinned}",
+    "{device_model}",
+    "{device_memory_gib}gib",
+    "mig {mig_profile}",
+    "{backend}",
+    "ws{world_size}",
+    "{nodes}x{devices_per_node}",
+    "{roles}",
+)
 
-_SLUG_LENGTH = 100  # characters: well below the 255 bytes of a file name, and still easy to read
+# characters: well below the 255 bytes of a file name, and still easy to read
+_SLUG_LENGTH = 100
 _PLAIN_NAME = re.compile(r"([a-z0-9_]+(?:::[a-z0-9_]+)*)(?:\[([a-z0-9_.-]+)\])?")
 _PLAIN_LABEL = re.compile(r"[a-z0-9_.-]*")
 _TRADE_MARKS = re.compile(r"\((?:r|tm|c)\)", re.IGNORECASE)
-_PLAIN_KEY = re.compile(r"[A-Za-z0-9 ._+@,=()-]*")  # names that differ only in other characters get a hash
+# names that differ only in other characters get a hash
+_PLAIN_KEY = re.compile(r"[A-Za-z0-9 ._+@,=()-]*")
 
 
-def environment(facts: Mapping[str, Scalar], plan: Plan, *, batch_size: int | None) -> Environment:
+def environment(
+    facts: Mapping[str, Scalar], plan: Plan, *, batch_size: int | None
+) -> Environment:
     """Sorts rank 0's flat facts, with what was asked, into the three classes.
 
-    A fact that is None or "" could not be found out or does not apply: it is left out, so that the machine's
-    being silent is the same in every class. Memory is rounded to whole GiB, since drivers differ in what they
-    reserve. On a CPU the device's facts, on an accelerator the CPU's, are recorded only. Facts without `nodes`
-    and `devices_per_node` are those of one host, with a device a rank.
+    A fact that is None or "" could not be found out or does not apply: it is left out, so that the
+    machine's being silent is the same in every class. Memory is rounded to whole GiB, since drivers
+    differ in what they reserve. On a CPU the device's facts, on an accelerator the CPU's, are
+    recorded only. Facts without `nodes` and `devices_per_node` are those of one host, with a device
+    a rank.
     """
     asked: dict[str, Scalar] = {
         "device_type": plan.device,
@@ -60,7 +96,11 @@ def environment(facts: Mapping[str, Scalar], plan: Plan, *, batch_size: int | No
     }
     one_host: dict[str, Scalar] = {"nodes": 1, "devices_per_node": plan.world_size}
     reported = {**one_host, **facts, **asked}
-    known = {name: value for name, value in reported.items() if value is not None and value != ""}
+    known = {
+        name: value
+        for name, value in reported.items()
+        if value is not None and value != ""
+    }
     memory = known.get("device_memory_gib")
     if isinstance(memory, float):
         known["device_memory_gib"] = round(memory)
@@ -69,19 +109,26 @@ def environment(facts: Mapping[str, Scalar], plan: Plan, *, batch_size: int | No
     return Environment(
         key={name: known[name] for name in key_names if name in known},
         must_match={name: known[name] for name in must_match if name in known},
-        recorded={name: value for name, value in known.items() if name not in key_names + must_match},
+        recorded={
+            name: value
+            for name, value in known.items()
+            if name not in key_names + must_match
+        },
     )
 
 
-# What an accelerator measures differs between any two launches: it comes last, and only if it may explain a slowdown.
+# What an accelerator measures differs between any two launches: it comes last, and only if it may
+# explain a slowdown.
 _CHANGING = ("slowdown", "clock_mhz", "temperature_c")
 # A clock of at least this share of the baseline's is a step or two of the governor away.
 _SAME_CLOCK = 0.98
 
 
-def _is_worth_showing(name: str, now: Mapping[str, Scalar], base: Mapping[str, Scalar]) -> bool:
-    """Whether a fact that differs may be a cause: a variable that both sides read may, and a lower clock; a temperature
-    only if it slows the device."""
+def _is_worth_showing(
+    name: str, now: Mapping[str, Scalar], base: Mapping[str, Scalar]
+) -> bool:
+    """Whether a fact that differs may be a cause: a variable that both sides read may, and a lower
+    clock; a temperature only if it slows the device."""
     if name.startswith(READ):
         return name in now and name in base
     if name == "clock_mhz":
@@ -92,14 +139,18 @@ def _is_worth_showing(name: str, now: Mapping[str, Scalar], base: Mapping[str, S
     return name not in _CHANGING or bool(now.get("slowdown"))
 
 
-def fact_changes(now: Mapping[str, Scalar], base: Mapping[str, Scalar]) -> tuple[str, ...]:
+def fact_changes(
+    now: Mapping[str, Scalar], base: Mapping[str, Scalar]
+) -> tuple[str, ...]:
     """Return the facts that differ, as "torch 2.12 -> 2.13"."""
 
     def lines() -> Iterator[str]:
         for name in sorted({*now, *base}, key=lambda name: (name in _CHANGING, name)):
             before, after = (_text(facts.get(name)) for facts in (base, now))
             if before != after and _is_worth_showing(name, now, base):
-                shown = name.removeprefix("env:").removeprefix(READ).removeprefix(OF_TEST)
+                shown = (
+                    name.removeprefix("env:").removeprefix(READ).removeprefix(OF_TEST)
+                )
                 yield f"{shown} {before} -> {after}"
 
     return tuple(lines())
@@ -114,7 +165,9 @@ def environment_name(environment: Environment) -> str:
     key = environment.key
     said: dict[str, object] = dict(key)
     if "cores_per_rank" in key:
-        said["share"] = f"{key['cores_per_rank']} per rank" if key["cores_per_rank"] else "shared"
+        said["share"] = (
+            f"{key['cores_per_rank']} per rank" if key["cores_per_rank"] else "shared"
+        )
     if "pinned" in key:
         said["pinned"] = "pinned" if key["pinned"] else "unpinned"
     words = []
@@ -122,21 +175,25 @@ def environment_name(environment: Environment) -> str:
         with suppress(KeyError):
             words.append(phrase.format_map(said))
     text = _TRADE_MARKS.sub("", " ".join(words))
-    whole = bool(words) and key.keys() <= _KEY and _PLAIN_KEY.fullmatch(text) is not None
+    whole = (
+        bool(words) and key.keys() <= _KEY and _PLAIN_KEY.fullmatch(text) is not None
+    )
     return _slug(text, "" if whole else dumps(encode(key)))
 
 
 def file_name(test: TestId) -> str:
     """The file of a test: `test_a[ws-x]` is `test_a-ws-x.json`, `::` a dot, a label `+label`.
 
-    Function and class names hold neither "-", "." nor "+", and plain parameters and labels no "+": two plain
-    names never share a file, without a hash. All others carry one.
+    Function and class names hold neither "-", "." nor "+", and plain parameters and labels no "+":
+    two plain names never share a file, without a hash. All others carry one.
     """
     plain = _PLAIN_NAME.fullmatch(test.name)
     label = f"+{test.label}" if test.label else ""
     if plain and _PLAIN_LABEL.fullmatch(test.label):
         name, parameters = plain.groups()
-        text = name.replace("::", ".") + (f"-{parameters}" if parameters else "") + label
+        text = (
+            name.replace("::", ".") + (f"-{parameters}" if parameters else "") + label
+        )
         if len(text) <= _SLUG_LENGTH:
             return text + ".json"
     exact = json.dumps([test.name, test.label])
@@ -144,11 +201,14 @@ def file_name(test: TestId) -> str:
 
 
 def _slug(text: str, exact: str) -> str:
-    """Lower-case ASCII of at most 100 characters; a hash of `exact` is appended where something was lost."""
+    """Lower-case ASCII of at most 100 characters; a hash of `exact` is appended where something was
+    lost."""
     slug = re.sub(r"[^a-z0-9._+]+", "-", text.lower()).strip("-.")
     if not exact and len(slug) <= _SLUG_LENGTH:
         return slug
-    digits = hashlib.sha256((exact or text).encode("utf-8", "surrogatepass")).hexdigest()[:8]
+    digits = hashlib.sha256(
+        (exact or text).encode("utf-8", "surrogatepass")
+    ).hexdigest()[:8]
     return f"{slug[: _SLUG_LENGTH - 9].rstrip('-.')}-{digits}".lstrip("-")
 
 
@@ -156,7 +216,12 @@ def module_folder(module: str) -> Path:
     """The module's own path; a part that could lead out of the store is replaced."""
     parts = module.split("/")
     unsafe = [part in ("", ".", "..") or "\0" in part for part in parts]
-    return Path(*(_slug(part, f"module {module}") if bad else part for part, bad in zip(parts, unsafe, strict=True)))
+    return Path(
+        *(
+            _slug(part, f"module {module}") if bad else part
+            for part, bad in zip(parts, unsafe, strict=True)
+        )
+    )
 
 
 SCHEMA = 1
@@ -169,18 +234,27 @@ def text(baseline: Baseline) -> str:
 
 
 def parse(path: Path, data: bytes) -> Baseline:
-    """Return the baseline in a file; raises BaselineError, which names `path` and the place in the file."""
+    """Return the baseline in a file; raises BaselineError, which names `path` and the place in the
+    file."""
     if not data.strip():
         raise BaselineError(path, "the file is empty", AGAIN)
     try:
         content = loads(data)
     except (ValueError, RecursionError) as error:
-        raise BaselineError(path, f"is not JSON, or not all of it: {error}", AGAIN) from error
+        raise BaselineError(
+            path, f"is not JSON, or not all of it: {error}", AGAIN
+        ) from error
     schema = content.pop("schema", None) if isinstance(content, dict) else None
     if type(schema) is not int or schema < 1:
-        raise BaselineError(path, f"is not a baseline: its schema is {schema!r}, not a version number", AGAIN)
+        raise BaselineError(
+            path,
+            f"is not a baseline: its schema is {schema!r}, not a version number",
+            AGAIN,
+        )
     if schema > SCHEMA:
-        problem = f"has schema {schema}; this version of pytest-ddpperf reads schema {SCHEMA}"
+        problem = (
+            f"has schema {schema}; this version of pytest-ddpperf reads schema {SCHEMA}"
+        )
         raise BaselineError(path, problem, "upgrade pytest-ddpperf, or " + AGAIN)
     try:
         baseline = decode(Baseline, content)
@@ -199,7 +273,10 @@ def _problem(baseline: Baseline) -> str:
     for number, measurement in enumerate(baseline.measurements):
         place = f"sessions[{number}].measurement"
         if measurement.samples.launches == 1:
-            return f"{place}.samples.step_seconds: a single launch, with which nothing can be compared"
+            return (
+                f"{place}.samples.step_seconds: a single launch, with which nothing can be "
+                "compared"
+            )
         if wrong := nonsense(measurement.samples):
             return f"{place}.samples.{wrong}"
         environment = measurement.environment
@@ -211,10 +288,13 @@ def _problem(baseline: Baseline) -> str:
 def nonsense(samples: Samples) -> str:
     """Return what no measurement can have produced, with its place; "" if nothing is wrong.
 
-    Only the group's step times must be positive. A rank's own may be 0 where it had nothing to do within the
-    resolution of an accelerator's events, and so may the CPU time of one that waited.
+    Only the group's step times must be positive. A rank's own may be 0 where it had nothing to do
+    within the resolution of an accelerator's events, and so may the CPU time of one that waited.
     """
-    launches, steps = len(samples.step_seconds), len(next(iter(samples.step_seconds), ()))
+    launches, steps = (
+        len(samples.step_seconds),
+        len(next(iter(samples.step_seconds), ())),
+    )
     ranks = len(next(iter(samples.rank_seconds), ()))
     if not steps:
         return "step_seconds: no steps"
@@ -231,13 +311,18 @@ def nonsense(samples: Samples) -> str:
     }
     for name, shape in shapes.items():
         table = getattr(samples, name)
-        if table is not None and (wrong := _wrong(table, list(shape.items()), is_positive=shape is group)):
+        if table is not None and (
+            wrong := _wrong(table, list(shape.items()), is_positive=shape is group)
+        ):
             return name + wrong
     return ""
 
 
-def _wrong(rows: Sequence[Any], shape: Sequence[tuple[str, int]], *, is_positive: bool) -> str:
-    """Return the place in nested rows that has another shape, or a figure that is negative, or 0 if `is_positive`."""
+def _wrong(
+    rows: Sequence[Any], shape: Sequence[tuple[str, int]], *, is_positive: bool
+) -> str:
+    """Return the place in nested rows that has another shape, or a figure that is negative, or 0 if
+    `is_positive`."""
     (unit, count), *inner = shape
     if len(rows) != count:
         return f": {len(rows)} {unit}, not {count}"
@@ -245,5 +330,8 @@ def _wrong(rows: Sequence[Any], shape: Sequence[tuple[str, int]], *, is_positive
         if inner and (wrong := _wrong(row, inner, is_positive=is_positive)):
             return f"[{number}]{wrong}"
         if not inner and (row < 0 or (is_positive and row == 0)):
-            return f"[{number}]: {row!r} is {'not a positive duration' if is_positive else 'negative'}"
+            return (
+                f"[{number}]: {row!r} is "
+                f"{'not a positive duration' if is_positive else 'negative'}"
+            )
     return ""

@@ -1,7 +1,7 @@
 """The store of baselines: one small file a test and environment.
 
-Knows files and locks; it decides nothing: a baseline that does not exist is None, one that cannot be read is a
-BaselineError that names the file and the next step.
+Knows files and locks; it decides nothing: a baseline that does not exist is None, one that cannot
+be read is a BaselineError that names the file and the next step.
 """
 
 from __future__ import annotations
@@ -21,9 +21,17 @@ from pytest_ddpperf.baseline import content
 from pytest_ddpperf.records.codec import CodecError
 from pytest_ddpperf.records.errors import BaselineError
 from pytest_ddpperf.records.plan import MEMORY_COUNTERS, is_asked
-from pytest_ddpperf.records.samples import SESSIONS_KEPT, Baseline, Environment, Measurement, Scalar, TestId
+from pytest_ddpperf.records.samples import (
+    SESSIONS_KEPT,
+    Baseline,
+    Environment,
+    Measurement,
+    Scalar,
+    TestId,
+)
 
-_LOCK_WAIT_SECONDS = 60.0  # a save takes milliseconds; whoever holds the lock for a minute is stuck
+# a save takes milliseconds; whoever holds the lock for a minute is stuck
+_LOCK_WAIT_SECONDS = 60.0
 _ELSEWHERE = "or name another folder with --ddp-baseline-dir"
 
 
@@ -39,13 +47,18 @@ class Store:
         return self._path(content.environment_name(environment), test)
 
     def _path(self, name: str, test: TestId) -> Path:
-        return self.root / name / content.module_folder(test.module) / content.file_name(test)
+        return (
+            self.root
+            / name
+            / content.module_folder(test.module)
+            / content.file_name(test)
+        )
 
     def read(self, environment: Environment, test: TestId) -> Baseline | None:
         """The baseline, or None where there is no file.
 
-        Raises BaselineError for a file that cannot be read, is not whole, makes no sense, is of a newer
-        schema, or belongs to another test or environment.
+        Raises BaselineError for a file that cannot be read, is not whole, makes no sense, is of a
+        newer schema, or belongs to another test or environment.
         """
         path = self.path(environment, test)
         try:
@@ -56,34 +69,57 @@ class Store:
             raise _failure(path, "cannot be read", error) from error
         baseline = content.parse(path, data)
         if baseline.test != test:
-            remedy = 'if the test was renamed, correct "test" in the file; else ' + content.AGAIN
-            raise BaselineError(path, f"belongs to {baseline.test}, not to {test}", remedy)
-        if differing := _differing(baseline.measurements[0].environment.key, environment.key):
-            raise BaselineError(path, f"belongs to another environment: {differing}", content.AGAIN)
+            remedy = (
+                'if the test was renamed, correct "test" in the file; else '
+                + content.AGAIN
+            )
+            raise BaselineError(
+                path, f"belongs to {baseline.test}, not to {test}", remedy
+            )
+        if differing := _differing(
+            baseline.measurements[0].environment.key, environment.key
+        ):
+            raise BaselineError(
+                path, f"belongs to another environment: {differing}", content.AGAIN
+            )
         return baseline
 
     def write(self, baseline: Baseline, *, extend: bool = False) -> Path:
-        """Save a baseline in place of the one before; on any failure that one stays as it was. With `extend` add its
-        sessions to those stored, of which the latest ones are kept.
+        """Save a baseline in place of the one before; on any failure that one stays as it was. With
+        `extend` add its sessions to those stored, of which the latest ones are kept.
 
-        Raises BaselineError for figures that `read` would refuse, for whatever the file system says and, with `extend`,
-        as `read_alike`.
+        Raises BaselineError for figures that `read` would refuse, for whatever the file system says
+        and, with `extend`, as `read_alike`.
         """
         environment = baseline.measurements[0].environment
         path = self.path(environment, baseline.test)
         try:
             with _locked(path, self.root):
-                if extend and (stored := self.read_alike(environment, baseline.test)) is not None:
-                    baseline = replace(baseline, sessions=(*stored.sessions, *baseline.sessions)[-SESSIONS_KEPT:])
+                if (
+                    extend
+                    and (stored := self.read_alike(environment, baseline.test))
+                    is not None
+                ):
+                    baseline = replace(
+                        baseline,
+                        sessions=(*stored.sessions, *baseline.sessions)[
+                            -SESSIONS_KEPT:
+                        ],
+                    )
                 files.write(path, _text(path, baseline))
         except OSError as error:
             raise _failure(path, "cannot be written", error) from error
         return path
 
     def read_alike(self, environment: Environment, test: TestId) -> Baseline | None:
-        """As `read`; raises BaselineError also for one to which a session of `environment` could not be added."""
+        """As `read`; raises BaselineError also for one to which a session of `environment` could
+        not be added."""
         stored = self.read(environment, test)
-        before = stored.measurements[0].environment.must_match if stored else environment.must_match
+        before = (
+            stored.measurements[0].environment.must_match
+            if stored
+            else environment.must_match
+        )
         if differing := _differing(before, environment.must_match):
             problem = f"was measured under other conditions: {differing}"
             remedy = "measure as before, or replace it with --ddp-save-baseline"
@@ -91,12 +127,15 @@ class Store:
         return stored
 
     def files(self) -> tuple[Path, ...]:
-        """All that are called like a baseline, sorted; raises BaselineError where the root cannot be read."""
+        """All that are called like a baseline, sorted; raises BaselineError where the root cannot
+        be read."""
         try:
             next(self.root.iterdir(), None)
         except OSError as error:
             raise _failure(self.root, "cannot be read", error) from error
-        return tuple(sorted(path for path in self.root.glob("*/**/*.json") if path.is_file()))
+        return tuple(
+            sorted(path for path in self.root.glob("*/**/*.json") if path.is_file())
+        )
 
     def read_file(self, path: Path) -> Baseline:
         """The baseline of whichever test; raises BaselineError."""
@@ -106,7 +145,8 @@ class Store:
             raise _failure(path, "cannot be read", error) from error
 
     def others(self, test: TestId) -> tuple[str, ...]:
-        """Names of the environments that have a baseline for this test; none where the root is unreadable."""
+        """Names of the environments that have a baseline for this test; none where the root is
+        unreadable."""
         try:
             names = sorted(folder.name for folder in self.root.iterdir())
             return tuple(name for name in names if self._path(name, test).is_file())
@@ -114,33 +154,55 @@ class Store:
             return ()
 
     def nearby(self, environment: Environment, test: TestId) -> Path | None:
-        """Return the file of a test of that name and module, in the same environment, by another path or below another
-        rootdir; None if there is none."""
+        """Return the file of a test of that name and module, in the same environment, by another
+        path or below another rootdir; None if there is none."""
         name, own = content.file_name(test), content.environment_name(environment)
         module = self.rootdir / test.module
-        found = [path for path in (self.root / own).rglob(name) if path.parent.name == module.name]
+        found = [
+            path
+            for path in (self.root / own).rglob(name)
+            if path.parent.name == module.name
+        ]
         if self.root.is_relative_to(self.rootdir):
             within = self.root.relative_to(self.rootdir) / own
-            found += [rootdir / within / module.relative_to(rootdir) / name for rootdir in module.parents]
+            found += [
+                rootdir / within / module.relative_to(rootdir) / name
+                for rootdir in module.parents
+            ]
         return next(filter(Path.is_file, found), None)
 
-    def read_counted(self, environment: Environment, test: TestId) -> tuple[str, Measurement] | None:
-        """Return the newest session of other machines' baselines that counts the same work, and the machine's name;
-        None if there is none. Raises BaselineError."""
+    def read_counted(
+        self, environment: Environment, test: TestId
+    ) -> tuple[str, Measurement] | None:
+        """Return the newest session of other machines' baselines that counts the same work, and the
+        machine's name; None if there is none. Raises BaselineError."""
         asked = {**environment.key, **environment.must_match}
         newest: tuple[str, str, Measurement] | None = None
         for name in self.others(test):
             found = self.read_file(self._path(name, test))
             last = found.sessions[-1]
-            facts = {**last.measurement.environment.key, **last.measurement.environment.must_match}
-            same = {fact for fact in {*facts, *asked} if fact in _SAME_WORK or (is_asked(fact) and fact != "timing")}
-            is_same = found.test == test and all(facts.get(fact) == asked.get(fact) for fact in same)
+            facts = {
+                **last.measurement.environment.key,
+                **last.measurement.environment.must_match,
+            }
+            same = {
+                fact
+                for fact in {*facts, *asked}
+                if fact in _SAME_WORK or (is_asked(fact) and fact != "timing")
+            }
+            is_same = found.test == test and all(
+                facts.get(fact) == asked.get(fact) for fact in same
+            )
             if is_same and (newest is None or last.created > newest[0]):
                 newest = last.created, name, last.measurement
         if newest is None:
             return None
         _, name, there = newest
-        counters = {counter: n for counter, n in there.counters.items() if counter not in MEMORY_COUNTERS}
+        counters = {
+            counter: n
+            for counter, n in there.counters.items()
+            if counter not in MEMORY_COUNTERS
+        }
         return name, replace(there, counters=counters)
 
 
@@ -150,8 +212,12 @@ _SAME_WORK = ("backend", "world_size", "roles")
 
 def _differing(stored: Mapping[str, Scalar], here: Mapping[str, Scalar]) -> str:
     """Facts that differ: "world_size 2, here 4"."""
-    names = sorted(name for name in {*stored, *here} if stored.get(name) != here.get(name))
-    return ", ".join(f"{name} {stored.get(name)!r}, here {here.get(name)!r}" for name in names)
+    names = sorted(
+        name for name in {*stored, *here} if stored.get(name) != here.get(name)
+    )
+    return ", ".join(
+        f"{name} {stored.get(name)!r}, here {here.get(name)!r}" for name in names
+    )
 
 
 def _text(path: Path, baseline: Baseline) -> str:
@@ -160,24 +226,32 @@ def _text(path: Path, baseline: Baseline) -> str:
         content.parse(path, text.encode())
     except (CodecError, BaselineError) as error:
         problem = error.problem if isinstance(error, BaselineError) else str(error)
-        raise BaselineError(path, f"cannot be saved: {problem}", "nothing was written; measure again") from error
+        raise BaselineError(
+            path, f"cannot be saved: {problem}", "nothing was written; measure again"
+        ) from error
     return text
 
 
 @contextmanager
 def _locked(path: Path, root: Path) -> Iterator[None]:
-    """Keeps other runs of this user from saving into `root`; raises BaselineError, about `path`, without a lock.
+    """Keeps other runs of this user from saving into `root`; raises BaselineError, about `path`,
+    without a lock.
 
     The lock file is in the temporary folder, never below `root`, where git would see it.
     """
-    from filelock import FileLock, Timeout  # 10 ms to import, and only who saves needs it
+    # 10 ms to import, and only who saves needs it
+    from filelock import FileLock, Timeout
 
     name = hashlib.sha256(os.fsencode(os.path.realpath(root))).hexdigest()[:16]
     try:
-        lock = FileLock(_lock_folder() / f"baselines-{name}.lock", timeout=_LOCK_WAIT_SECONDS)
+        lock = FileLock(
+            _lock_folder() / f"baselines-{name}.lock", timeout=_LOCK_WAIT_SECONDS
+        )
         lock.acquire()
     except OSError as error:
-        remedy = f"remove {error.filename} as its owner, or set TMPDIR to another folder"
+        remedy = (
+            f"remove {error.filename} as its owner, or set TMPDIR to another folder"
+        )
         if isinstance(error, Timeout):
             remedy = "another run is saving here: wait until it ends"
         raise BaselineError(path, f"cannot be written: {error}", remedy) from error
@@ -194,7 +268,9 @@ def _lock_folder() -> Path:
         folder.mkdir(mode=0o700)
     found = folder.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
-        raise FileExistsError(errno.EEXIST, "belongs to another user or is not a folder", str(folder))
+        raise FileExistsError(
+            errno.EEXIST, "belongs to another user or is not a folder", str(folder)
+        )
     return folder
 
 
@@ -204,7 +280,9 @@ def _failure(path: Path, what: str, error: OSError) -> BaselineError:
         problem = f"{what}: {blocking} is a file, not a folder"
         return BaselineError(path, problem, f"move it away, {_ELSEWHERE}")
     if isinstance(error, IsADirectoryError):
-        return BaselineError(path, f"{what}: it is a folder, not a file", "move it away")
+        return BaselineError(
+            path, f"{what}: it is a folder, not a file", "move it away"
+        )
     if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
         remedy = f"give this user permission, {_ELSEWHERE}"
     elif error.errno in (errno.ENOSPC, errno.EDQUOT):

@@ -22,19 +22,32 @@ from pytest_ddpperf.records.samples import Baseline
 from pytest_ddpperf.report import figures, json_report, markdown, terminal, text
 
 _SHARDS = (
-    "Several reports, the shards of a CI job for example, become one; if several measured the same on one kind of "
-    "machine, the run that ended last counts."
+    "Several reports, the shards of a CI job for example, become one; if several measured the same"
+    " on one kind of machine, the run that ended last counts."
 )
 
 
 def add_run(subparsers: Any) -> None:
     """Add `run`."""
-    about = "Run a training program on several ranks, as torchrun does, and show where the time of its steps goes. "
-    about += "Nothing is stored. Example: ddpperf run --world-size 2 train.py --batch-size=8"
+    about = (
+        "Run a training program on several ranks, as torchrun does, and show where the time of its"
+        " steps goes. "
+    )
+    about += (
+        "Nothing is stored. Example: ddpperf run --world-size 2 train.py --batch-size=8"
+    )
     usage = "%(prog)s [-h] [--world-size N] [--backend NAME] PROGRAM [ARGUMENT ...]"
-    parser = subparsers.add_parser("run", help="time a training program", description=about, usage=usage)
-    parser.add_argument("--world-size", default="2", metavar="N", help="ranks (default: 2)")
-    parser.add_argument("--backend", default="auto", help="auto, gloo, nccl, or any torch backend (default: auto)")
+    parser = subparsers.add_parser(
+        "run", help="time a training program", description=about, usage=usage
+    )
+    parser.add_argument(
+        "--world-size", default="2", metavar="N", help="ranks (default: 2)"
+    )
+    parser.add_argument(
+        "--backend",
+        default="auto",
+        help="auto, gloo, nccl, or any torch backend (default: auto)",
+    )
     what = "a file and its arguments; for a module: -- -m MODULE"
     parser.add_argument("program", nargs=argparse.PARSER, metavar="PROGRAM", help=what)
     parser.set_defaults(run=_run)
@@ -48,21 +61,51 @@ atexit.register(lambda: os.getppid() == {parent} or shutil.rmtree({folder!r}))
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    program = arguments.program[1:] if arguments.program[0] == "--" else arguments.program
+    program = (
+        arguments.program[1:] if arguments.program[0] == "--" else arguments.program
+    )
     if program[:1] != ["-m"] and not Path(program[0]).is_file():
         raise console.UsageError(f"{program[0]}: there is no such file")
     named = 1 + (program[:1] == ["-m"])
     call = [json.dumps(each) for each in program[:named]]
     if rest := program[named:]:
         call.append(f"args={json.dumps(rest)}")
-    test = f"def test_train(ddp_benchmark):\n    ddp_benchmark.script({', '.join(call)})\n"
+    test = (
+        f"def test_train(ddp_benchmark):\n    ddp_benchmark.script({', '.join(call)})\n"
+    )
     with tempfile.TemporaryDirectory() as folder:
         file, report = Path(folder) / "test_train.py", Path(folder) / "run.json"
-        file.write_text(_REMOVES_ITSELF.format(folder=folder, parent=os.getpid()) + test)
-        of_pytest = ("-q", "-c", os.devnull, f"--rootdir={os.getcwd()}", "-p", "no:cacheprovider", "-p", "no:benchmark")
-        asked = (f"--ddp-world-size={arguments.world_size}", f"--ddp-backend={arguments.backend}")
-        others = (f"--ddp-baseline-dir={folder}", "--ddp-baseline-missing=warn", f"--ddp-json={report}")
-        command = [sys.executable, "-m", "pytest", *of_pytest, *asked, *others, str(file)]
+        file.write_text(
+            _REMOVES_ITSELF.format(folder=folder, parent=os.getpid()) + test
+        )
+        of_pytest = (
+            "-q",
+            "-c",
+            os.devnull,
+            f"--rootdir={os.getcwd()}",
+            "-p",
+            "no:cacheprovider",
+            "-p",
+            "no:benchmark",
+        )
+        asked = (
+            f"--ddp-world-size={arguments.world_size}",
+            f"--ddp-backend={arguments.backend}",
+        )
+        others = (
+            f"--ddp-baseline-dir={folder}",
+            "--ddp-baseline-missing=warn",
+            f"--ddp-json={report}",
+        )
+        command = [
+            sys.executable,
+            "-m",
+            "pytest",
+            *of_pytest,
+            *asked,
+            *others,
+            str(file),
+        ]
         ended = subprocess.run(
             command,
             stdout=subprocess.PIPE,
@@ -70,32 +113,68 @@ def _run(arguments: argparse.Namespace) -> int:
             text=True,
             preexec_fn=console.end_with_us(),
         )
-        outcomes = [entry.outcome for entry in json_report.read([report]).entries] if report.exists() else []
+        outcomes = (
+            [entry.outcome for entry in json_report.read([report]).entries]
+            if report.exists()
+            else []
+        )
         if ended.returncode or not outcomes:
             console.say(ended.stdout.splitlines())
             return console.NAMED_VERDICT
-    _, _, *lines = terminal.details(outcomes)  # below the name of the test, which is ours
+    # below the name of the test, which is ours
+    _, _, *lines = terminal.details(outcomes)
     of_test = textwrap.indent(test, "    ").splitlines()
-    console.say([shlex.join(program), *lines, "A test that does the same, say tests/perf/test_train.py:", "", *of_test])
+    console.say(
+        [
+            shlex.join(program),
+            *lines,
+            "A test that does the same, say tests/perf/test_train.py:",
+            "",
+            *of_test,
+        ]
+    )
     return console.OK
 
 
 def add_reports(subparsers: Any) -> None:
     """Add `html` and `markdown`."""
-    about = "Draw what pytest --ddp-json wrote as one HTML file with figures, which needs no network. It needs "
+    about = (
+        "Draw what pytest --ddp-json wrote as one HTML file with figures, which needs no network."
+        " It needs "
+    )
     about += f"matplotlib and Jinja2: pip install 'pytest-ddpperf[report]'. {_SHARDS}"
     _add_report(subparsers, "html", "draw runs as one HTML file", about, _html)
-    about = f"Write what pytest --ddp-json wrote as Markdown: the worst 50 measurements first. {_SHARDS} "
+    about = (
+        "Write what pytest --ddp-json wrote as Markdown: the worst 50 measurements first."
+        f" {_SHARDS} "
+    )
     about += "The file that GITHUB_STEP_SUMMARY names is appended to."
     _add_report(subparsers, "markdown", "write runs as Markdown", about, _markdown)
 
 
 def _add_report(
-    subparsers: Any, name: str, short: str, description: str, run: Callable[[argparse.Namespace], int]
+    subparsers: Any,
+    name: str,
+    short: str,
+    description: str,
+    run: Callable[[argparse.Namespace], int],
 ) -> None:
     parser = subparsers.add_parser(name, help=short, description=description)
-    parser.add_argument("reports", type=Path, nargs="+", metavar="JSON", help="a report of pytest --ddp-json")
-    parser.add_argument("-o", "--output", type=Path, required=True, metavar="PATH", help="the file to write")
+    parser.add_argument(
+        "reports",
+        type=Path,
+        nargs="+",
+        metavar="JSON",
+        help="a report of pytest --ddp-json",
+    )
+    parser.add_argument(
+        "-o",
+        "--output",
+        type=Path,
+        required=True,
+        metavar="PATH",
+        help="the file to write",
+    )
     parser.set_defaults(run=run)
 
 
@@ -119,8 +198,11 @@ def add_baseline(subparsers: Any) -> None:
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     listed = commands.add_parser("list", help="list what is stored, by environment")
     what = "the folder of baselines (default: baselines)"
-    names = "--baseline-dir", "--ddp-baseline-dir"  # errors advise the second, which pytest has
-    listed.add_argument(*names, type=Path, default=Path("baselines"), metavar="DIR", help=what)
+    # errors advise the second, which pytest has
+    names = "--baseline-dir", "--ddp-baseline-dir"
+    listed.add_argument(
+        *names, type=Path, default=Path("baselines"), metavar="DIR", help=what
+    )
     console.add_k(listed, "tests and environments")
     listed.set_defaults(run=_list)
 
@@ -138,22 +220,35 @@ def _list(arguments: argparse.Namespace) -> int:
             status = console.USAGE_ERROR
             continue
         test = baseline.test
-        if arguments.matches is None or arguments.matches(f"{name} {test.module}::{test.name} {test.label}"):
+        if arguments.matches is None or arguments.matches(
+            f"{name} {test.module}::{test.name} {test.label}"
+        ):
             chosen.setdefault(name, []).append(baseline)
     for name, baselines in chosen.items():
-        console.say(text.wrap_for_terminal((*terminal.baseline_table(name, baselines), "")))
+        console.say(
+            text.wrap_for_terminal((*terminal.baseline_table(name, baselines), ""))
+        )
     stored = text.several(sum(map(len, chosen.values())), "baseline")
-    console.say([f"{stored} in {text.several(len(chosen), 'environment')} (*: uncommitted changes)"])
+    console.say(
+        [
+            f"{stored} in {text.several(len(chosen), 'environment')} (*: uncommitted changes)"
+        ]
+    )
     return status
 
 
 def add_doctor(subparsers: Any) -> None:
     """Add `doctor`."""
-    about = "Check cores, clocks, load, memory and GPUs, and print advice where something can be better. It takes "
+    about = (
+        "Check cores, clocks, load, memory and GPUs, and print advice where something can be"
+        " better. It takes "
+    )
     about += "seconds and starts no ranks. The exit status is 0, whatever is found."
     what = "check what makes measurements on this machine less steady"
     parser = subparsers.add_parser("doctor", help=what, description=about)
-    parser.add_argument("--json", type=Path, metavar="PATH", help="write the checks as JSON, too")
+    parser.add_argument(
+        "--json", type=Path, metavar="PATH", help="write the checks as JSON, too"
+    )
     parser.set_defaults(run=_doctor)
 
 
@@ -165,12 +260,30 @@ def _doctor(arguments: argparse.Namespace) -> int:
     lines = []
     below = " " * (width + 4)
     for check in checks:
-        lines.append(f"{'!' if check.advice else ' '} {check.name.ljust(width)}  {check.fact}")
+        lines.append(
+            f"{'!' if check.advice else ' '} {check.name.ljust(width)}  {check.fact}"
+        )
         lines += [f"{below}-> {check.advice}"] if check.advice else ()
     advice = sum(bool(check.advice) for check in checks)
-    lines += ["", f"{advice} of {len(checks)} checks have advice" if advice else "nothing to change was found"]
-    lines = [part for line in lines for part in text.wrapped(line, text.terminal_width(), below)]
-    console.say([*lines, "smallest change that can be detected here: pytest TESTS --ddp-against self"])
+    lines += [
+        "",
+        (
+            f"{advice} of {len(checks)} checks have advice"
+            if advice
+            else "nothing to change was found"
+        ),
+    ]
+    lines = [
+        part
+        for line in lines
+        for part in text.wrapped(line, text.terminal_width(), below)
+    ]
+    console.say(
+        [
+            *lines,
+            "smallest change that can be detected here: pytest TESTS --ddp-against self",
+        ]
+    )
     if arguments.json is not None:
         console.write_json(arguments.json, {"checks": list(map(asdict, checks))})
     return console.OK

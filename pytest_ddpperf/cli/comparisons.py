@@ -1,4 +1,5 @@
-"""Comparisons of the working tree with other versions, each by a run of pytest of its own: for `ddpperf bisect`."""
+"""Comparisons of the working tree with other versions, each by a run of pytest of its own: for
+`ddpperf bisect`."""
 
 from __future__ import annotations
 
@@ -44,24 +45,37 @@ class NotMeasured(Exception):
 class Runs:
     """Runs of pytest on one test of the working tree.
 
-    Their reports are kept in the user's cache until there is an answer, so that the same command goes on after it was
-    interrupted."""
+    Their reports are kept in the user's cache until there is an answer, so that the same command
+    goes on after it was interrupted."""
 
     def __init__(self, test: str, options: Sequence[str]) -> None:
         """Raises GitError."""
         self.top = git.top_level(Path.cwd())
         self._test, self._options = test, tuple(options)
-        cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pytest-ddpperf"
-        same = (os.getcwd(), sys.executable, __version__, git.tree_of(self.top, cache), test, *options)
+        cache = (
+            Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+            / "pytest-ddpperf"
+        )
+        same = (
+            os.getcwd(),
+            sys.executable,
+            __version__,
+            git.tree_of(self.top, cache),
+            test,
+            *options,
+        )
         self.folder = cache / f"bisect-{_digest(*same)}"
         self._output = self.folder / "output"
         self._output.unlink(missing_ok=True)
         self.used = set[Path]()  # the reports that were asked for
         self.seconds: list[float] = []  # what each run of pytest took
 
-    def run(self, *asked: str, again: int = 0, doing: str = "") -> json_report.StoredReport:
-        """Return the report of a run with these options, that one or a further one. If there is none yet, it says
-        what it is `doing`, and runs pytest. Raises UsageError if pytest did not come to measure."""
+    def run(
+        self, *asked: str, again: int = 0, doing: str = ""
+    ) -> json_report.StoredReport:
+        """Return the report of a run with these options, that one or a further one. If there is
+        none yet, it says what it is `doing`, and runs pytest. Raises UsageError if pytest did not
+        come to measure."""
         path = self.folder / f"{_digest(*asked, str(again))}.json"
         self.used.add(path)
         if not path.exists():
@@ -75,8 +89,22 @@ class Runs:
         self.folder.mkdir(parents=True, exist_ok=True)
         new = path.with_suffix(".new")
         new.unlink(missing_ok=True)
-        ours = ("-q", "-o", f"cache_dir={self.folder / 'cache'}", f"--ddp-json={new}", "--ddp-confirm=never")
-        command = [sys.executable, "-m", "pytest", self._test, *ours, *asked, *self._options]
+        ours = (
+            "-q",
+            "-o",
+            f"cache_dir={self.folder / 'cache'}",
+            f"--ddp-json={new}",
+            "--ddp-confirm=never",
+        )
+        command = [
+            sys.executable,
+            "-m",
+            "pytest",
+            self._test,
+            *ours,
+            *asked,
+            *self._options,
+        ]
         with self._output.open("w") as file:
             # A session of its own, so that Ctrl-C ends it once, and it can remove what it made.
             process = subprocess.Popen(
@@ -94,12 +122,18 @@ class Runs:
                 process.wait()
                 raise
         if not new.exists():
-            raise console.UsageError(f"{shlex.join(command)}\n{chr(10).join(self.output())}")
+            raise console.UsageError(
+                f"{shlex.join(command)}\n{chr(10).join(self.output())}"
+            )
         new.rename(path)
 
     def output(self) -> list[str]:
         """Return what the last run wrote, if one was taken now."""
-        return self._output.read_text(errors="replace").rstrip().splitlines() if self._output.exists() else []
+        return (
+            self._output.read_text(errors="replace").rstrip().splitlines()
+            if self._output.exists()
+            else []
+        )
 
     def forget(self) -> None:
         """Remove the reports."""
@@ -117,7 +151,8 @@ Key = tuple[str, str]  # the label of a measurement, and a metric
 class Compared:
     """The working tree compared with another version."""
 
-    outcomes: Sequence[Outcome] = ()  # of the measurements; () if both versions are the same
+    # of the measurements; () if both versions are the same
+    outcomes: Sequence[Outcome] = ()
     same: str = ""  # what is the same, in pytest's words
 
     @cached_property
@@ -126,15 +161,30 @@ class Compared:
         found = {}
         for outcome in self.outcomes:
             verdict, side = outcome.verdict, outcome.baseline_side
-            if verdict is not None and side is not None and side.measurement is not None:
-                for limit, now, other in times.paired_logs(verdict, outcome.measured, side.measurement, side.stretches):
+            if (
+                verdict is not None
+                and side is not None
+                and side.measurement is not None
+            ):
+                for limit, now, other in times.paired_logs(
+                    verdict, outcome.measured, side.measurement, side.stretches
+                ):
                     found[key_of(outcome, limit)] = now, other
         return found
 
     def slowest(self) -> tuple[Outcome, Comparison]:
-        """Return the measurement that differs most, of those that regressed if any did, with its largest change."""
-        pairs = [(each, one) for each in self.outcomes if each.verdict is not None for one in each.verdict.comparisons]
-        return max(pairs, key=lambda pair: (pair[0].verdict == "REGRESSED", pair[1].change.estimate))
+        """Return the measurement that differs most, of those that regressed if any did, with its
+        largest change."""
+        pairs = [
+            (each, one)
+            for each in self.outcomes
+            if each.verdict is not None
+            for one in each.verdict.comparisons
+        ]
+        return max(
+            pairs,
+            key=lambda pair: (pair[0].verdict == "REGRESSED", pair[1].change.estimate),
+        )
 
 
 def key_of(outcome: Outcome, limit: Limit) -> Key:
@@ -143,18 +193,22 @@ def key_of(outcome: Outcome, limit: Limit) -> Key:
 
 
 def difference(looks: Sequence[Compared], key: Key) -> stats.Difference:
-    """Return how much longer the working tree takes than a version, as a logarithm, by all looks at it. The pairs that
-    differ most have no part in it: a busy machine may slow down one launch of a pair. Raises NotMeasured."""
+    """Return how much longer the working tree takes than a version, as a logarithm, by all looks at
+    it. The pairs that differ most have no part in it: a busy machine may slow down one launch of a
+    pair. Raises NotMeasured."""
     if not looks[-1].outcomes:
         return SAME
     if not all(key in look.logs for look in looks):
         raise NotMeasured(f"{key[1]} was not compared")
-    now, other = ([each for look in looks for each in look.logs[key][side]] for side in (0, 1))
+    now, other = (
+        [each for look in looks for each in look.logs[key][side]] for side in (0, 1)
+    )
     return stats.paired(now, other, trim=times.TRIM)
 
 
 def compare(runs: Runs, *asked: str, again: int = 0, doing: str = "") -> Compared:
-    """Compare as options ask. Measurements without a comparison are left out. Raises NotMeasured, and UsageError."""
+    """Compare as options ask. Measurements without a comparison are left out. Raises NotMeasured,
+    and UsageError."""
     report = runs.run(*asked, again=again, doing=doing)
     if report.run.problem:
         if NOTHING_DIFFERS in report.run.problem:
@@ -165,7 +219,11 @@ def compare(runs: Runs, *asked: str, again: int = 0, doing: str = "") -> Compare
     if len({each.nodeid for each in report.outcomes}) > 1:
         named = text.some([each.nodeid for each in report.outcomes])
         raise console.UsageError(f"several tests: name one of them: {named}")
-    compared = [each for each in report.outcomes if each.verdict is not None and each.verdict.comparisons]
+    compared = [
+        each
+        for each in report.outcomes
+        if each.verdict is not None and each.verdict.comparisons
+    ]
     if not compared:
         raise NotMeasured(sentences.reason(report.outcomes[0]))
     return Compared(compared)

@@ -33,11 +33,13 @@ class UsageError(DdpPerfError):
 
 
 def end_with_us() -> Callable[[], None]:
-    """Return what a child calls before it runs pytest: so that it ends in order when this process is killed."""
+    """Return what a child calls before it runs pytest: so that it ends in order when this process
+    is killed."""
     parent = os.getpid()
 
     def prepare() -> None:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)  # which a shell's background jobs ignore
+        # which a shell's background jobs ignore
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
         boot.die_with_parent(parent, signal.SIGINT)
 
     return prepare
@@ -59,17 +61,26 @@ def warn(lines: Iterable[str]) -> None:
 
 
 def _print(lines: Iterable[str], stream: TextIO | None) -> None:
-    """Who reads them may have seen enough (`| head`), or have closed the stream: that ends nothing else."""
+    """Who reads them may have seen enough (`| head`), or have closed the stream: that ends nothing
+    else."""
     if stream is None:
         return
     reported = "".join(f"{text.printable(line)}\n" for line in lines)
     encoding = stream.encoding or "utf-8"
     try:
-        print(reported.encode(encoding, "backslashreplace").decode(encoding), end="", file=stream, flush=True)
+        print(
+            reported.encode(encoding, "backslashreplace").decode(encoding),
+            end="",
+            file=stream,
+            flush=True,
+        )
     except OSError as error:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())  # so that Python can flush it at exit
+        # so that Python can flush it at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
         if not isinstance(error, BrokenPipeError) and stream is sys.stdout:
-            raise UsageError(f"standard output: cannot be written: {error.strerror}") from error
+            raise UsageError(
+                f"standard output: cannot be written: {error.strerror}"
+            ) from error
 
 
 def write(path: Path, content: str, *, append: bool = False) -> None:
@@ -86,7 +97,12 @@ _SCHEMA = 1
 def write_json(path: Path, answer: Mapping[str, Any]) -> None:
     """Write what a command found, with the time and the version, or raise UsageError."""
     created = datetime.now(timezone.utc).isoformat(timespec="seconds")
-    write(path, codec.dumps({"schema": _SCHEMA, "created": created, "version": __version__, **answer}))
+    write(
+        path,
+        codec.dumps(
+            {"schema": _SCHEMA, "created": created, "version": __version__, **answer}
+        ),
+    )
 
 
 T = TypeVar("T")
@@ -95,19 +111,27 @@ Matches = Callable[[str], bool]
 
 def add_k(parser: argparse.ArgumentParser, what: str = "measurements") -> None:
     chosen = f"only {what} with NAME in their name, in any case; * and ? as in a shell"
-    parser.add_argument("-k", type=_name_filter, dest="matches", metavar="NAME", help=chosen)
+    parser.add_argument(
+        "-k", type=_name_filter, dest="matches", metavar="NAME", help=chosen
+    )
 
 
 def _name_filter(pattern: str) -> Matches:
     glob = f"*{pattern.lower()}*"
-    return lambda name: pattern.lower() in name.lower() or fnmatchcase(name.lower(), glob)
+    return lambda name: (
+        pattern.lower() in name.lower() or fnmatchcase(name.lower(), glob)
+    )
 
 
 def matching(report: StoredReport, matches: Matches | None) -> StoredReport:
     """The measurements whose node id, or the name of whose call, fits."""
     if matches is None:
         return report
-    fits = (entry for entry in report.entries if matches(f"{entry.outcome.nodeid} {entry.outcome.test.label}"))
+    fits = (
+        entry
+        for entry in report.entries
+        if matches(f"{entry.outcome.nodeid} {entry.outcome.test.label}")
+    )
     return replace(report, entries=tuple(fits))
 
 

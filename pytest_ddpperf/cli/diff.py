@@ -22,19 +22,27 @@ from pytest_ddpperf.verdict import decision, times
 
 
 def compare(
-    base: StoredReport, now: StoredReport, limits: tuple[Limit, ...] | None, fail_on: frozenset[str]
+    base: StoredReport,
+    now: StoredReport,
+    limits: tuple[Limit, ...] | None,
+    fail_on: frozenset[str],
 ) -> StoredReport:
     """Return `now`, each measurement with the verdict against the same test in `base`.
 
-    If `limits` is None, each measurement has those of its own run. `fail_on` names the verdicts that fail."""
+    If `limits` is None, each measurement has those of its own run. `fail_on` names the verdicts
+    that fail."""
     partners = _partners(base, now)
     entries = []
     for number, entry in enumerate(now.entries):
         partner = base.entries[partners[number]] if number in partners else None
         asked = limits if limits is not None else entry.outcome.limits or TIME_LIMITS
-        outcome = _with_verdict(entry.outcome, partner, limits_for(entry.outcome.plan, asked))
+        outcome = _with_verdict(
+            entry.outcome, partner, limits_for(entry.outcome.plan, asked)
+        )
         if outcome.verdict is not None:
-            fails = decision.fails(outcome.verdict, fail_on=fail_on, baseline_missing="warn")
+            fails = decision.fails(
+                outcome.verdict, fail_on=fail_on, baseline_missing="warn"
+            )
             outcome = replace(outcome, fails=fails)
         entries.append(replace(entry, outcome=outcome))
     taken = set(partners.values())
@@ -42,19 +50,32 @@ def compare(
     return replace(
         now,
         entries=tuple(entries),
-        # Counts and messages of a run as a whole are not about the comparison: `-k` may have chosen a part.
+        # Counts and messages of a run as a whole are not about the comparison: `-k` may have chosen
+        # a part.
         runs=tuple(
-            replace(run, skipped=0, never_measured=0, other_failures=0, problem="", messages=()) for run in now.runs
+            replace(
+                run,
+                skipped=0,
+                never_measured=0,
+                other_failures=0,
+                problem="",
+                messages=(),
+            )
+            for run in now.runs
         ),
         messages=(*base.messages, *now.messages, *diff_report.remarks(outcomes)),
         bases=base.runs,
-        only_before=tuple(gone_of(entry.outcome) for number, entry in enumerate(base.entries) if number not in taken),
+        only_before=tuple(
+            gone_of(entry.outcome)
+            for number, entry in enumerate(base.entries)
+            if number not in taken
+        ),
     )
 
 
 def _partners(base: StoredReport, now: StoredReport) -> dict[int, int]:
-    """By the place of a measurement in `now`, the place in `base` of that of the same test with as many ranks; where
-    there are several, of that on the same kind of machine."""
+    """By the place of a measurement in `now`, the place in `base` of that of the same test with as
+    many ranks; where there are several, of that on the same kind of machine."""
     found: dict[int, int] = {}
     left = dict(enumerate(base.entries))
     for alike in (identity, attrgetter("test", "plan.world_size", "plan.roles")):
@@ -68,80 +89,149 @@ def _partners(base: StoredReport, now: StoredReport) -> dict[int, int]:
     return found
 
 
-def _with_verdict(now: Outcome, other: Entry | None, limits: tuple[Limit, ...]) -> Outcome:
-    """Return a measurement with the new verdict, without traces of the comparison in its own run."""
+def _with_verdict(
+    now: Outcome, other: Entry | None, limits: tuple[Limit, ...]
+) -> Outcome:
+    """Return a measurement with the new verdict, without traces of the comparison in its own
+    run."""
     level = now.level if now.level is not None else times.TEST_LEVEL
     fresh = replace(
-        now, limits=limits, level=level, baseline_path="", baseline_side=None, stored_verdict=None, saved=0,
-        sessions=(), findings=(), evidence=(), accept="", notes=(),
-    )  # fmt: skip
+        now,
+        limits=limits,
+        level=level,
+        baseline_path="",
+        baseline_side=None,
+        stored_verdict=None,
+        saved=0,
+        sessions=(),
+        findings=(),
+        evidence=(),
+        accept="",
+        notes=(),
+    )
     if now.measurement is None:
-        return replace(fresh, verdict=None, notes=now.notes)  # nothing to compare: it fails as before
+        # nothing to compare: it fails as before
+        return replace(fresh, verdict=None, notes=now.notes)
     fresh = replace(fresh, error="")  # of what was not saved
     if other is None or other.outcome.measurement is None:
         why = "only in the later run"
         if other is not None:
             why = f"not measured in the earlier run: {text.shortened(other.outcome.error)}"
-        return replace(fresh, verdict=Verdict(status=Status.NO_BASELINE, reason="no-baseline"), notes=(why,))
-    before = Recording(measurement=other.outcome.measurement, created=other.run.created, commit=other.run.commit)
-    verdict = decision.refused(now.measurement, before.measurement, now=now.verdict, then=other.outcome.verdict)
+        return replace(
+            fresh,
+            verdict=Verdict(status=Status.NO_BASELINE, reason="no-baseline"),
+            notes=(why,),
+        )
+    before = Recording(
+        measurement=other.outcome.measurement,
+        created=other.run.created,
+        commit=other.run.commit,
+    )
+    verdict = decision.refused(
+        now.measurement, before.measurement, now=now.verdict, then=other.outcome.verdict
+    )
     if verdict is None:
-        verdict = decision.judge(now.measurement, [before.measurement], limits, level=level)
-    # The gate refuses what cannot be supported before it measures, but for its own limits; here a note must do.
+        verdict = decision.judge(
+            now.measurement, [before.measurement], limits, level=level
+        )
+    # The gate refuses what cannot be supported before it measures, but for its own limits; here a
+    # note must do.
     ours = {str(limit) for limit in limits if limit.default}
-    unsupported = [line for line in verdict.dropped if line.partition(": ")[0] not in ours]
-    verdict = replace(verdict, dropped=tuple(line for line in verdict.dropped if line not in unsupported))
+    unsupported = [
+        line for line in verdict.dropped if line.partition(": ")[0] not in ours
+    ]
+    verdict = replace(
+        verdict,
+        dropped=tuple(line for line in verdict.dropped if line not in unsupported),
+    )
     notes = tuple(f"no limit is applied to {line}" for line in unsupported)
     steps = min(now.measurement.samples.steps, before.measurement.samples.steps)
     sessions = (times.in_percentiles(before, steps),)
-    findings, words = causes.explain(verdict, now.plan, now.measurement, [before.measurement], level)
-    return replace(fresh, verdict=verdict, notes=notes, sessions=sessions, findings=findings, evidence=words)
+    findings, words = causes.explain(
+        verdict, now.plan, now.measurement, [before.measurement], level
+    )
+    return replace(
+        fresh,
+        verdict=verdict,
+        notes=notes,
+        sessions=sessions,
+        findings=findings,
+        evidence=words,
+    )
 
 
 _DESCRIPTION = """\
-Compares reports of pytest --ddp-json with another, test by test, with the plugin's judge: BASE counts as a stored
-baseline of one session. Several NOW are one report, as the shards of a CI job are. Two files of PyTorch's own DDP
-benchmark, or one and a report of --ddp-json, are shown side by side in its form, without verdicts.
+Compares reports of pytest --ddp-json with another, test by test, with the plugin's judge: BASE
+counts as a stored baseline of one session. Several NOW are one report, as the shards of a CI job
+are. Two files of PyTorch's own DDP benchmark, or one and a report of --ddp-json, are shown side by
+side in its form, without verdicts.
 """
 
 
 def add_parser(subparsers: Any) -> None:
-    parser = subparsers.add_parser("diff", help="compare one run with another", description=_DESCRIPTION)
+    parser = subparsers.add_parser(
+        "diff", help="compare one run with another", description=_DESCRIPTION
+    )
     parser.add_argument("base", type=Path, metavar="BASE", help="the earlier report")
-    parser.add_argument("now", type=Path, nargs="+", metavar="NOW", help="the later one")
+    parser.add_argument(
+        "now", type=Path, nargs="+", metavar="NOW", help="the later one"
+    )
     what = "how much worse a metric may get, as p10:5%%,p50:2ms (default: the tests' own limits)"
-    parser.add_argument("--threshold", type=console.read_as(parse.limits), metavar="LIST", help=what)
-    what = f"exactly these verdicts end with status 1: {', '.join(FAIL_ON_NAMES)} (default: regressed)"
-    parser.add_argument("--fail-on", type=console.read_as(parse.fail_on), metavar="LIST", help=what)
+    parser.add_argument(
+        "--threshold", type=console.read_as(parse.limits), metavar="LIST", help=what
+    )
+    what = (
+        f"exactly these verdicts end with status 1: {', '.join(FAIL_ON_NAMES)} (default: "
+        "regressed)"
+    )
+    parser.add_argument(
+        "--fail-on", type=console.read_as(parse.fail_on), metavar="LIST", help=what
+    )
     console.add_k(parser)
     what = "write NOW with its verdicts, as --ddp-json does; ddpperf html and markdown read it"
     parser.add_argument("--json", type=Path, metavar="PATH", help=what)
     what = "pytorch: the side-by-side form of PyTorch's DDP benchmark (default: ours)"
-    parser.add_argument("--form", choices=("ours", "pytorch"), default="ours", help=what)
+    parser.add_argument(
+        "--form", choices=("ours", "pytorch"), default="ours", help=what
+    )
     what = "write the suite's sweep of NOW as PyTorch's DDP benchmark writes it"
     parser.add_argument("--write-pytorch", type=Path, metavar="PATH", help=what)
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    contents = [(path, json_report.load(path)) for path in (arguments.base, *arguments.now)]
+    contents = [
+        (path, json_report.load(path)) for path in (arguments.base, *arguments.now)
+    ]
     theirs = [path for path, content in contents if diff_report.is_theirs(content)]
     if theirs:
         return _theirs(arguments, contents)
-    base, *several = (json_report.report_of(path, content) for path, content in contents)
+    base, *several = (
+        json_report.report_of(path, content) for path, content in contents
+    )
     base = console.matching(base, arguments.matches)
     now = console.matching(json_report.merged(several), arguments.matches)
-    compared = compare(base, now, arguments.threshold, arguments.fail_on or frozenset({"regressed"}))
+    compared = compare(
+        base, now, arguments.threshold, arguments.fail_on or frozenset({"regressed"})
+    )
     if arguments.json is not None:
-        before = {name: getattr(base.run, name) for name in ("created", "version", "commit", "committed")}
+        before = {
+            name: getattr(base.run, name)
+            for name in ("created", "version", "commit", "committed")
+        }
         data = {
-            **json_report.report(compared.outcomes, replace(compared.run, messages=compared.messages)),
+            **json_report.report(
+                compared.outcomes, replace(compared.run, messages=compared.messages)
+            ),
             "base": {"run_id": base.run.id, **before},
             "only_in_base": codec.encode(compared.only_before),
         }
         console.write(arguments.json, codec.dumps(data))
     if arguments.write_pytorch is not None:
-        console.write(arguments.write_pytorch, codec.dumps(diff_report.in_form_of_pytorch(compared)))
+        console.write(
+            arguments.write_pytorch,
+            codec.dumps(diff_report.in_form_of_pytorch(compared)),
+        )
     is_shown = False
     if arguments.form == "pytorch":
         sweeps = diff_report.ours(base), diff_report.ours(now)
@@ -153,7 +243,10 @@ def run(arguments: argparse.Namespace) -> int:
     if any(outcome.fails for outcome in compared.outcomes):
         return console.NAMED_VERDICT
     found = (outcome.verdict for outcome in compared.outcomes)
-    return _status(is_shown or any(verdict is not None and verdict.status.compared for verdict in found))
+    return _status(
+        is_shown
+        or any(verdict is not None and verdict.status.compared for verdict in found)
+    )
 
 
 def _status(is_compared: bool) -> int:
@@ -162,9 +255,11 @@ def _status(is_compared: bool) -> int:
     return console.OK if is_compared else console.NOTHING_IN_COMMON
 
 
-def _theirs(arguments: argparse.Namespace, contents: Sequence[tuple[Path, dict[str, Any]]]) -> int:
-    """Show files of PyTorch's benchmark, next to each other or to a report of ours. They hold one launch each, so there
-    is no verdict."""
+def _theirs(
+    arguments: argparse.Namespace, contents: Sequence[tuple[Path, dict[str, Any]]]
+) -> int:
+    """Show files of PyTorch's benchmark, next to each other or to a report of ours. They hold one
+    launch each, so there is no verdict."""
     for option in ("threshold", "fail_on", "json", "write_pytorch"):
         if getattr(arguments, option) is not None:
             name = "--" + option.replace("_", "-")
@@ -177,10 +272,19 @@ def _theirs(arguments: argparse.Namespace, contents: Sequence[tuple[Path, dict[s
         if diff_report.is_theirs(content):
             sweeps.append(diff_report.theirs(path, content, arguments.matches))
         else:
-            report = console.matching(json_report.report_of(path, content), arguments.matches)
+            report = console.matching(
+                json_report.report_of(path, content), arguments.matches
+            )
             sweeps.append(diff_report.ours(report))
-            failed += [outcome for outcome in report.outcomes if outcome.measurement is None]
+            failed += [
+                outcome for outcome in report.outcomes if outcome.measurement is None
+            ]
     base, now = sweeps
     console.say(diff_report.side_by_side(base, now))
-    console.say(f"{text.name(outcome)}: failed: {text.shortened(outcome.error)}" for outcome in failed)
-    return console.NAMED_VERDICT if failed else _status(diff_report.in_common(base, now))
+    console.say(
+        f"{text.name(outcome)}: failed: {text.shortened(outcome.error)}"
+        for outcome in failed
+    )
+    return (
+        console.NAMED_VERDICT if failed else _status(diff_report.in_common(base, now))
+    )

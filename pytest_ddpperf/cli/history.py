@@ -30,8 +30,8 @@ from pytest_ddpperf.records.plan import Limit
 from pytest_ddpperf.report import figures, history_report, json_report, text
 
 _DESCRIPTION = """\
-Finds the commits at which tests became slower or faster for good, in a history to which pytest --ddp-history and
-ddpperf history add add runs.
+Finds the commits at which tests became slower or faster for good, in a history to which
+pytest --ddp-history and ddpperf history add add runs.
 
 `ddpperf history DIR` is short for `ddpperf history show DIR`.
 """
@@ -58,43 +58,93 @@ def add_parser(subparsers: Any) -> None:
 
 def _add_show(commands: Any) -> None:
     parser = commands.add_parser("show", help="find change points")
-    parser.add_argument("folder", type=Path, nargs="?", default=_DEFAULT_FOLDER, metavar="DIR", help="default: history")
+    parser.add_argument(
+        "folder",
+        type=Path,
+        nargs="?",
+        default=_DEFAULT_FOLDER,
+        metavar="DIR",
+        help="default: history",
+    )
     _add_threshold(parser)
     console.add_k(parser, "series")
-    parser.add_argument("--html", type=Path, metavar="PATH", help="also write a page with a figure of each series")
+    parser.add_argument(
+        "--html",
+        type=Path,
+        metavar="PATH",
+        help="also write a page with a figure of each series",
+    )
     parser.set_defaults(run=show)
 
 
 def _add_add(commands: Any) -> None:
     parser = commands.add_parser("add", help="add runs that were reported as JSON")
-    parser.add_argument("reports", type=Path, nargs="+", metavar="JSON", help="reports of pytest --ddp-json")
-    parser.add_argument("--to", type=Path, default=_DEFAULT_FOLDER, metavar="DIR", help="default: history")
+    parser.add_argument(
+        "reports",
+        type=Path,
+        nargs="+",
+        metavar="JSON",
+        help="reports of pytest --ddp-json",
+    )
+    parser.add_argument(
+        "--to",
+        type=Path,
+        default=_DEFAULT_FOLDER,
+        metavar="DIR",
+        help="default: history",
+    )
     parser.set_defaults(run=add)
 
 
 def _add_accept(commands: Any) -> None:
-    about = "Adds a file for review for each change point of the test at that commit which is REGRESSED; if there is "
+    about = (
+        "Adds a file for review for each change point of the test at that commit which is"
+        " REGRESSED; if there is "
+    )
     about += "none, for each that is IMPROVED."
-    parser = commands.add_parser("accept", help="accept a change point that is meant to stay", description=about)
-    parser.add_argument("commit", metavar="COMMIT", help="the commit of the change point; may be shortened")
-    parser.add_argument("test", metavar="TEST", help="its name as history shows it, or a part of it")
-    parser.add_argument("-m", "--message", required=True, metavar="WHY", help="why it is meant to stay")
-    parser.add_argument("--in", type=Path, default=_DEFAULT_FOLDER, dest="folder", metavar="DIR")
+    parser = commands.add_parser(
+        "accept", help="accept a change point that is meant to stay", description=about
+    )
+    parser.add_argument(
+        "commit",
+        metavar="COMMIT",
+        help="the commit of the change point; may be shortened",
+    )
+    parser.add_argument(
+        "test", metavar="TEST", help="its name as history shows it, or a part of it"
+    )
+    parser.add_argument(
+        "-m", "--message", required=True, metavar="WHY", help="why it is meant to stay"
+    )
+    parser.add_argument(
+        "--in", type=Path, default=_DEFAULT_FOLDER, dest="folder", metavar="DIR"
+    )
     _add_threshold(parser)
     parser.set_defaults(run=accept)
 
 
 def _add_threshold(parser: argparse.ArgumentParser) -> None:
-    what = "the metrics, p10, p50 or p90, and the change that is allowed, as p10:3%%,p50:3%% (default: p10:0%%)"
+    what = (
+        "the metrics, p10, p50 or p90, and the change that is allowed, as p10:3%%,p50:3%% (default:"
+        " p10:0%%)"
+    )
     default = (Limit(metric="p10", value=0.0, unit="%"),)
-    parser.add_argument("--threshold", type=console.read_as(_limits), default=default, metavar="LIST", help=what)
+    parser.add_argument(
+        "--threshold",
+        type=console.read_as(_limits),
+        default=default,
+        metavar="LIST",
+        help=what,
+    )
 
 
 def _limits(words: str) -> tuple[Limit, ...]:
     limits = parse.limits(words)
     for limit in limits:
         if limit.metric not in entries.METRICS:
-            raise ValueError(f"a history has {', '.join(entries.METRICS)}, not {limit.metric}")
+            raise ValueError(
+                f"a history has {', '.join(entries.METRICS)}, not {limit.metric}"
+            )
     return limits
 
 
@@ -105,41 +155,77 @@ def show(arguments: argparse.Namespace) -> int:
     analysis = _analyze(arguments)
 
     def is_chosen(series: Series) -> bool:
-        return arguments.matches is None or arguments.matches(f"{series.test} {series.environment}")
+        return arguments.matches is None or arguments.matches(
+            f"{series.test} {series.environment}"
+        )
 
     if arguments.html is not None:
         console.write(arguments.html, history_report.history_html(analysis))
-    hint = partial(_which_commit, arguments.folder, entries.read_changes(arguments.folder, entries.BisectedChange))
-    console.say(text.wrap_for_terminal(history_report.history_lines(analysis, is_chosen, hint)))
+    hint = partial(
+        _which_commit,
+        arguments.folder,
+        entries.read_changes(arguments.folder, entries.BisectedChange),
+    )
+    console.say(
+        text.wrap_for_terminal(history_report.history_lines(analysis, is_chosen, hint))
+    )
     if analysis.short == len(analysis.series):
-        console.complain(f"{arguments.folder}: nothing to judge: no series has {MIN_POINTS} runs")
+        console.complain(
+            f"{arguments.folder}: nothing to judge: no series has {MIN_POINTS} runs"
+        )
         return console.NOTHING_IN_COMMON
-    is_slower = any(change.status is ChangeStatus.REGRESSED and is_chosen(change.series) for change in analysis.changes)
+    is_slower = any(
+        change.status is ChangeStatus.REGRESSED and is_chosen(change.series)
+        for change in analysis.changes
+    )
     return console.NAMED_VERDICT if is_slower else console.OK
 
 
 _PLACE = ("world_size", "backend")
 
 
-def _which_commit(folder: Path, bisected: Sequence[entries.BisectedChange], change: HistoryChange) -> Iterator[str]:
+def _which_commit(
+    folder: Path, bisected: Sequence[entries.BisectedChange], change: HistoryChange
+) -> Iterator[str]:
     """Yield which of several commits made a test slower, or the command that finds it."""
-    good, bad, test = change.before.commit, change.after.commit, replace(change.series.test, label="")
-    found = [each for each in bisected if (each.test, each.good, each.bad) == (test, good, bad)]
-    yield from (f"slower at {each.commit[:12]}: {text.shortened(each.subject)}" for each in found)
+    good, bad, test = (
+        change.before.commit,
+        change.after.commit,
+        replace(change.series.test, label=""),
+    )
+    found = [
+        each
+        for each in bisected
+        if (each.test, each.good, each.bad) == (test, good, bad)
+    ]
+    yield from (
+        f"slower at {each.commit[:12]}: {text.shortened(each.subject)}"
+        for each in found
+    )
     if change.status is ChangeStatus.REGRESSED and not found:
         with suppress(GitError):  # the history may be of another repository
             if len(git.first_parents(Path.cwd(), good, bad)) > 1:
                 name = shlex.quote(f"{test.module}.py::{test.name}")
                 ends = f"--good {good[:12]} --bad {bad[:12]}"
                 known = change.series.must_match
-                place = [f"--ddp-{each.replace('_', '-')}={known[each]}" for each in _PLACE if each in known]
-                command = f"ddpperf bisect {name} {ends} --history {shlex.quote(str(folder))}"
+                place = [
+                    f"--ddp-{each.replace('_', '-')}={known[each]}"
+                    for each in _PLACE
+                    if each in known
+                ]
+                command = (
+                    f"ddpperf bisect {name} {ends} --history {shlex.quote(str(folder))}"
+                )
                 yield f"which commit: {' '.join([command, *['--'] * bool(place), *place])}"
 
 
 def _analyze(arguments: argparse.Namespace) -> HistoryAnalysis:
     series = build_series(entries.read_entries(arguments.folder))
-    return analyze(series, arguments.threshold, entries.read_changes(arguments.folder, entries.AcceptedChange))
+    return analyze(
+        series,
+        arguments.threshold,
+        entries.read_changes(arguments.folder, entries.AcceptedChange),
+    )
 
 
 def add(arguments: argparse.Namespace) -> int:
@@ -147,14 +233,20 @@ def add(arguments: argparse.Namespace) -> int:
     lines = []
     for path in arguments.reports:
         report = json_report.read([path])
-        why = "it compares two runs: add the report of the run itself" if report.bases else ""
+        why = (
+            "it compares two runs: add the report of the run itself"
+            if report.bases
+            else ""
+        )
         if why := why or entries.why_unfit(report.runs[0]):
             raise FileError(path, f"cannot be added: {why}")
         entry = entries.make_entry(report.outcomes, report.runs[0])
         if entry.measurements:
             lines.append(f"{path} -> {entries.add_entry(arguments.to, entry)}")
         else:
-            lines.append(f"{path}: no measurement of this commit alone can be added (see docs/history.md)")
+            lines.append(
+                f"{path}: no measurement of this commit alone can be added (see docs/history.md)"
+            )
     console.say(lines)
     return console.OK
 
@@ -165,30 +257,49 @@ def accept(arguments: argparse.Namespace) -> int:
         raise console.UsageError("COMMIT and WHY must not be empty")
     changes = _changes_at(_analyze(arguments), arguments.test, arguments.commit)
     slower = [change for change in changes if change.status is ChangeStatus.REGRESSED]
-    chosen = slower or [change for change in changes if change.status is ChangeStatus.IMPROVED]
+    chosen = slower or [
+        change for change in changes if change.status is ChangeStatus.IMPROVED
+    ]
     if not chosen:
         reasons = ", ".join(sorted({change.status.value for change in changes}))
-        raise console.UsageError(f"{arguments.commit}: nothing to accept: the change point there is {reasons}")
+        raise console.UsageError(
+            f"{arguments.commit}: nothing to accept: the change point there is {reasons}"
+        )
     lines = []
     for change in chosen:
-        path = entries.add_change(arguments.folder, make_acceptance(change, arguments.message))
+        path = entries.add_change(
+            arguments.folder, make_acceptance(change, arguments.message)
+        )
         size = f"{change.metric} {text.interval(change.change)} in {change.series.environment}"
         lines.append(f"{size}: accepted in {path}: commit it")
     console.say(lines)
     return console.OK
 
 
-def _changes_at(analysis: HistoryAnalysis, test: str, commit: str) -> list[HistoryChange]:
-    """Return the change points of one test at one commit; raises UsageError if test or commit is not one."""
+def _changes_at(
+    analysis: HistoryAnalysis, test: str, commit: str
+) -> list[HistoryChange]:
+    """Return the change points of one test at one commit; raises UsageError if test or commit is
+    not one."""
     names = sorted({str(series.test) for series in analysis.series})
     chosen = [test] if test in names else [name for name in names if test in name]
     if len(chosen) != 1:
-        problem = f"several tests have that name: {', '.join(chosen)}" if chosen else "the history has no such test"
+        problem = (
+            f"several tests have that name: {', '.join(chosen)}"
+            if chosen
+            else "the history has no such test"
+        )
         raise console.UsageError(f"{test}: {problem}")
-    changes = [change for change in analysis.changes if str(change.series.test) == chosen[0]]
+    changes = [
+        change for change in analysis.changes if str(change.series.test) == chosen[0]
+    ]
     found = [change for change in changes if change.after.commit.startswith(commit)]
     if len({change.after.commit for change in found}) != 1:
-        places = ", ".join(sorted({change.after.commit[:12] for change in found or changes}))
+        places = ", ".join(
+            sorted({change.after.commit[:12] for change in found or changes})
+        )
         problem = "several change points" if found else "no change point"
-        raise console.UsageError(f"{chosen[0]} has {problem} at {commit}; all: {places or 'none'}")
+        raise console.UsageError(
+            f"{chosen[0]} has {problem} at {commit}; all: {places or 'none'}"
+        )
     return found

@@ -12,7 +12,13 @@ from pytest_ddpperf import __version__
 from pytest_ddpperf.cli import bisect, commands, console, diff, history
 from pytest_ddpperf.records import errors
 
-_NAMED = (errors.BaselineError, errors.FileError, errors.GitError, errors.MissingExtraError, errors.OptionError)
+_NAMED = (
+    errors.BaselineError,
+    errors.FileError,
+    errors.GitError,
+    errors.MissingExtraError,
+    errors.OptionError,
+)
 _USERS = (console.UsageError, *_NAMED)
 
 _STATUSES = """\
@@ -38,8 +44,8 @@ class _Parser(argparse.ArgumentParser):
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command, `sys.argv`'s if nothing is said, and return its exit status. `--help` and `--version` raise
-    SystemExit(0), as argparse has it."""
+    """Run a command, `sys.argv`'s if nothing is said, and return its exit status. `--help` and
+    `--version` raise SystemExit(0), as argparse has it."""
     words = list(sys.argv[1:] if argv is None else argv)
     options: list[str] = []
     if words[:1] == ["bisect"] and "--" in words:  # what follows is pytest's
@@ -70,14 +76,25 @@ def _ended(error: errors.DdpPerfError, status: int) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = _Parser(
         prog="ddpperf",
-        description="Time a training program, compare and show reports of pytest --ddp-json, find change points in a "
-        "history and slower commits, list baselines, and check this machine.",
+        description=(
+            "Time a training program, compare and show reports of pytest --ddp-json, find change"
+            " points in a history and slower commits, list baselines, and check this machine."
+        ),
         epilog=_STATUSES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--version", action="version", version=f"pytest-ddpperf {__version__}")
-    subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    add_others = (commands.add_run, commands.add_reports, commands.add_baseline, commands.add_doctor)
+    parser.add_argument(
+        "--version", action="version", version=f"pytest-ddpperf {__version__}"
+    )
+    subparsers = parser.add_subparsers(
+        title="commands", metavar="COMMAND", required=True
+    )
+    add_others = (
+        commands.add_run,
+        commands.add_reports,
+        commands.add_baseline,
+        commands.add_doctor,
+    )
     for add in (diff.add_parser, history.add_parser, bisect.add_parser, *add_others):
         add(subparsers)
     return parser

@@ -1,1 +1,2 @@
-"""A history of runs: its files, its series, and the change points in them. Imports no pytest and measures nothing."""
+"""A history of runs: its files, its series, and the change points in them. Imports no pytest and
+measures nothing."""

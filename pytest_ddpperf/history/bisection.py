@@ -1,7 +1,9 @@
-"""Between which commits did a test become slower? A search by comparisons, most of which halve what is left.
+"""Between which commits did a test become slower? A search by comparisons, most of which halve what
+is left.
 
-All commits are compared with one and the same version. So a commit is known by a `Difference`: the logarithm of how
-much longer that version takes. Between two commits a test became slower by the difference of theirs.
+All commits are compared with one and the same version. So a commit is known by a `Difference`: the
+logarithm of how much longer that version takes. Between two commits a test became slower by the
+difference of theirs.
 """
 
 from __future__ import annotations
@@ -27,8 +29,8 @@ SAME = Difference(estimate=0.0, now=NOTHING, base=NOTHING, drift=NOTHING, launch
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gap:
-    """Two measured commits, by their places, with none between them that was measured, and the rise from one to the
-    other."""
+    """Two measured commits, by their places, with none between them that was measured, and the rise
+    from one to the other."""
 
     before: int
     after: int
@@ -42,11 +44,13 @@ def rise(before: Difference, after: Difference) -> Difference:
 
 @dataclass(slots=True)
 class Bisection:
-    """A search among commits, by their places: 0 is the fast one, `last` the slow one. `measured` has both."""
+    """A search among commits, by their places: 0 is the fast one, `last` the slow one. `measured`
+    has both."""
 
     last: int
     measured: dict[int, Difference]
-    skipped: dict[int, str] = field(default_factory=dict)  # why these could not be measured
+    # why these could not be measured
+    skipped: dict[int, str] = field(default_factory=dict)
 
     @property
     def whole(self) -> Difference:
@@ -55,44 +59,67 @@ class Bisection:
 
     @property
     def level(self) -> float:
-        """The error rate of each decision, such that all have ERROR_RATE together; each has two sides."""
-        decisions = (self.last - 1).bit_length()  # in a search for a single slower commit
+        """The error rate of each decision, such that all have ERROR_RATE together; each has two
+        sides."""
+        # in a search for a single slower commit
+        decisions = (self.last - 1).bit_length()
         return ERROR_RATE / (2 * max(decisions, 1))
 
     def became_slower(self, bound: float, level: float) -> bool | None:
-        """Return whether the test became slower beyond the bound, a logarithm, at this error rate. None if that is
-        open: the estimate is beyond half the bound, and a rise beyond the bound is not excluded."""
+        """Return whether the test became slower beyond the bound, a logarithm, at this error rate.
+        None if that is open: the estimate is beyond half the bound, and a rise beyond the bound is
+        not excluded."""
         estimate, reach = self.whole.estimate, self.whole.reach(level)
         if estimate > max(bound, reach):
             return True
         return None if estimate > max(bound / 2, bound - reach) else False
 
     def gaps(self) -> Iterator[Gap]:
-        """Yield the gaps in which the test became slower, by evidence and by a part worth looking for."""
+        """Yield the gaps in which the test became slower, by evidence and by a part worth looking
+        for."""
         for before, after in pairwise(sorted(self.measured)):
-            found = Gap(before=before, after=after, rise=rise(self.measured[before], self.measured[after]))
+            found = Gap(
+                before=before,
+                after=after,
+                rise=rise(self.measured[before], self.measured[after]),
+            )
             if self._is_slower(found.rise):
                 yield found
 
     def _is_slower(self, rise: Difference) -> bool:
-        return rise.estimate > max(rise.reach(self.level), LEAST_PART * self.whole.estimate)
+        return rise.estimate > max(
+            rise.reach(self.level), LEAST_PART * self.whole.estimate
+        )
 
     def next(self) -> int | None:
-        """Return the commit to measure next, in the middle of the largest gap that can be split; None at the end."""
+        """Return the commit to measure next, in the middle of the largest gap that can be split;
+        None at the end."""
         for gap in sorted(self.gaps(), key=lambda gap: -gap.rise.estimate):
             places = range(gap.before + 1, gap.after)
             between = [place for place in places if place not in self.skipped]
-            if between and [self.skipped.get(place) for place in places].count(UNDECIDED) < MOST_UNDECIDED:
-                return min(between, key=lambda place: abs(2 * place - gap.before - gap.after))
+            if (
+                between
+                and [self.skipped.get(place) for place in places].count(UNDECIDED)
+                < MOST_UNDECIDED
+            ):
+                return min(
+                    between, key=lambda place: abs(2 * place - gap.before - gap.after)
+                )
         return None
 
     def decide(self, place: int, found: Difference, *, one_side: bool = False) -> bool:
-        """Take a measurement of the commit if it shows on which side of it the test became slower, or that it did on
-        both; return whether it does. With `one_side` it may leave open whether the test became slower on the other."""
-        before, after = max(p for p in self.measured if p < place), min(p for p in self.measured if p > place)
+        """Take a measurement of the commit if it shows on which side of it the test became slower,
+        or that it did on both; return whether it does. With `one_side` it may leave open whether
+        the test became slower on the other."""
+        before, after = (
+            max(p for p in self.measured if p < place),
+            min(p for p in self.measured if p > place),
+        )
         sides = rise(self.measured[before], found), rise(found, self.measured[after])
         slower = [*map(self._is_slower, sides)]
-        is_one_side = abs(sides[0].estimate - sides[1].estimate) / 2 > found.reach(self.level)
+        is_one_side = abs(sides[0].estimate - sides[1].estimate) / 2 > found.reach(
+            self.level
+        )
         if is_one_side or all(slower) or (one_side and any(slower)):
             self.measured[place] = found
             return True
@@ -100,11 +127,15 @@ class Bisection:
 
     def left(self) -> int:
         """Return how many commits may still be a slower one."""
-        return sum(gap.after - gap.before for gap in self.gaps() if gap.after - gap.before > 1)
+        return sum(
+            gap.after - gap.before for gap in self.gaps() if gap.after - gap.before > 1
+        )
 
 
 def interval(rise: Difference, level: float) -> Interval:
     """Return a rise as a relative change with its bounds."""
     reach = rise.reach(level)
-    estimate, low, high = (math.expm1(rise.estimate + by) for by in (0.0, -reach, reach))
+    estimate, low, high = (
+        math.expm1(rise.estimate + by) for by in (0.0, -reach, reach)
+    )
     return Interval(estimate=estimate, low=low, high=high)

@@ -1,8 +1,9 @@
 """Change points in one series of runs.
 
-A change point is distinguished from a drift by the ratio of two likelihoods: the level jumps at one point and drifts as
-well, or it drifts only, both with the likeliest drift and noise. The values of that ratio where nothing jumps were
-simulated: docs/history.md has the method, `benchmarks/history.py` the error rates.
+A change point is distinguished from a drift by the ratio of two likelihoods: the level jumps at one
+point and drifts as well, or it drifts only, both with the likeliest drift and noise. The values of
+that ratio where nothing jumps were simulated: docs/history.md has the method,
+`benchmarks/history.py` the error rates.
 """
 
 from __future__ import annotations
@@ -20,20 +21,23 @@ from pytest_ddpperf.verdict.stats import Part, pooled, t_quantile
 MIN_POINTS = 6
 # On either side of a change point: a single point may be an outlier.
 _MIN_SIDE = 2
-# The variance of a move over that of the noise, from no drift to drift alone. The values are close enough for a
-# parabola through three.
+# The variance of a move over that of the noise, from no drift to drift alone. The values are close
+# enough for a parabola through three.
 _SHARES = (0.0, *(10 ** (exponent / 2) for exponent in range(-10, 3)))
 # Larger shares are not tried where the deviance is above the least one by so much.
 _HOPELESS = 15.0
-# Points further away than this many standard errors get less weight, as Huber has it: their influence stays the same.
+# Points further away than this many standard errors get less weight, as Huber has it: their
+# influence stays the same.
 _FAR = 3.0
 # A point so far away adds noise that may hide change points.
 _VERY_FAR = 6.0
 # The level of the simulated thresholds.
 _LEVEL = 0.01
-# The variance of a move that is unlikely: sessions of a busy machine differ by 4 to 10 % (docs/evidence.md).
+# The variance of a move that is unlikely: sessions of a busy machine differ by 4 to 10 %
+# (docs/evidence.md).
 _UNLIKELY_MOVE = 0.12**2
-# The odds against a drift of larger moves. Longer series can outweigh them, and show that their level does drift.
+# The odds against a drift of larger moves. Longer series can outweigh them, and show that their
+# level does drift.
 _ODDS = 10.0
 # Degrees of freedom of the spread of launches in other runs, as evidence about that in one run.
 _PRIOR_FREEDOM = 8.0
@@ -47,7 +51,8 @@ class ChangePoint:
     change: float  # of the logarithm
     error: float  # the standard error of `change`
     freedom: float
-    p_value: float  # the probability of so large a jump in this series where nothing changed
+    # the probability of so large a jump in this series where nothing changed
+    p_value: float
 
     def bounds(self, level: float = 0.95) -> tuple[float, float]:
         """Return the interval of the relative change: 0.05 is 5 % slower."""
@@ -55,32 +60,44 @@ class ChangePoint:
         return math.expm1(self.change - reach), math.expm1(self.change + reach)
 
 
-def weigh_runs(values: Sequence[float], spreads: Sequence[Part], moves: Sequence[float] = ()) -> Observations:
-    """Return runs with their errors: the spread of their launches, and a drift between runs, alike for all.
+def weigh_runs(
+    values: Sequence[float], spreads: Sequence[Part], moves: Sequence[float] = ()
+) -> Observations:
+    """Return runs with their errors: the spread of their launches, and a drift between runs, alike
+    for all.
 
-    A value is the mean over launches of the logarithms of their percentiles; `spreads` are the variances between
-    launches; a move is the time since the run before, in usual intervals (by default all are alike).
+    A value is the mean over launches of the logarithms of their percentiles; `spreads` are the
+    variances between launches; a move is the time since the run before, in usual intervals (by
+    default all are alike).
 
-    The spread of few launches is uncertain. It is moderated by that of all runs: G. K. Smyth, "Linear models and
-    empirical Bayes methods for assessing differential expression", Statistical Applications in Genetics and Molecular
-    Biology 3 (2004).
+    The spread of few launches is uncertain. It is moderated by that of all runs: G. K. Smyth,
+    "Linear models and empirical Bayes methods for assessing differential expression", Statistical
+    Applications in Genetics and Molecular Biology 3 (2004).
     """
-    usual = pooled(spreads).variance if any(spread.freedom for spread in spreads) else 0.0
+    usual = (
+        pooled(spreads).variance if any(spread.freedom for spread in spreads) else 0.0
+    )
     prior = Part(usual, _PRIOR_FREEDOM)
-    own = [pooled([prior, spread]).variance / (spread.freedom + 1) for spread in spreads]
+    own = [
+        pooled([prior, spread]).variance / (spread.freedom + 1) for spread in spreads
+    ]
     between = max(0.0, _noise_between(values) - fmean(own))
     noise = [variance + between for variance in own]
     scale = fmean(noise)
-    relative = [variance / scale for variance in noise] if scale > 0 else [1.0] * len(values)
+    relative = (
+        [variance / scale for variance in noise] if scale > 0 else [1.0] * len(values)
+    )
     return Observations(values, relative, moves or [1.0] * len(values), _UNLIKELY_MOVE)
 
 
 def _noise_between(values: Sequence[float]) -> float:
-    """Return the variance of the noise, with or without drift: a rise that follows a fall. It only sets weights."""
+    """Return the variance of the noise, with or without drift: a rise that follows a fall. It only
+    sets weights."""
     differences = [after - before for before, after in pairwise(values)]
     if len(differences) < 2:
         return 0.0
-    usual = 3 * 1.4826 * median(map(abs, differences))  # change points and outliers must not decide
+    # change points and outliers must not decide
+    usual = 3 * 1.4826 * median(map(abs, differences))
     clipped = [max(-usual, min(usual, difference)) for difference in differences]
     return max(0.0, -fmean(before * after for before, after in pairwise(clipped)))
 
@@ -88,17 +105,21 @@ def _noise_between(values: Sequence[float]) -> float:
 def find_change_points(observations: Observations, level: float) -> list[ChangePoint]:
     """Return the change points whose p-value is at most `level`, in order.
 
-    They are found one after another, the largest first, with the level reset at those already known. In the end each
-    must be found again next to all others.
+    They are found one after another, the largest first, with the level reset at those already
+    known. In the end each must be found again next to all others.
     """
     found: list[ChangePoint] = []
-    while (point := find_largest(observations, {each.index for each in found})) is not None:
+    while (
+        point := find_largest(observations, {each.index for each in found})
+    ) is not None:
         if point.p_value > level:
             break
         found.append(point)
     for point in list(found) if len(found) > 1 else ():
         others = [each for each in found if each is not point]
-        again = find_largest(observations, {each.index for each in others}, near=point.index)
+        again = find_largest(
+            observations, {each.index for each in others}, near=point.index
+        )
         found = others if again is None or again.p_value > level else [*others, again]
     return sorted(found, key=lambda point: point.index)
 
@@ -108,29 +129,41 @@ def find_largest(
 ) -> ChangePoint | None:
     """Return the change point that explains the most beyond drift and the resets that are known.
 
-    With `near` it is searched only between the two resets around that index. None: there are too few points.
+    With `near` it is searched only between the two resets around that index. None: there are too
+    few points.
     """
     if len(observations.values) - len(resets) < MIN_POINTS:
         return None
     point, distance, noise = _scan(observations, resets, near)
-    if point is not None and distance > _FAR and (point.p_value <= 10 * _LEVEL or distance > _VERY_FAR):
+    if (
+        point is not None
+        and distance > _FAR
+        and (point.p_value <= 10 * _LEVEL or distance > _VERY_FAR)
+    ):
         point, _, _ = _scan(replace(observations, noise=noise), resets, near)
     return point
 
 
 def smallest_change(observations: Observations, level: float) -> float:
-    """Return the relative change in the middle that is found at `level` in about four of five series like this one.
+    """Return the relative change in the middle that is found at `level` in about four of five
+    series like this one.
 
-    It is the one that is found in the series itself, and a margin for the noise of another one, from simulations.
+    It is the one that is found in the series itself, and a margin for the noise of another one,
+    from simulations.
     """
     middle = len(observations.values) // 2
     filtered = _filter_by_share(observations, frozenset())
     known = filtered[_minimum([each.deviance() for each in filtered])[1]]
-    point = _change_point(known, estimate_jumps(observations, known)[middle], middle, 1.0)
+    point = _change_point(
+        known, estimate_jumps(observations, known)[middle], middle, 1.0
+    )
 
     def is_found(power: int) -> bool:
         more = point.error * 1.05**power - point.change
-        moved = [value + more * (at >= middle) for at, value in enumerate(observations.values)]
+        moved = [
+            value + more * (at >= middle)
+            for at, value in enumerate(observations.values)
+        ]
         largest = find_largest(replace(observations, values=moved))
         return largest is not None and largest.p_value <= level
 
@@ -141,7 +174,8 @@ def smallest_change(observations: Observations, level: float) -> float:
 def _scan(
     observations: Observations, resets: Set[int], near: int | None
 ) -> tuple[ChangePoint | None, float, Sequence[float]]:
-    """Return the likeliest change point; and how far the furthest point lies, with the noise that accounts for it."""
+    """Return the likeliest change point; and how far the furthest point lies, with the noise that
+    accounts for it."""
     filtered = _filter_by_share(observations, resets)
     without, best_share = _minimum([each.deviance() for each in filtered])
     filtered = filtered[: best_share + 3]  # a jump leaves less for the drift to explain
@@ -152,21 +186,39 @@ def _scan(
         if end - start >= 2 * _MIN_SIDE and (near is None or start <= near < end)
     ]
     best: tuple[float, int, int] | None = None
-    for index, side in {_largest_jump(jump, start, end) for jump in jumps for start, end in stretches}:
-        deviances = [each.deviance(jump[index][0] ** 2) for each, jump in zip(filtered, jumps, strict=True)]
+    for index, side in {
+        _largest_jump(jump, start, end) for jump in jumps for start, end in stretches
+    }:
+        deviances = [
+            each.deviance(jump[index][0] ** 2)
+            for each, jump in zip(filtered, jumps, strict=True)
+        ]
         deviance, share = _minimum(deviances)
-        most = observations.unlikely_move / filtered[share].variance(jumps[share][index][0] ** 2)
-        excess = without - deviance - _threshold(filtered[0].free + 1, _SHARES[share], side, most)
+        most = observations.unlikely_move / filtered[share].variance(
+            jumps[share][index][0] ** 2
+        )
+        excess = (
+            without
+            - deviance
+            - _threshold(filtered[0].free + 1, _SHARES[share], side, most)
+        )
         if best is None or excess > best[0]:
             best = excess, index, share
     if best is None:
         return None, 0.0, observations.noise
     excess, index, share = best
-    point = _change_point(filtered[share], jumps[share][index], index, _p_value(excess, filtered[share].free + 1))
+    point = _change_point(
+        filtered[share],
+        jumps[share][index],
+        index,
+        _p_value(excess, filtered[share].free + 1),
+    )
     return point, *_downweigh_far_points(observations, {*resets, index}, _SHARES[share])
 
 
-def _filter_by_share(observations: Observations, resets: Set[int]) -> list[FilteredLevel]:
+def _filter_by_share(
+    observations: Observations, resets: Set[int]
+) -> list[FilteredLevel]:
     found: list[FilteredLevel] = []
     least = math.inf
     for share in _SHARES:
@@ -178,15 +230,19 @@ def _filter_by_share(observations: Observations, resets: Set[int]) -> list[Filte
     return found
 
 
-def _largest_jump(jumps: Sequence[tuple[float, float]], start: int, end: int) -> tuple[int, int]:
-    """Return the index of the largest jump in a stretch, and the number of points on its shorter side."""
+def _largest_jump(
+    jumps: Sequence[tuple[float, float]], start: int, end: int
+) -> tuple[int, int]:
+    """Return the index of the largest jump in a stretch, and the number of points on its shorter
+    side."""
     inner = [abs(size) for size, _ in jumps[start + _MIN_SIDE : end - _MIN_SIDE + 1]]
     before = inner.index(max(inner)) + _MIN_SIDE
     return start + before, min(before, end - start - before)
 
 
 def _minimum(deviances: list[float]) -> tuple[float, int]:
-    """Return the least deviance over shares, by a parabola through the least and its neighbours, and its index."""
+    """Return the least deviance over shares, by a parabola through the least and its neighbours,
+    and its index."""
     index = min(range(len(deviances)), key=deviances.__getitem__)
     least = deviances[index]
     if 1 < index < len(deviances) - 1:
@@ -197,11 +253,13 @@ def _minimum(deviances: list[float]) -> tuple[float, int]:
 
 
 def _threshold(points: int, share: float, side: int, most: float) -> float:
-    """Return the ratio that the largest jump exceeds in 1 % of series where nothing changed, whatever the drift.
+    """Return the ratio that the largest jump exceeds in 1 % of series where nothing changed,
+    whatever the drift.
 
-    Simulated by `benchmarks/history.py --calibrate`. The first line holds where the level can hardly have moved within
-    the shorter side, given that so many points can exclude a drift only up to a share; the second where a drift that
-    is likely, up to the share `most`, moves it little; else the third.
+    Simulated by `benchmarks/history.py --calibrate`. The first line holds where the level can
+    hardly have moved within the shorter side, given that so many points can exclude a drift only up
+    to a share; the second where a drift that is likely, up to the share `most`, moves it little;
+    else the third.
     """
     if (share + 10 / points**2) * side**2 <= 0.1:
         return 9.0 + 0.75 * math.log(points)
@@ -209,20 +267,28 @@ def _threshold(points: int, share: float, side: int, most: float) -> float:
 
 
 def _p_value(excess: float, points: int) -> float:
-    """Beyond the threshold the ratio has the tail of chi-squared, a longer one where the scale rests on few points."""
+    """Beyond the threshold the ratio has the tail of chi-squared, a longer one where the scale
+    rests on few points."""
     return min(1.0, _LEVEL * math.exp(-excess / 2 * (points - 3) / (points - 1)))
 
 
-def _change_point(filtered: FilteredLevel, jump: tuple[float, float], index: int, p_value: float) -> ChangePoint:
+def _change_point(
+    filtered: FilteredLevel, jump: tuple[float, float], index: int, p_value: float
+) -> ChangePoint:
     freedom = filtered.free - 1
     size, error = jump
     scale = math.sqrt(filtered.variance(size**2) * filtered.free / freedom)
     return ChangePoint(index, size * error, scale * error, freedom, p_value)
 
 
-def _downweigh_far_points(observations: Observations, resets: Set[int], share: float) -> tuple[float, Sequence[float]]:
-    """Return the distance of the furthest point in standard errors, and the noise with Huber's weights."""
-    distances = [abs(distance) for distance in measure_distances(observations, resets, share)]
+def _downweigh_far_points(
+    observations: Observations, resets: Set[int], share: float
+) -> tuple[float, Sequence[float]]:
+    """Return the distance of the furthest point in standard errors, and the noise with Huber's
+    weights."""
+    distances = [
+        abs(distance) for distance in measure_distances(observations, resets, share)
+    ]
     scale = 1.4826 * median(distances)
     if scale <= 0 or max(distances) <= _FAR * scale:
         return 0.0, observations.noise
@@ -241,7 +307,8 @@ class Observations:
 
     values: Sequence[float]
     noise: Sequence[float]  # the variance of each point, relative to that of the others
-    moves: Sequence[float]  # the usual moves of the level between a point and the one before
+    # the usual moves of the level between a point and the one before
+    moves: Sequence[float]
     unlikely_move: float = math.inf  # the variance of a usual move that is unlikely
 
 
@@ -260,9 +327,11 @@ class FilteredLevel:
     unlikely: float  # the scale of the noise, squared, at which the drift is unlikely
 
     def deviance(self, less: float = 0.0) -> float:
-        """Return -2 times the log-likelihood, up to a constant, at the likeliest scale of the noise.
+        """Return -2 times the log-likelihood, up to a constant, at the likeliest scale of the
+        noise.
 
-        `less` is what one more effect takes from the squares. An unlikely drift has the odds against it.
+        `less` is what one more effect takes from the squares. An unlikely drift has the odds
+        against it.
         """
         variance = self.variance(less)
         against = 2 * math.log(_ODDS) / (1 + (self.unlikely / variance) ** 4)
@@ -273,9 +342,14 @@ class FilteredLevel:
         return max((self.squares - less) / self.free, _LEAST_VARIANCE)
 
 
-def filter_level(observations: Observations, resets: Set[int], share: float) -> FilteredLevel:
-    """Run the Kalman filter forwards. This loop is short because each point passes it several times."""
-    rows = list(zip(observations.values, observations.noise, observations.moves, strict=True))
+def filter_level(
+    observations: Observations, resets: Set[int], share: float
+) -> FilteredLevel:
+    """Run the Kalman filter forwards. This loop is short because each point passes it several
+    times."""
+    rows = list(
+        zip(observations.values, observations.noise, observations.moves, strict=True)
+    )
     scaled: list[float] = []
     precisions: list[float] = []
     squares = 0.0
@@ -295,15 +369,19 @@ def filter_level(observations: Observations, resets: Set[int], share: float) -> 
             precisions.append(precision)
     logs = -math.fsum(map(math.log, filter(None, precisions)))
     unlikely = observations.unlikely_move / share if share else math.inf
-    return FilteredLevel(squares, logs, len(rows) - 1 - len(resets), scaled, precisions, unlikely)
+    return FilteredLevel(
+        squares, logs, len(rows) - 1 - len(resets), scaled, precisions, unlikely
+    )
 
 
-def estimate_jumps(observations: Observations, known: FilteredLevel) -> list[tuple[float, float]]:
-    """Return the jump of the level at each point, in standard errors, and its standard error relative to the scale of
-    the noise; 0 at a reset.
+def estimate_jumps(
+    observations: Observations, known: FilteredLevel
+) -> list[tuple[float, float]]:
+    """Return the jump of the level at each point, in standard errors, and its standard error
+    relative to the scale of the noise; 0 at a reset.
 
-    The filter runs backwards: P. de Jong and J. Penzer, "Diagnosing shocks in time series", Journal of the American
-    Statistical Association 93 (1998).
+    The filter runs backwards: P. de Jong and J. Penzer, "Diagnosing shocks in time series", Journal
+    of the American Statistical Association 93 (1998).
     """
     jumps: list[tuple[float, float]] = []
     behind = weight = 0.0
@@ -316,11 +394,15 @@ def estimate_jumps(observations: Observations, known: FilteredLevel) -> list[tup
     return jumps[::-1]
 
 
-def measure_distances(observations: Observations, resets: Set[int], share: float) -> list[float]:
-    """Return the distance of each point from what all others predict, in standard errors relative to the noise.
+def measure_distances(
+    observations: Observations, resets: Set[int], share: float
+) -> list[float]:
+    """Return the distance of each point from what all others predict, in standard errors relative
+    to the noise.
 
-    A. C. Harvey and S. J. Koopman, "Diagnostic checking of unobserved-components time series models", Journal of
-    Business & Economic Statistics 10 (1992): the auxiliary residuals of the noise.
+    A. C. Harvey and S. J. Koopman, "Diagnostic checking of unobserved-components time series
+    models", Journal of Business & Economic Statistics 10 (1992): the auxiliary residuals of the
+    noise.
     """
     known = filter_level(observations, resets, share)
     distances: list[float] = []
@@ -336,5 +418,12 @@ def measure_distances(observations: Observations, resets: Set[int], share: float
     return distances[::-1]
 
 
-def _backwards(observations: Observations, known: FilteredLevel) -> Iterable[tuple[float, float, float]]:
-    return zip(reversed(known.scaled), reversed(known.precisions), reversed(observations.noise), strict=True)
+def _backwards(
+    observations: Observations, known: FilteredLevel
+) -> Iterable[tuple[float, float, float]]:
+    return zip(
+        reversed(known.scaled),
+        reversed(known.precisions),
+        reversed(observations.noise),
+        strict=True,
+    )

@@ -1,6 +1,7 @@
 """The files of a history: one for each run, and one for each change point that was accepted.
 
-A file is never rewritten and no two runs share a name, so branches that each add files merge without a conflict.
+A file is never rewritten and no two runs share a name, so branches that each add files merge
+without a conflict.
 """
 
 from __future__ import annotations
@@ -38,11 +39,13 @@ class HistoryMeasurement:
 
     test: TestId
     environment: str  # the name of its folder below the baselines
-    must_match: Mapping[str, Scalar]  # with "steps": the number of steps behind each percentile
+    # with "steps": the number of steps behind each percentile
+    must_match: Mapping[str, Scalar]
     recorded: Mapping[str, Scalar]
     counters: Mapping[str, int]
     launch_seconds: Mapping[str, tuple[float, ...]]  # by METRICS, one value per launch
-    phases: Mapping[str, float] = field(default_factory=dict)  # seconds, the mean over ranks, of those that are known
+    # seconds, the mean over ranks, of those that are known
+    phases: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,25 +84,42 @@ class BisectedChange:
 
 def make_entry(outcomes: Iterable[Outcome], run: RunInfo) -> HistoryEntry:
     """Return the measurements of a run that describe its commit alone."""
-    found = [_measurement_of(outcome) for outcome in outcomes if _describes_its_commit(outcome)]
+    found = [
+        _measurement_of(outcome)
+        for outcome in outcomes
+        if _describes_its_commit(outcome)
+    ]
     ordered = sorted(found, key=lambda each: (each.environment, str(each.test)))
-    return HistoryEntry(commit=run.commit, committed=run.committed, created=run.created, measurements=tuple(ordered))
+    return HistoryEntry(
+        commit=run.commit,
+        committed=run.committed,
+        created=run.created,
+        measurements=tuple(ordered),
+    )
 
 
 def _describes_its_commit(outcome: Outcome) -> bool:
-    """Whether the launches were neither interleaved with another version nor slowed down or shortened on purpose."""
-    if outcome.measurement is None or (outcome.baseline_side is not None and outcome.stored_verdict is None):
+    """Whether the launches were neither interleaved with another version nor slowed down or
+    shortened on purpose."""
+    if outcome.measurement is None or (
+        outcome.baseline_side is not None and outcome.stored_verdict is None
+    ):
         return False
-    return outcome.verdict is None or outcome.verdict.reason not in ("disabled", "debugging-variable")
+    return outcome.verdict is None or outcome.verdict.reason not in (
+        "disabled",
+        "debugging-variable",
+    )
 
 
 def _measurement_of(outcome: Outcome) -> HistoryMeasurement:
     environment, samples = outcome.measured.environment, outcome.measured.samples
-    # The asked number of steps only: percentiles depend on how many steps they are taken from, and the length of a
-    # window depends on the speed.
+    # The asked number of steps only: percentiles depend on how many steps they are taken from, and
+    # the length of a window depends on the speed.
     steps = min(outcome.plan.steps, samples.steps)
     launches = [launch[:steps] for launch in samples.step_seconds[:MAX_LAUNCHES]]
-    seconds = {metric: launch_quantiles(launches, float(metric[1:])) for metric in METRICS}
+    seconds = {
+        metric: launch_quantiles(launches, float(metric[1:])) for metric in METRICS
+    }
     return HistoryMeasurement(
         test=outcome.test,
         environment=environment_name(environment),
@@ -109,9 +129,19 @@ def _measurement_of(outcome: Outcome) -> HistoryMeasurement:
             for name, value in environment.recorded.items()
             if name in _RECORDED or name.startswith(_VARIABLE)
         },
-        counters={name: count for name, count in outcome.measured.counters.items() if count is not None},
-        launch_seconds={metric: tuple(map(_rounded, values)) for metric, values in seconds.items()},
-        phases={name: _rounded(taken) for name, taken in outcome.measured.mean_phases.items() if taken is not None},
+        counters={
+            name: count
+            for name, count in outcome.measured.counters.items()
+            if count is not None
+        },
+        launch_seconds={
+            metric: tuple(map(_rounded, values)) for metric, values in seconds.items()
+        },
+        phases={
+            name: _rounded(taken)
+            for name, taken in outcome.measured.mean_phases.items()
+            if taken is not None
+        },
     )
 
 
@@ -125,7 +155,8 @@ T = TypeVar("T")
 
 
 def why_unfit(run: RunInfo) -> str:
-    """Return why a run cannot be part of a history, or "". File names and the order of runs depend on these fields."""
+    """Return why a run cannot be part of a history, or "". File names and the order of runs depend
+    on these fields."""
     if not run.commit or not run.committed:
         return "what was measured is not a commit of a git repository"
     if run.commit.endswith("-dirty"):
@@ -147,17 +178,21 @@ def _invalid_field(run: RunInfo | HistoryEntry) -> str:
 
 
 def add_entry(folder: Path, entry: HistoryEntry) -> Path:
-    """Write an entry and return its path; a file that exists already stays as it is. Raises FileError."""
+    """Write an entry and return its path; a file that exists already stays as it is. Raises
+    FileError."""
     committed = datetime.fromisoformat(entry.committed)
     return _add(folder, f"{committed:%Y%m%dT%H%M%SZ}-{entry.commit[:12]}", entry)
 
 
 def add_change(folder: Path, change: AcceptedChange | BisectedChange) -> Path:
-    """Write an accepted change point, or what a search found, and return its path. Raises FileError."""
+    """Write an accepted change point, or what a search found, and return its path. Raises
+    FileError."""
     return _add(folder / _FOLDERS[type(change)], change.commit[:12], change)
 
 
-def _add(folder: Path, name: str, record: HistoryEntry | AcceptedChange | BisectedChange) -> Path:
+def _add(
+    folder: Path, name: str, record: HistoryEntry | AcceptedChange | BisectedChange
+) -> Path:
     content = codec.dumps({"schema": SCHEMA, **codec.encode(record)})
     path = folder / f"{name}-{hashlib.sha256(content.encode()).hexdigest()[:8]}.json"
     try:
@@ -169,18 +204,23 @@ def _add(folder: Path, name: str, record: HistoryEntry | AcceptedChange | Bisect
 
 
 def read_entries(folder: Path) -> list[HistoryEntry]:
-    """Return all runs in the order of their commits, runs of one second in the order in which they were measured.
+    """Return all runs in the order of their commits, runs of one second in the order in which they
+    were measured.
 
     Raises FileError, which names the file.
     """
     entries = []
     for path, content in _read_files(folder):
         entry = _decode(HistoryEntry, path, content)
-        problem = _invalid_field(entry) or next(filter(None, map(_invalid_durations, entry.measurements)), "")
+        problem = _invalid_field(entry) or next(
+            filter(None, map(_invalid_durations, entry.measurements)), ""
+        )
         if problem:
             raise FileError(path, problem)
         entries.append(entry)
-    return sorted(entries, key=lambda entry: (entry.committed, entry.created, entry.commit))
+    return sorted(
+        entries, key=lambda entry: (entry.committed, entry.created, entry.commit)
+    )
 
 
 def _invalid_durations(measurement: HistoryMeasurement) -> str:

@@ -1,7 +1,7 @@
 """Series of runs that can be compared, and the change points in them that are evidence.
 
-A series has the runs of one test in one environment with the same must-match facts. `change_points` has the
-statistics; this module decides what a change point means.
+A series has the runs of one test in one environment with the same must-match facts. `change_points`
+has the statistics; this module decides what a change point means.
 """
 
 from __future__ import annotations
@@ -16,7 +16,11 @@ from statistics import fmean, median
 
 from pytest_ddpperf.history import change_points
 from pytest_ddpperf.history.change_points import MIN_POINTS, ChangePoint, Observations
-from pytest_ddpperf.history.entries import AcceptedChange, HistoryEntry, HistoryMeasurement
+from pytest_ddpperf.history.entries import (
+    AcceptedChange,
+    HistoryEntry,
+    HistoryMeasurement,
+)
 from pytest_ddpperf.records.plan import MEMORY_COUNTERS, Limit
 from pytest_ddpperf.records.samples import Interval, Scalar, TestId
 from pytest_ddpperf.records.step_phases import PHASES
@@ -39,7 +43,9 @@ class Series:
     must_match: Mapping[str, Scalar]
     runs: tuple[HistoryEntry, ...]
     measurements: tuple[HistoryMeasurement, ...]  # one of each run
-    distinction: str = ""  # the must-match facts that differ from other series of the same test and environment
+    # the must-match facts that differ from other series of the same test and
+    # environment
+    distinction: str = ""
 
     def observe(self, metric: str) -> Observations:
         """Return the logarithm of a metric in each run, with what is known of its error."""
@@ -48,8 +54,13 @@ class Series:
         usual = median(gaps) if gaps else 0.0
         # A machine drifts further in a longer time, and from run to run at least.
         moves = [1.0, *(max(1.0, gap / usual) if usual > 0 else 1.0 for gap in gaps)]
-        logs = [list(map(math.log, each.launch_seconds[metric])) for each in self.measurements]
-        spreads = [Part(variance(run) if len(run) > 1 else 0.0, len(run) - 1) for run in logs]
+        logs = [
+            list(map(math.log, each.launch_seconds[metric]))
+            for each in self.measurements
+        ]
+        spreads = [
+            Part(variance(run) if len(run) > 1 else 0.0, len(run) - 1) for run in logs
+        ]
         return change_points.weigh_runs(list(map(fmean, logs)), spreads, moves)
 
 
@@ -87,28 +98,47 @@ class HistoryChange:
         return self.series.runs[self.index]
 
     def phase(self) -> tuple[str, float] | None:
-        """Return the phase of the step that makes up at least half of the change, and its change in seconds."""
+        """Return the phase of the step that makes up at least half of the change, and its change in
+        seconds."""
         runs = self.series.measurements
-        sides = runs[max(self.index - _RUNS_BEFORE, 0) : self.index], runs[self.index : self.index + self.runs_since]
+        sides = (
+            runs[max(self.index - _RUNS_BEFORE, 0) : self.index],
+            runs[self.index : self.index + self.runs_since],
+        )
         before, after = ([run.phases for run in side if run.phases] for side in sides)
         if not (before and after):
             return None
         change = self.seconds[1] - self.seconds[0]
-        known = [name for name in PHASES if all(name in run for run in (*before, *after))]
-        moved = {name: fmean(run[name] for run in after) - fmean(run[name] for run in before) for name in known}
+        known = [
+            name for name in PHASES if all(name in run for run in (*before, *after))
+        ]
+        moved = {
+            name: fmean(run[name] for run in after) - fmean(run[name] for run in before)
+            for name in known
+        }
         name = max(known, key=lambda name: moved[name] / change, default="")
-        return (name, moved[name]) if name and moved[name] / change >= _MAIN_PART else None
+        return (
+            (name, moved[name]) if name and moved[name] / change >= _MAIN_PART else None
+        )
 
     def differences(self) -> Iterator[str]:
         """Yield what else changed there: "torch 2.12 -> 2.13", "all_reduce.count 5 -> 6"."""
         before, after = self.series.measurements[self.index - 1 : self.index + 1]
-        recorded, counted = (before.recorded, after.recorded), (before.counters, after.counters)
-        names = [(recorded, name) for name in sorted({*before.recorded, *after.recorded})]
+        recorded, counted = (
+            (before.recorded, after.recorded),
+            (before.counters, after.counters),
+        )
+        names = [
+            (recorded, name) for name in sorted({*before.recorded, *after.recorded})
+        ]
         # Another version of the plugin may not have a counter.
         exact = before.counters.keys() & after.counters.keys() - {*MEMORY_COUNTERS}
         for (old, new), name in (*names, *((counted, name) for name in sorted(exact))):
             if old.get(name) != new.get(name):
-                yield f"{name.removeprefix('env:')} {old.get(name, 'unset')} -> {new.get(name, 'unset')}"
+                yield (
+                    f"{name.removeprefix('env:')} {old.get(name, 'unset')} ->"
+                    f" {new.get(name, 'unset')}"
+                )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,7 +148,8 @@ class HistoryAnalysis:
     series: Sequence[Series]
     metrics: Sequence[str]
     changes: Sequence[HistoryChange]  # the worst first
-    unchanged: Sequence[tuple[Series, str, float]]  # a series, its metric, and the smallest detectable change
+    # a series, its metric, and the smallest detectable change
+    unchanged: Sequence[tuple[Series, str, float]]
 
     @property
     def short(self) -> int:
@@ -129,15 +160,22 @@ class HistoryAnalysis:
 def build_series(entries: Sequence[HistoryEntry]) -> list[Series]:
     """Return all series by test and environment."""
     groups: dict[
-        tuple[TestId, str], dict[frozenset[tuple[str, Scalar]], list[tuple[HistoryEntry, HistoryMeasurement]]]
+        tuple[TestId, str],
+        dict[
+            frozenset[tuple[str, Scalar]], list[tuple[HistoryEntry, HistoryMeasurement]]
+        ],
     ] = {}
     for entry in entries:
         for measurement in entry.measurements:
-            by_facts = groups.setdefault((measurement.test, measurement.environment), {})
+            by_facts = groups.setdefault(
+                (measurement.test, measurement.environment), {}
+            )
             facts = frozenset(measurement.must_match.items())
             by_facts.setdefault(facts, []).append((entry, measurement))
     found = []
-    for _, by_facts in sorted(groups.items(), key=lambda item: (str(item[0][0]), item[0][1])):
+    for _, by_facts in sorted(
+        groups.items(), key=lambda item: (str(item[0][0]), item[0][1])
+    ):
         common = frozenset.intersection(*by_facts)
         for facts, runs in by_facts.items():
             entries, measurements = zip(*runs, strict=True)
@@ -148,36 +186,63 @@ def build_series(entries: Sequence[HistoryEntry]) -> list[Series]:
                 must_match=last.must_match,
                 runs=entries,
                 measurements=measurements,
-                distinction=", ".join(f"{name} {value}" for name, value in sorted(facts - common, key=str)),
+                distinction=", ".join(
+                    f"{name} {value}" for name, value in sorted(facts - common, key=str)
+                ),
             )
             found.append(series)
     return found
 
 
 def analyze(
-    series: Sequence[Series], limits: Sequence[Limit], accepted: Sequence[AcceptedChange] = ()
+    series: Sequence[Series],
+    limits: Sequence[Limit],
+    accepted: Sequence[AcceptedChange] = (),
 ) -> HistoryAnalysis:
     """Find the change points of all series in the metrics of `limits`.
 
-    Holm's procedure bounds the error rate over all series and metrics. Further change points of a series must pass the
-    level that its largest one had to pass.
+    Holm's procedure bounds the error rate over all series and metrics. Further change points of a
+    series must pass the level that its largest one had to pass.
     """
-    candidates = [(each, limit) for each in series for limit in limits if len(each.runs) >= MIN_POINTS]
+    candidates = [
+        (each, limit)
+        for each in series
+        for limit in limits
+        if len(each.runs) >= MIN_POINTS
+    ]
     observations = [each.observe(limit.metric) for each, limit in candidates]
     largest = [change_points.find_largest(each) for each in observations]
-    evidence = holm([point.p_value if point is not None else 1.0 for point in largest], LEVEL)
+    evidence = holm(
+        [point.p_value if point is not None else 1.0 for point in largest], LEVEL
+    )
     changes: list[HistoryChange] = []
     unchanged: list[tuple[Series, str, float]] = []
-    for (each, limit), observed, enough in zip(candidates, observations, evidence, strict=True):
-        points = change_points.find_change_points(observed, enough.level) if enough.enough else []
+    for (each, limit), observed, enough in zip(
+        candidates, observations, evidence, strict=True
+    ):
+        points = (
+            change_points.find_change_points(observed, enough.level)
+            if enough.enough
+            else []
+        )
         if points:
             changes += _judge_points(each, limit, observed.values, points, accepted)
         else:
-            unchanged.append((each, limit.metric, change_points.smallest_change(observed, enough.level)))
+            unchanged.append(
+                (
+                    each,
+                    limit.metric,
+                    change_points.smallest_change(observed, enough.level),
+                )
+            )
     order = list(ChangeStatus)
-    changes.sort(key=lambda change: (order.index(change.status), -abs(change.change.estimate)))
+    changes.sort(
+        key=lambda change: (order.index(change.status), -abs(change.change.estimate))
+    )
     metrics = [limit.metric for limit in limits]
-    return HistoryAnalysis(series=series, metrics=metrics, changes=changes, unchanged=unchanged)
+    return HistoryAnalysis(
+        series=series, metrics=metrics, changes=changes, unchanged=unchanged
+    )
 
 
 def _judge_points(
@@ -191,14 +256,18 @@ def _judge_points(
     ends = [*(point.index for point in points[1:]), len(values)]
     for number, (point, end) in enumerate(zip(points, ends, strict=True)):
         low, high = point.bounds()
-        before = math.exp(fmean(values[max(point.index - _RUNS_BEFORE, 0) : point.index]))
+        before = math.exp(
+            fmean(values[max(point.index - _RUNS_BEFORE, 0) : point.index])
+        )
         allowed = math.log1p(limit.value if limit.unit == "%" else limit.value / before)
         later = sum(each.change for each in points[number + 1 :])
         why = whys.get(point.index, "")
         yield HistoryChange(
             series=series,
             metric=limit.metric,
-            status=ChangeStatus.ACCEPTED if why else _status_of(point.change, later, allowed),
+            status=ChangeStatus.ACCEPTED
+            if why
+            else _status_of(point.change, later, allowed),
             index=point.index,
             change=Interval(estimate=math.expm1(point.change), low=low, high=high),
             seconds=(before, before * math.exp(point.change)),
@@ -208,7 +277,8 @@ def _judge_points(
 
 
 def _status_of(change: float, later: float, allowed: float) -> ChangeStatus:
-    """Decide by the change, the sum of later changes, and the change that is allowed, all as logarithms."""
+    """Decide by the change, the sum of later changes, and the change that is allowed, all as
+    logarithms."""
     if abs(change) <= allowed:
         return ChangeStatus.WITHIN_LIMIT
     if change < 0:
@@ -217,24 +287,34 @@ def _status_of(change: float, later: float, allowed: float) -> ChangeStatus:
 
 
 def _match_accepted(
-    series: Series, metric: str, points: Sequence[ChangePoint], accepted: Sequence[AcceptedChange]
+    series: Series,
+    metric: str,
+    points: Sequence[ChangePoint],
+    accepted: Sequence[AcceptedChange],
 ) -> dict[int, str]:
-    """Return by index why change points were accepted. A file accepts one change point: the nearest one that fits."""
+    """Return by index why change points were accepted. A file accepts one change point: the nearest
+    one that fits."""
     whys: dict[int, str] = {}
     key = (series.environment, series.test, series.must_match, metric)
     for each in accepted:
         if (each.environment, each.test, each.must_match, each.metric) != key:
             continue
-        places = [index for index, run in enumerate(series.runs) if run.commit == each.commit]
+        places = [
+            index for index, run in enumerate(series.runs) if run.commit == each.commit
+        ]
         fitting = [point.index for point in points if _is_no_larger(point, each.change)]
-        distance, index = min(((abs(i - place), i) for i in fitting for place in places), default=(math.inf, 0))
+        distance, index = min(
+            ((abs(i - place), i) for i in fitting for place in places),
+            default=(math.inf, 0),
+        )
         if distance <= _INDEX_ERROR:
             whys[index] = each.why
     return whys
 
 
 def _is_no_larger(point: ChangePoint, accepted: Interval) -> bool:
-    """Whether it has the same direction as the accepted one, and is not evidently larger: their intervals overlap."""
+    """Whether it has the same direction as the accepted one, and is not evidently larger: their
+    intervals overlap."""
     low, high = point.bounds()
     if accepted.estimate > 0:
         return point.change > 0 and low <= accepted.high

@@ -1,4 +1,5 @@
-"""Asking for N ranks: the rank server's handle, one launch with its deadline, code and results in between."""
+"""Asking for N ranks: the rank server's handle, one launch with its deadline, code and results in
+between."""
 
 from pytest_ddpperf.launch.failed_ranks import describe_end
 from pytest_ddpperf.launch.launcher import Launcher

@@ -1,4 +1,5 @@
-"""The output of ranks, read at the end (and cut in the middle if it is long) or streamed, and the observer."""
+"""The output of ranks, read at the end (and cut in the middle if it is long) or streamed, and the
+observer."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ class Observer:
     streams = False  # whether `output` wants lines as they come
 
     def begin(self, launch: int, launches: int) -> None:
-        """Called before a launch of a measurement, counted from 0, of so many until the next look."""
+        """Called before a launch of a measurement, counted from 0, of so many until the next
+        look."""
 
     def launched(self, samples: LaunchSamples) -> None:
         """Called with what a launch of a measurement has brought."""
@@ -23,22 +25,28 @@ class Observer:
     def waiting(self, resource: Path) -> None:
         """Called again and again while another process times its steps on `resource`."""
 
-    def progress(self, phase: Phase, step: int, steps: int, marks_ns: Sequence[int]) -> None:
-        """Called about ten times a second with the place and the marks so far of rank 0; `steps` are those of its
-        window, 0 until that is known."""
+    def progress(
+        self, phase: Phase, step: int, steps: int, marks_ns: Sequence[int]
+    ) -> None:
+        """Called about ten times a second with the place and the marks so far of rank 0; `steps`
+        are those of its window, 0 until that is known."""
 
     def output(self, name: str, stream: str, line: str) -> None:
         """Called with each line of a process; `name` is `Plan.name`."""
 
 
-_KEEP_BYTES = 32_000  # of each end: enough for a log's beginning and for the traceback at its end
+# of each end: enough for a log's beginning and for the traceback at its end
+_KEEP_BYTES = 32_000
 
 
 def read(folder: Path, names: Mapping[int, str]) -> tuple[RankOutput, ...]:
     """Return the output of the ranks that have these names."""
     return tuple(
         RankOutput(
-            rank=rank, name=name, stdout=_read(folder / f"rank{rank}.out"), stderr=_read(folder / f"rank{rank}.err")
+            rank=rank,
+            name=name,
+            stdout=_read(folder / f"rank{rank}.out"),
+            stderr=_read(folder / f"rank{rank}.err"),
         )
         for rank, name in names.items()
     )
@@ -46,7 +54,9 @@ def read(folder: Path, names: Mapping[int, str]) -> tuple[RankOutput, ...]:
 
 def _read(path: Path) -> str:
     """Return what a terminal would show in the end: of a progress bar its last state."""
-    return "\n".join(line.rstrip("\r").rpartition("\r")[2] for line in _read_cut(path).split("\n"))
+    return "\n".join(
+        line.rstrip("\r").rpartition("\r")[2] for line in _read_cut(path).split("\n")
+    )
 
 
 def _read_cut(path: Path) -> str:
@@ -60,13 +70,21 @@ def _read_cut(path: Path) -> str:
         file.seek(size - _KEEP_BYTES)
         tail = file.read()
     missing = size - len(head) - len(tail)
-    return f"{head.decode(errors='replace')}\n... {missing:,} bytes cut ...\n{tail.decode(errors='replace')}"
+    return (
+        f"{head.decode(errors='replace')}\n... {missing:,} bytes cut"
+        f" ...\n{tail.decode(errors='replace')}"
+    )
 
 
 class Stream:
     """Follows the ranks' files and passes on whole lines as they come."""
 
-    def __init__(self, folder: Path, names: Mapping[int, str], emit: Callable[[str, str, str], None]) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        names: Mapping[int, str],
+        emit: Callable[[str, str, str], None],
+    ) -> None:
         self._emit = emit
         self._files = [
             (name, stream, folder / f"rank{rank}.{suffix}")

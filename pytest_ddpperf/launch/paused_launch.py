@@ -1,8 +1,9 @@
-"""A launch that pauses between stretches of its window, each of which runs on request: meanwhile it uses no core.
+"""A launch that pauses between stretches of its window, each of which runs on request: meanwhile it
+uses no core.
 
-So both sides of a comparison can be alive at once and be interleaved: what disturbs the machine for longer than a
-stretch disturbs both. Paused ranks are stopped by signal, with all that they started, because threads may spin and
-workers of a loader run on.
+So both sides of a comparison can be alive at once and be interleaved: what disturbs the machine for
+longer than a stretch disturbs both. Paused ranks are stopped by signal, with all that they started,
+because threads may spin and workers of a loader run on.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ class PausedLaunch(Launch):
     samples: Callable[[Delivery], LaunchSamples]  # by whoever opens it
 
     def begin(self) -> None:
-        """Start the ranks; returns when all have warmed up and rest. Raises LaunchError or ServerError."""
+        """Start the ranks; returns when all have warmed up and rest. Raises LaunchError or
+        ServerError."""
         super().begin()
         self._stretches_ns = 0
         self._rest()
@@ -48,7 +50,8 @@ class PausedLaunch(Launch):
         return float(self._paused_at[0]["step_ns"] / 1e9)
 
     def stretch(self, steps: int) -> None:
-        """Run so many, the first of them uncounted; returns when all ranks rest. Raises as `begin`."""
+        """Run so many, the first of them uncounted; returns when all ranks rest. Raises as
+        `begin`."""
         began = time.monotonic_ns()
         self._resume(steps)
         self._rest()
@@ -61,7 +64,8 @@ class PausedLaunch(Launch):
         return self.samples(self.finish())
 
     def drop(self) -> None:
-        """End it as `deliver` does, clean-up included, whatever comes of it; nothing if it has ended."""
+        """End it as `deliver` does, clean-up included, whatever comes of it; nothing if it has
+        ended."""
         if not self.over:
             with suppress(DdpPerfError):
                 self.finish()
@@ -95,7 +99,10 @@ class PausedLaunch(Launch):
         wake(self._ranks, steps)
 
     def _cost(self, ended: int) -> LaunchCost:
-        warmed_from = max(self._board.entered(rank, Phase.WARMUP) for rank in range(self._plan.world_size))
+        warmed_from = max(
+            self._board.entered(rank, Phase.WARMUP)
+            for rank in range(self._plan.world_size)
+        )
         return replace(
             super()._cost(ended),
             warmup=(self._warm_ns - warmed_from) / 1e9,

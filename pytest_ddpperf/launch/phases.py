@@ -1,4 +1,5 @@
-"""Where the time of a launch's steps went: each rank's own phases, and the critical path through all ranks."""
+"""Where the time of a launch's steps went: each rank's own phases, and the critical path through
+all ranks."""
 
 from __future__ import annotations
 
@@ -9,7 +10,13 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from pytest_ddpperf.records.samples import Window
-from pytest_ddpperf.records.step_phases import EXPOSED, PHASES, RANK_WAIT, RankPhases, StepPhases
+from pytest_ddpperf.records.step_phases import (
+    EXPOSED,
+    PHASES,
+    RANK_WAIT,
+    RankPhases,
+    StepPhases,
+)
 
 OnOurClock = Callable[[int, float], float]  # of a rank, a time in ns
 
@@ -23,47 +30,71 @@ class Piece:
     end: float
 
 
-def step_phases(windows: Sequence[Window], on_our_clock: OnOurClock) -> StepPhases | None:
-    """Return what the windows of all ranks say together; None if a rank does not know its phases."""
+def step_phases(
+    windows: Sequence[Window], on_our_clock: OnOurClock
+) -> StepPhases | None:
+    """Return what the windows of all ranks say together; None if a rank does not know its
+    phases."""
     found = [window.phases for window in windows if window.phases is not None]
     steps = min((len(phases.steps) for phases in found), default=0)
     if len(found) < len(windows) or not steps:
         return None
-    table = [_steps(rank, window, steps, on_our_clock) for rank, window in enumerate(windows)]
-    starts = Starts([_starts(rank, phases, on_our_clock) for rank, phases in enumerate(found)])
+    table = [
+        _steps(rank, window, steps, on_our_clock) for rank, window in enumerate(windows)
+    ]
+    starts = Starts(
+        [_starts(rank, phases, on_our_clock) for rank, phases in enumerate(found)]
+    )
     by_step = [tuple(each) for each in zip(*table, strict=True)]  # step x rank x piece
     begins = [max(pieces[0].begin for pieces in step) for step in by_step]
     ends = [max(pieces[-1].end for pieces in step) for step in by_step]
     usual = _middle_half([end - begin for begin, end in zip(begins, ends, strict=True)])
     waits_known = all(phases.arrivals is not None for phases in found)
-    own = {phase: _own(phase, found, [by_step[step] for step in usual]) for phase in PHASES}
+    own = {
+        phase: _own(phase, found, [by_step[step] for step in usual]) for phase in PHASES
+    }
     path: dict[str, tuple[float, ...]] = {}
     if waits_known:
-        waited = [[sum(map(starts.waited, [rank] * len(p), p)) for rank, p in enumerate(by_step[k])] for k in usual]
+        waited = [
+            [
+                sum(map(starts.waited, [rank] * len(p), p))
+                for rank, p in enumerate(by_step[k])
+            ]
+            for k in usual
+        ]
         own[RANK_WAIT] = tuple(fmean(ns) / 1e9 for ns in zip(*waited, strict=True))
-        paths = [find_critical_path(by_step[step], begins[step], starts) for step in usual]
+        paths = [
+            find_critical_path(by_step[step], begins[step], starts) for step in usual
+        ]
         for phase in PHASES:
             path[phase] = tuple(
-                fmean(each.get((rank, phase), 0.0) for each in paths) / 1e9 for rank in range(len(windows))
+                fmean(each.get((rank, phase), 0.0) for each in paths) / 1e9
+                for rank in range(len(windows))
             )
     else:
         own[RANK_WAIT] = (None,) * len(windows)
     return StepPhases(steps=steps, own=own, path=path)
 
 
-def _steps(rank: int, window: Window, steps: int, on_our_clock: OnOurClock) -> list[tuple[Piece, ...]]:
+def _steps(
+    rank: int, window: Window, steps: int, on_our_clock: OnOurClock
+) -> list[tuple[Piece, ...]]:
     """Return the last steps of a rank."""
     assert window.phases is not None, "the caller has checked it"
     begins = [mark for marks in window.marks_ns for mark in marks[:-1]]
     found = []
-    for begin, pieces in zip(begins[-steps:], window.phases.steps[-steps:], strict=True):
+    for begin, pieces in zip(
+        begins[-steps:], window.phases.steps[-steps:], strict=True
+    ):
         bounds = [on_our_clock(rank, ns) for ns in (begin, *(end for _, end in pieces))]
         phases = (PHASES[index] for index, _ in pieces)
         found.append(tuple(map(Piece, phases, bounds, bounds[1:])))
     return found
 
 
-def _starts(rank: int, phases: RankPhases, on_our_clock: OnOurClock) -> list[tuple[float, str]]:
+def _starts(
+    rank: int, phases: RankPhases, on_our_clock: OnOurClock
+) -> list[tuple[float, str]]:
     return [(on_our_clock(rank, ns), name) for ns, name in phases.arrivals or ()]
 
 
@@ -78,9 +109,19 @@ def _own(
     phase: str, ranks: Sequence[RankPhases], steps: Sequence[Sequence[Sequence[Piece]]]
 ) -> tuple[float | None, ...]:
     return tuple(
-        fmean(sum(piece.end - piece.begin for piece in step[rank] if piece.phase == phase) for step in steps) / 1e9
-        if phase in phases.seen
-        else None
+        (
+            fmean(
+                sum(
+                    piece.end - piece.begin
+                    for piece in step[rank]
+                    if piece.phase == phase
+                )
+                for step in steps
+            )
+            / 1e9
+            if phase in phases.seen
+            else None
+        )
         for rank, phases in enumerate(ranks)
     )
 
@@ -92,8 +133,8 @@ _MOST_OPEN = 64
 
 
 class Starts:
-    """When each rank started each collective and message: the last of them ends the waiting of the others. A message
-    is named again where a rank begins to wait for it."""
+    """When each rank started each collective and message: the last of them ends the waiting of the
+    others. A message is named again where a rank begins to wait for it."""
 
     def __init__(self, by_rank: Sequence[Sequence[tuple[float, str]]]) -> None:
         self._by_rank = by_rank
@@ -107,10 +148,12 @@ class Starts:
     def last(self, rank: int, begin: float, end: float) -> tuple[int, float]:
         """Return which rank started what `rank` waited for last, and when; `rank` itself if it did.
 
-        It is the latest collective that this rank had started and that all had before the wait ended, for no wait ends
-        before that."""
+        It is the latest collective that this rank had started and that all had before the wait
+        ended, for no wait ends before that."""
         place = bisect_right(self._times[rank], begin)
-        for when, name in reversed(self._by_rank[rank][max(place - _MOST_OPEN, 0) : place]):
+        for when, name in reversed(
+            self._by_rank[rank][max(place - _MOST_OPEN, 0) : place]
+        ):
             last, who = self._last[name]
             if last <= end + _TOLERANCE_NS:
                 return (who, min(last, end)) if last > begin else (rank, when)
@@ -127,11 +170,13 @@ class Starts:
 def find_critical_path(
     step: Sequence[Sequence[Piece]], begin: float, starts: Starts
 ) -> Mapping[tuple[int, str], float]:
-    """Return the nanoseconds of a step by rank and phase, followed backwards from its end to `begin`.
+    """Return the nanoseconds of a step by rank and phase, followed backwards from its end to
+    `begin`.
 
-    `step` is rank x piece. Where a rank waited for a later one, the path continues on that rank, from when it started
-    the collective: what made it late is counted, not the wait. Source: C.-Q. Yang and B. P. Miller, "Critical Path
-    Analysis for the Execution of Parallel and Distributed Programs", ICDCS 1988."""
+    `step` is rank x piece. Where a rank waited for a later one, the path continues on that rank,
+    from when it started the collective: what made it late is counted, not the wait. Source: C.-Q.
+    Yang and B. P. Miller, "Critical Path Analysis for the Execution of Parallel and Distributed
+    Programs", ICDCS 1988."""
     taken: dict[tuple[int, str], float] = defaultdict(float)
     ends = [[piece.end for piece in pieces] for pieces in step]
     rank = max(range(len(step)), key=lambda each: ends[each][-1])
@@ -144,7 +189,8 @@ def find_critical_path(
             who, when = starts.last(rank, piece.begin, at)
             if who != rank and when > since:
                 taken[rank, EXPOSED] += at - when
-                just_changed = when == at  # no time has passed: the path must not change back
+                # no time has passed: the path must not change back
+                just_changed = when == at
                 at, rank = when, who
                 continue
         just_changed = False

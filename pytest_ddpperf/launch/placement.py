@@ -1,5 +1,6 @@
-"""The place of ranks on the machine: the cores that CPU ranks are pinned to, the links between GPUs, and host-wide
-locks, so that no two pytest processes, of any user, time steps on the same core or device at once."""
+"""The place of ranks on the machine: the cores that CPU ranks are pinned to, the links between
+GPUs, and host-wide locks, so that no two pytest processes, of any user, time steps on the same core
+or device at once."""
 
 from __future__ import annotations
 
@@ -30,7 +31,9 @@ class Placement:
     pinned: bool  # not where all share all
     own_threads: int  # of a rank whose environment asks for none; 0: torch's choice
     quota: bool  # less time than that of the usable cores
-    threads: int  # that the environment asks for in each rank, where its share has not so many cores; else 0
+    # that the environment asks for in each rank, where its share has not so many cores;
+    # else 0
+    threads: int
 
     @property
     def used(self) -> tuple[int, ...]:
@@ -40,17 +43,26 @@ class Placement:
 
 def usable_cores() -> tuple[int, ...]:
     """Return the cores that this process may run on; () where the system does not say (macOS)."""
-    return tuple(sorted(os.sched_getaffinity(0))) if hasattr(os, "sched_getaffinity") else ()
+    return (
+        tuple(sorted(os.sched_getaffinity(0)))
+        if hasattr(os, "sched_getaffinity")
+        else ()
+    )
 
 
 def place(
-    world_size: int, environ: Mapping[str, str], usable: tuple[int, ...] | None = None, quota: float | None = None
+    world_size: int,
+    environ: Mapping[str, str],
+    usable: tuple[int, ...] | None = None,
+    quota: float | None = None,
 ) -> Placement:
-    """Disjoint, equal shares of the usable cores; with more ranks than cores, rank r gets core r mod n.
+    """Disjoint, equal shares of the usable cores; with more ranks than cores, rank r gets core r
+    mod n.
 
-    Where the ranks' `environ` asks for more threads a rank than a share has cores, all ranks share all cores: threads
-    that spin for each other at every operation stand still when one core has to do for several. So they do under a
-    quota of CPU time, with threads for their share of it: others of the host may be on any of the cores.
+    Where the ranks' `environ` asks for more threads a rank than a share has cores, all ranks share
+    all cores: threads that spin for each other at every operation stand still when one core has to
+    do for several. So they do under a quota of CPU time, with threads for their share of it: others
+    of the host may be on any of the cores.
     """
     if usable is None:
         usable = usable_cores()
@@ -67,7 +79,10 @@ def place(
     elif share == 0 and ordered:
         cpus = tuple((ordered[rank % cores],) for rank in range(world_size))
     elif ordered:
-        cpus = tuple(tuple(sorted(ordered[rank * share : (rank + 1) * share])) for rank in range(world_size))
+        cpus = tuple(
+            tuple(sorted(ordered[rank * share : (rank + 1) * share]))
+            for rank in range(world_size)
+        )
     return Placement(
         cpus=cpus,
         cores=cores,
@@ -80,7 +95,8 @@ def place(
 
 
 def _threads(environ: Mapping[str, str]) -> int:
-    """Return the first number of OMP_NUM_THREADS, which may be a list by depth; 0 if there is none."""
+    """Return the first number of OMP_NUM_THREADS, which may be a list by depth; 0 if there is
+    none."""
     match = re.match(r"\s*\d+", environ.get("OMP_NUM_THREADS", ""))
     return int(match[0]) if match else 0
 
@@ -88,22 +104,33 @@ def _threads(environ: Mapping[str, str]) -> int:
 def _physical(cpu: int) -> tuple[int, int, int]:
     """Sorts hardware threads of one core next to each other, and cores of one package."""
     folder = _CPUS / f"cpu{cpu}" / "topology"
-    package, core = contents(folder / "physical_package_id"), contents(folder / "core_id")
+    package, core = (
+        contents(folder / "physical_package_id"),
+        contents(folder / "core_id"),
+    )
     return (int(package), int(core), cpu) if package and core else (0, cpu, cpu)
 
 
 def quota_cores(root: Path) -> float | None:
-    """Return the cores whose time the cgroups of this process allow (version 2); None if there is no limit."""
+    """Return the cores whose time the cgroups of this process allow (version 2); None if there is
+    no limit."""
     quotas = [_quota(folder) for folder in _cgroups(root)]
     return None if math.isinf(least := min(quotas, default=math.inf)) else least
 
 
 def _cgroups(root: Path) -> Iterator[Path]:
-    """Yield the folders of this process's cgroup and of those above it. A container often sees the uppermost alone."""
+    """Yield the folders of this process's cgroup and of those above it. A container often sees the
+    uppermost alone."""
     mounts = (line.split() for line in contents(root / "proc/self/mounts").splitlines())
-    inside = [line[3:] for line in contents(root / "proc/self/cgroup").splitlines() if line.startswith("0::")]
+    inside = [
+        line[3:]
+        for line in contents(root / "proc/self/cgroup").splitlines()
+        if line.startswith("0::")
+    ]
     own = PurePosixPath(inside[0] if inside else "/")
-    for mount in (fields[1] for fields in mounts if len(fields) > 2 and fields[2] == "cgroup2"):
+    for mount in (
+        fields[1] for fields in mounts if len(fields) > 2 and fields[2] == "cgroup2"
+    ):
         for each in (own, *own.parents):
             folder = root / mount.lstrip("/") / str(each).lstrip("/")
             if folder.is_dir():
@@ -112,7 +139,11 @@ def _cgroups(root: Path) -> Iterator[Path]:
 
 def _quota(folder: Path) -> float:
     quota, period = [*contents(folder / "cpu.max").split(), "", ""][:2]
-    return int(quota) / int(period) if quota.isdecimal() and period.isdecimal() and int(period) else math.inf
+    return (
+        int(quota) / int(period)
+        if quota.isdecimal() and period.isdecimal() and int(period)
+        else math.inf
+    )
 
 
 def kernel_list(numbers: Sequence[int]) -> str:
@@ -123,11 +154,14 @@ def kernel_list(numbers: Sequence[int]) -> str:
             runs[-1].append(number)
         else:
             runs.append([number])
-    return ",".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)
+    return ",".join(
+        f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs
+    )
 
 
 def interconnect(topology: str, gpus: list[int]) -> str | None:
-    """Return the kinds of links between any two of `gpus`, nvidia-smi's numbers, as "NV18" or "NV2+SYS".
+    """Return the kinds of links between any two of `gpus`, nvidia-smi's numbers, as "NV18" or
+    "NV2+SYS".
 
     None where there is no pair, or where the matrix does not show them.
     """
@@ -135,24 +169,33 @@ def interconnect(topology: str, gpus: list[int]) -> str | None:
     for line in topology.splitlines():
         name, *cells = line.split() or [""]
         if re.fullmatch(r"GPU\d+", name) and "X" in cells and int(name[3:]) in gpus:
-            links |= {cells[other] for other in gpus if other != int(name[3:]) and other < len(cells)}
+            links |= {
+                cells[other]
+                for other in gpus
+                if other != int(name[3:]) and other < len(cells)
+            }
     return "+".join(sorted(links)) or None
 
 
-# Runs that wait retry at random intervals (seconds), so that each has a fair chance when a lock becomes free.
+# Runs that wait retry at random intervals (seconds), so that each has a fair chance when a lock
+# becomes free.
 _RETRY_SECONDS = (0.005, 0.05)
 # For tests of this project that need ranks but measure nothing: "off" takes no locks.
 SWITCH = "DDPPERF_LOCKS"
 
 
 def resources(cpus: Sequence[int], addresses: Sequence[str] = ()) -> tuple[Path, ...]:
-    """Return the paths that a launch locks, sorted: its devices (PCI addresses) or, if it has none, its cores.
+    """Return the paths that a launch locks, sorted: its devices (PCI addresses) or, if it has none,
+    its cores.
 
-    Each is a folder of sysfs, which every user may open. A lock on such a descriptor works across users and leaves
-    nothing behind; lock files in a shared folder would need the right mode from the first user. Where sysfs does not
-    show them (macOS, some sandboxes) one lock serves for the whole host.
+    Each is a folder of sysfs, which every user may open. A lock on such a descriptor works across
+    users and leaves nothing behind; lock files in a shared folder would need the right mode from
+    the first user. Where sysfs does not show them (macOS, some sandboxes) one lock serves for the
+    whole host.
     """
-    wanted = [_PCI / address for address in addresses] or [_CPUS / f"cpu{cpu}" for cpu in cpus]
+    wanted = [_PCI / address for address in addresses] or [
+        _CPUS / f"cpu{cpu}" for cpu in cpus
+    ]
     return tuple(sorted({path for path in wanted if path.exists()})) or (Path("/"),)
 
 
@@ -162,8 +205,11 @@ def is_device(resource: Path) -> bool:
 
 
 @contextmanager
-def hold(paths: Sequence[Path], waiting: Callable[[Path], None]) -> Iterator[Sequence[Path]]:
-    """Lock all `paths`, which it yields, in their order, so that two launches never wait for each other in a ring.
+def hold(
+    paths: Sequence[Path], waiting: Callable[[Path], None]
+) -> Iterator[Sequence[Path]]:
+    """Lock all `paths`, which it yields, in their order, so that two launches never wait for each
+    other in a ring.
 
     `waiting(path)` is called before each retry while another process has the lock on `path`.
     """
@@ -189,14 +235,16 @@ def _locked(path: Path, waiting: Callable[[Path], None]) -> Iterator[None]:
         os.close(descriptor)  # which releases the lock
 
 
-# "7: FLOCK  ADVISORY  WRITE 4321 00:16:3034 0 EOF": the process, then device and inode of what it has locked.
+# "7: FLOCK  ADVISORY  WRITE 4321 00:16:3034 0 EOF": the process, then device and inode of what it
+# has locked.
 _FLOCK = re.compile(r"^\d+: FLOCK +\S+ +\S+ +(\d+) (\S+) ", re.MULTILINE)
 
 
 def holder(path: Path) -> int | None:
     """Return the pid of the other process that has locked `path`.
 
-    None if there is none, or if the system does not say: the process is in another container, or this is macOS.
+    None if there is none, or if the system does not say: the process is in another container, or
+    this is macOS.
     """
     try:
         listed = Path("/proc/locks").read_text()

@@ -20,7 +20,8 @@ class Part:
 
     processes: tuple[int, ...]  # of the plan
     node: int = 0
-    store: tuple[str, int] | None = None  # address and port where the parts meet; None where there is one part
+    # address and port where the parts meet; None where there is one part
+    store: tuple[str, int] | None = None
     interface: str = ""  # over which this node reaches the others
 
 
@@ -38,14 +39,18 @@ class Nodes(Protocol):
         """Those of a launch whose processes meet at `store`."""
 
     def alone(
-        self, plan: Plan, here: AbstractContextManager[Sequence[Path]], observer: Observer
+        self,
+        plan: Plan,
+        here: AbstractContextManager[Sequence[Path]],
+        observer: Observer,
     ) -> AbstractContextManager[None]:
-        """As `here`, which yields what it locks on this node: nothing else is timed on any node's cores or devices
-        meanwhile. Raises BaseSideError."""
+        """As `here`, which yields what it locks on this node: nothing else is timed on any node's
+        cores or devices meanwhile. Raises BaseSideError."""
 
 
 class RemoteRanks:
-    """The ranks of a launch that other nodes start. What goes wrong there is in `errors`; nothing here raises.
+    """The ranks of a launch that other nodes start. What goes wrong there is in `errors`; nothing
+    here raises.
 
     This one is for launches that one node starts alone: there are none."""
 
@@ -83,7 +88,8 @@ class RemoteRanks:
         """Let the processes end: everybody has delivered."""
 
     def stop(self, when: float, *, at_deadline: bool) -> None:
-        """End the processes where they are: the launch was given up at that time, by this node's clock."""
+        """End the processes where they are: the launch was given up at that time, by this node's
+        clock."""
 
     def await_end(self) -> None:
         """Wait until all ranks have ended, after `release` or `stop`."""
@@ -99,12 +105,17 @@ class Offset:
 
 
 def offset(exchanges: Iterable[tuple[int, int, int]]) -> Offset:
-    """By exchanges one right after the other, each (ours before, theirs, ours after) in nanoseconds, at least one."""
+    """By exchanges one right after the other, each (ours before, theirs, ours after) in
+    nanoseconds, at least one."""
     before, theirs, after = zip(*exchanges, strict=True)
     low = max(there - end for there, end in zip(theirs, after, strict=True))
     high = min(there - start for start, there in zip(before, theirs, strict=True))
     # Apart by less than they drift during the series, the bounds may even have changed places.
-    return Offset(at_ns=(before[0] + after[-1]) / 2, ns=(low + high) / 2, half_width_ns=abs(high - low) / 2)
+    return Offset(
+        at_ns=(before[0] + after[-1]) / 2,
+        ns=(low + high) / 2,
+        half_width_ns=abs(high - low) / 2,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

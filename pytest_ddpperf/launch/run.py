@@ -1,4 +1,5 @@
-"""One launch, from the request to the last process: the seam *run launch k of this plan, return its samples*."""
+"""One launch, from the request to the last process: the seam *run launch k of this plan, return its
+samples*."""
 
 from __future__ import annotations
 
@@ -20,12 +21,30 @@ from typing import Any, Protocol, TypeVar
 from pytest_ddpperf.launch import output
 from pytest_ddpperf.launch.failed_ranks import Diagnosis, launch_error
 from pytest_ddpperf.launch.remote_ranks import Clock, RemoteRanks
-from pytest_ddpperf.launch.server_client import LaunchRequest, RankServer, writing_temporary_files
+from pytest_ddpperf.launch.server_client import (
+    LaunchRequest,
+    RankServer,
+    writing_temporary_files,
+)
 from pytest_ddpperf.records.errors import ServerError
-from pytest_ddpperf.records.messages import Event, EventKind, Order, OrderKind, ServerKind, ServerMessage
+from pytest_ddpperf.records.messages import (
+    Event,
+    EventKind,
+    Order,
+    OrderKind,
+    ServerKind,
+    ServerMessage,
+)
 from pytest_ddpperf.records.samples import LaunchCost, RankError, RankOutput
 from pytest_ddpperf.wire.boot import contents
-from pytest_ddpperf.wire.channels import Board, Kind, Phase, readable, send_word, take_frames
+from pytest_ddpperf.wire.channels import (
+    Board,
+    Kind,
+    Phase,
+    readable,
+    send_word,
+    take_frames,
+)
 from pytest_ddpperf.wire.opened import OWN_GROUP, Opened
 
 
@@ -75,20 +94,22 @@ def wake(ranks: Sequence[Peer], number: int = 0) -> None:
     """Send the word that these ranks wait for."""
     for rank in ranks:
         rank.resting = None
-        with suppress(OSError):  # it is gone: after its delivery that is fine, at rest the rank server reports it
+        # it is gone: after its delivery that is fine, at rest the rank server reports
+        # it
+        with suppress(OSError):
             send_word(rank.channel, number)
 
 
 TICK_SECONDS = 0.1
-# After a failure, without another: for the others to say what they saw (they lose their connections within
-# milliseconds, one after the other where many share few cores).
+# After a failure, without another: for the others to say what they saw (they lose their connections
+# within milliseconds, one after the other where many share few cores).
 _GRACE_SECONDS = 1.0
 # After a lost connection: for the rank that closed it to say why; its exception may unwind slowly.
 _CAUSE_GRACE_SECONDS = 5.0
 # For ranks that were released to end by themselves.
 _EXIT_SECONDS = 1.0
-# For the server to see the last process end after SIGKILL, which may have much memory to give back; one stuck in the
-# kernel is not waited for longer.
+# For the server to see the last process end after SIGKILL, which may have much memory to give back;
+# one stuck in the kernel is not waited for longer.
 _END_SECONDS = 30.0
 
 
@@ -108,7 +129,8 @@ _L = TypeVar("_L", bound="Launch")
 
 
 class Launch:
-    """The processes of one launch. A context manager: whatever happens, nothing of it is left behind."""
+    """The processes of one launch. A context manager: whatever happens, nothing of it is left
+    behind."""
 
     in_stretches = False  # whether the ranks pause between stretches of their window
 
@@ -120,12 +142,15 @@ class Launch:
         remote: RemoteRanks | None = None,
         store: socket.socket | None = None,
     ) -> None:
-        """`remote`: the ranks that other nodes start. `store`: a bound socket where all ranks will meet."""
+        """`remote`: the ranks that other nodes start. `store`: a bound socket where all ranks will
+        meet."""
         self._server, self._request, self._observer = server, request, observer
         self._plan, self._part = request.plan, request.part
         self._remote = remote or RemoteRanks()
         self._store = store
-        self._names = {process: self._plan.name(process) for process in self._part.processes}
+        self._names = {
+            process: self._plan.name(process) for process in self._part.processes
+        }
         self._ranks: list[Peer] = []
         self._notes: list[str] = []
         self.over = self._begun = False
@@ -138,7 +163,9 @@ class Launch:
             failing.callback(shutil.rmtree, self._folder, ignore_errors=True)
             begun = ServerMessage(ServerKind.BEGIN_LAUNCH, folder=str(self._folder))
             self._server.send(begun)  # from here on it does not outlive us
-            self._board = Board(self._folder / "board", self._plan.processes, self._plan.room)
+            self._board = Board(
+                self._folder / "board", self._plan.processes, self._plan.room
+            )
             failing.callback(self._board.close)
             (self._folder / "payload").write_bytes(self._request.payload)
             fields = self._request.fields(self._folder, in_stretches=self.in_stretches)
@@ -147,20 +174,27 @@ class Launch:
             failing.pop_all()
         self._stream = output.Stream(self._folder, self._names, self._observer.output)
         dump = partial(self._server.send, ServerMessage(ServerKind.DUMP_STACKS))
-        self._diagnosis = Diagnosis(self._folder, self._board, self._plan, dump, self._take_in)
+        self._diagnosis = Diagnosis(
+            self._folder, self._board, self._plan, dump, self._take_in
+        )
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         try:
             self._end()
-        except ServerError:  # it took its ranks along, but what they had started may be stopped
-            for rank in filter(lambda rank: rank.pid, self._ranks if self.in_stretches else ()):
+        except ServerError:
+            # it took its ranks along, but what they had started may be stopped
+            for rank in filter(
+                lambda rank: rank.pid, self._ranks if self.in_stretches else ()
+            ):
                 with suppress(ProcessLookupError, PermissionError):
                     os.killpg(rank.pid, signal.SIGCONT)
         finally:
             try:
-                self._remote.stop(time.monotonic(), at_deadline=False)  # nothing, where it has ended
-                if kind is None or issubclass(kind, Exception):  # what interrupts pytest waits for nobody
+                # nothing, where it has ended
+                self._remote.stop(time.monotonic(), at_deadline=False)
+                # what interrupts pytest waits for nobody
+                if kind is None or issubclass(kind, Exception):
                     self._remote.await_end()
                 for rank in self._ranks:
                     rank.channel.close()
@@ -179,12 +213,15 @@ class Launch:
         self._requested = time.monotonic_ns()
         self._deadline = time.monotonic() + self._plan.timeout_seconds
         if self._store is not None:
-            self._server.send(ServerMessage(ServerKind.HOLD_STORE), self._store.fileno())
+            self._server.send(
+                ServerMessage(ServerKind.HOLD_STORE), self._store.fileno()
+            )
         self._remote.begin()
         self._fork()
 
     def finish(self) -> Delivery:
-        """Wait for the ranks' results and for their end; raises LaunchError with the first cause, or ServerError."""
+        """Wait for the ranks' results and for their end; raises LaunchError with the first cause,
+        or ServerError."""
         self._collect(lambda rank: rank.settled)
         self._check()
         if self._observer.streams:
@@ -194,7 +231,10 @@ class Launch:
         self._remote.await_end()
         if self._remote.errors:  # a node that went before its ranks had ended
             raise launch_error(self._remote.errors, self._output())
-        results = {**{rank.number: rank.result or b"" for rank in self._ranks}, **self._remote.results}
+        results = {
+            **{rank.number: rank.result or b"" for rank in self._ranks},
+            **self._remote.results,
+        }
         return Delivery(
             results=tuple(results[process] for process in range(self._plan.processes)),
             cost=self._cost(time.monotonic_ns()),
@@ -218,22 +258,30 @@ class Launch:
             self._end()
             self._remote.await_end()
             failures = [*self._diagnosis.failures(self._ranks), *self._remote.errors]
-            named = (replace(one, name=self._remote.name(one.rank) or one.name) for one in failures)
+            named = (
+                replace(one, name=self._remote.name(one.rank) or one.name)
+                for one in failures
+            )
             raise launch_error(named, self._output(), self._diagnosis.differing)
 
     def _fork(self) -> None:
         for number in self._part.processes:
             ours, theirs = socket.socketpair()
             with theirs:
-                self._server.send(ServerMessage(ServerKind.FORK_RANK, rank=number), theirs.fileno())
+                self._server.send(
+                    ServerMessage(ServerKind.FORK_RANK, rank=number), theirs.fileno()
+                )
             ours.setblocking(False)
             self._ranks.append(Peer(number, ours))
 
     def _collect(self, has_arrived: Callable[[Peer], bool]) -> None:
-        """Wait until every rank `has_arrived` or failed, or until it is clear that one will do neither."""
+        """Wait until every rank `has_arrived` or failed, or until it is clear that one will do
+        neither."""
         give_up, failed = self._deadline, 0
         while (
-            pending := [rank for rank in self._ranks if not (has_arrived(rank) or rank.error)]
+            pending := [
+                rank for rank in self._ranks if not (has_arrived(rank) or rank.error)
+            ]
         ) or not self._remote.settled():
             now = time.monotonic()
             if now >= give_up:
@@ -241,17 +289,32 @@ class Launch:
                 return
             self._wait(min(TICK_SECONDS, give_up - now))
             self._dismiss_servers()
-            own_group = contents(self._folder / OWN_GROUP) if self._plan.boundary else ""
+            own_group = (
+                contents(self._folder / OWN_GROUP) if self._plan.boundary else ""
+            )
             if own_group:
-                self._ranks[0].error = self._diagnosis.error_of_own_group(self._ranks[0], own_group)
+                self._ranks[0].error = self._diagnosis.error_of_own_group(
+                    self._ranks[0], own_group
+                )
                 self._give_up(has_arrived, at_deadline=False)
                 return
-            if self._plan.boundary and not failed and self._diagnosis.wait_in_vain(pending):
+            if (
+                self._plan.boundary
+                and not failed
+                and self._diagnosis.wait_in_vain(pending)
+            ):
                 give_up = self._deadline = now
-            errors = [*(rank.error for rank in self._ranks if rank.error is not None), *self._remote.errors]
+            errors = [
+                *(rank.error for rank in self._ranks if rank.error is not None),
+                *self._remote.errors,
+            ]
             if len(errors) > failed:
                 failed = len(errors)
-                grace = _CAUSE_GRACE_SECONDS if all(e.lost_connection for e in errors) else _GRACE_SECONDS
+                grace = (
+                    _CAUSE_GRACE_SECONDS
+                    if all(e.lost_connection for e in errors)
+                    else _GRACE_SECONDS
+                )
                 give_up = min(self._deadline, time.monotonic() + grace)
 
     @property
@@ -262,7 +325,12 @@ class Launch:
     def _dismiss_servers(self) -> None:
         """Let the processes that only serve end when the ranks that they serve have ended."""
         servers = [rank for rank in self._ranks if rank.number >= self._plan.world_size]
-        if not self._dismissed and servers and all(rank.done for rank in self._timed) and self._remote.settled():
+        if (
+            not self._dismissed
+            and servers
+            and all(rank.done for rank in self._timed)
+            and self._remote.settled()
+        ):
             self._dismissed = True
             wake(servers)
 
@@ -273,12 +341,19 @@ class Launch:
             self._stream.pump()
         board = self._board
         for first in self._part.processes[:1]:
-            self._observer.progress(board.phase(first), board.step(first), board.steps(first), board.marks(first))
+            self._observer.progress(
+                board.phase(first),
+                board.step(first),
+                board.steps(first),
+                board.marks(first),
+            )
 
     def _take_in(self, seconds: float = 0.0) -> None:
         """Take in what has arrived, or what arrives within `seconds`."""
         channels = {rank.channel: rank for rank in self._ranks if not rank.silent}
-        ready = readable([self._server.socket, *self._remote.channels(), *channels], seconds)
+        ready = readable(
+            [self._server.socket, *self._remote.channels(), *channels], seconds
+        )
         for channel in ready:
             if channel in channels:
                 channels[channel].read()
@@ -297,21 +372,37 @@ class Launch:
                     rank.read()  # all it sent has arrived before the news of its end
                     rank.exited = True
                     if not rank.settled:
-                        rank.error = self._diagnosis.error_of_end(rank, answer.status, answer.when)
+                        rank.error = self._diagnosis.error_of_end(
+                            rank, answer.status, answer.when
+                        )
 
-    def _give_up(self, has_arrived: Callable[[Peer], bool], *, at_deadline: bool) -> None:
+    def _give_up(
+        self, has_arrived: Callable[[Peer], bool], *, at_deadline: bool
+    ) -> None:
         """Stop waiting: find out where the ranks are that have not arrived."""
-        self._take_in()  # pytest itself may have stood still (a blocked terminal, say) while they delivered
-        pending = [rank for rank in self._ranks if not (has_arrived(rank) or rank.error)]
+        # pytest itself may have stood still (a blocked terminal, say) while they
+        # delivered
+        self._take_in()
+        pending = [
+            rank for rank in self._ranks if not (has_arrived(rank) or rank.error)
+        ]
         if not pending and self._remote.settled():
             return
         when = time.monotonic()
         self._remote.stop(when, at_deadline=at_deadline)
         if all(rank.result is not None and rank.error is None for rank in self._timed):
             self._remote.await_end()  # their results may be complete, too
-        delivered = all(rank.result is not None for rank in self._timed) and self._remote.settled()
-        if delivered and not any(rank.error for rank in self._ranks) and not self._remote.errors:
-            # Every result is here; only clean-up hangs, and teardown is not what was asked to be judged.
+        delivered = (
+            all(rank.result is not None for rank in self._timed)
+            and self._remote.settled()
+        )
+        if (
+            delivered
+            and not any(rank.error for rank in self._ranks)
+            and not self._remote.errors
+        ):
+            # Every result is here; only clean-up hangs, and teardown is not what was asked to be
+            # judged.
             self._notes += self._diagnosis.notes_on_clean_up(pending)
             for rank in pending:
                 rank.done = True
@@ -323,7 +414,10 @@ class Launch:
         self._remote.release()
         wake(self._ranks)
         until = time.monotonic() + _EXIT_SECONDS
-        while not all(rank.exited for rank in self._ranks) and (left := until - time.monotonic()) > 0:
+        while (
+            not all(rank.exited for rank in self._ranks)
+            and (left := until - time.monotonic()) > 0
+        ):
             self._wait(left)
 
     def _end(self) -> None:
@@ -332,24 +426,41 @@ class Launch:
             return
         try:
             self._server.send(ServerMessage(ServerKind.END_LAUNCH))
-            while ServerKind.LAUNCH_ENDED not in [answer.kind for answer in self._server.receive(_END_SECONDS)]:
+            while ServerKind.LAUNCH_ENDED not in [
+                answer.kind for answer in self._server.receive(_END_SECONDS)
+            ]:
                 pass
         except BaseException:
-            self._server.stop()  # its late answers would be taken for those of the next launch
+            # its late answers would be taken for those of the next launch
+            self._server.stop()
             raise
         self.over = True
 
     def _cost(self, ended: int) -> LaunchCost:
-        """Return the cost of the launch. A phase lasts from when the last rank enters it to when the last rank enters
-        the next one; ranks of other nodes do not count."""
+        """Return the cost of the launch. A phase lasts from when the last rank enters it to when
+        the last rank enters the next one; ranks of other nodes do not count."""
         timed = [rank.number for rank in self._timed]
-        last = {phase: max((self._board.entered(rank, phase) for rank in timed), default=0) for phase in Phase}
+        last = {
+            phase: max((self._board.entered(rank, phase) for rank in timed), default=0)
+            for phase in Phase
+        }
         entered = [self._requested]
-        for phase in (Phase.GROUP, Phase.SETUP, Phase.WARMUP, Phase.STEPS, Phase.DELIVERY):
-            entered.append(last[phase] or entered[-1])  # a task without that phase spent nothing there
+        for phase in (
+            Phase.GROUP,
+            Phase.SETUP,
+            Phase.WARMUP,
+            Phase.STEPS,
+            Phase.DELIVERY,
+        ):
+            # a task without that phase spent nothing there
+            entered.append(last[phase] or entered[-1])
         entered.append(ended)
-        start, group, setup, warmup, steps, end = ((after - before) / 1e9 for before, after in pairwise(entered))
-        return LaunchCost(start=start, group=group, setup=setup, warmup=warmup, steps=steps, end=end)
+        start, group, setup, warmup, steps, end = (
+            (after - before) / 1e9 for before, after in pairwise(entered)
+        )
+        return LaunchCost(
+            start=start, group=group, setup=setup, warmup=warmup, steps=steps, end=end
+        )
 
 
 class Leader(Protocol):
@@ -365,11 +476,14 @@ class Leader(Protocol):
 
 
 class LocalShareLaunch(Launch):
-    """This node's part of a Launch (`OrderKind.TAKE_SHARE`), without a deadline: that is the leader's."""
+    """This node's part of a Launch (`OrderKind.TAKE_SHARE`), without a deadline: that is the
+    leader's."""
 
     def serve(self, leader: Leader) -> None:
-        """Start the ranks, report on them, and end them when the leader says so; raises ServerError."""
-        self._remote = RemoteRanks(leader.socket)  # so that it looks up when the leader says something
+        """Start the ranks, report on them, and end them when the leader says so; raises
+        ServerError."""
+        # so that it looks up when the leader says something
+        self._remote = RemoteRanks(leader.socket)
         self.begin()
         failed: set[int] = set()
         settled = False
@@ -401,4 +515,6 @@ class LocalShareLaunch(Launch):
 
     def _results(self) -> dict[int, bytes]:
         """Return the results that have come, by process."""
-        return {rank.number: rank.result for rank in self._timed if rank.result is not None}
+        return {
+            rank.number: rank.result for rank in self._timed if rank.result is not None
+        }

@@ -12,25 +12,46 @@ from pytest_ddpperf.records.messages import ServerKind, ServerMessage
 from pytest_ddpperf.wire import boot
 from pytest_ddpperf.wire.channels import readable
 
-# Read when a library is imported, so a rank of a template that imported it earlier would not see a change.
-_READ_AT_IMPORT = ("OMP_", "MKL_", "KMP_", "OPENBLAS_", "TORCH", "PYTORCH", "LD_", "PYTHON", "MALLOC_", "GLIBC_")
-# Of these, search paths, which each rank server and each rank has for itself, and folders of caches.
+# Read when a library is imported, so a rank of a template that imported it earlier would not see a
+# change.
+_READ_AT_IMPORT = (
+    "OMP_",
+    "MKL_",
+    "KMP_",
+    "OPENBLAS_",
+    "TORCH",
+    "PYTORCH",
+    "LD_",
+    "PYTHON",
+    "MALLOC_",
+    "GLIBC_",
+)
+# Of these, search paths, which each rank server and each rank has for itself, and folders of
+# caches.
 _READ_LATER = ("PYTHONPATH", "PREFIX", "_DIR", "_HOME")
 # For a template to end its rank servers, and these their ranks.
 _END_SECONDS = 10.0
 
 
 def with_hash_seed(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables with the hash seed of all ranks, unless the user chose one, or random ones.
+    """Return the variables with the hash seed of all ranks, unless the user chose one, or random
+    ones.
 
-    With another seed in each process, the order of sets would be another one on each side of a comparison."""
+    With another seed in each process, the order of sets would be another one on each side of a
+    comparison."""
     return {"PYTHONHASHSEED": "0", **environ}
 
 
 def read_at_import(environ: Mapping[str, str]) -> dict[str, str]:
     """Return the variables whose change needs another template."""
-    found = {name: value for name, value in environ.items() if name.startswith(_READ_AT_IMPORT)}
-    return {name: value for name, value in found.items() if not name.endswith(_READ_LATER)}
+    found = {
+        name: value
+        for name, value in environ.items()
+        if name.startswith(_READ_AT_IMPORT)
+    }
+    return {
+        name: value for name, value in found.items() if not name.endswith(_READ_LATER)
+    }
 
 
 class Template:
@@ -38,15 +59,24 @@ class Template:
 
     def __init__(self, variables: Mapping[str, str]) -> None:
         """Start it; raises OSError."""
-        self._child = boot.Child(sys.executable, "pytest_ddpperf.rank.template", with_hash_seed(variables))
-        start = ServerMessage(ServerKind.START_TEMPLATE, sys_path=tuple(boot.search_path()), parent=os.getpid())
+        self._child = boot.Child(
+            sys.executable, "pytest_ddpperf.rank.template", with_hash_seed(variables)
+        )
+        start = ServerMessage(
+            ServerKind.START_TEMPLATE,
+            sys_path=tuple(boot.search_path()),
+            parent=os.getpid(),
+        )
         self._child.lines.send(codec.encode_message(start))
 
     def fork_server(self) -> socket.socket:
         """Return the connection to a new rank server; raises OSError if this process is gone."""
         ours, theirs = socket.socketpair()
         with theirs:
-            self._child.lines.send(codec.encode_message(ServerMessage(ServerKind.FORK_SERVER)), theirs.fileno())
+            self._child.lines.send(
+                codec.encode_message(ServerMessage(ServerKind.FORK_SERVER)),
+                theirs.fileno(),
+            )
         return ours
 
     @property
@@ -55,7 +85,11 @@ class Template:
 
     def news(self, seconds: float) -> list[ServerMessage]:
         """Return which rank servers have ended since the last call; wait so long for one."""
-        received = self._child.lines.receive() if readable([self._child.lines.socket], seconds) else ()
+        received = (
+            self._child.lines.receive()
+            if readable([self._child.lines.socket], seconds)
+            else ()
+        )
         return [codec.decode(ServerMessage, fields) for fields in received or ()]
 
     def output(self) -> str:
@@ -68,8 +102,9 @@ class Template:
 
 
 class Templates:
-    """The templates of one pytest, one for a set of variables that libraries read at import: the first and the last,
-    since a test may change variables for itself. And a rank server of another pytest's template, if that gave one."""
+    """The templates of one pytest, one for a set of variables that libraries read at import: the
+    first and the last, since a test may change variables for itself. And a rank server of another
+    pytest's template, if that gave one."""
 
     def __init__(self) -> None:
         self._templates: dict[str, Template] = {}  # by `_key`
@@ -80,16 +115,19 @@ class Templates:
         os.set_inheritable(descriptor, False)
         self._given = _key(variables), socket.socket(fileno=descriptor)
 
-    def fork_server(self, variables: Mapping[str, str]) -> tuple[socket.socket, Template | None]:
-        """Return the connection to a new rank server with these variables, and its template, unless that is another
-        pytest's. Raises OSError."""
+    def fork_server(
+        self, variables: Mapping[str, str]
+    ) -> tuple[socket.socket, Template | None]:
+        """Return the connection to a new rank server with these variables, and its template, unless
+        that is another pytest's. Raises OSError."""
         wanted, given, self._given = _key(variables), self._given, None
         if given is not None:
             if given[0] == wanted:
                 return given[1], None
             given[1].close()
         if wanted not in self._templates or not self._templates[wanted].is_alive:
-            while len(self._templates) > 1:  # the first one may have forked a rank server for another pytest
+            # the first one may have forked a rank server for another pytest
+            while len(self._templates) > 1:
                 self._templates.popitem()[1].close()
             self._templates[wanted] = Template(variables)
         return self._templates[wanted].fork_server(), self._templates[wanted]

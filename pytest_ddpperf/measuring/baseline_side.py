@@ -1,4 +1,5 @@
-"""The baseline side of a measurement: a stored baseline, or another version whose launches are interleaved."""
+"""The baseline side of a measurement: a stored baseline, or another version whose launches are
+interleaved."""
 
 from __future__ import annotations
 
@@ -36,10 +37,11 @@ from pytest_ddpperf.wire.source_trees import is_code
 
 PausedSide = PausedLaunch | RemotePausedLaunch
 
-# Two measurements of one step hardly ever have the same number of steps; with twice as many, more is lost than that.
+# Two measurements of one step hardly ever have the same number of steps; with twice as many, more
+# is lost than that.
 _MUCH_LONGER = 2
-# How long steps run in a launch that samples stacks: hundreds of samples of each rank, in a tenth of the time that a
-# comparison takes which ends with a regression.
+# How long steps run in a launch that samples stacks: hundreds of samples of each rank, in a tenth
+# of the time that a comparison takes which ends with a regression.
 _SAMPLED_SECONDS = 1.2
 
 
@@ -56,8 +58,10 @@ class Stored:
         self._store, self._test, self._to_extend = store, test, to_extend
         self.path = ""
         self.baseline: Baseline | None = None
-        self._counted: tuple[str, Measurement] | None = None  # of another machine, where this one has no baseline
-        self._nearby: Path | None = None  # a baseline of the same test by another path, if there is none
+        # of another machine, where this one has no baseline
+        self._counted: tuple[str, Measurement] | None = None
+        # a baseline of the same test by another path, if there is none
+        self._nearby: Path | None = None
 
     def take(self, current: CurrentSide, count: int, *, planned: int) -> None:
         """Launch until there are `count` launches; progress shows `planned` as their number."""
@@ -67,7 +71,8 @@ class Stored:
         return current.seconds(count)
 
     def read(self, environment: Environment, not_gated: str | None) -> None:
-        """Read the baseline if it will be used: a run that replaces an unreadable one must be able to."""
+        """Read the baseline if it will be used: a run that replaces an unreadable one must be able
+        to."""
         self.path = str(self._store.path(environment, self._test))
         if not_gated is None:
             self.baseline = self._store.read(environment, self._test)
@@ -78,13 +83,17 @@ class Stored:
             # Before launches are spent on what could not be added.
             self._store.read_alike(environment, self._test)
 
-    def measurements(self, start: int = 0, stop: int | None = None) -> tuple[Measurement, ...]:
+    def measurements(
+        self, start: int = 0, stop: int | None = None
+    ) -> tuple[Measurement, ...]:
         """Return the sessions of the baseline, whichever launches are compared."""
         return self.baseline.measurements if self.baseline is not None else ()
 
     def counted(self) -> tuple[Measurement, ...]:
         """Return the sessions whose counters are compared."""
-        return self.measurements() or (self._counted[1:] if self._counted is not None else ())
+        return self.measurements() or (
+            self._counted[1:] if self._counted is not None else ()
+        )
 
     def sample_stacks(self, current: CurrentSide, max_seconds: float) -> None:
         """There is nothing to compare them with."""
@@ -93,15 +102,21 @@ class Stored:
         """Nothing goes on."""
 
     def notes(self, verdict: Verdict, current: Launches) -> tuple[str, ...]:
-        """Say where this baseline is missing, and which others there are; and where much was lost by comparing."""
+        """Say where this baseline is missing, and which others there are; and where much was lost
+        by comparing."""
         notes: tuple[str, ...] = ()
         if verdict == "NO BASELINE":
             notes += (f"there is no baseline {shown(self.path, self._store.rootdir)}",)
         if self._nearby is not None:
-            there = f"there is one for another path or rootdir: {shown(str(self._nearby), self._store.rootdir)}"
+            there = (
+                "there is one for another path or rootdir:"
+                f" {shown(str(self._nearby), self._store.rootdir)}"
+            )
             notes += (f"{there} (an ini file at the top keeps the rootdir)",)
         if self._counted is not None and verdict.counters:
-            notes += (f"only counters were compared, with the baseline of {self._counted[0]}",)
+            notes += (
+                f"only counters were compared, with the baseline of {self._counted[0]}",
+            )
         elif verdict == "NO BASELINE" and (others := self._store.others(self._test)):
             own = Path(self.path).relative_to(self._store.root).parts[0]
             notes += (f"a baseline exists for {', '.join(others)}, not for {own}",)
@@ -109,27 +124,38 @@ class Stored:
         compared = self.baseline is not None and verdict.status.compared
         if compared and steps >= _MUCH_LONGER * (shortest := self._steps(current)):
             notes += (
-                f"only the first {shortest} of {steps} steps of each launch were compared, because the baseline has no "
-                "more: --ddp-save-baseline records longer windows",
+                (
+                    f"only the first {shortest} of {steps} steps of each launch were compared,"
+                    " because the baseline has no more: --ddp-save-baseline records longer windows"
+                ),
             )
         return notes
 
     def _steps(self, current: Launches) -> int:
         """Return how many steps of each launch are compared."""
-        return min([len(current.taken[0].step_seconds), *(each.samples.steps for each in self.measurements())])
+        return min(
+            [
+                len(current.taken[0].step_seconds),
+                *(each.samples.steps for each in self.measurements()),
+            ]
+        )
 
     def sessions(self, current: Launches) -> tuple[StoredSession, ...]:
         """Return the sessions of the baseline, all launches cut to the steps that were compared."""
         if self.baseline is None:
             return ()
-        return tuple(in_percentiles(session, self._steps(current)) for session in self.baseline.sessions)
+        return tuple(
+            in_percentiles(session, self._steps(current))
+            for session in self.baseline.sessions
+        )
 
     def record(self, current: Launches) -> None:
         """Return nothing: no other version was measured."""
 
 
-# A stretch is as short as it may be: what goes on around it, longer than that, is in both sides. But what wakes up,
-# stops and is fetched into caches at its beginning must be small compared with it.
+# A stretch is as short as it may be: what goes on around it, longer than that, is in both sides.
+# But what wakes up, stops and is fetched into caches at its beginning must be small compared with
+# it.
 _STRETCH_SECONDS = 0.03
 _STRETCH_STEPS = 3
 # Of short windows, for the median over them to leave some out.
@@ -140,7 +166,9 @@ def interleave(sides: tuple[PausedSide, PausedSide], source: random.Random) -> N
     """Run the windows of both sides, which have the same number of steps, to their ends."""
     for side in source.sample(sides, 2):
         side.stretch(1)  # which counts nothing
-    lengths = stretch_lengths(sides[0].steps, max(side.step_seconds for side in sides), source)
+    lengths = stretch_lengths(
+        sides[0].steps, max(side.step_seconds for side in sides), source
+    )
     counted = next(lengths)
     while counted:
         began = time.monotonic()
@@ -149,13 +177,17 @@ def interleave(sides: tuple[PausedSide, PausedSide], source: random.Random) -> N
         counted = lengths.send((time.monotonic() - began) / len(sides) / (counted + 1))
 
 
-def stretch_lengths(steps: int, step_seconds: float, source: random.Random) -> Generator[int, float, None]:
-    """Yield how many steps each stretch of a window counts, then 0; send how long a step of the last stretch took.
+def stretch_lengths(
+    steps: int, step_seconds: float, source: random.Random
+) -> Generator[int, float, None]:
+    """Yield how many steps each stretch of a window counts, then 0; send how long a step of the
+    last stretch took.
 
-    Lengths are drawn, from a least to twice that, so that what a step does every second or fourth time is left out, at
-    the beginning of stretches, as often as not. `step_seconds` is the approximate time of a step for the first stretch,
-    or 0. From then on it is the median over the stretches so far: warm-up shows steps that nothing disturbed, and where
-    many are, stretches by that would be few.
+    Lengths are drawn, from a least to twice that, so that what a step does every second or fourth
+    time is left out, at the beginning of stretches, as often as not. `step_seconds` is the
+    approximate time of a step for the first stretch, or 0. From then on it is the median over the
+    stretches so far: warm-up shows steps that nothing disturbed, and where many are, stretches by
+    that would be few.
     """
     left, seen = steps, list[float]()
     while left:
@@ -172,7 +204,11 @@ def stretch_lengths(steps: int, step_seconds: float, source: random.Random) -> G
 
 def shown(path: str, rootdir: Path) -> str:
     """Return a path from rootdir, if it is below."""
-    return os.path.relpath(path, rootdir) if path and Path(path).is_relative_to(rootdir) else path
+    return (
+        os.path.relpath(path, rootdir)
+        if path and Path(path).is_relative_to(rootdir)
+        else path
+    )
 
 
 class Interleaved:
@@ -192,20 +228,29 @@ class Interleaved:
         self._ready: Event | None = None  # what the test asks for there, once it runs
         self._launches = Launches(job.plan, self._measure)
         self.error = ""
-        self._alone_because = ""  # why launches are taken one after the other, if they cannot be alive together
-        self.sampled: tuple[LaunchSamples, LaunchSamples] | None = None  # launches that sampled stacks, now and there
-        self._not_sampled: tuple[str, ...] = ()  # why there are none, if some were asked for
+        # why launches are taken one after the other, if they cannot be alive together
+        self._alone_because = ""
+        # launches that sampled stacks, now and there
+        self.sampled: tuple[LaunchSamples, LaunchSamples] | None = None
+        # why there are none, if some were asked for
+        self._not_sampled: tuple[str, ...] = ()
 
     def take(self, current: CurrentSide, count: int, *, planned: int) -> None:
-        """Launch until both sides have `count` launches, or the current side alone if the other cannot.
+        """Launch until both sides have `count` launches, or the current side alone if the other
+        cannot.
 
         Progress shows `planned` as their number.
         """
         if self._ready is None and not self.error:
-            self._begin(current.steps)  # first, so that nothing works there while a current launch is timed
+            # first, so that nothing works there while a current launch is timed
+            self._begin(current.steps)
         while len(current.taken) < count:
             order = "".join(self._random.sample("bn", 2))
-            if self._job.settings.in_stretches(self._job.plan) and not self.error and not self._alone_because:
+            if (
+                self._job.settings.in_stretches(self._job.plan)
+                and not self.error
+                and not self._alone_because
+            ):
                 self._try_pair(order, current, planned)
             else:
                 self._one_by_one(order, current, planned)
@@ -214,7 +259,9 @@ class Interleaved:
 
     def _begin(self, steps: int | None) -> None:
         try:
-            self._ready = self._base.begin(self._job.nodeid, self._job.test.label, self._job.plan)
+            self._ready = self._base.begin(
+                self._job.nodeid, self._job.test.label, self._job.plan
+            )
             self._launches = Launches(self._ready.plan, self._measure, steps=steps)
         except BaseSideError as error:
             self.error = str(error)
@@ -242,9 +289,10 @@ class Interleaved:
             self._order += side
 
     def _try_pair(self, order: str, current: CurrentSide, planned: int) -> None:
-        """Take a launch of each side, both alive, in stretches; or only note an `error` of the baseline side. Where the
-        first pair fails with both alive, they may need what only one can have: nothing is taken, and launches are to
-        follow one another. Raises the errors of a launch."""
+        """Take a launch of each side, both alive, in stretches; or only note an `error` of the
+        baseline side. Where the first pair fails with both alive, they may need what only one can
+        have: nothing is taken, and launches are to follow one another. Raises the errors of a
+        launch."""
         sides: dict[str, PausedSide] = {}
         try:
             self._pair(order, current, planned, sides)
@@ -256,15 +304,26 @@ class Interleaved:
             else:
                 self.error = str(error)
 
-    def _pair(self, order: str, current: CurrentSide, planned: int, sides: dict[str, PausedSide]) -> None:
+    def _pair(
+        self,
+        order: str,
+        current: CurrentSide,
+        planned: int,
+        sides: dict[str, PausedSide],
+    ) -> None:
         """Take a launch of each side, both alive; `sides` are those that have started."""
         steps = current.steps
         with ExitStack() as alive:
             alive.enter_context(current.alone())
             for side in order:
-                launch = current.pause(planned, steps) if side == "n" else self._pause(planned, steps)
+                launch = (
+                    current.pause(planned, steps)
+                    if side == "n"
+                    else self._pause(planned, steps)
+                )
                 sides[side] = alive.enter_context(launch)
-                # The first launch decides how long windows are. On a device both sides keep what the plan has room for.
+                # The first launch decides how long windows are. On a device both sides keep what
+                # the plan has room for.
                 steps = steps if self._job.plan.spreads else sides[side].steps
             both = sides["n"], sides["b"]
             interleave(both, self._random)
@@ -274,7 +333,9 @@ class Interleaved:
             launches.add(samples)
         self._order += order
 
-    def _pause(self, planned: int, steps: int | None) -> AbstractContextManager[PausedSide]:
+    def _pause(
+        self, planned: int, steps: int | None
+    ) -> AbstractContextManager[PausedSide]:
         self._observer.begin(len(self._launches.taken), planned)
         return self._base.pause(self._observer, steps)
 
@@ -283,7 +344,9 @@ class Interleaved:
 
     def seconds(self, current: Launches, count: int) -> float:
         """Return how long `count` launches of each side take."""
-        return current.seconds(count) + (self._launches.seconds(count) if self._launches.taken else 0.0)
+        return current.seconds(count) + (
+            self._launches.seconds(count) if self._launches.taken else 0.0
+        )
 
     @property
     def mostly_unfit(self) -> bool:
@@ -295,7 +358,9 @@ class Interleaved:
         """Whether work of steps goes on after them there."""
         return GOES_ON in self._launches.doubts()
 
-    def measurements(self, start: int = 0, stop: int | None = None) -> tuple[Measurement, ...]:
+    def measurements(
+        self, start: int = 0, stop: int | None = None
+    ) -> tuple[Measurement, ...]:
         """Return the baseline side's launches start..stop; () if something went wrong there."""
         if self._ready is None or self.error:
             return ()
@@ -309,7 +374,10 @@ class Interleaved:
     def baseline(self) -> Baseline | None:
         """Return the baseline side as if it had been stored."""
         commit = self.version.commit
-        sessions = tuple(Recording(measurement=measured, commit=commit) for measured in self.measurements())
+        sessions = tuple(
+            Recording(measurement=measured, commit=commit)
+            for measured in self.measurements()
+        )
         return Baseline(test=self._job.test, sessions=sessions) if sessions else None
 
     def end(self) -> None:
@@ -318,44 +386,71 @@ class Interleaved:
             self._base.end_measurement()
 
     def notes(self, verdict: Verdict, current: Launches) -> tuple[str, ...]:
-        """Return the notes on the baseline side's launches, without those that hold for the current side, too."""
+        """Return the notes on the baseline side's launches, without those that hold for the current
+        side, too."""
         alone = f"measured one launch after the other: with both sides alive, {self._alone_because}"
-        notes = tuple(f"{self.version}: {note}" for note in self._launches.notes() if note not in current.notes())
-        return (*[alone] * bool(self._alone_because and not self.error), *notes, *self._not_sampled)
+        notes = tuple(
+            f"{self.version}: {note}"
+            for note in self._launches.notes()
+            if note not in current.notes()
+        )
+        return (
+            *[alone] * bool(self._alone_because and not self.error),
+            *notes,
+            *self._not_sampled,
+        )
 
     def sessions(self, current: Launches) -> tuple[StoredSession, ...]:
         """Return nothing: no stored baseline was read."""
         return ()
 
     def sample_stacks(self, current: CurrentSide, max_seconds: float) -> None:
-        """If several modules differ, take a further launch of each side, to see whose functions take longer; not if all
-        launches then take more than so many seconds."""
+        """If several modules differ, take a further launch of each side, to see whose functions
+        take longer; not if all launches then take more than so many seconds."""
         taken = len(current.taken)
         is_affordable = self.seconds(current, taken + 1) < max_seconds
         if self.error or self._ready is None or not is_affordable:
             return
         if len([*filter(is_code, self._differing(current))]) < 2:
             return
-        steps = math.ceil(_SAMPLED_SECONDS / statistics.median(current.taken[0].step_seconds))
-        ours, theirs = (replace(plan.exactly(steps), stacks=True) for plan in (self._job.plan, self._ready.plan))
+        steps = math.ceil(
+            _SAMPLED_SECONDS / statistics.median(current.taken[0].step_seconds)
+        )
+        ours, theirs = (
+            replace(plan.exactly(steps), stacks=True)
+            for plan in (self._job.plan, self._ready.plan)
+        )
         try:
-            self.sampled = current.launch(ours), self._base.sample_stacks(self._observer, theirs)
+            self.sampled = (
+                current.launch(ours),
+                self._base.sample_stacks(self._observer, theirs),
+            )
         except DdpPerfError as error:  # the verdict stands
-            self._not_sampled = (f"which file takes longer is unknown: {str(error).splitlines()[0]}",)
+            self._not_sampled = (
+                f"which file takes longer is unknown: {str(error).splitlines()[0]}",
+            )
 
     def _differing(self, current: Launches) -> list[str]:
         """Return the files that are not the same on both sides."""
-        files = [side[0].files if side else {} for side in (current.taken, self._launches.taken)]
+        files = [
+            side[0].files if side else {}
+            for side in (current.taken, self._launches.taken)
+        ]
         return [
             file
             for file in (differing_files(*files) if self._launches.taken else ())
-            if is_code(file) or all(side.get(file) for side in files)  # data may be read by one side, or written
+            # data may be read by one side, or written
+            if is_code(file) or all(side.get(file) for side in files)
         ]
 
     def record(self, current: Launches) -> BaselineSide:
         """Return what the baseline side measured."""
         stretches = tuple(launch.stretches for launch in current.taken)
-        imported = {file for side in (current, self._launches) for file in (side.taken[0].files if side.taken else ())}
+        imported = {
+            file
+            for side in (current, self._launches)
+            for file in (side.taken[0].files if side.taken else ())
+        }
         return BaselineSide(
             version=self.version,
             order=self._order,

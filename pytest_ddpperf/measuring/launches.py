@@ -1,4 +1,5 @@
-"""What is measured, and the launches of one side: one after the other, and what they come to together.
+"""What is measured, and the launches of one side: one after the other, and what they come to
+together.
 
 Knows neither what they are compared with nor what is claimed of them.
 """
@@ -44,13 +45,15 @@ class Job:
     nodeid: str
     file: str = ""  # of the test, as `Outcome` has it
     line: int = 0
-    setups: tuple[Setup, ...]  # one; of an RPC launch the trainers', the master's and the parameter servers'
+    # one; of an RPC launch the trainers', the master's and the parameter servers'
+    setups: tuple[Setup, ...]
     settings: Settings
     plan: Plan
     level: float  # the error rate of this measurement
     batch_size: int | None
     gate: bool
-    facts: Mapping[str, Scalar]  # recorded with the measurement, beyond what the ranks report
+    # recorded with the measurement, beyond what the ranks report
+    facts: Mapping[str, Scalar]
     trace: str = ""  # as `Plan` has it, for the first launch; "" for no traces
     notes: tuple[str, ...] = ()
 
@@ -76,12 +79,17 @@ _TINY_SECONDS = 20e-6
 class Launches:
     """The launches of one side.
 
-    `launch(place, launches, steps)` takes one: `place` counts from 0, `launches` is how many are planned, and `steps`
-    is the length of the window. With None the first launch decides how many steps each window has.
+    `launch(place, launches, steps)` takes one: `place` counts from 0, `launches` is how many are
+    planned, and `steps` is the length of the window. With None the first launch decides how many
+    steps each window has.
     """
 
     def __init__(
-        self, plan: Plan, launch: Callable[[int, int, int | None], LaunchSamples], *, steps: int | None = None
+        self,
+        plan: Plan,
+        launch: Callable[[int, int, int | None], LaunchSamples],
+        *,
+        steps: int | None = None,
     ) -> None:
         self._plan, self._launch = plan, launch
         self.steps = steps  # of each launch
@@ -112,37 +120,64 @@ class Launches:
         return sum(bool(launch.unfit) for launch in self.taken) > len(self.taken) / 2
 
     def doubts(self) -> dict[str, str]:
-        """Return the doubts that more than half of the launches raise: one alone may have been disturbed."""
+        """Return the doubts that more than half of the launches raise: one alone may have been
+        disturbed."""
         found: dict[str, str] = {}
-        for kind in dict.fromkeys(kind for launch in self.taken for kind in launch.doubts):
-            doubts = [launch.doubts[kind] for launch in self.taken if kind in launch.doubts]
+        for kind in dict.fromkeys(
+            kind for launch in self.taken for kind in launch.doubts
+        ):
+            doubts = [
+                launch.doubts[kind] for launch in self.taken if kind in launch.doubts
+            ]
             if len(doubts) > len(self.taken) / 2:
                 found[kind] = doubts[0]
         return found
 
     def notes(self, *, advise: bool = True) -> tuple[str, ...]:
-        """Return the notes on the launches; with `advise` also what would make their figures better."""
-        notes = list(dict.fromkeys(note for launch in self.taken for note in launch.notes))
+        """Return the notes on the launches; with `advise` also what would make their figures
+        better."""
+        notes = list(
+            dict.fromkeys(note for launch in self.taken for note in launch.notes)
+        )
         if not advise or not self.taken:
             return tuple(notes)
         unfit = [launch.unfit for launch in self.taken if launch.unfit]
         if unfit:
             notes.append(f"{len(unfit)} of {len(self.taken)} launches: {unfit[0]}")
-        unsettled = [(launch.unsettled, launch.warmup) for launch in self.taken if launch.unsettled]
+        unsettled = [
+            (launch.unsettled, launch.warmup)
+            for launch in self.taken
+            if launch.unsettled
+        ]
         if unsettled:
             cause, steps = unsettled[0]
-            notes.append(f"after {steps} warm-up steps ({self._plan.warmup} asked) ranks were still {cause}")
+            notes.append(
+                f"after {steps} warm-up steps ({self._plan.warmup} asked) ranks were still {cause}"
+            )
         if all(launch.is_silent for launch in self.taken):
             notes.append("no collective in a step: is the model wrapped in DDP?")
-        if self._plan.collective is None and median(median(each.step_seconds) for each in self.taken) < _TINY_SECONDS:
-            notes.append("a step takes less than 20 us, and the clock and the loop have a large part: let it do more")
+        if (
+            self._plan.collective is None
+            and median(median(each.step_seconds) for each in self.taken) < _TINY_SECONDS
+        ):
+            notes.append(
+                "a step takes less than 20 us, and the clock and the loop have a large part: let it"
+                " do more"
+            )
         return (*notes, *self.doubts().values())
 
 
 class CurrentSide(Launches):
     """The launches of the current code, by this process's own ranks."""
 
-    def __init__(self, job: Job, launcher: Launcher, observer: Observer, *, steps: int | None = None) -> None:
+    def __init__(
+        self,
+        job: Job,
+        launcher: Launcher,
+        observer: Observer,
+        *,
+        steps: int | None = None,
+    ) -> None:
         super().__init__(job.plan, self._measure, steps=steps)
         self._setups, self._launcher, self._observer = job.setups, launcher, observer
         self._trace = job.trace
@@ -151,7 +186,9 @@ class CurrentSide(Launches):
         super().add(launch)
         self._observer.launched(launch)
 
-    def pause(self, planned: int, steps: int | None) -> AbstractContextManager[PausedLaunch]:
+    def pause(
+        self, planned: int, steps: int | None
+    ) -> AbstractContextManager[PausedLaunch]:
         """Return the next of `planned` launches, which has warmed up and is paused."""
         self._observer.begin(len(self.taken), planned)
         return self._launcher.pause(self._with(steps), self._setups[0], self._observer)
@@ -174,7 +211,9 @@ class CurrentSide(Launches):
         return plan if self.taken else replace(plan, trace=self._trace)
 
 
-def measurement(launches: Sequence[LaunchSamples], environment: Environment) -> Measurement:
+def measurement(
+    launches: Sequence[LaunchSamples], environment: Environment
+) -> Measurement:
     def every(name: str) -> Any:
         """Return a figure of all launches; None if one of them lacks it."""
         found = tuple(getattr(launch, name) for launch in launches)
@@ -182,7 +221,9 @@ def measurement(launches: Sequence[LaunchSamples], environment: Environment) -> 
 
     samples = Samples(**{figure.name: every(figure.name) for figure in fields(Samples)})
     counters, phases = _counters(launches), every("phases") or ()
-    return Measurement(samples=samples, environment=environment, counters=counters, phases=phases)
+    return Measurement(
+        samples=samples, environment=environment, counters=counters, phases=phases
+    )
 
 
 def modules_imported(launches: Sequence[LaunchSamples]) -> set[str]:
@@ -195,83 +236,129 @@ def recorded(launches: Sequence[LaunchSamples]) -> Recorded:
     figures: dict[str, tuple[RankFigures, ...]] = {}
     for name in dict.fromkeys(name for launch in launches for name in launch.recorded):
         figures[name] = tuple(
-            launch.recorded.get(name, tuple((None,) * len(steps) for steps in launch.rank_seconds))
+            launch.recorded.get(
+                name, tuple((None,) * len(steps) for steps in launch.rank_seconds)
+            )
             for launch in launches
         )
     return figures
 
 
 def _counters(launches: Sequence[LaunchSamples]) -> Counters:
-    """Return the counters of all launches. One that a launch does not know, or on which launches differ, is unknown:
-    it has noise, and would be gated as if it had none. Of memory the most counts."""
-    counted = {name: {launch.counters.get(name) for launch in launches} for name in launches[0].counters}
+    """Return the counters of all launches. One that a launch does not know, or on which launches
+    differ, is unknown: it has noise, and would be gated as if it had none. Of memory the most
+    counts."""
+    counted = {
+        name: {launch.counters.get(name) for launch in launches}
+        for name in launches[0].counters
+    }
     for name in counted.keys() & {*MEMORY_COUNTERS}:
-        counted[name] = {max((count for count in counted[name] if count is not None), default=None)}
-    return {name: counts.pop() if len(counts) == 1 else None for name, counts in counted.items()}
+        counted[name] = {
+            max((count for count in counted[name] if count is not None), default=None)
+        }
+    return {
+        name: counts.pop() if len(counts) == 1 else None
+        for name, counts in counted.items()
+    }
 
 
 # What installers and Python itself add to packages: it finds modules, and does nothing in a step.
-_OF_THE_INSTALLATION = ("__editable__", "_sysconfigdata", "_virtualenv", "sitecustomize", "usercustomize")
+_OF_THE_INSTALLATION = (
+    "__editable__",
+    "_sysconfigdata",
+    "_virtualenv",
+    "sitecustomize",
+    "usercustomize",
+)
 
 
 def distributions(modules: Iterable[str]) -> dict[str, Distribution]:
-    """Return, by name, the distributions that have these modules, as `Imported.others` has them; of a namespace, all
-    that have a part of it.
+    """Return, by name, the distributions that have these modules, as `Imported.others` has them; of
+    a namespace, all that have a part of it.
 
-    A module of no distribution, or of one that is installed to be edited, has its own name and no digest.
+    A module of no distribution, or of one that is installed to be edited, has its own name and no
+    digest.
     """
     by_module = _by_module(tuple(sys.path))
     found: dict[str, Distribution] = {}
-    for entry in sorted(entry for entry in modules if not entry.startswith(_OF_THE_INSTALLATION)):
+    for entry in sorted(
+        entry for entry in modules if not entry.startswith(_OF_THE_INSTALLATION)
+    ):
         module, _, folder = entry.partition("@")
         own = [
-            each for each in by_module.get(module, ()) if folder in ("", os.path.realpath(str(each.locate_file(""))))
+            each
+            for each in by_module.get(module, ())
+            if folder in ("", os.path.realpath(str(each.locate_file(""))))
         ]
-        if not own or any(module not in _modules_of(each) or _is_editable(each) for each in own):
+        if not own or any(
+            module not in _modules_of(each) or _is_editable(each) for each in own
+        ):
             found[module] = Distribution(version="", digest="")
             continue
         for distribution in own:
             facts = distribution.metadata
-            if "Name" in facts and "Version" in facts:  # else it is what a broken installation left
-                found.setdefault(facts["Name"], Distribution(version=facts["Version"], digest=_digest(distribution)))
+            # else it is what a broken installation left
+            if "Name" in facts and "Version" in facts:
+                found.setdefault(
+                    facts["Name"],
+                    Distribution(
+                        version=facts["Version"], digest=_digest(distribution)
+                    ),
+                )
     return found
 
 
 def _is_editable(distribution: metadata.Distribution) -> bool:
-    """Whether a distribution is installed to be edited, by any installer: uv writes JSON without spaces."""
+    """Whether a distribution is installed to be edited, by any installer: uv writes JSON without
+    spaces."""
     try:
-        return bool(json.loads(distribution.read_text("direct_url.json") or "{}")["dir_info"]["editable"])
+        return bool(
+            json.loads(distribution.read_text("direct_url.json") or "{}")["dir_info"][
+                "editable"
+            ]
+        )
     except (ValueError, KeyError, TypeError):
         return False
 
 
 @cache
 def _by_module(path: tuple[str, ...]) -> Mapping[str, list[metadata.Distribution]]:
-    """Return the distributions by module. `metadata.packages_distributions` takes five times as long, and in Python
-    3.10 leaves out those without top_level.txt."""
+    """Return the distributions by module. `metadata.packages_distributions` takes five times as
+    long, and in Python 3.10 leaves out those without top_level.txt."""
     found: dict[str, list[metadata.Distribution]] = {}
     for distribution in metadata.distributions(path=list(path)):
-        for module in (distribution.read_text("top_level.txt") or "").split() or _modules_of(distribution):
+        for module in (
+            distribution.read_text("top_level.txt") or ""
+        ).split() or _modules_of(distribution):
             found.setdefault(module, []).append(distribution)
     return found
 
 
 def _modules_of(distribution: metadata.Distribution) -> set[str]:
     """Return the top-level modules of a distribution's files; an editable install has none."""
-    return {line.split(",")[0].split("/")[0].split(".")[0] for line in _record(distribution)}
+    return {
+        line.split(",")[0].split("/")[0].split(".")[0] for line in _record(distribution)
+    }
 
 
 def _digest(distribution: metadata.Distribution) -> str:
-    """Return a digest of a distribution's files that does not depend on where and by what it was installed.
+    """Return a digest of a distribution's files that does not depend on where and by what it was
+    installed.
 
-    Scripts name the interpreter, files that an installer compiled have no hash, and its own notes are in the
-    metadata."""
+    Scripts name the interpreter, files that an installer compiled have no hash, and its own notes
+    are in the metadata."""
     lines = [
         line
         for line in _record(distribution)
-        if not line.startswith("..") and not line.endswith(",,") and ".dist-info/" not in line
+        if not line.startswith("..")
+        and not line.endswith(",,")
+        and ".dist-info/" not in line
     ]
-    return hashlib.sha256("\n".join(sorted(lines)).encode()).hexdigest()[:16] if lines else ""
+    return (
+        hashlib.sha256("\n".join(sorted(lines)).encode()).hexdigest()[:16]
+        if lines
+        else ""
+    )
 
 
 def _record(distribution: metadata.Distribution) -> list[str]:

@@ -23,7 +23,13 @@ from pytest_ddpperf.measuring.launches import CurrentSide, Job, Launches
 from pytest_ddpperf.measuring.measurement import Measured
 from pytest_ddpperf.records import codec
 from pytest_ddpperf.records.errors import BaseSideError, DdpPerfError
-from pytest_ddpperf.records.messages import Event, EventKind, Order, OrderKind, StartPytest
+from pytest_ddpperf.records.messages import (
+    Event,
+    EventKind,
+    Order,
+    OrderKind,
+    StartPytest,
+)
 from pytest_ddpperf.records.plan import Plan
 from pytest_ddpperf.records.samples import LaunchSamples, Status, Verdict
 from pytest_ddpperf.wire import payload
@@ -33,7 +39,12 @@ from pytest_ddpperf.wire.source_trees import Trees
 # Often enough to be seen alive, rarely enough to leave the cores to the ranks.
 _RELAY_SECONDS = 0.5
 OVER = "the leader has ended the test"
-_LAUNCH_ORDERS = (OrderKind.MEASURE_AS, OrderKind.LAUNCH, OrderKind.PAUSE_LAUNCH, OrderKind.SAMPLE_STACKS)
+_LAUNCH_ORDERS = (
+    OrderKind.MEASURE_AS,
+    OrderKind.LAUNCH,
+    OrderKind.PAUSE_LAUNCH,
+    OrderKind.SAMPLE_STACKS,
+)
 
 
 class LeaderConnection:
@@ -83,7 +94,9 @@ class LeaderConnection:
     def carry_out(self, job: Job, launcher: Launcher, store: Store) -> Measured:
         """Launch as often as the leader asks; raises BaseSideError when it has ended the test."""
         if not job.gate:  # nothing is compared, so nothing is asked
-            return replace(measurement.carry_out(job, launcher, store, self.relay), fails=False)
+            return replace(
+                measurement.carry_out(job, launcher, store, self.relay), fails=False
+            )
         self._check_test()
         launches = CurrentSide(job, launcher, self.relay)
         self.send(ready_job(job))
@@ -105,26 +118,39 @@ class LeaderConnection:
                     continue
             except DdpPerfError as error:
                 self.send(Event(EventKind.LAUNCH_FAILED, text=text_with_output(error)))
-                if order.kind is not OrderKind.LAUNCH:  # the leader may want to see it alone, or needs it not
+                # the leader may want to see it alone, or needs it not
+                if order.kind is not OrderKind.LAUNCH:
                     continue
                 self.over = True
                 raise
-            self.send(Event(EventKind.LAUNCHED, samples=(replace(launched, output=()),)))
+            self.send(
+                Event(EventKind.LAUNCHED, samples=(replace(launched, output=()),))
+            )
         if order.kind is not OrderKind.END_MEASUREMENT or not launches.taken:
             self.over = True
             raise BaseSideError(OVER)
-        return _measured(job, launches, Verdict(status=Status.NOT_GATED, reason="base-side"), store)
+        return _measured(
+            job, launches, Verdict(status=Status.NOT_GATED, reason="base-side"), store
+        )
 
     def _check_test(self) -> None:
-        """Raise BaseSideError if the leader has ended the test, or the test imported the other tree."""
+        """Raise BaseSideError if the leader has ended the test, or the test imported the other
+        tree."""
         if self.over:
             raise BaseSideError(OVER)
         self.trees.refuse_strays()
 
     def _pause(self, launches: CurrentSide) -> bool:
-        """Pause a launch until it is to deliver or to be dropped; return whether it was added to `launches`."""
+        """Pause a launch until it is to deliver or to be dropped; return whether it was added to
+        `launches`."""
         with launches.pause(len(launches.taken) + 1, launches.steps) as launch:
-            self.send(Event(EventKind.PAUSED, steps=launch.steps, step_seconds=launch.step_seconds))
+            self.send(
+                Event(
+                    EventKind.PAUSED,
+                    steps=launch.steps,
+                    step_seconds=launch.step_seconds,
+                )
+            )
             while (order := self.order()).kind is OrderKind.RUN_STRETCH:
                 launch.stretch(order.steps or 0)
                 self.send(Event(EventKind.STRETCH_DONE))
@@ -148,22 +174,36 @@ class _Relay(Observer):
     def waiting(self, resource: Path) -> None:
         self._leader.send(Event(EventKind.WAITING_FOR_LOCK, resources=(str(resource),)))
 
-    def progress(self, phase: Phase, step: int, steps: int, marks_ns: Sequence[int]) -> None:
+    def progress(
+        self, phase: Phase, step: int, steps: int, marks_ns: Sequence[int]
+    ) -> None:
         if time.monotonic() - self._reported < _RELAY_SECONDS:
             return
         self._reported = time.monotonic()
-        self._leader.send(Event(EventKind.PROGRESS, phase=int(phase), step=step, steps=steps))
+        self._leader.send(
+            Event(EventKind.PROGRESS, phase=int(phase), step=step, steps=steps)
+        )
 
 
 def ready_job(job: Job) -> Event:
-    """Return the event that a test asks for a measurement; all nodes of a launch have to ask for the same."""
+    """Return the event that a test asks for a measurement; all nodes of a launch have to ask for
+    the same."""
     label, facts = job.test.label, job.facts
-    return Event(EventKind.READY, label=label, plan=job.plan, batch_size=job.batch_size, facts=facts, gate=job.gate)
+    return Event(
+        EventKind.READY,
+        label=label,
+        plan=job.plan,
+        batch_size=job.batch_size,
+        facts=facts,
+        gate=job.gate,
+    )
 
 
 def ready_call(plan: Plan, function: Callable[..., Any]) -> Event:
     """Return the event that a test asks for a call."""
-    return Event(EventKind.READY, asks_for="a call", label=payload.name_of(function), plan=plan)
+    return Event(
+        EventKind.READY, asks_for="a call", label=payload.name_of(function), plan=plan
+    )
 
 
 class NodeLeaderConnection(LeaderConnection):
@@ -171,10 +211,15 @@ class NodeLeaderConnection(LeaderConnection):
 
     def __init__(self, lines: Lines, start: StartPytest) -> None:
         super().__init__(lines, start)
-        self.node, self.nodes, self._interface = start.node, start.nodes, start.interface
+        self.node, self.nodes, self._interface = (
+            start.node,
+            start.nodes,
+            start.interface,
+        )
 
     def carry_out(self, job: Job, launcher: Launcher, store: Store) -> Measured:
-        """Take part as often as the leader asks; raises BaseSideError when it has ended the test."""
+        """Take part as often as the leader asks; raises BaseSideError when it has ended the
+        test."""
         if job.plan.nodes == 1:  # the first node does it by itself
             return super().carry_out(replace(job, gate=False), launcher, store)
 
@@ -189,31 +234,59 @@ class NodeLeaderConnection(LeaderConnection):
             launches.add(samples)
         return _measured(job, launches, _verdict(end.verdict), store, fails=end.fails)
 
-    def call(self, plan: Plan, function: Callable[..., Any], args: Sequence[Any], launcher: Launcher) -> list[Any]:
+    def call(
+        self,
+        plan: Plan,
+        function: Callable[..., Any],
+        args: Sequence[Any],
+        launcher: Launcher,
+    ) -> list[Any]:
         """Take part in a call as often as the leader asks; return the results by rank."""
         task = partial(payload.dumps, "call", function, args)
-        return unpickle(self._take_part(launcher, ready_call(plan, function), task).results)
+        return unpickle(
+            self._take_part(launcher, ready_call(plan, function), task).results
+        )
 
-    def _take_part(self, launcher: Launcher, ready: Event, task: Callable[[], bytes]) -> Order:
+    def _take_part(
+        self, launcher: Launcher, ready: Event, task: Callable[[], bytes]
+    ) -> Order:
         """Take part in the launches of what the test asks for; return the order that ends it."""
         self._check_test()
-        launcher.ready_for(ready.plan)  # which may take seconds, and no launch has begun
+        # which may take seconds, and no launch has begun
+        launcher.ready_for(ready.plan)
         self._asked += 1  # a plugin may run the test again here, and not at the leader
         self.send(replace(ready, number=self._asked))
         processes = ready.plan.part(self.node)
         with ExitStack() as locks:
-            while (order := self.order()).kind not in (OrderKind.END_MEASUREMENT, OrderKind.LEAVE_TEST):
+            while (order := self.order()).kind not in (
+                OrderKind.END_MEASUREMENT,
+                OrderKind.LEAVE_TEST,
+            ):
                 try:
                     if order.kind is OrderKind.ACQUIRE_LOCKS:
-                        taken = locks.enter_context(launcher.alone_here(ready.plan, len(processes), self.relay))
-                        self.send(Event(EventKind.LOCKS_ACQUIRED, resources=tuple(map(str, taken))))
+                        taken = locks.enter_context(
+                            launcher.alone_here(ready.plan, len(processes), self.relay)
+                        )
+                        self.send(
+                            Event(
+                                EventKind.LOCKS_ACQUIRED,
+                                resources=tuple(map(str, taken)),
+                            )
+                        )
                     elif order.kind is OrderKind.RELEASE_LOCKS:
                         locks.close()
                     elif order.kind is OrderKind.TAKE_SHARE:
-                        part = Part(processes=processes, node=self.node, store=order.store, interface=self._interface)
+                        part = Part(
+                            processes=processes,
+                            node=self.node,
+                            store=order.store,
+                            interface=self._interface,
+                        )
                         launcher.take_part(order.plan, part, task(), self)
                 except DdpPerfError as error:
-                    self.send(Event(EventKind.LAUNCH_FAILED, text=text_with_output(error)))
+                    self.send(
+                        Event(EventKind.LAUNCH_FAILED, text=text_with_output(error))
+                    )
         if order.kind is OrderKind.LEAVE_TEST:
             self.over = True
             raise BaseSideError(OVER)
@@ -222,7 +295,9 @@ class NodeLeaderConnection(LeaderConnection):
         return order
 
 
-def _measured(job: Job, launches: Launches, verdict: Verdict, store: Store, *, fails: bool = False) -> Measured:
+def _measured(
+    job: Job, launches: Launches, verdict: Verdict, store: Store, *, fails: bool = False
+) -> Measured:
     """Return what this pytest's test gets; its leader decides whether it fails."""
     return Measured(
         job=job,
@@ -235,9 +310,14 @@ def _measured(job: Job, launches: Launches, verdict: Verdict, store: Store, *, f
 
 
 def _verdict(first: Verdict | None) -> Verdict:
-    """Return the verdict of the first node, for a test may go on by it. What the first node saves, only it saves."""
+    """Return the verdict of the first node, for a test may go on by it. What the first node saves,
+    only it saves."""
     gated = first is not None and first.status is not Status.NOT_GATED
-    return first if first is not None and gated else Verdict(status=Status.NOT_GATED, reason="follows")
+    return (
+        first
+        if first is not None and gated
+        else Verdict(status=Status.NOT_GATED, reason="follows")
+    )
 
 
 def _never(launch: int, launches: int, steps: int | None) -> LaunchSamples:

@@ -15,7 +15,13 @@ from pytest_ddpperf.explain import find_slower_file
 from pytest_ddpperf.launch import Launcher, Observer
 from pytest_ddpperf.measuring import launches
 from pytest_ddpperf.measuring.baseline_side import Interleaved, Stored, shown
-from pytest_ddpperf.measuring.launches import CurrentSide, Job, Launches, measurement, recorded
+from pytest_ddpperf.measuring.launches import (
+    CurrentSide,
+    Job,
+    Launches,
+    measurement,
+    recorded,
+)
 from pytest_ddpperf.measuring.stopping_rule import Judge
 from pytest_ddpperf.records.outcome import Outcome
 from pytest_ddpperf.records.plan import Collective
@@ -50,13 +56,18 @@ class Result:
     verdict: Verdict
     environment: Environment
     counters: Counters  #: per step, the largest over ranks; None where it is unknown
-    recorded: Recorded  #: by name, launch x rank x step: the values of `ctx.record`; None if there is none
-    #: where the time of a typical step goes, in seconds by phase, by rank: all but "rank_wait", a part of
-    #: "exposed_communication", add up to the step; None where it is unknown; () if nothing is known
+    # : by name, launch x rank x step: the values of `ctx.record`; None if there is none
+    recorded: Recorded
+    # : where the time of a typical step goes, in seconds by phase, by rank: all but "rank_wait", a
+    # part of : "exposed_communication", add up to the step; None where it is unknown; () if nothing
+    # is known
     rank_phases: tuple[Mapping[str, float | None], ...]
 
     def __repr__(self) -> str:
-        return f"<{type(self).__name__} p50={text.seconds(self.p50)} {self.verdict} on {self.world_size} ranks>"
+        return (
+            f"<{type(self).__name__} p50={text.seconds(self.p50)} {self.verdict} on"
+            f" {self.world_size} ranks>"
+        )
 
     @property
     def phases(self) -> Mapping[str, float | None]:
@@ -64,15 +75,17 @@ class Result:
         return over_ranks(self.rank_phases)
 
     def percentile(self, q: float) -> float:
-        """Return the q-th percentile (0 to 100) of the group's step time: per launch, then the geometric mean over
-        launches, as the verdict has it (of fewer steps, where a baseline has fewer)."""
+        """Return the q-th percentile (0 to 100) of the group's step time: per launch, then the
+        geometric mean over launches, as the verdict has it (of fewer steps, where a baseline has
+        fewer)."""
         if not 0 <= q <= 100:
             raise ValueError(f"percentile({q!r}): from 0 to 100")
         return geometric_mean(launch_quantiles(self.step_seconds, q))
 
     @property
     def mean(self) -> float:
-        """The time of the whole window per step: per launch, then the geometric mean over launches."""
+        """The time of the whole window per step: per launch, then the geometric mean over
+        launches."""
         return geometric_mean(launch_means(self.step_seconds))
 
     @property
@@ -98,7 +111,8 @@ class Result:
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class CollectiveResult(Result):
-    """A measurement of one collective over one size, in nccl-tests' terms too; all times are in seconds."""
+    """A measurement of one collective over one size, in nccl-tests' terms too; all times are in
+    seconds."""
 
     collective: Collective
 
@@ -118,14 +132,15 @@ class CollectiveResult(Result):
         return self.collective.busbw(self.p50)
 
 
-# All launches of a measurement, but those that confirm a suspicion: twenty launches of half a minute. One that takes
-# longer would hold up the job for what is rarely decided by more launches.
+# All launches of a measurement, but those that confirm a suspicion: twenty launches of half a
+# minute. One that takes longer would hold up the job for what is rarely decided by more launches.
 MAX_SECONDS = 600.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """A job that was carried out: the launches of the current side, what they were compared with, and the verdict."""
+    """A job that was carried out: the launches of the current side, what they were compared with,
+    and the verdict."""
 
     job: Job
     verdict: Verdict
@@ -134,7 +149,8 @@ class Measured:
     current: Launches
     side: Stored | Interleaved
     further_notes: tuple[str, ...] = ()
-    suspected: Measured | None = None  # with the stored baseline, if this one confirmed or refuted the suspicion
+    # with the stored baseline, if this one confirmed or refuted the suspicion
+    suspected: Measured | None = None
 
     @cached_property
     def measurement(self) -> Measurement:
@@ -145,7 +161,11 @@ class Measured:
     def result(self) -> Result:
         """What the test gets."""
         collective = self.job.plan.collective
-        kind = Result if collective is None else partial(CollectiveResult, collective=collective)
+        kind = (
+            Result
+            if collective is None
+            else partial(CollectiveResult, collective=collective)
+        )
         return kind(
             step_seconds=self.measurement.samples.step_seconds,
             samples=self.measurement.samples.rank_seconds,
@@ -169,8 +189,12 @@ class Measured:
         """The baseline that would be saved, with what a later run needs to know of it."""
         recording = Recording(
             measurement=self.measurement,
-            resolution=times.resolutions(self.measurement, self.job.limits, level=self.job.level),
-            distributions=launches.distributions(launches.modules_imported(self.current.taken)),
+            resolution=times.resolutions(
+                self.measurement, self.job.limits, level=self.job.level
+            ),
+            distributions=launches.distributions(
+                launches.modules_imported(self.current.taken)
+            ),
         )
         return Baseline(test=self.job.test, sessions=(recording,))
 
@@ -185,28 +209,45 @@ def carry_out(
     steps: int | None = None,
     confirm_seconds: float | None = None,
 ) -> Measured:
-    """Launch, judge, and go on while the verdict is open: compare with the store or, with `base`, with launches there
-    that are interleaved with these. Raises LaunchError and the other errors of a launch, and BaselineError.
+    """Launch, judge, and go on while the verdict is open: compare with the store or, with `base`,
+    with launches there that are interleaved with these. Raises LaunchError and the other errors of
+    a launch, and BaselineError.
 
-    `steps` is the length of each window; with None the first launch decides. `confirm_seconds` limit a comparison that
-    confirms a suspicion."""
+    `steps` is the length of each window; with None the first launch decides. `confirm_seconds`
+    limit a comparison that confirms a suspicion."""
     current = CurrentSide(job, launcher, observer, steps=steps)
-    side: Stored | Interleaved = Stored(store, job.test, to_extend=job.settings.extend_baseline)
+    side: Stored | Interleaved = Stored(
+        store, job.test, to_extend=job.settings.extend_baseline
+    )
     if base is not None and job.gate:
         side = Interleaved(base, job, observer)
-    # The smallest detectable change of the same code has to rest on all pairs. Calling suspected code as fast as the
-    # baseline's is a claim, which needs a look.
+    # The smallest detectable change of the same code has to rest on all pairs. Calling suspected
+    # code as fast as the baseline's is a claim, which needs a look.
     gives_up = job.settings.against != "self"
-    max_seconds = MAX_SECONDS if confirm_seconds is None else min(MAX_SECONDS, confirm_seconds)
+    max_seconds = (
+        MAX_SECONDS if confirm_seconds is None else min(MAX_SECONDS, confirm_seconds)
+    )
     judge = Judge(
-        job, current, side, max_seconds=max_seconds, stops_early=gives_up and confirm_seconds is None, gives_up=gives_up
+        job,
+        current,
+        side,
+        max_seconds=max_seconds,
+        stops_early=gives_up and confirm_seconds is None,
+        gives_up=gives_up,
     )
     try:
         verdict = judge.decide()
         fails, environment = does_fail(job, verdict), judge.environment
         if any(change.status is Status.REGRESSED for change in verdict.comparisons):
             side.sample_stacks(current, max_seconds)
-        return Measured(job=job, verdict=verdict, fails=fails, environment=environment, current=current, side=side)
+        return Measured(
+            job=job,
+            verdict=verdict,
+            fails=fails,
+            environment=environment,
+            current=current,
+            side=side,
+        )
     finally:
         side.end()
 
@@ -214,25 +255,48 @@ def carry_out(
 def does_fail(job: Job, verdict: Verdict) -> bool:
     """Return whether a verdict fails the test of a job."""
     settings = job.settings
-    return decision.fails(verdict, fail_on=settings.fail_on, baseline_missing=settings.baseline_missing)
+    return decision.fails(
+        verdict, fail_on=settings.fail_on, baseline_missing=settings.baseline_missing
+    )
 
 
-def build_outcome(found: Measured, rootdir: Path, accept_command: str, **took: float) -> Outcome:
-    """Return the outcome of a measurement, with its evidence and the command that accepts it. `took` are its times, as
-    `Outcome` has them."""
+def build_outcome(
+    found: Measured, rootdir: Path, accept_command: str, **took: float
+) -> Outcome:
+    """Return the outcome of a measurement, with its evidence and the command that accepts it.
+    `took` are its times, as `Outcome` has them."""
     job, current, stored = found.job, found.current, found.suspected or found
     notes = current.notes(advise=not job.settings.disable)
-    side, verdict, baseline = found.side.record(current), found.verdict, found.side.baseline
+    side, verdict, baseline = (
+        found.side.record(current),
+        found.verdict,
+        found.side.baseline,
+    )
     before = baseline.measurements if baseline is not None else ()
-    findings, words = causes.explain(verdict, job.plan, found.measurement, before, job.level, side)
+    findings, words = causes.explain(
+        verdict, job.plan, found.measurement, before, job.level, side
+    )
     if found.side.sampled is not None and side is not None:
         now, earlier = (
-            geometric_mean(launch_means(each.samples.step_seconds)) for each in (found.measurement, *before)
+            geometric_mean(launch_means(each.samples.step_seconds))
+            for each in (found.measurement, *before)
         )
-        stacks, steps = zip(*((each.stacks, fmean(each.step_seconds)) for each in found.side.sampled), strict=True)
-        slower = find_slower_file(stacks, steps, findings, rise=now - earlier, files=side.differing, level=job.level)
+        stacks, steps = zip(
+            *((each.stacks, fmean(each.step_seconds)) for each in found.side.sampled),
+            strict=True,
+        )
+        slower = find_slower_file(
+            stacks,
+            steps,
+            findings,
+            rise=now - earlier,
+            files=side.differing,
+            level=job.level,
+        )
         findings = (*findings, *filter(None, [slower]))
-    accepts = verdict.status is not Status.NOT_GATED and (side is None or found.suspected is not None)
+    accepts = verdict.status is not Status.NOT_GATED and (
+        side is None or found.suspected is not None
+    )
     return _outcome(
         job,
         verdict=verdict,
@@ -249,7 +313,12 @@ def build_outcome(found: Measured, rootdir: Path, accept_command: str, **took: f
         findings=findings,
         evidence=words,
         accept=accept_command if accepts else "",
-        notes=(*job.notes, *notes, *found.side.notes(verdict, current), *found.further_notes),
+        notes=(
+            *job.notes,
+            *notes,
+            *found.side.notes(verdict, current),
+            *found.further_notes,
+        ),
     )
 
 
@@ -260,5 +329,15 @@ def build_failure(job: Job, error: str, **took: float) -> Outcome:
 
 def _outcome(job: Job, **found: Any) -> Outcome:
     """Build the outcome of a job from what was `found`."""
-    of_job = ("nodeid", "test", "plan", "launches", "batch_size", "file", "line", "limits", "level")
+    of_job = (
+        "nodeid",
+        "test",
+        "plan",
+        "launches",
+        "batch_size",
+        "file",
+        "line",
+        "limits",
+        "level",
+    )
     return Outcome(**{name: getattr(job, name) for name in of_job}, **found)

@@ -1,5 +1,5 @@
-"""The table of settings, one row each, and its registration with pytest. Every pytest run imports it; `parse` reads
-values."""
+"""The table of settings, one row each, and its registration with pytest. Every pytest run imports
+it; `parse` reads values."""
 
 from __future__ import annotations
 
@@ -10,7 +10,15 @@ if TYPE_CHECKING:
     import pytest
 
 # What --ddp-fail-on may name: every verdict but PASS, in lower case, and losses that differ.
-FAIL_ON_NAMES = ("regressed", "improved", "inconclusive", "no-baseline", "incomparable", "not-gated", "diverged")
+FAIL_ON_NAMES = (
+    "regressed",
+    "improved",
+    "inconclusive",
+    "no-baseline",
+    "incomparable",
+    "not-gated",
+    "diverged",
+)
 
 
 # The source of settings that a test's marker gives.
@@ -26,11 +34,13 @@ class Row(NamedTuple):
     parser: str = ""  # a function of `parse`; "" for a flag
     allowed: tuple[Any, ...] = ()  # further arguments of the parser
     metavar: str = ""  # "" for a flag
-    ini: Literal["int", "float", "string", "linelist"] | None = None  # pytest's name of the type
+    # pytest's name of the type
+    ini: Literal["int", "float", "string", "linelist"] | None = None
     marker: bool = False
     many: bool = False  # may be given more than once; its parser gets the list
     name: str = ""  # of the field of Settings, unless that is `argument`
-    of_run: bool = True  # whether it is an option at all; else a marker's argument alone
+    # whether it is an option at all; else a marker's argument alone
+    of_run: bool = True
 
     @property
     def key(self) -> str:
@@ -58,117 +68,334 @@ class Row(NamedTuple):
 _count = partial(Row, parser="count", allowed=(1,), metavar="N", ini="int", marker=True)
 _choice = partial(Row, default="auto", parser="choice", ini="string")
 _file = partial(Row, default=None, parser="path", allowed=("a file",), metavar="PATH")
-_folder = partial(Row, default=None, parser="path", allowed=("a folder",), metavar="DIR")
+_folder = partial(
+    Row, default=None, parser="path", allowed=("a folder",), metavar="DIR"
+)
 
 ROWS = (
-    Row(option="--ddp-world-size", name="world_sizes", default="2", parser="world_sizes", ini="linelist",
-        metavar="N[,N...]", marker=True,
-        help="ranks; with several sizes, each test runs once with each"),
-    Row(option="--ddp-nodes", default=None, parser="count", allowed=(1,), marker=True, of_run=False,
-        help="nodes for a test's ranks, if torchrun started several; by default all, or the first alone if it has as "
-        "many ranks as the marker asks for"),
-    _count(option="--ddp-trainers", default="2",
-        help="trainers of an RPC launch (rpc_benchmark), for which --ddp-world-size has no effect"),
-    _count(option="--ddp-parameter-servers", default="2", help="parameter servers of an RPC launch (rpc_benchmark)"),
-    Row(option="--ddp-backend", default="auto", parser="word", metavar="NAME", ini="string", marker=True,
+    Row(
+        option="--ddp-world-size",
+        name="world_sizes",
+        default="2",
+        parser="world_sizes",
+        ini="linelist",
+        metavar="N[,N...]",
+        marker=True,
+        help="ranks; with several sizes, each test runs once with each",
+    ),
+    Row(
+        option="--ddp-nodes",
+        default=None,
+        parser="count",
+        allowed=(1,),
+        marker=True,
+        of_run=False,
+        help=(
+            "nodes for a test's ranks, if torchrun started several; by default all, or the first"
+            " alone if it has as many ranks as the marker asks for"
+        ),
+    ),
+    _count(
+        option="--ddp-trainers",
+        default="2",
+        help="trainers of an RPC launch (rpc_benchmark), for which --ddp-world-size has no effect",
+    ),
+    _count(
+        option="--ddp-parameter-servers",
+        default="2",
+        help="parameter servers of an RPC launch (rpc_benchmark)",
+    ),
+    Row(
+        option="--ddp-backend",
+        default="auto",
+        parser="word",
+        metavar="NAME",
+        ini="string",
+        marker=True,
         allowed=("auto, gloo, nccl or any torch backend",),
-        help="auto, gloo, nccl or any torch backend; auto is nccl if there are enough CUDA devices, else gloo"),
-    Row(option="--ddp-device", default="auto", parser="word", metavar="TYPE", ini="string", marker=True,
+        help=(
+            "auto, gloo, nccl or any torch backend; auto is nccl if there are enough CUDA devices,"
+            " else gloo"
+        ),
+    ),
+    Row(
+        option="--ddp-device",
+        default="auto",
+        parser="word",
+        metavar="TYPE",
+        ini="string",
+        marker=True,
         allowed=("auto or a device type: cpu, cuda, ...",),
-        help="auto, cpu, cuda or another device type; auto is the backend's"),
-    _count(option="--ddp-warmup", default="5", allowed=(0,), help="steps before the timed ones, at least"),
+        help="auto, cpu, cuda or another device type; auto is the backend's",
+    ),
+    _count(
+        option="--ddp-warmup",
+        default="5",
+        allowed=(0,),
+        help="steps before the timed ones, at least",
+    ),
     _count(option="--ddp-steps", default="30", help="timed steps per launch, at least"),
-    Row(option="--ddp-min-time", name="min_seconds", default="1", parser="seconds", allowed=(0.0,),
-        metavar="S", ini="float", marker=True,
-        help="seconds of timed steps per launch, if --ddp-steps take less; 0: exactly --ddp-steps"),
-    _count(option="--ddp-launches", default="5",
-        help="launches (fresh process groups) before the first look at a measurement"),
-    _count(option="--ddp-max-launches", default="20",
-        help="launches at most, if the first ones leave the verdict open"),
-    Row(option="--ddp-threshold", name="limits", default="p10:10%,p50:10%,mean:25%", parser="limits",
-        metavar="LIST", ini="linelist", marker=True,
-        help="how much worse a metric may get: metric:N% or metric:Nms, comma-separated; replaces all time limits"),
-    _choice(option="--ddp-timing", allowed=("auto", "free", "step"), metavar="MODE", marker=True,
-        help="free: steps run ahead; step: synchronise around every step; auto: step on cpu, else free"),
-    _choice(option="--ddp-turns", allowed=("auto", "stretches", "launches"), metavar="MODE", marker=True,
-        help="with --ddp-against: stretches: interleave a few steps of each side, both alive; "
-        "launches: one launch after the other; auto: stretches on cpu, launches on other devices and for RPC"),
-    Row(option="--ddp-timeout", name="timeout_seconds", default="300", parser="seconds", metavar="S",
-        ini="float", marker=True,
-        help="seconds for one launch; waiting for a lock does not count"),
-    Row(option="--ddp-preload", default="", parser="modules", metavar="MODULES", ini="linelist",
-        help="modules to import once, for all ranks, comma-separated"),
-    Row(option="--ddp-baseline-dir", default="baselines", parser="path", allowed=("a folder",),
-        metavar="DIR", ini="string",
-        help="where baselines are; in the ini file relative to rootdir"),
-    _choice(option="--ddp-baseline-missing", allowed=("auto", "warn", "fail"), metavar="ACTION",
-        help="if a test has nothing to be compared with: warn, fail, auto (fail if CI is set, else warn)"),
-    Row(option="--ddp-fail-on", default=None, parser="fail_on", metavar="LIST", ini="linelist",
-        help=f"exactly these fail a test: {', '.join(FAIL_ON_NAMES)}, comma-separated"),
-    Row(option="--ddp-confirm", name="confirm_seconds", default="auto", parser="confirm_seconds",
-        metavar="S", ini="string",
-        help="seconds of a run for re-measuring tests that look slower than their baseline, interleaved with the "
-        "baseline's own code from git; auto: 300; never"),
-    Row(option="--ddp-save-baseline", default=False, help="measure, and replace the baselines of the tests that pass"),
-    Row(option="--ddp-extend-baseline", default=False,
-        help="measure, and add a session to the baselines of the tests that pass"),
-    Row(option="--ddp-against", default=None, parser="word", allowed=("a git ref, or self",), metavar="REF",
-        help="compare with the code of a git ref, interleaved with the working tree, instead of with baselines; "
-        "self: the same code on both sides, to see the noise"),
-    Row(option="--ddp-against-setup", default=None, parser="word", allowed=("a shell command",),
-        metavar="CMD", ini="string",
-        help="command that builds the code of --ddp-against, run first at the top of its worktree"),
-    Row(option="--ddp-against-python", default=None, parser="path", allowed=("an interpreter",), metavar="PATH",
-        help="compare with another interpreter, which has pytest-ddpperf too"),
-    Row(option="--ddp-against-env", default=None, parser="assignments", metavar="NAME=VALUE", many=True,
-        help="compare with another value of a variable; may be repeated"),
-    Row(option="--ddp-against-option", default=None, parser="arguments", metavar="OPTIONS", many=True,
-        help='compare with more options for pytest: "--my-bucket-mb 1"; may be repeated'),
-    Row(option="--ddp-disable", default=False, help="run each step once in one launch, compare nothing"),
-    _choice(option="--ddp-suite-size", allowed=("auto", "tiny", "small", "full"), metavar="SIZE",
-        help="how much the shipped suite (--pyargs pytest_ddpperf.suite) measures: tiny, small or full; "
-        "auto: full if each rank has a CUDA device, else small"),
-    _count(option="--ddp-suite-bucket-mb", default="25", marker=False,
-        help="megabytes of DDP's buckets in the suite's sweep"),
-    _folder(option="--ddp-suite-plots",
-        help="write figures of the suite's results to this folder: pip install 'pytest-ddpperf[plots]'"),
-    _folder(option="--ddp-trace", name="trace_dir",
-        help="write a Chrome trace of three more steps of each rank, after the timed ones of a test's first launch"),
-    _file(option="--ddp-json", name="json_path", help="write everything measured, raw samples included"),
-    _folder(option="--ddp-history", name="history_dir", ini="string",
-        help="add the run's measurements to the history in this folder: see ddpperf history"),
-    _file(option="--ddp-markdown", name="markdown_path",
-        help="write a report for people, at most 60,000 characters of Markdown; appended to the file that "
-        "$GITHUB_STEP_SUMMARY names"),
-    _file(option="--ddp-html", name="html_path",
-        help="write an HTML page with figures: pip install 'pytest-ddpperf[report]'"),
-)  # fmt: skip
+    Row(
+        option="--ddp-min-time",
+        name="min_seconds",
+        default="1",
+        parser="seconds",
+        allowed=(0.0,),
+        metavar="S",
+        ini="float",
+        marker=True,
+        help="seconds of timed steps per launch, if --ddp-steps take less; 0: exactly --ddp-steps",
+    ),
+    _count(
+        option="--ddp-launches",
+        default="5",
+        help="launches (fresh process groups) before the first look at a measurement",
+    ),
+    _count(
+        option="--ddp-max-launches",
+        default="20",
+        help="launches at most, if the first ones leave the verdict open",
+    ),
+    Row(
+        option="--ddp-threshold",
+        name="limits",
+        default="p10:10%,p50:10%,mean:25%",
+        parser="limits",
+        metavar="LIST",
+        ini="linelist",
+        marker=True,
+        help=(
+            "how much worse a metric may get: metric:N% or metric:Nms, comma-separated; replaces"
+            " all time limits"
+        ),
+    ),
+    _choice(
+        option="--ddp-timing",
+        allowed=("auto", "free", "step"),
+        metavar="MODE",
+        marker=True,
+        help=(
+            "free: steps run ahead; step: synchronise around every step; auto: step on cpu, else"
+            " free"
+        ),
+    ),
+    _choice(
+        option="--ddp-turns",
+        allowed=("auto", "stretches", "launches"),
+        metavar="MODE",
+        marker=True,
+        help=(
+            "with --ddp-against: stretches: interleave a few steps of each side, both alive;"
+            " launches: one launch after the other; auto: stretches on cpu, launches on other"
+            " devices and for RPC"
+        ),
+    ),
+    Row(
+        option="--ddp-timeout",
+        name="timeout_seconds",
+        default="300",
+        parser="seconds",
+        metavar="S",
+        ini="float",
+        marker=True,
+        help="seconds for one launch; waiting for a lock does not count",
+    ),
+    Row(
+        option="--ddp-preload",
+        default="",
+        parser="modules",
+        metavar="MODULES",
+        ini="linelist",
+        help="modules to import once, for all ranks, comma-separated",
+    ),
+    Row(
+        option="--ddp-baseline-dir",
+        default="baselines",
+        parser="path",
+        allowed=("a folder",),
+        metavar="DIR",
+        ini="string",
+        help="where baselines are; in the ini file relative to rootdir",
+    ),
+    _choice(
+        option="--ddp-baseline-missing",
+        allowed=("auto", "warn", "fail"),
+        metavar="ACTION",
+        help=(
+            "if a test has nothing to be compared with: warn, fail, auto (fail if CI is set, else"
+            " warn)"
+        ),
+    ),
+    Row(
+        option="--ddp-fail-on",
+        default=None,
+        parser="fail_on",
+        metavar="LIST",
+        ini="linelist",
+        help=f"exactly these fail a test: {', '.join(FAIL_ON_NAMES)}, comma-separated",
+    ),
+    Row(
+        option="--ddp-confirm",
+        name="confirm_seconds",
+        default="auto",
+        parser="confirm_seconds",
+        metavar="S",
+        ini="string",
+        help=(
+            "seconds of a run for re-measuring tests that look slower than their baseline,"
+            " interleaved with the baseline's own code from git; auto: 300; never"
+        ),
+    ),
+    Row(
+        option="--ddp-save-baseline",
+        default=False,
+        help="measure, and replace the baselines of the tests that pass",
+    ),
+    Row(
+        option="--ddp-extend-baseline",
+        default=False,
+        help="measure, and add a session to the baselines of the tests that pass",
+    ),
+    Row(
+        option="--ddp-against",
+        default=None,
+        parser="word",
+        allowed=("a git ref, or self",),
+        metavar="REF",
+        help=(
+            "compare with the code of a git ref, interleaved with the working tree, instead of with"
+            " baselines; self: the same code on both sides, to see the noise"
+        ),
+    ),
+    Row(
+        option="--ddp-against-setup",
+        default=None,
+        parser="word",
+        allowed=("a shell command",),
+        metavar="CMD",
+        ini="string",
+        help="command that builds the code of --ddp-against, run first at the top of its worktree",
+    ),
+    Row(
+        option="--ddp-against-python",
+        default=None,
+        parser="path",
+        allowed=("an interpreter",),
+        metavar="PATH",
+        help="compare with another interpreter, which has pytest-ddpperf too",
+    ),
+    Row(
+        option="--ddp-against-env",
+        default=None,
+        parser="assignments",
+        metavar="NAME=VALUE",
+        many=True,
+        help="compare with another value of a variable; may be repeated",
+    ),
+    Row(
+        option="--ddp-against-option",
+        default=None,
+        parser="arguments",
+        metavar="OPTIONS",
+        many=True,
+        help='compare with more options for pytest: "--my-bucket-mb 1"; may be repeated',
+    ),
+    Row(
+        option="--ddp-disable",
+        default=False,
+        help="run each step once in one launch, compare nothing",
+    ),
+    _choice(
+        option="--ddp-suite-size",
+        allowed=("auto", "tiny", "small", "full"),
+        metavar="SIZE",
+        help=(
+            "how much the shipped suite (--pyargs pytest_ddpperf.suite) measures: tiny, small or"
+            " full; auto: full if each rank has a CUDA device, else small"
+        ),
+    ),
+    _count(
+        option="--ddp-suite-bucket-mb",
+        default="25",
+        marker=False,
+        help="megabytes of DDP's buckets in the suite's sweep",
+    ),
+    _folder(
+        option="--ddp-suite-plots",
+        help=(
+            "write figures of the suite's results to this folder: pip install"
+            " 'pytest-ddpperf[plots]'"
+        ),
+    ),
+    _folder(
+        option="--ddp-trace",
+        name="trace_dir",
+        help=(
+            "write a Chrome trace of three more steps of each rank, after the timed ones of a"
+            " test's first launch"
+        ),
+    ),
+    _file(
+        option="--ddp-json",
+        name="json_path",
+        help="write everything measured, raw samples included",
+    ),
+    _folder(
+        option="--ddp-history",
+        name="history_dir",
+        ini="string",
+        help="add the run's measurements to the history in this folder: see ddpperf history",
+    ),
+    _file(
+        option="--ddp-markdown",
+        name="markdown_path",
+        help=(
+            "write a report for people, at most 60,000 characters of Markdown; appended to the file"
+            " that $GITHUB_STEP_SUMMARY names"
+        ),
+    ),
+    _file(
+        option="--ddp-html",
+        name="html_path",
+        help="write an HTML page with figures: pip install 'pytest-ddpperf[report]'",
+    ),
+)
 BY_ARGUMENT = {row.argument: row for row in ROWS if row.marker}
 
-MARKER_HELP = f"ddp({', '.join(BY_ARGUMENT)}): settings of a distributed test, by keyword, over --ddp-* and ini keys"
+MARKER_HELP = (
+    f"ddp({', '.join(BY_ARGUMENT)}): settings of a distributed test, by keyword, over --ddp-* and"
+    " ini keys"
+)
 
 
 def given(config: pytest.Config) -> bool:
-    """Say whether any setting was given on the command line or in the ini file. If not, none need be read."""
+    """Say whether any setting was given on the command line or in the ini file. If not, none need
+    be read."""
     import pytest  # not above: the command line of reports reads settings without it
 
     if any(config.getoption(row.key) is not None for row in ROWS if row.of_run):
         return True
     try:
-        return any(config.getini(row.key) is not None for row in ROWS if row.ini is not None)
-    except (TypeError, ValueError, pytest.UsageError):  # of a type that pytest does not expect
+        return any(
+            config.getini(row.key) is not None for row in ROWS if row.ini is not None
+        )
+    except (TypeError, ValueError, pytest.UsageError):
+        # of a type that pytest does not expect
         return True
 
 
 def add_options(parser: pytest.Parser) -> None:
-    """Register every option and ini key without a default: `read` must see what was given, and where."""
+    """Register every option and ini key without a default: `read` must see what was given, and
+    where."""
     group = parser.getgroup("ddpperf", "distributed performance regression")
     for row in filter(lambda row: row.of_run, ROWS):
         text = row.help + (f" (default: {row.default})" if row.default else "")
         escaped = text.replace("%", "%%")  # argparse formats its help, addini does not
         if row.metavar:
             action = "append" if row.many else "store"
-            group.addoption(row.option, metavar=row.metavar, help=escaped, action=action)
+            group.addoption(
+                row.option, metavar=row.metavar, help=escaped, action=action
+            )
         else:
             group.addoption(row.option, action="store_true", default=None, help=escaped)
         if row.ini is not None:

@@ -1,8 +1,8 @@
 """Parse values as written into settings. Knows neither pytest nor where a value comes from.
 
-A value is a text (command line, ini file) or of any type (marker, native TOML). `Row.parser` names the function that
-parses it. Each raises ValueError that says what is allowed; whoever calls it adds the place and the value, or the item
-of it that is refused.
+A value is a text (command line, ini file) or of any type (marker, native TOML). `Row.parser` names
+the function that parses it. Each raises ValueError that says what is allowed; whoever calls it adds
+the place and the value, or the item of it that is refused.
 """
 
 from __future__ import annotations
@@ -17,14 +17,23 @@ from typing import Literal, cast
 from pytest_ddpperf.options.definitions import FAIL_ON_NAMES
 from pytest_ddpperf.records.plan import BANDWIDTH, COUNTERS, MEAN, PHASE_METRICS, Limit
 
-_MOST = 1_000_000  # of whatever is counted: more would take days, or more memory than there is
+# of whatever is counted: more would take days, or more memory than there is
+_MOST = 1_000_000
 _MOST_RANKS = 10_000
 _LONGEST_SECONDS = 1e9  # 31 years; from ten times that on a socket's timeout overflows
-# Four decimals: p99.9999 needs three million steps, and with many more a percentile is rounded to 100.
+# Four decimals: p99.9999 needs three million steps, and with many more a percentile is rounded to
+# 100.
 _OF_STEP = "|".join((MEAN, *PHASE_METRICS))
-_LIMIT = re.compile(rf"(?:(cpu_)?p(\d+(?:\.\d{{1,4}})?)|({_OF_STEP})):(\d+(?:\.\d+)?)(%|ms)", re.ASCII)
-_SHARE = re.compile(rf"({'|'.join(map(re.escape, (BANDWIDTH, *COUNTERS)))}):(\d+(?:\.\d+)?)%", re.ASCII)
-_LIMIT_FORM = "metric:N% or metric:Nms, as in p50:5%, p95:2ms, mean:20%, forward:5%, cpu_p50:5%, busbw:5%, rpc.bytes:0%"
+_LIMIT = re.compile(
+    rf"(?:(cpu_)?p(\d+(?:\.\d{{1,4}})?)|({_OF_STEP})):(\d+(?:\.\d+)?)(%|ms)", re.ASCII
+)
+_SHARE = re.compile(
+    rf"({'|'.join(map(re.escape, (BANDWIDTH, *COUNTERS)))}):(\d+(?:\.\d+)?)%", re.ASCII
+)
+_LIMIT_FORM = (
+    "metric:N% or metric:Nms, as in p50:5%, p95:2ms, mean:20%, forward:5%, cpu_p50:5%, busbw:5%,"
+    " rpc.bytes:0%"
+)
 
 
 class Refused(ValueError):
@@ -41,14 +50,16 @@ def near(value: object, names: Iterable[str]) -> str:
 
 
 def _guess(value: object, names: Iterable[str]) -> str:
-    from difflib import get_close_matches  # rarely needed, and every pytest run would pay for it
+    # rarely needed, and every pytest run would pay for it
+    from difflib import get_close_matches
 
     close = get_close_matches(str(value).lower(), names, n=1)
     return f"; did you mean {close[0]}?" if close else ""
 
 
 def _items(value: object) -> tuple[object, ...]:
-    """Return the items of a comma-separated text, or of a sequence of texts or numbers; () for an empty text."""
+    """Return the items of a comma-separated text, or of a sequence of texts or numbers; () for an
+    empty text."""
     items: list[object] = []
     for part in value if isinstance(value, (list, tuple)) else (value,):
         if not isinstance(part, str):
@@ -60,15 +71,18 @@ def _items(value: object) -> tuple[object, ...]:
 
 def count(value: object, least: int, most: int = _MOST) -> int:
     text = value.strip() if isinstance(value, str) else ""
-    if text.isascii() and text.isdigit() and len(text) < 20:  # Python refuses to read very many digits
+    # Python refuses to read very many digits
+    if text.isascii() and text.isdigit() and len(text) < 20:
         value = int(text)
-    if type(value) is not int or not least <= value <= most:  # not isinstance: True is an int
+    # not isinstance: True is an int
+    if type(value) is not int or not least <= value <= most:
         raise ValueError(f"a whole number from {least} to {most:,}")
     return value
 
 
 def world_sizes(value: object) -> tuple[int, ...]:
-    allowed = f"whole numbers from 1 to {_MOST_RANKS:,}, separated by commas, none twice: 2 or 1,2,4"
+    sizes_are = f"whole numbers from 1 to {_MOST_RANKS:,}"
+    allowed = f"{sizes_are}, separated by commas, none twice: 2 or 1,2,4"
     try:
         sizes = tuple(count(item, 1, _MOST_RANKS) for item in _items(value))
     except ValueError:
@@ -85,7 +99,8 @@ def word(value: object, allowed: str) -> str:
 
 
 def path(value: object, allowed: str) -> str:
-    """Parse a word and expand `~`, which no shell does in `--option=~/x` nor pytest in an ini file."""
+    """Parse a word and expand `~`, which no shell does in `--option=~/x` nor pytest in an ini
+    file."""
     return os.path.expanduser(word(value, allowed))
 
 
@@ -116,14 +131,18 @@ def _limit(item: object) -> Limit:
     share = _SHARE.fullmatch(item) if isinstance(item, str) else None
     if share is not None:
         if share[1] == BANDWIDTH and float(share[2]) >= 100:
-            raise Refused(item, "must be less than 100 %: a bandwidth cannot fall further")
+            raise Refused(
+                item, "must be less than 100 %: a bandwidth cannot fall further"
+            )
         return Limit(metric=share[1], value=float(share[2]) / 100, unit="%")
     match = _LIMIT.fullmatch(item) if isinstance(item, str) else None
     if match is None:
         name, _, size = str(item).partition(":")
         allowed = f"not {_LIMIT_FORM}"
         if name not in _METRICS and _LIMIT.fullmatch(f"{MEAN}:{size}"):
-            allowed = f"unknown metric {name}{_guess(name, _METRICS) or f': {_LIMIT_FORM}'}"
+            allowed = (
+                f"unknown metric {name}{_guess(name, _METRICS) or f': {_LIMIT_FORM}'}"
+            )
         raise Refused(item, allowed)
     cpu, percentile, metric, value, unit = match.groups()
     amount = float(value) / (100 if unit == "%" else 1000)
@@ -131,8 +150,12 @@ def _limit(item: object) -> Limit:
         q = float(percentile)
         if not 0 < q < 100:
             end = "an end of the sample" if q in (0, 100) else "no percentile"
-            raise Refused(item, f"p{percentile} is {end}: a metric is p1 to p99, decimals allowed (p99.9)")
-        # One text for one percentile, so that p50 and p50.0 are the same metric to baselines and reports.
+            raise Refused(
+                item,
+                f"p{percentile} is {end}: a metric is p1 to p99, decimals allowed (p99.9)",
+            )
+        # One text for one percentile, so that p50 and p50.0 are the same metric to baselines and
+        # reports.
         metric = f"{cpu or ''}p{q:.10g}"
     if amount == float("inf"):
         raise Refused(item, f"the limit is not finite: {_LIMIT_FORM}")
@@ -146,15 +169,22 @@ def limits(value: object) -> tuple[Limit, ...]:
     metrics = [limit.metric for limit in parsed]
     for metric in metrics:
         if metrics.count(metric) > 1:
-            raise ValueError(f"{metric} has {metrics.count(metric)} limits: give each metric one")
+            raise ValueError(
+                f"{metric} has {metrics.count(metric)} limits: give each metric one"
+            )
     return parsed
 
 
 def modules(value: object) -> tuple[str, ...]:
     names = _items(value)
     for name in names:
-        if not isinstance(name, str) or not all(part.isidentifier() for part in name.split(".")):
-            raise Refused(name, "not a module's import name: names separated by commas, as in torch.fx,my.ops")
+        if not isinstance(name, str) or not all(
+            part.isidentifier() for part in name.split(".")
+        ):
+            raise Refused(
+                name,
+                "not a module's import name: names separated by commas, as in torch.fx,my.ops",
+            )
     return cast("tuple[str, ...]", names)
 
 
@@ -190,7 +220,9 @@ def assignments(value: object) -> tuple[str, ...]:
 def arguments(value: object) -> tuple[str, ...]:
     """Split options for pytest as a shell would."""
     try:
-        words = tuple(word for text in cast("list[str]", value) for word in shlex.split(text))
+        words = tuple(
+            word for text in cast("list[str]", value) for word in shlex.split(text)
+        )
     except ValueError as error:
         raise ValueError(f"options for pytest, as in a shell: {error}") from None
     if not words:

@@ -1,6 +1,7 @@
 """Command line + ini + marker -> one frozen Settings; nothing else reads pytest's config.
 
-Knows what may be asked, not what this machine has: whether a backend or a device exists, `measuring.session` finds out.
+Knows what may be asked, not what this machine has: whether a backend or a device exists,
+`measuring.session` finds out.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ class Settings:
     """The settings of a run or, with its markers, of one test."""
 
     world_sizes: tuple[int, ...]
-    nodes: int | None = None  # None: as many as there are, or one where that has ranks enough
+    # None: as many as there are, or one where that has ranks enough
+    nodes: int | None = None
     trainers: int  # of an RPC launch
     parameter_servers: int
     backend: str  # "auto" or a torch backend
@@ -45,7 +47,8 @@ class Settings:
     baseline_dir: Path  # absolute
     baseline_missing: Literal["warn", "fail"]
     fail_on: frozenset[str] | None  # None: the verdict and `baseline_missing` decide
-    confirm_seconds: float = 300.0  # of a run, to re-measure suspicions next to the baseline's code; 0: never
+    # of a run, to re-measure suspicions next to the baseline's code; 0: never
+    confirm_seconds: float = 300.0
     save_baseline: bool
     extend_baseline: bool
     against: str | None  # a git ref, or "self"
@@ -54,7 +57,8 @@ class Settings:
     against_env: tuple[str, ...] | None  # "NAME=VALUE"
     against_option: tuple[str, ...] | None
     disable: bool
-    suite_size: Literal["auto", "tiny", "small", "full"] = "auto"  # the suite's own, which reads it by pytest's words
+    # the suite's own, which reads it by pytest's words
+    suite_size: Literal["auto", "tiny", "small", "full"] = "auto"
     suite_bucket_mb: int = 25
     suite_plots: Path | None = None  # absolute
     trace_dir: Path | None = None  # absolute
@@ -62,7 +66,8 @@ class Settings:
     history_dir: Path | None = None  # absolute
     markdown_path: Path | None = None  # absolute
     html_path: Path | None = None  # absolute
-    sources: Mapping[str, str]  # name of a field -> a marker's, "command line", "ini" or "default"
+    # name of a field -> a marker's, "command line", "ini" or "default"
+    sources: Mapping[str, str]
 
     @property
     def records(self) -> str:
@@ -73,7 +78,9 @@ class Settings:
 
     def in_stretches(self, plan: Plan) -> bool:
         """Say whether launches of both sides are interleaved while both are alive."""
-        wanted = plan.device == "cpu" if self.turns == "auto" else self.turns == "stretches"
+        wanted = (
+            plan.device == "cpu" if self.turns == "auto" else self.turns == "stretches"
+        )
         return wanted and not (plan.rpc or self.disable)
 
     @property
@@ -83,7 +90,8 @@ class Settings:
         return next((f"--ddp-{name.replace('_', '-')}" for name in asked), "")
 
 
-_FILES = ("json_path", "markdown_path", "html_path")  # that are written when the run ends
+# that are written when the run ends
+_FILES = ("json_path", "markdown_path", "html_path")
 _FOLDERS = ("baseline_dir", "history_dir", "suite_plots", "trace_dir")
 _COMPARISONS = ("against", "against_python", "against_env", "against_option")
 
@@ -94,9 +102,14 @@ def read_settings(config: pytest.Config) -> Settings:
     sources: dict[str, str] = {}
     for row in ROWS:
         value, sources[row.field] = _written(config, row)
-        values[row.field] = None if value is None else _parsed(row, value, sources[row.field])
-    if sources["limits"] == "default":  # dropped if the asked steps and launches cannot support them
-        values["limits"] = tuple(replace(limit, default=True) for limit in values["limits"])
+        values[row.field] = (
+            None if value is None else _parsed(row, value, sources[row.field])
+        )
+    # dropped if the asked steps and launches cannot support them
+    if sources["limits"] == "default":
+        values["limits"] = tuple(
+            replace(limit, default=True) for limit in values["limits"]
+        )
     if values["baseline_missing"] == "auto":
         values["baseline_missing"] = "fail" if os.environ.get("CI") else "warn"
     _resolve_paths(config, values, sources)
@@ -105,16 +118,26 @@ def read_settings(config: pytest.Config) -> Settings:
     return _checked(settings)
 
 
-def _resolve_paths(config: pytest.Config, values: dict[str, Any], sources: Mapping[str, str]) -> None:
-    """Make paths absolute: those of the command line relative to the current directory, others to rootdir."""
+def _resolve_paths(
+    config: pytest.Config, values: dict[str, Any], sources: Mapping[str, str]
+) -> None:
+    """Make paths absolute: those of the command line relative to the current directory, others to
+    rootdir."""
     for field in (*_FILES, *_FOLDERS):
         if values[field] is None:
             continue
-        anchor = config.invocation_params.dir if sources[field] == "command line" else config.rootpath
+        anchor = (
+            config.invocation_params.dir
+            if sources[field] == "command line"
+            else config.rootpath
+        )
         values[field] = path = Path(os.path.abspath(anchor / values[field]))
         row = next(row for row in ROWS if row.field == field)
-        if field in _FILES and os.path.isdir(path):  # other problems of a path are noted when it is written
-            raise OptionError(row.option, str(path), "is a folder: name the file to write")
+        # other problems of a path are noted when it is written
+        if field in _FILES and os.path.isdir(path):
+            raise OptionError(
+                row.option, str(path), "is a folder: name the file to write"
+            )
         if field in ("suite_plots", "trace_dir") and os.path.isfile(path):
             raise OptionError(row.option, str(path), "is a file: name a folder")
 
@@ -122,22 +145,43 @@ def _resolve_paths(config: pytest.Config, values: dict[str, Any], sources: Mappi
 def _check_comparison(settings: Settings) -> None:
     """Refuse a comparison that contradicts itself or another option."""
     extends = "--ddp-extend-baseline" * settings.extend_baseline
-    asked = settings.comparison_option, settings.records, extends, "--ddp-disable" * settings.disable
+    asked = (
+        settings.comparison_option,
+        settings.records,
+        extends,
+        "--ddp-disable" * settings.disable,
+    )
     first, *others = dict.fromkeys(filter(None, asked)) or [""]
     if others:
         raise OptionError(first, others[0], "they exclude each other: use only one")
-    if settings.against in (None, "self") and settings.sources["against_setup"] == "command line":
+    if (
+        settings.against in (None, "self")
+        and settings.sources["against_setup"] == "command line"
+    ):
         allowed = "builds the code of a git ref: name it with --ddp-against"
         raise OptionError("--ddp-against-setup", settings.against_setup, allowed)
     for word in settings.against_option or ():
         if word.startswith("--ddp-against"):
-            raise OptionError("--ddp-against-option", word, "options that choose the other side cannot be passed to it")
+            raise OptionError(
+                "--ddp-against-option",
+                word,
+                "options that choose the other side cannot be passed to it",
+            )
     others = [name for name in _COMPARISONS[1:] if getattr(settings, name)]
     if settings.against == "self" and others:
         option = f"--ddp-{others[0].replace('_', '-')}"
-        raise OptionError("--ddp-against", "self", f"has the same code on both sides, {option} does not: use only one")
-    if settings.against_python is not None and shutil.which(settings.against_python) is None:
-        raise OptionError("--ddp-against-python", settings.against_python, "there is no such program")
+        raise OptionError(
+            "--ddp-against",
+            "self",
+            f"has the same code on both sides, {option} does not: use only one",
+        )
+    if (
+        settings.against_python is not None
+        and shutil.which(settings.against_python) is None
+    ):
+        raise OptionError(
+            "--ddp-against-python", settings.against_python, "there is no such program"
+        )
 
 
 def _parsed(row: Row, value: object, source: str) -> Any:
@@ -160,7 +204,8 @@ def _written(config: pytest.Config, row: Row) -> tuple[object, str]:
 
 
 def _as_written(value: object) -> object:
-    """Restore the `--` of `--option=--`, of which argparse before Python 3.13 leaves an empty list."""
+    """Restore the `--` of `--option=--`, of which argparse before Python 3.13 leaves an empty
+    list."""
     if isinstance(value, list):
         return [_as_written(each) for each in value] or "--"
     return value
@@ -172,10 +217,13 @@ def _from_ini(config: pytest.Config, key: str) -> object:
     try:
         return config.getini(key)
     except (TypeError, ValueError, pytest.UsageError):
-        # pytest is stricter than our parsers (a list written as `2` or "1,2,4" in a native TOML file) and may not say
-        # which key is wrong (`two` for a number). So they judge what was written, -o over the file: pytest 8 keeps
-        # the two apart. pytest 9 deprecates `inicfg`, but there is no other way.
-        overrides = dict(pair.split("=", 1) for pair in config.getoption("override_ini") or ())
+        # pytest is stricter than our parsers (a list written as `2` or "1,2,4" in a native TOML
+        # file) and may not say which key is wrong (`two` for a number). So they judge what was
+        # written, -o over the file: pytest 8 keeps the two apart. pytest 9 deprecates `inicfg`, but
+        # there is no other way.
+        overrides = dict(
+            pair.split("=", 1) for pair in config.getoption("override_ini") or ()
+        )
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             written = {**config.inicfg, **overrides}[key]
@@ -183,7 +231,8 @@ def _from_ini(config: pytest.Config, key: str) -> object:
 
 
 def with_markers(settings: Settings, markers: Iterable[pytest.Mark]) -> Settings:
-    """Return the settings of one test: its `ddp` markers, closest first, over those of the run. Raises MarkerError."""
+    """Return the settings of one test: its `ddp` markers, closest first, over those of the run.
+    Raises MarkerError."""
     try:
         of_test = _marked(settings, markers)
         return settings if of_test is settings else _checked(of_test)
@@ -196,7 +245,11 @@ def _marked(settings: Settings, marks: Iterable[pytest.Mark]) -> Settings:
     for mark in marks:
         if mark.args:
             names = ", ".join(BY_ARGUMENT)
-            raise OptionError("@pytest.mark.ddp(...)", mark.args[0], f"arguments are given by keyword: {names}")
+            raise OptionError(
+                "@pytest.mark.ddp(...)",
+                mark.args[0],
+                f"arguments are given by keyword: {names}",
+            )
         for name, value in mark.kwargs.items():
             if name not in BY_ARGUMENT:
                 allowed = f"there is no such argument; there are {parse.near(name, BY_ARGUMENT)}"
@@ -209,7 +262,8 @@ def _marked(settings: Settings, marks: Iterable[pytest.Mark]) -> Settings:
 
 
 def _checked(settings: Settings) -> Settings:
-    """Refuse contradictory launches, and the user's limits that the asked steps and launches cannot support."""
+    """Refuse contradictory launches, and the user's limits that the asked steps and launches cannot
+    support."""
     if settings.disable:
         return replace(settings, warmup=0, steps=1, min_seconds=0.0, launches=1)
     if settings.max_launches < 2 * settings.launches:
@@ -218,7 +272,9 @@ def _checked(settings: Settings) -> Settings:
                 f"at least twice {where(settings, 'launches')}, which is {settings.launches}: "
                 "a suspicion is confirmed by as many launches as raised it"
             )
-            raise OptionError(where(settings, "max_launches"), settings.max_launches, allowed)
+            raise OptionError(
+                where(settings, "max_launches"), settings.max_launches, allowed
+            )
         settings = replace(settings, max_launches=2 * settings.launches)
     if settings.records and settings.launches == 1:
         allowed = f"at least 2 with {settings.records}: nothing is compared with a single launch"
@@ -231,10 +287,15 @@ def _check_limits(settings: Settings) -> None:
     place = BY_ARGUMENT["threshold"].where(settings.sources["limits"])
     for limit in settings.limits:
         if limit.on_cpu_only and settings.device not in ("auto", "cpu"):
-            raise OptionError(place, str(limit), f"{limit.on_cpu_only} measured on cpu only, not on {settings.device}")
+            raise OptionError(
+                place,
+                str(limit),
+                f"{limit.on_cpu_only} measured on cpu only, not on {settings.device}",
+            )
         if limit.default or limit.is_counter:
             continue
-        from pytest_ddpperf.verdict.times import unsupported  # rarely needed, and every run would pay for it
+        # rarely needed, and every run would pay for it
+        from pytest_ddpperf.verdict.times import unsupported
 
         needs = unsupported(limit, steps=settings.steps, launches=settings.launches)
         if needs:
@@ -243,17 +304,22 @@ def _check_limits(settings: Settings) -> None:
 
 def where(settings: Settings, field: str) -> str:
     """Return the name of a setting where it was made, for a message."""
-    return next(row for row in ROWS if row.field == field).where(settings.sources[field])
+    return next(row for row in ROWS if row.field == field).where(
+        settings.sources[field]
+    )
 
 
-# Launches x ranks x steps to which windows may be lengthened, for a baseline keeps them all: on CPU two figures of each
-# rank's step and one of the group's, 13 bytes a figure. 20 launches of 2 ranks come to 150 steps and 200 KB.
+# Launches x ranks x steps to which windows may be lengthened, for a baseline keeps them all: on CPU
+# two figures of each rank's step and one of the group's, 13 bytes a figure. 20 launches of 2 ranks
+# come to 150 steps and 200 KB.
 _MOST_TIMED = 6000
 
 
-def make_plan(settings: Settings, *, world_size: int, backend: str, device: str, **others: Any) -> Plan:
-    """Return the plan of a test's launches; backend and device are names that torch knows, no longer "auto". `others`
-    are further fields of the plan."""
+def make_plan(
+    settings: Settings, *, world_size: int, backend: str, device: str, **others: Any
+) -> Plan:
+    """Return the plan of a test's launches; backend and device are names that torch knows, no
+    longer "auto". `others` are further fields of the plan."""
     timing = settings.timing
     if timing == "auto":
         timing = "step" if device == "cpu" else "free"

@@ -25,10 +25,20 @@ BENCHMARKS = frozenset({"ddp_benchmark", "collective_benchmark", RPC})
 FIXTURES = BENCHMARKS | {"ddp_run"}
 # Settings that a baseline's path holds, or that must be the same on both sides.
 _CHOOSE_BASELINE = frozenset(
-    {"world_sizes", "trainers", "parameter_servers", "backend", "device", "warmup", "timing", "baseline_dir"}
+    {
+        "world_sizes",
+        "trainers",
+        "parameter_servers",
+        "backend",
+        "device",
+        "warmup",
+        "timing",
+        "baseline_dir",
+    }
 )
 COLLECTED = pytest.StashKey[str]()  # the node id as collected
-_INSTALLED = frozenset({"site-packages", "dist-packages"})  # folders, wherever an environment is
+# folders, wherever an environment is
+_INSTALLED = frozenset({"site-packages", "dist-packages"})
 
 
 def uses(item: pytest.Item, fixtures: Collection[str]) -> bool:
@@ -45,14 +55,18 @@ def measures(item: pytest.Item) -> bool:
 
 
 def has_benchmark(plugins: pytest.PytestPluginManager) -> bool:
-    """Say whether pytest-benchmark is there, by its entry point or by `-p pytest_benchmark.plugin`."""
+    """Say whether pytest-benchmark is there, by its entry point or by `-p
+    pytest_benchmark.plugin`."""
     return any(map(plugins.hasplugin, ("benchmark", "pytest_benchmark.plugin")))
 
 
 def world_sizes(item: pytest.Item, settings: Settings) -> tuple[int, ...]:
-    """Return the one world size of a test that is parametrised with several, else those of its settings."""
+    """Return the one world size of a test that is parametrised with several, else those of its
+    settings."""
     parameters = getattr(getattr(item, "callspec", None), "params", {})
-    return (parameters[WORLD_SIZE],) if WORLD_SIZE in parameters else settings.world_sizes
+    return (
+        (parameters[WORLD_SIZE],) if WORLD_SIZE in parameters else settings.world_sizes
+    )
 
 
 def with_place(item: pytest.Item, error: MarkerError) -> str:
@@ -62,33 +76,51 @@ def with_place(item: pytest.Item, error: MarkerError) -> str:
 
 
 def named_tests(config: pytest.Config) -> tuple[str, ...]:
-    """Return the words of the command line that name tests; () if the ini file names them, or nothing does."""
+    """Return the words of the command line that name tests; () if the ini file names them, or
+    nothing does."""
     return tuple(config.args) if config.args_source is config.ArgsSource.ARGS else ()
 
 
 def moved_rootdir(config: pytest.Config) -> str:
-    """Return, in words, that an option's value moved pytest's rootdir, and what to write; "" if none did. pytest finds
-    its rootdir before it knows our options: it takes a word that names a path for one of tests."""
-    call, with_value = config.invocation_params, {row.option for row in ROWS if row.parser}
+    """Return, in words, that an option's value moved pytest's rootdir, and what to write; "" if
+    none did. pytest finds its rootdir before it knows our options: it takes a word that names a
+    path for one of tests."""
+    call, with_value = (
+        config.invocation_params,
+        {row.option for row in ROWS if row.parser},
+    )
     if config.inipath or config.option.rootdir or config.rootpath == call.dir:
         return ""
     for option, value in pairwise(map(str, call.args)):
-        if option in with_value and value.startswith(("..", "/")) and (call.dir / value).exists():
-            moved = f"pytest takes {value} for a path of tests, and its rootdir is {config.rootpath}"
+        if (
+            option in with_value
+            and value.startswith(("..", "/"))
+            and (call.dir / value).exists()
+        ):
+            moved = (
+                f"pytest takes {value} for a path of tests, and its rootdir is "
+                f"{config.rootpath}"
+            )
             return f"{moved}: write {option}={value}, or set it in an ini file"
     return ""
 
 
 def accept_command(item: pytest.Item, settings: Settings) -> str:
-    """Return the command that records this test's baseline, with the options that choose its file."""
+    """Return the command that records this test's baseline, with the options that choose its
+    file."""
     config = item.config
     words = ["pytest", _named(item)]
     for row in ROWS:
-        if row.field in _CHOOSE_BASELINE and settings.sources[row.field] == "command line":
-            words.append(f"{row.option}={config.getoption(row.key)}")  # else a path may be taken for one of tests
+        if (
+            row.field in _CHOOSE_BASELINE
+            and settings.sources[row.field] == "command line"
+        ):
+            # else a path may be taken for one of tests
+            words.append(f"{row.option}={config.getoption(row.key)}")
     if config.option.inifilename or config.option.rootdir:
         start = config.invocation_params.dir
-        ini = os.path.relpath(config.inipath, start) if config.inipath else os.devnull  # an empty one
+        # an empty one
+        ini = os.path.relpath(config.inipath, start) if config.inipath else os.devnull
         words += ["-c", ini, "--rootdir", os.path.relpath(config.rootpath, start)]
     if hasattr(config, "workerinput"):  # xdist's workers may not record
         words += ["-n", "0"]
@@ -96,8 +128,8 @@ def accept_command(item: pytest.Item, settings: Settings) -> str:
 
 
 def nodeid_of(item: pytest.Item) -> str:
-    """Return the node id as collected, by which pytest finds the test. Afterwards conftests may rename it, and xdist's
-    workers add the group of --dist loadgroup."""
+    """Return the node id as collected, by which pytest finds the test. Afterwards conftests may
+    rename it, and xdist's workers add the group of --dist loadgroup."""
     return item.stash.get(COLLECTED, item.nodeid)
 
 
@@ -112,7 +144,8 @@ def _within(item: pytest.Item) -> str:
 
 
 def module_of(config: pytest.Config, item: pytest.Item) -> str:
-    """Return `TestId.module`: the path from rootdir, or the import name if the test is outside it or installed.
+    """Return `TestId.module`: the path from rootdir, or the import name if the test is outside it
+    or installed.
 
     Where an installed package lies depends on the machine and on Python's version."""
     path = Path(item.path)
@@ -124,7 +157,8 @@ def module_of(config: pytest.Config, item: pytest.Item) -> str:
 
 
 def name_of(item: pytest.Item, world_size: int) -> str:
-    """Return `TestId.name`: the node id after the module without the world size, which the environment names."""
+    """Return `TestId.name`: the node id after the module without the world size, which the
+    environment names."""
     name = _within(item)
     callspec = getattr(item, "callspec", None)
     if callspec is None or WORLD_SIZE not in callspec.params:
@@ -134,13 +168,22 @@ def name_of(item: pytest.Item, world_size: int) -> str:
     return f"{stem}[{others}]" if others else stem
 
 
-def modules_by_name(config: pytest.Config, items: Sequence[pytest.Item]) -> Mapping[str, str]:
+def modules_by_name(
+    config: pytest.Config, items: Sequence[pytest.Item]
+) -> Mapping[str, str]:
     """Return the files of test modules, conftests and their packages by module name."""
     test_modules = [getattr(item, "module", None) for item in items]
-    modules = [module for module in test_modules if isinstance(module, ModuleType)] + conftests(config)
-    # Outside packages all conftests have one name: by that the last of them is imported. A notebook has no file.
+    modules = [
+        module for module in test_modules if isinstance(module, ModuleType)
+    ] + conftests(config)
+    # Outside packages all conftests have one name: by that the last of them is imported. A notebook
+    # has no file.
     modules.sort(key=lambda module: sys.modules.get(module.__name__) is module)
-    return {module.__name__: file for module in modules if (file := getattr(module, "__file__", None))}
+    return {
+        module.__name__: file
+        for module in modules
+        if (file := getattr(module, "__file__", None))
+    }
 
 
 def conftests(config: pytest.Config) -> list[ModuleType]:
@@ -148,5 +191,6 @@ def conftests(config: pytest.Config) -> list[ModuleType]:
     return [
         plugin
         for plugin in config.pluginmanager.get_plugins()
-        if isinstance(plugin, ModuleType) and os.path.basename(getattr(plugin, "__file__", None) or "") == "conftest.py"
+        if isinstance(plugin, ModuleType)
+        and os.path.basename(getattr(plugin, "__file__", None) or "") == "conftest.py"
     ]

@@ -38,7 +38,8 @@ def another_version(run: Run, items: Sequence[pytest.Item]) -> BaseSide:
 
 
 def of_commit(run: Run, commit: str, seconds: float) -> BaseSide:
-    """Start a commit's own tests, to be interleaved with today's, within so many seconds; raises DdpPerfError."""
+    """Start a commit's own tests, to be interleaved with today's, within so many seconds; raises
+    DdpPerfError."""
     invocation = replace(_of_run(run, ()), own_tests=True)
     side = BaseSide(replace(run.settings, against=commit), invocation, run.templates)
     try:
@@ -50,13 +51,17 @@ def of_commit(run: Run, commit: str, seconds: float) -> BaseSide:
     return side
 
 
-def _invocation(config: pytest.Config, kept: tuple[str, ...], snapshot: ProcessSnapshot) -> Invocation:
+def _invocation(
+    config: pytest.Config, kept: tuple[str, ...], snapshot: ProcessSnapshot
+) -> Invocation:
     """Return how this pytest was called; the rest as `Invocation` has it."""
     return Invocation(
         arguments=(
             *config.getini("addopts"),
             *shlex.split(os.environ.get("PYTEST_ADDOPTS", "")),
-            *spelt_out(map(str, config.invocation_params.args), config.invocation_params.dir),
+            *spelt_out(
+                map(str, config.invocation_params.args), config.invocation_params.dir
+            ),
         ),
         caches=config.pluginmanager.hasplugin("cacheprovider"),
         tests=named_tests(config),
@@ -75,21 +80,37 @@ def _of_run(run: Run, kept: tuple[str, ...]) -> Invocation:
 
 
 def _kept(run: Run, items: Sequence[pytest.Item]) -> tuple[str, ...]:
-    """Return what both sides have from the working tree: tests, conftests, folders of tests, and the ini file."""
-    tests = {os.path.realpath(item.path) for item in items if isinstance(item, pytest.Function)}
+    """Return what both sides have from the working tree: tests, conftests, folders of tests, and
+    the ini file."""
+    tests = {
+        os.path.realpath(item.path)
+        for item in items
+        if isinstance(item, pytest.Function)
+    }
     own = {os.path.realpath(str(module.__file__)) for module in conftests(run.config)}
     root = Path(os.path.realpath(run.config.rootpath))
-    folders = {path for path in map(os.path.dirname, tests | own) if _of_tests(Path(path))}
+    folders = {
+        path for path in map(os.path.dirname, tests | own) if _of_tests(Path(path))
+    }
     folders -= {str(root), *map(str, root.parents)}
-    ini = {os.path.realpath(run.config.inipath)} if run.config.inipath is not None else set()
+    ini = (
+        {os.path.realpath(run.config.inipath)}
+        if run.config.inipath is not None
+        else set()
+    )
     return tuple(sorted(tests | own | folders | ini))
 
 
 def _of_tests(folder: Path) -> bool:
-    """Whether a folder with a test module or a conftest holds tests alone, and no package that may be under test."""
+    """Whether a folder with a test module or a conftest holds tests alone, and no package that may
+    be under test."""
     if folder.name.startswith("test"):
         return True
-    packages = [path.parent for path in (folder / "__init__.py", *folder.glob("*/__init__.py")) if path.exists()]
+    packages = [
+        path.parent
+        for path in (folder / "__init__.py", *folder.glob("*/__init__.py"))
+        if path.exists()
+    ]
     return all(package.name.startswith("test") for package in packages)
 
 
@@ -100,11 +121,19 @@ def seed(config: pytest.Config) -> list[str]:
 
 
 # Options with which pytest runs no test, on whatever node: each says what it has to say.
-_SAYS_ONLY = ("help", "version", "markers", "showfixtures", "show_fixtures_per_test", "cacheshow")
+_SAYS_ONLY = (
+    "help",
+    "version",
+    "markers",
+    "showfixtures",
+    "show_fixtures_per_test",
+    "cacheshow",
+)
 
 
 def main(config: pytest.Config) -> int | None:
-    """The status of a pytest that does not lead, when all is over; None for one that is to go on as ever."""
+    """The status of a pytest that does not lead, when all is over; None for one that is to go on as
+    ever."""
     if _only_says(config):
         return None
     try:
@@ -118,7 +147,9 @@ def main(config: pytest.Config) -> int | None:
     except KeyboardInterrupt:
         return pytest.ExitCode.INTERRUPTED
     except DdpPerfError as error:
-        raise pytest.UsageError(f"pytest-ddpperf, node {os.environ.get('GROUP_RANK')}: {error}") from None
+        raise pytest.UsageError(
+            f"pytest-ddpperf, node {os.environ.get('GROUP_RANK')}: {error}"
+        ) from None
 
 
 def _only_says(config: pytest.Config) -> bool:
@@ -126,7 +157,8 @@ def _only_says(config: pytest.Config) -> bool:
 
 
 def lead(run: Run) -> None:
-    """Open the door to the other nodes, where there are and this pytest leads them; raises pytest.UsageError."""
+    """Open the door to the other nodes, where there are and this pytest leads them; raises
+    pytest.UsageError."""
     if run.leader is not None or _only_says(run.config):
         return
     try:
@@ -141,19 +173,28 @@ def lead(run: Run) -> None:
 
 def _versions() -> dict[str, str]:
     """Of what has to be the same on all nodes."""
-    return {"pytest-ddpperf": __version__, "pytest": pytest.__version__, "Python": platform.python_version()}
+    return {
+        "pytest-ddpperf": __version__,
+        "pytest": pytest.__version__,
+        "Python": platform.python_version(),
+    }
 
 
 def _work_for_leader(config: pytest.Config, found: Role) -> int:
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # torchrun's way to end it: nothing shall be left
-    settings = read_settings(config)  # a mistake is the same on all nodes: nobody waits for anybody
-    seconds = max(START_SECONDS, settings.timeout_seconds)  # the first node may begin as much later
+    # torchrun's way to end it: nothing shall be left
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    # a mistake is the same on all nodes: nobody waits for anybody
+    settings = read_settings(config)
+    # the first node may begin as much later
+    seconds = max(START_SECONDS, settings.timeout_seconds)
     with closing(TorchrunStore(found, seconds)) as store:
         reported = store.answer()["found"]
     key = (os.environ.get(rendezvous.VARIABLE) or reported["secret"]).encode()
     where = f"{reported['address']}, port {reported['port']}"
     try:
-        leader = rendezvous.connect_to_leader(reported["address"], reported["port"], key, found.node, seconds)
+        leader = rendezvous.connect_to_leader(
+            reported["address"], reported["port"], key, found.node, seconds
+        )
     except (NodesError, OSError) as error:
         raise NodesError(f"the pytest of node 0 at {where}: {error}") from None
     with leader.socket, tempfile.TemporaryDirectory(prefix="ddpperf-") as folder:
@@ -167,15 +208,32 @@ def _work_for_leader(config: pytest.Config, found: Role) -> int:
 
         def start(further: Sequence[str]) -> RemotePytest:
             # Its words are among the arguments.
-            variables = {name: value for name, value in snapshot.environ.items() if name != "PYTEST_ADDOPTS"}
-            remote_pytest = RemotePytest(f"node {found.node}", sys.executable, variables, config.invocation_params.dir)
-            disabled = ["--ddp-disable"] if settings.disable else []  # to launch as the first node does
+            variables = {
+                name: value
+                for name, value in snapshot.environ.items()
+                if name != "PYTEST_ADDOPTS"
+            }
+            remote_pytest = RemotePytest(
+                f"node {found.node}",
+                sys.executable,
+                variables,
+                config.invocation_params.dir,
+            )
+            # to launch as the first node does
+            disabled = ["--ddp-disable"] if settings.disable else []
             message = asked.start(here, [*further, *disabled], Path(folder))
-            remote_pytest.send(replace(message, node=found.node, nodes=found.nodes, interface=interface))
+            remote_pytest.send(
+                replace(
+                    message, node=found.node, nodes=found.nodes, interface=interface
+                )
+            )
             return remote_pytest
 
         status = NodeWorker(leader, start).run()
     if status is None:
-        print(f"pytest-ddpperf, node {found.node}: the pytest of node 0 is gone: it was at {where}", file=sys.stderr)
+        print(
+            f"pytest-ddpperf, node {found.node}: the pytest of node 0 is gone: it was at {where}",
+            file=sys.stderr,
+        )
         return pytest.ExitCode.TESTS_FAILED
     return status

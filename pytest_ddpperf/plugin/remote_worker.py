@@ -14,7 +14,10 @@ from typing import NoReturn
 import pytest
 
 from pytest_ddpperf import __version__
-from pytest_ddpperf.measuring.leader_connection import LeaderConnection, NodeLeaderConnection
+from pytest_ddpperf.measuring.leader_connection import (
+    LeaderConnection,
+    NodeLeaderConnection,
+)
 from pytest_ddpperf.plugin import state
 from pytest_ddpperf.plugin.items import is_distributed, nodeid_of
 from pytest_ddpperf.records import codec
@@ -34,15 +37,22 @@ def main(descriptor: int, fields: Message) -> NoReturn:
     faulthandler.register(signal.SIGQUIT, os.fdopen(os.dup(2), "w"), all_threads=True)
     lines = Lines(socket.socket(fileno=descriptor))
     lines.send(codec.encode_message(Event(EventKind.HELLO, version=__version__)))
-    if fields.get("version") != __version__:  # which may mean something else by all other messages
+    # which may mean something else by all other messages
+    if fields.get("version") != __version__:
         sys.exit()
     start = codec.decode(StartPytest, fields)
-    leader = (NodeLeaderConnection if start.nodes > 1 else LeaderConnection)(lines, start)
+    leader = (NodeLeaderConnection if start.nodes > 1 else LeaderConnection)(
+        lines, start
+    )
     die_with_parent(start.parent, signal.SIGKILL)
     sys.argv[:] = start.argv
     if leader.trees.base != leader.trees.current:
         install(leader.trees)
-    sys.exit(pytest.main(start.arguments, plugins=[WorkerPlugin(leader, own_tests=start.own_tests)]))
+    sys.exit(
+        pytest.main(
+            start.arguments, plugins=[WorkerPlugin(leader, own_tests=start.own_tests)]
+        )
+    )
 
 
 class WorkerPlugin:
@@ -66,23 +76,38 @@ class WorkerPlugin:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
-        items = {nodeid_of(item): item for item in session.items if is_distributed(item)}
+        items = {
+            nodeid_of(item): item for item in session.items if is_distributed(item)
+        }
         sources = sources_here(self._leader.trees)
-        self._leader.send(Event(EventKind.COLLECTED, tests=tuple(items), file_errors=self._errors, sources=sources))
+        self._leader.send(
+            Event(
+                EventKind.COLLECTED,
+                tests=tuple(items),
+                file_errors=self._errors,
+                sources=sources,
+            )
+        )
         run = session.config.stash[state.RUN]
         facts: Mapping[str, Scalar] = {}
         with suppress(DdpPerfError):  # each test will say it
-            facts = run.session.facts()  # starts the rank server while the other pytest starts its own
+            # starts the rank server while the other pytest starts its own
+            facts = run.session.facts()
         self._leader.send(Event(EventKind.SERVER_STARTED, facts=facts))
         following: pytest.Item | None = None
         while True:
             order = self._leader.order()
             if order.kind is OrderKind.RUN_TEST:
                 item = items[order.nodeid]
-                if item is not following:  # for which fixtures of wider scope were kept; pytest has no public way
-                    with suppress(Exception, pytest.fail.Exception, pytest.skip.Exception):  # of another test
+                # for which fixtures of wider scope were kept; pytest has no public way
+                if item is not following:
+                    # of another test
+                    with suppress(
+                        Exception, pytest.fail.Exception, pytest.skip.Exception
+                    ):
                         session._setupstate.teardown_exact(item)
-                # What fixtures of a baseline's code start must not disturb the measurements in between.
+                # What fixtures of a baseline's code start must not disturb the measurements in
+                # between.
                 following = None if self._own_tests else _following(session.items, item)
                 self._run(item, following)
 
@@ -94,7 +119,9 @@ class WorkerPlugin:
         text = "\n".join(filter(None, map(_why, self._reports)))
         if self._broken:  # what a fixture failed with is kept for all that follow, else
             text = "\n".join(filter(None, (text, _torn_down(item))))
-        self._leader.send(Event(EventKind.TEST_ENDED, text=text, apart=text if self._apart else ""))
+        self._leader.send(
+            Event(EventKind.TEST_ENDED, text=text, apart=text if self._apart else "")
+        )
 
     @pytest.hookimpl(wrapper=True, trylast=True)
     def pytest_runtest_makereport(
@@ -102,11 +129,13 @@ class WorkerPlugin:
     ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
         report = yield
         if report.failed:
-            # No failure here, for which a plugin would run it again, after some delay: that is for who leads.
+            # No failure here, for which a plugin would run it again, after some delay: that is for
+            # who leads.
             if report.when != "call":
                 self._broken = True
                 self._apart = self._apart or not self._leader.over  # which may be why
-            crash = getattr(report.longrepr, "reprcrash", None)  # comes first: some reports show one line only
+            # comes first: some reports show one line only
+            crash = getattr(report.longrepr, "reprcrash", None)
             first = f"{crash.message}\n\n" if crash is not None else ""
             report.longrepr = (str(item.path), 0, first + report.longreprtext)
             report.outcome = "skipped"
@@ -117,16 +146,26 @@ class WorkerPlugin:
 
 
 def _following(items: list[pytest.Item], item: pytest.Item) -> pytest.Item | None:
-    """The next test that may be asked for: of fixtures that it needs, too, there is no need to be torn down."""
+    """The next test that may be asked for: of fixtures that it needs, too, there is no need to be
+    torn down."""
     later = items[items.index(item) + 1 :]
     return next((other for other in later if is_distributed(other)), None)
 
 
 def _torn_down(item: pytest.Item) -> str:
-    """End all fixtures, of wider scope too, for which pytest has no public way: what failed in it."""
+    """End all fixtures, of wider scope too, for which pytest has no public way: what failed in
+    it."""
     end = item.session._setupstate.teardown_exact
-    call = pytest.CallInfo.from_call(lambda: end(None), "teardown", reraise=(KeyboardInterrupt, pytest.exit.Exception))
-    return pytest.TestReport.from_item_and_call(item, call).longreprtext if call.excinfo else ""
+    call = pytest.CallInfo.from_call(
+        lambda: end(None),
+        "teardown",
+        reraise=(KeyboardInterrupt, pytest.exit.Exception),
+    )
+    return (
+        pytest.TestReport.from_item_and_call(item, call).longreprtext
+        if call.excinfo
+        else ""
+    )
 
 
 def _why(report: pytest.TestReport) -> str:

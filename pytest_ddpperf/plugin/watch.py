@@ -24,19 +24,29 @@ from pytest_ddpperf.verdict.stats import quantile
 from pytest_ddpperf.wire.channels import Phase
 
 _REDRAW_SECONDS = 0.25
-# Others' launches last seconds. A longer wait is reported if there is no line to redraw, again when it has doubled.
+# Others' launches last seconds. A longer wait is reported if there is no line to redraw, again when
+# it has doubled.
 _FIRST_REPORT_SECONDS = 10.0
 
 
 class Watcher(Observer):
-    """The observer of a run's launches: shows what the ranks do on a terminal, and reports long waits."""
+    """The observer of a run's launches: shows what the ranks do on a terminal, and reports long
+    waits."""
 
     def __init__(self, config: pytest.Config, *, warmup: int) -> None:
-        self.streams = config.getoption("capture", "no") == "no" and not hasattr(config, "workerinput")
+        self.streams = config.getoption("capture", "no") == "no" and not hasattr(
+            config, "workerinput"
+        )
         self._config = config
-        self._reporter: Any = config.pluginmanager.get_plugin("terminalreporter")  # None in a worker of xdist's
-        # Not under -s: the ranks' lines come then, and would tear the progress line. A dumb terminal shows escapes.
-        live = getattr(self._reporter, "isatty", False) and not self.streams and os.environ.get("TERM") != "dumb"
+        # None in a worker of xdist's
+        self._reporter: Any = config.pluginmanager.get_plugin("terminalreporter")
+        # Not under -s: the ranks' lines come then, and would tear the progress line. A dumb
+        # terminal shows escapes.
+        live = (
+            getattr(self._reporter, "isatty", False)
+            and not self.streams
+            and os.environ.get("TERM") != "dumb"
+        )
         self._writer = config.get_terminal_writer() if live else None
         self._capture = config.pluginmanager.get_plugin("capturemanager")
         self._warmup = warmup
@@ -56,8 +66,12 @@ class Watcher(Observer):
 
     @property
     def took(self) -> dict[str, float]:
-        """What `Outcome` has of the time since this began to watch, and of waiting for other runs."""
-        return {"seconds": time.monotonic() - self._began, "waited_seconds": sum(self._waits.values())}
+        """What `Outcome` has of the time since this began to watch, and of waiting for other
+        runs."""
+        return {
+            "seconds": time.monotonic() - self._began,
+            "waited_seconds": sum(self._waits.values()),
+        }
 
     def launched(self, samples: LaunchSamples) -> None:
         self._seconds += samples.step_seconds
@@ -72,7 +86,9 @@ class Watcher(Observer):
             if now - self._drawn >= _REDRAW_SECONDS:
                 what, *seconds = self._wait(resource, now).rpartition(",")
                 self._draw(what, "".join(seconds))
-        elif self._reporter is not None and now - self._waits_since >= self._next_report:
+        elif (
+            self._reporter is not None and now - self._waits_since >= self._next_report
+        ):
             self._next_report *= 2
             with self._uncaptured():
                 self._reporter.ensure_newline()
@@ -82,9 +98,13 @@ class Watcher(Observer):
                 self._reporter.flush()
 
     def _wait(self, resource: Path, now: float) -> str:
-        return waiting_line(resource, placement.holder(resource), now - self._waits_since)
+        return waiting_line(
+            resource, placement.holder(resource), now - self._waits_since
+        )
 
-    def progress(self, phase: Phase, step: int, steps: int, marks_ns: Sequence[int]) -> None:
+    def progress(
+        self, phase: Phase, step: int, steps: int, marks_ns: Sequence[int]
+    ) -> None:
         if self._writer is None or time.monotonic() - self._drawn < _REDRAW_SECONDS:
             return
         seconds = list(self._seconds)
@@ -102,14 +122,24 @@ class Watcher(Observer):
         end = ""
         if phase is Phase.STEPS and step:
             share = (self._warmup + step) / (self._warmup + steps)  # of this launch
-            minutes = (time.monotonic() - self._launch_began) / 60 * ((self.launches - self.launch + 1) / share - 1)
-            end = f", {minutes:.0f} min left (fewer --ddp-steps shorten it)" * (minutes >= 1)
+            minutes = (
+                (time.monotonic() - self._launch_began)
+                / 60
+                * ((self.launches - self.launch + 1) / share - 1)
+            )
+            end = f", {minutes:.0f} min left (fewer --ddp-steps shorten it)" * (
+                minutes >= 1
+            )
         self._draw(line, end)
 
     def output(self, name: str, stream: str, line: str) -> None:
         file = sys.stderr if stream == "stderr" else sys.stdout
         encoding = getattr(file, "encoding", None) or "utf-8"
-        print(f"[{name}] {line}".encode(encoding, "backslashreplace").decode(encoding), file=file, flush=True)
+        print(
+            f"[{name}] {line}".encode(encoding, "backslashreplace").decode(encoding),
+            file=file,
+            flush=True,
+        )
 
     def erase(self) -> None:
         if self._drawn:
@@ -117,11 +147,15 @@ class Watcher(Observer):
             self._drawn = 0.0
 
     def _draw(self, text: str, end: str = "") -> None:
-        """Show a line; if there is not enough room, without a part of `text`, which comes before `end`."""
+        """Show a line; if there is not enough room, without a part of `text`, which comes before
+        `end`."""
         if self._writer is not None:
-            room = max(self._writer.fullwidth - self._writer.width_of_current_line - 2, 0)
+            room = max(
+                self._writer.fullwidth - self._writer.width_of_current_line - 2, 0
+            )
             line = (text[: max(room - len(end), 0)] + end)[:room]
-            self._write(f"\x1b7 {line}\x1b[K\x1b8")  # the cursor goes back to behind the test's name
+            # the cursor goes back to behind the test's name
+            self._write(f"\x1b7 {line}\x1b[K\x1b8")
             self._drawn = time.monotonic()
 
     def _write(self, text: str) -> None:
@@ -130,13 +164,19 @@ class Watcher(Observer):
             sys.stdout.flush()
 
     def _uncaptured(self) -> AbstractContextManager[None]:
-        return self._capture.global_and_fixture_disabled() if self._capture is not None else nullcontext()
+        return (
+            self._capture.global_and_fixture_disabled()
+            if self._capture is not None
+            else nullcontext()
+        )
 
 
 class Replay:
-    """A timer for pytest-benchmark: it replays the step times of a distributed test under the test's name.
+    """A timer for pytest-benchmark: it replays the step times of a distributed test under the
+    test's name.
 
-    It reads 0.0 when a round of `benchmark.pedantic` starts, and the next sample when the round ends.
+    It reads 0.0 when a round of `benchmark.pedantic` starts, and the next sample when the round
+    ends.
     """
 
     def __init__(self) -> None:
@@ -153,8 +193,8 @@ class Replay:
             self._now = self._pending.pop()
 
     def store(self, benchmark: Any, measured: Measured) -> None:
-        """Replay the first measurement of a test that did not fail: `benchmark` takes one, and saves it to be compared
-        with the next run."""
+        """Replay the first measurement of a test that did not fail: `benchmark` takes one, and
+        saves it to be compared with the next run."""
         if self._used:
             return
         self._used = True
@@ -167,14 +207,21 @@ class Replay:
             "world_size": result.world_size,
             "backend": result.backend,
             **{f"p{q}": result.percentile(q) for q in (10, 50, 75, 90, 95)},
-            **({"against": str(side.version), "against_commit": side.version.commit} if side.version else {}),
+            **(
+                {"against": str(side.version), "against_commit": side.version.commit}
+                if side.version
+                else {}
+            ),
         }
         benchmark.pedantic(self._advance, rounds=len(samples), iterations=1)
 
 
 def mark_with_timer(item: pytest.Item) -> None:
     """Give the test a `Replay` as pytest-benchmark's timer, next to what else its marker says."""
-    if isinstance(item, pytest.Function) and "benchmark" in signature(item.function).parameters:
+    if (
+        isinstance(item, pytest.Function)
+        and "benchmark" in signature(item.function).parameters
+    ):
         return  # the test measures something else with it
     theirs = item.get_closest_marker("benchmark")
     kwargs = {**(theirs.kwargs if theirs else {}), "timer": Replay()}
@@ -182,12 +229,19 @@ def mark_with_timer(item: pytest.Item) -> None:
 
 
 def replay_into(benchmark: Any, item: pytest.Item) -> Callable[[Measured], None] | None:
-    """Return what stores a test's measurement in its `benchmark` fixture; None if that is disabled or not theirs
-    (CodSpeed puts its own in place)."""
+    """Return what stores a test's measurement in its `benchmark` fixture; None if that is disabled
+    or not theirs (CodSpeed puts its own in place)."""
     marker = item.get_closest_marker("benchmark")
     timer = marker.kwargs.get("timer") if marker else None
-    theirs = type(benchmark).__module__.startswith("pytest_benchmark") and not benchmark.disabled
-    return partial(timer.store, benchmark) if theirs and isinstance(timer, Replay) else None
+    theirs = (
+        type(benchmark).__module__.startswith("pytest_benchmark")
+        and not benchmark.disabled
+    )
+    return (
+        partial(timer.store, benchmark)
+        if theirs and isinstance(timer, Replay)
+        else None
+    )
 
 
 _PHASES = {
@@ -200,28 +254,41 @@ _PHASES = {
 
 
 def progress_line(
-    phase: Phase, step: tuple[int, int], *, launch: tuple[int, int], test: tuple[int, int], p50_seconds: float | None
+    phase: Phase,
+    step: tuple[int, int],
+    *,
+    launch: tuple[int, int],
+    test: tuple[int, int],
+    p50_seconds: float | None,
 ) -> str:
     """Return "test 3/12, launch 2/5, step 30/50, p50 so far 0.243s".
 
-    Each pair is a number and how many there are; `launch` and `test` count from 1, `step` counts those that have
-    ended. A launch without steps calls a function."""
+    Each pair is a number and how many there are; `launch` and `test` count from 1, `step` counts
+    those that have ended. A launch without steps calls a function."""
     if phase is Phase.STEPS:
         place = f"step {step[0]}/{step[1]}" if step[1] else "the function"
     elif phase is Phase.WARMUP:
         place = f"warm-up {step[0]}/{step[1]}"
     else:
         place = _PHASES.get(phase, phase.name.lower())
-    above = (("test", test, 1), ("launch", launch, 0))  # first: a narrow terminal has room for no more
-    parts = [*(f"{name} {number}/{count}" for name, (number, count), least in above if count > least), place]
+    # first: a narrow terminal has room for no more
+    above = (("test", test, 1), ("launch", launch, 0))
+    parts = [
+        *(
+            f"{name} {number}/{count}"
+            for name, (number, count), least in above
+            if count > least
+        ),
+        place,
+    ]
     if p50_seconds is not None:
         parts.append(f"p50 so far {text.seconds(p50_seconds)}")
     return ", ".join(parts)
 
 
 def waiting_line(resource: Path, holder: int | None, seconds: float) -> str:
-    """Return the line of a run that waits for a core or device; `holder` is the pid of the process that uses it. The
-    path of one on another node is relative, below the node's name."""
+    """Return the line of a run that waits for a core or device; `holder` is the pid of the process
+    that uses it. The path of one on another node is relative, below the node's name."""
     pid = f" (pid {holder})" if holder is not None else ""
     node = "" if resource.is_absolute() else f" on {resource.parent}"
     what = "devices" if placement.is_device(resource) else "cores"

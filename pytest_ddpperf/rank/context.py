@@ -27,12 +27,17 @@ _LARGEST_LOSS = 1e150
 
 
 def first_losses(steps: Sequence[Any]) -> tuple[float | None, ...]:
-    """Return the losses of the first steps, up to one that recorded none; None for one that is not finite."""
+    """Return the losses of the first steps, up to one that recorded none; None for one that is not
+    finite."""
     known = takewhile(lambda loss: loss is not None, steps[:LOSSES])
-    return tuple(number if abs(number := float(loss)) < _LARGEST_LOSS else None for loss in known)
+    return tuple(
+        number if abs(number := float(loss)) < _LARGEST_LOSS else None for loss in known
+    )
 
 
-def figures_by_name(steps: Sequence[Mapping[str, Any]]) -> dict[str, tuple[float | None, ...]]:
+def figures_by_name(
+    steps: Sequence[Mapping[str, Any]],
+) -> dict[str, tuple[float | None, ...]]:
     """Return each figure by step: None where the step recorded none, or one that is not finite."""
     names = dict.fromkeys(name for said in steps for name in said)
     return {name: tuple(_finite(said.get(name)) for said in steps) for name in names}
@@ -47,7 +52,8 @@ def _finite(value: Any) -> float | None:
 
 @contextmanager
 def noting(what: str, notes: list[str]) -> Iterator[None]:
-    """Turn an error within into a note that `what` ("buckets are") is unknown: it must not fail a valid step."""
+    """Turn an error within into a note that `what` ("buckets are") is unknown: it must not fail a
+    valid step."""
     try:
         yield
     except Exception as error:
@@ -56,7 +62,8 @@ def noting(what: str, notes: list[str]) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Context:
-    """The `ctx` that `setup(ctx)` and `fn(ctx, ...)` receive in every rank. Names and meanings are torchrun's."""
+    """The `ctx` that `setup(ctx)` and `fn(ctx, ...)` receive in every rank. Names and meanings are
+    torchrun's."""
 
     rank: int
     local_rank: int
@@ -66,30 +73,42 @@ class Context:
     device: torch.device
     backend: str
     seed: int  #: random, numpy and torch are seeded with it, alike in every rank
-    # What `record` keeps of the step under way; for the timed loop to take, and to drop after the warm-up.
-    figures: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
+    # What `record` keeps of the step under way; for the timed loop to take, and to drop after the
+    # warm-up.
+    figures: dict[str, Any] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
 
     def record(self, name: str, value: Any) -> None:
-        """Keep a figure of the step under way: `result.recorded[name]` has it by launch, rank and step.
+        """Keep a figure of the step under way: `result.recorded[name]` has it by launch, rank and
+        step.
 
-        `value` is a number, or a tensor with one element, which is read after the window where it is on an
-        accelerator. The last figure counts that a step records under a name; those of warm-up steps are not kept.
-        Raises TypeError or ValueError for what is no number or no name.
+        `value` is a number, or a tensor with one element, which is read after the window where it
+        is on an accelerator. The last figure counts that a step records under a name; those of
+        warm-up steps are not kept. Raises TypeError or ValueError for what is no number or no name.
         """
         if not isinstance(name, str) or not name.strip() or not name.isprintable():
-            raise ValueError(f"ctx.record({short_repr(name)}, ...): the name must be printable text")
+            raise ValueError(
+                f"ctx.record({short_repr(name)}, ...): the name must be printable text"
+            )
         if isinstance(value, torch.Tensor):
             if value.numel() != 1:
-                problem = f"the figure must be a number, not a tensor of {tuple(value.shape)}"
+                problem = (
+                    f"the figure must be a number, not a tensor of {tuple(value.shape)}"
+                )
                 raise TypeError(f"ctx.record({name!r}, ...): {problem}")
-            value = value.detach()  # torch warns of a number made of one that requires grad
+            # torch warns of a number made of one that requires grad
+            value = value.detach()
         if isinstance(value, torch.Tensor) and value.device.type != "cpu":
-            # To read it would wait for the device, so it is copied there: a step may record the same one each time.
+            # To read it would wait for the device, so it is copied there: a step may record the
+            # same one each time.
             self.figures[name] = value.clone()
         elif hasattr(type(value), "__float__"):
             self.figures[name] = float(value)
         else:
-            raise TypeError(f"ctx.record({name!r}, {short_repr(value)}): the figure must be a number")
+            raise TypeError(
+                f"ctx.record({name!r}, {short_repr(value)}): the figure must be a number"
+            )
 
 
 Role = Literal["trainer", "parameter_server", "master"]
@@ -97,8 +116,8 @@ Role = Literal["trainer", "parameter_server", "master"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RpcContext(Context):
-    """The `ctx` of an RPC launch. `rank` and `world_size` count the processes of the same role, which have a process
-    group of their own; the master has none."""
+    """The `ctx` of an RPC launch. `rank` and `world_size` count the processes of the same role,
+    which have a process group of their own; the master has none."""
 
     role: Role
     name: str  #: for torch.distributed.rpc: "trainer0", "ps0", "master"
@@ -106,15 +125,21 @@ class RpcContext(Context):
 
 
 def describe_not_run(value: object) -> str:
-    """Name the kind of value that a function with `yield` or `async` returns before its code runs; "" for others."""
+    """Name the kind of value that a function with `yield` or `async` returns before its code runs;
+    "" for others."""
     if inspect.iscoroutine(value):
         value.close()  # or Python warns that nobody awaited it
-    is_kind = inspect.isgenerator(value) or inspect.isasyncgen(value) or inspect.isawaitable(value)
+    is_kind = (
+        inspect.isgenerator(value)
+        or inspect.isasyncgen(value)
+        or inspect.isawaitable(value)
+    )
     return f"a value of type {type(value).__name__}" if is_kind else ""
 
 
 def read_returned(returned: Any, record: Callable[[str, Any], None]) -> Any:
-    """Return the examples of a step as `read_examples` does; `record` the loss of one that returned a dict of both.
+    """Return the examples of a step as `read_examples` does; `record` the loss of one that returned
+    a dict of both.
 
     A dict with other keys is the result of a model, and is ignored as any other result."""
     if type(returned) is not dict or not returned.keys() <= {"examples", "loss"}:
@@ -125,17 +150,26 @@ def read_returned(returned: Any, record: Callable[[str, Any], None]) -> Any:
 
 
 def read_examples(returned: Any) -> Any:
-    """Return what a step returned if it is a whole number, for `count_examples`; else None, because keeping a loss
-    would keep its graph. Raises DdpPerfError if the step has not run.
+    """Return what a step returned if it is a whole number, for `count_examples`; else None, because
+    keeping a loss would keep its graph. Raises DdpPerfError if the step has not run.
 
-    To read an accelerator's tensor would wait for the device, so it is copied there: a step may return the same one
-    each time.
+    To read an accelerator's tensor would wait for the device, so it is copied there: a step may
+    return the same one each time.
     """
     if isinstance(returned, torch.Tensor):
         dtype = returned.dtype
-        if returned.numel() != 1 or dtype.is_floating_point or dtype.is_complex or dtype == torch.bool:
+        if (
+            returned.numel() != 1
+            or dtype.is_floating_point
+            or dtype.is_complex
+            or dtype == torch.bool
+        ):
             return None
-        return operator.index(returned) if returned.device.type == "cpu" else returned.clone()
+        return (
+            operator.index(returned)
+            if returned.device.type == "cpu"
+            else returned.clone()
+        )
     if isinstance(returned, bool):
         return None
     if hasattr(type(returned), "__index__"):
@@ -143,20 +177,22 @@ def read_examples(returned: Any) -> Any:
             return operator.index(returned)
     if kind := describe_not_run(returned):
         raise DdpPerfError(
-            f"the step returned {kind}, which did not run: a step must do its work when it is called, "
-            "without yield or async"
+            f"the step returned {kind}, which did not run: a step must do its work when it is"
+            " called, without yield or async"
         )
     return None
 
 
 def count_examples(examples: Sequence[Any]) -> tuple[int, ...] | None:
-    """Return the number of examples of each step, if every step returned one; raises DdpPerfError."""
+    """Return the number of examples of each step, if every step returned one; raises
+    DdpPerfError."""
     if any(number is None for number in examples):
         return None
     numbers = tuple(map(operator.index, examples))
     if min(numbers, default=0) < 0:
         raise DdpPerfError(
-            f"the step returned {min(numbers)}: a step may only return the number of examples that it processed"
+            f"the step returned {min(numbers)}: a step may only return the number of examples that"
+            " it processed"
         )
     return numbers
 
@@ -167,19 +203,24 @@ class _ResultPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle 
             # DDP's gradients are views of whole buckets: each would carry its bucket along.
             shared = obj.untyped_storage().nbytes() > obj.nbytes
             if shared or obj.device.type != "cpu":
-                own = obj.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
+                own = obj.detach().to(
+                    "cpu", copy=True, memory_format=torch.contiguous_format
+                )
                 own.requires_grad_(obj.requires_grad)
                 return own.__reduce_ex__(pickle.HIGHEST_PROTOCOL)  # type: ignore[no-untyped-call]
         return super().reducer_override(obj)
 
 
 def dump_result(value: Any) -> bytes:
-    """Pickle a result, with tensors on the CPU and without the rest of larger storages; raises DdpPerfError."""
+    """Pickle a result, with tensors on the CPU and without the rest of larger storages; raises
+    DdpPerfError."""
     buffer = io.BytesIO()
     try:
         _ResultPickler(buffer).dump(value)
     except Exception as error:
-        raise DdpPerfError(f"the result cannot be pickled for pytest: {type(error).__name__}: {error}") from None
+        raise DdpPerfError(
+            f"the result cannot be pickled for pytest: {type(error).__name__}: {error}"
+        ) from None
     return buffer.getvalue()
 
 
@@ -187,9 +228,11 @@ _kept: list[FrameType] = []
 
 
 def call_keeping_locals(function: Callable[..., Any], *args: Any) -> Any:
-    """`function(*args)`, whose locals live as long as this process: a frame that is referred to keeps them.
+    """`function(*args)`, whose locals live as long as this process: a frame that is referred to
+    keeps them.
 
-    The profiler's hook sees the first call and is put back then, so the function itself runs at full speed.
+    The profiler's hook sees the first call and is put back then, so the function itself runs at
+    full speed.
     """
     before = sys.getprofile()
 

@@ -1,4 +1,5 @@
-"""Facts about where a rank runs, as flat names and scalars. What they mean for a comparison is `baseline`'s to say."""
+"""Facts about where a rank runs, as flat names and scalars. What they mean for a comparison is
+`baseline`'s to say."""
 
 from __future__ import annotations
 
@@ -21,8 +22,8 @@ from pytest_ddpperf.wire.boot import contents, number_in, nvidia_smi, output_of
 
 
 def of_rank(ctx: Context, notes: list[str]) -> dict[str, Scalar]:
-    """Return the facts of a rank after its window: its device and, of the first rank, what is the same for all. `notes`
-    say which are unknown."""
+    """Return the facts of a rank after its window: its device and, of the first rank, what is the
+    same for all. `notes` say which are unknown."""
     facts: dict[str, Scalar] = {}
     with noting("facts of the device are", notes):
         facts |= device(ctx.device)
@@ -53,26 +54,39 @@ def state() -> dict[str, Scalar]:
         "matmul_precision": _matmul_precision(),
         "cudnn_benchmark": torch.backends.cudnn.benchmark,
         "cudnn_precision": str(torch.backends.cudnn.conv.fp32_precision),  # type: ignore[attr-defined]
-        "attention": ", ".join(name for name in _ATTENTION if getattr(torch.backends.cuda, f"{name}_sdp_enabled")()),
+        "attention": ", ".join(
+            name
+            for name in _ATTENTION
+            if getattr(torch.backends.cuda, f"{name}_sdp_enabled")()
+        ),
         "deterministic": torch.are_deterministic_algorithms_enabled(),
     }
 
 
-_ATTENTION = ("flash", "mem_efficient", "cudnn", "math")  # kernels of scaled_dot_product_attention
+# kernels of scaled_dot_product_attention
+_ATTENTION = ("flash", "mem_efficient", "cudnn", "math")
 # The words of torch.set_float32_matmul_precision, by what they come to in CUDA and in oneDNN.
-_PRECISIONS = {("ieee", "ieee"): "highest", ("tf32", "tf32"): "high", ("tf32", "bf16"): "medium"}
+_PRECISIONS = {
+    ("ieee", "ieee"): "highest",
+    ("tf32", "tf32"): "high",
+    ("tf32", "bf16"): "medium",
+}
 
 
 def _matmul_precision() -> str:
-    """Return how products of float32 matrices are rounded; each backend has a switch of its own since torch 2.9."""
+    """Return how products of float32 matrices are rounded; each backend has a switch of its own
+    since torch 2.9."""
     backends: Any = torch.backends
     switches = (backends.cuda.matmul, backends.mkldnn.matmul)
-    cuda, mkldnn = (str(each.fp32_precision).replace("none", "ieee") for each in switches)
+    cuda, mkldnn = (
+        str(each.fp32_precision).replace("none", "ieee") for each in switches
+    )
     return _PRECISIONS.get((cuda, mkldnn), f"cuda {cuda}, mkldnn {mkldnn}")
 
 
 def device(place: torch.device) -> dict[str, Scalar]:
-    """Return the state of an accelerator: model, memory, and limits, clocks and temperature by nvidia-smi."""
+    """Return the state of an accelerator: model, memory, and limits, clocks and temperature by
+    nvidia-smi."""
     if place.type != "cuda":
         return {"device_model": None if place.type == "cpu" else place.type}
     properties = torch.cuda.get_device_properties(place)
@@ -82,7 +96,9 @@ def device(place: torch.device) -> dict[str, Scalar]:
         "mig_profile": properties.name.partition(" MIG ")[2] or None,
     }
     uuid = str(getattr(properties, "uuid", ""))
-    return facts | _nvidia_smi(f"GPU-{uuid}" if uuid and not uuid.startswith(("GPU-", "MIG-")) else uuid)
+    return facts | _nvidia_smi(
+        f"GPU-{uuid}" if uuid and not uuid.startswith(("GPU-", "MIG-")) else uuid
+    )
 
 
 _SMI_FIELDS = {
@@ -92,19 +108,28 @@ _SMI_FIELDS = {
     "temperature_c": "temperature.gpu",
     "slowdown": "clocks_event_reasons.active",
 }
-_SLOWED = 0x8 | 0x20 | 0x40 | 0x80  # heat, or a lack of power. A cap on power (0x4) is usual, and not an event
+# heat, or a lack of power. A cap on power (0x4) is usual, and not an event
+_SLOWED = 0x8 | 0x20 | 0x40 | 0x80
 
 
 def _nvidia_smi(device: str) -> dict[str, Scalar]:
-    """Return what nvidia-smi says of a device; what it does not tell, as "[N/A]" and its kin, is None."""
+    """Return what nvidia-smi says of a device; what it does not tell, as "[N/A]" and its kin, is
+    None."""
     fields, of_device = [*_SMI_FIELDS.values()], ("-i", device) if device else ()
     rows = nvidia_smi(fields, *of_device)
     # It refuses a whole query for one field that it does not know.
-    cells = rows[0] if rows else [(nvidia_smi([field], *of_device) or [[""]])[0][0] for field in fields]
+    cells = (
+        rows[0]
+        if rows
+        else [(nvidia_smi([field], *of_device) or [[""]])[0][0] for field in fields]
+    )
     said = dict(zip(_SMI_FIELDS, cells, strict=True))
     reasons = int(said["slowdown"], 16) if said["slowdown"].startswith("0x") else 0
     facts: dict[str, Scalar] = {name: number_in(text) for name, text in said.items()}
-    return facts | {"driver": said["driver"] or None, "slowdown": "heat or power" if reasons & _SLOWED else None}
+    return facts | {
+        "driver": said["driver"] or None,
+        "slowdown": "heat or power" if reasons & _SLOWED else None,
+    }
 
 
 _CPUINFO = Path("/proc/cpuinfo")
@@ -113,13 +138,21 @@ _ESCAPES = re.compile(r"\x1b\[[0-9;]*m")
 
 def probe() -> dict[str, Scalar]:
     """Return what this machine and this torch offer; run in a rank without a process group."""
-    accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    accelerator = (
+        torch.accelerator.current_accelerator()
+        if torch.accelerator.is_available()
+        else None
+    )
     kind = accelerator.type if accelerator is not None else "cpu"
     facts = versions() | {
         "device_type": kind,
-        "device_count": torch.accelerator.device_count() if accelerator is not None else 0,
+        "device_count": torch.accelerator.device_count()
+        if accelerator is not None
+        else 0,
         # "cpu:gloo,cuda:nccl": which backend torch itself would choose for a device
-        "default_backends": ",".join(f"{k}:{v}" for k, v in dist.Backend.default_device_backend_map.items()),
+        "default_backends": ",".join(
+            f"{k}:{v}" for k, v in dist.Backend.default_device_backend_map.items()
+        ),
         "backends": ",".join(_backends()),
     }
     if accelerator is not None:
@@ -133,66 +166,98 @@ def probe() -> dict[str, Scalar]:
 
 
 def topology() -> str:
-    """nvidia-smi's matrix of what links GPUs, without the escapes that underline its header, piped or not."""
+    """nvidia-smi's matrix of what links GPUs, without the escapes that underline its header, piped
+    or not."""
     return _ESCAPES.sub("", output_of("nvidia-smi", "topo", "-m")).expandtabs()
 
 
 def numbers_of(addresses: Sequence[str]) -> str:
-    """Return nvidia-smi's numbers of devices, as in its matrix, with commas; "" unless all are known. CUDA's order is
-    another: the fastest device first, or as CUDA_VISIBLE_DEVICES has them."""
+    """Return nvidia-smi's numbers of devices, as in its matrix, with commas; "" unless all are
+    known. CUDA's order is another: the fastest device first, or as CUDA_VISIBLE_DEVICES has them.
+    """
     rows = nvidia_smi(["index", "pci.bus_id"])
-    numbers = {bus[-len("0000:00:00.0") :].lower(): number for number, bus in rows if number.isdecimal()}
-    return ",".join(numbers[each] for each in addresses) if numbers.keys() >= {*addresses} else ""
+    numbers = {
+        bus[-len("0000:00:00.0") :].lower(): number
+        for number, bus in rows
+        if number.isdecimal()
+    }
+    return (
+        ",".join(numbers[each] for each in addresses)
+        if numbers.keys() >= {*addresses}
+        else ""
+    )
 
 
 def pci_address(index: int) -> str:
     """The folder's name in /sys/bus/pci/devices of a visible CUDA device."""
-    properties: Any = torch.cuda.get_device_properties(index)
-    return f"{properties.pci_domain_id:04x}:{properties.pci_bus_id:02x}:{properties.pci_device_id:02x}.0"
+    found: Any = torch.cuda.get_device_properties(index)
+    return (
+        f"{found.pci_domain_id:04x}:{found.pci_bus_id:02x}:{found.pci_device_id:02x}.0"
+    )
 
 
 def _backends() -> list[str]:
-    known = (name for name in dist.Backend.backend_list if dist.is_backend_available(name))
+    known = (
+        name for name in dist.Backend.backend_list if dist.is_backend_available(name)
+    )
     return [name for name in known if name not in ("undefined", "fake", "threaded")]
 
 
 def _nccl_version() -> str | None:
     if not (dist.is_nccl_available() and torch.cuda.is_available()):
         return None
-    return ".".join(
-        map(str, torch.cuda.nccl.version())  # type: ignore[no-untyped-call]
-    )
+    return ".".join(map(str, torch.cuda.nccl.version()))  # type: ignore[no-untyped-call]
 
 
 def _cpu_model() -> str:
-    if sys.platform == "darwin" and (brand := output_of("sysctl", "-n", "machdep.cpu.brand_string").strip()):
+    if sys.platform == "darwin" and (
+        brand := output_of("sysctl", "-n", "machdep.cpu.brand_string").strip()
+    ):
         return brand
     fields: dict[str, str] = {}
     for line in contents(_CPUINFO).splitlines():
         name, _, value = line.partition(":")
         fields.setdefault(name.strip(), value.strip())
     # Linux on Arm has numbers of the core's maker, and no name.
-    arm = [fields[name] for name in ("CPU implementer", "CPU variant", "CPU part") if name in fields]
-    known = " ".join([platform.machine(), *arm]) if arm else platform.processor() or platform.machine()
+    arm = [
+        fields[name]
+        for name in ("CPU implementer", "CPU variant", "CPU part")
+        if name in fields
+    ]
+    known = (
+        " ".join([platform.machine(), *arm])
+        if arm
+        else platform.processor() or platform.machine()
+    )
     return fields.get("model name") or known
 
 
-# For which a rank stands still after its window: long against what ends by itself, short against a launch.
+# For which a rank stands still after its window: long against what ends by itself, short against a
+# launch.
 _IDLE_SECONDS = 0.01
 # That a rank needs then; threads that only poll need less.
 _BUSY_CORES = 0.5
 
 
 def goes_on() -> bool:
-    """Whether other Python threads of this process, or its children, have work to do while this thread sleeps: what
-    steps left to them. Native threads do not count, for OpenMP's spin; nor do daemons among the children, for workers
-    of a DataLoader work ahead. False where the kernel does not say it."""
-    busy = [thread.native_id for thread in threading.enumerate() if thread is not threading.current_thread()]
-    busy += [child.pid for child in multiprocessing.active_children() if not child.daemon]
+    """Whether other Python threads of this process, or its children, have work to do while this
+    thread sleeps: what steps left to them. Native threads do not count, for OpenMP's spin; nor do
+    daemons among the children, for workers of a DataLoader work ahead. False where the kernel does
+    not say it."""
+    busy = [
+        thread.native_id
+        for thread in threading.enumerate()
+        if thread is not threading.current_thread()
+    ]
+    busy += [
+        child.pid for child in multiprocessing.active_children() if not child.daemon
+    ]
 
     def needed_ns() -> int:
         """Return for how long they have run, or waited for a core."""
-        read = (contents(Path(f"/proc/{number}/schedstat")).split()[:2] for number in busy)
+        read = (
+            contents(Path(f"/proc/{number}/schedstat")).split()[:2] for number in busy
+        )
         return sum(int(ns) for both in read for ns in both)
 
     began, before = time.monotonic_ns(), needed_ns()

@@ -1,9 +1,10 @@
 """The rank server: forks a rank whenever pytest asks.
 
-It is forked from a template (`rank.template`), which has imported torch; `launch.server_client` talks to it over one
-descriptor. It never touches an accelerator (a CUDA context does not survive a fork), runs no code of the user's but the
-imports of --ddp-preload, and dies with pytest, taking along its ranks, what they started, and their folder; a folder of
-pytest's own only if pytest went without a word.
+It is forked from a template (`rank.template`), which has imported torch; `launch.server_client`
+talks to it over one descriptor. It never touches an accelerator (a CUDA context does not survive a
+fork), runs no code of the user's but the imports of --ddp-preload, and dies with pytest, taking
+along its ranks, what they started, and their folder; a folder of pytest's own only if pytest went
+without a word.
 
 Its requests and answers are in `records.messages`.
 """
@@ -31,16 +32,17 @@ from pytest_ddpperf.wire import boot
 from pytest_ddpperf.wire.channels import Lines, readable
 from pytest_ddpperf.wire.source_trees import Trees, install, know_loaded
 
-# Not every torch has them, or NumPy. Runs that use RPC ask for its module; a torch built without RPC says so where a
-# launch needs it.
+# Not every torch has them, or NumPy. Runs that use RPC ask for its module; a torch built without
+# RPC says so where a launch needs it.
 _MAY_LACK = ("torch.profiler._cupti_monitor", "numpy.random", "pytest_ddpperf.rank.rpc")
 
 
 def serve(descriptor: int, template: int, failure: str | None) -> NoReturn:
-    """Serve over `descriptor` until pytest goes, in a process that the process `template` has forked. If there was a
-    `failure` there, only report it."""
+    """Serve over `descriptor` until pytest goes, in a process that the process `template` has
+    forked. If there was a `failure` there, only report it."""
     os.setsid()
-    boot.die_with_parent(template, signal.SIGKILL)  # a preload may hang, or ignore SIGTERM
+    # a preload may hang, or ignore SIGTERM
+    boot.die_with_parent(template, signal.SIGKILL)
     boot.adopt_orphans()
     control = Lines(socket.socket(fileno=descriptor))
     while not (received := control.receive()):  # a long one comes in parts
@@ -72,7 +74,8 @@ def keep_shared() -> None:
     """Keep what was imported by now in memory that processes forked from this one share."""
     know_loaded()
     gc.collect()
-    gc.freeze()  # a collection in a rank would otherwise copy every page of torch's objects
+    # a collection in a rank would otherwise copy every page of torch's objects
+    gc.freeze()
 
 
 def _send(control: Lines, kind: ServerKind, **fields: Any) -> None:
@@ -80,9 +83,10 @@ def _send(control: Lines, kind: ServerKind, **fields: Any) -> None:
 
 
 def import_modules(names: Sequence[str], *, asked_by: str = "") -> str | None:
-    """Import modules for all ranks; return what is wrong, with the traceback, if one of them cannot be imported.
-    `asked_by` says who asked for them."""
-    # Without it, torch.cuda.is_available() in a preloaded module would initialise CUDA and spoil every fork.
+    """Import modules for all ranks; return what is wrong, with the traceback, if one of them cannot
+    be imported. `asked_by` says who asked for them."""
+    # Without it, torch.cuda.is_available() in a preloaded module would initialise CUDA and spoil
+    # every fork.
     nvml = os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
     for name in names:
         asked = asked_by if name not in _MAY_LACK else ""
@@ -101,7 +105,8 @@ def import_modules(names: Sequence[str], *, asked_by: str = "") -> str | None:
     return None
 
 
-_CUDA_SUCCESS = 0  # what a driver that is not initialised, or not a real one, does not return
+# what a driver that is not initialised, or not a real one, does not return
+_CUDA_SUCCESS = 0
 
 
 def _is_cuda_initialised() -> bool:
@@ -109,7 +114,10 @@ def _is_cuda_initialised() -> bool:
     try:
         driver = ctypes.CDLL("libcuda.so.1")
     except OSError:
-        return "torch" in sys.modules and bool(sys.modules["torch"].cuda.is_initialized())  # ROCm
+        # ROCm
+        return "torch" in sys.modules and bool(
+            sys.modules["torch"].cuda.is_initialized()
+        )
     return bool(driver.cuDeviceGetCount(ctypes.byref(ctypes.c_int())) == _CUDA_SUCCESS)
 
 
@@ -130,12 +138,14 @@ def fork(run: Callable[[], NoReturn]) -> int:
 
 
 class Signals:
-    """SIGCHLD and SIGTERM as bytes of a pipe, so that a process can wait for them and for channels."""
+    """SIGCHLD and SIGTERM as bytes of a pipe, so that a process can wait for them and for
+    channels."""
 
     _NUMBERS = (signal.SIGCHLD, signal.SIGTERM)
 
     def __init__(self) -> None:
-        signal.pthread_sigmask(signal.SIG_SETMASK, ())  # whoever started pytest may have blocked what wakes us
+        # whoever started pytest may have blocked what wakes us
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())
         self.descriptor, self._write = os.pipe()
         os.set_blocking(self.descriptor, False)
         os.set_blocking(self._write, False)
@@ -162,14 +172,18 @@ class Signals:
 class _Server:
     def __init__(self, control: Lines, folder: str) -> None:
         self._control = control
-        self._folder = folder  # of pytest's own, to be removed if it is killed; "" for none
-        # Pids of ranks and of processes that hold a store; each leads a session and a process group of its own.
+        # of pytest's own, to be removed if it is killed; "" for none
+        self._folder = folder
+        # Pids of ranks and of processes that hold a store; each leads a session and a process group
+        # of its own.
         self._ranks: set[int] = set()
         self._dir = ""  # of the last launch, to be removed if pytest cannot
-        self._spared = set(boot.children())  # of modules that are preloaded: launches may need them
+        # of modules that are preloaded: launches may need them
+        self._spared = set(boot.children())
         self._signals = Signals()
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-        signal.signal(signal.SIGQUIT, signal.SIG_IGN)  # for ranks that are asked for stacks before they can write any
+        # for ranks that are asked for stacks before they can write any
+        signal.signal(signal.SIGQUIT, signal.SIG_IGN)
 
     def serve(self) -> NoReturn:
         status = 1
@@ -179,7 +193,8 @@ class _Server:
         except BaseException:
             traceback.print_exc()  # to the log that pytest shows
         finally:
-            self._exit(status)  # pytest is gone, or we are broken: either way nothing may stay
+            # pytest is gone, or we are broken: either way nothing may stay
+            self._exit(status)
 
     def _serve(self) -> None:
         while True:
@@ -227,7 +242,8 @@ class _Server:
         lifecycle.run(rank, self._dir, socket.socket(fileno=channel))
 
     def _fork(self, run: Callable[[int], NoReturn]) -> int:
-        """Fork a child that does nothing but `run`, with the descriptor that came along; returns its pid."""
+        """Fork a child that does nothing but `run`, with the descriptor that came along; returns
+        its pid."""
         descriptor = self._control.take_descriptor()
 
         def child() -> NoReturn:
@@ -256,13 +272,20 @@ class _Server:
             if pid in self._ranks:
                 self._ranks.remove(pid)
                 code = os.waitstatus_to_exitcode(status)
-                _send(self._control, ServerKind.RANK_ENDED, pid=pid, status=code, when=time.monotonic())
+                _send(
+                    self._control,
+                    ServerKind.RANK_ENDED,
+                    pid=pid,
+                    status=code,
+                    when=time.monotonic(),
+                )
 
     def _ended(self) -> tuple[int, int]:
         """Return the pid and status of a child that has ended; 0 if there is none.
 
         The rest of a rank's process group is killed before its pid is free."""
-        if not hasattr(os, "waitid"):  # macOS before Python 3.13; there a group keeps its number while it has members
+        # macOS before Python 3.13; there a group keeps its number while it has members
+        if not hasattr(os, "waitid"):
             pid, status = os.waitpid(-1, os.WNOHANG)
             if pid in self._ranks:
                 _signal_group(pid, signal.SIGKILL)
@@ -279,7 +302,8 @@ class _Server:
             _signal_group(pid, signum)
 
     def _signal_all(self, signum: signal.Signals) -> None:
-        """Send a signal to the ranks' groups and to all else below them: a child may lead a session of its own."""
+        """Send a signal to the ranks' groups and to all else below them: a child may lead a session
+        of its own."""
         self._signal_groups(signum)
         below = [pid for pid in boot.children() if pid not in self._spared]
         while below:
@@ -289,15 +313,20 @@ class _Server:
             below += boot.children(pid)  # once stopped, it has no more
 
     def _end(self) -> None:
-        """Kill what is left of the launch: ranks, their groups, its store, and orphans that left their group."""
+        """Kill what is left of the launch: ranks, their groups, its store, and orphans that left
+        their group."""
         self._signal_groups(signal.SIGKILL)
-        while pids := [pid for pid in boot.children() if pid not in self._spared] or [*self._ranks]:
+        while pids := [pid for pid in boot.children() if pid not in self._spared] or [
+            *self._ranks
+        ]:
             for pid in pids:
                 os.kill(pid, signal.SIGKILL)
             for pid in pids:
                 os.waitpid(pid, 0)
                 self._ranks.discard(pid)
-        for semaphore in Path("/dev/shm").glob(f"sem.{Path(self._dir).name}-*") if self._dir else ():
+        for semaphore in (
+            Path("/dev/shm").glob(f"sem.{Path(self._dir).name}-*") if self._dir else ()
+        ):
             semaphore.unlink(missing_ok=True)
 
     def _exit(self, status: int) -> NoReturn:
@@ -313,7 +342,8 @@ class _Server:
 
 
 def _forget_worktree(folder: str) -> None:
-    """Remove what git keeps in a repository of a worktree in this folder, as `git worktree prune` would."""
+    """Remove what git keeps in a repository of a worktree in this folder, as `git worktree prune`
+    would."""
     for link in Path(folder).glob("*/.git"):
         with suppress(OSError):
             entry = Path(link.read_text().removeprefix("gitdir: ").strip())
@@ -323,6 +353,7 @@ def _forget_worktree(folder: str) -> None:
 
 
 def _signal_group(pid: int, signum: signal.Signals) -> None:
-    # Not yet the leader of a group (who kills does so with the rank itself, too), or only zombies are left of it.
+    # Not yet the leader of a group (who kills does so with the rank itself, too), or only zombies
+    # are left of it.
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, signum)

@@ -45,17 +45,31 @@ def serve(descriptor: int) -> NoReturn:
         signal.pause()
 
 
-def store_of(name: str, size: int, folder: Path, address: tuple[str, int] | None, timeout: timedelta) -> Any:
-    """Return the store of a group of so many ranks: a file in `folder` or, on several nodes, at `address`."""
+def store_of(
+    name: str,
+    size: int,
+    folder: Path,
+    address: tuple[str, int] | None,
+    timeout: timedelta,
+) -> Any:
+    """Return the store of a group of so many ranks: a file in `folder` or, on several nodes, at
+    `address`."""
     if address is None:
         file = dist.FileStore(str(folder / name), size)  # type: ignore[attr-defined]
         file.set_timeout(timeout)
         return file
-    client = dist.TCPStore(*address, is_master=False, wait_for_workers=False, timeout=timeout)  # type: ignore[attr-defined]
+    connect: Any = dist.TCPStore  # type: ignore[attr-defined]
+    client = connect(*address, is_master=False, wait_for_workers=False, timeout=timeout)
     return dist.PrefixStore(name, client)  # type: ignore[attr-defined]
 
 
-def url_of(name: str, size: int, folder: Path, address: tuple[str, int] | None, timeout: timedelta) -> str:
+def url_of(
+    name: str,
+    size: int,
+    folder: Path,
+    address: tuple[str, int] | None,
+    timeout: timedelta,
+) -> str:
     """Return the URL of such a store, for what takes an `init_method` only."""
     if address is None:
         return (folder / name).as_uri()
@@ -68,12 +82,16 @@ def url_of(name: str, size: int, folder: Path, address: tuple[str, int] | None, 
 
 
 def meet_at_launch(folder: str) -> None:
-    """Let the ranks of a program meet at the store of their launch, whatever port or file the program names; note if
-    its children meet.
+    """Let the ranks of a program meet at the store of their launch, whatever port or file the
+    program names; note if its children meet.
 
-    Nobody listens at its port, as torchrun's variables say that a store is there, and another launch may use the same.
-    Its file would stay for the next launch: torch removes it when a process ends in order, which a rank does not."""
-    ours = {name: os.environ[name] for name in ("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_USE_AGENT_STORE")}
+    Nobody listens at its port, as torchrun's variables say that a store is there, and another
+    launch may use the same. Its file would stay for the next launch: torch removes it when a
+    process ends in order, which a rank does not."""
+    ours = {
+        name: os.environ[name]
+        for name in ("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_USE_AGENT_STORE")
+    }
     module: Any = dist.distributed_c10d
     rendezvous, own_pid, meetings = module.rendezvous, os.getpid(), count()
     noting = opened.noting_group(rendezvous, folder)
@@ -82,7 +100,8 @@ def meet_at_launch(folder: str) -> None:
         if os.getpid() != own_pid:
             return noting(url, rank, world_size=world_size, **options)
         os.environ.update(ours)
-        name = str(next(meetings))  # a group that is formed again must not find what the first one left
+        # a group that is formed again must not find what the first one left
+        name = str(next(meetings))
         found = rendezvous(f"env://?{urlsplit(url).query}", rank, world_size, **options)
         return ((dist.PrefixStore(name, store), *place) for store, *place in found)  # type: ignore[attr-defined]
 
@@ -90,7 +109,8 @@ def meet_at_launch(folder: str) -> None:
 
 
 def main(descriptor: int, start: Message) -> NoReturn:
-    """Publish a value or wait for it; then stay until pytest closes the connection: this process may own the store."""
+    """Publish a value or wait for it; then stay until pytest closes the connection: this process
+    may own the store."""
     boot.die_with_parent(start["parent"], signal.SIGKILL)
     control = Lines(socket.socket(fileno=descriptor))
     try:
@@ -103,7 +123,8 @@ def main(descriptor: int, start: Message) -> NoReturn:
         pass
     if start["tell"] is not None and store is not None:
         with suppress(Exception):  # it may be gone, and nobody asks
-            store.delete_key(start["key"])  # a second pytest of the same run would find the first one
+            # a second pytest of the same run would find the first one
+            store.delete_key(start["key"])
     os._exit(0)
 
 
@@ -113,7 +134,11 @@ def _asked(start: Message) -> tuple[Any, Message]:
         store = _own_store(start["tell"]["address"], start["port"], timeout)
     else:
         store = dist.TCPStore(  # type: ignore[attr-defined]
-            start["address"], start["port"], is_master=False, wait_for_workers=False, timeout=timeout
+            start["address"],
+            start["port"],
+            is_master=False,
+            wait_for_workers=False,
+            timeout=timeout,
         )
     if start["tell"] is not None:
         store.set(start["key"], json.dumps(start["tell"]))
@@ -126,11 +151,17 @@ def _own_store(address: str, port: int, timeout: timedelta) -> Any:
     """Own the store, on one interface: torch by itself would listen on all of them."""
     descriptor = boot.listen(address, port).detach()
     return dist.TCPStore(  # type: ignore[attr-defined]
-        address, port, is_master=True, wait_for_workers=False, timeout=timeout, master_listen_fd=descriptor
+        address,
+        port,
+        is_master=True,
+        wait_for_workers=False,
+        timeout=timeout,
+        master_listen_fd=descriptor,
     )
 
 
-# The timeouts of process group and RPC must not fire before ours, which dumps every rank's stack first.
+# The timeouts of process group and RPC must not fire before ours, which dumps every rank's stack
+# first.
 GRACE = timedelta(seconds=60)
 
 
@@ -180,10 +211,12 @@ def prepare(plan: Plan, index: int, threads: int) -> torch.device:
 
 
 def _begin_thread(*_: object) -> None:
-    """Give a new thread this process's number of threads before its first operation. By itself it would have OpenMP's:
-    one for each core of the machine, and they would wait for each other on the cores of the rank."""
+    """Give a new thread this process's number of threads before its first operation. By itself it
+    would have OpenMP's: one for each core of the machine, and they would wait for each other on the
+    cores of the rank."""
     sys.setprofile(None)
-    torch.get_num_threads()  # which sets it, also after a torch.set_num_threads() of the user's
+    # which sets it, also after a torch.set_num_threads() of the user's
+    torch.get_num_threads()
 
 
 def timeout_of(plan: Plan) -> timedelta:
@@ -191,10 +224,19 @@ def timeout_of(plan: Plan) -> timedelta:
     return timedelta(seconds=plan.timeout_seconds) + GRACE
 
 
-def join(plan: Plan, rank: int, world_size: int, place: ProcessPlace, name: str, device: torch.device) -> None:
+def join(
+    plan: Plan,
+    rank: int,
+    world_size: int,
+    place: ProcessPlace,
+    name: str,
+    device: torch.device,
+) -> None:
     """Join the default process group, over the store of that name."""
     # Bound to its device, NCCL connects at once (in this phase, not in the first step).
-    bound = device if dist.get_default_backend_for_device(device) == plan.backend else None
+    bound = (
+        device if dist.get_default_backend_for_device(device) == plan.backend else None
+    )
     dist.init_process_group(
         plan.backend,
         store=store_of(name, world_size, place.folder, place.store, timeout_of(plan)),
@@ -206,17 +248,22 @@ def join(plan: Plan, rank: int, world_size: int, place: ProcessPlace, name: str,
 
 
 class OwnGroup:
-    """The process group of this plugin's own collectives, which on the default one would meet those of the user's
-    threads. A collective is over when all ranks have joined it."""
+    """The process group of this plugin's own collectives, which on the default one would meet those
+    of the user's threads. A collective is over when all ranks have joined it."""
 
     def __init__(self, plan: Plan, place: ProcessPlace, ctx: Context) -> None:
         size, timeout = ctx.world_size, timeout_of(plan)
         store = store_of("store-own", size, place.folder, place.store, timeout)
-        gloo = dist.ProcessGroupGloo(store, ctx.rank, size, timeout) if dist.is_gloo_available() else None
+        gloo = (
+            dist.ProcessGroupGloo(store, ctx.rank, size, timeout)
+            if dist.is_gloo_available()
+            else None
+        )
         self._device = torch.device("cpu") if gloo is not None else ctx.device
         # Not by `new_group`, if possible: `destroy_process_group` in the user's code would end it.
         self._group: Any = gloo or dist.new_group(timeout=timeout)
-        self.name = str(getattr(self._group, "group_name", ""))  # in the flight recorders
+        # in the flight recorders
+        self.name = str(getattr(self._group, "group_name", ""))
 
     def barrier(self) -> None:
         """Wait for all ranks."""
@@ -238,10 +285,14 @@ def _seed(seed: int) -> None:
 
 
 def _pin_near(device: torch.device) -> None:
-    """Pin this process, and the threads it will start, to the cores of the device's NUMA node (Linux, CUDA)."""
+    """Pin this process, and the threads it will start, to the cores of the device's NUMA node
+    (Linux, CUDA)."""
     if device.type != "cuda" or not hasattr(os, "sched_setaffinity"):
         return
-    listed = boot.contents(Path(f"/sys/bus/pci/devices/{pci_address(device.index)}/local_cpulist"))
-    near = set(boot.kernel_numbers(listed)) & os.sched_getaffinity(0)  # a virtual machine may not have the list
+    listed = boot.contents(
+        Path(f"/sys/bus/pci/devices/{pci_address(device.index)}/local_cpulist")
+    )
+    # a virtual machine may not have the list
+    near = set(boot.kernel_numbers(listed)) & os.sched_getaffinity(0)
     if near:
         os.sched_setaffinity(0, near)

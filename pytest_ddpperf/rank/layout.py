@@ -1,10 +1,11 @@
 """The heap of a rank: drawn anew in each launch, so that launches are exchangeable.
 
-Processes that are forked from one share its heap, and where glibc puts the next block, and when it gives memory back to
-the system, depends on it: the same step may have 8,000 page faults in all launches of one side, and none in those of
-the other. So each rank makes holes of its own. Compare T. Mytkowicz et al., "Producing wrong data without doing
-anything obviously wrong", ASPLOS 2009, and C. Curtsinger and E. D. Berger, "STABILIZER: statistically sound
-performance evaluation", ASPLOS 2013.
+Processes that are forked from one share its heap, and where glibc puts the next block, and when it
+gives memory back to the system, depends on it: the same step may have 8,000 page faults in all
+launches of one side, and none in those of the other. So each rank makes holes of its own. Compare
+T. Mytkowicz et al., "Producing wrong data without doing anything obviously wrong", ASPLOS 2009, and
+C. Curtsinger and E. D. Berger, "STABILIZER: statistically sound performance evaluation", ASPLOS
+2013.
 """
 
 from __future__ import annotations
@@ -18,14 +19,17 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-# Blocks: enough that the sizes which a step asks for find holes in some launches and none in others, and no more
-# than 2 MiB in the mean. Sizes in bytes, below glibc's threshold for blocks with a mapping of their own (128 KiB).
+# Blocks: enough that the sizes which a step asks for find holes in some launches and none in
+# others, and no more than 2 MiB in the mean. Sizes in bytes, below glibc's threshold for blocks
+# with a mapping of their own (128 KiB).
 _BLOCKS = 500
 _SMALLEST, _LARGEST = 16, 1 << 15
-# Python's own allocator has a pool for each multiple of 16 bytes up to 512: so many objects shift most of them.
+# Python's own allocator has a pool for each multiple of 16 bytes up to 512: so many objects shift
+# most of them.
 _OBJECTS = 64
-# Bytes: mappings are shifted by up to 4 GiB of addresses, which takes no memory. Much more than a huge page: glibc
-# aligns the heap of each thread to 64 MiB, and what lies below it depends on how many of these the shift is.
+# Bytes: mappings are shifted by up to 4 GiB of addresses, which takes no memory. Much more than a
+# huge page: glibc aligns the heap of each thread to 64 MiB, and what lies below it depends on how
+# many of these the shift is.
 _SHIFT = 1 << 32
 
 # What a rank has drawn, as long as it lives.
@@ -33,30 +37,45 @@ _kept: list[object] = []
 
 
 def draw() -> None:
-    """Give this rank a heap of its own: blocks of random sizes, a random number of which are free; and random offsets
-    of Python's small objects and of mappings."""
+    """Give this rank a heap of its own: blocks of random sizes, a random number of which are free;
+    and random offsets of Python's small objects and of mappings."""
     source = random.Random(os.urandom(16))
     if sys.platform == "linux":
         libc = ctypes.CDLL(None)
         libc.malloc.argtypes, libc.malloc.restype = (ctypes.c_size_t,), ctypes.c_void_p
         libc.free.argtypes = (ctypes.c_void_p,)
-        blocks = [libc.malloc(int(_SMALLEST * (_LARGEST / _SMALLEST) ** source.random())) for _ in range(_BLOCKS)]
+        blocks = [
+            libc.malloc(int(_SMALLEST * (_LARGEST / _SMALLEST) ** source.random()))
+            for _ in range(_BLOCKS)
+        ]
         for block in source.sample(blocks, source.randrange(_BLOCKS)):
             libc.free(block)
     for size in range(1, 480, 16):  # each with 33 bytes more
         _kept.append([bytes(size) for _ in range(source.randrange(_OBJECTS))])
-    with suppress(OSError):  # where addresses are limited (ulimit -v), mappings stay where they are
-        _kept.append(mmap.mmap(-1, source.randint(1, _SHIFT), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, mmap.PROT_READ))
+    # where addresses are limited (ulimit -v), mappings stay where they are
+    with suppress(OSError):
+        _kept.append(
+            mmap.mmap(
+                -1,
+                source.randint(1, _SHIFT),
+                mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS,
+                mmap.PROT_READ,
+            )
+        )
 
 
 def call_from_random_frame(function: Callable[..., None], *args: Any) -> None:
-    """Call a function from a frame of random size: so its own frames lie elsewhere on Python's stack in each rank."""
+    """Call a function from a frame of random size: so its own frames lie elsewhere on Python's
+    stack in each rank."""
 
     def call() -> None:
         function(*args)
 
-    # Python (3.11 and later) keeps frames in chunks of 2,048 words. A call that begins a new chunk costs microseconds
-    # each time, and which call of a step does so depends on the sizes of all frames below it.
+    # Python (3.11 and later) keeps frames in chunks of 2,048 words. A call that begins a new chunk
+    # costs microseconds each time, and which call of a step does so depends on the sizes of all
+    # frames below it.
     code = call.__code__
-    call.__code__ = code.replace(co_stacksize=code.co_stacksize + random.randrange(2048))
+    call.__code__ = code.replace(
+        co_stacksize=code.co_stacksize + random.randrange(2048)
+    )
     call()

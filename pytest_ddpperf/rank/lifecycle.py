@@ -1,8 +1,8 @@
 """A rank, from the fork to its end. Its order is what makes failures whole:
 
-own session, death with the server, output to its log; then, inside the error handler, environment, pinning,
-unpickling, process group, the user's code; the result or the error leaves before any teardown; then it exits hard,
-because Gloo's and NCCL's destructors can hang.
+own session, death with the server, output to its log; then, inside the error handler, environment,
+pinning, unpickling, process group, the user's code; the result or the error leaves before any
+teardown; then it exits hard, because Gloo's and NCCL's destructors can hang.
 """
 
 from __future__ import annotations
@@ -29,22 +29,40 @@ from typing import Any, NoReturn
 
 import torch
 
-from pytest_ddpperf.rank import context, counters, environment, group, layout, operation, sampling
+from pytest_ddpperf.rank import (
+    context,
+    counters,
+    environment,
+    group,
+    layout,
+    operation,
+    sampling,
+)
 from pytest_ddpperf.rank.context import Context, RpcContext
 from pytest_ddpperf.records import codec
 from pytest_ddpperf.records.errors import DdpPerfError, EndedEarly, short_repr
 from pytest_ddpperf.records.plan import Plan
 from pytest_ddpperf.records.samples import Imported, StackSamples, Window
 from pytest_ddpperf.wire import boot, opened, payload, variables
-from pytest_ddpperf.wire.channels import Board, Kind, Message, Phase, receive_word, send_frame
+from pytest_ddpperf.wire.channels import (
+    Board,
+    Kind,
+    Message,
+    Phase,
+    receive_word,
+    send_frame,
+)
 from pytest_ddpperf.wire.source_trees import Trees
 
 # What calls the user's code, in tracebacks: this package, and Python's own runner of programs.
 _OURS = (str(Path(__file__).parent), "<frozen runpy>")
-# How peers' ends show in a rank: Gloo's and NCCL's words, and the store's. A rank that says so is rarely the cause.
+# How peers' ends show in a rank: Gloo's and NCCL's words, and the store's. A rank that says so is
+# rarely the cause.
 _LOST = re.compile(
-    r"connection (closed by peer|reset by peer|refused)|broken pipe|socket closed|pair closure|\beof\b"
-    r"|remote process exited|ncclRemoteError|communicator was aborted|connectFullMesh failed|timed out waiting",
+    r"connection (closed by peer|reset by peer|refused)|broken pipe|socket closed|pair"
+    r" closure|\beof\b"
+    r"|remote process exited|ncclRemoteError|communicator was aborted|connectFullMesh failed|timed"
+    r" out waiting",
     re.IGNORECASE,
 )
 
@@ -53,49 +71,67 @@ def run(rank: int, directory: str, channel: socket.socket) -> NoReturn:
     """Be rank `rank` of the launch described in `directory`; results and errors go to `channel`."""
     server = os.getppid()
     os.setsid()
-    channel.setblocking(True)  # whatever socket.setdefaulttimeout says, here or in pytest
+    # whatever socket.setdefaulttimeout says, here or in pytest
+    channel.setblocking(True)
     boot.die_with_parent(server, signal.SIGKILL)
     # A crash leaves its stacks; a core file of a process that uses CUDA has gigabytes.
-    resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
+    resource.setrlimit(
+        resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1])
+    )
     folder = Path(directory)
     stacks = _redirect(folder, rank)
     request: Message = json.loads((folder / "request.json").read_text())
-    # A rank ends hard, so multiprocessing (DataLoader's workers) must leave its sockets where they are removed, and
-    # give its semaphores a name by which they are.
+    # A rank ends hard, so multiprocessing (DataLoader's workers) must leave its sockets where they
+    # are removed, and give its semaphores a name by which they are.
     config = {"tempdir": directory, "semprefix": f"/{folder.name}"}
     multiprocessing.current_process()._config.update(config)  # type: ignore[attr-defined]
     plan = codec.decode(Plan, request["plan"])
     trees = Trees(**request["trees"]) if request["trees"] else None
-    this = Rank(rank, plan, Board(folder / "board", plan.processes, plan.room), channel, trees, request["in_stretches"])
+    this = Rank(
+        rank,
+        plan,
+        Board(folder / "board", plan.processes, plan.room),
+        channel,
+        trees,
+        request["in_stretches"],
+    )
     status = 0
     try:
         layout.call_from_random_frame(_work, this, folder, request)
         _flush()
-        this.await_word()  # that everybody's results are there: an early end would look like a lost connection
+        # that everybody's results are there: an early end would look like a lost
+        # connection
+        this.await_word()
     except BaseException as error:
         this.end_child(error)
         status = 1
         try:
             _report(error, this)
-        except BaseException:  # an error that cannot be reported: its log is what is left
+        except BaseException:
+            # an error that cannot be reported: its log is what is left
             traceback.print_exc()
         _flush()
         if isinstance(error, EndedEarly):
-            this.await_word()  # or pytest's end: those that went on are asked what they wait for
+            # or pytest's end: those that went on are asked what they wait for
+            this.await_word()
     finally:
         del stacks
         os._exit(status)
 
 
 def _redirect(folder: Path, rank: int) -> Any:
-    """Output to the rank's own files, and Python stacks to a third, on SIGQUIT and on a crash in C."""
+    """Output to the rank's own files, and Python stacks to a third, on SIGQUIT and on a crash in
+    C."""
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
     for descriptor, name in ((1, "out"), (2, "err")):
-        log = os.open(folder / f"rank{rank}.{name}", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        log = os.open(
+            folder / f"rank{rank}.{name}", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600
+        )
         os.dup2(log, descriptor)
         os.close(log)
-    # New objects: pytest's capture does not reach here, and buffers of the server must not be written twice.
+    # New objects: pytest's capture does not reach here, and buffers of the server must not be
+    # written twice.
     sys.stdin = open(0, closefd=False)  # noqa: SIM115
     sys.stdout = open(1, "w", buffering=1, errors="backslashreplace", closefd=False)  # noqa: SIM115
     sys.stderr = open(2, "w", buffering=1, errors="backslashreplace", closefd=False)  # noqa: SIM115
@@ -122,8 +158,8 @@ class Rank:
         self.board.enter(self.number, phase, time.monotonic_ns())
 
     def deliver(self, data: bytes) -> None:
-        """Deliver a result once the device has done its work. Raises the device's error, and BaseSideError if code of
-        the other tree ran."""
+        """Deliver a result once the device has done its work. Raises the device's error, and
+        BaseSideError if code of the other tree ran."""
         self.end_child()
         self._synchronize()
         self.enter(Phase.DELIVERY)
@@ -132,8 +168,8 @@ class Rank:
         send_frame(self.channel, Kind.RESULT, data)
 
     def end_child(self, error: BaseException | None = None) -> None:
-        """End this process as Python would, with an `error` or without, if it is no rank but has been forked by one:
-        what it does is not the rank's."""
+        """End this process as Python would, with an `error` or without, if it is no rank but has
+        been forked by one: what it does is not the rank's."""
         if os.getpid() == self.pid:
             return
         code = error.code if isinstance(error, SystemExit) else error
@@ -144,7 +180,8 @@ class Rank:
         os._exit(code or 0)
 
     def end(self) -> None:
-        """Say that clean-up is over, with what it gave the device to do. Raises the device's error."""
+        """Say that clean-up is over, with what it gave the device to do. Raises the device's
+        error."""
         self._synchronize()
         self.enter(Phase.DONE)
         send_frame(self.channel, Kind.DONE)
@@ -158,15 +195,19 @@ class Rank:
         read = variables.read_so_far()
         if self.trees is None:
             return Imported(variables=read)
-        return Imported(files=tuple(self.trees.imported()), others=tuple(self.trees.others()), variables=read)
+        return Imported(
+            files=tuple(self.trees.imported()),
+            others=tuple(self.trees.others()),
+            variables=read,
+        )
 
     def await_word(self) -> int:
         """Wait until pytest says what comes next, or is gone; returns the number that it sends."""
         return receive_word(self.channel)
 
     def stretches(self, steps: int, step_ns: int) -> Iterator[int]:
-        """Yield the number of steps of each stretch of a window of `steps`, each of which takes about `step_ns`, as
-        pytest asks for one after the other."""
+        """Yield the number of steps of each stretch of a window of `steps`, each of which takes
+        about `step_ns`, as pytest asks for one after the other."""
         said = json.dumps({"steps": steps, "step_ns": step_ns}).encode()
         send_frame(self.channel, Kind.RESTING, said)
         while stretch := self.await_word():
@@ -199,7 +240,8 @@ def _work(rank: Rank, folder: Path, request: Message) -> None:
     if rank.plan.device == "cuda":
         counters.watch_graphs()
     if rank.plan.rpc:
-        _rpc().meter.install()  # before the user's code is imported and this process joins the RPC world
+        # before the user's code is imported and this process joins the RPC world
+        _rpc().meter.install()
     if rank.plan.boundary:
         group.meet_at_launch(str(folder))
     task, function, args = payload.loads((folder / "payload").read_bytes())
@@ -209,10 +251,19 @@ def _work(rank: Rank, folder: Path, request: Message) -> None:
     rank.enter(Phase.GROUP)
     store = tuple(request["store"]) if request["store"] else None
     place = group.ProcessPlace(
-        number=rank.number, index=index, node=request["node"], folder=folder, store=store, threads=request["threads"]
+        number=rank.number,
+        index=index,
+        node=request["node"],
+        folder=folder,
+        store=store,
+        threads=request["threads"],
     )
     ctx: Context = (_rpc() if rank.plan.rpc else group).start(rank.plan, place)
-    if task == "measure" and rank.number < rank.plan.world_size and not rank.plan.boundary:
+    if (
+        task == "measure"
+        and rank.number < rank.plan.world_size
+        and not rank.plan.boundary
+    ):
         rank = replace(rank, own_group=group.OwnGroup(rank.plan, place, ctx))
     threading.Thread(target=_tell_started, args=(folder, rank), daemon=True).start()
     rank.enter(Phase.SETUP)
@@ -224,13 +275,16 @@ def _work(rank: Rank, folder: Path, request: Message) -> None:
 
 
 def _tell_started(folder: Path, rank: Rank) -> None:
-    """Write which collectives this rank has started, whenever pytest opens the pipe: something hangs."""
+    """Write which collectives this rank has started, whenever pytest opens the pipe: something
+    hangs."""
     pipe = folder / f"rank{rank.number}.ask"
     os.mkfifo(pipe, 0o600)
     path = folder / f"rank{rank.number}.started"
     while True:
         pipe.read_bytes()
-        path.with_suffix(".part").write_text(json.dumps(counters.started(rank.own_group)))
+        path.with_suffix(".part").write_text(
+            json.dumps(counters.started(rank.own_group))
+        )
         path.with_suffix(".part").rename(path)
 
 
@@ -239,7 +293,9 @@ def _rpc() -> Any:
     import torch.distributed.rpc
 
     if not torch.distributed.rpc.is_available():
-        raise DdpPerfError(f"this torch ({torch.__version__}) was built without torch.distributed.rpc")
+        raise DdpPerfError(
+            f"this torch ({torch.__version__}) was built without torch.distributed.rpc"
+        )
     from pytest_ddpperf.rank import rpc
 
     return rpc
@@ -251,11 +307,17 @@ def _measure(rank: Rank, ctx: Context, setup: Any, *others: Any) -> CleanUp | No
     if rank.plan.boundary:
         _run_program(rank, ctx, setup)
     asked = rank.plan.collective
-    made = sampling.Prepared(setup, ctx) if asked is None else sampling.Prepared(operation.setup, ctx, asked)
+    made = (
+        sampling.Prepared(setup, ctx)
+        if asked is None
+        else sampling.Prepared(operation.setup, ctx, asked)
+    )
     return _timed(rank, ctx, made, counters.Meter())
 
 
-def _measure_rpc(rank: Rank, ctx: RpcContext, trainer: Any, master: Any, parameter_server: Any) -> CleanUp | None:
+def _measure_rpc(
+    rank: Rank, ctx: RpcContext, trainer: Any, master: Any, parameter_server: Any
+) -> CleanUp | None:
     rpc = _rpc()
     if ctx.role == "trainer":
         return _timed(rank, ctx, rpc.prepared(ctx, trainer, master), rpc.meter)
@@ -272,12 +334,16 @@ def _measure_rpc(rank: Rank, ctx: RpcContext, trainer: Any, master: Any, paramet
     return made.clean_up if made is not None else None
 
 
-def _timed(rank: Rank, ctx: Context, prepared: sampling.Prepared, meter: counters.Meter) -> CleanUp:
+def _timed(
+    rank: Rank, ctx: Context, prepared: sampling.Prepared, meter: counters.Meter
+) -> CleanUp:
     assert rank.own_group is not None, "only trainers time steps"
     stretches = rank.stretches if rank.in_stretches else None
     with ExitStack() as observed:
         samples = _sample_stacks(rank, observed)
-        window = sampling.measure(prepared.step, rank.plan, ctx, rank.board, meter, rank.own_group, stretches)
+        window = sampling.measure(
+            prepared.step, rank.plan, ctx, rank.board, meter, rank.own_group, stretches
+        )
     window = replace(window, stacks=samples())
     if rank.plan.trace:
         from pytest_ddpperf.rank import tracing
@@ -292,13 +358,17 @@ def _timed(rank: Rank, ctx: Context, prepared: sampling.Prepared, meter: counter
     return prepared.clean_up
 
 
-def _sample_stacks(rank: Rank, observed: ExitStack) -> Callable[[], StackSamples | None]:
+def _sample_stacks(
+    rank: Rank, observed: ExitStack
+) -> Callable[[], StackSamples | None]:
     """Sample stacks from here on, if that is asked; return what returns the samples."""
     if not rank.plan.stacks or rank.trees is None:
         return lambda: None
     from pytest_ddpperf.rank.tracing import StackSampler
 
-    sampler = observed.enter_context(StackSampler(rank.trees, lambda: rank.board.phase(rank.number) is Phase.STEPS))
+    sampler = observed.enter_context(
+        StackSampler(rank.trees, lambda: rank.board.phase(rank.number) is Phase.STEPS)
+    )
     return lambda: sampler.samples
 
 
@@ -328,7 +398,10 @@ def _call(rank: Rank, ctx: Context, function: Any, *args: Any) -> None:
     rank.enter(Phase.STEPS)
     made = context.call_keeping_locals(function, ctx, *args)
     if kind := context.describe_not_run(made):
-        raise DdpPerfError(f"the function returned {kind}, which did not run: it must be one without yield or async")
+        raise DdpPerfError(
+            f"the function returned {kind}, which did not run: it must be one without yield or"
+            " async"
+        )
     rank.deliver(context.dump_result(made))
 
 
@@ -336,7 +409,11 @@ def _probe(rank: Rank, ctx: Context, function: None) -> None:
     rank.deliver(json.dumps(environment.probe()).encode())
 
 
-_TASKS: dict[str, Callable[..., CleanUp | None]] = {"measure": _measure, "call": _call, "probe": _probe}
+_TASKS: dict[str, Callable[..., CleanUp | None]] = {
+    "measure": _measure,
+    "call": _call,
+    "probe": _probe,
+}
 
 
 def _report(error: BaseException, rank: Rank) -> None:
@@ -350,7 +427,11 @@ def _report(error: BaseException, rank: Rank) -> None:
         "phase": rank.board.describe(rank.number, plan),
         "summary": _summary(error),
         # An error of ours says in its text what is wrong; its frames are ours too.
-        "traceback": "" if isinstance(error, DdpPerfError) else "".join(traceback.format_exception(error)),
+        "traceback": (
+            ""
+            if isinstance(error, DdpPerfError)
+            else "".join(traceback.format_exception(error))
+        ),
         "lost_connection": is_lost_connection(error),
         "advice": getattr(error, "advice", ""),
     }
@@ -374,8 +455,12 @@ def _words(error: BaseException) -> str:
 
 
 def is_lost_connection(error: BaseException) -> bool:
-    """Judge whether the error says that another rank went away: then it is hardly the first cause."""
-    return isinstance(error, RuntimeError | ConnectionError) and _LOST.search(_words(error)) is not None
+    """Judge whether the error says that another rank went away: then it is hardly the first
+    cause."""
+    return (
+        isinstance(error, RuntimeError | ConnectionError)
+        and _LOST.search(_words(error)) is not None
+    )
 
 
 def _drop_our_frames(error: BaseException, seen: set[int]) -> None:
@@ -393,5 +478,6 @@ def _drop_our_frames(error: BaseException, seen: set[int]) -> None:
 
 def _flush() -> None:
     for stream in (sys.stdout, sys.stderr):
-        with suppress(OSError, ValueError):  # closed by the user's code, or no space for the log
+        # closed by the user's code, or no space for the log
+        with suppress(OSError, ValueError):
             stream.flush()

@@ -1,7 +1,7 @@
 """Times a program that owns its loop, by its optimizer updates, without a collective of ours.
 
-What ends a step is learned in the warm-up. The window begins with the last update of the warm-up; after its last one
-the rank delivers and ends, wherever the program is.
+What ends a step is learned in the warm-up. The window begins with the last update of the warm-up;
+after its last one the rank delivers and ends, wherever the program is.
 """
 
 from __future__ import annotations
@@ -38,10 +38,19 @@ if TYPE_CHECKING:
 
 
 class Loop:
-    """The steps of a program: warm-up, then the window. `deliver` takes what was measured, and does not return."""
+    """The steps of a program: warm-up, then the window. `deliver` takes what was measured, and does
+    not return."""
 
-    def __init__(self, rank: Rank, ctx: context.Context, deliver: Callable[[Window], NoReturn]) -> None:
-        self._rank, self._plan, self._ctx, self._board, self._deliver = rank, rank.plan, ctx, rank.board, deliver
+    def __init__(
+        self, rank: Rank, ctx: context.Context, deliver: Callable[[Window], NoReturn]
+    ) -> None:
+        self._rank, self._plan, self._ctx, self._board, self._deliver = (
+            rank,
+            rank.plan,
+            ctx,
+            rank.board,
+            deliver,
+        )
         self._pid = os.getpid()
         self._row = self._board.row(rank.number)
         self._phases = sampling.PhaseWatch(rank.plan, ctx)
@@ -59,13 +68,15 @@ class Loop:
         self._warmed: warm_up.WarmUp | None = None  # once the window has begun
         self._lengths: Iterator[int] = iter(())
         self._taken: list[sampling.Stretch] = []
-        self._of_stretch: list[int] = []  # counted steps of each stretch that was asked for
+        # counted steps of each stretch that was asked for
+        self._of_stretch: list[int] = []
         self._step = self._missing = self._uncounted = self._left_out = 0
         self._is_short = False  # the last step was left out
         self._unfit = ""
 
     def learned(self, ended_ns: list[int]) -> bool:
-        """It is known where steps end, of which some have ended at these times; return whether that counts."""
+        """It is known where steps end, of which some have ended at these times; return whether that
+        counts."""
         if self._ended_ns and self._board.begin(0):
             self._unfit = "steps end otherwise than in the warm-up: raise --ddp-warmup"
             return False
@@ -90,8 +101,14 @@ class Loop:
     # --- warm-up
 
     def _warm_up(self, passes: int) -> None:
-        """The first step that is seen to begin finds modules, and the next is counted; not one that is shorter."""
-        plan, board, done, seen = self._plan, self._board, len(self._ended_ns), self._seen
+        """The first step that is seen to begin finds modules, and the next is counted; not one that
+        is shorter."""
+        plan, board, done, seen = (
+            self._plan,
+            self._board,
+            len(self._ended_ns),
+            self._seen,
+        )
         self._within.close()
         is_free = plan.spreads and board.begin(0) > 0 and self._waited > 1
         if self._ctx.device.type != "cpu" and not is_free:
@@ -113,7 +130,12 @@ class Loop:
         self._row[Board.STEP_CELL] = done
         loss = self._ctx.figures.pop("loss", None)
         self._losses += [loss] * (done >= plan.warmup)
-        if self._rank.number == 0 and seen and not board.begin(0) and done >= plan.warmup - 1:
+        if (
+            self._rank.number == 0
+            and seen
+            and not board.begin(0)
+            and done >= plan.warmup - 1
+        ):
             self._decide(done)
         if not is_free:
             self._steady.changed()
@@ -125,19 +147,23 @@ class Loop:
         elif not seen:
             self._within.enter_context(self._phases.finding_modules())
         elif not self._counters:
-            self._counters = self._within.enter_context(self._meter.counting(None, self._ctx.device))
+            self._counters = self._within.enter_context(
+                self._meter.counting(None, self._ctx.device)
+            )
 
     def _decide(self, done: int) -> None:
         """Let the window begin soon after nothing changes any more, by what rank 0 sees.
 
-        Ranks that synchronise in each update are as far as rank 0. Those that average their models now and then may be
-        ahead."""
+        Ranks that synchronise in each update are as far as rank 0. Those that average their models
+        now and then may be ahead."""
         assert self._steady is not None, "the first update made it"
         self._unsettled = self._steady.unsettled(None)
         if not self._unsettled or done >= self._plan.warmup + warm_up.WARMUP_BEYOND:
             step_ns = max(self._step_ns(), 1)
             first = max(self._board.updates()) + 1
-            self._board.set_begin(0, first + self._plan.spreads * warm_up.count_free_steps(step_ns))
+            self._board.set_begin(
+                0, first + self._plan.spreads * warm_up.count_free_steps(step_ns)
+            )
             self._board.set_steps(0, self._plan.steps_for(step_ns / 1e9))
 
     def _step_ns(self) -> int:
@@ -150,17 +176,25 @@ class Loop:
         plan = self._plan
         if not dist.is_initialized():
             if plan.world_size > 1:
-                raise DdpPerfError("the program trains without a process group: it has to call init_process_group()")
+                raise DdpPerfError(
+                    "the program trains without a process group: it has to call"
+                    " init_process_group()"
+                )
             return
         if (size := dist.get_world_size()) != plan.world_size:
-            raise DdpPerfError(f"the program's process group has {size} ranks, and {plan.world_size} were asked for")
+            raise DdpPerfError(
+                f"the program's process group has {size} ranks, and {plan.world_size} were"
+                " asked for"
+            )
         group: Any = dist.distributed_c10d._get_default_group()
         try:
             backend = group._get_backend(self._ctx.device).name()
         except RuntimeError:
             backend = f"no backend for {self._ctx.device.type}"
         if backend != plan.backend:
-            raise DdpPerfError(f"the program's process group uses {backend}, and {plan.backend} was asked for")
+            raise DdpPerfError(
+                f"the program's process group uses {backend}, and {plan.backend} was asked for"
+            )
 
     # --- the window
 
@@ -188,7 +222,8 @@ class Loop:
         """Begin the next stretch; without one, deliver."""
         length = next(self._lengths, None)
         if length is None:
-            self._rank.enter(Phase.DELIVERY)  # nothing more is timed, and no stack is sampled
+            # nothing more is timed, and no stack is sampled
+            self._rank.enter(Phase.DELIVERY)
             self._deliver(self._window())
         self._of_stretch.append(0)
         self._begin_part(length, int(self._rank.in_stretches))
@@ -196,7 +231,9 @@ class Loop:
     def _begin_part(self, length: int, uncounted: int) -> None:
         """Begin what is left of a stretch."""
         marks = memoryview(bytearray(8 * (length + 1))).cast("q")
-        self._part = sampling.Stretch(length, marks, self._plan, self._ctx, uncounted=uncounted)
+        self._part = sampling.Stretch(
+            length, marks, self._plan, self._ctx, uncounted=uncounted
+        )
         self._step, self._missing, self._uncounted = 0, length, uncounted
         self._part.begin()
 
@@ -209,8 +246,8 @@ class Loop:
         self._of_stretch[-1] += counted
 
     def _time(self, passes: int) -> None:
-        """Mark the end of a step. A shorter one is left out, and its stretch goes on after it; not the next one, for
-        epochs end otherwise."""
+        """Mark the end of a step. A shorter one is left out, and its stretch goes on after it; not
+        the next one, for epochs end otherwise."""
         self._part.step_ended(self._step)
         self._step += 1
         self._row[Board.STEP_CELL] += 1
@@ -218,10 +255,14 @@ class Loop:
         if self._is_short:
             self._left_out += 1
             self._end_part(self._step - 1)
-            self._begin_part(self._missing - (self._step - 1), self._uncounted * (self._step == 1))
+            self._begin_part(
+                self._missing - (self._step - 1), self._uncounted * (self._step == 1)
+            )
             return
         if passes != self._usual:
-            which = f"update {self._row[Board.UPDATES_CELL]} had {passes} backward passes"
+            which = (
+                f"update {self._row[Board.UPDATES_CELL]} had {passes} backward passes"
+            )
             self._unfit = f"{which}, and those before {self._usual}: raise --ddp-warmup"
         if self._step == self._missing:
             self._end_part(self._step)
@@ -230,9 +271,24 @@ class Loop:
     def _window(self) -> Window:
         assert self._warmed is not None, "the window has begun"
         lengths = [*filter(None, self._of_stretch)]
-        found = sampling.window_of(self._taken, lengths, self._warmed, self._phases, None, self._ctx, self._plan)
-        notes = found.notes + ("a program that owns its loop is not traced",) * bool(self._plan.trace)
-        return replace(found, unfit=self._unfit or found.unfit, left_out=self._left_out, notes=notes)
+        found = sampling.window_of(
+            self._taken,
+            lengths,
+            self._warmed,
+            self._phases,
+            None,
+            self._ctx,
+            self._plan,
+        )
+        notes = found.notes + ("a program that owns its loop is not traced",) * bool(
+            self._plan.trace
+        )
+        return replace(
+            found,
+            unfit=self._unfit or found.unfit,
+            left_out=self._left_out,
+            notes=notes,
+        )
 
     # --- the end of a program that ended too soon
 
@@ -242,9 +298,14 @@ class Loop:
         needed = max(self._board.begin(0), 7 + plan.warmup) + (steps or plan.steps)
         advice = f"let it take {needed} or more"
         if self._warmed is not None:
-            timed = sum(self._of_stretch) + max(self._step - self._uncounted, 0) * (self._step < self._missing)
+            timed = sum(self._of_stretch) + max(self._step - self._uncounted, 0) * (
+                self._step < self._missing
+            )
             when = f"after {timed} of {steps} timed steps"
-            advice = f"let it take {steps - timed} more steps, or ask for fewer (--ddp-steps, --ddp-min-time)"
+            advice = (
+                f"let it take {steps - timed} more steps, or ask for fewer (--ddp-steps,"
+                " --ddp-min-time)"
+            )
         elif done:
             when = f"after {done} steps, in the warm-up"
         elif plan.boundary == UPDATE:
@@ -254,9 +315,15 @@ class Loop:
         return EndedEarly(f"{ended} {when}", advice)
 
 
-def run(rank: Rank, ctx: context.Context, program: Any, deliver: Callable[[Window], NoReturn], fail: Any) -> NoReturn:
-    """Run a program until its window is over. `fail` reports an error and ends the rank; in a child of the rank it does
-    nothing."""
+def run(
+    rank: Rank,
+    ctx: context.Context,
+    program: Any,
+    deliver: Callable[[Window], NoReturn],
+    fail: Any,
+) -> NoReturn:
+    """Run a program until its window is over. `fail` reports an error and ends the rank; in a child
+    of the rank it does nothing."""
     loop = Loop(rank, ctx, deliver)
     if rank.plan.boundary == UPDATE:
         Updates(loop.step_ended, loop.learned, fail).install()
@@ -273,17 +340,23 @@ def run(rank: Rank, ctx: context.Context, program: Any, deliver: Callable[[Windo
     except SystemExit as error:
         rank.end_child(error)
         if error.code not in (None, 0):
-            raise DdpPerfError(f"the program called sys.exit({short_repr(error.code)}): {_last_line()}") from None
+            raise DdpPerfError(
+                f"the program called sys.exit({short_repr(error.code)}): {_last_line()}"
+            ) from None
         frames = traceback.extract_tb(error.__traceback__)
-        last = [frame for frame in frames if "_sitebuiltins" not in frame.filename][-1]  # as `exit` is
+        # as `exit` is
+        last = [frame for frame in frames if "_sitebuiltins" not in frame.filename][-1]
         where = f"{last.filename.removeprefix(os.getcwd() + os.sep)}:{last.lineno}"
         ended = f"the program called sys.exit({error.code or 0}) in {where}"
     rank.end_child()
     raise loop.unfinished(ended)
 
 
-def _mark_steps(boundary: str, loop: Loop, fail: Callable[[BaseException], None]) -> None:
-    """Let a step end where the program says so, or where a function returns: "package.module:Class.method"."""
+def _mark_steps(
+    boundary: str, loop: Loop, fail: Callable[[BaseException], None]
+) -> None:
+    """Let a step end where the program says so, or where a function returns:
+    "package.module:Class.method"."""
 
     def mark() -> None:
         try:
@@ -312,10 +385,13 @@ def _mark_steps(boundary: str, loop: Loop, fail: Callable[[BaseException], None]
 
 
 def _prepare(program: Program) -> None:
-    """Let this process look as Python does for a program: its own folder, or that of a module, first on sys.path."""
+    """Let this process look as Python does for a program: its own folder, or that of a module,
+    first on sys.path."""
     os.chdir(program.cwd)
     sys.argv[:] = [program.path, *program.args]
-    sys.path.insert(0, program.cwd if program.is_module else os.path.dirname(program.path))
+    sys.path.insert(
+        0, program.cwd if program.is_module else os.path.dirname(program.path)
+    )
 
 
 def _run(program: Program) -> None:

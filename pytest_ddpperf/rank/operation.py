@@ -23,7 +23,9 @@ def setup(ctx: Context, asked: Collective) -> Iterator[Callable[[], object]]:
     """
     dtype = getattr(torch, asked.dtype, None)
     if not isinstance(dtype, torch.dtype):
-        raise DdpPerfError(f"this torch ({torch.__version__}) has no dtype {asked.dtype}")
+        raise DdpPerfError(
+            f"this torch ({torch.__version__}) has no dtype {asked.dtype}"
+        )
     buffers = _Buffers(ctx, asked, dtype)
     buffers.check()
     buffers.sent.zero_()
@@ -44,7 +46,9 @@ def _pass_on(received: torch.Tensor, sent: torch.Tensor) -> None:
 
 def _find(name: str, old_name: str) -> Callable[..., object]:
     """Return a function of torch.distributed, some of which were renamed in 2.13."""
-    function: Callable[..., object] = getattr(dist, name, None) or getattr(dist, old_name)
+    function: Callable[..., object] = getattr(dist, name, None) or getattr(
+        dist, old_name
+    )
     return function
 
 
@@ -63,20 +67,26 @@ _IN_PLACE: Mapping[str, Callable[..., object]] = {
 
 
 class _Buffers:
-    """The buffers that this rank sends and receives: the same one if the operation works in place."""
+    """The buffers that this rank sends and receives: the same one if the operation works in
+    place."""
 
     def __init__(self, ctx: Context, asked: Collective, dtype: torch.dtype) -> None:
         self._asked, self._rank, self._dtype = asked, ctx.rank, dtype
         zeros = partial(torch.zeros, dtype=dtype, device=ctx.device)
-        self.sent = self.received = zeros(asked.count if asked.op == "all_gather" else asked.elements)
+        self.sent = self.received = zeros(
+            asked.count if asked.op == "all_gather" else asked.elements
+        )
         if asked.op in _IN_PLACE:
             self.step = partial(_IN_PLACE[asked.op], self.sent)
         else:
-            self.received = zeros(asked.count if asked.op == "reduce_scatter" else asked.elements)
+            self.received = zeros(
+                asked.count if asked.op == "reduce_scatter" else asked.elements
+            )
             self.step = partial(_MOVES[asked.op], self.received, self.sent)
 
     def check(self) -> None:
-        """Run the operation on known values; raises DdpPerfError on the rank that received others."""
+        """Run the operation on known values; raises DdpPerfError on the rank that received
+        others."""
         asked = self._asked
         self.sent.fill_(self._value(self._rank))
         self.step()
@@ -84,17 +94,26 @@ class _Buffers:
             return  # undefined there
         expected = self._expected()
         wrong, first, start = 0, "", 0
-        for block, value in zip(self.received.chunk(len(expected)), expected, strict=True):
+        for block, value in zip(
+            self.received.chunk(len(expected)), expected, strict=True
+        ):
             right = torch.full((1,), value, dtype=self._dtype, device=block.device)
             # Byte by byte: some dtypes cannot be compared.
-            differs = (block.view(torch.uint8).view(len(block), -1) != right.view(torch.uint8)).any(dim=1)
+            differs = (
+                block.view(torch.uint8).view(len(block), -1) != right.view(torch.uint8)
+            ).any(dim=1)
             if not first and differs.any():
                 place = int(differs.nonzero()[0])
-                first = f"element {start + place:,} is {block[place].item()} instead of {right.item()}"
+                first = (
+                    f"element {start + place:,} is {block[place].item()} instead of "
+                    f"{right.item()}"
+                )
             wrong += int(differs.sum())
             start += len(block)
         if wrong:
-            raise DdpPerfError(f"{asked}: {wrong:,} of {len(self.received):,} elements are wrong: {first}")
+            raise DdpPerfError(
+                f"{asked}: {wrong:,} of {len(self.received):,} elements are wrong: {first}"
+            )
 
     @property
     def _largest(self) -> int:
@@ -102,10 +121,15 @@ class _Buffers:
         if self._dtype == torch.bool:
             return 1
         floating = self._dtype.is_floating_point or self._dtype.is_complex
-        return min(_LARGEST, int(2 / torch.finfo(self._dtype).eps)) if floating else _LARGEST
+        return (
+            min(_LARGEST, int(2 / torch.finfo(self._dtype).eps))
+            if floating
+            else _LARGEST
+        )
 
     def _value(self, rank: int) -> int:
-        """Return what `rank` sends: rank + 1, begun anew where the dtype or, for sums, their total is not exact."""
+        """Return what `rank` sends: rank + 1, begun anew where the dtype or, for sums, their total
+        is not exact."""
         if self._asked.redop == "none":
             return (rank + 1) % (self._largest + 1)
         return rank + 1 if (rank + 1) * (rank + 2) // 2 <= self._largest else 0

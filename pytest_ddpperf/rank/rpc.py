@@ -1,5 +1,5 @@
-"""An RPC launch: trainers, parameter servers and a master, each with its own set-up, until the trainers have ended; and
-the counters of a trainer's traffic.
+"""An RPC launch: trainers, parameter servers and a master, each with its own set-up, until the
+trainers have ended; and the counters of a trainer's traffic.
 
 Imported only where RPC is used: it costs half a second.
 """
@@ -45,23 +45,27 @@ _ANSWERS_SECONDS = 5.0
 
 
 class RpcMeter(Meter):
-    """The meter of a trainer: calls and bytes of one step, blocked time of all steps, seen in the Python layer of
-    torch.distributed.rpc.
+    """The meter of a trainer: calls and bytes of one step, blocked time of all steps, seen in the
+    Python layer of torch.distributed.rpc.
 
     `install` wraps these functions of torch, in this process, once:
 
-    - `rpc.api._to_worker_info`: called once for every request (rpc_sync, rpc_async, remote): `rpc.calls`.
-    - `rpc.api._invoke_rpc_python_udf`: returns the future of an answer, which is waited for before bytes are reported.
-    - The RPC pickler's `serialize` and `deserialize`: every tensor that Python functions send and receive.
+    - `rpc.api._to_worker_info`: called once for every request (rpc_sync, rpc_async, remote):
+      `rpc.calls`.
+    - `rpc.api._invoke_rpc_python_udf`: returns the future of an answer, which is waited for before
+      bytes are reported.
+    - The RPC pickler's `serialize` and `deserialize`: every tensor that Python functions send and
+      receive.
     - `rpc.internal._run_function`: this process is called by another one.
     - `distributed.autograd.backward` and `context`: hooks see the gradients that leave and arrive.
-    - `Future.wait`, `RRef.to_here`: the main thread's time blocked in RPC. `Work.get_future` marks the futures of
-      collectives, which do not count.
+    - `Future.wait`, `RRef.to_here`: the main thread's time blocked in RPC. `Work.get_future` marks
+      the futures of collectives, which do not count.
 
-    Anything else leaves the bytes unknown: builtin and TorchScript functions and modules, a backward that did not go
-    through `torch.distributed.autograd.backward`, another process's backward through functions that ran here, outputs
-    without a gradient, sparse tensors, answers that failed or did not come. Only tensors are counted: the size of
-    pickled objects varies with the ids that torch gives out.
+    Anything else leaves the bytes unknown: builtin and TorchScript functions and modules, a
+    backward that did not go through `torch.distributed.autograd.backward`, another process's
+    backward through functions that ran here, outputs without a gradient, sparse tensors, answers
+    that failed or did not come. Only tensors are counted: the size of pickled objects varies with
+    the ids that torch gives out.
     """
 
     def __init__(self) -> None:
@@ -73,7 +77,8 @@ class RpcMeter(Meter):
         self._reset()
         self._seen_backwards: set[int] = set()  # ids of autograd contexts
         self._of_collectives: WeakSet[Any] = WeakSet()  # futures
-        self._unpickled = threading.local()  # whether this thread has unpickled the value of a reference
+        # whether this thread has unpickled the value of a reference
+        self._unpickled = threading.local()
 
     def _reset(self) -> None:
         self._answers: list[Any] = []  # futures
@@ -86,12 +91,14 @@ class RpcMeter(Meter):
         return self._blocked_ns
 
     def begin(self) -> None:
-        self._await_answers()  # to an earlier step's requests, which would be counted in this one
+        # to an earlier step's requests, which would be counted in this one
+        self._await_answers()
         self._reset()
         self._counting = True
 
     def end(self) -> None:
-        """Wait for the answers to the step's requests: the step itself need not, and an answer may never come."""
+        """Wait for the answers to the step's requests: the step itself need not, and an answer may
+        never come."""
         self._await_answers()
 
     def _await_answers(self) -> None:
@@ -149,7 +156,11 @@ class RpcMeter(Meter):
     def invoke(self, original: Any, *args: Any, **kwargs: Any) -> Any:
         """Keep the future of an answer."""
         answer = original(*args, **kwargs)
-        kept = self._answers if self._counting else [each for each in self._answers if not each.done()]
+        kept = (
+            self._answers
+            if self._counting
+            else [each for each in self._answers if not each.done()]
+        )
         self._answers = [*kept, answer]
         return answer
 
@@ -168,7 +179,8 @@ class RpcMeter(Meter):
         self._unpickled.last = True
         if self._counting:
             self._carry("forward", tensors)
-            if isinstance(value, torch.jit.ScriptModule):  # its tensors are part of its pickle
+            # its tensors are part of its pickle
+            if isinstance(value, torch.jit.ScriptModule):
                 self._bytes_known = False
         return value
 
@@ -187,7 +199,8 @@ class RpcMeter(Meter):
             with suppress(RuntimeError):  # there is no autograd context, most often
                 dist_autograd._current_context()
                 self._bytes_known = False
-        torch.get_num_threads()  # sets it in this thread, which is not Python's: see `group.prepare`
+        # sets it in this thread, which is not Python's: see `group.prepare`
+        torch.get_num_threads()
         return original(function)
 
     def mark_collective(self, original: Any, work: Any) -> Any:
@@ -198,7 +211,11 @@ class RpcMeter(Meter):
 
     def wait(self, original: Any, future: Any) -> Any:
         """Count the time of a wait for an answer."""
-        return original(future) if future in self._of_collectives else self._timed(original, future)
+        return (
+            original(future)
+            if future in self._of_collectives
+            else self._timed(original, future)
+        )
 
     def _timed(self, original: Any, *args: Any, **kwargs: Any) -> Any:
         """Count the time of a call as blocked, on the main thread only."""
@@ -220,13 +237,15 @@ class RpcMeter(Meter):
         value = self._timed(original, reference, *args, **kwargs)
         if self._counting:
             self._calls[role_of(reference.owner_name())] += 1
-            self._bytes_known &= self._unpickled.last  # else a builtin or TorchScript function made the value
+            # else a builtin or TorchScript function made the value
+            self._bytes_known &= self._unpickled.last
         return value
 
     def backward(self, original: Any, context: int, *args: Any, **kwargs: Any) -> None:
         """Run a distributed backward.
 
-        It counts as blocked from when a gradient has left until one comes back or the backward ends.
+        It counts as blocked from when a gradient has left until one comes back or the backward
+        ends.
         """
         functions = dist_autograd._retrieve_context(context)
         last_left = 0
@@ -249,8 +268,14 @@ class RpcMeter(Meter):
                 last_left = 0
 
         self._seen_backwards.add(context)
-        hooks = [function.register_hook(leaves) for function in functions._recv_functions().values()]
-        hooks += [function.register_hook(arrives) for function in functions._send_functions().values()]
+        hooks = [
+            function.register_hook(leaves)
+            for function in functions._recv_functions().values()
+        ]
+        hooks += [
+            function.register_hook(arrives)
+            for function in functions._send_functions().values()
+        ]
         self._waits += 1  # waits inside are part of this one
         try:
             original(context, *args, **kwargs)
@@ -265,14 +290,21 @@ class RpcMeter(Meter):
         number = context.autograd_context._context_id()
         seen = number in self._seen_backwards
         self._seen_backwards.discard(number)
-        if self._counting and not seen and dist_autograd._retrieve_context(number)._recv_functions():
+        if (
+            self._counting
+            and not seen
+            and dist_autograd._retrieve_context(number)._recv_functions()
+        ):
             self._bytes_known = False
         return original(context, *error)
 
 
 def _bound_to(original: Any, replacement: Callable[..., Any]) -> Any:
-    """Return a function, which as an attribute of a class is a method, that calls `replacement` with `original`."""
-    return wraps(original)(lambda *args, **kwargs: replacement(original, *args, **kwargs))
+    """Return a function, which as an attribute of a class is a method, that calls `replacement`
+    with `original`."""
+    return wraps(original)(
+        lambda *args, **kwargs: replacement(original, *args, **kwargs)
+    )
 
 
 def role_of(name: str) -> str:
@@ -298,16 +330,24 @@ def start(plan: Plan, place: group.ProcessPlace) -> RpcContext:
     devices = 1 if plan.device == "cpu" else torch.accelerator.device_count()
     device = group.prepare(plan, place.index % devices, place.threads)
     url = group.url_of("store-rpc", plan.processes, place.folder, place.store, timeout)
-    options = rpc.TensorPipeRpcBackendOptions(init_method=url, rpc_timeout=timeout.total_seconds())
+    options = rpc.TensorPipeRpcBackendOptions(
+        init_method=url, rpc_timeout=timeout.total_seconds()
+    )
     if plan.device != "cpu":
         for node in range(plan.nodes):
             for place_there, other in enumerate(plan.part(node)):
-                options.set_device_map(plan.name(other), {device: torch.device(plan.device, place_there % devices)})
+                options.set_device_map(
+                    plan.name(other),
+                    {device: torch.device(plan.device, place_there % devices)},
+                )
     with warnings.catch_warnings():
         # torch's own use of a process group as a backend, which is nothing a user can mend.
         warnings.filterwarnings("ignore", "You are using a Backend", UserWarning)
         rpc.init_rpc(  # type: ignore[no-untyped-call]
-            plan.name(process), rank=process, world_size=plan.processes, rpc_backend_options=options
+            plan.name(process),
+            rank=process,
+            world_size=plan.processes,
+            rpc_backend_options=options,
         )
     if role != "master":
         # Trainers have a device each; servers may share theirs, and NCCL takes one rank a device.
@@ -327,14 +367,19 @@ def start(plan: Plan, place: group.ProcessPlace) -> RpcContext:
         role=role,
         name=plan.name(process),
         workers={
-            role: tuple(plan.name(other) for other in range(plan.processes) if _role_of(plan, other)[0] == role)
+            role: tuple(
+                plan.name(other)
+                for other in range(plan.processes)
+                if _role_of(plan, other)[0] == role
+            )
             for role in ROLES
         },
     )
 
 
 def _role_of(plan: Plan, process: int) -> tuple[Role, int, int]:
-    """Return the role of a process in the launch, its index in the role, and how many have that role."""
+    """Return the role of a process in the launch, its index in the role, and how many have that
+    role."""
     if process < plan.world_size:
         return "trainer", process, plan.world_size
     if process < plan.world_size + plan.parameter_servers:
@@ -342,10 +387,14 @@ def _role_of(plan: Plan, process: int) -> tuple[Role, int, int]:
     return "master", 0, 1
 
 
-def prepared(ctx: RpcContext, trainer: Setup, master: Setup | None) -> sampling.Prepared:
+def prepared(
+    ctx: RpcContext, trainer: Setup, master: Setup | None
+) -> sampling.Prepared:
     """Return a trainer's step, once all processes that it may call are ready."""
     _await_servers(ctx)
-    return sampling.Prepared(trainer, ctx, *([_shared.get()] if master is not None else []))
+    return sampling.Prepared(
+        trainer, ctx, *([_shared.get()] if master is not None else [])
+    )
 
 
 def served(ctx: RpcContext, setup: Setup | None) -> sampling.Prepared | None:
@@ -356,8 +405,8 @@ def served(ctx: RpcContext, setup: Setup | None) -> sampling.Prepared | None:
 
 
 def announce(ctx: RpcContext, prepared: sampling.Prepared | None) -> None:
-    """Let the others know that this process can be called, and what the master made; handlers run on threads of their
-    own, and the first call may come before the last of the others knows."""
+    """Let the others know that this process can be called, and what the master made; handlers run
+    on threads of their own, and the first call may come before the last of the others knows."""
     if ctx.role == "parameter_server":
         _call_all([*ctx.workers["master"], *ctx.workers["trainer"]], _take_ready)
     else:

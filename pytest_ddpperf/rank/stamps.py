@@ -1,11 +1,13 @@
-"""Time stamps at the boundaries of a step's phases, without a profiler, and the phases that they make.
+"""Time stamps at the boundaries of a step's phases, without a profiler, and the phases that they
+make.
 
-A stamp is taken where a forward pass of a module that the step calls itself begins and ends, a backward pass, an
-optimizer's step, and a wait for a collective or a message. They cost a few microseconds a step, so every launch takes
-them. When collectives were started comes from torch's flight recorder, which on Gloo has no `send` and `recv`.
+A stamp is taken where a forward pass of a module that the step calls itself begins and ends, a
+backward pass, an optimizer's step, and a wait for a collective or a message. They cost a few
+microseconds a step, so every launch takes them. When collectives were started comes from torch's
+flight recorder, which on Gloo has no `send` and `recv`.
 
-On a device a stamp is an event in its current stream: a phase lasts until the device has done its work. The host starts
-a collective long before that, so waits are not known there.
+On a device a stamp is an event in its current stream: a phase lasts until the device has done its
+work. The host starts a collective long before that, so waits are not known there.
 """
 
 from __future__ import annotations
@@ -24,17 +26,33 @@ from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed._functional_collectives as functional
-from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
-from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.nn.modules.module import (
+    register_module_forward_hook,
+    register_module_forward_pre_hook,
+)
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
 
 from pytest_ddpperf.rank.clock import StepClock
 from pytest_ddpperf.rank.counters import entries, has_compiled, replicas
 from pytest_ddpperf.rank.group import OwnGroup
-from pytest_ddpperf.records.step_phases import BACKWARD, DATA, EXPOSED, FORWARD, OPTIMIZER, OTHER, PHASES, RankPhases
+from pytest_ddpperf.records.step_phases import (
+    BACKWARD,
+    DATA,
+    EXPOSED,
+    FORWARD,
+    OPTIMIZER,
+    OTHER,
+    PHASES,
+    RankPhases,
+)
 
 # What begins, or ends with the opposite sign.
 _FORWARD, _BACKWARD, _OPTIMIZER, _WAIT = 1, 2, 3, 4
-Stamp = tuple[Any, int]  # when, in nanoseconds or as an event that is not placed yet, and what begins or ends
+# when, in nanoseconds or as an event that is not placed yet, and what begins or ends
+Stamp = tuple[Any, int]
 
 
 class Stamps:
@@ -47,24 +65,31 @@ class Stamps:
         self._placed = 0  # of them, those whose times are known
         self._device = device
         # A graph that is captured would record no times, and is replayed without these hooks.
-        self._is_capturing = torch.cuda.is_current_stream_capturing if device.type == "cuda" else lambda: False
+        self._is_capturing = (
+            torch.cuda.is_current_stream_capturing
+            if device.type == "cuda"
+            else lambda: False
+        )
         self._now = time.monotonic_ns if device.type == "cpu" else self._record
         self.before: list[int] = []  # what was open when they were cleared
-        self.has_ddp = False  # whether this process has a DDP module, which the step then trains
+        # whether this process has a DDP module, which the step then trains
+        self.has_ddp = False
         self._thread = threading.get_ident()
         self._modules: list[torch.nn.Module] = []  # that a step calls itself
         self._depth = 0  # of forward passes, in the step that finds them
-        # When each `send` and `recv` was issued, and again when this thread began to wait for it, with its name.
+        # When each `send` and `recv` was issued, and again when this thread began to wait for it,
+        # with its name.
         self.messages: list[tuple[int, str]] = []
         self._issued: Counter[str] = Counter()  # messages by group, ranks and tag
-        self._names: WeakKeyDictionary[Any, str] = WeakKeyDictionary()  # of messages, by what is waited for
+        # of messages, by what is waited for
+        self._names: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
         self.knows_partners = True  # whether every message has a name
 
     def install(self) -> None:
         """Stamp backward passes, optimizers and waits from here on.
 
-        Before the first step: torch.compile would compile an optimizer's step once more. Nothing is stamped in what it
-        compiles."""
+        Before the first step: torch.compile would compile an optimizer's step once more. Nothing is
+        stamped in what it compiles."""
         torch.autograd.backward = self._around(torch.autograd.backward, _BACKWARD)
         torch.autograd.grad = self._around(torch.autograd.grad, _BACKWARD)
         # Of every collective that Python waits for, also in a `dist.all_reduce` without `async_op`.
@@ -75,7 +100,11 @@ class Stamps:
             functional.wait_tensor = self._around(functional.wait_tensor, _WAIT)
             group: Any = torch._C._distributed_c10d.ProcessGroup
             for name in ("send", "recv", "recv_anysource"):
-                setattr(group, name, self._naming(getattr(group, name), sends=name == "send"))
+                setattr(
+                    group,
+                    name,
+                    self._naming(getattr(group, name), sends=name == "send"),
+                )
         register_optimizer_step_pre_hook(self._hook(_OPTIMIZER))
         register_optimizer_step_post_hook(self._hook(-_OPTIMIZER))
 
@@ -86,7 +115,8 @@ class Stamps:
         self._placed = 0
 
     def _naming(self, function: Any, *, sends: bool) -> Any:
-        """Give each message a name that is the same on both ranks: it is the k-th from one to the other."""
+        """Give each message a name that is the same on both ranks: it is the k-th from one to the
+        other."""
 
         @wraps(function)
         def named(group: Any, *args: Any, **kwargs: Any) -> Any:
@@ -111,7 +141,8 @@ class Stamps:
         return event
 
     def place(self, timer: StepClock) -> None:
-        """Place the events since the last call on the host's clock. `timer` has finished the stretch they are of."""
+        """Place the events since the last call on the host's clock. `timer` has finished the
+        stretch they are of."""
         if self._device.type != "cpu":
             latest = 0
             for index in range(self._placed, len(self.taken)):
@@ -123,27 +154,34 @@ class Stamps:
 
     @contextmanager
     def finding_modules(self) -> Iterator[None]:
-        """Find the modules that a step calls itself, not within another's forward pass or a backward pass (activation
-        checkpointing calls some there), and stamp their forward passes afterwards."""
+        """Find the modules that a step calls itself, not within another's forward pass or a
+        backward pass (activation checkpointing calls some there), and stamp their forward passes
+        afterwards."""
         self.clear()
         before = register_module_forward_pre_hook(self._enter)
         after = register_module_forward_hook(self._leave, always_call=True)
         try:
             with warnings.catch_warnings():
-                warnings.filterwarnings("ignore", r"Using `?torch\.compile\(module\)`? when there are global hooks")
+                warnings.filterwarnings(
+                    "ignore",
+                    r"Using `?torch\.compile\(module\)`? when there are global hooks",
+                )
                 yield
         finally:
             before.remove()
             after.remove()
         self.has_ddp = bool(replicas())
         for module in {id(module): module for module in self._modules}.values():
-            with suppress(Exception):  # TorchScript's modules take no hooks, nor does a RemoteModule
+            # TorchScript's modules take no hooks, nor does a RemoteModule
+            with suppress(Exception):
                 module.register_forward_pre_hook(self._hook(_FORWARD), prepend=True)
                 module.register_forward_hook(self._hook(-_FORWARD), always_call=True)
 
     def _enter(self, module: torch.nn.Module, arguments: Any) -> None:
         if self._is_ours():
-            if not self._depth and not sum(kind for _, kind in self.taken if abs(kind) == _BACKWARD):
+            if not self._depth and not sum(
+                kind for _, kind in self.taken if abs(kind) == _BACKWARD
+            ):
                 self._modules.append(module)
             self._depth += 1
 
@@ -151,7 +189,8 @@ class Stamps:
         self._depth -= self._is_ours()
 
     def _is_ours(self) -> bool:
-        """Whether a call is to be stamped. In this order: what torch.compile traces must not reach the second part."""
+        """Whether a call is to be stamped. In this order: what torch.compile traces must not reach
+        the second part."""
         if torch.compiler.is_compiling() or threading.get_ident() != self._thread:
             return False
         return not self._is_capturing()
@@ -186,7 +225,8 @@ class Stamps:
 
 # By more than so much, the recorder's clock moved against ours while the window was timed.
 _CLOCK_MOVED_NS = 50_000
-# Of a window, the steps of which phases are known: enough for their mean, and cheap to follow through all ranks.
+# Of a window, the steps of which phases are known: enough for their mean, and cheap to follow
+# through all ranks.
 _LAST = 200
 
 
@@ -196,11 +236,16 @@ class Arrivals:
     def __init__(self) -> None:
         self._offset_ns = _realtime_offset_ns()
 
-    def read(self, own: OwnGroup | None, messages: list[tuple[int, str]]) -> tuple[list[tuple[int, str]], int] | None:
-        """Return as `_starts`, after the window, with the `messages`; None also if the clocks moved against each
-        other."""
+    def read(
+        self, own: OwnGroup | None, messages: list[tuple[int, str]]
+    ) -> tuple[list[tuple[int, str]], int] | None:
+        """Return as `_starts`, after the window, with the `messages`; None also if the clocks moved
+        against each other."""
         offset_ns = _realtime_offset_ns()
-        if abs(offset_ns - self._offset_ns) > _CLOCK_MOVED_NS or (known := _starts(own)) is None:
+        if (
+            abs(offset_ns - self._offset_ns) > _CLOCK_MOVED_NS
+            or (known := _starts(own)) is None
+        ):
             return None
         found, since = known
         collectives = [(when - offset_ns, name) for when, name in found]
@@ -208,13 +253,16 @@ class Arrivals:
 
 
 def _starts(own: OwnGroup | None) -> tuple[list[tuple[int, str]], int] | None:
-    """Return when each collective was started, in order, with a name that is the same on all ranks; and since when all
-    are known. None as `entries`. Point-to-point operations are left out."""
+    """Return when each collective was started, in order, with a name that is the same on all ranks;
+    and since when all are known. None as `entries`. Point-to-point operations are left out."""
     if (known := entries(own)) is None:
         return None
     kept, since = known
     found = [
-        (int(entry["time_created_ns"]), f"{entry['process_group'][0]}:{entry['collective_seq_id']}")
+        (
+            int(entry["time_created_ns"]),
+            f"{entry['process_group'][0]}:{entry['collective_seq_id']}",
+        )
         for entry in kept
         if not entry["is_p2p"]
     ]
@@ -238,46 +286,66 @@ def rank_phases(
     has_ddp: bool,
     before: Sequence[int] | None = None,
 ) -> RankPhases | None:
-    """Return the phases of the last `steps`, each a begin and an end; None if the stamps are not nested.
+    """Return the phases of the last `steps`, each a begin and an end; None if the stamps are not
+    nested.
 
-    `arrivals` are those of `Arrivals.read`. If the step `has_ddp`, backward passes end with a wait. Steps of a program
-    may end within something: `before` is what was open before the first stamp; None of others."""
+    `arrivals` are those of `Arrivals.read`. If the step `has_ddp`, backward passes end with a wait.
+    Steps of a program may end within something: `before` is what was open before the first stamp;
+    None of others."""
     started, since = arrivals if arrivals is not None else ([], 0)
     known = [step for step in steps[-_LAST:] if step[0] >= since]
     times = [when for when, _ in stamps]
     starts = [when for when, _ in started]
     found, seen, place, open_kinds = [], set[str](), 0, list(before or ())
     for begin, end in known:
-        first, last = _first_after(times, stamps, begin), _first_after(times, stamps, end)
+        first, last = (
+            _first_after(times, stamps, begin),
+            _first_after(times, stamps, end),
+        )
         own_starts = starts[bisect_right(starts, begin) : bisect_right(starts, end)]
         open_kinds = still_open(stamps[place:first], open_kinds)
-        step = _Step(begin, own_starts if has_ddp else (), open_kinds, knows_waits=arrivals is not None)
+        step = _Step(
+            begin,
+            own_starts if has_ddp else (),
+            open_kinds,
+            knows_waits=arrivals is not None,
+        )
         if not step.take(stamps[first:last], end) or (step.open and before is None):
             return None
         place, open_kinds = last, step.open
         seen |= {phase for phase, _ in step.pieces}
-        found.append(tuple((PHASES.index(phase), until) for phase, until in step.pieces))
+        found.append(
+            tuple((PHASES.index(phase), until) for phase, until in step.pieces)
+        )
     if started and EXPOSED not in seen and not has_ddp and has_compiled():
         arrivals = None  # compiled code waits unseen
-    seen |= {OTHER} if arrivals is None else {OTHER, EXPOSED}  # of which there may be none
+    # of which there may be none
+    seen |= {OTHER} if arrivals is None else {OTHER, EXPOSED}
     first = known[0][0] if known else 0
     return RankPhases(
         steps=tuple(found),
         seen=tuple(phase for phase in PHASES if phase in seen),
-        arrivals=None if arrivals is None else tuple(started[bisect_left(starts, first) :]),
+        arrivals=None
+        if arrivals is None
+        else tuple(started[bisect_left(starts, first) :]),
     )
 
 
 def _first_after(times: Sequence[int], stamps: Sequence[Stamp], mark: int) -> int:
-    """Return the place of the first stamp after a step's end. Of those at the same time, for a device's clock is
-    coarse, what ends belongs to the step, and what begins does not."""
+    """Return the place of the first stamp after a step's end. Of those at the same time, for a
+    device's clock is coarse, what ends belongs to the step, and what begins does not."""
     first, last = bisect_left(times, mark), bisect_right(times, mark)
-    depths = [*accumulate((1 if kind > 0 else -1 for _, kind in stamps[first:last]), initial=0)]
+    depths = [
+        *accumulate(
+            (1 if kind > 0 else -1 for _, kind in stamps[first:last]), initial=0
+        )
+    ]
     return first + depths.index(min(depths))
 
 
 def still_open(stamps: Sequence[Stamp], before: Sequence[int] = ()) -> list[int]:
-    """Return what began and has not ended, where so much was open before; what never began is left out."""
+    """Return what began and has not ended, where so much was open before; what never began is left
+    out."""
     found = list(before)
     for _, kind in stamps:
         if kind > 0:
@@ -290,7 +358,14 @@ def still_open(stamps: Sequence[Stamp], before: Sequence[int] = ()) -> list[int]
 class _Step:
     """Divides one step into pieces, each a phase and its end."""
 
-    def __init__(self, begin: int, starts: Sequence[int], open_kinds: Sequence[int], *, knows_waits: bool) -> None:
+    def __init__(
+        self,
+        begin: int,
+        starts: Sequence[int],
+        open_kinds: Sequence[int],
+        *,
+        knows_waits: bool,
+    ) -> None:
         self.pieces: list[tuple[str, int]] = []
         self._at = begin
         self._starts = starts  # of collectives that DDP may wait for
@@ -322,10 +397,20 @@ class _Step:
         """Return the phase that lasts now; "" between those that are known."""
         if _WAIT in self.open:
             return EXPOSED if self._knows_waits else OTHER
-        if _BACKWARD in self.open:  # what activation checkpointing computes anew belongs to it
-            return OTHER if _OPTIMIZER in self.open[self.open.index(_BACKWARD) :] else BACKWARD
-        # An optimizer may call a closure, which has the other two, and a module may train within its forward pass.
-        return {_FORWARD: FORWARD, _OPTIMIZER: OPTIMIZER}.get(self.open[-1], OTHER) if self.open else ""
+        # what activation checkpointing computes anew belongs to it
+        if _BACKWARD in self.open:
+            return (
+                OTHER
+                if _OPTIMIZER in self.open[self.open.index(_BACKWARD) :]
+                else BACKWARD
+            )
+        # An optimizer may call a closure, which has the other two, and a module may train within
+        # its forward pass.
+        return (
+            {_FORWARD: FORWARD, _OPTIMIZER: OPTIMIZER}.get(self.open[-1], OTHER)
+            if self.open
+            else ""
+        )
 
     def _until(self, when: int) -> None:
         """End the phase that lasts now."""
@@ -353,8 +438,8 @@ class _Step:
         self._gaps.clear()
 
     def _expose(self, end: int) -> None:
-        """Of a backward pass that ends now, call what follows the start of its last collective a wait: DDP waits for
-        all of them then, in C++. Not if Python code has waited since."""
+        """Of a backward pass that ends now, call what follows the start of its last collective a
+        wait: DDP waits for all of them then, in C++. Not if Python code has waited since."""
         if not self._knows_waits or not self.pieces or self.pieces[-1][0] != BACKWARD:
             return
         index = bisect_right(self._starts, end) - 1

@@ -1,5 +1,6 @@
-"""The template of rank servers: imports torch once. Rank servers are forked from it, those of both sides of a
-comparison: so what a process draws when it starts (its hash seed, its layout, its heap) is the same on both.
+"""The template of rank servers: imports torch once. Rank servers are forked from it, those of both
+sides of a comparison: so what a process draws when it starts (its hash seed, its layout, its heap)
+is the same on both.
 
 `launch.template` starts it as a process of its own. It dies with pytest, and ends its rank servers.
 """
@@ -18,8 +19,9 @@ from pytest_ddpperf.records.messages import ServerKind, ServerMessage
 from pytest_ddpperf.wire import boot
 from pytest_ddpperf.wire.channels import Lines, Message, readable
 
-# DDP's constructor imports torch._dynamo lazily, one more second in every rank; test modules import pytest, and their
-# payload comes by cloudpickle; the first forward pass imports the profiler's monitor, and seeding NumPy.
+# DDP's constructor imports torch._dynamo lazily, one more second in every rank; test modules import
+# pytest, and their payload comes by cloudpickle; the first forward pass imports the profiler's
+# monitor, and seeding NumPy.
 PRELOAD = (
     "torch",
     "torch.distributed",
@@ -68,12 +70,19 @@ def _report_ended(servers: set[int], control: Lines) -> None:
         if ended:
             servers.remove(pid)
         if status:
-            message = ServerMessage(ServerKind.SERVER_ENDED, pid=pid, status=os.waitstatus_to_exitcode(status))
+            message = ServerMessage(
+                ServerKind.SERVER_ENDED,
+                pid=pid,
+                status=os.waitstatus_to_exitcode(status),
+            )
             control.send(codec.encode_message(message))
 
 
-def _fork_server(control: Lines, signals: fork_server.Signals, failure: str | None) -> int:
-    """Fork a rank server that serves over the descriptor that came along, or reports a `failure`; return its pid."""
+def _fork_server(
+    control: Lines, signals: fork_server.Signals, failure: str | None
+) -> int:
+    """Fork a rank server that serves over the descriptor that came along, or reports a `failure`;
+    return its pid."""
     descriptor, template = control.take_descriptor(), os.getpid()
 
     def server() -> NoReturn:

@@ -1,8 +1,8 @@
 """What a launch takes only if it is asked to: traces of some steps, and samples of Python stacks.
 
-A trace is in Chrome's format, and shows where the time of a step goes, operation by operation. The traces of the ranks
-of a host share a clock and its origin, so they can be laid over each other. Samples of stacks show which functions of
-the repository a rank is in while its steps are timed.
+A trace is in Chrome's format, and shows where the time of a step goes, operation by operation. The
+traces of the ranks of a host share a clock and its origin, so they can be laid over each other.
+Samples of stacks show which functions of the repository a rank is in while its steps are timed.
 """
 
 from __future__ import annotations
@@ -15,9 +15,15 @@ import threading
 from collections import Counter
 from collections.abc import Callable
 from types import CodeType, FrameType, TracebackType
+from typing import Any
 
 import torch
-from torch.profiler import ProfilerActivity, profile, record_function, supported_activities
+from torch.profiler import (
+    ProfilerActivity,
+    profile,
+    record_function,
+    supported_activities,
+)
 
 from pytest_ddpperf.rank.context import Context
 from pytest_ddpperf.rank.group import OwnGroup
@@ -32,13 +38,17 @@ _MOST_BYTES = 20_000_000
 
 
 def trace(step: Step, plan: Plan, ctx: Context, own: OwnGroup) -> str:
-    """Take some more steps and write their trace to `<plan.trace>-rank0.json.gz`; all ranks call it together.
+    """Take some more steps and write their trace to `<plan.trace>-rank0.json.gz`; all ranks call it
+    together.
 
     Return a note on why there is no trace, else ""."""
     who, on_cpu = plan.name(ctx.rank), ctx.device.type == "cpu"
     path = f"{plan.trace}-{who.replace(' ', '')}.json.gz"
+    activities: Any = [ProfilerActivity.CPU]
+    if not on_cpu:
+        activities = supported_activities()  # type: ignore[no-untyped-call]
     # Without shapes and stacks, which would make it large.
-    with profile(activities=[ProfilerActivity.CPU] if on_cpu else supported_activities()) as profiler:  # type: ignore[no-untyped-call]
+    with profile(activities=activities) as profiler:
         own.barrier()  # or the first step would wait for profilers that start later
         for number in range(1, _STEPS + 1):
             with record_function(f"step {number}"):
@@ -51,7 +61,10 @@ def trace(step: Step, plan: Plan, ctx: Context, own: OwnGroup) -> str:
         size = os.path.getsize(unfinished)
         if size > _MOST_BYTES:
             os.remove(unfinished)
-            return f"the trace of {who} was removed: {size / 1e6:.0f} MB of at most {_MOST_BYTES / 1e6:.0f} MB"
+            return (
+                f"the trace of {who} was removed: {size / 1e6:.0f} MB of at most"
+                f" {_MOST_BYTES / 1e6:.0f} MB"
+            )
         os.replace(unfinished, path)
     except OSError as error:
         return f"the trace of {who} could not be written: {error.strerror}: {error.filename}"
@@ -62,8 +75,9 @@ def trace(step: Step, plan: Plan, ctx: Context, own: OwnGroup) -> str:
 
 _EVERY_SECONDS = 0.002  # on average
 _OURS = __name__.partition(".")[0]
-# Within these a thread waits, or C++ and other processes do what no Python stack shows. Other functions of the same
-# packages work for their caller: a tensor's `__deepcopy__`, `default_collate`, an average of weights, a checkpoint.
+# Within these a thread waits, or C++ and other processes do what no Python stack shows. Other
+# functions of the same packages work for their caller: a tensor's `__deepcopy__`,
+# `default_collate`, an average of weights, a checkpoint.
 _HIDDEN = re.compile(
     r"torch\.autograd:"  # `backward` and `grad`; not the package
     r"|torch\.optim\..*:step$"
@@ -78,9 +92,10 @@ _CALLS_MODULE = f"{_MODULE}:_wrapped_call_impl"
 class StackSampler:
     """Samples the stack of the thread that makes it, within its context.
 
-    The times between two samples are exponentially distributed, so that the share of samples that find a function is
-    the share of its time, whatever the length of a step, and samples are independent (R. W. Wolff, "Poisson arrivals
-    see time averages", Operations Research 30 (1982)). A sample that is late is not made up for."""
+    The times between two samples are exponentially distributed, so that the share of samples that
+    find a function is the share of its time, whatever the length of a step, and samples are
+    independent (R. W. Wolff, "Poisson arrivals see time averages", Operations Research 30 (1982)).
+    A sample that is late is not made up for."""
 
     def __init__(self, trees: Trees, is_timed: Callable[[], bool]) -> None:
         """`is_timed` returns whether the steps of the window run now: nothing else is sampled."""
@@ -90,22 +105,31 @@ class StackSampler:
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._taken = 0
         self._counted: Counter[tuple[str, str, str]] = Counter()
-        self._files: dict[str, str | None] = {}  # by code's file name, the path from the top; None outside
+        # by code's file name, the path from the top; None outside
+        self._files: dict[str, str | None] = {}
 
     def __enter__(self) -> StackSampler:
         self._interval = sys.getswitchinterval()
-        sys.setswitchinterval(_EVERY_SECONDS / 20)  # by default Python code would not be interrupted for as long
+        # by default Python code would not be interrupted for as long
+        sys.setswitchinterval(_EVERY_SECONDS / 20)
         self._thread.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        at: TracebackType | None,
+    ) -> None:
         self._over.set()
         self._thread.join()
         sys.setswitchinterval(self._interval)
 
     @property
     def samples(self) -> StackSamples:
-        functions = tuple((*where, count) for where, count in sorted(self._counted.items()))
+        functions = tuple(
+            (*where, count) for where, count in sorted(self._counted.items())
+        )
         return StackSamples(taken=self._taken, functions=functions)
 
     def _run(self) -> None:
@@ -116,7 +140,8 @@ class StackSampler:
                 self._take(frame)
 
     def _take(self, frame: FrameType | None) -> None:
-        """Count the innermost function of the repository, unless what it called hides whose time this is."""
+        """Count the innermost function of the repository, unless what it called hides whose time
+        this is."""
         self._taken += 1
         called = ""  # module and function of the frame that this one called
         while frame is not None and (file := self._file(frame)) is None:
@@ -133,17 +158,27 @@ class StackSampler:
             return
         while outer is not None and (of_outer := self._file(outer)) is None:
             outer = outer.f_back
-        self._counted[file or "", function, f"{of_outer}:{_name(outer.f_code)}" if outer is not None else ""] += 1
+        self._counted[
+            file or "",
+            function,
+            f"{of_outer}:{_name(outer.f_code)}" if outer is not None else "",
+        ] += 1
 
     def _file(self, frame: FrameType) -> str | None:
-        """Return the path of the code from the top of the repository; None if it is not of the user's."""
+        """Return the path of the code from the top of the repository; None if it is not of the
+        user's."""
         name = frame.f_code.co_filename
         if name not in self._files:
-            is_ours = str(frame.f_globals.get("__name__", "")).partition(".")[0] == _OURS
+            is_ours = (
+                str(frame.f_globals.get("__name__", "")).partition(".")[0] == _OURS
+            )
             is_generated = name.startswith("<")  # "<string>"
-            self._files[name] = None if is_ours or is_generated else self._trees.within(real_path(name))
+            self._files[name] = (
+                None if is_ours or is_generated else self._trees.within(real_path(name))
+            )
         return self._files[name]
 
 
 def _name(code: CodeType) -> str:
-    return str(getattr(code, "co_qualname", code.co_name))  # with its class since Python 3.11
+    # with its class since Python 3.11
+    return str(getattr(code, "co_qualname", code.co_name))

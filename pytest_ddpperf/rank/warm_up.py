@@ -1,4 +1,5 @@
-"""The warm-up of one rank: steps until nothing changes any more, and until a device's clock is up."""
+"""The warm-up of one rank: steps until nothing changes any more, and until a device's clock is
+up."""
 
 from __future__ import annotations
 
@@ -31,21 +32,30 @@ class WarmUp:
     counters: Mapping[str, int | None]  # of a step; nothing is known of less than three
     notes: Sequence[str] = ()  # on counters that are unknown
     sent: Sequence[int] = ()  # as `Window` has it
-    losses: list[Any] = field(default_factory=list)  # of the steps beyond those asked, None where one recorded none
-    step_ns: int = 0  # the shortest of its last steps, with what it left the device to do
+    # of the steps beyond those asked, None where one recorded none
+    losses: list[Any] = field(default_factory=list)
+    # the shortest of its last steps, with what it left the device to do
+    step_ns: int = 0
     is_slowed: bool = False  # the device, as the warm-up ended
 
 
-# Of the warm-up, the steps that tell how long one takes: enough for one of them to be undisturbed, and late enough for
-# what only the first steps do to be over.
+# Of the warm-up, the steps that tell how long one takes: enough for one of them to be undisturbed,
+# and late enough for what only the first steps do to be over.
 TELLING = 3
-# Of the warm-up, the step in which is counted: the last but one asked, for counting should not be the last thing that
-# happens before the window. DDP rebuilds its buckets in the second step, so counts hold from the third on.
+# Of the warm-up, the step in which is counted: the last but one asked, for counting should not be
+# the last thing that happens before the window. DDP rebuilds its buckets in the second step, so
+# counts hold from the third on.
 _COUNTED_FROM = 3
 
 
 def warm_up(
-    step: Step, plan: Plan, ctx: Context, board: Board, meter: Meter, own: OwnGroup, phases: PhaseWatch
+    step: Step,
+    plan: Plan,
+    ctx: Context,
+    board: Board,
+    meter: Meter,
+    own: OwnGroup,
+    phases: PhaseWatch,
 ) -> WarmUp:
     """Take the asked steps, and more until no rank's last one changed anything, up to a cap."""
     row, cell = board.row(ctx.rank), Board.STEP_CELL
@@ -55,7 +65,11 @@ def warm_up(
         return WarmUp(steps=0, unsettled="", counters=counters)
     watch = Steadiness(ctx.device)
     step_ns, sent, losses = [], [], []
-    watched = (0, max(plan.warmup - 2, _COUNTED_FROM - 1)) if plan.warmup >= _COUNTED_FROM else ()
+    watched = (
+        (0, max(plan.warmup - 2, _COUNTED_FROM - 1))
+        if plan.warmup >= _COUNTED_FROM
+        else ()
+    )
     for index in range(plan.warmup + WARMUP_BEYOND):
         if index >= plan.warmup - 1:
             watch.changed()
@@ -89,18 +103,20 @@ def warm_up(
     )
 
 
-# Of steps that do not wait for the device: its clock is slow after a pause, and rises within a second.
+# Of steps that do not wait for the device: its clock is slow after a pause, and rises within a
+# second.
 _FREELY_SECONDS = 1.0
 
 
 def count_free_steps(step_ns: int) -> int:
-    """Return how many steps of that length are taken before the window without waiting for the device after each."""
+    """Return how many steps of that length are taken before the window without waiting for the
+    device after each."""
     return max(TELLING, math.ceil(_FREELY_SECONDS * 1e9 / max(step_ns, 1)))
 
 
 def warm_up_freely(step: Step, warmed: WarmUp, ctx: Context, own: OwnGroup) -> WarmUp:
-    """Take more steps as the window does, without waiting for the device after each: its queue fills, and memory that
-    is in use until then is allocated now."""
+    """Take more steps as the window does, without waiting for the device after each: its queue
+    fills, and memory that is in use until then is allocated now."""
     slowed = False
     for index in range(count_free_steps(*own.maximum([warmed.step_ns]))):
         context.read_returned(step(), ctx.record)
@@ -130,7 +146,9 @@ class Steadiness:
     def _counts(self) -> tuple[int, ...]:
         return count_compilations(), allocator_growth(self._device), self._rebuilds
 
-    def _count_rebuild(self, message: object, *arguments: object, **options: Any) -> None:
+    def _count_rebuild(
+        self, message: object, *arguments: object, **options: Any
+    ) -> None:
         self._rebuilds += "buckets have been rebuilt" in str(message)
         self._info(message, *arguments, **{"stacklevel": 2, **options})
 
@@ -141,22 +159,27 @@ class Steadiness:
         return [after != earlier for after, earlier in zip(now, before, strict=True)]
 
     def unsettled(self, own: OwnGroup | None) -> str:
-        """Describe what the last step changed in any rank; all ranks call it together. Without a group of our `own`, of
-        this rank."""
+        """Describe what the last step changed in any rank; all ranks call it together. Without a
+        group of our `own`, of this rank."""
         changes = own.maximum(self.changed()) if own is not None else self.changed()
-        return ", ".join(cause for cause, any_rank in zip(_CAUSES, changes, strict=True) if any_rank)
+        return ", ".join(
+            cause for cause, any_rank in zip(_CAUSES, changes, strict=True) if any_rank
+        )
 
 
 def allocator_growth(device: torch.device) -> int:
-    """Return how often the caching allocator asked the device for memory, plus how often it tried again because there
-    was too little. The number of segments would not do: an expandable segment grows without a new one."""
+    """Return how often the caching allocator asked the device for memory, plus how often it tried
+    again because there was too little. The number of segments would not do: an expandable segment
+    grows without a new one."""
     if device.type == "cpu":
         return 0
     try:
         stats = torch.accelerator.memory_stats(device)
     except RuntimeError:  # an allocator of another kind has none
         return 0
-    return int(stats.get("num_device_alloc", 0)) + int(stats.get("num_alloc_retries", 0))
+    return int(stats.get("num_device_alloc", 0)) + int(
+        stats.get("num_alloc_retries", 0)
+    )
 
 
 def is_slowed(ctx: Context) -> bool:

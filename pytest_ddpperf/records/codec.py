@@ -20,7 +20,8 @@ Json = Any  # dict[str, Json] | list[Json] | str | int | float | bool | None
 
 
 class CodecError(DdpPerfError, ValueError):
-    """A value that cannot be encoded or decoded: `path` is its place, such as "samples.step_seconds[0][3]"."""
+    """A value that cannot be encoded or decoded: `path` is its place, such as
+    "samples.step_seconds[0][3]"."""
 
     def __init__(self, path: str, problem: str) -> None:
         super().__init__(path, problem)
@@ -42,12 +43,20 @@ def encode(value: object) -> Json:
 
 
 def encode_message(message: Any) -> Json:
-    """Return a dataclass as `encode`, without the fields that have their defaults: most messages need few."""
-    return encode({f.name: value for f in fields(message) if (value := getattr(message, f.name)) != f.default})
+    """Return a dataclass as `encode`, without the fields that have their defaults: most messages
+    need few."""
+    return encode(
+        {
+            f.name: value
+            for f in fields(message)
+            if (value := getattr(message, f.name)) != f.default
+        }
+    )
 
 
 def _plain(value: Any) -> Json:
-    """Return the plain value of a subclass, which other processes may not have: a NumPy float, say."""
+    """Return the plain value of a subclass, which other processes may not have: a NumPy float,
+    say."""
     for kind in (float, int, str):
         if isinstance(value, kind):
             return kind.__str__(value) if kind is str else kind(value)
@@ -57,9 +66,11 @@ def _plain(value: Any) -> Json:
 
 
 def decode(cls: type[T], data: object) -> T:
-    """Return the record that `encode` made `data` from; raises CodecError with the place of what is wrong.
+    """Return the record that `encode` made `data` from; raises CodecError with the place of what is
+    wrong.
 
-    Unknown keys are ignored, and those with a default may be missing: another version may have written them.
+    Unknown keys are ignored, and those with a default may be missing: another version may have
+    written them.
     """
     try:
         return msgspec.convert(data, cls, str_keys=True)
@@ -81,11 +92,13 @@ def loads(text: bytes) -> Json:
 
 
 def dumps(data: Json) -> str:
-    """JSON text made for review: the same data gives the same text, and a changed sample changes one line.
+    """JSON text made for review: the same data gives the same text, and a changed sample changes
+    one line.
 
-    Sorted keys, two spaces, innermost lists of numbers on one line, ASCII, a newline at the end. Floats below
-    a key that ends in "_seconds" are rounded to nanoseconds, the resolution of the clocks they came from; the
-    digits beyond are dirt of the subtraction. Raises CodecError for NaN and infinity.
+    Sorted keys, two spaces, innermost lists of numbers on one line, ASCII, a newline at the end.
+    Floats below a key that ends in "_seconds" are rounded to nanoseconds, the resolution of the
+    clocks they came from; the digits beyond are dirt of the subtraction. Raises CodecError for NaN
+    and infinity.
     """
     try:
         return _text(data, "", False) + "\n"

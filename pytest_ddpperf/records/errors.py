@@ -11,12 +11,14 @@ from pytest_ddpperf.records.samples import RankError, RankOutput
 
 
 def short_repr(value: object) -> str:
-    """Return the repr of a user's value on one line, at most 200 characters of it: that of a tensor has many."""
+    """Return the repr of a user's value on one line, at most 200 characters of it: that of a tensor
+    has many."""
     return f"{' '.join(repr(value).split()):.200}"
 
 
 class DdpPerfError(Exception):
-    """The base of all errors of this package. Their `args` are their fields, so that every error survives pickling."""
+    """The base of all errors of this package. Their `args` are their fields, so that every error
+    survives pickling."""
 
 
 class OptionError(DdpPerfError):
@@ -50,7 +52,8 @@ class BaselineError(DdpPerfError):
 
 
 class FileError(DdpPerfError):
-    """A report, or a file of a history, that cannot be read or written: names it and, if there is one, the field."""
+    """A report, or a file of a history, that cannot be read or written: names it and, if there is
+    one, the field."""
 
     def __init__(self, path: Path, problem: str) -> None:
         super().__init__(path, problem)
@@ -103,7 +106,8 @@ class BaseSideError(DdpPerfError):
 
 
 class EndedEarly(DdpPerfError):
-    """A program that ended before all its steps were timed, and what helps if all ranks ended then."""
+    """A program that ended before all its steps were timed, and what helps if all ranks ended
+    then."""
 
     def __init__(self, problem: str, advice: str = "") -> None:
         super().__init__(problem)
@@ -113,7 +117,12 @@ class EndedEarly(DdpPerfError):
 class LaunchError(DdpPerfError):
     """A launch in which at least one rank did not deliver: the first cause, then the others."""
 
-    def __init__(self, cause: RankError, others: tuple[RankError, ...], output: tuple[RankOutput, ...]) -> None:
+    def __init__(
+        self,
+        cause: RankError,
+        others: tuple[RankError, ...],
+        output: tuple[RankOutput, ...],
+    ) -> None:
         super().__init__(cause, others, output)
         self.cause, self.others, self.output = cause, others, output
 
@@ -122,10 +131,21 @@ class LaunchError(DdpPerfError):
         if self.cause.traceback:
             lines += ["", self.cause.traceback.rstrip()]
         if self.others:
-            lines += ["", "other ranks:" if self.cause.who.startswith("rank ") else "the others:"]
+            lines += [
+                "",
+                "other ranks:" if self.cause.who.startswith("rank ") else "the others:",
+            ]
         for other in self.others:
-            same = (other.summary, other.traceback) == (self.cause.summary, self.cause.traceback)
-            lines.append(f"  {other.who} in {other.phase}: {'the same' if same else other.summary}")
-            if not same and not other.lost_connection:  # where a rank was when its peer went away explains nothing
-                lines += ["    " + line for line in other.traceback.rstrip().splitlines()]
+            same = (other.summary, other.traceback) == (
+                self.cause.summary,
+                self.cause.traceback,
+            )
+            lines.append(
+                f"  {other.who} in {other.phase}: {'the same' if same else other.summary}"
+            )
+            # where a rank was when its peer went away explains nothing
+            if not same and not other.lost_connection:
+                lines += [
+                    "    " + line for line in other.traceback.rstrip().splitlines()
+                ]
         return "\n".join(lines)

@@ -1,8 +1,8 @@
 """Messages between processes, sent as JSON.
 
-First those between pytest (`launch.server_client`) and its rank server (`rank.fork_server`), then those between a
-leading pytest (`remote`) and a remote one (`measuring.leader_connection`): orders and events. Each is of a kind that
-says what it means and which fields it has.
+First those between pytest (`launch.server_client`) and its rank server (`rank.fork_server`), then
+those between a leading pytest (`remote`) and a remote one (`measuring.leader_connection`): orders
+and events. Each is of a kind that says what it means and which fields it has.
 """
 
 from __future__ import annotations
@@ -13,49 +13,65 @@ from enum import Enum
 from typing import Any, Literal
 
 from pytest_ddpperf.records.plan import Plan
-from pytest_ddpperf.records.samples import LaunchSamples, RankError, RankOutput, Scalar, Verdict
+from pytest_ddpperf.records.samples import (
+    LaunchSamples,
+    RankError,
+    RankOutput,
+    Scalar,
+    Verdict,
+)
 
 # --- between pytest and its rank server
 
 
 class ServerKind(Enum):
-    """The requests of pytest and the answers to them: first those of a template (`rank.template`), from which rank
-    servers are forked, then those of a rank server.
+    """The requests of pytest and the answers to them: first those of a template (`rank.template`),
+    from which rank servers are forked, then those of a rank server.
 
     A comment says what to do or what has happened, and with which fields of `ServerMessage`.
     """
 
-    # The first message to a template: import what all ranks need, with `sys_path` and `parent` (pytest's pid: the
-    # template dies with it).
+    # The first message to a template: import what all ranks need, with `sys_path` and `parent`
+    # (pytest's pid: the template dies with it).
     START_TEMPLATE = "start template"
-    FORK_SERVER = "fork server"  # its end of the connection to the rank server comes along
+    # its end of the connection to the rank server comes along
+    FORK_SERVER = "fork server"
     SERVER_ENDED = "server ended"  # the rank server `pid` has ended, with `status`
 
-    # The first message to a rank server: import the modules to `preload`, then serve; with `sys_path`, `environ`,
-    # `cwd`, `trees` (the fields of `wire.source_trees.Trees` if there are two) and `folder` (removed if pytest goes
-    # without a word; "" for none). The file for its output comes along.
+    # The first message to a rank server: import the modules to `preload`, then serve; with
+    # `sys_path`, `environ`, `cwd`, `trees` (the fields of `wire.source_trees.Trees` if there are
+    # two) and `folder` (removed if pytest goes without a word; "" for none). The file for its
+    # output comes along.
     START_SERVER = "start server"
-    BEGIN_LAUNCH = "begin launch"  # ranks find their request in `folder`, which the server removes if pytest cannot
-    FORK_RANK = "fork rank"  # fork a `rank`; its end of its channel comes along: RANK_FORKED
-    HOLD_STORE = "hold store"  # fork a process that holds the store of several nodes; a bound socket comes along
-    PAUSE_RANKS = "pause ranks"  # send SIGSTOP to the ranks and to all that they started: RANKS_PAUSED
+    # ranks find their request in `folder`, which the server removes if pytest cannot
+    BEGIN_LAUNCH = "begin launch"
+    # fork a `rank`; its end of its channel comes along: RANK_FORKED
+    FORK_RANK = "fork rank"
+    # fork a process that holds the store of several nodes; a bound socket comes along
+    HOLD_STORE = "hold store"
+    # send SIGSTOP to the ranks and to all that they started: RANKS_PAUSED
+    PAUSE_RANKS = "pause ranks"
     RESUME_RANKS = "resume ranks"  # send SIGCONT to them
-    DUMP_STACKS = "dump stacks"  # resume the ranks and send SIGQUIT to each: faulthandler writes its stacks
+    # resume the ranks and send SIGQUIT to each: faulthandler writes its stacks
+    DUMP_STACKS = "dump stacks"
     END_LAUNCH = "end launch"  # kill what is left of the launch: LAUNCH_ENDED
-    STOP_SERVER = "stop server"  # nothing more will come: pytest ends this server, or itself, in order
+    # nothing more will come: pytest ends this server, or itself, in order
+    STOP_SERVER = "stop server"
 
     SERVER_READY = "server ready"  # all modules are imported, in the process `pid`
-    SERVER_FAILED = "server failed"  # a module could not be imported (`traceback`); the server has ended
+    # a module could not be imported (`traceback`); the server has ended
+    SERVER_FAILED = "server failed"
     RANK_FORKED = "rank forked"  # a `rank` has started as `pid`
-    RANK_ENDED = "rank ended"  # the process `pid` has ended by itself, with `status`, at `when`
+    # the process `pid` has ended by itself, with `status`, at `when`
+    RANK_ENDED = "rank ended"
     RANKS_PAUSED = "ranks paused"  # the signals were sent
     LAUNCH_ENDED = "launch ended"  # no process of the launch is left
 
 
 @dataclass(frozen=True, slots=True)
 class ServerMessage:
-    """A message to or from a template or a rank server. Only the fields that `ServerKind` names for its kind have a
-    meaning."""
+    """A message to or from a template or a rank server. Only the fields that `ServerKind` names for
+    its kind have a meaning."""
 
     kind: ServerKind
     _: KW_ONLY
@@ -82,54 +98,69 @@ class Sources:
 
     python: str  # version
     prefix: str  # of the interpreter's environment: virtual ones share an interpreter
-    files: Mapping[str, str]  # those of the user's package that were imported by now: path -> digest
+    # those of the user's package that were imported by now: path -> digest
+    files: Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartPytest:
-    """The first message to a remote pytest: collect these tests, then do what the leader orders. Answer: HELLO."""
+    """The first message to a remote pytest: collect these tests, then do what the leader orders.
+    Answer: HELLO."""
 
     sys_path: list[str] | None  # None for the interpreter's own
     version: str  # of the plugin; a remote pytest of another one sends HELLO and ends
     parent: int  # the pid of the process that started it: it dies with that
     trees: dict[str, Any]  # the fields of `wire.source_trees.Trees`
-    folder: str  # removed by the rank server there if the process that started it cannot
+    # removed by the rank server there if the process that started it cannot
+    folder: str
     arguments: list[str]  # of pytest
     argv: list[str]  # sys.argv, as tests see it
-    own_tests: bool = False  # whether a baseline's code is measured again, with its own tests
-    rpc: bool | None = None  # whether there will be RPC launches; None if its tests decide
-    rank_server: int | None = None  # a descriptor: the connection to a rank server of the leader's template
-    variables: Mapping[str, str] = field(default_factory=dict)  # under which that has imported torch
+    # whether a baseline's code is measured again, with its own tests
+    own_tests: bool = False
+    # whether there will be RPC launches; None if its tests decide
+    rpc: bool | None = None
+    # a descriptor: the connection to a rank server of the leader's template
+    rank_server: int | None = None
+    # under which that has imported torch
+    variables: Mapping[str, str] = field(default_factory=dict)
     node: int = 0
     nodes: int = 1
     interface: str = ""  # to the other nodes
 
 
 class OrderKind(Enum):
-    """The orders of a leader: to a remote pytest and, from CHECK_ALIVE on, to the process that runs that of a node.
+    """The orders of a leader: to a remote pytest and, from CHECK_ALIVE on, to the process that runs
+    that of a node.
 
     A comment says what to do, with which fields of `Order`, and by which event it is answered.
     """
 
-    RUN_TEST = "run test"  # `nodeid`: READY when it asks for a measurement or a call, TEST_ENDED at its end
+    # `nodeid`: READY when it asks for a measurement or a call, TEST_ENDED at its end
+    RUN_TEST = "run test"
     MEASURE_AS = "measure as"  # use this `plan` instead of the one in READY
     LAUNCH = "launch"  # take one launch of so many `steps`: LAUNCHED or LAUNCH_FAILED
-    PAUSE_LAUNCH = "pause launch"  # start a launch and pause it after its warm-up: PAUSED or LAUNCH_FAILED
-    RUN_STRETCH = "run stretch"  # run so many `steps` of the paused launch: STRETCH_DONE or LAUNCH_FAILED
-    SAMPLE_STACKS = "sample stacks"  # take a launch of `plan`, which does not count: LAUNCHED or LAUNCH_FAILED
+    # start a launch and pause it after its warm-up: PAUSED or LAUNCH_FAILED
+    PAUSE_LAUNCH = "pause launch"
+    # run so many `steps` of the paused launch: STRETCH_DONE or LAUNCH_FAILED
+    RUN_STRETCH = "run stretch"
+    # take a launch of `plan`, which does not count: LAUNCHED or LAUNCH_FAILED
+    SAMPLE_STACKS = "sample stacks"
     DELIVER = "deliver"  # end the paused launch: LAUNCHED or LAUNCH_FAILED
     DROP = "drop"  # end the paused launch, whatever comes of it: DROPPED
-    # Go on with the test. On several nodes with what the leader got: `samples`, `verdict` and `fails` of a measurement,
-    # `results` of a call, or an `error` to raise.
+    # Go on with the test. On several nodes with what the leader got: `samples`, `verdict` and
+    # `fails` of a measurement, `results` of a call, or an `error` to raise.
     END_MEASUREMENT = "end measurement"
     LEAVE_TEST = "leave test"  # give up what the test asked for: TEST_ENDED
-    ACQUIRE_LOCKS = "acquire locks"  # those of the node's cores or devices: LOCKS_ACQUIRED or LAUNCH_FAILED
+    # those of the node's cores or devices: LOCKS_ACQUIRED or LAUNCH_FAILED
+    ACQUIRE_LOCKS = "acquire locks"
     RELEASE_LOCKS = "release locks"
-    # Start this node's ranks of a launch of `plan`, which meet at `store`: RANK_FAILED for each that fails,
-    # SHARE_SETTLED when all have delivered, LAUNCH_FAILED if they cannot be started.
+    # Start this node's ranks of a launch of `plan`, which meet at `store`: RANK_FAILED for each
+    # that fails, SHARE_SETTLED when all have delivered, LAUNCH_FAILED if they cannot be started.
     TAKE_SHARE = "take share"
-    RELEASE_RANKS = "release ranks"  # let the ranks end, for all nodes have delivered: SHARE_ENDED
-    STOP_RANKS = "stop ranks"  # end the ranks where they are, perhaps `at_deadline`: SHARE_ENDED
+    # let the ranks end, for all nodes have delivered: SHARE_ENDED
+    RELEASE_RANKS = "release ranks"
+    # end the ranks where they are, perhaps `at_deadline`: SHARE_ENDED
+    STOP_RANKS = "stop ranks"
 
     CHECK_ALIVE = "check alive"  # ALIVE
     SEND_CLOCK = "send clock"  # CLOCK_READY, then the time for each byte that comes
@@ -163,33 +194,41 @@ class Order:
 
 
 class EventKind(Enum):
-    """The events that a remote pytest reports to its leader; from NODE_JOINED on the process that runs that of a node.
+    """The events that a remote pytest reports to its leader; from NODE_JOINED on the process that
+    runs that of a node.
 
     A comment says what has happened, and which fields of `Event` say more.
     """
 
     HELLO = "hello"  # the process has started, with this `version` of the plugin
     COLLECTED = "collected"  # `tests`, `sources`, and `file_errors` of collection
-    SERVER_STARTED = "server started"  # the rank server has started and found these `facts`
-    # The test asks for a measurement or a call: `asks_for`, `label`, `plan` and, of several nodes, its `number` within
-    # the test. Of a measurement `batch_size`, `facts` and `gate`, too.
+    # the rank server has started and found these `facts`
+    SERVER_STARTED = "server started"
+    # The test asks for a measurement or a call: `asks_for`, `label`, `plan` and, of several nodes,
+    # its `number` within the test. Of a measurement `batch_size`, `facts` and `gate`, too.
     READY = "ready"
     LAUNCHED = "launched"  # the launch has ended: `samples` has one item
     LAUNCH_FAILED = "launch failed"  # why: `text`
-    PAUSED = "paused"  # the launch has warmed up: its window has `steps`, each of about `step_seconds`
+    # the launch has warmed up: its window has `steps`, each of about `step_seconds`
+    PAUSED = "paused"
     STRETCH_DONE = "stretch done"
     DROPPED = "dropped"  # the paused launch has ended
-    TEST_ENDED = "test ended"  # what failed: `text`; what failed outside of the test's call, again: `apart`
-    PROGRESS = "progress"  # of the launch under way: the first rank's `phase`, and its `step` of so many `steps`
-    WAITING_FOR_LOCK = "waiting for lock"  # another process has the lock: `resources` has one item
+    # what failed: `text`; what failed outside of the test's call, again: `apart`
+    TEST_ENDED = "test ended"
+    # of the launch under way: the first rank's `phase`, and its `step` of so many
+    # `steps`
+    PROGRESS = "progress"
+    # another process has the lock: `resources` has one item
+    WAITING_FOR_LOCK = "waiting for lock"
     LOCKS_ACQUIRED = "locks acquired"  # this node has locked these `resources`
     RANK_FAILED = "rank failed"  # `errors` has one item
     SHARE_SETTLED = "share settled"  # all ranks of this node have delivered `results`
-    # All ranks of this node have ended: `errors`, `waiting`, `output`, `notes`, and `results` unless SHARE_SETTLED was
-    # sent.
+    # All ranks of this node have ended: `errors`, `waiting`, `output`, `notes`, and `results`
+    # unless SHARE_SETTLED was sent.
     SHARE_ENDED = "share ended"
 
-    NODE_JOINED = "node joined"  # the first event of a node: its `host`, `lock_order` and `versions`
+    # the first event of a node: its `host`, `lock_order` and `versions`
+    NODE_JOINED = "node joined"
     ALIVE = "alive"
     CLOCK_READY = "clock ready"  # what follows is no event, but the time
     DIED = "died"  # the pytest there ended, or could not be started: `text`
@@ -221,10 +260,12 @@ class Event:
     step_seconds: float = 0.0
     resources: tuple[str, ...] = ()  # cores or devices, as paths
     errors: tuple[RankError, ...] = ()  # `when` by the clock of the node
-    waiting: tuple[RankError, ...] = ()  # of ranks that had not failed, but waited for others
+    # of ranks that had not failed, but waited for others
+    waiting: tuple[RankError, ...] = ()
     output: tuple[RankOutput, ...] = ()
     notes: tuple[str, ...] = ()
     results: Mapping[int, bytes] = field(default_factory=dict)  # by rank
     host: str = ""
     lock_order: str = ""  # the place of the host's locks among those of all hosts
-    versions: Mapping[str, str] = field(default_factory=dict)  # of what has to be the same on all nodes
+    # of what has to be the same on all nodes
+    versions: Mapping[str, str] = field(default_factory=dict)

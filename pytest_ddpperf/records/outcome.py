@@ -7,7 +7,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from pytest_ddpperf.records.plan import Limit, Plan
-from pytest_ddpperf.records.samples import LaunchCost, Measurement, Recorded, Scalar, TestId, Verdict
+from pytest_ddpperf.records.samples import (
+    LaunchCost,
+    Measurement,
+    Recorded,
+    Scalar,
+    TestId,
+    Verdict,
+)
 from pytest_ddpperf.records.step_phases import Finding, Means
 
 
@@ -15,7 +22,9 @@ from pytest_ddpperf.records.step_phases import Finding, Means
 class Version:
     """The other version that a run is compared with, if it is measured and not stored."""
 
-    ref: str  # as asked; "" where only the interpreter, the environment or an option differ; "self" for the same code
+    # as asked; "" where only the interpreter, the environment or an option differ;
+    # "self" for the same code
+    ref: str
     commit: str  # that it names, or as `now` where none was asked for
     now: str  # the current commit, as `Recording.commit`
     python: str = ""  # another interpreter's path
@@ -24,11 +33,17 @@ class Version:
 
     def __str__(self) -> str:
         """ "origin/main (1a2b3c4d5e6f), OMP_NUM_THREADS=2"."""
-        commit = f" ({self.commit[:7]})" if self.commit and not self.commit.startswith(self.ref) else ""
+        commit = (
+            f" ({self.commit[:7]})"
+            if self.commit and not self.commit.startswith(self.ref)
+            else ""
+        )
         named = self.ref if commit or len(self.ref) < 40 else self.ref[:7]
         ref = "the same code" if self.ref == "self" else named + commit
         variables = (each if "=" in each else f"{each} unset" for each in self.environ)
-        return ", ".join(filter(None, (ref, self.python, *variables, shlex.join(self.option))))
+        return ", ".join(
+            filter(None, (ref, self.python, *variables, shlex.join(self.option)))
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,29 +52,36 @@ class BaselineSide:
 
     version: Version
     order: str  # of the launches: "b" for the version's, "n" for now's
-    stretches: tuple[tuple[int, ...], ...] = ()  # of each pair, in which both sides took turns; empty where by launches
-    measurement: Measurement | None = None  # None: there is none, for the reason in `error`
+    # of each pair, in which both sides took turns; empty where by launches
+    stretches: tuple[tuple[int, ...], ...] = ()
+    # None: there is none, for the reason in `error`
+    measurement: Measurement | None = None
     imported: int = 0  # files of the user's package, by the ranks of either side
-    differing: tuple[str, ...] = ()  # of them, those that are not the same on both sides
+    # of them, those that are not the same on both sides
+    differing: tuple[str, ...] = ()
     error: str = ""
 
     @property
     def same(self) -> bool:
         """Whether nothing differed that was meant to."""
         version = self.version
-        otherwise = version.ref == "self" or version.python or version.environ or version.option
+        otherwise = (
+            version.ref == "self" or version.python or version.environ or version.option
+        )
         return not (otherwise or self.differing or self.error)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredSession:
-    """A session of a stored baseline as reports know it: by percentiles, for its samples are in the baseline."""
+    """A session of a stored baseline as reports know it: by percentiles, for its samples are in the
+    baseline."""
 
     created: str  # as of `Recording`
     commit: str
     host: str  # "" where it was not recorded
     steps: int  # of each launch, the first ones that were compared
-    launch_seconds: Mapping[str, tuple[float, ...]]  # "p5", "p10", ... "p95" of a launch's step times, a launch each
+    # "p5", "p10", ... "p95" of a launch's step times, a launch each
+    launch_seconds: Mapping[str, tuple[float, ...]]
     phases: Means = field(default_factory=dict)  # the mean over ranks
 
 
@@ -72,18 +94,25 @@ class RunInfo:
     version: str = ""  # of pytest-ddpperf
     commit: str = ""  # that was checked out, as of `Recording`
     committed: str = ""  # when that was committed, ISO 8601, UTC; "" outside git
-    facts: Mapping[str, Scalar] = field(default_factory=dict)  # the machine's, from a probe rank
+    # the machine's, from a probe rank
+    facts: Mapping[str, Scalar] = field(default_factory=dict)
     skipped: int = 0  # tests
-    never_measured: int = 0  # tests that passed without a call of the fixture that they ask for
-    other_failures: int = 0  # tests that failed, and files that could not be collected, though no measurement fails
-    problem: str = ""  # why pytest ended with a usage error, before its tests or behind them
+    # tests that passed without a call of the fixture that they ask for
+    never_measured: int = 0
+    # tests that failed, and files that could not be collected, though no measurement
+    # fails
+    other_failures: int = 0
+    # why pytest ended with a usage error, before its tests or behind them
+    problem: str = ""
     messages: tuple[str, ...] = ()  # of it as a whole, a line each
-    sections: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # of `add_section`: lines by title
+    # of `add_section`: lines by title
+    sections: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """One measurement as the reports know it. Crosses from an xdist worker as JSON (see `codec`)."""
+    """One measurement as the reports know it. Crosses from an xdist worker as JSON (see
+    `codec`)."""
 
     nodeid: str
     test: TestId
@@ -91,28 +120,42 @@ class Outcome:
     launches: int  # asked, for the first look
     batch_size: int | None  # examples per rank and step
     verdict: Verdict | None  # None: the measurement itself failed
-    fails: bool  # its test: by the verdict, or because the measurement, or the saving of its baseline, failed
+    # its test: by the verdict, or because the measurement, or the saving of its
+    # baseline, failed
+    fails: bool
     error: str = ""  # why these did, one line
     measurement: Measurement | None = None
     costs: tuple[LaunchCost, ...] = ()  # one a launch
-    seconds: float = 0.0  # that all launches of both sides took, with the waits for locks
+    # that all launches of both sides took, with the waits for locks
+    seconds: float = 0.0
     waited_seconds: float = 0.0  # of these, for locks
-    recorded: Recorded = field(default_factory=dict)  # what steps recorded of themselves
-    baseline_path: str = ""  # relative to rootdir where it is below it; "" where nothing stored was asked for
+    # what steps recorded of themselves
+    recorded: Recorded = field(default_factory=dict)
+    # relative to rootdir where it is below it; "" where nothing stored was asked for
+    baseline_path: str = ""
     # What it was compared with instead or, after the baseline, to confirm a suspicion.
     baseline_side: BaselineSide | None = None
-    stored_verdict: Verdict | None = None  # of the baseline alone, where `baseline_side` confirmed or refuted it
+    # of the baseline alone, where `baseline_side` confirmed or refuted it
+    stored_verdict: Verdict | None = None
     saved: int = 0  # sessions that its baseline now holds; 0: nothing was written
-    file: str = ""  # of the test, from the top of the git working tree, or from rootdir outside git
+    # of the test, from the top of the git working tree, or from rootdir outside git
+    file: str = ""
     line: int = 0  # in it, from 1; 0 if it is unknown
     limits: tuple[Limit, ...] = ()  # that it was compared with, or would have been
     level: float | None = None  # the error rate of the measurement
-    sessions: tuple[StoredSession, ...] = ()  # of the stored baseline that it was compared with
-    findings: tuple[Finding, ...] = ()  # what explains its change, the most important first
-    evidence: tuple[str, ...] = ()  # in words: what a change rests on, and what ranks say of it; () where there is none
-    accept: str = ""  # the command that makes its figures the baseline; "" where there is nothing to accept
-    traces: str = ""  # the folder of traces, as `baseline_path`; "" where none were asked for
-    notes: tuple[str, ...] = ()  # what the user should know: "marker world_size=2 over --ddp-world-size"
+    # of the stored baseline that it was compared with
+    sessions: tuple[StoredSession, ...] = ()
+    # what explains its change, the most important first
+    findings: tuple[Finding, ...] = ()
+    # in words: what a change rests on, and what ranks say of it; () where there is none
+    evidence: tuple[str, ...] = ()
+    # the command that makes its figures the baseline; "" where there is nothing to
+    # accept
+    accept: str = ""
+    # the folder of traces, as `baseline_path`; "" where none were asked for
+    traces: str = ""
+    # what the user should know: "marker world_size=2 over --ddp-world-size"
+    notes: tuple[str, ...] = ()
 
     @property
     def measured(self) -> Measurement:

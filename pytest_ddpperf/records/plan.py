@@ -14,11 +14,19 @@ from pytest_ddpperf.records.step_phases import PHASES, RANK_WAIT
 
 POINT_TO_POINT = ("send", "recv")
 # The operations that have counters of their own.
-SENT = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", *POINT_TO_POINT)
+SENT = (
+    "all_reduce",
+    "all_gather",
+    "reduce_scatter",
+    "all_to_all",
+    "broadcast",
+    *POINT_TO_POINT,
+)
 COPIES = ("host_syncs", "h2d.bytes", "d2h.bytes")  # between the host and an accelerator
 # They have noise, so the largest of all launches counts.
 MEMORY_COUNTERS = ("peak_rss.bytes", "peak_memory.bytes")
-# What is counted of a step: see docs/counters.md. Of several that rise alike, the first is reported first.
+# What is counted of a step: see docs/counters.md. Of several that rise alike, the first is reported
+# first.
 COUNTERS = (
     *("rpc.calls", "rpc.bytes"),
     *(f"{kind}.{figure}" for kind in SENT for figure in ("count", "bytes")),
@@ -30,25 +38,32 @@ COUNTERS = (
 
 
 def without_totals(counters: Sequence[str]) -> list[str]:
-    """Return the names of counters without those of all collectives together, if others are among them."""
-    return [name for name in counters if not name.startswith("collectives.")] or list(counters)
+    """Return the names of counters without those of all collectives together, if others are among
+    them."""
+    return [name for name in counters if not name.startswith("collectives.")] or list(
+        counters
+    )
 
 
 # The metric of a collective's limit on bandwidth.
 BANDWIDTH = "busbw"
-# The metric of the time that a whole window takes per step: it shows slow steps, however few they are.
+# The metric of the time that a whole window takes per step: it shows slow steps, however few they
+# are.
 MEAN = "mean"
 PHASE_METRICS = (*PHASES, RANK_WAIT)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limit:
-    """How much worse than the baseline one metric may get: `p50:5%`, `mean:25%`, `cpu_p50:5%`, `rpc.bytes:0%`."""
+    """How much worse than the baseline one metric may get: `p50:5%`, `mean:25%`, `cpu_p50:5%`,
+    `rpc.bytes:0%`."""
 
-    metric: str  #: "p50", "p99.9", "mean", "cpu_p10", "busbw", or one of PHASE_METRICS or COUNTERS
+    # : "p50", "p99.9", "mean", "cpu_p10", "busbw", or one of PHASE_METRICS or COUNTERS
+    metric: str
     value: float  #: a share for "%" (0.05), seconds for "ms" (0.002)
     unit: Literal["%", "ms"]
-    default: bool = False  #: ours, so it may be dropped where the asked steps cannot support it
+    # : ours, so it may be dropped where the asked steps cannot support it
+    default: bool = False
 
     @property
     def is_counter(self) -> bool:
@@ -75,8 +90,11 @@ class Limit:
 
     @property
     def on_cpu_only(self) -> str:
-        """What it needs that is measured on CPU only, in words: "CPU time is", "phases are"; "" for nothing."""
-        return "phases are" if self.is_phase else "CPU time is" if self.is_cpu_time else ""
+        """What it needs that is measured on CPU only, in words: "CPU time is", "phases are"; "" for
+        nothing."""
+        return (
+            "phases are" if self.is_phase else "CPU time is" if self.is_cpu_time else ""
+        )
 
     @property
     def percentile(self) -> float:
@@ -95,11 +113,16 @@ TIME_LIMITS = tuple(
     Limit(metric=metric, value=value, unit="%", default=True)
     for metric, value in (("p10", 0.1), ("p50", 0.1), (MEAN, 0.25))
 )
-# On counters, unless the user names another for the same one.
-# The memory of a process varies, larger buckets are no loss, and a process may keep parameters that its step does not
-# use: an average, a teacher.
+# On counters, unless the user names another for the same one. The memory of a process varies,
+# larger buckets are no loss, and a process may keep parameters that its step does not use: an
+# average, a teacher.
 COUNTER_LIMITS = tuple(
-    Limit(metric=name, value=0.05 if name == "peak_memory.bytes" else 0.0, unit="%", default=True)
+    Limit(
+        metric=name,
+        value=0.05 if name == "peak_memory.bytes" else 0.0,
+        unit="%",
+        default=True,
+    )
     for name in COUNTERS
     if name not in ("peak_rss.bytes", "buckets.largest_bytes", "parameters.bytes")
 )
@@ -110,11 +133,13 @@ _ASKED = ("batch_size", "warmup", "timing", "collective", "program")
 
 
 def is_asked(fact: str) -> bool:
-    """Whether a fact that must match is one that a test asks for: with another, its step times are not alike."""
+    """Whether a fact that must match is one that a test asks for: with another, its step times are
+    not alike."""
     return fact in _ASKED or fact.startswith(OF_TEST)
 
 
-UPDATE, MARK = "update", "mark"  # what ends a step: an optimizer's update, or a call of `pytest_ddpperf.step_end`
+# what ends a step: an optimizer's update, or a call of `pytest_ddpperf.step_end`
+UPDATE, MARK = "update", "mark"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,36 +154,51 @@ class Program:
 
     def __str__(self) -> str:
         """The command line."""
-        name = ["-m", self.path] if self.is_module else [os.path.relpath(self.path, self.cwd)]
+        name = (
+            ["-m", self.path]
+            if self.is_module
+            else [os.path.relpath(self.path, self.cwd)]
+        )
         return shlex.join([*name, *self.args])
 
 
-Setup = Callable[..., Any] | Program | None  # what ranks run; None if the plan says everything
+# what ranks run; None if the plan says everything
+Setup = Callable[..., Any] | Program | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """All that a launch needs to know; the same for every launch of a test but for the window: see `exactly`."""
+    """All that a launch needs to know; the same for every launch of a test but for the window: see
+    `exactly`."""
 
-    world_size: int  # of the process group whose steps are timed: all ranks, or an RPC launch's trainers
+    # of the process group whose steps are timed: all ranks, or an RPC launch's trainers
+    world_size: int
     nodes: int = 1  # that these are dealt over, in equal parts
-    backend: str  # a name torch knows, never "auto"; "" for no process group (the probe)
+    # a name torch knows, never "auto"; "" for no process group (the probe)
+    backend: str
     device: str  # a device type: "cpu", "cuda", ...
     warmup: int = 0  # steps
     steps: int = 1  # timed, at least
-    min_seconds: float = 0.0  # that the timed steps shall take, where `most_steps` allow it; 0: exactly `steps`
-    most_steps: int = 0  # timed or, if the window `spreads`, kept; less than `steps` has no effect
+    # that the timed steps shall take, where `most_steps` allow it; 0: exactly `steps`
+    min_seconds: float = 0.0
+    # timed or, if the window `spreads`, kept; less than `steps` has no effect
+    most_steps: int = 0
     timing: Literal["free", "step"] = "step"
     timeout_seconds: float = 300.0
-    timeout_setting: str = "--ddp-timeout"  # by its name where it was made, for messages
+    # by its name where it was made, for messages
+    timeout_setting: str = "--ddp-timeout"
     seed: int = 0
     preload: tuple[str, ...] = ()
-    parameter_servers: int = 0  # with some it is an RPC launch: trainers, then these, then the master
+    # with some it is an RPC launch: trainers, then these, then the master
+    parameter_servers: int = 0
     master: bool = False
     collective: Collective | None = None  # is the step, instead of what a set-up makes
-    trace: str = ""  # the beginning of the paths of traces of further steps, in a launch that takes some
-    stacks: bool = False  # whether the launch samples Python stacks; its times are not compared
-    # Of a program that owns its loop, what ends a step: UPDATE, MARK or "module:function"; "" of a function.
+    # the beginning of the paths of traces of further steps, in a launch that takes some
+    trace: str = ""
+    # whether the launch samples Python stacks; its times are not compared
+    stacks: bool = False
+    # Of a program that owns its loop, what ends a step: UPDATE, MARK or "module:function"; "" of a
+    # function.
     boundary: str = ""
     program: str = ""  # its command line
     # That the test gives by name, and that must match the baseline's.
@@ -173,14 +213,21 @@ class Plan:
         return self.world_size + self.parameter_servers + self.master
 
     def part(self, node: int) -> tuple[int, ...]:
-        """The processes of a node: its share of those that are timed and, of the first node, all others."""
+        """The processes of a node: its share of those that are timed and, of the first node, all
+        others."""
         share = self.world_size // self.nodes
-        others = range(self.world_size, self.processes if node == 0 else self.world_size)
+        others = range(
+            self.world_size, self.processes if node == 0 else self.world_size
+        )
         return (*range(node * share, (node + 1) * share), *others)
 
     def node_of(self, process: int) -> int:
         """The node that has a process."""
-        return process // (self.world_size // self.nodes) if process < self.world_size else 0
+        return (
+            process // (self.world_size // self.nodes)
+            if process < self.world_size
+            else 0
+        )
 
     @property
     def room(self) -> int:
@@ -189,7 +236,8 @@ class Plan:
 
     @property
     def spreads(self) -> bool:
-        """Whether steps that are kept are spread over more that are timed: those of a device may be short."""
+        """Whether steps that are kept are spread over more that are timed: those of a device may be
+        short."""
         return self.device != "cpu" and self.timing == "free"
 
     def steps_for(self, step_seconds: float) -> int:
@@ -198,18 +246,27 @@ class Plan:
         return max(self.steps, asked if self.spreads else min(asked, self.most_steps))
 
     def exactly(self, steps: int) -> Plan:
-        """With a window of so many steps, however long they take: percentiles of few steps differ from those
-        of many (the p10 of 15 is 3 to 5 % above that of 60), so what is compared has as many."""
-        return replace(self, steps=steps, most_steps=steps, min_seconds=self.min_seconds if self.spreads else 0.0)
+        """With a window of so many steps, however long they take: percentiles of few steps differ
+        from those of many (the p10 of 15 is 3 to 5 % above that of 60), so what is compared has as
+        many."""
+        return replace(
+            self,
+            steps=steps,
+            most_steps=steps,
+            min_seconds=self.min_seconds if self.spreads else 0.0,
+        )
 
     def measured_as(self, other: Plan) -> Plan:
         """With the group, the warm-up, the windows and the timing of another."""
         group = ("world_size", "backend", "device", "parameter_servers")
         windows = ("warmup", "steps", "min_seconds", "most_steps", "timing")
-        return replace(self, **{name: getattr(other, name) for name in (*group, *windows)})
+        return replace(
+            self, **{name: getattr(other, name) for name in (*group, *windows)}
+        )
 
     def name(self, process: int) -> str:
-        """A process in words: "rank 3"; in an RPC launch its name there, "trainer0", "ps0" or "master"."""
+        """A process in words: "rank 3"; in an RPC launch its name there, "trainer0", "ps0" or
+        "master"."""
         if not self.rpc:
             return f"rank {process}"
         if process < self.world_size:
@@ -227,8 +284,8 @@ class Plan:
 
 
 def limits_for(plan: Plan, asked: Sequence[Limit]) -> tuple[Limit, ...]:
-    """Those asked for that matter to it: limits on RPC, phases and bandwidth do to what has it; where none does, the
-    default ones on time. With them the default ones on counters."""
+    """Those asked for that matter to it: limits on RPC, phases and bandwidth do to what has it;
+    where none does, the default ones on time. With them the default ones on counters."""
 
     def matters(limit: Limit) -> bool:
         if limit.is_phase:
@@ -266,10 +323,13 @@ _DTYPE = r"bool|(?:float|bfloat|int|uint|complex)(\d+)(?:_[a-z0-9]+)?"
 class Collective:
     """One operation over buffers of one size."""
 
-    op: str  #: of OPS; send_recv: every rank sends to the next and receives from the one before
+    # : of OPS; send_recv: every rank sends to the next and receives from the one before
+    op: str
     dtype: str  #: torch's name without "torch."
     ranks: int
-    count: int  #: elements: of the buffer, or of the block of each rank where the operation has such
+    # : elements: of the buffer, or of the block of each rank where the operation has
+    # such
+    count: int
 
     @property
     def elements(self) -> int:
@@ -303,8 +363,8 @@ class Collective:
 
 
 def collective(op: str, size: int, dtype: str, ranks: int) -> Collective:
-    """Of `size` bytes, or the next size below that divides into elements, and into blocks where the operation has such;
-    raises ValueError."""
+    """Of `size` bytes, or the next size below that divides into elements, and into blocks where the
+    operation has such; raises ValueError."""
     if op not in OPS:
         raise ValueError(f"{op!r}: one of {', '.join(OPS)}")
     if op == "send_recv" and ranks < 2:
@@ -312,7 +372,9 @@ def collective(op: str, size: int, dtype: str, ranks: int) -> Collective:
     count = size // itemsize(dtype) // (ranks if op in _IN_BLOCKS else 1)
     if count < 1:
         each = f" for each of {ranks} ranks" if op in _IN_BLOCKS else ""
-        raise ValueError(f"{op} of {in_words(size)}: less than one element of {dtype}{each}")
+        raise ValueError(
+            f"{op} of {in_words(size)}: less than one element of {dtype}{each}"
+        )
     return Collective(op=op, dtype=dtype, ranks=ranks, count=count)
 
 
@@ -320,16 +382,20 @@ def itemsize(dtype: str) -> int:
     """Bytes of an element; raises ValueError for what is no dtype whose name says it."""
     match = re.fullmatch(_DTYPE, dtype)
     if match is None or (match[1] and int(match[1]) % 8):
-        raise ValueError(f"{dtype!r}: one of torch's dtypes by name: float32, bfloat16, int8, ...")
+        raise ValueError(
+            f"{dtype!r}: one of torch's dtypes by name: float32, bfloat16, int8, ..."
+        )
     return int(match[1] or 8) // 8
 
 
 def in_bytes(size: object) -> int:
-    """Return a number of bytes, written as nccl-tests is asked for it ("8K") or as `in_words` has it; raises
-    ValueError."""
+    """Return a number of bytes, written as nccl-tests is asked for it ("8K") or as `in_words` has
+    it; raises ValueError."""
     match = re.fullmatch(r"([0-9]{1,15})(?:([kmg])(?:ib)?|b)?", str(size).lower())
     if match is None:
-        raise ValueError(f'{size!r}: a size is a number of bytes, or a text like "8K" or "1MiB"')
+        raise ValueError(
+            f'{size!r}: a size is a number of bytes, or a text like "8K" or "1MiB"'
+        )
     return int(match[1]) << 10 * " kmg".index(match[2] or " ")
 
 

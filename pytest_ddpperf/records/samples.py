@@ -8,19 +8,29 @@ from enum import Enum
 from typing import Any
 
 from pytest_ddpperf.records.plan import Limit
-from pytest_ddpperf.records.step_phases import Means, RankPhases, StepPhases, by_rank, over_ranks
+from pytest_ddpperf.records.step_phases import (
+    Means,
+    RankPhases,
+    StepPhases,
+    by_rank,
+    over_ranks,
+)
 
 Scalar = str | int | float | bool | None
 LaunchSteps = tuple[tuple[float, ...], ...]  # launch x step
-Counters = Mapping[str, int | None]  # by COUNTERS: of a step, the largest over ranks; None where it is unknown
+# by COUNTERS: of a step, the largest over ranks; None where it is unknown
+Counters = Mapping[str, int | None]
 LaunchRankSteps = tuple[tuple[tuple[float, ...], ...], ...]  # launch x rank x step
-RankFigures = tuple[tuple[float | None, ...], ...]  # rank x step; None where a step recorded none
-Recorded = Mapping[str, tuple[RankFigures, ...]]  # by the name of the figure, launch x rank x step
+# rank x step; None where a step recorded none
+RankFigures = tuple[tuple[float | None, ...], ...]
+# by the name of the figure, launch x rank x step
+Recorded = Mapping[str, tuple[RankFigures, ...]]
 
 # The kind of doubt that work of steps goes on after them.
 GOES_ON = "goes on"
 
-# So many a baseline keeps: enough to know the drift between them, few enough for a file that is reviewed.
+# So many a baseline keeps: enough to know the drift between them, few enough for a file that is
+# reviewed.
 SESSIONS_KEPT = 10
 
 
@@ -41,23 +51,36 @@ class Status(str, Enum):
     @property
     def compared(self) -> bool:
         """Whether figures were compared with a baseline at all."""
-        return self in (Status.PASS, Status.IMPROVED, Status.REGRESSED, Status.INCONCLUSIVE)
+        return self in (
+            Status.PASS,
+            Status.IMPROVED,
+            Status.REGRESSED,
+            Status.INCONCLUSIVE,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Samples:
-    """The raw durations of a measurement, in seconds. All launches have the same ranks and steps."""
+    """The raw durations of a measurement, in seconds. All launches have the same ranks and
+    steps."""
 
     step_seconds: LaunchSteps  # the group's step times (completion to completion)
     rank_seconds: LaunchRankSteps  # each rank's own step durations
-    cpu_seconds: LaunchRankSteps | None = None  # CPU time of each rank's Python threads; None off CPU
-    examples: tuple[tuple[tuple[int, ...], ...], ...] | None = None  # launch x rank x step, if steps return it
-    blocked_seconds: LaunchRankSteps | None = None  # each trainer's wait for RPC; None where there is none
-    node_seconds: LaunchSteps | None = None  # of several nodes, the step times of the first node's ranks alone
-    clock_seconds: tuple[float, ...] | None = None  # by launch, how far the clocks of several nodes may be apart
-    # Launch x step: the first after the asked warm-up, each the mean over ranks; None where it is not finite.
+    # CPU time of each rank's Python threads; None off CPU
+    cpu_seconds: LaunchRankSteps | None = None
+    # launch x rank x step, if steps return it
+    examples: tuple[tuple[tuple[int, ...], ...], ...] | None = None
+    # each trainer's wait for RPC; None where there is none
+    blocked_seconds: LaunchRankSteps | None = None
+    # of several nodes, the step times of the first node's ranks alone
+    node_seconds: LaunchSteps | None = None
+    # by launch, how far the clocks of several nodes may be apart
+    clock_seconds: tuple[float, ...] | None = None
+    # Launch x step: the first after the asked warm-up, each the mean over ranks; None where it is
+    # not finite.
     losses: tuple[tuple[float | None, ...], ...] | None = None
-    page_faults: tuple[tuple[float, ...], ...] | None = None  # launch x rank: minor ones, the mean over steps
+    # launch x rank: minor ones, the mean over steps
+    page_faults: tuple[tuple[float, ...], ...] | None = None
 
     @property
     def launches(self) -> int:
@@ -82,17 +105,23 @@ class Samples:
         }
         for name in ("rank_seconds", "cpu_seconds", "examples", "blocked_seconds"):
             if (table := getattr(self, name)) is not None:
-                tables[name] = tuple(tuple(rank[:steps] for rank in launch) for launch in table)
+                tables[name] = tuple(
+                    tuple(rank[:steps] for rank in launch) for launch in table
+                )
         return replace(self, **tables)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Environment:
-    """Facts about where figures were taken, in the three classes that decide what may be compared."""
+    """Facts about where figures were taken, in the three classes that decide what may be
+    compared."""
 
-    key: Mapping[str, Scalar] = field(default_factory=dict)  #: another key is another baseline
-    must_match: Mapping[str, Scalar] = field(default_factory=dict)  #: a difference is INCOMPARABLE
-    recorded: Mapping[str, Scalar] = field(default_factory=dict)  #: a difference is reported
+    # : another key is another baseline
+    key: Mapping[str, Scalar] = field(default_factory=dict)
+    # : a difference is INCOMPARABLE
+    must_match: Mapping[str, Scalar] = field(default_factory=dict)
+    # : a difference is reported
+    recorded: Mapping[str, Scalar] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,7 +145,9 @@ class TestId:
 
     __test__ = False  # not a test class, whatever pytest thinks of its name
 
-    module: str  # path from rootdir with "/", without ".py"; the import name outside rootdir, or installed
+    # path from rootdir with "/", without ".py"; the import name outside rootdir, or
+    # installed
+    module: str
     name: str  # "TestClass::test_step[param]", world size excluded
     label: str = ""  # the `name` of a ddp_benchmark call, "" for the first
 
@@ -130,7 +161,8 @@ class Distribution:
     """An installed distribution."""
 
     version: str
-    digest: str  # of the files that it brought, by its RECORD: 16 hex digits; "" where it has none
+    # of the files that it brought, by its RECORD: 16 hex digits; "" where it has none
+    digest: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,11 +171,17 @@ class Recording:
 
     measurement: Measurement
     created: str = ""  # ISO 8601, UTC
-    commit: str = ""  # "" outside a git repository; "-dirty" appended with uncommitted changes
-    resolution: Mapping[str, float] = field(default_factory=dict)  # by metric, as `Comparison.resolution`
-    tree: str = ""  # git's, of all files in the repository but baselines; "" if it does not identify the code
-    distributions: Mapping[str, Distribution] = field(default_factory=dict)  # by name, those that ranks imported from
-    inputs: Mapping[str, str] = field(default_factory=dict)  # files in no commit that ranks read: path -> digest
+    # "" outside a git repository; "-dirty" appended with uncommitted changes
+    commit: str = ""
+    # by metric, as `Comparison.resolution`
+    resolution: Mapping[str, float] = field(default_factory=dict)
+    # git's, of all files in the repository but baselines; "" if it does not identify
+    # the code
+    tree: str = ""
+    # by name, those that ranks imported from
+    distributions: Mapping[str, Distribution] = field(default_factory=dict)
+    # files in no commit that ranks read: path -> digest
+    inputs: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,23 +211,33 @@ class Comparison:
 
     limit: Limit
     status: Status
-    reason: str  #: machine-readable: "within-limit", "beyond-limit", "not-significant", ...
+    # : machine-readable: "within-limit", "beyond-limit", "not-significant", ...
+    reason: str
     baseline_seconds: float
     now_seconds: float
-    change: Interval  #: its bounds are at `level`: they exclude 0 where there is evidence
+    # : its bounds are at `level`: they exclude 0 where there is evidence
+    change: Interval
     p_value: float  #: one-sided, in the direction of the estimate
-    level: float  #: that `p_value` is compared with: the limit's share of the test's error rate
-    resolution: float  #: the relative slowdown that would be found four times out of five
-    alarm_rate: float  #: how likely unchanged code is beyond the limit with evidence, by this error
+    # : that `p_value` is compared with: the limit's share of the test's error rate
+    level: float
+    # : the relative slowdown that would be found four times out of five
+    resolution: float
+    # : how likely unchanged code is beyond the limit with evidence, by this error
+    alarm_rate: float
     settled: bool  #: whether further launches would hardly bring another status
-    drift: float | None = None  #: the relative spread between sessions that was reckoned with; None: one occasion
-    launches_needed: int | None = None  #: about, now, for `resolution` to reach the limit; None: it does, or none do
-    fastest: float | None = None  #: relative change from the fastest launches of sessions to now's; None: one occasion
+    # : the relative spread between sessions that was reckoned with; None: one occasion
+    drift: float | None = None
+    # : about, now, for `resolution` to reach the limit; None: it does, or none do
+    launches_needed: int | None = None
+    # : relative change from the fastest launches of sessions to now's; None: one
+    # occasion
+    fastest: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CounterChange:
-    """One limit on a counter, compared with the baseline's. Counts have no noise: there is no evidence to weigh."""
+    """One limit on a counter, compared with the baseline's. Counts have no noise: there is no
+    evidence to weigh."""
 
     limit: Limit
     status: Status
@@ -198,7 +246,8 @@ class CounterChange:
 
     @property
     def change(self) -> float:
-        """Relative: 0.05 is 5 % more. From nothing to something it is endless, which no limit allows: 1e9."""
+        """Relative: 0.05 is 5 % more. From nothing to something it is endless, which no limit
+        allows: 1e9."""
         if self.baseline == 0:
             return 1e9 if self.now else 0.0
         return self.now / self.baseline - 1
@@ -206,7 +255,8 @@ class CounterChange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossChange:
-    """The means of the losses of both sides, which differ by more than launches of the same code do."""
+    """The means of the losses of both sides, which differ by more than launches of the same code
+    do."""
 
     before: float | None  #: None: a loss of this side is not finite
     now: float | None
@@ -223,15 +273,22 @@ class Verdict:
     reason: str
     comparisons: tuple[Comparison, ...] = ()
     dropped: tuple[str, ...] = ()  #: default limits without support, as text
-    differences: tuple[str, ...] = ()  #: environment facts that differ: "torch 2.12 -> 2.13"
+    # : environment facts that differ: "torch 2.12 -> 2.13"
+    differences: tuple[str, ...] = ()
     counters: tuple[CounterChange, ...] = ()
-    sessions: int = 0  #: of the baseline; with one, the drift between sessions was assumed, not measured
-    diverged: LossChange | None = None  #: the losses, if they show that both sides compute something else
-    first_node: bool = False  #: the first node's steps alone were compared, for clocks of several were not known enough
+    # : of the baseline; with one, the drift between sessions was assumed, not measured
+    sessions: int = 0
+    # : the losses, if they show that both sides compute something else
+    diverged: LossChange | None = None
+    # : the first node's steps alone were compared, for clocks of several were not known
+    # enough
+    first_node: bool = False
 
     def __eq__(self, other: object) -> bool:
         if isinstance(other, Verdict):
-            return all(getattr(self, name) == getattr(other, name) for name in self.__slots__)
+            return all(
+                getattr(self, name) == getattr(other, name) for name in self.__slots__
+            )
         return self.status.value == other
 
     def __hash__(self) -> int:
@@ -242,8 +299,11 @@ class Verdict:
 
     @property
     def worst(self) -> Comparison | None:
-        """The comparison that every report shows: one that decided, if any did; of several p50, else the largest."""
-        same = [c for c in self.comparisons if c.status is self.status] or list(self.comparisons)
+        """The comparison that every report shows: one that decided, if any did; of several p50,
+        else the largest."""
+        same = [c for c in self.comparisons if c.status is self.status] or list(
+            self.comparisons
+        )
         at_p50 = [c for c in same if c.limit.metric == "p50"]
         return max(at_p50 or same, key=lambda c: c.change.estimate, default=None)
 
@@ -261,7 +321,9 @@ class LaunchCost:
 
     @property
     def total(self) -> float:
-        return self.start + self.group + self.setup + self.warmup + self.steps + self.end
+        return (
+            self.start + self.group + self.setup + self.warmup + self.steps + self.end
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -271,7 +333,8 @@ class RankError:
     rank: int  # of the launch's processes, from 0
     when: float  # CLOCK_MONOTONIC, seconds
     phase: str  # "setup", "warm-up step 2 of 5", "step 7 of 30", ...
-    summary: str  # one line: "ValueError: bad shape", "killed by SIGSEGV", "exit status 3"
+    # one line: "ValueError: bad shape", "killed by SIGSEGV", "exit status 3"
+    summary: str
     traceback: str = ""  # the rank's own
     lost_connection: bool = False  # a consequence of another rank's end, most likely
     waits: bool = False  # of one that hung: for another, most likely
@@ -295,11 +358,14 @@ class RankOutput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Imported:
-    """Where the modules of one process came from, where that is asked; and which variables its code read."""
+    """Where the modules of one process came from, where that is asked; and which variables its code
+    read."""
 
     files: tuple[str, ...] = ()  # of the user's repository: paths from its top
-    others: tuple[str, ...] = ()  # top-level modules from outside of it, as `Trees.others`
-    variables: Mapping[str, str] = field(default_factory=dict)  # as `wire.variables` has them
+    # top-level modules from outside of it, as `Trees.others`
+    others: tuple[str, ...] = ()
+    # as `wire.variables` has them
+    variables: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -307,8 +373,8 @@ class StackSamples:
     """Where one rank's training thread was while its steps were timed, at random times."""
 
     taken: int  # how often it was looked at
-    # The innermost function of the repository: its file from the top, its name, the file and the function of the
-    # repository that called it ("" for none), and how often it was seen.
+    # The innermost function of the repository: its file from the top, its name, the file and the
+    # function of the repository that called it ("" for none), and how often it was seen.
     functions: tuple[tuple[str, str, str, int], ...]
 
 
@@ -316,26 +382,39 @@ class StackSamples:
 class Window:
     """What one rank measured, as it delivers it."""
 
-    marks_ns: tuple[tuple[int, ...], ...]  # of each stretch: the start, then the end of each step, CLOCK_MONOTONIC
-    cpu_ns: tuple[int, ...] | None  # CPU time of the Python threads by step; None off CPU
+    # of each stretch: the start, then the end of each step, CLOCK_MONOTONIC
+    marks_ns: tuple[tuple[int, ...], ...]
+    # CPU time of the Python threads by step; None off CPU
+    cpu_ns: tuple[int, ...] | None
     examples: tuple[int, ...] | None  # by step, if every step returned it
     blocked_ns: tuple[int, ...]  # by step, what it waited for RPC
     counters: Counters
-    unsettled: str  # what was still changing when the warm-up ended at its cap, in words
+    # what was still changing when the warm-up ended at its cap, in words
+    unsettled: str
     warmup: int  # steps it took
-    sent: tuple[int, ...] = ()  # collectives of the first warm-up step and of the counted one, where they are known
-    first_ratio: float = 0.0  # of the first timed step to the median of the others; 0 if it says nothing
-    recorded: Mapping[str, tuple[float | None, ...]] = field(default_factory=dict)  # by name and step
+    # collectives of the first warm-up step and of the counted one, where they are known
+    sent: tuple[int, ...] = ()
+    # of the first timed step to the median of the others; 0 if it says nothing
+    first_ratio: float = 0.0
+    # by name and step
+    recorded: Mapping[str, tuple[float | None, ...]] = field(default_factory=dict)
     phases: RankPhases | None = None  # None where they are unknown
-    losses: tuple[float | None, ...] = ()  # of the first steps after the asked warm-up; None: not finite
+    # of the first steps after the asked warm-up; None: not finite
+    losses: tuple[float | None, ...] = ()
     stacks: StackSamples | None = None  # of a launch that samples them
     page_faults: float = 0.0  # minor ones, the mean over steps
-    goes_on: bool = False  # whether this process or its children were busy after the steps
-    unfit: str = ""  # why it says little of steady training, in words, by what happened and not by its times
+    # whether this process or its children were busy after the steps
+    goes_on: bool = False
+    # why it says little of steady training, in words, by what happened and not by its
+    # times
+    unfit: str = ""
     left_out: int = 0  # updates of a program that were shorter than others
-    stretches: tuple[int, ...] = ()  # of the steps, how many were taken in a row each time
-    notes: tuple[str, ...] = ()  # why phases, or a trace that was asked for, are missing
-    facts: Mapping[str, Scalar] = field(default_factory=dict)  # the environment, of rank 0
+    # of the steps, how many were taken in a row each time
+    stretches: tuple[int, ...] = ()
+    # why phases, or a trace that was asked for, are missing
+    notes: tuple[str, ...] = ()
+    # the environment, of rank 0
+    facts: Mapping[str, Scalar] = field(default_factory=dict)
     imported: Imported = Imported()
 
 
@@ -351,21 +430,32 @@ class LaunchSamples:
     blocked_seconds: tuple[tuple[float, ...], ...] | None  # trainer x step
     counters: Counters
     cost: LaunchCost
-    facts: Mapping[str, Scalar]  # the environment: rank 0's, the machine's, the user's variables
+    # the environment: rank 0's, the machine's, the user's variables
+    facts: Mapping[str, Scalar]
     output: tuple[RankOutput, ...]
-    recorded: Mapping[str, RankFigures] = field(default_factory=dict)  # by name, what steps recorded
+    # by name, what steps recorded
+    recorded: Mapping[str, RankFigures] = field(default_factory=dict)
     losses: tuple[float | None, ...] | None = None  # as `Samples` has them
-    page_faults: tuple[float, ...] | None = None  # by rank: minor ones, the mean over steps
+    # by rank: minor ones, the mean over steps
+    page_faults: tuple[float, ...] | None = None
     notes: tuple[str, ...] = ()  # what went oddly without making it a failure
-    unfit: str = ""  # why it says little of steady training: "rank 0 recompiled at step 17"
-    unsettled: str = ""  # what still changed when the warm-up ended at its cap: "compiling"
+    # why it says little of steady training: "rank 0 recompiled at step 17"
+    unfit: str = ""
+    # what still changed when the warm-up ended at its cap: "compiling"
+    unsettled: str = ""
     warmup: int = 0  # steps it took
-    doubts: Mapping[str, str] = field(default_factory=dict)  # by kind, why steps may differ in their work, in words
+    # by kind, why steps may differ in their work, in words
+    doubts: Mapping[str, str] = field(default_factory=dict)
     phases: StepPhases | None = None  # None where they are unknown
-    is_silent: bool = False  # whether several ranks are known to send nothing to each other
+    # whether several ranks are known to send nothing to each other
+    is_silent: bool = False
     stacks: tuple[StackSamples, ...] = ()  # by rank, of a launch that samples them
-    node_seconds: tuple[float, ...] | None = None  # of several nodes, the steps of the first node's ranks alone
-    clock_seconds: float | None = None  # by how much marks of several nodes may be apart
-    files: Mapping[str, str] = field(default_factory=dict)  # of the repository: path from its top -> digest
-    libraries: Mapping[str, str] = field(default_factory=dict)  # other shared libraries: name -> digest
+    # of several nodes, the steps of the first node's ranks alone
+    node_seconds: tuple[float, ...] | None = None
+    # by how much marks of several nodes may be apart
+    clock_seconds: float | None = None
+    # of the repository: path from its top -> digest
+    files: Mapping[str, str] = field(default_factory=dict)
+    # other shared libraries: name -> digest
+    libraries: Mapping[str, str] = field(default_factory=dict)
     others: tuple[str, ...] = ()  # `Imported.others` of any process

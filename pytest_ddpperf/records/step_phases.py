@@ -17,33 +17,38 @@ OTHER = "other"
 # All but `rank_wait` add up to the step.
 PHASES = (DATA, FORWARD, BACKWARD, EXPOSED, OPTIMIZER, OTHER)
 
-Pieces = tuple[tuple[int, int], ...]  # of a step in order: the index of the phase in PHASES, and its end in ns
+# of a step in order: the index of the phase in PHASES, and its end in ns
+Pieces = tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankPhases:
-    """The phases of one rank's last timed steps, as it delivers them; times are as those of `Window.marks_ns`."""
+    """The phases of one rank's last timed steps, as it delivers them; times are as those of
+    `Window.marks_ns`."""
 
     steps: tuple[Pieces, ...]
     seen: tuple[str, ...]  # of PHASES, those that are known
-    # When this rank started each collective, in order, and which; None if this is not known. Each `send` and `recv`,
-    # too, and again when it began to wait for it.
+    # When this rank started each collective, in order, and which; None if this is not known. Each
+    # `send` and `recv`, too, and again when it began to wait for it.
     arrivals: tuple[tuple[int, str], ...] | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepPhases:
-    """Where the time of a launch's steps went, in seconds: the mean over the middle half of them, by duration."""
+    """Where the time of a launch's steps went, in seconds: the mean over the middle half of them,
+    by duration."""
 
     steps: int  # the last ones, of which phases are known
-    own: Mapping[str, tuple[float | None, ...]]  # by phase and rank, `rank_wait` included; None where it is unknown
-    # By phase and rank, the critical path: the step, followed backwards from its end. Where a rank waited for another,
-    # the path continues on the one that arrived last; the rest of a wait is `exposed_communication`. All add up to the
-    # group's step. Empty if arrivals are unknown.
+    # by phase and rank, `rank_wait` included; None where it is unknown
+    own: Mapping[str, tuple[float | None, ...]]
+    # By phase and rank, the critical path: the step, followed backwards from its end. Where a rank
+    # waited for another, the path continues on the one that arrived last; the rest of a wait is
+    # `exposed_communication`. All add up to the group's step. Empty if arrivals are unknown.
     path: Mapping[str, tuple[float, ...]]
 
 
-Means = Mapping[str, float | None]  # by phase, `rank_wait` included, in seconds; None where it is unknown
+# by phase, `rank_wait` included, in seconds; None where it is unknown
+Means = Mapping[str, float | None]
 
 
 def by_rank(launches: Sequence[StepPhases]) -> tuple[Means, ...]:
@@ -51,13 +56,17 @@ def by_rank(launches: Sequence[StepPhases]) -> tuple[Means, ...]:
     names = (*PHASES, RANK_WAIT)
     ranks = len(launches[0].own[OTHER]) if launches else 0
     return tuple(
-        {name: _mean([launch.own[name][rank] for launch in launches]) for name in names} for rank in range(ranks)
+        {name: _mean([launch.own[name][rank] for launch in launches]) for name in names}
+        for rank in range(ranks)
     )
 
 
 def over_ranks(ranks: Sequence[Means]) -> dict[str, float | None]:
     """Return the mean over ranks; {} if nothing is known."""
-    return {name: _mean([rank[name] for rank in ranks]) for name in (ranks[0] if ranks else ())}
+    return {
+        name: _mean([rank[name] for rank in ranks])
+        for name in (ranks[0] if ranks else ())
+    }
 
 
 def _mean(values: Sequence[float | None]) -> float | None:
@@ -69,12 +78,17 @@ def _mean(values: Sequence[float | None]) -> float | None:
 class Finding:
     """A part of a change of the step time, and what is known of its cause."""
 
-    phases: tuple[str, ...]  # that changed; () if only counters did, for a file, or for what is unexplained
+    # that changed; () if only counters did, for a file, or for what is unexplained
+    phases: tuple[str, ...]
     seconds: float | None = None  # of the step, signed; None if only counters changed
     low: float = 0.0  # its range, at the error rate of the test
     high: float = 0.0
     share: float = 0.0  # of the whole change
-    rank: int | None = None  # whose phase alone changed; None: that of all ranks, of ranks in turns, or unknown
-    counters: tuple[tuple[str, int, int], ...] = ()  # that changed with it: name, before, after
-    file: str = ""  # of those that differ, the one whose functions take longer; path from the top of the repository
+    # whose phase alone changed; None: that of all ranks, of ranks in turns, or unknown
+    rank: int | None = None
+    # that changed with it: name, before, after
+    counters: tuple[tuple[str, int, int], ...] = ()
+    # of those that differ, the one whose functions take longer; path from the top of
+    # the repository
+    file: str = ""
     function: str = ""  # of it, the one with the most of it

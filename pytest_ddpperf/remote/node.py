@@ -1,4 +1,5 @@
-"""One other node, as the first one sees it: the connection, and its pytest. And what that node does for the first."""
+"""One other node, as the first one sees it: the connection, and its pytest. And what that node does
+for the first."""
 
 from __future__ import annotations
 
@@ -23,12 +24,14 @@ from pytest_ddpperf.remote.worktree import differing_files
 from pytest_ddpperf.report import text
 from pytest_ddpperf.wire.channels import Lines, readable
 
-# A node that is asked answers at once, whatever its tests do, unless it is stopped, hangs or is cut off.
+# A node that is asked answers at once, whatever its tests do, unless it is stopped, hangs or is cut
+# off.
 _ASK_SECONDS = 3.0
 _GONE_SECONDS = 12.0
 _TICK_SECONDS = 0.5
-# For the kernel to say that the other end of an idle connection is not there: idle, between probes, how many. (With
-# TCP_USER_TIMEOUT probes would be of no account, and an end that is busy and does not read would be taken for gone.)
+# For the kernel to say that the other end of an idle connection is not there: idle, between probes,
+# how many. (With TCP_USER_TIMEOUT probes would be of no account, and an end that is busy and does
+# not read would be taken for gone.)
 _IDLE, _BETWEEN, _PROBES = 4, 2, 3
 # Bounds of a clock's offset come from the luckiest of so many.
 EXCHANGES = 200
@@ -36,17 +39,24 @@ CLOCK = struct.Struct("!q")
 
 
 def keep_watch(connected: socket.socket) -> None:
-    """Let the kernel notice within about ten seconds that the other end has gone without a word; and send at once."""
+    """Let the kernel notice within about ten seconds that the other end has gone without a word;
+    and send at once."""
     connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for name, value in (("KEEPIDLE", _IDLE), ("KEEPINTVL", _BETWEEN), ("KEEPCNT", _PROBES)):
+    for name, value in (
+        ("KEEPIDLE", _IDLE),
+        ("KEEPINTVL", _BETWEEN),
+        ("KEEPCNT", _PROBES),
+    ):
         if hasattr(socket, f"TCP_{name}"):  # Linux
-            connected.setsockopt(socket.IPPROTO_TCP, getattr(socket, f"TCP_{name}"), value)
+            connected.setsockopt(
+                socket.IPPROTO_TCP, getattr(socket, f"TCP_{name}"), value
+            )
 
 
 def spun(connected: socket.socket, size: int) -> bytes:
-    """So many bytes of a socket that does not block. Who sleeps until they come takes several times as long to see
-    them. Raises OSError."""
+    """So many bytes of a socket that does not block. Who sleeps until they come takes several times
+    as long to see them. Raises OSError."""
     reported, until = b"", time.monotonic() + _GONE_SECONDS
     while len(reported) < size:
         try:
@@ -69,12 +79,13 @@ def _exchange(connected: socket.socket) -> tuple[int, int, int]:
     return before, int(CLOCK.unpack(reported)[0]), after
 
 
-_OF_NODE = (EventKind.NODE_JOINED, EventKind.CLOCK_READY)  # events that `NodeLine.answer` waits for
+# events that `NodeLine.answer` waits for
+_OF_NODE = (EventKind.NODE_JOINED, EventKind.CLOCK_READY)
 
 
 class NodeLine(Line):
-    """The line to another node: to the process that torchrun started there (`NodeWorker`), which passes on what
-    is sent to the pytest there and what that reports."""
+    """The line to another node: to the process that torchrun started there (`NodeWorker`), which
+    passes on what is sent to the pytest there and what that reports."""
 
     def __init__(self, name: str, lines: Lines) -> None:
         super().__init__(name, lines)
@@ -114,7 +125,8 @@ class NodeLine(Line):
         return bool(self.dead) or self._arrives_by(time.monotonic() + patience)
 
     def _arrives_by(self, until: float) -> bool:
-        """Whether something is there to be taken in by then, its end included; raises BaseSideError if it is gone."""
+        """Whether something is there to be taken in by then, its end included; raises BaseSideError
+        if it is gone."""
         while (left := until - time.monotonic()) > 0:
             if readable([self._lines.socket], min(left, _TICK_SECONDS)):
                 return True
@@ -124,7 +136,8 @@ class NodeLine(Line):
     def _watch(self) -> None:
         """Ask for a sign of life where none came for a while; raises BaseSideError."""
         now = time.monotonic()
-        if now - self._watched > _ASK_SECONDS:  # nobody looked: nothing was asked, either
+        # nobody looked: nothing was asked, either
+        if now - self._watched > _ASK_SECONDS:
             self._heard = now
         self._watched = now
         if now - self._heard > _GONE_SECONDS:
@@ -191,7 +204,8 @@ class NodeLine(Line):
 
 # Beyond what a test may take there: whoever hangs says so before we say it of the whole node.
 _SILENCE_SECONDS = 10.0
-_MACHINE = ("device_type", "device_count")  # facts that have to be the same on all nodes
+# facts that have to be the same on all nodes
+_MACHINE = ("device_type", "device_count")
 
 
 class Node:
@@ -205,8 +219,11 @@ class Node:
         self.host, self._versions = joined.host, joined.versions
         self.order = joined.lock_order  # of its host's locks among those of all hosts
         self.line.name = f"node {number} ({self.host})"
-        # Until it launches, what a test does there is the user's, whatever a launch may take: a fixture loads data.
-        self.tests = Tests(self.line, max(START_SECONDS, timeout_seconds) + _SILENCE_SECONDS)
+        # Until it launches, what a test does there is the user's, whatever a launch may take: a
+        # fixture loads data.
+        self.tests = Tests(
+            self.line, max(START_SECONDS, timeout_seconds) + _SILENCE_SECONDS
+        )
 
     def __str__(self) -> str:
         return self.line.name
@@ -221,9 +238,11 @@ class Node:
         """Let its pytest collect, with further `arguments`; raises BaseSideError."""
         self.line.send(Order(OrderKind.START_PYTEST, arguments=tuple(arguments)))
 
-    def collected(self, here: Sources, facts: Mapping[str, Scalar], seconds: float) -> None:
-        """Wait until it has; raises BaseSideError, and NodesError if it runs other code than is `here`, or has other
-        devices than the `facts` of this node tell."""
+    def collected(
+        self, here: Sources, facts: Mapping[str, Scalar], seconds: float
+    ) -> None:
+        """Wait until it has; raises BaseSideError, and NodesError if it runs other code than is
+        `here`, or has other devices than the `facts` of this node tell."""
         until = time.monotonic() + seconds
         tests = self.tests
         tests.hello(seconds)
@@ -232,7 +251,9 @@ class Node:
             raise NodesError(f"{self} {problem}")
         for name, has in tests.started().items():
             if name in _MACHINE and has != facts.get(name):
-                raise NodesError(f"{self} has {name.replace('_', ' ')} {has}, the first node {facts.get(name)}")
+                raise NodesError(
+                    f"{self} has {name.replace('_', ' ')} {has}, the first node {facts.get(name)}"
+                )
 
     def begin(self, nodeid: str) -> None:
         """Let it run a test up to what that asks for; raises BaseSideError."""
@@ -240,16 +261,22 @@ class Node:
             self.tests.enter(nodeid)
 
     def await_ready(self, first: Event) -> None:
-        """Wait until its test asks for something; raises BaseSideError if that is not what the first node's asks."""
+        """Wait until its test asks for something; raises BaseSideError if that is not what the
+        first node's asks."""
         with self.tests.output_shown_once():
-            ready = self.tests.receive(Observer(), "the test ended there without asking for what it asks for here")
+            ready = self.tests.receive(
+                Observer(),
+                "the test ended there without asking for what it asks for here",
+            )
         if difference := _difference(first, ready):
             raise BaseSideError(difference)
 
     def lost(self, plan: Plan, problem: str) -> RankError:
         """Return the error of a launch of which it reports nothing more."""
         first = plan.part(self.number)[0]
-        return RankError(rank=first, when=time.monotonic(), phase="the launch", summary=problem)
+        return RankError(
+            rank=first, when=time.monotonic(), phase="the launch", summary=problem
+        )
 
 
 def _unlike(here: Sources, there: Sources) -> str:
@@ -259,21 +286,32 @@ def _unlike(here: Sources, there: Sources) -> str:
     both = here.files.keys() & there.files.keys()
     if here.files and not both:
         return "imported none of the first node's files: do both have the same git repository?"
-    others = differing_files(*({file: side.files[file] for file in both} for side in (here, there)))
+    others = differing_files(
+        *({file: side.files[file] for file in both} for side in (here, there))
+    )
     return f"has other files than the first node: {text.some(others)}" if others else ""
 
 
 def _difference(here: Event, there: Event) -> str:
     """Say what a test asks for there and not here; "" if both ask for the same."""
     if (there.asks_for, there.label) != (here.asks_for, here.label):
-        return f"the test asks for {_in_words(there)} there, and for {_in_words(here)} on the first node"
+        return (
+            f"the test asks for {_in_words(there)} there, and for {_in_words(here)} on the first"
+            " node"
+        )
     if there.number != here.number:
-        which = f"what it asks for as number {there.number} there is number {here.number} on the first node"
+        which = (
+            f"what it asks for as number {there.number} there is number {here.number} on the first"
+            " node"
+        )
         return f"{which}: does something run the test again there?"
     plan = asdict(there.plan)
     for name, value in asdict(here.plan).items():
         if plan[name] != value:
-            return f"the test asks for {name} {plan[name]!r} there, and for {value!r} on the first node"
+            return (
+                f"the test asks for {name} {plan[name]!r} there, and for {value!r} on the first"
+                " node"
+            )
     return ""
 
 
@@ -289,7 +327,9 @@ class _Gone(Exception):
 class NodeWorker:
     """Of one run, until the pytest that leads says that it is over, or is gone."""
 
-    def __init__(self, leader: Lines, start: Callable[[Sequence[str]], RemotePytest]) -> None:
+    def __init__(
+        self, leader: Lines, start: Callable[[Sequence[str]], RemotePytest]
+    ) -> None:
         """`start` starts this node's pytest, with further arguments."""
         self._leader, self._start = leader, start
         self._pytest: RemotePytest | None = None
@@ -299,7 +339,10 @@ class NodeWorker:
         try:
             while True:
                 started = self._pytest
-                sockets = [self._leader.socket, *([started.socket] if started is not None else ())]
+                sockets = [
+                    self._leader.socket,
+                    *([started.socket] if started is not None else ()),
+                ]
                 ready = readable(sockets, _TICK_SECONDS)
                 if self._leader.socket in ready:
                     for order in self._orders():

@@ -19,8 +19,8 @@ from pytest_ddpperf.records.samples import RankError, RankOutput
 from pytest_ddpperf.remote.node import Node
 from pytest_ddpperf.wire.channels import readable
 
-# For a node to end its processes and to send their stacks after the leader asked for it: longer than `launch.run`
-# gives the rank server there.
+# For a node to end its processes and to send their stacks after the leader asked for it: longer
+# than `launch.run` gives the rank server there.
 _END_SECONDS = 45.0
 _TICK_SECONDS = 0.1
 
@@ -39,11 +39,23 @@ class _Part:
 
 
 class Parts(RemoteRanks):
-    """All but the part of the node that leads. Nothing here raises: what goes wrong is an error of a rank."""
+    """All but the part of the node that leads. Nothing here raises: what goes wrong is an error of
+    a rank."""
 
-    def __init__(self, plan: Plan, store: tuple[str, int], members: Sequence[Node], names: Mapping[int, str]) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        store: tuple[str, int],
+        members: Sequence[Node],
+        names: Mapping[int, str],
+    ) -> None:
         """`names` are those of all processes in errors."""
-        self._plan, self._store, self._members, self._names = plan, store, members, names
+        self._plan, self._store, self._members, self._names = (
+            plan,
+            store,
+            members,
+            names,
+        )
         self._parts: list[_Part] = []
         self._reported = False  # that it is over, or given up
         self._given_up = math.inf  # when
@@ -53,7 +65,11 @@ class Parts(RemoteRanks):
         self.notes: list[str] = []
 
     def channels(self) -> Sequence[socket.socket]:
-        return [part.member.line.socket for part in self._parts if not (part.over or part.member.line.dead)]
+        return [
+            part.member.line.socket
+            for part in self._parts
+            if not (part.over or part.member.line.dead)
+        ]
 
     def settled(self) -> bool:
         return all(part.settled or part.over for part in self._parts)
@@ -95,7 +111,8 @@ class Parts(RemoteRanks):
             part.settled = True
         elif event.kind is EventKind.SHARE_ENDED:
             part.over = True
-            # What had not failed before was given up when all were: who was at fault, its place says, and not its time.
+            # What had not failed before was given up when all were: who was at fault, its place
+            # says, and not its time.
             self._failed(part, event.errors, self._given_up)
             part.waiting = [self._by_our_clock(part, error) for error in event.waiting]
             self.output += event.output
@@ -106,7 +123,9 @@ class Parts(RemoteRanks):
                 part.member.tests.ended(event, problem)
             self._end(part, event.text or problem)
 
-    def _failed(self, part: _Part, errors: Sequence[RankError], when: float = math.inf) -> None:
+    def _failed(
+        self, part: _Part, errors: Sequence[RankError], when: float = math.inf
+    ) -> None:
         for error in errors:
             if error.rank not in part.failed:
                 ours = self._by_our_clock(part, error)
@@ -114,15 +133,16 @@ class Parts(RemoteRanks):
                 self.errors.append(replace(ours, when=min(ours.when, when)))
 
     def _by_our_clock(self, part: _Part, error: RankError) -> RankError:
-        """Return an error with its time by the clock of this node, so that errors of all nodes are in order."""
+        """Return an error with its time by the clock of this node, so that errors of all nodes are
+        in order."""
         return replace(error, when=error.when - part.before.ns / 1e9)
 
     def name(self, process: int) -> str:
         return self._names[process]
 
     def _measure_offsets(self) -> None:
-        """Measure the offsets after the window, if all is well. A node that cannot be asked any more is an error though
-        it has delivered: its clock is unknown."""
+        """Measure the offsets after the window, if all is well. A node that cannot be asked any
+        more is an error though it has delivered: its clock is unknown."""
         for part in self._parts if not self.errors else ():
             if part.after is None:
                 try:
@@ -165,8 +185,11 @@ class Parts(RemoteRanks):
             if time.monotonic() > until:
                 for part in self._parts:
                     if not part.over:
-                        with self._watched(part):  # a late event would be taken for an answer
-                            part.member.line.end(f"did not end its ranks within {_END_SECONDS:g} s")
+                        # a late event would be taken for an answer
+                        with self._watched(part):
+                            part.member.line.end(
+                                f"did not end its ranks within {_END_SECONDS:g} s"
+                            )
                 break
             readable(self.channels(), _TICK_SECONDS)
             self.receive()
@@ -181,9 +204,13 @@ _FOR_EVER = 1e6  # seconds: while others have the node, as on one's own
 
 @contextmanager
 def alone(
-    members: Sequence[Node], order: str, here: AbstractContextManager[Sequence[Path]], observer: Observer
+    members: Sequence[Node],
+    order: str,
+    here: AbstractContextManager[Sequence[Path]],
+    observer: Observer,
 ) -> Iterator[None]:
-    """Hold the locks of this node, by `here`, and of all others, in the order of their hosts; `order` is this one's."""
+    """Hold the locks of this node, by `here`, and of all others, in the order of their hosts;
+    `order` is this one's."""
     places: dict[tuple[str, int], Node | AbstractContextManager[Sequence[Path]]] = {
         (member.order, member.number): member for member in members
     }
@@ -193,15 +220,21 @@ def alone(
         for host, number in sorted(places):
             whose = places[host, number]
             if isinstance(whose, Node):
-                resources = paused.enter_context(_alone_on(whose, _RemoteObserver(whose, observer, taken), late))
+                resources = paused.enter_context(
+                    _alone_on(whose, _RemoteObserver(whose, observer, taken), late)
+                )
             else:
                 resources = list(map(str, paused.enter_context(whose)))
-            taken |= {(_boot(host), resource): f"node {number}" for resource in resources}
+            taken |= {
+                (_boot(host), resource): f"node {number}" for resource in resources
+            }
         yield
 
 
 @contextmanager
-def _alone_on(member: Node, there: _RemoteObserver, late: ExitStack) -> Iterator[Sequence[str]]:
+def _alone_on(
+    member: Node, there: _RemoteObserver, late: ExitStack
+) -> Iterator[Sequence[str]]:
     member.line.send(Order(OrderKind.ACQUIRE_LOCKS))
     try:
         resources = _await_locks(member, there)
@@ -240,7 +273,9 @@ class _SameMachine(BaseSideError):
 class _RemoteObserver(Observer):
     """Reports what a member waits for."""
 
-    def __init__(self, member: Node, observer: Observer, taken: Mapping[tuple[str, str], str]) -> None:
+    def __init__(
+        self, member: Node, observer: Observer, taken: Mapping[tuple[str, str], str]
+    ) -> None:
         """`taken`: by host and resource, which node has it."""
         self._member, self._observer, self.taken = member, observer, dict(taken)
 
@@ -248,8 +283,11 @@ class _RemoteObserver(Observer):
         path = Path(str(resource))
         if by := self.taken.get((_boot(self._member.order), str(path))):
             problem = f"{self._member} is on the same machine and the same cores or devices as {by}"
-            raise _SameMachine(f"{problem}: give each node its own (taskset, CUDA_VISIBLE_DEVICES)")
-        # Of another node by a name that is no file here: who has it there, this machine does not know.
+            raise _SameMachine(
+                f"{problem}: give each node its own (taskset, CUDA_VISIBLE_DEVICES)"
+            )
+        # Of another node by a name that is no file here: who has it there, this machine does not
+        # know.
         self._observer.waiting(Path(str(self._member), path.name or "all"))
 
 

@@ -29,24 +29,35 @@ from pytest_ddpperf.wire.boot import contents, listen
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _STORE_SECONDS = 60.0  # for torchrun's store to answer
 _MOST_LINES = 10  # about untrusted connections
-_LAST_SECONDS = 30.0  # for nodes that have not come when all is over, so that they end, too
+# for nodes that have not come when all is over, so that they end, too
+_LAST_SECONDS = 30.0
 
 
 def _host_order() -> str:
-    """The place of a host's locks among those of all hosts: every leader takes them in this order."""
+    """The place of a host's locks among those of all hosts: every leader takes them in this
+    order."""
     return f"{socket.gethostname()} {contents(_BOOT_ID)}".strip()
 
 
 def describe_node(versions: Mapping[str, str]) -> Event:
-    """Return what a node reports when it joins; `versions` are of what has to be the same on all nodes."""
-    return Event(EventKind.NODE_JOINED, host=socket.gethostname(), lock_order=_host_order(), versions=versions)
+    """Return what a node reports when it joins; `versions` are of what has to be the same on all
+    nodes."""
+    return Event(
+        EventKind.NODE_JOINED,
+        host=socket.gethostname(),
+        lock_order=_host_order(),
+        versions=versions,
+    )
 
 
 class OtherNodes:
     """Of one run. Raises NodesError where it cannot be; `close` ends it for all."""
 
-    def __init__(self, role: Role, versions: Mapping[str, str], timeout_seconds: float) -> None:
-        """Listen, and publish the address in torchrun's store; `versions` as `describe_node` has them."""
+    def __init__(
+        self, role: Role, versions: Mapping[str, str], timeout_seconds: float
+    ) -> None:
+        """Listen, and publish the address in torchrun's store; `versions` as `describe_node` has
+        them."""
         self.role, self._versions, self._timeout = role, versions, timeout_seconds
         self.nodes: list[Node] = []
         self._dropped: Counter[str] = Counter()  # untrusted connections, in words
@@ -58,15 +69,22 @@ class OtherNodes:
             self.address = _address_of(role.address)
             self._door = self._closing.enter_context(listen(self.address))
         except OSError as error:
-            raise NodesError(f"MASTER_ADDR {role.address}: it cannot be listened on here: {error}") from None
+            raise NodesError(
+                f"MASTER_ADDR {role.address}: it cannot be listened on here: {error}"
+            ) from None
         self.interface = interface_of(self.address)
-        found = {"address": self.address, "port": self._door.getsockname()[1], "secret": reported}
+        found = {
+            "address": self.address,
+            "port": self._door.getsockname()[1],
+            "secret": reported,
+        }
         self._store = TorchrunStore(role, _STORE_SECONDS, found)
         self._closing.callback(self._store.close)
         self._awaited = False
         self._begun = ""  # the test that all nodes are in
         self._asked = 0  # how often it asked for something
-        self._failed: list[str] = []  # what did on other nodes as the test was left there
+        # what did on other nodes as the test was left there
+        self._failed: list[str] = []
 
     @property
     def hosts(self) -> list[str]:
@@ -88,11 +106,19 @@ class OtherNodes:
 
     @property
     def reported(self) -> list[str]:
-        """What is to be said of it, a line for whatever happened many times: who it is of may go on for ever."""
+        """What is to be said of it, a line for whatever happened many times: who it is of may go on
+        for ever."""
         most = self._dropped.most_common(_MOST_LINES)
         more = len(self._dropped) - len(most)
-        lines = [f"{reported} ({times} times)" if times > 1 else reported for reported, times in most]
-        return [*lines, f"... and connections that were dropped in {more} other ways"] if more else lines
+        lines = [
+            f"{reported} ({times} times)" if times > 1 else reported
+            for reported, times in most
+        ]
+        return (
+            [*lines, f"... and connections that were dropped in {more} other ways"]
+            if more
+            else lines
+        )
 
     def _taking_part(self, nodes: int) -> list[Node]:
         return [node for node in self.nodes if node.number < nodes]
@@ -106,7 +132,10 @@ class OtherNodes:
         return Parts(plan, store, self._taking_part(plan.nodes), names)
 
     def alone(
-        self, plan: Plan, here: AbstractContextManager[Sequence[Path]], observer: Observer
+        self,
+        plan: Plan,
+        here: AbstractContextManager[Sequence[Path]],
+        observer: Observer,
     ) -> AbstractContextManager[None]:
         return alone(self._taking_part(plan.nodes), _host_order(), here, observer)
 
@@ -115,12 +144,16 @@ class OtherNodes:
         self._awaited = True
         seconds = max(START_SECONDS, self._timeout)
         self._admit(seconds)
-        missing = sorted(set(range(1, self.role.nodes)) - {node.number for node in self.nodes})
+        missing = sorted(
+            set(range(1, self.role.nodes)) - {node.number for node in self.nodes}
+        )
         if missing:
             which = ", ".join(map(str, missing))
             problem = f"node{'s' * (len(missing) > 1)} {which} of {self.role.nodes} did not come"
             asked = " (--ddp-timeout)" * (seconds > START_SECONDS)
-            raise NodesError("\n".join((f"{problem} within {seconds:g} s{asked}", *self.reported)))
+            raise NodesError(
+                "\n".join((f"{problem} within {seconds:g} s{asked}", *self.reported))
+            )
         for node in self.nodes:
             node.check(self._versions)
         with _as_nodes_error():
@@ -131,15 +164,25 @@ class OtherNodes:
         self._store.answer()  # first, for it may import torch meanwhile
         until = time.monotonic() + seconds
         wanted = set(range(1, self.role.nodes)) - {node.number for node in self.nodes}
-        came = rendezvous.admit(self._door, self._key, wanted, until, lambda reported: self._dropped.update([reported]))
+        came = rendezvous.admit(
+            self._door,
+            self._key,
+            wanted,
+            until,
+            lambda reported: self._dropped.update([reported]),
+        )
         with _as_nodes_error():
-            self.nodes += [Node(number, lines, self._timeout) for number, lines in sorted(came.items())]
+            self.nodes += [
+                Node(number, lines, self._timeout)
+                for number, lines in sorted(came.items())
+            ]
         if len(came) == len(wanted):
             self._door.close()
             self._store.close()
 
     def collected(self, here: Sources, facts: Mapping[str, Scalar]) -> None:
-        """Wait until all have collected the same as `here`, on machines with as many devices as the `facts` tell."""
+        """Wait until all have collected the same as `here`, on machines with as many devices as the
+        `facts` tell."""
         until = time.monotonic() + START_SECONDS
         with _as_nodes_error():
             for node in self.nodes:
@@ -148,10 +191,13 @@ class OtherNodes:
     # --- one test
 
     @contextmanager
-    def together(self, nodeid: str, ready: Event, nodes: int) -> Iterator[Callable[[Order], None]]:
-        """Let the test run on so many nodes up to what it asks for here; raises BaseSideError if it asks for something
-        else there. The function that is yielded sends the order that ends the measurement or call. If an error does,
-        the nodes get it, and go on to the end of the test, for what is torn down there may need what it did."""
+    def together(
+        self, nodeid: str, ready: Event, nodes: int
+    ) -> Iterator[Callable[[Order], None]]:
+        """Let the test run on so many nodes up to what it asks for here; raises BaseSideError if it
+        asks for something else there. The function that is yielded sends the order that ends the
+        measurement or call. If an error does, the nodes get it, and go on to the end of the test,
+        for what is torn down there may need what it did."""
         self._asked = self._asked + 1 if self._begun == nodeid else 1
         self._begun = nodeid
         taking_part = self._taking_part(nodes)
@@ -167,7 +213,8 @@ class OtherNodes:
             raise
 
         def end(order: Order) -> None:
-            """Send an order to all that are still there; the next test reports those that are not."""
+            """Send an order to all that are still there; the next test reports those that are
+            not."""
             for node in taking_part:
                 with suppress(BaseSideError):
                     node.line.send(order)
@@ -185,7 +232,8 @@ class OtherNodes:
     def _end_test(self) -> list[str]:
         """End the test everywhere and wait for it; return what failed there outside of its call."""
         self._begun = ""
-        ending = [node for node in self.nodes if node.tests.request_end()]  # all at once
+        # all at once
+        ending = [node for node in self.nodes if node.tests.request_end()]
         reported = [(node, node.tests.await_end()) for node in ending]
         return [f"{node}: {apart}" for node, apart in reported if apart]
 
@@ -215,14 +263,24 @@ def _as_nodes_error() -> Iterator[None]:
 
 
 def _address_of(name: str) -> str:
-    """An address of this node by its name: one that others reach, if there is one. Raises OSError."""
-    found = [str(where[0]) for *_, where in socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)]
-    abroad = [address for address in found if not ipaddress.ip_address(address.partition("%")[0]).is_loopback]
+    """An address of this node by its name: one that others reach, if there is one. Raises
+    OSError."""
+    found = [
+        str(where[0])
+        for *_, where in socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+    ]
+    abroad = [
+        address
+        for address in found
+        if not ipaddress.ip_address(address.partition("%")[0]).is_loopback
+    ]
     if abroad or name in (found[0], "localhost"):
         return abroad[0] if abroad else found[0]
-    # A name that is this host's own for itself (Debian's 127.0.1.1): the address that it is known by outside.
+    # A name that is this host's own for itself (Debian's 127.0.1.1): the address that it is known
+    # by outside.
     with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
-        asking.connect(("192.0.2.1", 9))  # nothing is sent; of a network that there is not (RFC 5737)
+        # nothing is sent; of a network that there is not (RFC 5737)
+        asking.connect(("192.0.2.1", 9))
         return str(asking.getsockname()[0])
     return found[0]
 
@@ -234,4 +292,6 @@ def _named(node: Node) -> Iterator[None]:
         yield
     except BaseSideError as error:
         reported = str(error)
-        raise BaseSideError(reported if reported.startswith(str(node)) else f"{node}: {reported}") from None
+        raise BaseSideError(
+            reported if reported.startswith(str(node)) else f"{node}: {reported}"
+        ) from None

@@ -1,4 +1,5 @@
-"""A remote pytest as a process of this machine, the connection to it, and the tests that it runs for the leader."""
+"""A remote pytest as a process of this machine, the connection to it, and the tests that it runs
+for the leader."""
 
 from __future__ import annotations
 
@@ -19,7 +20,14 @@ from pytest_ddpperf.launch import Observer, describe_end
 from pytest_ddpperf.launch.failed_ranks import await_stacks
 from pytest_ddpperf.records import codec
 from pytest_ddpperf.records.errors import BaseSideError
-from pytest_ddpperf.records.messages import Event, EventKind, Order, OrderKind, Sources, StartPytest
+from pytest_ddpperf.records.messages import (
+    Event,
+    EventKind,
+    Order,
+    OrderKind,
+    Sources,
+    StartPytest,
+)
 from pytest_ddpperf.records.samples import Scalar
 from pytest_ddpperf.wire import boot
 from pytest_ddpperf.wire.channels import Lines, Phase, readable
@@ -50,8 +58,8 @@ class Line(ABC):
         """Raises BaseSideError."""
 
     def receive(self, observer: Observer, patience: float) -> Event:
-        """Return the next event that is not about progress; raises BaseSideError if the process died, or reported
-        nothing for `patience` seconds."""
+        """Return the next event that is not about progress; raises BaseSideError if the process
+        died, or reported nothing for `patience` seconds."""
         until = time.monotonic() + patience
         while True:
             while self._pending:
@@ -83,34 +91,54 @@ class Line(ABC):
 
     @abstractmethod
     def give_up(self, patience: float) -> NoReturn:
-        """End the remote pytest, which did not answer for so many seconds; raises BaseSideError with its stacks."""
+        """End the remote pytest, which did not answer for so many seconds; raises BaseSideError
+        with its stacks."""
 
 
-# For a process that closed its connection to end, and for one that was asked to end to tear its fixtures down.
+# For a process that closed its connection to end, and for one that was asked to end to tear its
+# fixtures down.
 _END_SECONDS = 30.0
 # For a process that has run no test, and that may hear nothing because it still imports.
 _IDLE_END_SECONDS = 2.0
 _SHOWN = 4000  # characters of what it wrote
-_PYTEST_FRAME = re.compile(r'  File ".*/(_pytest|pluggy)/')  # of a stack, which has dozens of them
+# of a stack, which has dozens of them
+_PYTEST_FRAME = re.compile(r'  File ".*/(_pytest|pluggy)/')
 
 
 class RemotePytest(Line):
     """A remote pytest in a process of this machine, which ends with `close`."""
 
     def __init__(
-        self, name: str, python: str, environ: Mapping[str, str], folder: Path, descriptors: Sequence[int] = ()
+        self,
+        name: str,
+        python: str,
+        environ: Mapping[str, str],
+        folder: Path,
+        descriptors: Sequence[int] = (),
     ) -> None:
-        """`name` is for messages. What is sent first has its sys.path: see `wire.boot`. Raises OSError."""
+        """`name` is for messages. What is sent first has its sys.path: see `wire.boot`. Raises
+        OSError."""
         self._end_seconds = _IDLE_END_SECONDS
-        self._child = boot.Child(python, "pytest_ddpperf.plugin.remote_worker", environ, folder, descriptors)
+        self._child = boot.Child(
+            python, "pytest_ddpperf.plugin.remote_worker", environ, folder, descriptors
+        )
         super().__init__(name, self._child.lines)
 
     def refuse_stopped(self) -> None:
         """Raises BaseSideError if somebody stopped the process: it will not answer."""
-        if not hasattr(os, "waitid"):  # macOS before Python 3.13: its silence will say so
+        # macOS before Python 3.13: its silence will say so
+        if not hasattr(os, "waitid"):
             return
-        with suppress(ChildProcessError):  # it has ended, and its connection will say so
-            if os.waitid(os.P_PID, self._child.process.pid, os.WSTOPPED | os.WNOHANG | os.WNOWAIT) is not None:
+        # it has ended, and its connection will say so
+        with suppress(ChildProcessError):
+            if (
+                os.waitid(
+                    os.P_PID,
+                    self._child.process.pid,
+                    os.WSTOPPED | os.WNOHANG | os.WNOWAIT,
+                )
+                is not None
+            ):
                 self._die("was stopped by a signal")
 
     def send(self, order: Order | StartPytest) -> None:
@@ -129,12 +157,16 @@ class RemotePytest(Line):
 
     def give_up(self, patience: float) -> NoReturn:
         process, log = self._child.process, self._child.log.fileno()
-        await_stacks(lambda: process.send_signal(signal.SIGQUIT), lambda: [os.fstat(log).st_size])
+        await_stacks(
+            lambda: process.send_signal(signal.SIGQUIT), lambda: [os.fstat(log).st_size]
+        )
         self._die(f"did not answer for {patience:.3g} s")
 
     def _die(self, problem: str) -> NoReturn:
         lines = self._child.output().splitlines()
-        output = "\n".join(line for line in lines if not _PYTEST_FRAME.match(line)).rstrip()[-_SHOWN:]
+        output = "\n".join(
+            line for line in lines if not _PYTEST_FRAME.match(line)
+        ).rstrip()[-_SHOWN:]
         self.kill()
         self.dead = f"pytest of {self.name} {problem}\n{output}".rstrip()
         raise BaseSideError(self.dead)
@@ -162,25 +194,33 @@ class Tests:
     """One test at a time, over one line."""
 
     def __init__(self, line: Line, patience: float) -> None:
-        """`patience`: seconds without a word of a test, after which something is wrong with the whole process."""
+        """`patience`: seconds without a word of a test, after which something is wrong with the
+        whole process."""
         self._line, self._patience = line, patience
         self.known: frozenset[str] = frozenset()
         self.sources: Sources | None = None  # what it runs, once it has collected
         self._errors: Mapping[str, str] = {}  # of collection, by file
         self._started = False  # whether it has a rank server
         self._test = ""  # that it is in
-        self._ended: dict[str, str] = {}  # tests of which no further measurement will come, and why
+        # tests of which no further measurement will come, and why
+        self._ended: dict[str, str] = {}
 
     def hello(self, seconds: float) -> None:
         """Raises BaseSideError if there is another version of the plugin."""
         version = self._line.receive(Observer(), seconds).version
         if version != __version__:
-            raise BaseSideError(f"there is pytest-ddpperf {version}, here {__version__}")
+            raise BaseSideError(
+                f"there is pytest-ddpperf {version}, here {__version__}"
+            )
 
     def collect(self, seconds: float) -> None:
         """Wait until it has collected; raises BaseSideError."""
         event = self._line.receive(Observer(), seconds)
-        self.known, self._errors, self.sources = frozenset(event.tests), event.file_errors, event.sources
+        self.known, self._errors, self.sources = (
+            frozenset(event.tests),
+            event.file_errors,
+            event.sources,
+        )
 
     def why_missing(self, nodeid: str) -> str:
         """Why it has no such test; "" if it has."""
@@ -189,19 +229,22 @@ class Tests:
         if self._line.dead:
             return self._line.dead
         file = Path(nodeid.partition("::")[0])
-        places = (place.as_posix() for place in (file, *file.parents))  # a conftest's error is its folder's
+        # a conftest's error is its folder's
+        places = (place.as_posix() for place in (file, *file.parents))
         errors = [self._errors[place] for place in places if place in self._errors]
         return errors[0] if errors else f"there is no such test: {nodeid}"
 
     def started(self) -> Mapping[str, Scalar]:
-        """Wait for its rank server; return what that found there, the first time. Raises BaseSideError."""
+        """Wait for its rank server; return what that found there, the first time. Raises
+        BaseSideError."""
         if self._started or self._line.dead:
             return {}
         self._started = True
         return self._line.receive(Observer(), START_SECONDS).facts
 
     def enter(self, nodeid: str) -> None:
-        """Let a test run there, if it is not in it already, up to what it asks for; raises BaseSideError."""
+        """Let a test run there, if it is not in it already, up to what it asks for; raises
+        BaseSideError."""
         self.started()
         if self._line.dead:
             raise BaseSideError(self._line.dead)
@@ -215,8 +258,8 @@ class Tests:
             self._test = nodeid
 
     def receive(self, observer: Observer, otherwise: str) -> Event:
-        """Return the next event of the test that it is in; raises BaseSideError, with the event's text or `otherwise`,
-        if the test ended."""
+        """Return the next event of the test that it is in; raises BaseSideError, with the event's
+        text or `otherwise`, if the test ended."""
         event = self._line.receive(observer, self._patience)
         if event.kind is EventKind.TEST_ENDED:
             self.ended(event, otherwise)
@@ -240,7 +283,8 @@ class Tests:
         return event
 
     def leave(self) -> str:
-        """End the test there and wait for it; return what failed there outside of its call, or ""."""
+        """End the test there and wait for it; return what failed there outside of its call, or
+        ""."""
         return self.await_end() if self.request_end() else ""
 
     def request_end(self) -> bool:
@@ -256,9 +300,12 @@ class Tests:
         return True
 
     def await_end(self) -> str:
-        """Wait until the test has ended (after `request_end`); return what went wrong with the process, if anything."""
+        """Wait until the test has ended (after `request_end`); return what went wrong with the
+        process, if anything."""
         try:
-            while (event := self._line.receive(Observer(), self._patience)).kind is not EventKind.TEST_ENDED:
+            while (
+                event := self._line.receive(Observer(), self._patience)
+            ).kind is not EventKind.TEST_ENDED:
                 pass
         except BaseSideError as error:
             return str(error)
@@ -266,7 +313,8 @@ class Tests:
 
     @contextmanager
     def output_shown_once(self) -> Iterator[None]:
-        """Show what it wrote before it died in the error of one test; later ones say only that it died."""
+        """Show what it wrote before it died in the error of one test; later ones say only that it
+        died."""
         try:
             yield
         finally:

@@ -1,7 +1,8 @@
-"""How the pytests of several nodes find each other, by torchrun's variables and store, and connect: both ends prove
-that they know the secret of the run.
+"""How the pytests of several nodes find each other, by torchrun's variables and store, and connect:
+both ends prove that they know the secret of the run.
 
-The proof is the one of `multiprocessing.connection`: an HMAC of a random challenge, in both directions.
+The proof is the one of `multiprocessing.connection`: an HMAC of a random challenge, in both
+directions.
 """
 
 from __future__ import annotations
@@ -40,7 +41,9 @@ _NODE = struct.Struct("!I")
 def _verify(connected: socket.socket, secret: bytes) -> int:
     """Return which node has connected and proved that it knows the secret; raises NodesError."""
     # In seconds and microseconds; a timeout of Python's would make the descriptor non-blocking.
-    connected.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", _PROOF_SECONDS, 0))
+    connected.setsockopt(
+        socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", _PROOF_SECONDS, 0)
+    )
     try:
         with Connection(os.dup(connected.fileno())) as channel:
             deliver_challenge(channel, secret)
@@ -52,19 +55,24 @@ def _verify(connected: socket.socket, secret: bytes) -> int:
         raise NodesError(_WRONG) from None
     except (EOFError, ConnectionError):
         raise NodesError("it disconnected without a proof") from None
-    except (OSError, AssertionError, struct.error):  # a length or a message that no proof has
+    except (OSError, AssertionError, struct.error):
+        # a length or a message that no proof has
         raise NodesError(_UNKNOWN) from None
     connected.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", 0, 0))
     return node
 
 
 def admit(
-    door: socket.socket, secret: bytes, nodes: Collection[int], until: float, dropped: Callable[[str], None]
+    door: socket.socket,
+    secret: bytes,
+    nodes: Collection[int],
+    until: float,
+    dropped: Callable[[str], None],
 ) -> dict[int, Lines]:
     """Return the connections of `nodes`, by node, once all have proved that they know the secret.
 
-    At the time `until` those that have are returned. Every other connection is closed, and `dropped` gets a line that
-    says why.
+    At the time `until` those that have are returned. Every other connection is closed, and
+    `dropped` gets a line that says why.
     """
     came: dict[int, Lines] = {}
     untrusted: dict[Future[int], tuple[socket.socket, str]] = {}
@@ -80,7 +88,10 @@ def admit(
                     time.sleep(_SOON_SECONDS)
                 elif readable([door], _SOON_SECONDS if untrusted else _TICK_SECONDS):
                     connected, (who, *_) = door.accept()
-                    untrusted[verifying.submit(_verify, connected, secret)] = connected, str(who)
+                    untrusted[verifying.submit(_verify, connected, secret)] = (
+                        connected,
+                        str(who),
+                    )
                 for proof in [proof for proof in untrusted if proof.done()]:
                     connected, who = untrusted.pop(proof)
                     if (error := proof.exception()) is not None:
@@ -99,8 +110,11 @@ def admit(
     return came
 
 
-def connect_to_leader(address: str, port: int, secret: bytes, node: int, seconds: float = 0.0) -> Lines:
-    """Return a connection to the pytest that leads, which may take so long; raises NodesError and OSError."""
+def connect_to_leader(
+    address: str, port: int, secret: bytes, node: int, seconds: float = 0.0
+) -> Lines:
+    """Return a connection to the pytest that leads, which may take so long; raises NodesError and
+    OSError."""
     connected = socket.create_connection((address, port), max(_PROOF_SECONDS, seconds))
     try:
         _prove(connected, secret, node)
@@ -111,9 +125,11 @@ def connect_to_leader(address: str, port: int, secret: bytes, node: int, seconds
 
 
 def _prove(connected: socket.socket, secret: bytes, node: int) -> None:
-    """Prove to the leader that this node knows the secret, and let it prove the same; raises NodesError."""
+    """Prove to the leader that this node knows the secret, and let it prove the same; raises
+    NodesError."""
     keep_watch(connected)
-    connected.settimeout(None)  # the leader may answer only when all of its tests are over
+    # the leader may answer only when all of its tests are over
+    connected.settimeout(None)
     try:
         with Connection(os.dup(connected.fileno())) as channel:
             answer_challenge(channel, secret)
@@ -151,8 +167,12 @@ class Role:
 
 
 def role(environ: Mapping[str, str]) -> Role | None:
-    """None where torchrun started none, or those of one node. Raises NodesError for what we cannot work with."""
-    if "TORCHELASTIC_RUN_ID" not in environ or environ.get("GROUP_WORLD_SIZE", "1") == "1":
+    """None where torchrun started none, or those of one node. Raises NodesError for what we cannot
+    work with."""
+    if (
+        "TORCHELASTIC_RUN_ID" not in environ
+        or environ.get("GROUP_WORLD_SIZE", "1") == "1"
+    ):
         return None
     try:
         found = Role(
@@ -165,7 +185,9 @@ def role(environ: Mapping[str, str]) -> Role | None:
             run=environ["TORCHELASTIC_RUN_ID"],
         )
     except (KeyError, ValueError) as error:
-        raise NodesError(f"torchrun's variables are incomplete: {type(error).__name__}: {error}") from None
+        raise NodesError(
+            f"torchrun's variables are incomplete: {type(error).__name__}: {error}"
+        ) from None
     if environ.get("TORCHELASTIC_MAX_RESTARTS", "0") != "0":
         raise NodesError("torchrun --max-restarts is not supported: use 0")
     return found
@@ -194,20 +216,30 @@ def interface_of(address: str) -> str:
 
 def _ipv4() -> list[tuple[str, ipaddress.IPv4Address]]:
     found = []
-    with suppress(ImportError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
+    with (
+        suppress(ImportError),
+        socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking,
+    ):
         import fcntl
 
         for _, name in socket.if_nameindex():
             with suppress(OSError):  # one without an address
-                reported = fcntl.ioctl(asking.fileno(), _GET_ADDRESS, struct.pack("256s", name.encode()[:15]))
+                reported = fcntl.ioctl(
+                    asking.fileno(),
+                    _GET_ADDRESS,
+                    struct.pack("256s", name.encode()[:15]),
+                )
                 found.append((name, ipaddress.IPv4Address(reported[20:24])))
     return found
 
 
 def link_of(name: str) -> str:
-    """What kind of link an interface is, and its rate, if the system says so: "ethernet 25000 Mb/s"."""
+    """What kind of link an interface is, and its rate, if the system says so: "ethernet 25000
+    Mb/s"."""
     folder = _CLASS / name
-    kind = {"1": "ethernet", "32": "infiniband", "772": "loopback"}.get(boot.contents(folder / "type"), "")
+    kind = {"1": "ethernet", "32": "infiniband", "772": "loopback"}.get(
+        boot.contents(folder / "type"), ""
+    )
     rate = boot.contents(folder / "speed")  # "" of a link that is down, or virtual
     return f"{kind} {rate} Mb/s".strip() if rate.isdigit() and rate != "0" else kind
 
@@ -220,13 +252,17 @@ _SHOWN = 4000  # characters of what it wrote
 class TorchrunStore:
     """torchrun's store, asked by a process of its own, which imports torch; `close` ends it.
 
-    With `reported`, where the first node listens, the process says that to the others until it ends; without, it waits
-    for it.
+    With `reported`, where the first node listens, the process says that to the others until it
+    ends; without, it waits for it.
     """
 
-    def __init__(self, role: Role, seconds: float, reported: Message | None = None) -> None:
+    def __init__(
+        self, role: Role, seconds: float, reported: Message | None = None
+    ) -> None:
         self._seconds, self._answer = seconds, Message()
-        self._child = boot.Child(sys.executable, "pytest_ddpperf.rank.group", inherited(os.environ))
+        self._child = boot.Child(
+            sys.executable, "pytest_ddpperf.rank.group", inherited(os.environ)
+        )
         start = {
             "sys_path": boot.search_path(),
             "parent": os.getpid(),

@@ -1,5 +1,5 @@
-"""The baseline side of a comparison with another version: how its pytest is called, as are those of other nodes, and
-the proof that it is another."""
+"""The baseline side of a comparison with another version: how its pytest is called, as are those of
+other nodes, and the proof that it is another."""
 
 from __future__ import annotations
 
@@ -21,8 +21,20 @@ from pytest_ddpperf.launch.paused_launch import dropping
 from pytest_ddpperf.launch.template import Templates, read_at_import
 from pytest_ddpperf.options.settings import Settings
 from pytest_ddpperf.records import codec
-from pytest_ddpperf.records.errors import NOTHING_DIFFERS, AgainstError, BaseSideError, GitError
-from pytest_ddpperf.records.messages import Event, EventKind, Order, OrderKind, Sources, StartPytest
+from pytest_ddpperf.records.errors import (
+    NOTHING_DIFFERS,
+    AgainstError,
+    BaseSideError,
+    GitError,
+)
+from pytest_ddpperf.records.messages import (
+    Event,
+    EventKind,
+    Order,
+    OrderKind,
+    Sources,
+    StartPytest,
+)
 from pytest_ddpperf.records.plan import Plan
 from pytest_ddpperf.records.samples import LaunchSamples
 from pytest_ddpperf.remote.process import START_SECONDS, RemotePytest, Tests
@@ -31,7 +43,8 @@ from pytest_ddpperf.report import text
 from pytest_ddpperf.wire import boot
 from pytest_ddpperf.wire.source_trees import Trees
 
-# By how much of the command line follows an option as its value. Both sides would write the same files.
+# By how much of the command line follows an option as its value. Both sides would write the same
+# files.
 _FLAGS = """
     --ddp-save-baseline --ddp-extend-baseline --ddp-disable
     -x --exitfirst --lf --last-failed --ff --failed-first --nf --new-first --cache-clear
@@ -40,7 +53,8 @@ _FLAGS = """
     --no-cov --no-cov-on-fail --cov-append --cov-branch
     --self-contained-html --json-report --benchmark-autosave --benchmark-save-data --fail-on-flaky
 """.split()
-# The last two lines: who leads says how often a test is run again, and waits for no delay but its own.
+# The last two lines: who leads says how often a test is run again, and waits for no delay but its
+# own.
 _WITH_VALUE = """
     --ddp-confirm --ddp-suite-plots --ddp-markdown --ddp-html --ddp-history --ddp-trace --ddp-json
     --ddp-against --ddp-against-setup --ddp-against-python --ddp-against-env --ddp-against-option
@@ -51,19 +65,35 @@ _WITH_VALUE = """
     --reruns --reruns-delay --reruns-delay-backoff-factor --reruns-mode --force-reruns
     --max-suite-reruns --only-rerun --rerun-except --rerun-exclude-path
 """.split()
-_WITH_OPTIONAL_VALUE = ("--cov", "--benchmark-compare", "--benchmark-histogram", "--debug")
+_WITH_OPTIONAL_VALUE = (
+    "--cov",
+    "--benchmark-compare",
+    "--benchmark-histogram",
+    "--debug",
+)
 
-# Options whose values are paths, from where pytest is called: those of pytest that a remote one keeps.
-_OF_PATHS = {"-c", "--config-file", "--rootdir", "--confcutdir", "--ignore", "--ignore-glob"}
-# What comes before a path in a word: of "--option=path", "-cpath" and the "key=path" of -o; else nothing.
+# Options whose values are paths, from where pytest is called: those of pytest that a remote one
+# keeps.
+_OF_PATHS = {
+    "-c",
+    "--config-file",
+    "--rootdir",
+    "--confcutdir",
+    "--ignore",
+    "--ignore-glob",
+}
+# What comes before a path in a word: of "--option=path", "-cpath" and the "key=path" of -o; else
+# nothing.
 _OPTION_NAME = re.compile(r"^(?:-c(?=.)|[\w-]+=|)", re.DOTALL)
 
 
 def remote_arguments(arguments: Sequence[str], tests: Collection[str]) -> list[str]:
-    """Return the arguments of a remote pytest, without those that write, select or are about another version.
+    """Return the arguments of a remote pytest, without those that write, select or are about
+    another version.
 
-    `arguments` are all of this run's, those of the ini file and of PYTEST_ADDOPTS first; `tests` are those that
-    name tests. Of a named test the whole file is collected: a parameter may exist on one side only.
+    `arguments` are all of this run's, those of the ini file and of PYTEST_ADDOPTS first; `tests`
+    are those that name tests. Of a named test the whole file is collected: a parameter may exist on
+    one side only.
     """
     kept, words = [], list(arguments)
     while words:
@@ -72,11 +102,14 @@ def remote_arguments(arguments: Sequence[str], tests: Collection[str]) -> list[s
         if name in _FLAGS or word == "--":
             continue
         if name in _WITH_VALUE or name in _WITH_OPTIONAL_VALUE:
-            value_follows = name in _WITH_VALUE or not (words and words[0].startswith("-"))
+            value_follows = name in _WITH_VALUE or not (
+                words and words[0].startswith("-")
+            )
             if not equals and words and value_follows:
                 words.pop(0)
             continue
-        if re.fullmatch("-[a-z]*x[a-z]*", word) and set(word[1:]) <= set("xvqsl"):  # -xvs
+        # -xvs
+        if re.fullmatch("-[a-z]*x[a-z]*", word) and set(word[1:]) <= set("xvqsl"):
             word = word.replace("x", "")
             if word == "-":
                 continue
@@ -85,7 +118,8 @@ def remote_arguments(arguments: Sequence[str], tests: Collection[str]) -> list[s
 
 
 def spelt_out(words: Iterable[str], folder: Path) -> Iterator[str]:
-    """With the lines of a file in place of "@file", as pytest reads them from where it is called. A pipe was read."""
+    """With the lines of a file in place of "@file", as pytest reads them from where it is called. A
+    pipe was read."""
     for word in words:
         if not word.startswith("@"):
             yield word
@@ -97,31 +131,39 @@ def spelt_out(words: Iterable[str], folder: Path) -> Iterator[str]:
 class Invocation:
     """How this pytest was called."""
 
-    arguments: tuple[str, ...]  # all of them: of the ini file, of the environment, of the command line
+    # all of them: of the ini file, of the environment, of the command line
+    arguments: tuple[str, ...]
     tests: tuple[str, ...]  # those that name tests
     folder: Path  # where it was called
     rootdir: Path
     caches: bool  # whether pytest's cache is on
     kept: tuple[str, ...]  # as `Trees.kept`: tests, and the ini file
     ini: Path | None = None  # which pytest read
-    own_tests: bool = False  # whether the other version runs its own tests and conftests
+    # whether the other version runs its own tests and conftests
+    own_tests: bool = False
     rpc: bool | None = None  # as `StartPytest` has it
-    # As they were before conftests and tests, which may have changed them by now; None: as they are.
+    # As they were before conftests and tests, which may have changed them by now; None: as they
+    # are.
     environ: Mapping[str, str] | None = None
     sys_path: Sequence[str] | None = None
 
     def arguments_in(self, trees: Trees) -> list[str]:
-        """Return the arguments of the other version's pytest; the tests have the same paths in its tree."""
+        """Return the arguments of the other version's pytest; the tests have the same paths in its
+        tree."""
         arguments = remote_arguments(self.arguments, self.tests)
         if trees.base == trees.current:
             return arguments
         moved = self._moved(trees, arguments)
-        ini = ["-c", _there(trees, self.ini)] if self.ini is not None and not self.own_tests else []
+        ini = (
+            ["-c", _there(trees, self.ini)]
+            if self.ini is not None and not self.own_tests
+            else []
+        )
         return [*moved, f"--rootdir={_there(trees, self.rootdir)}", *ini]
 
     def start(self, trees: Trees, further: Sequence[str], folder: Path) -> StartPytest:
-        """Return the first message to a remote pytest, which has `further` arguments and `folder` for itself. It may
-        share a disk with this one, so it does not write into its cache."""
+        """Return the first message to a remote pytest, which has `further` arguments and `folder`
+        for itself. It may share a disk with this one, so it does not write into its cache."""
         cache = ["-o", f"cache_dir={folder / 'cache'}"] if self.caches else []
         return StartPytest(
             sys_path=boot.search_path(self.sys_path),
@@ -136,23 +178,31 @@ class Invocation:
         )
 
     def _moved(self, trees: Trees, words: Iterable[str]) -> Iterator[str]:
-        """Yield the words of a command line, with paths in the repository moved to the version's tree: tests, values of
-        `_OF_PATHS`, and whatever else is absolute."""
+        """Yield the words of a command line, with paths in the repository moved to the version's
+        tree: tests, values of `_OF_PATHS`, and whatever else is absolute."""
         tests = {test.partition("::")[0] for test in self.tests}
         before = ""
         for word in words:
             option = "" if word in tests else _OPTION_NAME.findall(word)[0]
             path = word[len(option) :]
-            if os.path.isabs(path) or word in tests or {option.rstrip("="), before} & _OF_PATHS:
+            if (
+                os.path.isabs(path)
+                or word in tests
+                or {option.rstrip("="), before} & _OF_PATHS
+            ):
                 path = self._path_in(trees, path)
             yield option + path
             before = word
 
     def _path_in(self, trees: Trees, path: str) -> str:
-        """Return the path in the version's tree; the same one if it is relative and leads there, or where it did."""
+        """Return the path in the version's tree; the same one if it is relative and leads there, or
+        where it did."""
         here, folder = os.path.join(self.folder, path), self.folder_in(trees)
         there = _there(trees, here)
-        leads_there = os.path.commonpath([os.path.normpath(folder / path), trees.base]) == trees.base
+        leads_there = (
+            os.path.commonpath([os.path.normpath(folder / path), trees.base])
+            == trees.base
+        )
         stays = there == here and folder == self.folder
         return path if not os.path.isabs(path) and (leads_there or stays) else there
 
@@ -168,22 +218,29 @@ def _there(trees: Trees, path: Path | str) -> str:
 
 
 def nothing_differs(
-    current: Sources, base: Sources, environ: Mapping[str, str], option: Sequence[str], changed: Collection[str]
+    current: Sources,
+    base: Sources,
+    environ: Mapping[str, str],
+    option: Sequence[str],
+    changed: Collection[str],
 ) -> bool:
     """Whether both sides seem to run the same, before anything ran: `environ` and `option` are what
-    was asked to be otherwise, `changed` are files that differ between the trees. Those may yet be imported in a rank,
-    or compiled or read there, unless they are mere text for people."""
+    was asked to be otherwise, `changed` are files that differ between the trees. Those may yet be
+    imported in a rank, or compiled or read there, unless they are mere text for people."""
     if (current.python, current.prefix) != (base.python, base.prefix) or option:
         return False
     if any(os.environ.get(name) != value for name, value in environ.items()):
         return False
-    return not differing_files(current.files, base.files) and all(map(for_people, changed))
+    return not differing_files(current.files, base.files) and all(
+        map(for_people, changed)
+    )
 
 
 def for_people(file: str) -> bool:
     """Whether a file is mere text for them, which no step reads."""
     path = Path(file)
-    hidden = any(part.startswith(".") for part in path.parts)  # of git, of CI, of editors
+    # of git, of CI, of editors
+    hidden = any(part.startswith(".") for part in path.parts)
     return hidden or path.suffix in ("", ".md", ".rst", ".txt")
 
 
@@ -191,11 +248,17 @@ class RemotePausedLaunch:
     over = False
 
     def __init__(self, paused: Event, ask: Callable[[Order], Event]) -> None:
-        """`paused` says that it is; `ask` sends an order and returns the answer, or raises BaseSideError."""
-        self.steps, self.step_seconds, self._ask = paused.steps, paused.step_seconds, ask
+        """`paused` says that it is; `ask` sends an order and returns the answer, or raises
+        BaseSideError."""
+        self.steps, self.step_seconds, self._ask = (
+            paused.steps,
+            paused.step_seconds,
+            ask,
+        )
 
     def stretch(self, steps: int) -> None:
-        """Run so many steps, of which the first is not counted; returns when all ranks rest. Raises BaseSideError."""
+        """Run so many steps, of which the first is not counted; returns when all ranks rest. Raises
+        BaseSideError."""
         try:
             self._ask(Order(OrderKind.RUN_STRETCH, steps=steps))
         except BaseSideError:
@@ -222,26 +285,37 @@ _CONFTEST = "while loading conftest"
 
 
 class BaseSide:
-    """The other version: a process of its own, from `start` to `close`, which leaves nothing. One test at a time."""
+    """The other version: a process of its own, from `start` to `close`, which leaves nothing. One
+    test at a time."""
 
-    def __init__(self, settings: Settings, invocation: Invocation, templates: Templates) -> None:
-        """`templates`: its rank server is forked from the same one as this pytest's. Raises AgainstError."""
+    def __init__(
+        self, settings: Settings, invocation: Invocation, templates: Templates
+    ) -> None:
+        """`templates`: its rank server is forked from the same one as this pytest's. Raises
+        AgainstError."""
         self._templates = templates
         self._settings, self._invocation = settings, invocation
         self._option = settings.comparison_option  # that asked for it
-        self._checkout = Checkout(settings, invocation.rootdir, invocation.kept, own_tests=invocation.own_tests)
+        self._checkout = Checkout(
+            settings,
+            invocation.rootdir,
+            invocation.kept,
+            own_tests=invocation.own_tests,
+        )
         self.version, self.trees = self._checkout.version, self._checkout.current_trees
         self._closing = ExitStack()
         self._until = math.inf  # when it has to have collected, by the monotonic clock
 
     def start(self, seconds: float | None = None) -> None:
-        """Check the version out and let its pytest collect, in the background; raises AgainstError. `seconds`: that
-        there are for both, and for what `collect` waits for."""
+        """Check the version out and let its pytest collect, in the background; raises AgainstError.
+        `seconds`: that there are for both, and for what `collect` waits for."""
         self._until = math.inf if seconds is None else time.monotonic() + seconds
         self._closing.callback(self._checkout.remove)
         self.tree = self._checkout.check_out(self._invocation.environ, self._until)
         self.remote_pytest = self._spawn()
-        self.tests = Tests(self.remote_pytest, self._settings.timeout_seconds + _SILENCE_SECONDS)
+        self.tests = Tests(
+            self.remote_pytest, self._settings.timeout_seconds + _SILENCE_SECONDS
+        )
         try:
             self.tests.hello(self._to_start)
         except BaseSideError as error:
@@ -255,19 +329,31 @@ class BaseSide:
         """Start its pytest in its tree; nothing is received yet. Raises AgainstError."""
         remote_pytest, rank_server = self._process()
         self._closing.callback(remote_pytest.close)
-        traces = [f"--ddp-trace={self._settings.trace_dir}"] if self._settings.trace_dir is not None else []
-        start = self._invocation.start(self.tree, [*self.version.option, *traces], self._checkout.folder)
+        traces = (
+            [f"--ddp-trace={self._settings.trace_dir}"]
+            if self._settings.trace_dir is not None
+            else []
+        )
+        start = self._invocation.start(
+            self.tree, [*self.version.option, *traces], self._checkout.folder
+        )
         if rank_server is not None:
-            start = replace(start, rank_server=rank_server, variables=read_at_import(os.environ))
+            start = replace(
+                start, rank_server=rank_server, variables=read_at_import(os.environ)
+            )
         try:
-            remote_pytest.send(replace(start, sys_path=None) if self.version.python else start)
+            remote_pytest.send(
+                replace(start, sys_path=None) if self.version.python else start
+            )
         except BaseSideError as error:
             raise self._unlike_ours(error) from None
         return remote_pytest
 
     def _unlike_ours(self, error: BaseSideError) -> AgainstError:
         if self.version.python:
-            remedy = f"pytest-ddpperf {__version__} must be installed for that interpreter"
+            remedy = (
+                f"pytest-ddpperf {__version__} must be installed for that interpreter"
+            )
             return AgainstError("--ddp-against-python", str(error), remedy)
         return AgainstError(self._option, str(error))
 
@@ -277,34 +363,47 @@ class BaseSide:
         return self._checkout.environ(os.environ)
 
     def _process(self) -> tuple[RemotePytest, int | None]:
-        """Start its pytest; return it, and its descriptor of the connection to a rank server that it shall use, forked
-        from the same template as ours. Another interpreter, or one with other variables, starts its own."""
+        """Start its pytest; return it, and its descriptor of the connection to a rank server that
+        it shall use, forked from the same template as ours. Another interpreter, or one with other
+        variables, starts its own."""
         python = sys.executable
         if self._settings.against_python is not None:
             python = os.path.abspath(shutil.which(self._settings.against_python) or "")
         environ = self._checkout.environ(self._invocation.environ or os.environ)
         environ.pop("PYTEST_ADDOPTS", None)  # they are among the arguments
-        given = environ["PYTHONPATH"].split(os.pathsep) if "PYTHONPATH" in environ else []
+        given = (
+            environ["PYTHONPATH"].split(os.pathsep) if "PYTHONPATH" in environ else []
+        )
         folders = [self.tree.followed(folder) if folder else folder for folder in given]
-        if not self.version.python:  # what an editable install put there, for interpreters that a step may start
+        # what an editable install put there, for interpreters that a step may start
+        if not self.version.python:
             entries = filter(os.path.isabs, boot.search_path(self._invocation.sys_path))
-            moved = [there for entry in entries if (there := self.tree.followed(entry)) != entry]
+            moved = [
+                there
+                for entry in entries
+                if (there := self.tree.followed(entry)) != entry
+            ]
             folders = [*moved, *folders]
         if folders:
             environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(folders))
         folder = self._invocation.folder_in(self.tree)
         try:
-            if self.version.python or self.version.environ:  # which libraries may read when they are loaded
+            # which libraries may read when they are loaded
+            if self.version.python or self.version.environ:
                 return RemotePytest(str(self.version), python, environ, folder), None
             with self._templates.fork_server(os.environ)[0] as rank_server:
                 number = rank_server.fileno()
-                return RemotePytest(str(self.version), python, environ, folder, [number]), number
+                return RemotePytest(
+                    str(self.version), python, environ, folder, [number]
+                ), number
         except OSError as error:
-            raise AgainstError(self._option, f"{python} cannot be started: {error}") from None
+            raise AgainstError(
+                self._option, f"{python} cannot be started: {error}"
+            ) from None
 
     def collect(self, here: Sources | None) -> None:
-        """Wait until the other side has collected; raises AgainstError where nothing differs from `here`, unless that
-        is not asked."""
+        """Wait until the other side has collected; raises AgainstError where nothing differs from
+        `here`, unless that is not asked."""
         try:
             self.tests.collect(self._to_start)
         except BaseSideError as error:
@@ -319,22 +418,38 @@ class BaseSide:
             raise AgainstError(self._option, *self._the_same(here))
 
     def _the_same(self, here: Sources) -> tuple[str, str]:
-        files = f", {len(here.files)} so far ({text.some(sorted(here.files))})" if here.files else ""
+        files = (
+            f", {len(here.files)} so far ({text.some(sorted(here.files))})"
+            if here.files
+            else ""
+        )
         top = f"{self._checkout.top}{os.sep}"
-        kept = [path.removeprefix(top) for path in self.trees.kept if path.startswith(top) and os.path.isdir(path)]
-        tests = f"; tests are the same on both sides, with all in {', '.join(kept)}" if kept else ""
+        kept = [
+            path.removeprefix(top)
+            for path in self.trees.kept
+            if path.startswith(top) and os.path.isdir(path)
+        ]
+        tests = (
+            f"; tests are the same on both sides, with all in {', '.join(kept)}"
+            if kept
+            else ""
+        )
         return (
-            f"{NOTHING_DIFFERS} {self.version} and the current code: interpreter, environment and all files that "
-            f"Python imports are the same{files}{tests}",
+            (
+                f"{NOTHING_DIFFERS} {self.version} and the current code: interpreter, environment"
+                f" and all files that Python imports are the same{files}{tests}"
+            ),
             "--ddp-against self measures how far the same code differs from itself",
         )
 
     def changed(self) -> list[str]:
-        """Return files other than tests that differ between the current tree and it; raises AgainstError."""
+        """Return files other than tests that differ between the current tree and it; raises
+        AgainstError."""
         return self._checkout.changed()
 
     def lacking(self, files: Iterable[str]) -> str:
-        """Return, in words, which of the files that the current side used git ignores and this side lacks, or ""."""
+        """Return, in words, which of the files that the current side used git ignores and this side
+        lacks, or ""."""
         try:
             lacking = self._checkout.lacking(files)
         except GitError as error:
@@ -347,8 +462,8 @@ class BaseSide:
     # --- one test
 
     def begin(self, nodeid: str, label: str, plan: Plan) -> Event:
-        """Let a test run there up to its measurement of this name, which has the `plan` here; return what it asks for
-        there (`EventKind.READY`). Raises BaseSideError."""
+        """Let a test run there up to its measurement of this name, which has the `plan` here;
+        return what it asks for there (`EventKind.READY`). Raises BaseSideError."""
         with self.tests.output_shown_once():
             return self._begin(nodeid, label, plan)
 
@@ -356,18 +471,25 @@ class BaseSide:
         self.tests.enter(nodeid)
         ended = f"the test ended there without measuring {label or 'anything'}"
         ready = self.tests.receive(Observer(), ended)
-        while self._invocation.own_tests and ready.label != label:  # here nobody doubted that one
+        # here nobody doubted that one
+        while self._invocation.own_tests and ready.label != label:
             self.remote_pytest.send(Order(OrderKind.LAUNCH, steps=1))
             if self.tests.receive(Observer(), ended).kind is EventKind.LAUNCHED:
                 self.remote_pytest.send(Order(OrderKind.END_MEASUREMENT))
             ready = self.tests.receive(Observer(), ended)
         if ready.label != label:
-            self.remote_pytest.send(Order(OrderKind.LEAVE_TEST))  # it would wait for ever
-            raise BaseSideError(f"there the test measured {ready.label!r} where it measures {label!r} here")
+            # it would wait for ever
+            self.remote_pytest.send(Order(OrderKind.LEAVE_TEST))
+            raise BaseSideError(
+                f"there the test measured {ready.label!r} where it measures {label!r} here"
+            )
         plan = ready.plan
-        if self._invocation.own_tests:  # what its options ask for may have changed since, and is not the code
+        # what its options ask for may have changed since, and is not the code
+        if self._invocation.own_tests:
             if (plan.rpc, plan.master) != (here.rpc, here.master):
-                raise BaseSideError(f"there the test has {plan.roles or 'ranks'}, here {here.roles or 'ranks'}")
+                raise BaseSideError(
+                    f"there the test has {plan.roles or 'ranks'}, here {here.roles or 'ranks'}"
+                )
             plan = plan.measured_as(here)
             self.remote_pytest.send(Order(OrderKind.MEASURE_AS, plan=plan))
         return replace(ready, plan=plan)
@@ -381,13 +503,20 @@ class BaseSide:
 
     def sample_stacks(self, observer: Observer, plan: Plan) -> LaunchSamples:
         """Take a further launch, of this `plan`, which samples stacks; raises BaseSideError."""
-        return self.tests.ask(observer, Order(OrderKind.SAMPLE_STACKS, plan=plan)).samples[0]
+        return self.tests.ask(
+            observer, Order(OrderKind.SAMPLE_STACKS, plan=plan)
+        ).samples[0]
 
     @contextmanager
-    def pause(self, observer: Observer, steps: int | None) -> Iterator[RemotePausedLaunch]:
-        """Yield a launch as `measure` takes it, which has warmed up and is paused; it ends with the context."""
+    def pause(
+        self, observer: Observer, steps: int | None
+    ) -> Iterator[RemotePausedLaunch]:
+        """Yield a launch as `measure` takes it, which has warmed up and is paused; it ends with the
+        context."""
         paused = self.tests.ask(observer, Order(OrderKind.PAUSE_LAUNCH, steps=steps))
-        with dropping(RemotePausedLaunch(paused, partial(self.tests.ask, observer))) as launch:
+        with dropping(
+            RemotePausedLaunch(paused, partial(self.tests.ask, observer))
+        ) as launch:
             yield launch
 
     def end_measurement(self) -> None:

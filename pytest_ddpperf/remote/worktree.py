@@ -29,17 +29,25 @@ _ATTEMPTS = 20
 
 
 def _own_prefix() -> str:
-    """Return how these folders are named on this host: a container's are not seen by others that share a repository."""
+    """Return how these folders are named on this host: a container's are not seen by others that
+    share a repository."""
     return f"{_PREFIX}{hashlib.sha256(os.uname().nodename.encode()).hexdigest()[:6]}-"
 
 
 class Worktree:
-    """A temporary folder of this run's own, `path`, and a worktree of a commit in it, `tree`, if one is given. If this
-    run is killed, its rank server removes the folder."""
+    """A temporary folder of this run's own, `path`, and a worktree of a commit in it, `tree`, if
+    one is given. If this run is killed, its rank server removes the folder."""
 
-    def __init__(self, top: Path, commit: str = "", *, offline: bool = False, timeout: float | None = None) -> None:
-        """`offline`: nothing is fetched. `timeout`: seconds that git has. Raises GitError or OSError,
-        with nothing left."""
+    def __init__(
+        self,
+        top: Path,
+        commit: str = "",
+        *,
+        offline: bool = False,
+        timeout: float | None = None,
+    ) -> None:
+        """`offline`: nothing is fetched. `timeout`: seconds that git has. Raises GitError or
+        OSError, with nothing left."""
         self._top, self._commit = top, commit
         self.path = Path(os.path.realpath(tempfile.mkdtemp(prefix=_own_prefix())))
         # Named by git after the repository; the folder around it is ours to recognise.
@@ -59,8 +67,15 @@ class Worktree:
             git.git(self._top, *command, offline=offline, timeout=timeout)
         except BaseException:
             _forget(self._top, self.tree)
-            with suppress(GitError, OSError):  # where it is empty: git leaves that behind
-                folder = git.git(self._top, "rev-parse", "--path-format=absolute", "--git-path", "worktrees")
+            # where it is empty: git leaves that behind
+            with suppress(GitError, OSError):
+                folder = git.git(
+                    self._top,
+                    "rev-parse",
+                    "--path-format=absolute",
+                    "--git-path",
+                    "worktrees",
+                )
                 Path(folder.strip()).rmdir()
             raise
 
@@ -81,11 +96,16 @@ class Worktree:
 
 @contextmanager
 def _alone(top: Path) -> Iterator[None]:
-    """No other run adds or removes a worktree of the repository meanwhile: git trips over one that is half made."""
+    """No other run adds or removes a worktree of the repository meanwhile: git trips over one that
+    is half made."""
     descriptor = -1
     try:
-        with suppress(GitError, OSError):  # without locks on its file system, the odds are still good
-            descriptor = os.open(top / git.git(top, "rev-parse", "--git-common-dir").removesuffix("\n"), os.O_RDONLY)
+        # without locks on its file system, the odds are still good
+        with suppress(GitError, OSError):
+            descriptor = os.open(
+                top / git.git(top, "rev-parse", "--git-common-dir").removesuffix("\n"),
+                os.O_RDONLY,
+            )
             fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield
     finally:
@@ -110,12 +130,19 @@ _SHOWN = 4000  # characters of what another process wrote
 
 
 class Checkout:
-    """Which version is asked for and, from `check_out` to `remove`, a temporary folder of its side, with a worktree of
-    it where it is another commit."""
+    """Which version is asked for and, from `check_out` to `remove`, a temporary folder of its side,
+    with a worktree of it where it is another commit."""
 
-    def __init__(self, settings: Settings, rootdir: Path, kept: Sequence[str], *, own_tests: bool = False) -> None:
-        """`kept` as `Trees.kept`. With `own_tests` it is the commit as it was, and nothing is fetched for it. Raises
-        AgainstError."""
+    def __init__(
+        self,
+        settings: Settings,
+        rootdir: Path,
+        kept: Sequence[str],
+        *,
+        own_tests: bool = False,
+    ) -> None:
+        """`kept` as `Trees.kept`. With `own_tests` it is the commit as it was, and nothing is
+        fetched for it. Raises AgainstError."""
         self._settings, self._kept, self._own_tests = settings, tuple(kept), own_tests
         self._folder: Worktree | None = None
         ref = settings.against or ""
@@ -124,7 +151,9 @@ class Checkout:
             self.top = git.top_level(rootdir)
         except GitError as error:
             if self._another:
-                problem = f"{ref} is a git ref, and {rootdir} has no repository: {error}"
+                problem = (
+                    f"{ref} is a git ref, and {rootdir} has no repository: {error}"
+                )
                 raise AgainstError("--ddp-against", problem) from None
             self.top = Path(os.path.realpath(rootdir))
         now = git.checked_out(self.top)[0]
@@ -136,13 +165,17 @@ class Checkout:
             environ=settings.against_env or (),
             option=settings.against_option or (),
         )
-        self.current_trees = Trees(current=str(self.top), base=str(self.top), kept=self._kept)
+        self.current_trees = Trees(
+            current=str(self.top), base=str(self.top), kept=self._kept
+        )
 
     def _commit(self, ref: str) -> str:
         try:
             return git.commit_named(self.top, ref, offline=self._own_tests)
         except GitError as error:
-            raise AgainstError("--ddp-against", str(error), _remedy(self.top, ref)) from None
+            raise AgainstError(
+                "--ddp-against", str(error), _remedy(self.top, ref)
+            ) from None
 
     @property
     def assignments(self) -> dict[str, str]:
@@ -153,14 +186,19 @@ class Checkout:
         """The variables `outside`, with those that are to be otherwise."""
         return {**outside, **self.assignments}
 
-    def check_out(self, environ: Mapping[str, str] | None = None, until: float = math.inf) -> Trees:
+    def check_out(
+        self, environ: Mapping[str, str] | None = None, until: float = math.inf
+    ) -> Trees:
         """Check the version out next to the current tree and set it up; raises AgainstError.
 
-        `environ` are the variables of the set-up, by default this process's; `until` is its end by the monotonic clock.
+        `environ` are the variables of the set-up, by default this process's; `until` is its end by
+        the monotonic clock.
         """
         commit = self.version.commit if self._another else ""
         try:
-            self._folder = folder = Worktree(self.top, commit, offline=self._own_tests, timeout=_left(until))
+            self._folder = folder = Worktree(
+                self.top, commit, offline=self._own_tests, timeout=_left(until)
+            )
             if not commit:
                 return self.current_trees
             if self._settings.against_setup is not None:
@@ -170,16 +208,23 @@ class Checkout:
                 copy_tests(trees)
             link_ignored(trees)
         except (GitError, OSError) as error:
-            raise AgainstError(self._settings.comparison_option, self._unavailable(error)) from None
+            raise AgainstError(
+                self._settings.comparison_option, self._unavailable(error)
+            ) from None
         return trees
 
     def lacking(self, files: Iterable[str]) -> list[str]:
-        """Return those of the current side's files that git ignores and the checked out version lacks; raises
-        GitError."""
+        """Return those of the current side's files that git ignores and the checked out version
+        lacks; raises GitError."""
         if self._folder is None or not self._another:
             return []
-        there = [file for file in files if (self.top / file).exists() and not (self._folder.tree / file).exists()]
-        there = [file for file in there if Path(file).name != "_version.py"]  # by setuptools-scm, say
+        there = [
+            file
+            for file in files
+            if (self.top / file).exists() and not (self._folder.tree / file).exists()
+        ]
+        # by setuptools-scm, say
+        there = [file for file in there if Path(file).name != "_version.py"]
         return git.ignored_files(self.top, there) if there else []
 
     @property
@@ -191,19 +236,43 @@ class Checkout:
     def _unavailable(self, error: Exception) -> str:
         """Why there is no tree, in one line: git's last says what is wrong."""
         *_, said = str(error).splitlines() or [""]
-        brings = f"; git diff --stat HEAD {self.version.commit} brings it" if "promisor" in said else ""
+        brings = (
+            f"; git diff --stat HEAD {self.version.commit} brings it"
+            if "promisor" in said
+            else ""
+        )
         return f"{self.version} cannot be checked out: {said}{brings}"
 
-    def _set_up(self, command: str, folder: Path, environ: Mapping[str, str] | None, until: float) -> None:
+    def _set_up(
+        self,
+        command: str,
+        folder: Path,
+        environ: Mapping[str, str] | None,
+        until: float,
+    ) -> None:
         seconds = _left(until)
         try:
-            ended = git.run_whole(command, self.environ(git.outside_of_hooks(environ)), folder=folder, timeout=seconds)
+            ended = git.run_whole(
+                command,
+                self.environ(git.outside_of_hooks(environ)),
+                folder=folder,
+                timeout=seconds,
+            )
         except subprocess.TimeoutExpired:
-            problem = f"{command!r} did not end within the {seconds:.0f} s that there were"
+            problem = (
+                f"{command!r} did not end within the {seconds:.0f} s that there were"
+            )
             raise AgainstError("--ddp-against-setup", problem) from None
         if ended.returncode:
-            written = (ended.stdout + ended.stderr).decode(errors="replace")[-_SHOWN:].rstrip()
-            problem = f"{command!r} {describe_end(ended.returncode)} in a worktree of {self.version}\n{written}"
+            written = (
+                (ended.stdout + ended.stderr)
+                .decode(errors="replace")[-_SHOWN:]
+                .rstrip()
+            )
+            problem = (
+                f"{command!r} {describe_end(ended.returncode)} in a worktree of"
+                f" {self.version}\n{written}"
+            )
             raise AgainstError("--ddp-against-setup", problem)
 
     def changed(self) -> list[str]:
@@ -213,7 +282,9 @@ class Checkout:
         try:
             files = git.changed_files(self.top, self.version.commit)
         except GitError as error:
-            raise AgainstError("--ddp-against", f"git cannot compare with {self.version}: {error}") from None
+            raise AgainstError(
+                "--ddp-against", f"git cannot compare with {self.version}: {error}"
+            ) from None
         return [file for file in files if not self.current_trees.keeps(file)]
 
     def remove(self) -> None:
@@ -223,7 +294,8 @@ class Checkout:
 
 
 def copy_tests(trees: Trees) -> None:
-    """Give the version's tree the current tests, and no conftest that the current tree lacks; raises OSError."""
+    """Give the version's tree the current tests, and no conftest that the current tree lacks;
+    raises OSError."""
     base, current = Path(trees.base), Path(trees.current)
     for conftest in base.rglob("conftest.py"):
         if not (current / conftest.relative_to(base)).exists():
@@ -234,18 +306,29 @@ def copy_tests(trees: Trees) -> None:
             continue
         if os.path.isdir(path):
             shutil.rmtree(base / within, ignore_errors=True)
-            shutil.copytree(path, base / within, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
+            shutil.copytree(
+                path,
+                base / within,
+                symlinks=True,
+                ignore=shutil.ignore_patterns("__pycache__"),
+            )
         else:
             (base / within).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(path, base / within)
 
 
 def link_ignored(trees: Trees) -> None:
-    """Let the version's tree have the data that git ignores, but no code; raises GitError and OSError."""
+    """Let the version's tree have the data that git ignores, but no code; raises GitError and
+    OSError."""
     for entry in git.all_ignored(Path(trees.current)):
         there = Path(trees.base, entry)
         compiled = there.name == "__pycache__"
-        if not compiled and not is_code(entry) and there.parent.is_dir() and not os.path.lexists(there):
+        if (
+            not compiled
+            and not is_code(entry)
+            and there.parent.is_dir()
+            and not os.path.lexists(there)
+        ):
             there.symlink_to(Path(trees.current, entry))
 
 
@@ -259,8 +342,14 @@ def _remedy(top: Path, ref: str) -> str:
         if git.git(top, "rev-parse", "--is-shallow-repository").strip() == "true":
             remote, _, branch = ref.partition("/")
             if branch and remote in git.git(top, "remote").split():
-                return f"this clone is shallow: git fetch --depth=1 {remote} +{branch}:refs/remotes/{ref} brings it"
-            return "this clone is shallow: git fetch --unshallow brings all commits, --deepen=N some more"
+                return (
+                    f"this clone is shallow: git fetch --depth=1 {remote}"
+                    f" +{branch}:refs/remotes/{ref} brings it"
+                )
+            return (
+                "this clone is shallow: git fetch --unshallow brings all commits, --deepen=N some"
+                " more"
+            )
     return "git fetch may bring it; git branch --all and git tag list what there is"
 
 
@@ -270,9 +359,13 @@ def sources_here(trees: Trees) -> Sources:
     return Sources(python=platform.python_version(), prefix=prefix, files=files)
 
 
-def differing_files(one: Mapping[str, str], other: Mapping[str, str]) -> tuple[str, ...]:
+def differing_files(
+    one: Mapping[str, str], other: Mapping[str, str]
+) -> tuple[str, ...]:
     """The files that are on one side only, or hold something else there, sorted."""
-    return tuple(sorted(file for file in {*one, *other} if one.get(file) != other.get(file)))
+    return tuple(
+        sorted(file for file in {*one, *other} if one.get(file) != other.get(file))
+    )
 
 
 def one_tree(rootdir: Path) -> Trees:

@@ -1,4 +1,5 @@
-"""Two runs side by side: ours with the verdict of the gate, and those of PyTorch's DDP benchmark."""
+"""Two runs side by side: ours with the verdict of the gate, and those of PyTorch's DDP
+benchmark."""
 
 from __future__ import annotations
 
@@ -25,10 +26,15 @@ ONLY_BEFORE = "only in the base"
 def lines(base: StoredReport, now: StoredReport) -> Iterator[str]:
     """Yield the comparison. `now` has the verdicts against `base`."""
     for name, report in (("base:", base), ("now:", now)):
-        yield from (f"{name:<5} {path}: {_run(run)}" for path, run in zip(report.paths, report.runs, strict=True))
+        yield from (
+            f"{name:<5} {path}: {_run(run)}"
+            for path, run in zip(report.paths, report.runs, strict=True)
+        )
     yield ""
     yield from terminal.table(now.outcomes, width=text.terminal_width())
-    yield from (f"{gone.name} ({gone.ranks}): {ONLY_BEFORE}" for gone in now.only_before)
+    yield from (
+        f"{gone.name} ({gone.ranks}): {ONLY_BEFORE}" for gone in now.only_before
+    )
     yield ""
     yield from summary_lines(now)
 
@@ -49,7 +55,8 @@ def summary_lines(now: StoredReport) -> Iterator[str]:
 
 
 def run_messages(report: StoredReport) -> list[str]:
-    """Return the lines about a report that is shown alone, with the runs that `ddpperf diff` compared it with."""
+    """Return the lines about a report that is shown alone, with the runs that `ddpperf diff`
+    compared it with."""
     bases = (f"base: {_run(run)}" for run in report.bases)
     return [*bases, *report.run.messages, *report.messages]
 
@@ -58,22 +65,45 @@ def _run(run: RunInfo) -> str:
     facts = [
         run.created,
         f"commit {text.commit(run.commit)}" * bool(run.commit),
-        *(f"{fact} {run.facts[fact]}" for fact in ("torch", "device_model") if run.facts.get(fact)),
+        *(
+            f"{fact} {run.facts[fact]}"
+            for fact in ("torch", "device_model")
+            if run.facts.get(fact)
+        ),
     ]
     return text.shortened(", ".join(filter(None, facts)), _LONGEST_LINE)
 
 
 def remarks(outcomes: Sequence[Outcome]) -> Iterator[str]:
-    """Yield what differs in the environment, and what was assumed about drift, once for all that share it."""
-    verdicts = [each.verdict for each in outcomes if each.verdict is not None and each.verdict.status.compared]
-    for differences, number in Counter(verdict.differences for verdict in verdicts if verdict.differences).items():
-        which = f" ({number} of {len(outcomes)} measurements)" if number < len(outcomes) else ""
+    """Yield what differs in the environment, and what was assumed about drift, once for all that
+    share it."""
+    verdicts = [
+        each.verdict
+        for each in outcomes
+        if each.verdict is not None and each.verdict.status.compared
+    ]
+    for differences, number in Counter(
+        verdict.differences for verdict in verdicts if verdict.differences
+    ).items():
+        which = (
+            f" ({number} of {len(outcomes)} measurements)"
+            if number < len(outcomes)
+            else ""
+        )
         shown = text.shortened(", ".join(differences), _LONGEST_LINE)
         yield f"differs from the base's environment{which}: {shown}"
-    assumed = [c.drift for verdict in verdicts for c in verdict.comparisons if c.drift is not None]
+    assumed = [
+        c.drift
+        for verdict in verdicts
+        for c in verdict.comparisons
+        if c.drift is not None
+    ]
     if assumed:
         drift = text.span(assumed)
-        yield f"two runs drift apart by an assumed {drift}: pytest --ddp-against measures both sides in one run"
+        yield (
+            f"two runs drift apart by an assumed {drift}: pytest --ddp-against measures both sides"
+            " in one run"
+        )
 
 
 _PERCENTILES = (75, 95)
@@ -95,7 +125,8 @@ Rows = dict[str, Row]
 # The configuration; and the rows of each benchmark, by its name and batch size.
 Sweep = tuple[Mapping[str, str], Mapping[tuple[str, int | None], Rows]]
 _NO_DDP = "no ddp"
-# The names of the facts of a test that are a benchmark's and a row's; others are of the configuration.
+# The names of the facts of a test that are a benchmark's and a row's; others are of the
+# configuration.
 _MODEL, _ROW = f"{OF_TEST}model", f"{OF_TEST}row"
 
 
@@ -104,18 +135,33 @@ def is_theirs(content: Mapping[str, Any]) -> bool:
     return _RESULTS in content
 
 
-def theirs(path: Path, content: Mapping[str, Any], matches: Callable[[str], bool] | None) -> Sweep:
-    """Return the benchmarks with a matching name in a file of PyTorch's benchmark; raises FileError."""
+def theirs(
+    path: Path, content: Mapping[str, Any], matches: Callable[[str], bool] | None
+) -> Sweep:
+    """Return the benchmarks with a matching name in a file of PyTorch's benchmark; raises
+    FileError."""
     try:
         benchmarks = {
-            (text.shortened(each["model"]), int(each["batch_size"])): _read_rows(each["result"])
+            (text.shortened(each["model"]), int(each["batch_size"])): _read_rows(
+                each["result"]
+            )
             for each in content[_RESULTS]
         }
     except (LookupError, TypeError, ValueError, AttributeError) as error:
-        problem = f"is not as PyTorch's benchmark writes it: {type(error).__name__}: {error}"
+        problem = (
+            f"is not as PyTorch's benchmark writes it: {type(error).__name__}: {error}"
+        )
         raise FileError(path, f"{_RESULTS} {problem}") from error
-    facts = {name: text.shortened(str(value)) for name, value in content.items() if name != _RESULTS}
-    return facts, {key: rows for key, rows in benchmarks.items() if matches is None or matches(_title(*key))}
+    facts = {
+        name: text.shortened(str(value))
+        for name, value in content.items()
+        if name != _RESULTS
+    }
+    return facts, {
+        key: rows
+        for key, rows in benchmarks.items()
+        if matches is None or matches(_title(*key))
+    }
 
 
 def _read_rows(results: Sequence[Mapping[str, Any]]) -> Rows:
@@ -128,13 +174,15 @@ def _read_rows(results: Sequence[Mapping[str, Any]]) -> Rows:
         # Of two rows of a single rank the first is without DDP; the file does not say so.
         ranks = 0 if len(single) > 1 and result is single[0] else len(result["ranks"])
         taken = tuple(stats.quantile(seconds, q) for q in _PERCENTILES)
-        rows[str(ranks) if ranks else _NO_DDP] = Row(f"{ranks} GPUs" if ranks else _NO_DDP, ranks, taken, seconds)
+        rows[str(ranks) if ranks else _NO_DDP] = Row(
+            f"{ranks} GPUs" if ranks else _NO_DDP, ranks, taken, seconds
+        )
     return rows
 
 
 def ours(report: StoredReport) -> Sweep:
-    """Return a report with a benchmark for each model of the suite's sweep, or each test, and a row for each number of
-    ranks. Raises FileError if it has measurements of several machines."""
+    """Return a report with a benchmark for each model of the suite's sweep, or each test, and a row
+    for each number of ranks. Raises FileError if it has measurements of several machines."""
     facts: dict[str, dict[str, None]] = {}
     benchmarks: dict[tuple[str, int | None], Rows] = {}
     for entry in report.entries:
@@ -143,7 +191,9 @@ def ours(report: StoredReport) -> Sweep:
             continue  # the lines below the figures have its error
         for fact, value in _facts(entry).items():
             facts.setdefault(fact, {})[str(value or "-")] = None
-        rows = benchmarks.setdefault((text.shortened(_model(outcome)), outcome.batch_size), {})
+        rows = benchmarks.setdefault(
+            (text.shortened(_model(outcome)), outcome.batch_size), {}
+        )
         plan, ranks = outcome.plan, _ranks(outcome)
         title = plan.roles or f"{ranks} {'ranks' if plan.device == 'cpu' else 'GPUs'}"
         key = (plan.roles or str(ranks)) if ranks else _NO_DDP
@@ -152,9 +202,17 @@ def ours(report: StoredReport) -> Sweep:
             raise FileError(report.paths[0], f"has {outcome.test} {problem}")
         samples = outcome.measurement.samples
         taken = tuple(stats.percentile(samples.step_seconds, q) for q in _PERCENTILES)
-        steps = [seconds for launch in samples.rank_seconds for rank in launch for seconds in rank]
+        steps = [
+            seconds
+            for launch in samples.rank_seconds
+            for rank in launch
+            for seconds in rank
+        ]
         rows[key] = Row(title if ranks else _NO_DDP, ranks, taken, steps)
-    ordered = {key: dict(sorted(rows.items(), key=lambda row: row[1].ranks)) for key, rows in benchmarks.items()}
+    ordered = {
+        key: dict(sorted(rows.items(), key=lambda row: row[1].ranks))
+        for key, rows in benchmarks.items()
+    }
     return {fact: ", ".join(values) for fact, values in facts.items()}, ordered
 
 
@@ -169,18 +227,29 @@ def _ranks(outcome: Outcome) -> int:
 
 def _of_test(outcome: Outcome) -> Mapping[str, Scalar]:
     """Return the facts that the test gave."""
-    known = outcome.measurement.environment.must_match if outcome.measurement is not None else {}
+    known = (
+        outcome.measurement.environment.must_match
+        if outcome.measurement is not None
+        else {}
+    )
     return {name: fact for name, fact in known.items() if name.startswith(OF_TEST)}
 
 
 def _facts(entry: Entry) -> dict[str, Scalar]:
     """Return the configuration, by the names of the original if it has one."""
-    further = {name: fact for name, fact in _of_test(entry.outcome).items() if name not in (_MODEL, _ROW)}
+    further = {
+        name: fact
+        for name, fact in _of_test(entry.outcome).items()
+        if name not in (_MODEL, _ROW)
+    }
     return {
         **{name.removeprefix(OF_TEST): fact for name, fact in further.items()},
-        "commit": entry.run.commit[:12] + "-dirty" * entry.run.commit.endswith("-dirty"),
+        "commit": entry.run.commit[:12]
+        + "-dirty" * entry.run.commit.endswith("-dirty"),
         "cuda_version": entry.run.facts.get("cuda"),
-        "device": entry.run.facts.get("cpu_model" if entry.outcome.plan.device == "cpu" else "device_model"),
+        "device": entry.run.facts.get(
+            "cpu_model" if entry.outcome.plan.device == "cpu" else "device_model"
+        ),
         "distributed_backend": entry.outcome.plan.backend,
         "nccl_version": entry.run.facts.get("nccl"),
         "pytorch_version": entry.run.facts.get("torch"),
@@ -188,12 +257,15 @@ def _facts(entry: Entry) -> dict[str, Scalar]:
 
 
 def in_form_of_pytorch(report: StoredReport) -> dict[str, Any]:
-    """Return what the suite's sweep measured as PyTorch's benchmark writes it, with the steps of all ranks and launches
-    together. Raises FileError without a sweep, or if a model has no row without DDP: PyTorch's diff leaves out the
-    first row, which it takes for that one."""
+    """Return what the suite's sweep measured as PyTorch's benchmark writes it, with the steps of
+    all ranks and launches together. Raises FileError without a sweep, or if a model has no row
+    without DDP: PyTorch's diff leaves out the first row, which it takes for that one."""
     swept = [entry for entry in report.entries if _MODEL in _of_test(entry.outcome)]
     if not swept:
-        raise FileError(report.paths[0], "has no measurement of the suite's sweep, as PyTorch's benchmark writes it")
+        raise FileError(
+            report.paths[0],
+            "has no measurement of the suite's sweep, as PyTorch's benchmark writes it",
+        )
     facts, benchmarks = ours(replace(report, entries=tuple(swept)))
     for (model, _), rows in benchmarks.items():
         if _NO_DDP not in rows:
@@ -205,7 +277,10 @@ def in_form_of_pytorch(report: StoredReport) -> dict[str, Any]:
             {
                 "model": model,
                 "batch_size": batch_size,
-                "result": [{"ranks": [*range(row.ranks or 1)], "measurements": row.steps} for row in rows.values()],
+                "result": [
+                    {"ranks": [*range(row.ranks or 1)], "measurements": row.steps}
+                    for row in rows.values()
+                ],
             }
             for (model, batch_size), rows in benchmarks.items()
         ],
@@ -218,7 +293,9 @@ def _title(name: str, batch_size: int | None) -> str:
 
 def in_common(base: Sweep, now: Sweep) -> bool:
     """Return whether any row is in both."""
-    return any(rows.keys() & base[1].get(key, {}).keys() for key, rows in now[1].items())
+    return any(
+        rows.keys() & base[1].get(key, {}).keys() for key, rows in now[1].items()
+    )
 
 
 def side_by_side(base: Sweep, now: Sweep) -> Iterator[str]:
@@ -239,17 +316,29 @@ def side_by_side(base: Sweep, now: Sweep) -> Iterator[str]:
 
 
 def _table(base: Rows, now: Rows, batch_size: int | None) -> Iterator[str]:
-    yield f"{'':>10s}" + f"{'sec/iter':>16s}{'ex/sec':>10s}{'diff':>10s}" * len(_PERCENTILES)
+    yield f"{'':>10s}" + f"{'sec/iter':>16s}{'ex/sec':>10s}{'diff':>10s}" * len(
+        _PERCENTILES
+    )
     for key in dict.fromkeys([*now, *base]):
         head = f"{(now.get(key) or base[key]).title}:"
         if key not in base or key not in now:
             yield f"{head:>10s}  only in {'baseline' if key in base else 'test'}"
             continue
         cells = []
-        for q, before, after in zip(_PERCENTILES, base[key].seconds, now[key].seconds, strict=True):
+        for q, before, after in zip(
+            _PERCENTILES, base[key].seconds, now[key].seconds, strict=True
+        ):
             # Of time less is better, so a slowdown is negative.
             change = -100 * ((after - before) / before)
-            rate = f"{int(batch_size / after):7d}/s" if batch_size is not None else f"{'-':>9s}"
-            time = f"{after:8.3f}s" if after >= _LEAST_SECONDS else f"{text.seconds(after):>9s}"
+            rate = (
+                f"{int(batch_size / after):7d}/s"
+                if batch_size is not None
+                else f"{'-':>9s}"
+            )
+            time = (
+                f"{after:8.3f}s"
+                if after >= _LEAST_SECONDS
+                else f"{text.seconds(after):>9s}"
+            )
             cells.append(f"  p{q:02d}: {time} {rate} {change:+8.1f}%")
         yield f"{head:>10s}" + "".join(cells)

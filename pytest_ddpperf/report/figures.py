@@ -1,4 +1,5 @@
-"""Draw the three figures of a measurement with matplotlib: its changes, its step times and its launches."""
+"""Draw the three figures of a measurement with matplotlib: its changes, its step times and its
+launches."""
 
 from __future__ import annotations
 
@@ -28,12 +29,20 @@ if TYPE_CHECKING:
 INK, FAINT = "#1c2126", "#d3d9df"
 CURRENT, BASELINE, LIMIT = "#0a5cc2", "#9a5b00", "#b3261e"
 BAD, GOOD = "#b3261e", "#136f3a"
-# Marks differ in shape and in colour: the current side is a filled circle, the baseline side a hollow square.
+# Marks differ in shape and in colour: the current side is a filled circle, the baseline side a
+# hollow square.
 _CURRENT: Mapping[str, Any] = {"color": CURRENT, "marker": "o", "linestyle": "none"}
-_BASELINE: Mapping[str, Any] = {"color": BASELINE, "marker": "s", "linestyle": "none", "markerfacecolor": "white"}
+_BASELINE: Mapping[str, Any] = {
+    "color": BASELINE,
+    "marker": "s",
+    "linestyle": "none",
+    "markerfacecolor": "white",
+}
 _INCHES = (5.0, 2.8)  # as wide as a phone, so that its letters can be read there
-_METADATA = dict.fromkeys(("Date", "Creator", "Format", "Type"))  # with a date, no two pages would be the same
-# Bounds may be so wide that nothing else could be seen: the axis ends at so many times the largest change or limit.
+# with a date, no two pages would be the same
+_METADATA = dict.fromkeys(("Date", "Creator", "Format", "Type"))
+# Bounds may be so wide that nothing else could be seen: the axis ends at so many times the largest
+# change or limit.
 _MOST = 3.0
 
 
@@ -42,26 +51,36 @@ def check(what: str) -> None:
     needed = {"matplotlib": "matplotlib", "jinja2": "Jinja2"}
     missing = [name for module, name in needed.items() if find_spec(module) is None]
     if missing:
-        raise MissingExtraError(f"{what} needs {' and '.join(missing)}: pip install 'pytest-ddpperf[report]'")
+        raise MissingExtraError(
+            f"{what} needs {' and '.join(missing)}: pip install 'pytest-ddpperf[report]'"
+        )
 
 
 @contextmanager
 def style() -> Iterator[None]:
-    """Use matplotlib's own settings, not the user's, and silence its warnings: under -W error they would end a run
-    whose tests are over."""
+    """Use matplotlib's own settings, not the user's, and silence its warnings: under -W error they
+    would end a run whose tests are over."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         import matplotlib
 
-        ours: Any = {"svg.fonttype": "none", "svg.hashsalt": "ddpperf", "font.size": 11, "text.parse_math": False}
+        ours: Any = {
+            "svg.fonttype": "none",
+            "svg.hashsalt": "ddpperf",
+            "font.size": 11,
+            "text.parse_math": False,
+        }
         with matplotlib.rc_context():
             matplotlib.rcdefaults()
             matplotlib.rcParams.update(ours)
             yield
 
 
-def figure(title: str, description: str, draw: Callable[[Axes], None]) -> dict[str, str]:
-    """Return what a template needs of the figure that `draw` puts on new axes. Used within `style`."""
+def figure(
+    title: str, description: str, draw: Callable[[Axes], None]
+) -> dict[str, str]:
+    """Return what a template needs of the figure that `draw` puts on new axes. Used within
+    `style`."""
     from matplotlib.figure import Figure
 
     drawing = Figure(figsize=_INCHES, layout="constrained")
@@ -88,7 +107,8 @@ class Side:
     """One side of a comparison: the sessions of a stored baseline, or one session."""
 
     name: str
-    sessions: tuple[Mapping[str, Sequence[float]], ...]  # by metric, the seconds of each launch
+    # by metric, the seconds of each launch
+    sessions: tuple[Mapping[str, Sequence[float]], ...]
     phases: Means  # of the last session; {} if they are unknown
 
     def at(self, metric: str) -> list[float]:
@@ -97,24 +117,36 @@ class Side:
 
     def middle(self, metric: str) -> float:
         """Return the mean over launches, then over sessions, as the verdict computes it."""
-        return stats.geometric_mean([stats.geometric_mean(session[metric]) for session in self.sessions])
+        return stats.geometric_mean(
+            [stats.geometric_mean(session[metric]) for session in self.sessions]
+        )
 
 
 def sides_of(outcome: Outcome) -> tuple[Side, Side | None]:
-    """Return the current side, and the baseline side if there is one: the first steps of each launch, as many as the
-    side with the fewest has."""
-    own, side, sessions = outcome.measured.samples, outcome.baseline_side, outcome.sessions
+    """Return the current side, and the baseline side if there is one: the first steps of each
+    launch, as many as the side with the fewest has."""
+    own, side, sessions = (
+        outcome.measured.samples,
+        outcome.baseline_side,
+        outcome.sessions,
+    )
     base, phases = None, outcome.measured.mean_phases
     if side is not None and side.measurement is not None:
         own, other = of_one_length([own, side.measurement.samples])
         name = text.shortened(str(side.version), 60)
         phases_there = side.measurement.mean_phases
-        base = Side(name=name, sessions=(launch_figures(other.step_seconds),), phases=phases_there)
+        base = Side(
+            name=name,
+            sessions=(launch_figures(other.step_seconds),),
+            phases=phases_there,
+        )
     elif side is None and sessions:
         own = own.first(min(session.steps for session in sessions))
         stored = tuple(session.launch_seconds for session in sessions)
         base = Side(name="baseline", sessions=stored, phases=sessions[-1].phases)
-    return Side(name="now", sessions=(launch_figures(own.step_seconds),), phases=phases), base
+    return Side(
+        name="now", sessions=(launch_figures(own.step_seconds),), phases=phases
+    ), base
 
 
 def draw_changes(comparisons: Sequence[Comparison], name: str) -> dict[str, str]:
@@ -126,9 +158,19 @@ def draw_changes(comparisons: Sequence[Comparison], name: str) -> dict[str, str]
     def draw(axes: Axes) -> None:
         from matplotlib.ticker import PercentFormatter
 
-        bounds = [[c.estimate - c.low for c in changes], [c.high - c.estimate for c in changes]]
+        bounds = [
+            [c.estimate - c.low for c in changes],
+            [c.high - c.estimate for c in changes],
+        ]
         estimates = [change.estimate for change in changes]
-        axes.errorbar(places, estimates, yerr=bounds, elinewidth=2.5, label="change and its bounds", **_CURRENT)
+        axes.errorbar(
+            places,
+            estimates,
+            yerr=bounds,
+            elinewidth=2.5,
+            label="change and its bounds",
+            **_CURRENT,
+        )
         starts, ends = [at - 0.35 for at in places], [at + 0.35 for at in places]
         axes.hlines(limits, starts, ends, LIMIT, linestyles="dashed", label="limit")
         axes.axhline(0, color=INK, linewidth=0.8)
@@ -142,7 +184,10 @@ def draw_changes(comparisons: Sequence[Comparison], name: str) -> dict[str, str]
     described = zip(comparisons, changes, strict=True)
     return figure(
         f"Change against {name}",
-        "; ".join(f"{each.limit.metric} {text.interval(change)}, limit {each.limit}" for each, change in described),
+        "; ".join(
+            f"{each.limit.metric} {text.interval(change)}, limit {each.limit}"
+            for each, change in described
+        ),
         draw,
     )
 
@@ -153,24 +198,40 @@ def signed_limit(comparison: Comparison) -> float:
 
 
 def draw_distributions(now: Side, base: Side | None) -> dict[str, str]:
-    """Draw the step times of both sides: each percentile over launches, and from the fastest launch to the slowest."""
+    """Draw the step times of both sides: each percentile over launches, and from the fastest launch
+    to the slowest."""
 
     def draw(axes: Axes) -> None:
         for side, colour, line in ((base, BASELINE, "--"), (now, CURRENT, "-")):
             if side is not None:
-                least, most = ([end(side.at(f"p{q}")) for q in PERCENTILES] for end in (min, max))
-                axes.fill_betweenx(PERCENTILES, least, most, color=colour, alpha=0.15, linewidth=0)
+                least, most = (
+                    [end(side.at(f"p{q}")) for q in PERCENTILES] for end in (min, max)
+                )
+                axes.fill_betweenx(
+                    PERCENTILES, least, most, color=colour, alpha=0.15, linewidth=0
+                )
                 middle = [side.middle(f"p{q}") for q in PERCENTILES]
-                axes.plot(middle, PERCENTILES, color=colour, linewidth=2, linestyle=line, label=_label(side))
+                axes.plot(
+                    middle,
+                    PERCENTILES,
+                    color=colour,
+                    linewidth=2,
+                    linestyle=line,
+                    label=_label(side),
+                )
         axes.set_yticks((10, 25, 50, 75, 90), ("p10", "p25", "p50", "p75", "p90"))
         axes.locator_params(axis="x", nbins=5)
         show_seconds(axes.xaxis)
 
     sides = filter(None, (now, base))
     described = (
-        f"{each.name}: p50 {text.seconds(each.middle('p50'))}, p95 {text.seconds(each.middle('p95'))}" for each in sides
+        f"{each.name}: p50 {text.seconds(each.middle('p50'))}, p95"
+        f" {text.seconds(each.middle('p95'))}"
+        for each in sides
     )
-    return figure("Step times", f"{'; '.join(described)}; bands: fastest to slowest launch", draw)
+    return figure(
+        "Step times", f"{'; '.join(described)}; bands: fastest to slowest launch", draw
+    )
 
 
 # In the order of PHASES: with each its neighbours differ in lightness, too.
@@ -185,13 +246,24 @@ def draw_phases(now: Side, base: Side | None) -> dict[str, str]:
         lefts = [0.0] * len(sides)
         for name, colour in zip(PHASES, _PHASE_COLOURS, strict=True):
             widths = [side.phases[name] or 0.0 for side in sides]
-            axes.barh(range(len(sides)), widths, left=lefts, color=colour, height=0.6, label=text.phase(name))
+            axes.barh(
+                range(len(sides)),
+                widths,
+                left=lefts,
+                color=colour,
+                height=0.6,
+                label=text.phase(name),
+            )
             lefts = [left + width for left, width in zip(lefts, widths, strict=True)]
         axes.set_yticks(range(len(sides)), [_label(side)[:20] for side in sides])
         axes.locator_params(axis="x", nbins=5)
         show_seconds(axes.xaxis)
 
-    return figure("Phases of a step", "; ".join(f"{side.name}: {text.phases(side.phases)}" for side in sides), draw)
+    return figure(
+        "Phases of a step",
+        "; ".join(f"{side.name}: {text.phases(side.phases)}" for side in sides),
+        draw,
+    )
 
 
 def _label(side: Side) -> str:
@@ -199,26 +271,58 @@ def _label(side: Side) -> str:
     return text.printable(side.name).lstrip("_") or "baseline"
 
 
-def draw_launches(now: Side, base: Side | None, metric: str, *, interleaved: bool) -> dict[str, str]:
-    """Draw a metric of each launch: interleaved ones in pairs, else those of the baseline's sessions first."""
-    sessions = [session[metric] for session in base.sessions] if base is not None else []
+def draw_launches(
+    now: Side, base: Side | None, metric: str, *, interleaved: bool
+) -> dict[str, str]:
+    """Draw a metric of each launch: interleaved ones in pairs, else those of the baseline's
+    sessions first."""
+    sessions = (
+        [session[metric] for session in base.sessions] if base is not None else []
+    )
     earlier = 0 if interleaved else sum(map(len, sessions))
 
     def draw(axes: Axes) -> None:
         if base is not None:
-            axes.plot(range(1, 1 + len(base.at(metric))), base.at(metric), label=_label(base), **_BASELINE)
+            axes.plot(
+                range(1, 1 + len(base.at(metric))),
+                base.at(metric),
+                label=_label(base),
+                **_BASELINE,
+            )
         if base is not None and interleaved:
-            axes.vlines(range(1, 1 + len(now.at(metric))), base.at(metric), now.at(metric), FAINT, linewidth=2)
+            axes.vlines(
+                range(1, 1 + len(now.at(metric))),
+                base.at(metric),
+                now.at(metric),
+                FAINT,
+                linewidth=2,
+            )
         elif base is not None:
             for start in accumulate(map(len, sessions)):
                 axes.axvline(start + 0.5, color=FAINT, linewidth=1, linestyle="dotted")
-        axes.plot(range(1 + earlier, 1 + earlier + len(now.at(metric))), now.at(metric), label="now", **_CURRENT)
+        axes.plot(
+            range(1 + earlier, 1 + earlier + len(now.at(metric))),
+            now.at(metric),
+            label="now",
+            **_CURRENT,
+        )
         axes.locator_params(axis="x", integer=True)
         show_seconds(axes.yaxis)
 
-    ranges = [f"{side.name}: {text.span(side.at(metric), text.seconds)}" for side in (now, base) if side is not None]
+    ranges = [
+        f"{side.name}: {text.span(side.at(metric), text.seconds)}"
+        for side in (now, base)
+        if side is not None
+    ]
     if base is not None and interleaved:
-        slower = sum(after > before for before, after in zip(base.at(metric), now.at(metric), strict=True))
+        slower = sum(
+            after > before
+            for before, after in zip(base.at(metric), now.at(metric), strict=True)
+        )
         ranges.insert(0, f"now was slower in {slower} of {len(now.at(metric))} pairs")
-    order = "Interleaved launches" if interleaved else "Launches in the order they were taken"
+    order = (
+        "Interleaved launches"
+        if interleaved
+        else "Launches in the order they were taken"
+    )
     return figure(f"{order}, {metric}", "; ".join(ranges), draw)

@@ -1,4 +1,5 @@
-"""The change points of a history as lines of text, and its page: the series with the worst change points first."""
+"""The change points of a history as lines of text, and its page: the series with the worst change
+points first."""
 
 from __future__ import annotations
 
@@ -10,7 +11,12 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from pytest_ddpperf.history.change_points import MIN_POINTS
-from pytest_ddpperf.history.series import ChangeStatus, HistoryAnalysis, HistoryChange, Series
+from pytest_ddpperf.history.series import (
+    ChangeStatus,
+    HistoryAnalysis,
+    HistoryChange,
+    Series,
+)
 from pytest_ddpperf.report import figures, text
 from pytest_ddpperf.report.page import rendered
 
@@ -23,7 +29,8 @@ _COLOURS = {ChangeStatus.REGRESSED: figures.BAD, ChangeStatus.IMPROVED: figures.
 _MOST_UNCHANGED = 50  # lines, as many as other reports have rows
 
 
-# Regressions without an improvement: if both were as likely, so many would be seen in 0.4 % of histories.
+# Regressions without an improvement: if both were as likely, so many would be seen in 0.4 % of
+# histories.
 _MANY = 8
 
 
@@ -32,8 +39,8 @@ def history_lines(
     is_chosen: Callable[[Series], bool],
     hint: Callable[[HistoryChange], Iterable[str]] = lambda _: (),
 ) -> Iterator[str]:
-    """Yield the change points of the series that were chosen, each with its `hint`, what could be found in the others,
-    and the summary."""
+    """Yield the change points of the series that were chosen, each with its `hint`, what could be
+    found in the others, and the summary."""
     for change in filter(lambda change: is_chosen(change.series), analysis.changes):
         yield f"{change.status.value}  {_name(change.series)}"
         for line in (*change_lines(change), *hint(change)):
@@ -46,10 +53,13 @@ def history_lines(
         yield f"and {more} more without a change point: -k NAME shows them"
     yield summary_line(analysis)
     counts = Counter(change.status for change in analysis.changes)
-    if counts[ChangeStatus.REGRESSED] >= _MANY and not counts[ChangeStatus.IMPROVED] + counts[ChangeStatus.UNDONE]:
+    if (
+        counts[ChangeStatus.REGRESSED] >= _MANY
+        and not counts[ChangeStatus.IMPROVED] + counts[ChangeStatus.UNDONE]
+    ):
         yield (
-            f"{counts[ChangeStatus.REGRESSED]} regressions, 0 improvements: this is likely noise; check that all runs "
-            "are of one kind of machine, and --threshold"
+            f"{counts[ChangeStatus.REGRESSED]} regressions, 0 improvements: this is likely noise;"
+            " check that all runs are of one kind of machine, and --threshold"
         )
 
 
@@ -86,13 +96,18 @@ def change_lines(change: HistoryChange) -> Iterator[str]:
 def summary_line(analysis: HistoryAnalysis) -> str:
     """Return the numbers of change points, series, runs and commits."""
     counts = Counter(change.status for change in analysis.changes)
-    found = ", ".join(f"{counts[status]} {status.value.lower()}" for status in ChangeStatus if counts[status])
+    found = ", ".join(
+        f"{counts[status]} {status.value.lower()}"
+        for status in ChangeStatus
+        if counts[status]
+    )
     runs = {id(run): run for series in analysis.series for run in series.runs}
     commits = len({run.commit for run in runs.values()})
     short = f"; too short: {analysis.short} series" if analysis.short else ""
     return (
-        f"{found or 'no change point'} in {len(analysis.series)} series of {text.several(len(runs), 'run')} "
-        f"at {text.several(commits, 'commit')} ({', '.join(analysis.metrics)}){short}"
+        f"{found or 'no change point'} in {len(analysis.series)} series of"
+        f" {text.several(len(runs), 'run')} at {text.several(commits, 'commit')}"
+        f" ({', '.join(analysis.metrics)}){short}"
     )
 
 
@@ -103,22 +118,49 @@ def history_html(analysis: HistoryAnalysis) -> str:
     for change in analysis.changes:
         by_series.setdefault(id(change.series), []).append(change)
     ranks = {key: rank for rank, key in enumerate(by_series)}
-    ordered = sorted(analysis.series, key=lambda series: ranks.get(id(series), len(ranks)))
+    ordered = sorted(
+        analysis.series, key=lambda series: ranks.get(id(series), len(ranks))
+    )
     with figures.style():
         cards = [
             _card(f"s{number}", series, by_series.get(id(series), []), analysis)
             for number, series in enumerate(ordered, 1)
         ]
-    note = f"Nothing was judged: no series has {MIN_POINTS} runs." if analysis.short == len(analysis.series) else ""
-    return rendered("history.html", title=f"ddpperf history: {summary_line(analysis)}", note=note, cards=cards)
+    note = (
+        f"Nothing was judged: no series has {MIN_POINTS} runs."
+        if analysis.short == len(analysis.series)
+        else ""
+    )
+    return rendered(
+        "history.html",
+        title=f"ddpperf history: {summary_line(analysis)}",
+        note=note,
+        cards=cards,
+    )
 
 
-def _card(anchor: str, series: Series, changes: Sequence[HistoryChange], analysis: HistoryAnalysis) -> dict[str, Any]:
+def _card(
+    anchor: str,
+    series: Series,
+    changes: Sequence[HistoryChange],
+    analysis: HistoryAnalysis,
+) -> dict[str, Any]:
     """Return what the template shows of a series."""
     status = changes[0].status.value if changes else "no change point"  # the worst
-    facts = (series.environment, series.distinction, text.several(len(series.runs), "run"))
-    by_metric = {metric: [change for change in changes if change.metric == metric] for metric in analysis.metrics}
-    unchanged = [unchanged_line(metric, smallest) for each, metric, smallest in analysis.unchanged if each is series]
+    facts = (
+        series.environment,
+        series.distinction,
+        text.several(len(series.runs), "run"),
+    )
+    by_metric = {
+        metric: [change for change in changes if change.metric == metric]
+        for metric in analysis.metrics
+    }
+    unchanged = [
+        unchanged_line(metric, smallest)
+        for each, metric, smallest in analysis.unchanged
+        if each is series
+    ]
     return {
         "anchor": anchor,
         "kind": status.lower().replace(" ", "-"),  # in the style sheet
@@ -126,12 +168,23 @@ def _card(anchor: str, series: Series, changes: Sequence[HistoryChange], analysi
         "name": text.shortened(str(series.test)),
         "sentence": ", ".join(text.shortened(fact) for fact in facts if fact),
         "opened": status == ChangeStatus.REGRESSED.value,
-        "changes": [*(f"{change.status.value}: {'; '.join(change_lines(change))}" for change in changes), *unchanged],
-        "figures": [_figure(series, metric, of_metric) for metric, of_metric in by_metric.items()],
+        "changes": [
+            *(
+                f"{change.status.value}: {'; '.join(change_lines(change))}"
+                for change in changes
+            ),
+            *unchanged,
+        ],
+        "figures": [
+            _figure(series, metric, of_metric)
+            for metric, of_metric in by_metric.items()
+        ],
     }
 
 
-def _figure(series: Series, metric: str, changes: Sequence[HistoryChange]) -> dict[str, str]:
+def _figure(
+    series: Series, metric: str, changes: Sequence[HistoryChange]
+) -> dict[str, str]:
     """Draw one metric of a series. Runs are at equal distances, whatever the time between them."""
     logs = series.observe(metric).values
     seconds = [math.exp(each) for each in logs]
@@ -143,12 +196,26 @@ def _figure(series: Series, metric: str, changes: Sequence[HistoryChange]) -> di
         figures.show_seconds(axes.yaxis)
         axes.plot(range(len(dates)), seconds, ".", color=figures.CURRENT, label="run")
         label = "mean between change points"
-        for start, end in pairwise([0, *sorted(change.index for change in changes), len(logs)]):
+        for start, end in pairwise(
+            [0, *sorted(change.index for change in changes), len(logs)]
+        ):
             level = math.exp(fmean(logs[start:end]))
-            axes.plot([start - 0.5, end - 0.5], [level, level], color=figures.INK, linewidth=1.6, label=label)
+            axes.plot(
+                [start - 0.5, end - 0.5],
+                [level, level],
+                color=figures.INK,
+                linewidth=1.6,
+                label=label,
+            )
             label = ""  # one entry of the legend is enough
         for change in changes:
-            axes.axvline(change.index - 0.5, color=_COLOURS.get(change.status, figures.INK), linewidth=1)
+            axes.axvline(
+                change.index - 0.5,
+                color=_COLOURS.get(change.status, figures.INK),
+                linewidth=1,
+            )
 
-    described = f"{text.several(len(dates), 'run')}; the last took {text.seconds(seconds[-1])}"
+    described = (
+        f"{text.several(len(dates), 'run')}; the last took {text.seconds(seconds[-1])}"
+    )
     return figures.figure(f"{metric} of each run", described, draw)

@@ -1,4 +1,5 @@
-"""Write and read the JSON of a run (the schema is in docs/json.md): one report, or several, the shards of a CI job."""
+"""Write and read the JSON of a run (the schema is in docs/json.md): one report, or several, the
+shards of a CI job."""
 
 from __future__ import annotations
 
@@ -41,7 +42,9 @@ def _measurement(outcome: Outcome) -> dict[str, Any]:
     data: dict[str, Any] = dict(codec.encode(outcome))
     if outcome.measurement is not None:
         launches = outcome.measurement.samples.step_seconds
-        data["percentile_seconds"] = {f"p{q}": stats.percentile(launches, q) for q in (10, 50, 75, 90, 95)}
+        data["percentile_seconds"] = {
+            f"p{q}": stats.percentile(launches, q) for q in (10, 50, 75, 90, 95)
+        }
         data["mean_seconds"] = stats.geometric_mean(stats.launch_means(launches))
     return data
 
@@ -79,8 +82,8 @@ class StoredReport:
 
     @property
     def run(self) -> RunInfo:
-        """Return all runs as one: the one that ended last, with the counts, problems, messages and sections of all, and
-        without a commit if they are not of one."""
+        """Return all runs as one: the one that ended last, with the counts, problems, messages and
+        sections of all, and without a commit if they are not of one."""
         last = max(self.runs, key=lambda run: run.created)
         sections: dict[str, tuple[str, ...]] = {}
         for run in self.runs:
@@ -93,8 +96,12 @@ class StoredReport:
             skipped=sum(run.skipped for run in self.runs),
             never_measured=sum(run.never_measured for run in self.runs),
             other_failures=sum(run.other_failures for run in self.runs),
-            problem="; ".join(dict.fromkeys(run.problem for run in self.runs if run.problem)),
-            messages=tuple(dict.fromkeys(line for run in self.runs for line in run.messages)),
+            problem="; ".join(
+                dict.fromkeys(run.problem for run in self.runs if run.problem)
+            ),
+            messages=tuple(
+                dict.fromkeys(line for run in self.runs for line in run.messages)
+            ),
             sections=sections,
         )
 
@@ -124,49 +131,87 @@ def load(path: Path) -> dict[str, Any]:
 def report_of(path: Path, content: dict[str, Any]) -> StoredReport:
     """Decode what `load` read from `path`; raises FileError, which names the field."""
     schema = content.get("schema")
-    if type(schema) is not int or schema < 1 or not isinstance(content.get("measurements"), list):
-        raise FileError(path, "is not a report of pytest --ddp-json: it has no schema and measurements")
+    if (
+        type(schema) is not int
+        or schema < 1
+        or not isinstance(content.get("measurements"), list)
+    ):
+        raise FileError(
+            path,
+            "is not a report of pytest --ddp-json: it has no schema and measurements",
+        )
     if schema > SCHEMA:
-        raise FileError(path, f"has schema {schema}; this version of pytest-ddpperf reads up to {SCHEMA}: upgrade it")
+        raise FileError(
+            path,
+            f"has schema {schema}; this version of pytest-ddpperf reads up to {SCHEMA}: upgrade it",
+        )
     run = _decode(path, RunInfo, _run_fields({**content.get("summary", {}), **content}))
-    outcomes = _decode(path, tuple[Outcome, ...], content["measurements"], "measurements")
+    outcomes = _decode(
+        path, tuple[Outcome, ...], content["measurements"], "measurements"
+    )
     for number, outcome in enumerate(outcomes):
-        other = outcome.baseline_side.measurement if outcome.baseline_side is not None else None
-        for place, measurement in (("measurement", outcome.measurement), ("baseline_side.measurement", other)):
+        other = (
+            outcome.baseline_side.measurement
+            if outcome.baseline_side is not None
+            else None
+        )
+        for place, measurement in (
+            ("measurement", outcome.measurement),
+            ("baseline_side.measurement", other),
+        ):
             if measurement is not None and (problem := nonsense(measurement.samples)):
-                raise FileError(path, f"measurements[{number}].{place}.samples.{problem}")
+                raise FileError(
+                    path, f"measurements[{number}].{place}.samples.{problem}"
+                )
     base = content.get("base")
     return StoredReport(
         paths=(path,),
         runs=(run,),
         entries=tuple(Entry(outcome=outcome, run=run) for outcome in outcomes),
         bases=(_decode(path, RunInfo, _run_fields(base), "base"),) if base else (),
-        only_before=_decode(path, tuple[Gone, ...], content.get("only_in_base", ()), "only_in_base"),
+        only_before=_decode(
+            path, tuple[Gone, ...], content.get("only_in_base", ()), "only_in_base"
+        ),
     )
 
 
 def _run_fields(content: Mapping[str, Any]) -> dict[str, Any]:
-    return {**content, "id": content.get("run_id", ""), "facts": content.get("machine", {})}
+    return {
+        **content,
+        "id": content.get("run_id", ""),
+        "facts": content.get("machine", {}),
+    }
 
 
 def _decode(path: Path, kind: type[T], data: object, place: str = "") -> T:
     try:
         return codec.decode(kind, data)
     except codec.CodecError as error:
-        where = f"{place}.{error}" if place and not str(error).startswith("[") else f"{place}{error}"
+        where = (
+            f"{place}.{error}"
+            if place and not str(error).startswith("[")
+            else f"{place}{error}"
+        )
         raise FileError(path, where) from error
 
 
 def merged(reports: Iterable[StoredReport]) -> StoredReport:
-    """Return several reports as if one run had measured it all. If several runs measured the same on one kind of
-    machine, a rerun of a job for example, the run that ended last counts, and a message says so."""
+    """Return several reports as if one run had measured it all. If several runs measured the same
+    on one kind of machine, a rerun of a job for example, the run that ended last counts, and a
+    message says so."""
     reports = list(reports)
     entries = [entry for report in reports for entry in report.entries]
-    latest = {_asked(entry): entry.run for entry in sorted(entries, key=lambda entry: entry.run.created)}
-    again = {_asked(entry) for entry in entries if entry.run is not latest[_asked(entry)]}
+    latest = {
+        _asked(entry): entry.run
+        for entry in sorted(entries, key=lambda entry: entry.run.created)
+    }
+    again = {
+        _asked(entry) for entry in entries if entry.run is not latest[_asked(entry)]
+    }
     counting = tuple(entry for entry in entries if entry.run is latest[_asked(entry)])
     repeated = (
-        f"{text.name(entry.outcome)}: measured in several reports: that of {entry.run.created} counts"
+        f"{text.name(entry.outcome)}: measured in several reports: that of {entry.run.created}"
+        " counts"
         for entry in counting
         if _asked(entry) in again
     )
@@ -176,9 +221,17 @@ def merged(reports: Iterable[StoredReport]) -> StoredReport:
         paths=tuple(path for report in reports for path in report.paths),
         runs=tuple(run for report in reports for run in report.runs),
         entries=counting,
-        messages=(*(line for report in reports for line in report.messages), *_of_several_commits(reports), *repeated),
-        bases=tuple({str(base): base for report in reports for base in report.bases}.values()),
-        only_before=tuple(each for each in gone if len(reports) == 1 or each not in measured),
+        messages=(
+            *(line for report in reports for line in report.messages),
+            *_of_several_commits(reports),
+            *repeated,
+        ),
+        bases=tuple(
+            {str(base): base for report in reports for base in report.bases}.values()
+        ),
+        only_before=tuple(
+            each for each in gone if len(reports) == 1 or each not in measured
+        ),
     )
 
 
@@ -187,7 +240,8 @@ def gone_of(outcome: Outcome) -> Gone:
 
 
 def _asked(entry: Entry) -> Hashable:
-    """Return what is known of a measurement even if it failed: test, group, and the model of the machine."""
+    """Return what is known of a measurement even if it failed: test, group, and the model of the
+    machine."""
     plan = entry.outcome.plan
     model = "cpu_model" if plan.device == "cpu" else "device_model"
     return *_group(entry.outcome), plan.nodes, entry.run.facts.get(model)
@@ -198,7 +252,9 @@ def _of_several_commits(reports: Sequence[StoredReport]) -> Iterator[str]:
     commits: dict[str, list[str]] = {}
     for report in reports:
         for path, run in zip(report.paths, report.runs, strict=True):
-            commits.setdefault(text.commit(run.commit) or "no commit", []).append(path.name)
+            commits.setdefault(text.commit(run.commit) or "no commit", []).append(
+                path.name
+            )
     if len(commits) > 1:
         named = (f"{commit} ({', '.join(paths)})" for commit, paths in commits.items())
         yield f"these reports are not of one commit: {'; '.join(named)}"

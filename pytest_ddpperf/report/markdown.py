@@ -1,7 +1,8 @@
-"""A run as Markdown, for the summary of a CI job or a comment on a pull request: yields text, writes nothing.
+"""A run as Markdown, for the summary of a CI job or a comment on a pull request: yields text,
+writes nothing.
 
-Whatever a user named stands in a code span or in a fence: there neither Markdown nor HTML is read, and no platform
-looks for mentions or references.
+Whatever a user named stands in a code span or in a fence: there neither Markdown nor HTML is read,
+and no platform looks for mentions or references.
 """
 
 from __future__ import annotations
@@ -33,11 +34,19 @@ _MOST_SECTIONS = 2
 
 
 def report(stored: StoredReport) -> str:
-    """Return the counts, then a row for each measurement that needs attention, the worst first, with their details,
-    then the others, then the messages. Longer lists end with "and N more"."""
+    """Return the counts, then a row for each measurement that needs attention, the worst first,
+    with their details, then the others, then the messages. Longer lists end with "and N more"."""
     whole, ordered = stored.run, summary.worst_first(stored.outcomes)
-    concerning = [outcome for outcome in ordered if summary.concern(outcome) is not summary.Concern.NONE]
-    quiet, rows, gone = ordered[len(concerning) :], list(map(_row, concerning)), list(map(_gone, stored.only_before))
+    concerning = [
+        outcome
+        for outcome in ordered
+        if summary.concern(outcome) is not summary.Concern.NONE
+    ]
+    quiet, rows, gone = (
+        ordered[len(concerning) :],
+        list(map(_row, concerning)),
+        list(map(_gone, stored.only_before)),
+    )
     room = max(0, _MOST_ROWS - len(rows))
     detailed = [outcome for outcome in concerning if _has_details(outcome)]
     messages = filter(None, (*_about(whole), *diff_report.run_messages(stored)))
@@ -49,11 +58,19 @@ def report(stored: StoredReport) -> str:
         *map(_details, detailed[:_MOST_DETAILS]),
         _quiet(quiet, room, open_=not concerning) if quiet else "",
         *(
-            _folded(f"<code>{escape(text.shortened(title))}</code>", _fenced("\n".join(lines), _LONGEST_SECTION))
+            _folded(
+                f"<code>{escape(text.shortened(title))}</code>",
+                _fenced("\n".join(lines), _LONGEST_SECTION),
+            )
             for title, lines in sections[:_MOST_SECTIONS]
         ),
         _more(len(sections) - _MOST_SECTIONS, "section"),
-        _list([*messages, *sentences.problems([*concerning, *quiet[:room]], reasons=False)]),
+        _list(
+            [
+                *messages,
+                *sentences.problems([*concerning, *quiet[:room]], reasons=False),
+            ]
+        ),
         _more(max(0, len(rows) - _MOST_ROWS) + max(0, len(gone) - _MOST_GONE), "row"),
     ]
     return "\n\n".join(filter(None, parts)) + "\n"
@@ -63,17 +80,26 @@ def _quiet(outcomes: Sequence[Outcome], most: int, *, open_: bool) -> str:
     """Return a folded section of at most `most` measurements that need no attention."""
     statuses = Counter(str(outcome.verdict) for outcome in outcomes)
     summary = ", ".join(f"{number} {status}" for status, number in statuses.items())
-    parts = (_table(list(map(_row, outcomes[:most]))), _more(len(outcomes) - most, "row"))
+    parts = (
+        _table(list(map(_row, outcomes[:most]))),
+        _more(len(outcomes) - most, "row"),
+    )
     return _folded(summary, "\n\n".join(filter(None, parts)), open_=open_)
 
 
 def _list(lines: Sequence[str]) -> str:
     shown = [f"- {_code(line)}" for line in lines[:_MOST_REMARKS]]
-    return "\n".join(filter(None, (*shown, _more(len(lines) - _MOST_REMARKS, "remark"))))
+    return "\n".join(
+        filter(None, (*shown, _more(len(lines) - _MOST_REMARKS, "remark")))
+    )
 
 
 def _more(number: int, what: str) -> str:
-    return f"And {text.several(number, f'more {what}')}: see the JSON report." if number > 0 else ""
+    return (
+        f"And {text.several(number, f'more {what}')}: see the JSON report."
+        if number > 0
+        else ""
+    )
 
 
 def _about(run: RunInfo) -> Iterator[str]:
@@ -81,25 +107,39 @@ def _about(run: RunInfo) -> Iterator[str]:
     if run.commit:
         yield f"commit {text.commit(run.commit)}"
     if run.facts:
-        yield from (line.removeprefix("ddpperf: ") for line in terminal.header(run.facts, verbose=False))
+        yield from (
+            line.removeprefix("ddpperf: ")
+            for line in terminal.header(run.facts, verbose=False)
+        )
 
 
 def appends(path: Path) -> bool:
-    """Return whether `path` is the summary of a GitHub step, to which all commands of the step append."""
+    """Return whether `path` is the summary of a GitHub step, to which all commands of the step
+    append."""
     summary = os.environ.get("GITHUB_STEP_SUMMARY", "")
     return summary != "" and os.path.realpath(summary) == os.path.realpath(path)
 
 
 def _table(rows: Sequence[str]) -> str:
     """Return a table of three columns: a phone shows no more."""
-    return "\n".join(["| result | test | p50: before -> now |", "|---|---|--:|", *rows]) if rows else ""
+    return (
+        "\n".join(["| result | test | p50: before -> now |", "|---|---|--:|", *rows])
+        if rows
+        else ""
+    )
 
 
 def _row(outcome: Outcome) -> str:
     status, shown = sentences.verdict_of(outcome), sentences.headline(outcome)
     said = shown.removeprefix(status).lstrip(": ") or terminal.change(outcome)
-    result = f"**{status}**" if summary.concern(outcome) is summary.Concern.FAILS else status
-    p50 = " -> ".join(filter(None, terminal.p50(outcome))) if outcome.measurement is not None else ""
+    result = (
+        f"**{status}**" if summary.concern(outcome) is summary.Concern.FAILS else status
+    )
+    p50 = (
+        " -> ".join(filter(None, terminal.p50(outcome)))
+        if outcome.measurement is not None
+        else ""
+    )
     test = _code(f"{text.name(outcome)} on {text.ranks(outcome.plan)}")
     return f"| {result} {_code(said) if said else ''} | {test} | {p50} |"
 
@@ -110,17 +150,23 @@ def _gone(gone: Gone) -> str:
 
 def _has_details(outcome: Outcome) -> bool:
     verdict = outcome.verdict
-    return verdict is not None and (outcome.fails or verdict.status is Status.INCONCLUSIVE)
+    return verdict is not None and (
+        outcome.fails or verdict.status is Status.INCONCLUSIVE
+    )
 
 
 def _details(outcome: Outcome) -> str:
     """Return the text of a failure."""
     name = f"<code>{escape(text.name(outcome))}</code>"
-    return _folded(f"{sentences.verdict_of(outcome)}: {name}", _fenced(sentences.gate_failure(outcome)))
+    return _folded(
+        f"{sentences.verdict_of(outcome)}: {name}",
+        _fenced(sentences.gate_failure(outcome)),
+    )
 
 
 def _folded(summary: str, inner: str, *, open_: bool = False) -> str:
-    """Return a folded section. `summary` is HTML; `inner` is Markdown, which begins after an empty line."""
+    """Return a folded section. `summary` is HTML; `inner` is Markdown, which begins after an empty
+    line."""
     return f"<details{' open' * open_}><summary>{summary}</summary>\n\n{inner}\n\n</details>"
 
 
@@ -134,7 +180,11 @@ def _fenced(inner: str, most: int = _LONGEST_DETAILS) -> str:
 
 
 def _code(line: str) -> str:
-    """Return a user's text as a code span that may stand in a table. Backticks and pipes would end the one or the
-    other, and readers of Markdown differ in how they are quoted."""
-    shown = text.printable(line.replace("\n", " ")).replace("`", r"\x60").replace("|", r"\x7c")
+    """Return a user's text as a code span that may stand in a table. Backticks and pipes would end
+    the one or the other, and readers of Markdown differ in how they are quoted."""
+    shown = (
+        text.printable(line.replace("\n", " "))
+        .replace("`", r"\x60")
+        .replace("|", r"\x7c")
+    )
     return f"`{text.shortened(shown, _LONGEST_REMARK)}`"

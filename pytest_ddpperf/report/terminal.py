@@ -1,4 +1,5 @@
-"""What a run shows on the terminal: a row per measurement, a line per problem, a last line; and more with -v."""
+"""What a run shows on the terminal: a row per measurement, a line per problem, a last line; and
+more with -v."""
 
 from __future__ import annotations
 
@@ -8,7 +9,13 @@ from statistics import median
 
 from pytest_ddpperf.records.outcome import Outcome, RunInfo
 from pytest_ddpperf.records.plan import Collective
-from pytest_ddpperf.records.samples import Baseline, LaunchCost, LaunchSteps, Samples, Scalar
+from pytest_ddpperf.records.samples import (
+    Baseline,
+    LaunchCost,
+    LaunchSteps,
+    Samples,
+    Scalar,
+)
 from pytest_ddpperf.report import sentences, text
 from pytest_ddpperf.report.summary import last_line
 from pytest_ddpperf.verdict import stats
@@ -17,16 +24,26 @@ from pytest_ddpperf.verdict.times import TEST_LEVEL
 _PERCENTILES = (50, 75, 90, 95)
 
 
-def header(facts: Mapping[str, Scalar], *, verbose: bool, width: int | None = None) -> Iterator[str]:
-    """Yield what runs the ranks, from the facts of a probe rank, and where each world size runs. With a `width`,
-    long lines are wrapped."""
+def header(
+    facts: Mapping[str, Scalar], *, verbose: bool, width: int | None = None
+) -> Iterator[str]:
+    """Yield what runs the ranks, from the facts of a probe rank, and where each world size runs.
+    With a `width`, long lines are wrapped."""
     versions = [f"torch {facts.get('torch')}", f"Python {facts.get('python')}"]
-    versions += [f"{name} {facts[key]}" for key, name in (("cuda", "CUDA"), ("nccl", "NCCL")) if facts.get(key)]
+    versions += [
+        f"{name} {facts[key]}"
+        for key, name in (("cuda", "CUDA"), ("nccl", "NCCL"))
+        if facts.get(key)
+    ]
     parts = [", ".join(versions)]
     if facts.get("device_count"):
         parts.append(f"{facts['device_count']} x {facts.get('device_model')}")
     parts.append(str(facts.get("cpu_model")))
-    lines = ["; ".join(parts), str(facts.get("machines") or ""), *str(facts.get("places") or "").splitlines()]
+    lines = [
+        "; ".join(parts),
+        str(facts.get("machines") or ""),
+        *str(facts.get("places") or "").splitlines(),
+    ]
     if facts.get("against"):
         lines.append(f"against {facts['against']}")
     for line in filter(None, lines):
@@ -38,20 +55,28 @@ def header(facts: Mapping[str, Scalar], *, verbose: bool, width: int | None = No
 
 
 def report(
-    outcomes: Sequence[Outcome], run: RunInfo, messages: Sequence[str], *, verbosity: int, width: int
+    outcomes: Sequence[Outcome],
+    run: RunInfo,
+    messages: Sequence[str],
+    *,
+    verbosity: int,
+    width: int,
 ) -> Iterator[str]:
-    """Yield the table, a line for each problem, the `messages` and the counts. At -q only those problems are shown
-    that leave a verdict in doubt, at -v details are. No line is wider than `width`."""
+    """Yield the table, a line for each problem, the `messages` and the counts. At -q only those
+    problems are shown that leave a verdict in doubt, at -v details are. No line is wider than
+    `width`."""
     yield from table(outcomes, width=width)
     lines = [*details(outcomes, width)] if verbosity > 0 else []
-    others = [outcome for outcome in outcomes if outcome.error or not outcome.fails]  # a failure shows its notes
+    # a failure shows its notes
+    others = [outcome for outcome in outcomes if outcome.error or not outcome.fails]
     lines += sentences.problems(others, quiet=verbosity < 0)
     every = "\n".join((*lines, *messages, last_line(outcomes, run, with_cost=True)))
     yield from text.wrap_text(text.printable(every), width)
 
 
 _GAP = 2  # between columns
-_LEAST_NAME = 15  # characters of a name: if there is less room, the ranges of changes are left out
+# characters of a name: if there is less room, the ranges of changes are left out
+_LEAST_NAME = 15
 
 
 def table(outcomes: Sequence[Outcome], *, width: int = text.WIDTH) -> Iterator[str]:
@@ -63,41 +88,61 @@ def table(outcomes: Sequence[Outcome], *, width: int = text.WIDTH) -> Iterator[s
     rows = [titles, *(tuple(_cells(outcome)) for outcome in outcomes)]
     compared = any(change for _, _, change, _ in rows[1:])
     if not compared:
-        rows = [("ranks", "p50", "verdict"), *((ranks, now, verdict) for ranks, now, _, verdict in rows[1:])]
+        rows = [
+            ("ranks", "p50", "verdict"),
+            *((ranks, now, verdict) for ranks, now, _, verdict in rows[1:]),
+        ]
     elif _room(rows, width) < _LEAST_NAME:
         rows = [tuple(cell.partition(" [")[0] for cell in row) for row in rows]
     names = text.names_within(outcomes, max(_room(rows, width), 1))
     yield from text.aligned(
-        [(name, *row) for name, row in zip(("", *names), rows, strict=True)], left=(1, 3) if compared else (1,)
+        [(name, *row) for name, row in zip(("", *names), rows, strict=True)],
+        left=(1, 3) if compared else (1,),
     )
 
 
 def _room(rows: Sequence[Sequence[str]], width: int) -> int:
     """Return the number of columns that are left for names."""
-    return width - sum(max(map(len, column)) + _GAP for column in zip(*rows, strict=True))
+    return width - sum(
+        max(map(len, column)) + _GAP for column in zip(*rows, strict=True)
+    )
 
 
 def _cells(outcome: Outcome) -> Iterator[str]:
     before, now = p50(outcome)
-    yield text.several(outcome.plan.world_size, "trainer") if outcome.plan.rpc else text.ranks(outcome.plan)
+    yield (
+        text.several(outcome.plan.world_size, "trainer")
+        if outcome.plan.rpc
+        else text.ranks(outcome.plan)
+    )
     yield f"{before:>6} -> {now}" if before else now
     yield change(outcome)
     yield sentences.verdict_of(outcome)
 
 
 def p50(outcome: Outcome) -> tuple[str, str]:
-    """Return the step time at p50 on the baseline side, "" if there is none, and now, with the unit of both."""
+    """Return the step time at p50 on the baseline side, "" if there is none, and now, with the unit
+    of both."""
     verdict = outcome.verdict
-    compared = next((c for c in verdict.comparisons if c.limit.metric == "p50"), None) if verdict is not None else None
+    compared = (
+        next((c for c in verdict.comparisons if c.limit.metric == "p50"), None)
+        if verdict is not None
+        else None
+    )
     if compared is not None:
         return text.both_sides(compared, None)
     return "", sentences.p50(outcome)
 
 
 def change(outcome: Outcome) -> str:
-    """Return the change that decided, with its metric if that is not p50; "" if nothing was compared."""
+    """Return the change that decided, with its metric if that is not p50; "" if nothing was
+    compared."""
     verdict = outcome.verdict
-    shown = sentences.shown(verdict) if verdict is not None and verdict.status.compared else None
+    shown = (
+        sentences.shown(verdict)
+        if verdict is not None and verdict.status.compared
+        else None
+    )
     if shown is None:
         return ""
     metric = "" if shown.limit.metric == "p50" else f"{shown.limit.metric} "
@@ -106,12 +151,14 @@ def change(outcome: Outcome) -> str:
 
 def unmeasured(nodeids: Sequence[str]) -> Iterator[str]:
     """Yield a line for each test that passed and measured nothing."""
-    yield from (f"{nodeid}: never measured: it does not call its fixture" for nodeid in nodeids)
+    yield from (
+        f"{nodeid}: never measured: it does not call its fixture" for nodeid in nodeids
+    )
 
 
 def details(outcomes: Sequence[Outcome], width: int = text.WIDTH) -> Iterator[str]:
-    """Yield the percentiles and rates of each measurement, of the group and by rank; counters; costs; error
-    rates."""
+    """Yield the percentiles and rates of each measurement, of the group and by rank; counters;
+    costs; error rates."""
     for outcome in outcomes:
         if outcome.measurement is not None:
             yield from ("", text.name(outcome))
@@ -120,52 +167,88 @@ def details(outcomes: Sequence[Outcome], width: int = text.WIDTH) -> Iterator[st
             yield from (f"  {line}" for line in (*table, *_details(outcome)))
     yield from collective_table(outcomes)
     yield ""
-    yield from _error_rates([each for each in outcomes if each.verdict is not None and each.verdict.comparisons])
+    yield from _error_rates(
+        [
+            each
+            for each in outcomes
+            if each.verdict is not None and each.verdict.comparisons
+        ]
+    )
 
 
 def _error_rates(compared: Sequence[Outcome]) -> Iterator[str]:
-    """Yield how many false alarms a run of several tests has on average, by its noise and limits, and what was assumed
-    of the drift between sessions."""
+    """Yield how many false alarms a run of several tests has on average, by its noise and limits,
+    and what was assumed of the drift between sessions."""
     verdicts = [outcome.verdict for outcome in compared if outcome.verdict is not None]
     if len(verdicts) > 1:
-        expected = sum(comparison.alarm_rate for verdict in verdicts for comparison in verdict.comparisons)
+        expected = sum(
+            comparison.alarm_rate
+            for verdict in verdicts
+            for comparison in verdict.comparisons
+        )
         most = f"at most {text.amount(TEST_LEVEL)} in each of {len(verdicts)} tests"
         yield f"expected false alarms in a run like this: {expected:.2g} ({most})"
-    drifts = [c.drift for each in verdicts if each.sessions == 1 for c in each.comparisons if c.drift is not None]
+    drifts = [
+        c.drift
+        for each in verdicts
+        if each.sessions == 1
+        for c in each.comparisons
+        if c.drift is not None
+    ]
     if drifts:
-        yield f"assumed drift between sessions: {text.span(drifts)} (--ddp-extend-baseline measures it)"
+        yield (
+            f"assumed drift between sessions: {text.span(drifts)} (--ddp-extend-baseline"
+            " measures it)"
+        )
 
 
 def _rate(outcome: Outcome, q: float, rank: int | None = None) -> str:
-    """Return examples per second at a percentile of the step time, of the whole group or of a rank."""
+    """Return examples per second at a percentile of the step time, of the whole group or of a
+    rank."""
     samples = outcome.measured.samples
     durations = _durations(samples, rank)
     if samples.examples is not None:
-        # From the examples really processed in each step; the slow end of time is the low end of the rate.
+        # From the examples really processed in each step; the slow end of time is the low end of
+        # the rate.
         processed = [
-            [sum(step) for step in zip(*launch, strict=True)] if rank is None else launch[rank]
+            [sum(step) for step in zip(*launch, strict=True)]
+            if rank is None
+            else launch[rank]
             for launch in samples.examples
         ]
         rates = [
-            [examples / seconds if seconds else 0.0 for examples, seconds in zip(*launch, strict=True)]
+            [
+                examples / seconds if seconds else 0.0
+                for examples, seconds in zip(*launch, strict=True)
+            ]
             for launch in zip(processed, durations, strict=True)
         ]
-        return text.rate(stats.geometric_mean([stats.quantile(launch, 100 - q) for launch in rates]))
+        return text.rate(
+            stats.geometric_mean([stats.quantile(launch, 100 - q) for launch in rates])
+        )
     seconds = stats.percentile(durations, q)
     if outcome.batch_size is None or not seconds:
         return "-"
-    return text.rate(outcome.batch_size * (outcome.plan.world_size if rank is None else 1) / seconds)
+    return text.rate(
+        outcome.batch_size * (outcome.plan.world_size if rank is None else 1) / seconds
+    )
 
 
 def _durations(samples: Samples, rank: int | None) -> LaunchSteps:
     """Return the step times of the whole group, or a rank's own."""
-    return samples.step_seconds if rank is None else tuple(launch[rank] for launch in samples.rank_seconds)
+    return (
+        samples.step_seconds
+        if rank is None
+        else tuple(launch[rank] for launch in samples.rank_seconds)
+    )
 
 
 def _details(outcome: Outcome) -> Iterator[str]:
     if outcome.verdict is not None and outcome.verdict.comparisons:
         compared = outcome.verdict.comparisons
-        smallest = ", ".join(f"{text.amount(text.resolution(c))} ({c.limit.metric})" for c in compared)
+        smallest = ", ".join(
+            f"{text.amount(text.resolution(c))} ({c.limit.metric})" for c in compared
+        )
         yield f"smallest detectable change: {smallest}"
     known = {name: count for name, count in outcome.measured.counters.items() if count}
     if known:
@@ -178,40 +261,78 @@ def _details(outcome: Outcome) -> Iterator[str]:
         yield f"clocks of the nodes: within {text.seconds(max(apart))}"
     if outcome.costs:
         costs = ", ".join(
-            f"{field.name} {text.seconds(median(getattr(cost, field.name) for cost in outcome.costs))}"
+            f"{field.name}"
+            f" {text.seconds(median(getattr(cost, field.name) for cost in outcome.costs))}"
             for field in fields(LaunchCost)
         )
         launches = text.several(len(outcome.costs), "launch")
         yield f"cost: {launches}, {outcome.seconds:.0f} s; a launch (median): {costs}"
 
 
-def _percentiles(outcome: Outcome, percentiles: Sequence[int] = _PERCENTILES) -> Iterator[str]:
-    """Yield step times and rates at percentiles as PyTorch's DDP benchmark has them: of the group, then of each rank's
-    own steps, with their CPU time. In an RPC launch the ranks are the trainers."""
+def _percentiles(
+    outcome: Outcome, percentiles: Sequence[int] = _PERCENTILES
+) -> Iterator[str]:
+    """Yield step times and rates at percentiles as PyTorch's DDP benchmark has them: of the group,
+    then of each rank's own steps, with their CPU time. In an RPC launch the ranks are the trainers.
+    """
     samples = outcome.measured.samples
-    rows = [["sec/iter", *(title for q in percentiles for title in (f"p{q}", "ex/sec"))]]
+    rows = [
+        ["sec/iter", *(title for q in percentiles for title in (f"p{q}", "ex/sec"))]
+    ]
     if samples.cpu_seconds is not None:
         rows[0].append("CPU p50")
     for rank in (None, *range(len(samples.rank_seconds[0]))):
-        name = "all" if rank is None else text.process(outcome.plan, outcome.measured.environment, rank)
+        name = (
+            "all"
+            if rank is None
+            else text.process(outcome.plan, outcome.measured.environment, rank)
+        )
         cells, durations = [name], _durations(samples, rank)
         for q in percentiles:
             cells += [_sec(stats.percentile(durations, q)), _rate(outcome, q, rank)]
         if samples.cpu_seconds is not None:
-            used = [launch[rank] for launch in samples.cpu_seconds] if rank is not None else []
+            used = (
+                [launch[rank] for launch in samples.cpu_seconds]
+                if rank is not None
+                else []
+            )
             cells.append(_sec(stats.percentile(used, 50)) if used else "")
         rows.append(cells)
-    columns = (column for column in zip(*rows, strict=True) if {*column[1:]} != {"-"})  # of rates that are not known
+    # of rates that are not known
+    columns = (column for column in zip(*rows, strict=True) if {*column[1:]} != {"-"})
     yield from text.aligned([*zip(*columns, strict=True)])
 
 
 def _sec(seconds: float) -> str:
-    """Return seconds in three decimals, as PyTorch's benchmark has them; shorter times in three digits."""
+    """Return seconds in three decimals, as PyTorch's benchmark has them; shorter times in three
+    digits."""
     return f"{seconds:.3f}" if seconds >= 0.1 else f"{seconds:.3g}"
 
 
-_COLLECTIVE_TITLES = ("op", "size", "count", "type", "redop", "root", "time", "algbw", "busbw", "#wrong")
-_COLLECTIVE_UNITS = ("", "(B)", "(elements)", "", "", "", "(us)", "(GB/s)", "(GB/s)", "")
+_COLLECTIVE_TITLES = (
+    "op",
+    "size",
+    "count",
+    "type",
+    "redop",
+    "root",
+    "time",
+    "algbw",
+    "busbw",
+    "#wrong",
+)
+_COLLECTIVE_UNITS = (
+    "",
+    "(B)",
+    "(elements)",
+    "",
+    "",
+    "",
+    "(us)",
+    "(GB/s)",
+    "(GB/s)",
+    "",
+)
 
 
 def collective_table(outcomes: Sequence[Outcome]) -> Iterator[str]:
@@ -219,17 +340,27 @@ def collective_table(outcomes: Sequence[Outcome]) -> Iterator[str]:
     tables: dict[str, list[tuple[str, ...]]] = {}
     for outcome in outcomes:
         if outcome.plan.collective is not None and outcome.measurement is not None:
-            rows = tables.setdefault(f"{text.shortened(outcome.nodeid)} on {text.ranks(outcome.plan)}", [])
-            rows.append(_collective_row(outcome.plan.collective, outcome.measurement.samples))
+            rows = tables.setdefault(
+                f"{text.shortened(outcome.nodeid)} on {text.ranks(outcome.plan)}", []
+            )
+            rows.append(
+                _collective_row(outcome.plan.collective, outcome.measurement.samples)
+            )
     for title, rows in tables.items():
         yield from ("", title)
-        yield from (f"  {line}" for line in text.aligned([_COLLECTIVE_TITLES, _COLLECTIVE_UNITS, *rows]))
+        yield from (
+            f"  {line}"
+            for line in text.aligned([_COLLECTIVE_TITLES, _COLLECTIVE_UNITS, *rows])
+        )
 
 
 def _collective_row(asked: Collective, samples: Samples) -> tuple[str, ...]:
     seconds = stats.percentile(samples.step_seconds, 50)
     return (
-        *map(str, (asked.op, asked.size, asked.count, asked.dtype, asked.redop, asked.root)),
+        *map(
+            str,
+            (asked.op, asked.size, asked.count, asked.dtype, asked.redop, asked.root),
+        ),
         f"{seconds * 1e6:.5g}",
         f"{asked.algbw(seconds):.3g}",
         f"{asked.busbw(seconds):.3g}",
@@ -241,13 +372,25 @@ _BASELINE_TITLES = ("", "sessions", "last", "commit", "smallest detectable chang
 
 
 def baseline_table(environment: str, baselines: Iterable[Baseline]) -> Iterator[str]:
-    """Yield the baselines of one environment, a row per test, with the figures of its last session."""
+    """Yield the baselines of one environment, a row per test, with the figures of its last
+    session."""
     rows = []
     for baseline in baselines:
         last = baseline.sessions[-1]
-        resolves = (f"{name} {text.amount(text.resolved(name, time))}" for name, time in last.resolution.items())
-        commit = text.commit(last.commit.partition("-dirty")[0]) + "*" * last.commit.endswith("-dirty")
-        row = (last.created.partition("T")[0] or "unknown", commit or "-", ", ".join(resolves) or "-")
-        rows.append((text.shortened(str(baseline.test)), str(len(baseline.sessions)), *row))
+        resolves = (
+            f"{name} {text.amount(text.resolved(name, time))}"
+            for name, time in last.resolution.items()
+        )
+        commit = text.commit(
+            last.commit.partition("-dirty")[0]
+        ) + "*" * last.commit.endswith("-dirty")
+        row = (
+            last.created.partition("T")[0] or "unknown",
+            commit or "-",
+            ", ".join(resolves) or "-",
+        )
+        rows.append(
+            (text.shortened(str(baseline.test)), str(len(baseline.sessions)), *row)
+        )
     yield environment
     yield from (f"  {line}" for line in text.aligned([_BASELINE_TITLES, *rows]))

@@ -10,7 +10,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from pytest_ddpperf.records.outcome import Outcome
 from pytest_ddpperf.records.plan import BANDWIDTH, Collective, Limit, Plan
-from pytest_ddpperf.records.samples import Comparison, CounterChange, Environment, Interval, LossChange
+from pytest_ddpperf.records.samples import (
+    Comparison,
+    CounterChange,
+    Environment,
+    Interval,
+    LossChange,
+)
 from pytest_ddpperf.records.step_phases import PHASES, Means
 
 _LEAST = 1e-9  # of a time, as a share: bounds may be so wide that nothing is left of it
@@ -24,35 +30,54 @@ WIDTH = 100
 
 def name(outcome: Outcome) -> str:
     """Return the name of a measurement on one line: node id and label."""
-    return shortened(f"{outcome.nodeid} ({outcome.test.label})" if outcome.test.label else outcome.nodeid)
+    return shortened(
+        f"{outcome.nodeid} ({outcome.test.label})"
+        if outcome.test.label
+        else outcome.nodeid
+    )
 
 
 def names_within(outcomes: Sequence[Outcome], width: int) -> list[str]:
-    """Return the names in at most `width` characters: if need be without folders, without files, without a middle."""
+    """Return the names in at most `width` characters: if need be without folders, without files,
+    without a middle."""
     whole = [name(each) for each in outcomes]
     in_files = [re.sub("^[^:]*/(?=[^/:]*::)", "", each) for each in whole]
     tests = [each.partition("::")[2] or each for each in whole]
-    fitting = (names for names in (whole, in_files) if max(map(len, names), default=0) <= width)
+    fitting = (
+        names for names in (whole, in_files) if max(map(len, names), default=0) <= width
+    )
     return [shortened(each, width) for each in next(fitting, tests)]
 
 
 def shortened(text: str, most: int = _LONGEST_NAME) -> str:
-    """Return the text on one line; if it is longer, without its middle: the end of a name matters most."""
+    """Return the text on one line; if it is longer, without its middle: the end of a name matters
+    most."""
     line = printable(text).replace("\n", "\\n")
-    return line if len(line) <= most else f"{line[: most // 3]}...{line[most // 3 + 3 - most :]}"
+    return (
+        line
+        if len(line) <= most
+        else f"{line[: most // 3]}...{line[most // 3 + 3 - most :]}"
+    )
 
 
 def printable(text: str) -> str:
-    """Return the text with control characters spelt out, also those that turn the direction of writing; lines stay."""
+    """Return the text with control characters spelt out, also those that turn the direction of
+    writing; lines stay."""
     return "".join(
-        each if each.isprintable() or each == "\n" else each.encode("unicode_escape").decode() for each in text
+        each
+        if each.isprintable() or each == "\n"
+        else each.encode("unicode_escape").decode()
+        for each in text
     )
 
 
 def wrapped(line: str, width: int = WIDTH, indent: str = "  ") -> list[str]:
-    """Return a line as one or several of at most `width` characters; those after the first are indented."""
+    """Return a line as one or several of at most `width` characters; those after the first are
+    indented."""
     joined = line.replace(" %", "\u00a0%")  # so that an amount stays on one line
-    lines = textwrap.wrap(joined, width, subsequent_indent=indent, break_on_hyphens=False)
+    lines = textwrap.wrap(
+        joined, width, subsequent_indent=indent, break_on_hyphens=False
+    )
     return [each.replace("\u00a0", " ") for each in lines] or [""]
 
 
@@ -94,7 +119,11 @@ def process(plan: Plan, environment: Environment, rank: int) -> str:
         return name
     hosts = str(environment.recorded.get("hosts") or "").split(", ")
     node = plan.node_of(rank)
-    return f"{name} (node {node}, {hosts[node]})" if node < len(hosts) and hosts[node] else f"{name} (node {node})"
+    return (
+        f"{name} (node {node}, {hosts[node]})"
+        if node < len(hosts) and hosts[node]
+        else f"{name} (node {node})"
+    )
 
 
 def some(items: Sequence[str], most: int = 5) -> str:
@@ -109,14 +138,16 @@ def several(number: int, what: str) -> str:
 
 
 def seconds(value: float, *, signed: bool = False) -> str:
-    """Return a duration in seconds with its unit: "1.24 s", "12.4 ms", "341 us"; signed "+12.4 ms"."""
+    """Return a duration in seconds with its unit: "1.24 s", "12.4 ms", "341 us"; signed "+12.4
+    ms"."""
     (figure,), unit = in_one_unit([value])
     return f"{'+' if signed and value >= 0 else ''}{figure} {unit}"
 
 
 def in_one_unit(values: Sequence[float]) -> tuple[list[str], str]:
     """Return durations in seconds as figures in the unit of the largest, and that unit."""
-    most = float(f"{max(map(abs, values)):.2e}")  # so that 0.9996 ms are 1.00 ms, not 1000 us
+    # so that 0.9996 ms are 1.00 ms, not 1000 us
+    most = float(f"{max(map(abs, values)):.2e}")
     scale, unit = next((scale, unit) for least, scale, unit in _UNITS if most >= least)
     return [_in_three_digits(value * scale) for value in values], unit
 
@@ -133,7 +164,11 @@ def rate(value: float) -> str:
 
 def share(value: float) -> str:
     """Return a relative change: "+12 %", "-1.3 %"; "2.36x" if it is more than double."""
-    return f"{_in_three_digits(1 + value)}x" if value >= 1 else f"{100 * value:+.{_decimals(value)}f} %"
+    return (
+        f"{_in_three_digits(1 + value)}x"
+        if value >= 1
+        else f"{100 * value:+.{_decimals(value)}f} %"
+    )
 
 
 def _decimals(value: float) -> int:
@@ -147,7 +182,10 @@ def interval(change: Interval) -> str:
         low, high = (_in_three_digits(1 + bound) for bound in bounds)
     else:
         decimals = _decimals(change.estimate)
-        low, high = (f"{100 * round(bound, decimals + 2) + 0.0:+.{decimals}f}" for bound in bounds)
+        low, high = (
+            f"{100 * round(bound, decimals + 2) + 0.0:+.{decimals}f}"
+            for bound in bounds
+        )
     return f"{share(change.estimate)} [{low}, {high}]"
 
 
@@ -173,7 +211,9 @@ def changed(comparison: Comparison) -> Interval:
     if not comparison.limit.is_bandwidth:
         return change
     # Its bounds at the ends of time's, the longest of which is the least bandwidth.
-    times = (max(1 + time, _LEAST) for time in (change.estimate, change.high, change.low))
+    times = (
+        max(1 + time, _LEAST) for time in (change.estimate, change.high, change.low)
+    )
     estimate, low, high = (1 / time - 1 for time in times)
     return Interval(estimate=estimate, low=low, high=high)
 
@@ -188,7 +228,10 @@ def loss_change(change: LossChange) -> str:
     known = [mean for mean in (change.before, change.now) if mean is not None]
     share = (max(known) - min(known)) / (max(map(abs, known)) or 1) or 1
     digits = max(3, 2 - math.floor(math.log10(share)))
-    return " -> ".join("nan" if mean is None else f"{mean:.{digits}g}" for mean in (change.before, change.now))
+    return " -> ".join(
+        "nan" if mean is None else f"{mean:.{digits}g}"
+        for mean in (change.before, change.now)
+    )
 
 
 def resolution(comparison: Comparison) -> float:
@@ -199,7 +242,9 @@ def resolution(comparison: Comparison) -> float:
 def limit_share(comparison: Comparison) -> float:
     """Return the limit as a share."""
     limit = comparison.limit
-    return limit.value if limit.unit == "%" else limit.value / comparison.baseline_seconds
+    return (
+        limit.value if limit.unit == "%" else limit.value / comparison.baseline_seconds
+    )
 
 
 def resolved(metric: str, time: float) -> float:
@@ -207,7 +252,9 @@ def resolved(metric: str, time: float) -> float:
     return 1 - 1 / (1 + time) if metric == BANDWIDTH else time
 
 
-def both_sides(compared: Comparison | CounterChange, collective: Collective | None) -> tuple[str, str]:
+def both_sides(
+    compared: Comparison | CounterChange, collective: Collective | None
+) -> tuple[str, str]:
     """Return the figures of the baseline and of now, the second with the unit of both."""
     if isinstance(compared, CounterChange):
         return f"{compared.baseline:,}", f"{compared.now:,}"
@@ -220,13 +267,15 @@ def both_sides(compared: Comparison | CounterChange, collective: Collective | No
 
 
 def aligned(rows: Sequence[Sequence[str]], left: Sequence[int] = ()) -> Iterator[str]:
-    """Yield a line per row. The first column, the last one and those in `left` go to the left, others to the right."""
+    """Yield a line per row. The first column, the last one and those in `left` go to the left,
+    others to the right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     to_left = {0, len(widths) - 1, *left}
     for row in rows:
         cells = enumerate(zip(row, widths, strict=True))
         yield "  ".join(
-            cell.ljust(width) if at in to_left else cell.rjust(width) for at, (cell, width) in cells
+            cell.ljust(width) if at in to_left else cell.rjust(width)
+            for at, (cell, width) in cells
         ).rstrip()
 
 
@@ -237,18 +286,25 @@ def phase(name: str) -> str:
 
 def phases(means: Means) -> str:
     """Return "forward 4.02 ms, backward 9.11 ms": the phases of a step and their seconds."""
-    return ", ".join(f"{phase(name)} {seconds(taken)}" for name in PHASES if (taken := means[name]))
+    return ", ".join(
+        f"{phase(name)} {seconds(taken)}" for name in PHASES if (taken := means[name])
+    )
 
 
-# Lines of each stream of a rank, in the report of a red test: the end of it, and the cause above stays in sight.
+# Lines of each stream of a rank, in the report of a red test: the end of it, and the cause above
+# stays in sight.
 MOST_LINES = 25
 MOST_LINES_OF_FAILURE = 100  # of a launch that failed
 
 
 def last_lines(texts: Iterable[str], most: int) -> str:
-    """Return the last lines of what the last launch wrote, of those that wrote anything; the first one says so."""
+    """Return the last lines of what the last launch wrote, of those that wrote anything; the first
+    one says so."""
     launches = [*filter(None, texts)]
     lines = launches[-1].splitlines()
     if len(launches) > 1 or len(lines) > most:
-        lines = [f"(of the last launch, at most {most} lines: -v shows more)", *lines[-most:]]
+        lines = [
+            f"(of the last launch, at most {most} lines: -v shows more)",
+            *lines[-most:],
+        ]
     return "\n".join(lines)

@@ -27,17 +27,25 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Make rows over ranks, as PyTorch's DDP benchmark has them: on one machine one, two, four, ... ranks up to its
-    share of those that were asked for, then as many on each of two, four, ... machines. The sweep also has one without
-    DDP."""
+    """Make rows over ranks, as PyTorch's DDP benchmark has them: on one machine one, two, four, ...
+    ranks up to its share of those that were asked for, then as many on each of two, four, ...
+    machines. The sweep also has one without DDP."""
     machines = node_count(metafunc.config)
     here = max(1, workloads.largest_world(metafunc.config) // machines)
     rows = [SweepRow(1, ranks) for ranks in _doubled(here)]
-    rows += [SweepRow(several, several * here) for several in _doubled(machines) if several > 1]
+    rows += [
+        SweepRow(several, several * here)
+        for several in _doubled(machines)
+        if several > 1
+    ]
     if "sweep_row" in metafunc.fixturenames:
-        metafunc.parametrize("sweep_row", [_row(row, row.name, row) for row in (SweepRow(1, 0), *rows)])
+        metafunc.parametrize(
+            "sweep_row", [_row(row, row.name, row) for row in (SweepRow(1, 0), *rows)]
+        )
     if "scaled_ranks" in metafunc.fixturenames:
-        metafunc.parametrize("scaled_ranks", [_row(row.ranks, f"{row.ranks}-ranks", row) for row in rows])
+        metafunc.parametrize(
+            "scaled_ranks", [_row(row.ranks, f"{row.ranks}-ranks", row) for row in rows]
+        )
 
 
 def _doubled(most: int) -> list[int]:
@@ -45,21 +53,37 @@ def _doubled(most: int) -> list[int]:
 
 
 def _row(value: object, name: str, row: SweepRow) -> Any:
-    return pytest.param(value, id=name, marks=pytest.mark.ddp(world_size=row.ranks or 1, nodes=row.machines))
+    return pytest.param(
+        value,
+        id=name,
+        marks=pytest.mark.ddp(world_size=row.ranks or 1, nodes=row.machines),
+    )
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if config.getoption("ddp_suite_plots") is not None and find_spec("matplotlib") is None:
-        raise pytest.UsageError("--ddp-suite-plots needs matplotlib: pip install 'pytest-ddpperf[plots]'")
+def pytest_collection_modifyitems(
+    config: pytest.Config, items: list[pytest.Item]
+) -> None:
+    if (
+        config.getoption("ddp_suite_plots") is not None
+        and find_spec("matplotlib") is None
+    ):
+        raise pytest.UsageError(
+            "--ddp-suite-plots needs matplotlib: pip install 'pytest-ddpperf[plots]'"
+        )
     for item in items:
         if Path(item.path).is_relative_to(_HERE):
             item.add_marker(pytest.mark.ddp(**_open_settings(config)))
 
 
 def _open_settings(config: pytest.Config) -> dict[str, Any]:
-    """Return the settings of the size that the run leaves open. The limits suit only its own launches and steps."""
+    """Return the settings of the size that the run leaves open. The limits suit only its own
+    launches and steps."""
     settings = dict(workloads.chosen_size(config).settings)
-    given = {name for name in settings if workloads.read_option(config, f"ddp_{name}", None) is not None}
+    given = {
+        name
+        for name in settings
+        if workloads.read_option(config, f"ddp_{name}", None) is not None
+    }
     if "launches" in given:
         given.add("max_launches")
     if given & {"launches", "steps"}:
@@ -68,12 +92,19 @@ def _open_settings(config: pytest.Config) -> dict[str, Any]:
 
 
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
-    folder, tables = session.config.getoption("ddp_suite_plots"), session.config.stash[_TABLES]
+    folder, tables = (
+        session.config.getoption("ddp_suite_plots"),
+        session.config.stash[_TABLES],
+    )
     if folder is not None and not session.config.option.collectonly:
         try:
             place = session.config.invocation_params.dir / os.path.expanduser(folder)
             tables.drawn = list(save(tables.all_plots(), place))
-            tables.problem = "" if tables.drawn else "--ddp-suite-plots: nothing was measured that has a figure"
+            tables.problem = (
+                ""
+                if tables.drawn
+                else "--ddp-suite-plots: nothing was measured that has a figure"
+            )
         except Exception as error:  # the tables are shown all the same
             tables.problem = f"--ddp-suite-plots: {type(error).__name__}: {error}"
             session.exitstatus = max(exitstatus, pytest.ExitCode.TESTS_FAILED)
@@ -87,7 +118,9 @@ def pytest_runtest_makereport(
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     report = yield
     if report.skipped and isinstance(report.longrepr, tuple):
-        item.config.stash[_TABLES].skipped.append((item.name, report.longrepr[2].removeprefix("Skipped: ")))
+        item.config.stash[_TABLES].skipped.append(
+            (item.name, report.longrepr[2].removeprefix("Skipped: "))
+        )
     return report
 
 
@@ -110,17 +143,26 @@ def tokens(size: Size, ddp_world_size: int) -> int:
 
 
 @pytest.fixture
-def fits(request: pytest.FixtureRequest, ddp_run: DdpRun, ddp_world_size: int, size: Size) -> Fits:
-    """Call it with a model: it skips a test whose ranks need more memory than is free, by a first step that is measured
-    once for all tests of a model."""
-    marks = str([mark.kwargs for mark in request.node.iter_markers("ddp")])  # say where ranks run
+def fits(
+    request: pytest.FixtureRequest, ddp_run: DdpRun, ddp_world_size: int, size: Size
+) -> Fits:
+    """Call it with a model: it skips a test whose ranks need more memory than is free, by a first
+    step that is measured once for all tests of a model."""
+    # say where ranks run
+    marks = str([mark.kwargs for mark in request.node.iter_markers("ddp")])
     tried = request.config.stash[_TRIED]
 
     def check(model: str, sequences: int | None = None) -> None:
-        # Not if it is sure to fit: where batches are small, the copies of parameters are most of what a step needs.
-        # Other machines may have less.
-        least = workloads.COPIES * workloads.gradient_bytes(model, size) * ddp_world_size
-        if size.name != "full" and node_count(request.config) == 1 and least < workloads.free_memory() / 2:
+        # Not if it is sure to fit: where batches are small, the copies of parameters are most of
+        # what a step needs. Other machines may have less.
+        least = (
+            workloads.COPIES * workloads.gradient_bytes(model, size) * ddp_world_size
+        )
+        if (
+            size.name != "full"
+            and node_count(request.config) == 1
+            and least < workloads.free_memory() / 2
+        ):
             return
         case = model, sequences, ddp_world_size, marks
         if case not in tried:
@@ -133,5 +175,6 @@ def fits(request: pytest.FixtureRequest, ddp_run: DdpRun, ddp_world_size: int, s
 
 @pytest.fixture
 def timed(ddp_benchmark: DdpBenchmark, fits: Fits, size: Size, tokens: int) -> Timed:
-    """Call it with a set-up, and with the model and the number of iterations of a step, as `time_step`."""
+    """Call it with a set-up, and with the model and the number of iterations of a step, as
+    `time_step`."""
     return partial(workloads.time_step, ddp_benchmark, fits, size, tokens)

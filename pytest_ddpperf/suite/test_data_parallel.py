@@ -1,5 +1,6 @@
-"""Data parallelism written out (the assignment of Stanford's CS336): the cost of naive, flat, overlapped and bucketed
-gradient averaging on GPTs, and the part of a step that waits for communication."""
+"""Data parallelism written out (the assignment of Stanford's CS336): the cost of naive, flat,
+overlapped and bucketed gradient averaging on GPTs, and the part of a step that waits for
+communication."""
 
 from __future__ import annotations
 
@@ -15,7 +16,15 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 from pytest_ddpperf import Context, DdpBenchmark, Result
 from pytest_ddpperf.suite.tables import Tables, slowest_ranks
-from pytest_ddpperf.suite.workloads import GPTS, Size, Step, Timed, ddp_training, share_of, workload
+from pytest_ddpperf.suite.workloads import (
+    GPTS,
+    Size,
+    Step,
+    Timed,
+    ddp_training,
+    share_of,
+    workload,
+)
 from pytest_ddpperf.suite.wrappers import Blocking, Bucketed, Wrapper
 
 VARIANTS: dict[str, Callable[[nn.Module], Wrapper]] = {
@@ -27,9 +36,15 @@ BUCKETS_MB = (1, 10, 100, 1000)
 
 
 def _add_costs(
-    tables: Tables, model: str, variant: str, result: Result, size: Size, waits: Sequence[tuple[float, float]]
+    tables: Tables,
+    model: str,
+    variant: str,
+    result: Result,
+    size: Size,
+    waits: Sequence[tuple[float, float]],
 ) -> None:
-    """Add a column to the table of the notebook. `waits` has the seconds of each step, and of the wait in it."""
+    """Add a column to the table of the notebook. `waits` has the seconds of each step, and of the
+    wait in it."""
     steps = [seconds for launch in result.step_seconds for seconds in launch]
     cells = {
         "model": model,
@@ -42,12 +57,19 @@ def _add_costs(
         **_spread("comm_time", [waited for _, waited in waits], "_s"),
         **_spread("comm_frac", [waited / seconds for seconds, waited in waits], ""),
     }
-    tables.add_column(f"Data parallel training of GPT {model} on {result.world_size} ranks", variant, cells)
+    tables.add_column(
+        f"Data parallel training of GPT {model} on {result.world_size} ranks",
+        variant,
+        cells,
+    )
 
 
 def _spread(name: str, values: list[float], unit: str) -> dict[str, object]:
     deviation = stdev(values) if len(values) > 1 else 0.0
-    return {f"{name}_avg{unit}": f"{fmean(values):.6g}", f"{name}_std{unit}": f"{deviation:.3g}"}
+    return {
+        f"{name}_avg{unit}": f"{fmean(values):.6g}",
+        f"{name}_std{unit}": f"{deviation:.3g}",
+    }
 
 
 # --- communication that is not hidden, by torch's profiler
@@ -57,10 +79,17 @@ _STEP = "ddpperf step"
 Interval = tuple[float, float]
 
 
-def profiled(ctx: Context, step: Callable[[], object], steps: int) -> list[tuple[float, float]]:
-    """Return the seconds of each step, and of the communication in it during which nothing is computed."""
+def profiled(
+    ctx: Context, step: Callable[[], object], steps: int
+) -> list[tuple[float, float]]:
+    """Return the seconds of each step, and of the communication in it during which nothing is
+    computed."""
     on_cpu = ctx.device.type == "cpu"
-    activities = [ProfilerActivity.CPU] if on_cpu else [ProfilerActivity.CPU, ProfilerActivity.CUDA]
+    activities = (
+        [ProfilerActivity.CPU]
+        if on_cpu
+        else [ProfilerActivity.CPU, ProfilerActivity.CUDA]
+    )
     with profile(activities=activities) as taken:
         for _ in range(steps):
             with record_function(_STEP):
@@ -74,15 +103,24 @@ def profiled(ctx: Context, step: Callable[[], object], steps: int) -> list[tuple
     computation = [_interval(event) for event in events if computed(event, thread)]
     communication = [_interval(event) for event in events if communicated(event)]
     return [
-        ((ended - began) / 1e6, exposed(communication, computation, (began, ended)) / 1e6)
+        (
+            (ended - began) / 1e6,
+            exposed(communication, computation, (began, ended)) / 1e6,
+        )
         for began, ended in (_interval(event) for event in events if _is_step(event))
     ]
 
 
-def exposed(communication: Iterable[Interval], computation: Iterable[Interval], within: Interval) -> float:
+def exposed(
+    communication: Iterable[Interval], computation: Iterable[Interval], within: Interval
+) -> float:
     """Return how long something was communicated and nothing computed."""
     computation = list(computation)
-    return max(0.0, _covered([*communication, *computation], within) - _covered(computation, within))
+    return max(
+        0.0,
+        _covered([*communication, *computation], within)
+        - _covered(computation, within),
+    )
 
 
 def _covered(intervals: Iterable[Interval], within: Interval) -> float:
@@ -113,7 +151,8 @@ def _communicated(event: Any) -> bool:
 
 
 def _computed(event: Any, thread: int) -> bool:
-    """Whether the training thread did it: while it waits for Gloo it is in no event but the step."""
+    """Whether the training thread did it: while it waits for Gloo it is in no event but the
+    step."""
     return bool(event.thread == thread and not event.is_async and not _is_step(event))
 
 
@@ -128,14 +167,18 @@ def _computed_on_device(event: Any, thread: int) -> bool:
 def _is_kernel(event: Any) -> bool:
     """Whether it is a kernel or a copy that ran on the accelerator, not an annotation."""
     return bool(
-        event.device_type.name == "CUDA" and not getattr(event, "is_user_annotation", False) and event.name != _STEP
+        event.device_type.name == "CUDA"
+        and not getattr(event, "is_user_annotation", False)
+        and event.name != _STEP
     )
 
 
 # --- experiments
 
 
-def written_out(ctx: Context, model: str, wrap: Callable[[nn.Module], Wrapper], size: Size) -> Step:
+def written_out(
+    ctx: Context, model: str, wrap: Callable[[nn.Module], Wrapper], size: Size
+) -> Step:
     net, loss = workload(ctx, model, size)
     wrapped = wrap(net)
     optimizer = torch.optim.SGD(wrapped.parameters(), lr=0.01, momentum=0.9)
@@ -152,7 +195,8 @@ def written_out(ctx: Context, model: str, wrap: Callable[[nn.Module], Wrapper], 
 
 
 def torchs_profiled(ctx: Context, model: str, size: Size) -> Step:
-    """Return a step that records how long it waits for communication. The profiler makes it slower."""
+    """Return a step that records how long it waits for communication. The profiler makes it
+    slower."""
     step = ddp_training(ctx, model, size)
 
     def observed() -> None:
@@ -170,11 +214,19 @@ Measured = Callable[[str, str, Callable[[nn.Module], Wrapper]], Result]
 def measured(timed: Timed, size: Size, tables: Tables) -> Measured:
     """Call it with a model, the name of a variant and its wrapper."""
 
-    def measure(model: str, variant: str, wrap: Callable[[nn.Module], Wrapper]) -> Result:
+    def measure(
+        model: str, variant: str, wrap: Callable[[nn.Module], Wrapper]
+    ) -> Result:
         result = timed(lambda ctx: written_out(ctx, model, wrap, size), model)
-        waited = [seconds for launch in slowest_ranks(result.recorded["comm_seconds"]) for seconds in launch]
+        waited = [
+            seconds
+            for launch in slowest_ranks(result.recorded["comm_seconds"])
+            for seconds in launch
+        ]
         steps = [seconds for launch in result.step_seconds for seconds in launch]
-        _add_costs(tables, model, variant, result, size, list(zip(steps, waited, strict=True)))
+        _add_costs(
+            tables, model, variant, result, size, list(zip(steps, waited, strict=True))
+        )
         return result
 
     return measure
@@ -183,28 +235,45 @@ def measured(timed: Timed, size: Size, tables: Tables) -> Measured:
 @pytest.mark.parametrize("model", GPTS)
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_variant(measured: Measured, model: str, variant: str) -> None:
-    """Gradient averaging written out, naive, flat and overlapped, on GPTs: step time and time waited (CS336)."""
+    """Gradient averaging written out, naive, flat and overlapped, on GPTs: step time and time
+    waited (CS336)."""
     assert set(measured(model, variant, VARIANTS[variant]).recorded) == {"comm_seconds"}
 
 
 @pytest.mark.parametrize("model", GPTS)
 @pytest.mark.parametrize("bucket", BUCKETS_MB, ids=lambda megabytes: f"{megabytes}mb")
 def test_bucket_size(measured: Measured, model: str, bucket: int) -> None:
-    """Overlapped averaging in buckets of 1 to 1000 MB, on GPTs: step time and time waited (CS336)."""
+    """Overlapped averaging in buckets of 1 to 1000 MB, on GPTs: step time and time waited
+    (CS336)."""
     measured(model, f"{bucket} MB", lambda module: Bucketed(module, bucket))
 
 
 @pytest.mark.parametrize("model", GPTS)
-def test_torchs(timed: Timed, ddp_benchmark: DdpBenchmark, model: str, size: Size, tokens: int, tables: Tables) -> None:
-    """torch's DDP, compared with those written out; the profiler measures in other launches how long steps wait."""
+def test_torchs(
+    timed: Timed,
+    ddp_benchmark: DdpBenchmark,
+    model: str,
+    size: Size,
+    tokens: int,
+    tables: Tables,
+) -> None:
+    """torch's DDP, compared with those written out; the profiler measures in other launches how
+    long steps wait."""
     result = timed(lambda ctx: ddp_training(ctx, model, size), model)
     recorded = ddp_benchmark(
-        lambda ctx: torchs_profiled(ctx, model, size), batch_size=tokens, name="profiled", gate=False
+        lambda ctx: torchs_profiled(ctx, model, size),
+        batch_size=tokens,
+        name="profiled",
+        gate=False,
     ).recorded
     waits = [
         max(zip(seconds, waited, strict=True), key=lambda of_rank: of_rank[1])
-        for durations, exposed in zip(recorded["seconds"], recorded["comm_seconds"], strict=True)
-        for seconds, waited in zip(zip(*durations, strict=True), zip(*exposed, strict=True), strict=True)
+        for durations, exposed in zip(
+            recorded["seconds"], recorded["comm_seconds"], strict=True
+        )
+        for seconds, waited in zip(
+            zip(*durations, strict=True), zip(*exposed, strict=True), strict=True
+        )
     ]
     assert all(0 <= waited <= seconds for seconds, waited in waits)
     _add_costs(tables, model, "torch's DDP", result, size, waits)

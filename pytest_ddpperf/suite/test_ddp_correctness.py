@@ -1,4 +1,5 @@
-"""The DDP paper apart from latency: what synchronising less often costs in learning, and the two ways to hang."""
+"""The DDP paper apart from latency: what synchronising less often costs in learning, and the two
+ways to hang."""
 
 from __future__ import annotations
 
@@ -24,15 +25,25 @@ SYNC_EVERY = (1, 2, 4, 8)
 SEEDS = 3
 ITERATIONS = 48
 BATCHES = {"small": 1, "large": 8}  # sequences of a rank
-HANG_SECONDS = 15  # a hang is waited for: more than ranks need to start, and to form three groups over NCCL
+# a hang is waited for: more than ranks need to start, and to form three groups over
+# NCCL
+HANG_SECONDS = 15
 
 
-def losses(ctx: Context, size: Size, every: int, sequences: int) -> tuple[list[list[float]], float]:
-    """Return seed x iteration: the mean loss over ranks on the same batches, before each iteration and after the last,
-    synchronised `every` so many iterations; and the mean seconds of an iteration, the median over seeds."""
+def losses(
+    ctx: Context, size: Size, every: int, sequences: int
+) -> tuple[list[list[float]], float]:
+    """Return seed x iteration: the mean loss over ranks on the same batches, before each iteration
+    and after the last, synchronised `every` so many iterations; and the mean seconds of an
+    iteration, the median over seeds."""
     curves, seconds = [], []
     for seed in range(SEEDS):
-        net, loss = workload(replace(ctx, seed=ctx.seed + 1000 * seed), size.gpts[0], size, sequences=sequences)
+        net, loss = workload(
+            replace(ctx, seed=ctx.seed + 1000 * seed),
+            size.gpts[0],
+            size,
+            sequences=sequences,
+        )
         ddp = DistributedDataParallel(net)
         optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
         values, began = [], time.perf_counter()
@@ -53,18 +64,29 @@ def losses(ctx: Context, size: Size, every: int, sequences: int) -> tuple[list[l
 
 
 @pytest.mark.parametrize("batch", BATCHES)
-def test_convergence(ddp_run: DdpRun, batch: str, size: Size, tables: Tables, fits: Fits) -> None:
-    """The loss against iterations and time, synchronised every 1, 2, 4 and 8 iterations: does slower convergence erase
-    what latency gains?"""
+def test_convergence(
+    ddp_run: DdpRun, batch: str, size: Size, tables: Tables, fits: Fits
+) -> None:
+    """The loss against iterations and time, synchronised every 1, 2, 4 and 8 iterations: does
+    slower convergence erase what latency gains?"""
     fits(size.gpts[0], BATCHES[batch])
-    results = {every: ddp_run(losses, size, every, BATCHES[batch]) for every in SYNC_EVERY}
+    results = {
+        every: ddp_run(losses, size, every, BATCHES[batch]) for every in SYNC_EVERY
+    }
     ranks = len(results[1])
     curves = {every: by_rank[0][0] for every, by_rank in results.items()}
-    seconds = {every: max(of_rank for _, of_rank in by_rank) for every, by_rank in results.items()}
-    means = {every: list(map(fmean, zip(*by_seed, strict=True))) for every, by_seed in curves.items()}
+    seconds = {
+        every: max(of_rank for _, of_rank in by_rank)
+        for every, by_rank in results.items()
+    }
+    means = {
+        every: list(map(fmean, zip(*by_seed, strict=True)))
+        for every, by_seed in curves.items()
+    }
     target = max(curve[-1] for curve in means.values())  # what all reach
     reached = {
-        every: seconds[every] * next(n for n, value in enumerate(curve) if value <= target)
+        every: seconds[every]
+        * next(n for n, value in enumerate(curve) if value <= target)
         for every, curve in means.items()
     }
     title = f"{ITERATIONS} iterations of a {batch} batch, {ranks} ranks ({SEEDS} seeds)"
@@ -78,9 +100,20 @@ def test_convergence(ddp_run: DdpRun, batch: str, size: Size, tables: Tables, fi
             **{f"to_a_loss_of_{target:.2f}": f"{reached[every]:.3f}s"},
         )
     first = min(reached, key=reached.__getitem__)
-    answer = "what is saved is lost in learning" if first == 1 else "it pays to synchronise less often"
-    tables.add_text([f"{batch} batch: synchronised every {first}, the loss is {target:.2f} first: {answer}"])
-    for across, scale in (("iterations", dict.fromkeys(SYNC_EVERY, 1.0)), ("seconds", seconds)):
+    answer = (
+        "what is saved is lost in learning"
+        if first == 1
+        else "it pays to synchronise less often"
+    )
+    tables.add_text(
+        [
+            f"{batch} batch: synchronised every {first}, the loss is {target:.2f} first: {answer}"
+        ]
+    )
+    for across, scale in (
+        ("iterations", dict.fromkeys(SYNC_EVERY, 1.0)),
+        ("seconds", seconds),
+    ):
         spreads = {
             f"synchronised every {every}": {
                 iteration * scale[every]: Spread(fmean(each), min(each), max(each))
@@ -88,9 +121,21 @@ def test_convergence(ddp_run: DdpRun, batch: str, size: Size, tables: Tables, fi
             }
             for every, by_seed in curves.items()
         }
-        tables.plots.append(lines(f"Loss against {across}, {batch} batch, {ranks} ranks", across, "loss", spreads))
-    learned, seldom = ([curve[-1] for curve in curves[every]] for every in (SYNC_EVERY[0], SYNC_EVERY[-1]))
-    assert max(learned) < min(seldom), "more updates on the same samples learn more here"
+        tables.plots.append(
+            lines(
+                f"Loss against {across}, {batch} batch, {ranks} ranks",
+                across,
+                "loss",
+                spreads,
+            )
+        )
+    learned, seldom = (
+        [curve[-1] for curve in curves[every]]
+        for every in (SYNC_EVERY[0], SYNC_EVERY[-1])
+    )
+    assert max(learned) < min(seldom), (
+        "more updates on the same samples learn more here"
+    )
 
 
 class Layers(nn.Module):
@@ -98,7 +143,9 @@ class Layers(nn.Module):
 
     def __init__(self, count: int, width: int) -> None:
         super().__init__()
-        self.layers = nn.ModuleList(nn.Linear(width, width, bias=False) for _ in range(count))
+        self.layers = nn.ModuleList(
+            nn.Linear(width, width, bias=False) for _ in range(count)
+        )
 
     def forward(self, values: Tensor, order: Sequence[int]) -> Tensor:
         for number in order:
@@ -107,9 +154,13 @@ class Layers(nn.Module):
 
 
 def order_of_buckets(ctx: Context) -> list[list[int]]:
-    """Return the order of parameters in the second iteration: in the buckets, and as their gradients were ready."""
+    """Return the order of parameters in the second iteration: in the buckets, and as their
+    gradients were ready."""
     net = Layers(6, 16).to(ctx.device)
-    numbers = {parameter.data_ptr(): number for number, parameter in enumerate(net.parameters())}
+    numbers = {
+        parameter.data_ptr(): number
+        for number, parameter in enumerate(net.parameters())
+    }
     in_buckets: list[int] = []
     ready: list[int] = []
     for parameter in net.parameters():
@@ -119,7 +170,9 @@ def order_of_buckets(ctx: Context) -> list[list[int]]:
     ddp = DistributedDataParallel(net, bucket_cap_mb=0.002)
 
     def noting(bucket: Any) -> torch.futures.Future[Tensor]:
-        in_buckets.extend(numbers[parameter.data_ptr()] for parameter in bucket.parameters())
+        in_buckets.extend(
+            numbers[parameter.data_ptr()] for parameter in bucket.parameters()
+        )
         assert dist.group.WORLD is not None
         return default_hooks.allreduce_hook(dist.group.WORLD, bucket)
 
@@ -133,13 +186,15 @@ def order_of_buckets(ctx: Context) -> list[list[int]]:
 
 
 def test_order_of_buckets(ddp_run: DdpRun) -> None:
-    """The paper's order prediction: after one iteration buckets follow the order in which gradients are ready."""
+    """The paper's order prediction: after one iteration buckets follow the order in which gradients
+    are ready."""
     for in_buckets, ready in ddp_run(order_of_buckets):
         assert in_buckets == ready == [2, 4, 1, 5, 0, 3]
 
 
 def reduce_in_another_order(ctx: Context) -> None:
-    """Start two reductions in another order on rank 0: each rank waits for one that others start later."""
+    """Start two reductions in another order on rank 0: each rank waits for one that others start
+    later."""
     gradient = torch.ones(4, device=ctx.device)
     groups = [dist.new_group(), dist.new_group()]
     for group in groups if ctx.rank == 0 else reversed(groups):
@@ -149,7 +204,8 @@ def reduce_in_another_order(ctx: Context) -> None:
 
 
 def leave_out_a_parameter(ctx: Context) -> None:
-    """Leave out the second layer on rank 0 without DDP's find_unused_parameters: its bucket is never ready."""
+    """Leave out the second layer on rank 0 without DDP's find_unused_parameters: its bucket is
+    never ready."""
     net = DistributedDataParallel(Layers(2, 4).to(ctx.device))
     order = (0, 1) if ctx.rank > 0 else (0,)
     for _ in range(2):
@@ -157,35 +213,50 @@ def leave_out_a_parameter(ctx: Context) -> None:
 
 
 def train_with_unused(ctx: Context, unused_on: tuple[int, ...]) -> tuple[float, float]:
-    """Return the gradients of two layers after three steps with `find_unused_parameters`, in which some ranks leave out
-    the second one. Before each step its gradient is 7."""
-    net = DistributedDataParallel(Layers(2, 1).to(ctx.device), find_unused_parameters=True)
+    """Return the gradients of two layers after three steps with `find_unused_parameters`, in which
+    some ranks leave out the second one. Before each step its gradient is 7."""
+    net = DistributedDataParallel(
+        Layers(2, 1).to(ctx.device), find_unused_parameters=True
+    )
     first, second = net.parameters()
     for weight in (first, second):
         torch.nn.init.ones_(weight)
     for _ in range(3):
         first.grad, second.grad = None, torch.full_like(second, 7.0)
-        net(torch.ones(1, 1, device=ctx.device), (0,) if ctx.rank in unused_on else (0, 1)).sum().backward()
+        net(
+            torch.ones(1, 1, device=ctx.device),
+            (0,) if ctx.rank in unused_on else (0, 1),
+        ).sum().backward()
     assert first.grad is not None
     assert second.grad is not None
     return float(first.grad), float(second.grad)
 
 
-def test_a_parameter_that_one_rank_does_not_use(ddp_run: DdpRun, ddp_world_size: int) -> None:
-    """With `find_unused_parameters` training goes on: the other ranks add 1 to the gradient, and all get the mean."""
+def test_a_parameter_that_one_rank_does_not_use(
+    ddp_run: DdpRun, ddp_world_size: int
+) -> None:
+    """With `find_unused_parameters` training goes on: the other ranks add 1 to the gradient, and
+    all get the mean."""
     others = ddp_world_size - 1
     for _, second in ddp_run(train_with_unused, (0,)):
         assert second == pytest.approx((7.0 * ddp_world_size + others) / ddp_world_size)
 
 
-def test_a_parameter_that_no_rank_uses_keeps_its_gradient(ddp_run: DdpRun, ddp_world_size: int) -> None:
-    """With `find_unused_parameters` the gradient of a parameter that no rank uses stays as it was."""
-    assert ddp_run(train_with_unused, tuple(range(ddp_world_size))) == [(1.0, 7.0)] * ddp_world_size
+def test_a_parameter_that_no_rank_uses_keeps_its_gradient(
+    ddp_run: DdpRun, ddp_world_size: int
+) -> None:
+    """With `find_unused_parameters` the gradient of a parameter that no rank uses stays as it
+    was."""
+    assert (
+        ddp_run(train_with_unused, tuple(range(ddp_world_size)))
+        == [(1.0, 7.0)] * ddp_world_size
+    )
 
 
 @pytest.mark.ddp(timeout=HANG_SECONDS)
 def test_hang_of_another_reduction_order(ddp_run: DdpRun, ddp_world_size: int) -> None:
-    """The paper's first way to hang, reductions in another order, is red with the line in which each rank waits."""
+    """The paper's first way to hang, reductions in another order, is red with the line in which
+    each rank waits."""
     if ddp_world_size == 1:
         pytest.skip("needs at least two ranks")
     with pytest.raises(pytest.fail.Exception) as caught:
@@ -198,7 +269,8 @@ def test_hang_of_another_reduction_order(ddp_run: DdpRun, ddp_world_size: int) -
 
 @pytest.mark.ddp(timeout=HANG_SECONDS)
 def test_hang_of_a_parameter_that_is_never_ready(ddp_run: DdpRun) -> None:
-    """The paper's second way to hang, a parameter that is never ready, is red with DDP's own words."""
+    """The paper's second way to hang, a parameter that is never ready, is red with DDP's own
+    words."""
     with pytest.raises(pytest.fail.Exception) as caught:
         ddp_run(leave_out_a_parameter)
     message = str(caught.value)

@@ -1,6 +1,7 @@
-"""The evaluation of "PyTorch Distributed: Experiences on Accelerating Data Parallel Training" (Li et al., VLDB 2020):
-the effect of overlap, bucket size, synchronising less often, compression, options and process groups on the latency of
-a step. And the same step under DDP, FSDP2 and a sharded optimizer."""
+"""The evaluation of "PyTorch Distributed: Experiences on Accelerating Data Parallel Training" (Li
+et al., VLDB 2020): the effect of overlap, bucket size, synchronising less often, compression,
+options and process groups on the latency of a step. And the same step under DDP, FSDP2 and a
+sharded optimizer."""
 
 from __future__ import annotations
 
@@ -31,7 +32,15 @@ from pytest_ddpperf.suite.tables import (
     Tables,
     spread_of,
 )
-from pytest_ddpperf.suite.workloads import Fits, Size, Step, Timed, ddp_training, training, workload
+from pytest_ddpperf.suite.workloads import (
+    Fits,
+    Size,
+    Step,
+    Timed,
+    ddp_training,
+    training,
+    workload,
+)
 from pytest_ddpperf.suite.wrappers import ddps_buckets, flatten, unflatten
 
 # Megabytes; 0 is an all-reduce a gradient, and the last ones hold all gradients of a model.
@@ -49,9 +58,11 @@ def name_of(model: str, size: Size) -> str:
 
 
 def phased(ctx: Context, model: str, size: Size, variant: str) -> Step:
-    """Return a step that records its phases. Not overlapped: the first all-reduce follows the backward pass."""
+    """Return a step that records its phases. Not overlapped: the first all-reduce follows the
+    backward pass."""
     net, loss = workload(ctx, model, size)
-    # Under no_sync buffers are not synchronised either: no variant does, so that forward passes are alike.
+    # Under no_sync buffers are not synchronised either: no variant does, so that forward passes are
+    # alike.
     ddp = DistributedDataParallel(net, **workloads.no_buffers())  # type: ignore[arg-type]
     reduced_after = ddps_buckets(list(ddp.parameters()))
     optimizer = torch.optim.SGD(ddp.parameters(), lr=0.001, momentum=0.9)
@@ -63,7 +74,9 @@ def phased(ctx: Context, model: str, size: Size, variant: str) -> Step:
 
     def step() -> None:
         optimizer.zero_grad()
-        quiet: AbstractContextManager[object] = nullcontext() if variant == OVERLAPPED else ddp.no_sync()
+        quiet: AbstractContextManager[object] = (
+            nullcontext() if variant == OVERLAPPED else ddp.no_sync()
+        )
         with quiet:
             marks = [now()]
             value = loss(ddp)
@@ -86,8 +99,11 @@ def phased(ctx: Context, model: str, size: Size, variant: str) -> Step:
 
 @pytest.mark.parametrize("variant", [ALONE, OVERLAPPED, NOT_OVERLAPPED])
 @pytest.mark.parametrize("model", ["resnet50", "gpt"])
-def test_latency_breakdown(timed: Timed, model: str, variant: str, size: Size, tables: Tables) -> None:
-    """Forward, backward, communication that the backward pass does not hide, optimizer; with and without overlap."""
+def test_latency_breakdown(
+    timed: Timed, model: str, variant: str, size: Size, tables: Tables
+) -> None:
+    """Forward, backward, communication that the backward pass does not hide, optimizer; with and
+    without overlap."""
     name = name_of(model, size)
     result = timed(lambda ctx: phased(ctx, name, size, variant), name)
     tables.get(Breakdown).add(model, variant, result)
@@ -95,33 +111,51 @@ def test_latency_breakdown(timed: Timed, model: str, variant: str, size: Size, t
 
 @pytest.mark.parametrize("bucket", BUCKETS_MB, ids=lambda megabytes: f"{megabytes}mb")
 @pytest.mark.parametrize("model", ["gpt", "resnet50", "resnet101"])
-def test_bucket_latency(timed: Timed, model: str, bucket: int, size: Size, tables: Tables) -> None:
-    """The size of DDP's buckets against the latency of a step, from an all-reduce a gradient to one for all."""
+def test_bucket_latency(
+    timed: Timed, model: str, bucket: int, size: Size, tables: Tables
+) -> None:
+    """The size of DDP's buckets against the latency of a step, from an all-reduce a gradient to one
+    for all."""
     if model == "resnet101" and bucket < 25 and size.name == "tiny":
-        pytest.skip("resnet101 in small buckets takes too long for --ddp-suite-size tiny")
+        pytest.skip(
+            "resnet101 in small buckets takes too long for --ddp-suite-size tiny"
+        )
     name = name_of(model, size)
     gradients = workloads.gradient_bytes(name, size) / 2**20
-    if bucket and max(smaller for smaller in BUCKETS_MB if smaller < bucket) > gradients:
+    if (
+        bucket
+        and max(smaller for smaller in BUCKETS_MB if smaller < bucket) > gradients
+    ):
         pytest.skip("a smaller bucket holds all gradients")
-    result = timed(lambda ctx: ddp_training(ctx, name, size, bucket_cap_mb=bucket or 1e-6), name)
+    result = timed(
+        lambda ctx: ddp_training(ctx, name, size, bucket_cap_mb=bucket or 1e-6), name
+    )
     tables.get(Latencies).add(f"Bucket size, {model}", f"{bucket} MB", result)
     tables.get(BestBuckets).add(model, gradients, bucket, result)
 
 
 @pytest.mark.ddp(world_size=1)  # each parameter has its own
-def test_scalability(ddp_benchmark: DdpBenchmark, scaled_ranks: int, size: Size, tables: Tables, fits: Fits) -> None:
+def test_scalability(
+    ddp_benchmark: DdpBenchmark,
+    scaled_ranks: int,
+    size: Size,
+    tables: Tables,
+    fits: Fits,
+) -> None:
     """The latency of a GPT's step over numbers of ranks; the sweep has the ResNets'."""
     model, sequences = size.gpts[0], size.sequences  # the same work for each
     fits(model, sequences)
     result = ddp_benchmark(
-        lambda ctx: ddp_training(ctx, model, size, sequences=sequences), batch_size=sequences * size.tokens
+        lambda ctx: ddp_training(ctx, model, size, sequences=sequences),
+        batch_size=sequences * size.tokens,
     )
     tables.get(Scaling).add(f"GPT {model}", result)
 
 
 @pytest.mark.parametrize("every", SYNC_EVERY)
 def test_sync_every(timed: Timed, every: int, size: Size, tables: Tables) -> None:
-    """Gradients reduced every 1, 2, 4 and 8 iterations: what skipping synchronisation saves an iteration."""
+    """Gradients reduced every 1, 2, 4 and 8 iterations: what skipping synchronisation saves an
+    iteration."""
     iterations = max(SYNC_EVERY)
 
     def setup(ctx: Context) -> Step:
@@ -129,7 +163,8 @@ def test_sync_every(timed: Timed, every: int, size: Size, tables: Tables) -> Non
         ddp = DistributedDataParallel(net)
         optimizer = torch.optim.SGD(ddp.parameters(), lr=0.001)
 
-        def step() -> None:  # as many iterations whatever the interval, so that steps are alike
+        # as many iterations whatever the interval, so that steps are alike
+        def step() -> None:
             for iteration in range(1, iterations + 1):
                 last = iteration % every == 0
                 with nullcontext() if last else ddp.no_sync():
@@ -141,7 +176,9 @@ def test_sync_every(timed: Timed, every: int, size: Size, tables: Tables) -> Non
         return step
 
     result = timed(setup, iterations=iterations)
-    tables.get(Latencies).add("Synchronisation every n iterations", f"every {every}", result, iterations)
+    tables.get(Latencies).add(
+        "Synchronisation every n iterations", f"every {every}", result, iterations
+    )
 
 
 # --- compression, options, groups
@@ -152,19 +189,25 @@ Hook = Callable[[Any, Any], torch.futures.Future[Tensor]]
 def bf16(state: object, bucket: Any) -> torch.futures.Future[Tensor]:
     """Compress as torch's own hook does, which is only for NCCL."""
     gradients: Tensor = bucket.buffer()
-    work = dist.all_reduce(gradients.to(torch.bfloat16) / dist.get_world_size(), async_op=True)
+    work = dist.all_reduce(
+        gradients.to(torch.bfloat16) / dist.get_world_size(), async_op=True
+    )
     assert work is not None
     reduced: torch.futures.Future[list[Tensor]] = work.get_future()
     return reduced.then(lambda done: gradients.copy_(done.value()[0]))
 
 
 def power_sgd(state: Any, bucket: Any) -> torch.futures.Future[Tensor]:
-    compressed: torch.futures.Future[Tensor] = powerSGD_hook.powerSGD_hook(state, bucket)
+    compressed: torch.futures.Future[Tensor] = powerSGD_hook.powerSGD_hook(
+        state, bucket
+    )
     return compressed
 
 
 def power_sgd_state() -> Any:
-    return powerSGD_hook.PowerSGDState(process_group=None, matrix_approximation_rank=1, start_powerSGD_iter=2)
+    return powerSGD_hook.PowerSGDState(
+        process_group=None, matrix_approximation_rank=1, start_powerSGD_iter=2
+    )
 
 
 HOOKS: dict[str, tuple[Hook | None, Callable[[], Any]]] = {
@@ -183,7 +226,8 @@ def test_compression(timed: Timed, hook: str, size: Size, tables: Tables) -> Non
 
     def setup(ctx: Context) -> Step:
         net, loss = workload(ctx, size.gpts[0], size)
-        # One bucket: of several, PowerSGD's further all-reduces would begin in another order on each rank.
+        # One bucket: of several, PowerSGD's further all-reduces would begin in another order on
+        # each rank.
         ddp = DistributedDataParallel(net, bucket_cap_mb=1000)
         chosen, state = HOOKS[hook]
         if chosen is not None:
@@ -205,13 +249,17 @@ OPTIONS: dict[str, Callable[[], dict[str, bool]]] = {
 
 @pytest.mark.parametrize("option", OPTIONS)
 def test_option(timed: Timed, option: str, size: Size, tables: Tables) -> None:
-    """What DDP's options cost or save: static_graph, gradient_as_bucket_view, find_unused_parameters, buffers."""
-    result = timed(lambda ctx: ddp_training(ctx, "resnet50", size, **OPTIONS[option]()), "resnet50")
+    """What DDP's options cost or save: static_graph, gradient_as_bucket_view,
+    find_unused_parameters, buffers."""
+    result = timed(
+        lambda ctx: ddp_training(ctx, "resnet50", size, **OPTIONS[option]()), "resnet50"
+    )
     tables.get(Latencies).add("Options", option, result)
 
 
 class LeftOut(nn.Module):
-    """A block that is left out every second time, the same ones on all ranks: of several, every other one at a time."""
+    """A block that is left out every second time, the same ones on all ranks: of several, every
+    other one at a time."""
 
     def __init__(self, block: nn.Module, place: int) -> None:
         super().__init__()
@@ -223,7 +271,8 @@ class LeftOut(nn.Module):
 
 @pytest.mark.parametrize("share", [0.0, 0.5])
 def test_layer_dropping(timed: Timed, share: float, size: Size, tables: Tables) -> None:
-    """Half of the blocks left out, the same on all ranks: they are not computed, and zeros are reduced for them."""
+    """Half of the blocks left out, the same on all ranks: they are not computed, and zeros are
+    reduced for them."""
 
     def setup(ctx: Context) -> Step:
         net, loss = workload(ctx, size.gpts[0], size)
@@ -237,7 +286,8 @@ def test_layer_dropping(timed: Timed, share: float, size: Size, tables: Tables) 
 
 @pytest.mark.parametrize("groups", GROUPS)
 def test_round_robin(timed: Timed, groups: int, size: Size, tables: Tables) -> None:
-    """Buckets dealt to 1, 3 and 5 process groups in turn, which torch's own round-robin group once did."""
+    """Buckets dealt to 1, 3 and 5 process groups in turn, which torch's own round-robin group once
+    did."""
 
     def setup(ctx: Context) -> Step:
         net, loss = workload(ctx, size.gpts[0], size)
@@ -246,7 +296,9 @@ def test_round_robin(timed: Timed, groups: int, size: Size, tables: Tables) -> N
         turns = count()
 
         def reduced(bucket: Any) -> torch.futures.Future[Tensor]:
-            work = dist.all_reduce(bucket.buffer(), group=dealt[next(turns) % groups], async_op=True)
+            work = dist.all_reduce(
+                bucket.buffer(), group=dealt[next(turns) % groups], async_op=True
+            )
             assert work is not None
             summed: torch.futures.Future[list[Tensor]] = work.get_future()
             return summed.then(lambda done: done.value()[0] / ctx.world_size)
@@ -259,11 +311,19 @@ def test_round_robin(timed: Timed, groups: int, size: Size, tables: Tables) -> N
 
 # --- backends
 
-BACKENDS = {"gloo-cpu": ("gloo", "cpu"), "gloo-cuda": ("gloo", "cuda"), "nccl": ("nccl", "cuda")}
+BACKENDS = {
+    "gloo-cpu": ("gloo", "cpu"),
+    "gloo-cuda": ("gloo", "cuda"),
+    "nccl": ("nccl", "cuda"),
+}
 
 
 @pytest.mark.parametrize(
-    "backend", [pytest.param(name, marks=pytest.mark.ddp(backend=b, device=d)) for name, (b, d) in BACKENDS.items()]
+    "backend",
+    [
+        pytest.param(name, marks=pytest.mark.ddp(backend=b, device=d))
+        for name, (b, d) in BACKENDS.items()
+    ],
 )
 def test_backend(timed: Timed, backend: str, size: Size, tables: Tables) -> None:
     """The same step over each backend that the machine has, in one run."""
@@ -298,6 +358,12 @@ def test_sharding(timed: Timed, kind: str, size: Size, tables: Tables) -> None:
             return training(ddp, loss)
         from torch.distributed.optim import ZeroRedundancyOptimizer
 
-        return training(ddp, loss, ZeroRedundancyOptimizer(ddp.parameters(), torch.optim.SGD, lr=0.001, momentum=0.9))
+        return training(
+            ddp,
+            loss,
+            ZeroRedundancyOptimizer(
+                ddp.parameters(), torch.optim.SGD, lr=0.001, momentum=0.9
+            ),
+        )
 
     tables.get(Latencies).add("Sharding", kind, timed(setup))

@@ -1,4 +1,5 @@
-"""PyTorch's DDP benchmark (pytorch/benchmarks/distributed/ddp): step times of four ResNets over numbers of ranks."""
+"""PyTorch's DDP benchmark (pytorch/benchmarks/distributed/ddp): step times of four ResNets over
+numbers of ranks."""
 
 from __future__ import annotations
 
@@ -11,7 +12,16 @@ from torch.nn.parallel import DistributedDataParallel
 from pytest_ddpperf import Context, DdpBenchmark, Result
 from pytest_ddpperf.suite.models import RESNETS
 from pytest_ddpperf.suite.tables import Plot, Scaling, Tables, describe
-from pytest_ddpperf.suite.workloads import Fits, Size, Step, SweepRow, no_buffers, read_option, training, workload
+from pytest_ddpperf.suite.workloads import (
+    Fits,
+    Size,
+    Step,
+    SweepRow,
+    no_buffers,
+    read_option,
+    training,
+    workload,
+)
 
 PERCENTILES = (50, 75, 90, 95)
 
@@ -23,7 +33,9 @@ class SweepTable:
         self._rows: dict[str, dict[SweepRow, Result]] = {}  # by model and row
         self._images = self._bucket_mb = 0
 
-    def add(self, model: str, row: SweepRow, result: Result, images: int, bucket_mb: int) -> None:
+    def add(
+        self, model: str, row: SweepRow, result: Result, images: int, bucket_mb: int
+    ) -> None:
         self._rows.setdefault(model, {})[row] = result
         self._images, self._bucket_mb = images, bucket_mb
 
@@ -33,14 +45,23 @@ class SweepTable:
         yield "PyTorch distributed benchmark suite"
         yield "-----------------------------------"
         yield ""
-        further = f"* Distributed backend: {result.backend}", f"* Maximum bucket size: {self._bucket_mb}MB"
+        further = (
+            f"* Distributed backend: {result.backend}",
+            f"* Maximum bucket size: {self._bucket_mb}MB",
+        )
         yield from describe(result, *further, heading="--- nvidia-smi topo -m ---")
         yield "--------------------------"
-        for model, by_row in sorted(self._rows.items(), key=lambda row: list(RESNETS).index(row[0])):
+        for model, by_row in sorted(
+            self._rows.items(), key=lambda row: list(RESNETS).index(row[0])
+        ):
             yield ""
             yield f"Benchmark: {model} with batch size {self._images}"
             yield ""
-            yield " " * 22 + f"{'sec/iter':>14}{'ex/sec':>10}" * len(PERCENTILES) + "  efficiency"
+            yield (
+                " " * 22
+                + f"{'sec/iter':>14}{'ex/sec':>10}" * len(PERCENTILES)
+                + "  efficiency"
+            )
             for row, result in sorted(by_row.items()):
                 yield self._row(row, result, by_row.get(SweepRow(1, 1)))
 
@@ -70,20 +91,26 @@ def test_ddp_sweep(
     pytestconfig: pytest.Config,
     fits: Fits,
 ) -> None:
-    """A training step of a ResNet over numbers of ranks, and one without DDP (PyTorch's DDP benchmark)."""
+    """A training step of a ResNet over numbers of ranks, and one without DDP (PyTorch's DDP
+    benchmark)."""
     bucket_mb = int(read_option(pytestconfig, "ddp_suite_bucket_mb", 25))
     fits(model)
 
     def setup(ctx: Context) -> Step:
         net, loss = workload(ctx, model, size)
-        optimizer = torch.optim.SGD(net.parameters(), lr=0.001, momentum=0.9, weight_decay=1e-4)
+        optimizer = torch.optim.SGD(
+            net.parameters(), lr=0.001, momentum=0.9, weight_decay=1e-4
+        )
         if not sweep_row.ranks:
             return training(net, loss, optimizer)
         ddp = DistributedDataParallel(net, bucket_cap_mb=bucket_mb, **no_buffers())  # type: ignore[arg-type]
         return training(ddp, loss, optimizer)
 
     # By these, `ddpperf diff --form pytorch` shows what the original's does.
-    facts: dict[str, str | int | float | bool] = {"model": model, "row": sweep_row.title}
+    facts: dict[str, str | int | float | bool] = {
+        "model": model,
+        "row": sweep_row.title,
+    }
     if sweep_row.ranks:
         facts["bucket_size"] = bucket_mb
     result = ddp_benchmark(setup, batch_size=size.images, facts=facts)

@@ -1,9 +1,11 @@
-"""Training over RPC: PyTorch's "DDP and RPC" benchmark, a parameter server that is pulled from and pushed to, an agent
-with many observers (reinforcement learning), a pipeline of two stages that are replicated each.
+"""Training over RPC: PyTorch's "DDP and RPC" benchmark, a parameter server that is pulled from and
+pushed to, an agent with many observers (reinforcement learning), a pipeline of two stages that are
+replicated each.
 
-The hybrid is of torch/distributed/benchmarks/benchmark_ddp_rpc.py and of the tutorial "Combining Distributed
-DataParallel with Distributed RPC Framework": the same tables, layers and varying batches, and a master that makes the
-tables. The benchmark refers to them by RRefs, the tutorial by RemoteModules; both are measured.
+The hybrid is of torch/distributed/benchmarks/benchmark_ddp_rpc.py and of the tutorial "Combining
+Distributed DataParallel with Distributed RPC Framework": the same tables, layers and varying
+batches, and a master that makes the tables. The benchmark refers to them by RRefs, the tutorial by
+RemoteModules; both are measured.
 """
 
 from __future__ import annotations
@@ -40,7 +42,8 @@ BATCHES = 10  # of an epoch
 PERCENTILES = (50, 75, 90, 95)
 ORIGINALS = 8  # trainers, and parameter servers
 
-Batch = tuple[Tensor, Tensor, Tensor]  # indices, offsets of the bags, a target for each bag
+# indices, offsets of the bags, a target for each bag
+Batch = tuple[Tensor, Tensor, Tensor]
 
 
 class HybridModel(nn.Module):
@@ -55,7 +58,9 @@ class HybridModel(nn.Module):
             *(nn.Linear(COLUMNS * len(tables), 256), nn.Linear(256, 128), nn.ReLU()),
             *(nn.Linear(128, 64), nn.Linear(64, 32), nn.Linear(32, CLASSES)),
         ]
-        self.dense: nn.Module = DistributedDataParallel(nn.Sequential(*layers).to(device))
+        self.dense: nn.Module = DistributedDataParallel(
+            nn.Sequential(*layers).to(device)
+        )
 
     def forward(self, indices: Tensor, offsets: Tensor) -> Tensor:
         """Return the scores: bags x CLASSES."""
@@ -97,7 +102,8 @@ def epoch_of_batches(source: random.Random) -> list[Batch]:
 
 
 def hybrid_lines(result: Result) -> Iterator[str]:
-    """Yield the table of the original: a row per trainer and one for all; its "epoch/sec" are examples per second."""
+    """Yield the table of the original: a row per trainer and one for all; its "epoch/sec" are
+    examples per second."""
     yield "---------- Info ---------"
     yield ""
     yield from describe(result, heading="---------- nvidia-smi topo -m ---------")
@@ -107,10 +113,17 @@ def hybrid_lines(result: Result) -> Iterator[str]:
     yield (" " * 18 + "  sec/epoch  epoch/sec  " * len(PERCENTILES)).rstrip()
     trainers = range(len(result.samples[0]))
     examples = [
-        fmean(count or 0.0 for launch in result.recorded["examples"] for count in launch[trainer])
+        fmean(
+            count or 0.0
+            for launch in result.recorded["examples"]
+            for count in launch[trainer]
+        )
         for trainer in trainers
     ]
-    durations = [[step for launch in result.samples for step in launch[trainer]] for trainer in trainers]
+    durations = [
+        [step for launch in result.samples for step in launch[trainer]]
+        for trainer in trainers
+    ]
     for trainer in trainers:
         yield _row(f"Trainer{trainer}", durations[trainer], examples[trainer])
     yield _row("All", [step for own in durations for step in own], sum(examples))
@@ -120,7 +133,8 @@ def _row(who: str, durations: Sequence[float], examples: float) -> str:
     taken = torch.tensor(durations, dtype=torch.float64)
     text = f"{who:>12}:"
     for q in PERCENTILES:
-        seconds = float(taken.quantile(q / 100))  # interpolated linearly, as in the original
+        # interpolated linearly, as in the original
+        seconds = float(taken.quantile(q / 100))
         text += f"  p{q:02d}:  {seconds:1.3f}s  {examples / seconds:6.0f}/s"
     return text
 
@@ -140,7 +154,8 @@ def master_of_modules(ctx: RpcContext) -> list[Any]:
 
 def trainer(ctx: RpcContext, tables: Sequence[Any]) -> Callable[[], int]:
     """Return an epoch of ten batches of this trainer."""
-    from torch.distributed.optim import DistributedOptimizer  # its import warns of a deprecation in torch itself
+    # its import warns of a deprecation in torch itself
+    from torch.distributed.optim import DistributedOptimizer
 
     torch.manual_seed(ctx.seed)
     model = HybridModel(tables, ctx.device)
@@ -164,17 +179,27 @@ def trainer(ctx: RpcContext, tables: Sequence[Any]) -> Callable[[], int]:
 
 
 def test_hybrid(rpc_benchmark: RpcBenchmark, pytestconfig: Any, tables: Tables) -> None:
-    """Embeddings on parameter servers by RPC, dense layers under DDP: an epoch's time (PyTorch's DDP+RPC benchmark);
-    the same with RemoteModules."""
+    """Embeddings on parameter servers by RPC, dense layers under DDP: an epoch's time (PyTorch's
+    DDP+RPC benchmark); the same with RemoteModules."""
     # As many as in the original if there is a core for each.
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = (
+        len(os.sched_getaffinity(0))
+        if hasattr(os, "sched_getaffinity")
+        else os.cpu_count() or 1
+    )
     carried = ORIGINALS if cores > 2 * ORIGINALS else 2
     trainers, servers = (
         None if read_option(pytestconfig, option, None) else carried
         for option in ("ddp_trainers", "ddp_parameter_servers")
     )
     for name, made in ((None, master), ("RemoteModule", master_of_modules)):
-        result = rpc_benchmark(trainer, master=made, trainers=trainers, parameter_servers=servers, name=name)
+        result = rpc_benchmark(
+            trainer,
+            master=made,
+            trainers=trainers,
+            parameter_servers=servers,
+            name=name,
+        )
         tables.add_text(hybrid_lines(result))
 
 
@@ -183,13 +208,21 @@ def test_hybrid(rpc_benchmark: RpcBenchmark, pytestconfig: Any, tables: Tables) 
 WIDTH = 256
 BATCH = 32  # examples of a trainer
 LEARNING_RATE = 0.01
-ON_CPU = pytest.mark.ddp(device="cpu", backend="gloo")  # what goes over RPC is on the CPU
+# what goes over RPC is on the CPU
+ON_CPU = pytest.mark.ddp(device="cpu", backend="gloo")
 
 
-def _add_round(tables: Tables, workload: str, result: Result, count: int, unit: str) -> None:
+def _add_round(
+    tables: Tables, workload: str, result: Result, count: int, unit: str
+) -> None:
     """Show latency and throughput; `count` is the work of all trainers in a step."""
     title = "Over RPC (p50 of a step; from the fastest launch to the slowest)"
-    tables.add(title, workload=workload, step=spread_of(result), rate=f"{count / result.p50:,.0f} {unit}/s")
+    tables.add(
+        title,
+        workload=workload,
+        step=spread_of(result),
+        rate=f"{count / result.p50:,.0f} {unit}/s",
+    )
 
 
 # --- a parameter server
@@ -229,13 +262,21 @@ def test_parameter_server(rpc_benchmark: RpcBenchmark, tables: Tables) -> None:
         def step() -> None:
             pulled = [rpc.rpc_async(server, pull) for server in servers]
             shares = [future.wait() for future in pulled]
-            parameters = {number: layer.requires_grad_() for share in shares for number, layer in share.items()}
+            parameters = {
+                number: layer.requires_grad_()
+                for share in shares
+                for number, layer in share.items()
+            }
             values = inputs
             for number in range(layers):
                 values = torch.tanh(values @ parameters[number])
             F.mse_loss(values, targets).backward()  # type: ignore[no-untyped-call]
             pushed = [
-                rpc.rpc_async(server, push, ({number: parameters[number].grad for number in share},))
+                rpc.rpc_async(
+                    server,
+                    push,
+                    ({number: parameters[number].grad for number in share},),
+                )
                 for server, share in zip(servers, shares, strict=True)
             ]
             for future in pushed:
@@ -244,7 +285,9 @@ def test_parameter_server(rpc_benchmark: RpcBenchmark, tables: Tables) -> None:
         return step
 
     result = rpc_benchmark(trainer, parameter_server=parameter_server, batch_size=BATCH)
-    _add_round(tables, "parameter server", result, BATCH * len(result.samples[0]), "examples")
+    _add_round(
+        tables, "parameter server", result, BATCH * len(result.samples[0]), "examples"
+    )
 
 
 # --- a server of gradients
@@ -255,8 +298,11 @@ _arrived: dict[int, tuple[list[Tensor], torch.futures.Future[Tensor]]] = {}  # b
 
 
 @rpc.functions.async_execution  # type: ignore[untyped-decorator]
-def average_when_all_arrived(bucket: int, gradient: Tensor, trainers: int) -> torch.futures.Future[Tensor]:
-    """Return the mean of all trainers' gradients; the answer to each waits for the last. Called by a trainer."""
+def average_when_all_arrived(
+    bucket: int, gradient: Tensor, trainers: int
+) -> torch.futures.Future[Tensor]:
+    """Return the mean of all trainers' gradients; the answer to each waits for the last. Called by
+    a trainer."""
     with lock:
         gradients, answer = _arrived.setdefault(bucket, ([], torch.futures.Future()))
         gradients.append(gradient)
@@ -267,8 +313,11 @@ def average_when_all_arrived(bucket: int, gradient: Tensor, trainers: int) -> to
 
 
 def average_on_request(bucket: int, gradient: Tensor, trainers: int) -> Tensor:
-    """As `average_when_all_arrived`, but a thread of the server waits for each gradient; a server has 16 threads."""
-    future: torch.futures.Future[Tensor] = average_when_all_arrived(bucket, gradient, trainers)
+    """As `average_when_all_arrived`, but a thread of the server waits for each gradient; a server
+    has 16 threads."""
+    future: torch.futures.Future[Tensor] = average_when_all_arrived(
+        bucket, gradient, trainers
+    )
     return future.wait()
 
 
@@ -289,17 +338,28 @@ TO_SERVER = {"all-reduce": (), "sparse by RPC": (True,), "all by RPC": (True, Fa
     ],
 )
 def test_gradient_server(
-    rpc_benchmark: RpcBenchmark, sent: str, gradients: str, server: str, pytestconfig: Any, tables: Tables
+    rpc_benchmark: RpcBenchmark,
+    sent: str,
+    gradients: str,
+    server: str,
+    pytestconfig: Any,
+    tables: Tables,
 ) -> None:
-    """An embedding and a dense layer under DDP; a parameter server averages their gradients, or an all-reduce does
-    (PyTorch's parameter server benchmark)."""
+    """An embedding and a dense layer under DDP; a parameter server averages their gradients, or an
+    all-reduce does (PyTorch's parameter server benchmark)."""
     if server == "by request" and int(read_option(pytestconfig, "ddp_trainers", 2)) > 8:
-        pytest.skip("needs at most 8 trainers: each of their two buckets takes a thread of a server")
+        pytest.skip(
+            "needs at most 8 trainers: each of their two buckets takes a thread of a server"
+        )
 
     def trainer(ctx: RpcContext) -> Step:
         torch.manual_seed(ctx.seed)
-        net = nn.Sequential(nn.EmbeddingBag(ROWS, 16, sparse=gradients == "sparse", mode="sum"), nn.Linear(16, 8))
-        ddp = DistributedDataParallel(net)  # a bucket for the sparse gradient, and one for the others
+        net = nn.Sequential(
+            nn.EmbeddingBag(ROWS, 16, sparse=gradients == "sparse", mode="sum"),
+            nn.Linear(16, 8),
+        )
+        # a bucket for the sparse gradient, and one for the others
+        ddp = DistributedDataParallel(net)
         servers = ctx.workers["parameter_server"]
 
         def reduce(bucket: Any) -> torch.futures.Future[Tensor]:
@@ -318,7 +378,10 @@ def test_gradient_server(
         # Without annotations, which DDP would compare with its own types.
         ddp.register_comm_hook(None, lambda state, bucket: reduce(bucket))
         optimizer = torch.optim.SGD(ddp.parameters(), lr=0.01)
-        words, targets = torch.randint(ROWS, (BATCH, SEQUENCE)), torch.randint(8, (BATCH,))
+        words, targets = (
+            torch.randint(ROWS, (BATCH, SEQUENCE)),
+            torch.randint(8, (BATCH,)),
+        )
 
         def step() -> None:
             optimizer.zero_grad()
@@ -337,7 +400,8 @@ def test_gradient_server(
 STATE, ACTIONS = 64, 8
 ACTIONS_A_ROUND = 5  # of each observer
 
-policy = nn.Sequential(nn.Linear(STATE, 128), nn.ReLU(), nn.Linear(128, ACTIONS))  # in the agent
+# in the agent
+policy = nn.Sequential(nn.Linear(STATE, 128), nn.ReLU(), nn.Linear(128, ACTIONS))
 
 
 def select_action(state: Tensor) -> int:
@@ -356,19 +420,31 @@ def observe(agent: str) -> int:
 
 @ON_CPU
 @pytest.mark.ddp(nodes=1)
-def test_agent_and_observers(rpc_benchmark: RpcBenchmark, pytestconfig: Any, tables: Tables) -> None:
-    """One agent, many observers that ask it what to do: a round of all of them, and the actions a second."""
+def test_agent_and_observers(
+    rpc_benchmark: RpcBenchmark, pytestconfig: Any, tables: Tables
+) -> None:
+    """One agent, many observers that ask it what to do: a round of all of them, and the actions a
+    second."""
     observers = int(read_option(pytestconfig, "ddp_parameter_servers", 2))
 
     def agent(ctx: RpcContext) -> Step:
         def round_of_all() -> None:
-            rounds = [rpc.rpc_async(observer, observe, (ctx.name,)) for observer in ctx.workers["parameter_server"]]
+            rounds = [
+                rpc.rpc_async(observer, observe, (ctx.name,))
+                for observer in ctx.workers["parameter_server"]
+            ]
             assert sum(each.wait() for each in rounds) == ACTIONS_A_ROUND * len(rounds)
 
         return round_of_all
 
     result = rpc_benchmark(agent, trainers=1, parameter_servers=observers)
-    _add_round(tables, f"agent, {observers} observers", result, ACTIONS_A_ROUND * observers, "actions")
+    _add_round(
+        tables,
+        f"agent, {observers} observers",
+        result,
+        ACTIONS_A_ROUND * observers,
+        "actions",
+    )
 
 
 # --- a pipeline
@@ -387,33 +463,46 @@ def second_stage_parameters() -> list[Any]:
 
 @ON_CPU
 @pytest.mark.parametrize("parts", [1, 4])
-def test_pipeline(rpc_benchmark: RpcBenchmark, parts: int, pytestconfig: Any, tables: Tables) -> None:
-    """Two stages, trainers and as many parameter servers, each stage replicated by DDP: a step of the whole, in so many
-    micro-batches. All go forward, then all backward, as in GPipe."""
+def test_pipeline(
+    rpc_benchmark: RpcBenchmark, parts: int, pytestconfig: Any, tables: Tables
+) -> None:
+    """Two stages, trainers and as many parameter servers, each stage replicated by DDP: a step of
+    the whole, in so many micro-batches. All go forward, then all backward, as in GPipe."""
     pipelines = int(read_option(pytestconfig, "ddp_trainers", 2))
 
     def parameter_server(ctx: RpcContext) -> None:
         torch.manual_seed(ctx.seed)
         stage = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, 10))
-        second_stage.append(DistributedDataParallel(stage))  # over the parameter servers, who have a group too
+        # over the parameter servers, who have a group too
+        second_stage.append(DistributedDataParallel(stage))
 
     def trainer(ctx: RpcContext) -> Step:
         from torch.distributed.optim import DistributedOptimizer
 
         torch.manual_seed(ctx.seed)
         next_stage = ctx.workers["parameter_server"][ctx.rank]
-        first_stage = DistributedDataParallel(nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU()))
+        first_stage = DistributedDataParallel(
+            nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU())
+        )
         parameters = rpc.rpc_sync(next_stage, second_stage_parameters)
         parameters += [rpc.RRef(parameter) for parameter in first_stage.parameters()]
         optimizer: Any = DistributedOptimizer(torch.optim.SGD, parameters, lr=0.05)  # type: ignore[no-untyped-call]
-        inputs, targets = torch.randn(parts, BATCH // parts, WIDTH), torch.randint(10, (BATCH,))
+        inputs, targets = (
+            torch.randn(parts, BATCH // parts, WIDTH),
+            torch.randint(10, (BATCH,)),
+        )
 
         def step() -> None:
             with dist_autograd.context() as context:
                 began = time.perf_counter()
-                scores = [rpc.rpc_async(next_stage, run_second_stage, (first_stage(part),)) for part in inputs]
+                scores = [
+                    rpc.rpc_async(next_stage, run_second_stage, (first_stage(part),))
+                    for part in inputs
+                ]
                 computed = time.perf_counter()
-                loss = F.cross_entropy(torch.cat([future.wait() for future in scores]), targets)
+                loss = F.cross_entropy(
+                    torch.cat([future.wait() for future in scores]), targets
+                )
                 waited = time.perf_counter() - computed
                 dist_autograd.backward(context, [loss])  # type: ignore[attr-defined]
                 optimizer.step(context)
@@ -422,8 +511,23 @@ def test_pipeline(rpc_benchmark: RpcBenchmark, parts: int, pytestconfig: Any, ta
         return step
 
     result = rpc_benchmark(
-        trainer, parameter_server=parameter_server, trainers=pipelines, parameter_servers=pipelines, batch_size=BATCH
+        trainer,
+        parameter_server=parameter_server,
+        trainers=pipelines,
+        parameter_servers=pipelines,
+        batch_size=BATCH,
     )
-    waited = fmean(share or 0.0 for launch in result.recorded["bubble"] for own in launch for share in own)
+    waited = fmean(
+        share or 0.0
+        for launch in result.recorded["bubble"]
+        for own in launch
+        for share in own
+    )
     bubble = f"bubble {waited:.0%} of forward (ideal {1 / (parts + 1):.0%})"
-    _add_round(tables, f"pipeline, {parts} part{'s' * (parts > 1)}, {bubble}", result, BATCH * pipelines, "examples")
+    _add_round(
+        tables,
+        f"pipeline, {parts} part{'s' * (parts > 1)}, {bubble}",
+        result,
+        BATCH * pipelines,
+        "examples",
+    )

@@ -1,5 +1,6 @@
-"""The forum thread "Node-to-node communication traffic in Distributed Data Parallel & RPC Model Parallel": which bytes
-depend on the batch size, as equalities; and the bytes that each algorithm sends over the network."""
+"""The forum thread "Node-to-node communication traffic in Distributed Data Parallel & RPC Model
+Parallel": which bytes depend on the batch size, as equalities; and the bytes that each algorithm
+sends over the network."""
 
 from __future__ import annotations
 
@@ -39,7 +40,9 @@ OPTIMIZERS: dict[str, Callable[[nn.Module], torch.optim.Optimizer]] = {
 second_part: list[nn.Module] = []  # on a parameter server
 
 
-def _add_traffic(tables: Tables, trained: str, batch: int, way: str, count: int) -> None:
+def _add_traffic(
+    tables: Tables, trained: str, batch: int, way: str, count: int
+) -> None:
     title = "Bytes of tensors that a step sends, by batch size"
     tables.add(title, trained=trained, batch=batch, way=way, bytes=f"{count:,}")
 
@@ -54,11 +57,16 @@ def counted(result: Result, counter: str) -> int:
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("batch", BATCHES)
-def test_ddp_traffic(ddp_benchmark: DdpBenchmark, batch: int, optimizer: str, tables: Tables) -> None:
-    """DDP reduces as many bytes as there are gradients, whatever the batch size and the optimizer."""
+def test_ddp_traffic(
+    ddp_benchmark: DdpBenchmark, batch: int, optimizer: str, tables: Tables
+) -> None:
+    """DDP reduces as many bytes as there are gradients, whatever the batch size and the
+    optimizer."""
 
     def setup(ctx: Context) -> Callable[[], None]:
-        net = DistributedDataParallel(nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 8)).to(ctx.device))
+        net = DistributedDataParallel(
+            nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 8)).to(ctx.device)
+        )
         chosen = OPTIMIZERS[optimizer](net)
         inputs = torch.randn(batch, 64, device=ctx.device)
 
@@ -86,12 +94,16 @@ def run_second_part(values: Tensor, uses: int) -> Tensor:
 @pytest.mark.parametrize("call", ["rpc_sync", "to_here"])
 @pytest.mark.parametrize("uses", [1, 3])
 @pytest.mark.parametrize("batch", BATCHES)
-def test_rpc_traffic(rpc_benchmark: RpcBenchmark, batch: int, uses: int, call: str, tables: Tables) -> None:
-    """B x C x W x H go over an RPC boundary each way, by a call or by an RRef's `to_here`; a tensor that is used three
-    times sends one gradient. Between CUDA devices where there are any."""
+def test_rpc_traffic(
+    rpc_benchmark: RpcBenchmark, batch: int, uses: int, call: str, tables: Tables
+) -> None:
+    """B x C x W x H go over an RPC boundary each way, by a call or by an RRef's `to_here`; a tensor
+    that is used three times sends one gradient. Between CUDA devices where there are any."""
 
     def parameter_server(ctx: RpcContext) -> None:
-        second_part.append(nn.Conv2d(CHANNELS, CHANNELS, 3, padding=1, device=ctx.device))
+        second_part.append(
+            nn.Conv2d(CHANNELS, CHANNELS, 3, padding=1, device=ctx.device)
+        )
 
     def trainer(ctx: RpcContext) -> Callable[[], None]:
         first_part = nn.Conv2d(3, CHANNELS, 3, padding=1, device=ctx.device)
@@ -111,10 +123,17 @@ def test_rpc_traffic(rpc_benchmark: RpcBenchmark, batch: int, uses: int, call: s
 
     result = rpc_benchmark(trainer, parameter_server=parameter_server)
     boundary = batch * CHANNELS * PIXELS * PIXELS * FLOAT
-    for way in ("forward", "backward"):  # once in each direction, however often it is used
+    # once in each direction, however often it is used
+    for way in ("forward", "backward"):
         sent = counted(result, f"rpc.bytes.{way}")
         assert sent == 2 * boundary
-        _add_traffic(tables, f"RPC by {call}" + f", used {uses} times" * (uses > 1), batch, way, sent)
+        _add_traffic(
+            tables,
+            f"RPC by {call}" + f", used {uses} times" * (uses > 1),
+            batch,
+            way,
+            sent,
+        )
 
 
 # --- on the wire
@@ -130,20 +149,26 @@ RINGS: dict[str, Callable[[int], float]] = {
 
 
 def bytes_sent(*, loopback: bool) -> int | None:
-    """Return the bytes that all processes of this network namespace have sent, over loopback or over all other
-    interfaces; None if unknown."""
+    """Return the bytes that all processes of this network namespace have sent, over loopback or
+    over all other interfaces; None if unknown."""
     try:
         lines = [
-            line.replace(":", ": ").split() for line in Path("/proc/net/dev").read_text().splitlines() if ":" in line
+            line.replace(":", ": ").split()
+            for line in Path("/proc/net/dev").read_text().splitlines()
+            if ":" in line
         ]
     except OSError:
         return None
-    return sum(int(sent) for name, *received, sent in (line[:10] for line in lines) if (name == "lo:") == loopback)
+    return sum(
+        int(sent)
+        for name, *received, sent in (line[:10] for line in lines)
+        if (name == "lo:") == loopback
+    )
 
 
 def on_the_wire(ctx: Context, op: str) -> tuple[int, float] | str:
-    """Return the bytes of a buffer and those that all ranks together send for the operation (the median of five), over
-    loopback or, of several nodes, between them; or why they are unknown."""
+    """Return the bytes of a buffer and those that all ranks together send for the operation (the
+    median of five), over loopback or, of several nodes, between them; or why they are unknown."""
     is_one_node = ctx.local_world_size == ctx.world_size
     if ctx.device.type != "cpu":
         return "devices exchange by links, shared memory or RDMA, which are not counted"
@@ -167,16 +192,20 @@ def on_the_wire(ctx: Context, op: str) -> tuple[int, float] | str:
         dist.barrier()
         call()
         dist.barrier()
-        counted = torch.tensor(((bytes_sent(loopback=is_one_node) or 0) - before) * (ctx.local_rank == 0))
+        counted = torch.tensor(
+            ((bytes_sent(loopback=is_one_node) or 0) - before) * (ctx.local_rank == 0)
+        )
         dist.all_reduce(counted)  # of one rank of each node
         taken.append(int(counted))
     return payload, median(taken)
 
 
 @pytest.mark.parametrize("op", RINGS)
-def test_wire(ddp_run: DdpRun, op: str, tables: Tables, pytestconfig: pytest.Config) -> None:
-    """The bytes that a collective and a step of DDP send over the network, by algorithm and as the system counts
-    them: over loopback, or between several nodes."""
+def test_wire(
+    ddp_run: DdpRun, op: str, tables: Tables, pytestconfig: pytest.Config
+) -> None:
+    """The bytes that a collective and a step of DDP send over the network, by algorithm and as the
+    system counts them: over loopback, or between several nodes."""
     nodes = node_count(pytestconfig)
     counts = ddp_run(on_the_wire, op)
     if isinstance(counts[0], str):
@@ -184,7 +213,8 @@ def test_wire(ddp_run: DdpRun, op: str, tables: Tables, pytestconfig: pytest.Con
     ranks, (payload, sent) = len(counts), counts[0]
     if nodes > 1 and not sent:
         pytest.skip("nothing went over an interface but loopback")
-    least = RINGS[op](nodes if nodes > 1 else ranks) * payload  # between nodes, a node is as one rank
+    # between nodes, a node is as one rank
+    least = RINGS[op](nodes if nodes > 1 else ranks) * payload
     where = f"between {nodes} nodes" if nodes > 1 else "over loopback"
     tables.add(
         f"Bytes that all ranks send {where}: the least of a ring, and what the system counts",
@@ -199,8 +229,11 @@ def test_wire(ddp_run: DdpRun, op: str, tables: Tables, pytestconfig: pytest.Con
 
 
 @pytest.mark.ddp(device="cpu", backend="gloo")
-def test_wire_of_rpc(rpc_benchmark: RpcBenchmark, tables: Tables, pytestconfig: pytest.Config) -> None:
-    """The bytes that an RPC with a tensor there and back sends from the last node to the first, and from there."""
+def test_wire_of_rpc(
+    rpc_benchmark: RpcBenchmark, tables: Tables, pytestconfig: pytest.Config
+) -> None:
+    """The bytes that an RPC with a tensor there and back sends from the last node to the first, and
+    from there."""
     nodes = node_count(pytestconfig)
     if nodes == 1:
         pytest.skip("on one machine RPC goes through shared memory")
@@ -223,11 +256,20 @@ def test_wire_of_rpc(rpc_benchmark: RpcBenchmark, tables: Tables, pytestconfig: 
         return step
 
     result = rpc_benchmark(trainer, trainers=nodes, parameter_servers=1, gate=False)
-    sent = median(count or 0 for launch in result.recorded["sent_bytes"] for count in launch[-1])
+    sent = median(
+        count or 0 for launch in result.recorded["sent_bytes"] for count in launch[-1]
+    )
     if sent < payload:
         pytest.skip("the nodes share memory: the tensor went over no interface")
-    title = f"Bytes that an RPC with a tensor there and back sends between {nodes} nodes"
-    tables.add(title, tensor=f"{payload:,}", counted=f"{sent:,.0f}", share=f"{sent / payload:.2f} x tensor")
+    title = (
+        f"Bytes that an RPC with a tensor there and back sends between {nodes} nodes"
+    )
+    tables.add(
+        title,
+        tensor=f"{payload:,}",
+        counted=f"{sent:,.0f}",
+        share=f"{sent / payload:.2f} x tensor",
+    )
     assert sent >= 2 * payload
 
 
@@ -235,7 +277,12 @@ def test_wire_of_rpc(rpc_benchmark: RpcBenchmark, tables: Tables, pytestconfig: 
 @pytest.mark.parametrize(
     ("variable", "value"),
     # NCCL before 2.5 has NCCL_TREE_THRESHOLD instead, and uses trees up to so many bytes.
-    [("NCCL_ALGO", "Ring"), ("NCCL_ALGO", "Tree"), ("NCCL_TREE_THRESHOLD", "0"), ("NCCL_TREE_THRESHOLD", "4294967296")],
+    [
+        ("NCCL_ALGO", "Ring"),
+        ("NCCL_ALGO", "Tree"),
+        ("NCCL_TREE_THRESHOLD", "0"),
+        ("NCCL_TREE_THRESHOLD", "4294967296"),
+    ],
 )
 def test_nccl_algorithm(
     collective_benchmark: CollectiveBenchmark,

@@ -1,4 +1,5 @@
-"""How much the experiments measure, and what they train: a ResNet on images or a GPT on text, both random."""
+"""How much the experiments measure, and what they train: a ResNet on images or a GPT on text, both
+random."""
 
 from __future__ import annotations
 
@@ -29,7 +30,8 @@ GPTS = {
     "2.7B": (2560, 32, 32),
 }
 VOCABULARY = 10_000
-COPIES = 4  # of a parameter on each rank: itself, its gradient, that in a bucket, momentum
+# of a parameter on each rank: itself, its gradient, that in a bucket, momentum
+COPIES = 4
 
 Loss = Callable[[nn.Module], Tensor]
 Step = Callable[[], None]
@@ -54,13 +56,15 @@ class Size:
     sequences: int = 4  # per step, over all ranks
 
 
-# DDP rebuilds its buckets after the first step: three warm-up steps are enough to see that everything runs.
+# DDP rebuilds its buckets after the first step: three warm-up steps are enough to see that
+# everything runs.
 _TINY = {"launches": 2, "max_launches": 4, "warmup": 3, "steps": 5, "min_time": 0}
 _SMALL = {"launches": 3, "max_launches": 6, "warmup": 5, "steps": 10, "min_time": 0}
 SIZES = {
     "tiny": Size(
         name="tiny",
-        settings={**_TINY, "threshold": "p50:300%"},  # five steps support no other percentile
+        # five steps support no other percentile
+        settings={**_TINY, "threshold": "p50:300%"},
         images=2,
         pixels=32,
         gpts=("mini",),
@@ -117,12 +121,18 @@ class SweepRow(NamedTuple):
     @property
     def title(self) -> str:
         """The row's name in the table."""
-        return f"{self.machines}M/{self.ranks // self.machines}G" if self.ranks else "no ddp"
+        return (
+            f"{self.machines}M/{self.ranks // self.machines}G"
+            if self.ranks
+            else "no ddp"
+        )
 
 
 def uses_cuda(config: pytest.Config, ranks: int) -> bool:
     """Whether so many ranks of one machine have a CUDA device each, as the plugin chooses."""
-    device, backend = (read_option(config, f"ddp_{name}", "auto") for name in ("device", "backend"))
+    device, backend = (
+        read_option(config, f"ddp_{name}", "auto") for name in ("device", "backend")
+    )
     if device != "auto" or backend != "auto":
         return bool(device == "cuda" or (device == "auto" and backend == "nccl"))
     return torch.cuda.device_count() >= ranks
@@ -132,7 +142,9 @@ def chosen_size(config: pytest.Config) -> Size:
     """Return the size of the run."""
     name = read_option(config, "ddp_suite_size", "auto")
     ranks = -(-largest_world(config) // node_count(config))
-    return SIZES[("full" if uses_cuda(config, ranks) else "small") if name == "auto" else name]
+    return SIZES[
+        ("full" if uses_cuda(config, ranks) else "small") if name == "auto" else name
+    ]
 
 
 # --- training
@@ -147,13 +159,15 @@ def time_step(
     model: str = "",
     iterations: int = 1,
 ) -> Result:
-    """Time the step of a set-up, unless its model does not fit; by default the model is the first GPT of the size. A
-    step may have several iterations."""
+    """Time the step of a set-up, unless its model does not fit; by default the model is the first
+    GPT of the size. A step may have several iterations."""
     model = model or size.gpts[0]
     if model in GPTS and model not in size.gpts:
         pytest.skip(f"GPT {model} is too large for --ddp-suite-size {size.name}")
     fits(model)
-    return ddp_benchmark(setup, batch_size=iterations * tokens if model in GPTS else size.images)
+    return ddp_benchmark(
+        setup, batch_size=iterations * tokens if model in GPTS else size.images
+    )
 
 
 def share_of(size: Size, world_size: int) -> int:
@@ -162,23 +176,30 @@ def share_of(size: Size, world_size: int) -> int:
 
 
 def tokens_of(size: Size, world_size: int) -> int:
-    """Return the batch size of a GPT in tokens, as `Size.images` is a ResNet's. It differs from size to size."""
+    """Return the batch size of a GPT in tokens, as `Size.images` is a ResNet's. It differs from
+    size to size."""
     return share_of(size, world_size) * size.tokens
 
 
-def workload(ctx: Context, model: str, size: Size, *, sequences: int | None = None) -> tuple[nn.Module, Loss]:
-    """Return a model, the same on all ranks, and its loss on this rank's own data, whatever the model is wrapped in.
+def workload(
+    ctx: Context, model: str, size: Size, *, sequences: int | None = None
+) -> tuple[nn.Module, Loss]:
+    """Return a model, the same on all ranks, and its loss on this rank's own data, whatever the
+    model is wrapped in.
 
     A GPT has so many `sequences` per rank, or its share of the size's.
     """
     torch.manual_seed(ctx.seed)
-    with ctx.device:  # in its own memory: a large model of each rank need not fit into the host's
+    # in its own memory: a large model of each rank need not fit into the host's
+    with ctx.device:
         net = _make_net(model, size)
     torch.manual_seed(ctx.seed + 1 + ctx.rank)
     if model in GPTS:
         share = sequences or share_of(size, ctx.world_size)
         text = torch.randint(VOCABULARY, (share, size.tokens + 1), device=ctx.device)
-        return net, lambda wrapped: F.cross_entropy(wrapped(text[:, :-1]).flatten(0, 1), text[:, 1:].flatten())
+        return net, lambda wrapped: F.cross_entropy(
+            wrapped(text[:, :-1]).flatten(0, 1), text[:, 1:].flatten()
+        )
     # As those of PyTorch's DDP benchmark.
     images = torch.rand(size.images, 3, size.pixels, size.pixels, device=ctx.device)
     labels = torch.ones(size.images, dtype=torch.long, device=ctx.device)
@@ -189,13 +210,24 @@ def _make_net(model: str, size: Size) -> nn.Module:
     if model not in GPTS:
         return RESNETS[model]()
     width, layers, heads = GPTS[model]
-    return GPT(GPTConfig(vocabulary=VOCABULARY, context=size.tokens, layers=layers, heads=heads, width=width))
+    return GPT(
+        GPTConfig(
+            vocabulary=VOCABULARY,
+            context=size.tokens,
+            layers=layers,
+            heads=heads,
+            width=width,
+        )
+    )
 
 
 class _Uninitialised(TorchFunctionMode):
-    """No random numbers are drawn: on the meta device that imports torch's compiler, for seconds."""
+    """No random numbers are drawn: on the meta device that imports torch's compiler, for
+    seconds."""
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         kwargs = kwargs or {}
         is_random = func.__name__ in ("normal_", "uniform_", "kaiming_uniform_")
         return [*args, *kwargs.values()][0] if is_random else func(*args, **kwargs)
@@ -204,10 +236,14 @@ class _Uninitialised(TorchFunctionMode):
 def gradient_bytes(model: str, size: Size) -> int:
     """Return the bytes of a model's gradients."""
     with torch.device("meta"), _Uninitialised():
-        return 4 * sum(parameter.numel() for parameter in _make_net(model, size).parameters())
+        return 4 * sum(
+            parameter.numel() for parameter in _make_net(model, size).parameters()
+        )
 
 
-def training(net: nn.Module, loss: Loss, optimizer: torch.optim.Optimizer | None = None) -> Step:
+def training(
+    net: nn.Module, loss: Loss, optimizer: torch.optim.Optimizer | None = None
+) -> Step:
     """Return a training step of a net in any wrapper, by default with SGD."""
     optimizer = optimizer or torch.optim.SGD(net.parameters(), lr=0.001, momentum=0.9)
 
@@ -219,8 +255,16 @@ def training(net: nn.Module, loss: Loss, optimizer: torch.optim.Optimizer | None
     return step
 
 
-def ddp_training(ctx: Context, model: str, size: Size, *, sequences: int | None = None, **options: Any) -> Step:
-    """Return a training step of a model under DDP with these options; `sequences` as of a `workload`."""
+def ddp_training(
+    ctx: Context,
+    model: str,
+    size: Size,
+    *,
+    sequences: int | None = None,
+    **options: Any,
+) -> Step:
+    """Return a training step of a model under DDP with these options; `sequences` as of a
+    `workload`."""
     net, loss = workload(ctx, model, size, sequences=sequences)
     return training(DistributedDataParallel(net, **options), loss)
 
@@ -228,7 +272,11 @@ def ddp_training(ctx: Context, model: str, size: Size, *, sequences: int | None 
 def no_buffers() -> dict[str, bool]:
     """Return DDP's argument for not synchronising buffers, by its name in this torch."""
     names = inspect.signature(DistributedDataParallel.__init__).parameters
-    return {"forward_sync_buffers" if "forward_sync_buffers" in names else "broadcast_buffers": False}
+    return {
+        "forward_sync_buffers"
+        if "forward_sync_buffers" in names
+        else "broadcast_buffers": False
+    }
 
 
 # --- memory
@@ -245,7 +293,10 @@ class Need(NamedTuple):
         """Skip a test whose ranks need more than is free."""
         if self.each * self.ranks > self.free:
             ranks = f" on each of {self.ranks} ranks" * (self.ranks > 1)
-            pytest.skip(f"needs about {self.each / 2**30:.1f} GiB{ranks}, {self.free / 2**30:.1f} GiB are free")
+            pytest.skip(
+                f"needs about {self.each / 2**30:.1f} GiB{ranks}, {self.free / 2**30:.1f} GiB are"
+                " free"
+            )
 
 
 def free_memory() -> float:
@@ -254,11 +305,21 @@ def free_memory() -> float:
         lines = Path("/proc/meminfo").read_text().splitlines()
     except OSError:
         return float("inf")
-    return next((int(line.split()[1]) * 1024.0 for line in lines if line.startswith("MemAvailable:")), float("inf"))
+    return next(
+        (
+            int(line.split()[1]) * 1024.0
+            for line in lines
+            if line.startswith("MemAvailable:")
+        ),
+        float("inf"),
+    )
 
 
-def first_step(ctx: Context, model: str, size: Size, sequences: int | None) -> Need | None:
-    """Return what a training step needs, by the first one of one rank of each machine, while the others wait."""
+def first_step(
+    ctx: Context, model: str, size: Size, sequences: int | None
+) -> Need | None:
+    """Return what a training step needs, by the first one of one rank of each machine, while the
+    others wait."""
     if ctx.local_rank:
         return None
     on_cpu = ctx.device.type == "cpu"
@@ -273,7 +334,8 @@ def first_step(ctx: Context, model: str, size: Size, sequences: int | None) -> N
         training(net, loss)()
     except torch.OutOfMemoryError:  # of a device
         return Need(free + 1, ranks, free)
-    return Need(_peak_memory(ctx) - before + gradients, ranks, free)  # DDP's buckets were not there
+    # DDP's buckets were not there
+    return Need(_peak_memory(ctx) - before + gradients, ranks, free)
 
 
 def _peak_memory(ctx: Context) -> int:

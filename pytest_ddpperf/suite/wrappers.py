@@ -1,8 +1,9 @@
-"""Data parallelism written out, as in the DDP paper and Stanford's CS336: from one all-reduce per gradient to buckets
-that overlap with the backward pass, which is what `DistributedDataParallel` does.
+"""Data parallelism written out, as in the DDP paper and Stanford's CS336: from one all-reduce per
+gradient to buckets that overlap with the backward pass, which is what `DistributedDataParallel`
+does.
 
-Each wrapper broadcasts rank 0's parameters, averages gradients over ranks in `finish`, and measures how long it waits
-for communication.
+Each wrapper broadcasts rank 0's parameters, averages gradients over ranks in `finish`, and measures
+how long it waits for communication.
 """
 
 from __future__ import annotations
@@ -18,12 +19,15 @@ from torch import Tensor, nn
 
 
 class Wrapper(nn.Module):
-    """A module with the same parameters on every rank. Call `finish` between the backward pass and the optimizer."""
+    """A module with the same parameters on every rank. Call `finish` between the backward pass and
+    the optimizer."""
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
         self.module = module
-        self.trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
+        self.trained = [
+            parameter for parameter in module.parameters() if parameter.requires_grad
+        ]
         self.seconds_waited = 0.0  # for communication, in all steps so far
         for parameter in module.parameters():
             dist.broadcast(parameter.data, 0)
@@ -53,7 +57,8 @@ class Wrapper(nn.Module):
 
 
 class Blocking(Wrapper):
-    """One all-reduce per gradient (naive), or one of all gradients (flat), after the backward pass."""
+    """One all-reduce per gradient (naive), or one of all gradients (flat), after the backward
+    pass."""
 
     def __init__(self, module: nn.Module, *, flat: bool) -> None:
         super().__init__(module)
@@ -73,8 +78,8 @@ class Blocking(Wrapper):
 class Bucketed(Wrapper):
     """One all-reduce per bucket of gradients, started as soon as the backward pass has all of them.
 
-    Buckets of at most `bucket_mb` megabytes, with 0 of a gradient each, are filled in the order in which gradients are
-    expected: the reverse of the parameters'.
+    Buckets of at most `bucket_mb` megabytes, with 0 of a gradient each, are filled in the order in
+    which gradients are expected: the reverse of the parameters'.
     """
 
     def __init__(self, module: nn.Module, bucket_mb: float) -> None:
@@ -86,7 +91,9 @@ class Bucketed(Wrapper):
             for parameter in bucket:
                 parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
 
-    def _count_down(self, bucket: Sequence[Tensor], missing: set[int], parameter: Tensor) -> None:
+    def _count_down(
+        self, bucket: Sequence[Tensor], missing: set[int], parameter: Tensor
+    ) -> None:
         """Start the all-reduce of a bucket when its last gradient is ready."""
         missing.discard(id(parameter))
         if missing:
@@ -107,7 +114,8 @@ class Bucketed(Wrapper):
 
 
 def buckets(parameters: Sequence[Tensor], most: float) -> list[list[Tensor]]:
-    """Return buckets of at most so many bytes, or of a single larger parameter; the last parameters first."""
+    """Return buckets of at most so many bytes, or of a single larger parameter; the last parameters
+    first."""
     buckets: list[list[Tensor]] = [[]]
     size = 0
     for parameter in reversed(parameters):
@@ -120,8 +128,8 @@ def buckets(parameters: Sequence[Tensor], most: float) -> list[list[Tensor]]:
 
 
 def ddps_buckets(parameters: Sequence[Tensor]) -> list[list[Tensor]]:
-    """Return the buckets that DDP fills by default, by its own rule: a bucket is closed once it has 25 MiB, the first
-    once it has one; the last parameters first."""
+    """Return the buckets that DDP fills by default, by its own rule: a bucket is closed once it has
+    25 MiB, the first once it has one; the last parameters first."""
     backwards = list(reversed(parameters))
     closed_at = [dist._DEFAULT_FIRST_BUCKET_BYTES, 25 << 20]  # type: ignore[attr-defined]
     filled, _ = dist._compute_bucket_assignment_by_size(backwards, closed_at)  # type: ignore[attr-defined]
@@ -143,4 +151,5 @@ def unflatten(flat: Tensor, tensors: Sequence[Tensor | None]) -> None:
 
 def _synchronize(tensor: Tensor) -> None:
     if tensor.device.type != "cpu":
-        torch.accelerator.current_stream(tensor.device).synchronize()  # other streams may still reduce
+        # other streams may still reduce
+        torch.accelerator.current_stream(tensor.device).synchronize()

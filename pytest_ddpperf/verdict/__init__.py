@@ -1,1 +1,2 @@
-"""From figures to a verdict: the decision (`decision`), the comparison of times (`times`), statistics (`stats`)."""
+"""From figures to a verdict: the decision (`decision`), the comparison of times (`times`),
+statistics (`stats`)."""

@@ -1,7 +1,8 @@
 """The decision: is the current measurement worse than the baseline, and does that fail the test?
 
-The only place that decides, times included (by `times`, on the statistics of `stats`). Counters have no noise. Knows
-nothing of files, pytest or reports. docs/statistics.md has the choices made here, with the figures they rest on.
+The only place that decides, times included (by `times`, on the statistics of `stats`). Counters
+have no noise. Knows nothing of files, pytest or reports. docs/statistics.md has the choices made
+here, with the figures they rest on.
 """
 
 from __future__ import annotations
@@ -14,29 +15,49 @@ from typing import Any, Literal
 
 from pytest_ddpperf.baseline.content import fact_changes
 from pytest_ddpperf.records.plan import SENT, Limit
-from pytest_ddpperf.records.samples import Comparison, CounterChange, LossChange, Measurement, Status, Verdict
+from pytest_ddpperf.records.samples import (
+    Comparison,
+    CounterChange,
+    LossChange,
+    Measurement,
+    Status,
+    Verdict,
+)
 from pytest_ddpperf.verdict.stats import difference, launch_quantiles
-from pytest_ddpperf.verdict.times import LAUNCHES_NEEDED, TEST_LEVEL, bound, gravest, judge_times
+from pytest_ddpperf.verdict.times import (
+    LAUNCHES_NEEDED,
+    TEST_LEVEL,
+    bound,
+    gravest,
+    judge_times,
+)
 
 
-def judge(current: Measurement, baseline: Sequence[Measurement], limits: Sequence[Limit], **how: Any) -> Verdict:
-    """Compare `current` with the sessions of a baseline: its times, as `judge_times` does, its counters and losses."""
+def judge(
+    current: Measurement,
+    baseline: Sequence[Measurement],
+    limits: Sequence[Limit],
+    **how: Any,
+) -> Verdict:
+    """Compare `current` with the sessions of a baseline: its times, as `judge_times` does, its
+    counters and losses."""
     verdict = judge_times(current, baseline, limits, **how)
     verdict = with_losses(verdict, current, baseline, how.get("level", TEST_LEVEL))
     return with_counters(verdict, current, baseline, limits)
 
 
 def without_steady_windows(verdict: Verdict) -> Verdict:
-    """Return the verdict on launches of which most say little of steady training, since they recompiled within their
-    window, for example: nothing is claimed to be within a limit. A slowdown stays one: recompiling takes time, too."""
+    """Return the verdict on launches of which most say little of steady training, since they
+    recompiled within their window, for example: nothing is claimed to be within a limit. A slowdown
+    stays one: recompiling takes time, too."""
     if verdict.status in (Status.PASS, Status.IMPROVED):
         return replace(verdict, status=Status.INCONCLUSIVE, reason="recompiled")
     return verdict
 
 
 def without_improvement(verdict: Verdict) -> Verdict:
-    """Return the verdict on steps that leave work behind, if those of the baseline do not: INCONCLUSIVE instead of
-    IMPROVED, for they may only seem to be faster."""
+    """Return the verdict on steps that leave work behind, if those of the baseline do not:
+    INCONCLUSIVE instead of IMPROVED, for they may only seem to be faster."""
     if verdict.status is Status.IMPROVED:
         return without_claim(verdict, Status.INCONCLUSIVE, "goes-on")
     return verdict
@@ -44,88 +65,124 @@ def without_improvement(verdict: Verdict) -> Verdict:
 
 # What a minor page fault costs, about: the kernel finds and clears a page.
 FAULT_SECONDS = 1e-6
-# Launches have two speeds if their page faults differ by this share of a step. They pass only if a slowdown of this
-# many limits would have been seen.
+# Launches have two speeds if their page faults differ by this share of a step. They pass only if a
+# slowdown of this many limits would have been seen.
 _SPEEDS, _SEEN = 0.1, 3
 
 
-def without_blind_pass(verdict: Verdict, current: Measurement, baseline: Sequence[Measurement]) -> Verdict:
-    """Return the verdict; of launches of two speeds INCONCLUSIVE instead of PASS, unless a slowdown of three limits
-    would have been seen. INCONCLUSIVE has them as its reason."""
+def without_blind_pass(
+    verdict: Verdict, current: Measurement, baseline: Sequence[Measurement]
+) -> Verdict:
+    """Return the verdict; of launches of two speeds INCONCLUSIVE instead of PASS, unless a slowdown
+    of three limits would have been seen. INCONCLUSIVE has them as its reason."""
     sides = [current.samples, *(session.samples for session in baseline)]
     faults = [each for samples in sides for each in samples.most_page_faults]
-    differ = (max(faults, default=0.0) - min(faults, default=0.0)) * FAULT_SECONDS > _SPEEDS * median(
-        current.samples.step_seconds[0]
-    )
+    differ = (
+        max(faults, default=0.0) - min(faults, default=0.0)
+    ) * FAULT_SECONDS > _SPEEDS * median(current.samples.step_seconds[0])
     is_blind = verdict.status is Status.PASS and not _is_near(verdict, _SEEN)
     if differ and (is_blind or verdict.status is Status.INCONCLUSIVE):
         return without_claim(verdict, Status.INCONCLUSIVE, "two-speeds")
     return verdict
 
 
-def fails(verdict: Verdict, *, fail_on: frozenset[str] | None, baseline_missing: Literal["warn", "fail"]) -> bool:
-    """Whether a verdict fails its test; `fail_on`, when given, names exactly those that do. Never one that is saved: a
-    project whose ini file names what is not gated could not record a baseline."""
+def fails(
+    verdict: Verdict,
+    *,
+    fail_on: frozenset[str] | None,
+    baseline_missing: Literal["warn", "fail"],
+) -> bool:
+    """Whether a verdict fails its test; `fail_on`, when given, names exactly those that do. Never
+    one that is saved: a project whose ini file names what is not gated could not record a baseline.
+    """
     if fail_on is not None:
         if verdict.reason == "saving":
             return False
         named = verdict.status.value.lower().replace(" ", "-") in fail_on
         return named or (verdict.diverged is not None and "diverged" in fail_on)
-    if verdict.status in (Status.NO_BASELINE, Status.INCOMPARABLE) or verdict.reason == "debugging-variable":
+    if (
+        verdict.status in (Status.NO_BASELINE, Status.INCOMPARABLE)
+        or verdict.reason == "debugging-variable"
+    ):
         return baseline_missing == "fail"
     return verdict.status is Status.REGRESSED
 
 
 MACHINE_SLOWER = "machine-slower"
 UNDECIDED = "undecided"
-# Of the limit: a change beyond that share is worth the seconds of a confirmation. docs/statistics.md has the rates.
+# Of the limit: a change beyond that share is worth the seconds of a confirmation.
+# docs/statistics.md has the rates.
 SUSPICIOUS = 0.5
 
 
 def is_suspected(verdict: Verdict, share: float = SUSPICIOUS) -> bool:
-    """Whether the times of a verdict against a stored baseline are worth a second look. Counters have no noise."""
+    """Whether the times of a verdict against a stored baseline are worth a second look. Counters
+    have no noise."""
     if not verdict.status.compared or verdict.reason == "counter-rose":
         return False
-    if any(math.log1p(each.change.estimate) > share * _bound(each) for each in verdict.comparisons):
+    if any(
+        math.log1p(each.change.estimate) > share * _bound(each)
+        for each in verdict.comparisons
+    ):
         return True
-    # Other work on a machine only makes launches slower, the fastest of them least, and their low percentiles least. So
-    # a baseline of a busy hour hides slower code from all other figures.
-    lowest = min(verdict.comparisons, key=lambda each: each.limit.percentile, default=None)
-    return lowest is not None and math.log1p(lowest.fastest or 0.0) > share * _bound(lowest)
+    # Other work on a machine only makes launches slower, the fastest of them least, and their low
+    # percentiles least. So a baseline of a busy hour hides slower code from all other figures.
+    lowest = min(
+        verdict.comparisons, key=lambda each: each.limit.percentile, default=None
+    )
+    return lowest is not None and math.log1p(lowest.fastest or 0.0) > share * _bound(
+        lowest
+    )
 
 
-# The fastest launch's p10 of unchanged code differed by at most 1.29 times between eleven sessions of a noisy machine.
+# The fastest launch's p10 of unchanged code differed by at most 1.29 times between eleven sessions
+# of a noisy machine.
 _PLAUSIBLE = 2.5
 
 
 def implausible_ratio(recorded: Sequence[Measurement], now: Measurement) -> float:
-    """Return how many times its recorded time the baseline's code takes now, if no drift of the machine explains it:
-    then it does not do what it did when it was recorded. Else return 0.
+    """Return how many times its recorded time the baseline's code takes now, if no drift of the
+    machine explains it: then it does not do what it did when it was recorded. Else return 0.
 
-    A session's time is the p10 of its fastest launch, which other work on the machine disturbs least.
+    A session's time is the p10 of its fastest launch, which other work on the machine disturbs
+    least.
     """
-    before = [min(launch_quantiles(session.samples.step_seconds, 10)) for session in recorded]
+    before = [
+        min(launch_quantiles(session.samples.step_seconds, 10)) for session in recorded
+    ]
     today = min(launch_quantiles(now.samples.step_seconds, 10))
-    return 0.0 if min(before) / _PLAUSIBLE <= today <= max(before) * _PLAUSIBLE else today / before[-1]
+    return (
+        0.0
+        if min(before) / _PLAUSIBLE <= today <= max(before) * _PLAUSIBLE
+        else today / before[-1]
+    )
 
 
 def confirm(stored: Verdict, interleaved: Verdict, causes: Sequence[str]) -> Verdict:
-    """Return the verdict of a test whose baseline said `stored` and whose baseline's own code, today, `interleaved`.
+    """Return the verdict of a test whose baseline said `stored` and whose baseline's own code,
+    today, `interleaved`.
 
-    `causes` are what else may have changed since the baseline was recorded, which both sides share today. It is
-    `stored` itself if the comparison decides nothing.
+    `causes` are what else may have changed since the baseline was recorded, which both sides share
+    today. It is `stored` itself if the comparison decides nothing.
     """
     if interleaved.status is Status.REGRESSED:
         return replace(interleaved, reason="confirmed", differences=stored.differences)
     if any(each.status is Status.REGRESSED for each in stored.counters):
         return stored  # counts have no noise, and no machine makes them rise
     if stored.reason == "recompiled":
-        return stored  # its launches say little of steady training, however fast the machine was
-    if causes or interleaved.status not in (Status.PASS, Status.IMPROVED) or not _is_clear(stored, interleaved):
+        # its launches say little of steady training, however fast the machine was
+        return stored
+    if (
+        causes
+        or interleaved.status not in (Status.PASS, Status.IMPROVED)
+        or not _is_clear(stored, interleaved)
+    ):
         return stored
     if interleaved.reason == UNDECIDED:
         return stored  # it may be slower by about its limit
-    interleaved = replace(interleaved, differences=stored.differences, sessions=stored.sessions)
+    interleaved = replace(
+        interleaved, differences=stored.differences, sessions=stored.sessions
+    )
     if stored.status in (Status.REGRESSED, Status.INCONCLUSIVE):
         return replace(interleaved, status=Status.INCONCLUSIVE, reason=MACHINE_SLOWER)
     if stored.status is interleaved.status:
@@ -136,32 +193,50 @@ def confirm(stored: Verdict, interleaved: Verdict, causes: Sequence[str]) -> Ver
 def without_claim(verdict: Verdict, left: Status, reason: str) -> Verdict:
     """Return the verdict with another status, also of the comparisons that decided it."""
     comparisons = tuple(
-        replace(comparison, status=left, reason=reason) if comparison.status is verdict.status else comparison
+        (
+            replace(comparison, status=left, reason=reason)
+            if comparison.status is verdict.status
+            else comparison
+        )
         for comparison in verdict.comparisons
     )
     return replace(verdict, status=left, reason=reason, comparisons=comparisons)
 
 
 def given_up(verdict: Verdict) -> Verdict:
-    """Return what is left of a verdict that further launches would hardly settle: PASS if no range reaches twice its
-    limit, else what the launches so far say without a claim."""
+    """Return what is left of a verdict that further launches would hardly settle: PASS if no range
+    reaches twice its limit, else what the launches so far say without a claim."""
     if _is_near(verdict, 2) or verdict.status is Status.IMPROVED:
         return without_claim(verdict, Status.PASS, UNDECIDED)
-    return verdict if verdict.status is Status.PASS else without_claim(verdict, Status.INCONCLUSIVE, UNDECIDED)
+    return (
+        verdict
+        if verdict.status is Status.PASS
+        else without_claim(verdict, Status.INCONCLUSIVE, UNDECIDED)
+    )
 
 
 def _is_near(verdict: Verdict, limits: float) -> bool:
     """Whether no range reaches so many times its limit."""
-    return all(each.change.high < limits * math.expm1(_bound(each)) for each in verdict.comparisons)
+    return all(
+        each.change.high < limits * math.expm1(_bound(each))
+        for each in verdict.comparisons
+    )
 
 
 def _is_clear(stored: Verdict, interleaved: Verdict) -> bool:
-    """Whether the comparison has all limits and leaves none open: each is settled, or its bound excludes the claim."""
+    """Whether the comparison has all limits and leaves none open: each is settled, or its bound
+    excludes the claim."""
     found = {each.limit.metric: each for each in interleaved.comparisons}
-    claims = {each.limit.metric: each.change.low for each in stored.comparisons if each.status is Status.REGRESSED}
+    claims = {
+        each.limit.metric: each.change.low
+        for each in stored.comparisons
+        if each.status is Status.REGRESSED
+    }
     return all(
         (each := found.get(comparison.limit.metric)) is not None
-        and (each.settled or each.change.high < claims.get(comparison.limit.metric, -1.0))
+        and (
+            each.settled or each.change.high < claims.get(comparison.limit.metric, -1.0)
+        )
         for comparison in stored.comparisons
     )
 
@@ -171,24 +246,35 @@ def _bound(comparison: Comparison) -> float:
 
 
 def with_counters(
-    verdict: Verdict, current: Measurement, baseline: Sequence[Measurement], limits: Sequence[Limit]
+    verdict: Verdict,
+    current: Measurement,
+    baseline: Sequence[Measurement],
+    limits: Sequence[Limit],
 ) -> Verdict:
-    """Add the verdict on counters to that on times. Limited counters are compared with the baseline's last session.
+    """Add the verdict on counters to that on times. Limited counters are compared with the
+    baseline's last session.
 
-    Counts have no noise: more than the limit allows is REGRESSED, as much less is IMPROVED. A counter that is unknown
-    on one side is INCOMPARABLE if the limit is the user's, unless something else is REGRESSED; a default limit is
-    dropped, without a word if the baseline does not know the counter. If no times were compared, default limits only
-    find regressions. All limits do so if the baseline is another machine's, of which only counters are compared.
-    Steps that send nothing any more are INCOMPARABLE, for they train something else, unless they are REGRESSED.
+    Counts have no noise: more than the limit allows is REGRESSED, as much less is IMPROVED. A
+    counter that is unknown on one side is INCOMPARABLE if the limit is the user's, unless something
+    else is REGRESSED; a default limit is dropped, without a word if the baseline does not know the
+    counter. If no times were compared, default limits only find regressions. All limits do so if
+    the baseline is another machine's, of which only counters are compared. Steps that send nothing
+    any more are INCOMPARABLE, for they train something else, unless they are REGRESSED.
     """
     unknown_times = verdict.status is Status.NO_BASELINE and bool(baseline)
-    if not (verdict.status.compared or verdict.reason == "no-supported-limit" or unknown_times):
+    if not (
+        verdict.status.compared
+        or verdict.reason == "no-supported-limit"
+        or unknown_times
+    ):
         return verdict
     changes, dropped, unknown = [], [], list[tuple[str, str]]()
     for limit in limits:
         if not limit.is_counter:
             continue
-        now, before = (side.counters.get(limit.metric) for side in (current, baseline[-1]))
+        now, before = (
+            side.counters.get(limit.metric) for side in (current, baseline[-1])
+        )
         if now is not None and before is not None:
             changes.append(_counted(limit, before, now))
             continue
@@ -200,12 +286,19 @@ def with_counters(
     status, reason = verdict.status, verdict.reason
     if changes:
         counted = gravest(change.status for change in changes)
-        decides = status.compared or counted is Status.REGRESSED or any(not each.limit.default for each in changes)
-        if decides and (not status.compared or gravest((status, counted)) is not status):
+        decides = (
+            status.compared
+            or counted is Status.REGRESSED
+            or any(not each.limit.default for each in changes)
+        )
+        if decides and (
+            not status.compared or gravest((status, counted)) is not status
+        ):
             status, reason = counted, _COUNTED_REASONS[counted]
     if unknown and status is not Status.REGRESSED:
         status, reason = Status.INCOMPARABLE, "unknown-counter"
-        if any(side == "now" for side, _ in unknown):  # which no other baseline would help
+        # which no other baseline would help
+        if any(side == "now" for side, _ in unknown):
             reason = "unknown-counter-now"
     lost = _lost_traffic(current, baseline[-1], limits)
     if lost and status.compared and status is not Status.REGRESSED:
@@ -227,23 +320,39 @@ NOT_SYNCHRONISED = "not-synchronised"
 _SENT_COUNTS = tuple(f"{kind}.count" for kind in (*SENT, "collectives"))
 
 
-def _lost_traffic(current: Measurement, before: Measurement, limits: Sequence[Limit]) -> str:
-    """Return, in words, that a step sends nothing any more though the baseline's does; "" if it sends something, or the
-    user limits one of the counters that fell. Launches of RPC and of one collective synchronise no gradients."""
+def _lost_traffic(
+    current: Measurement, before: Measurement, limits: Sequence[Limit]
+) -> str:
+    """Return, in words, that a step sends nothing any more though the baseline's does; "" if it
+    sends something, or the user limits one of the counters that fell. Launches of RPC and of one
+    collective synchronise no gradients."""
     environment, now = current.environment, current.counters
     excepted = "roles" in environment.key or "collective" in environment.must_match
-    sent = [name for name in (*_SENT_COUNTS, "gradient_bytes") if before.counters.get(name)]
+    sent = [
+        name for name in (*_SENT_COUNTS, "gradient_bytes") if before.counters.get(name)
+    ]
     if excepted or not sent or any(now.get(name) != 0 for name in _SENT_COUNTS):
         return ""
     if any(limit.metric in sent for limit in limits if not limit.default):
         return ""
     reduced = {"all_reduce.count", "reduce_scatter.count", "gradient_bytes"}
-    what = "gradients are no longer synchronised" if reduced & {*sent} else "a step no longer sends anything"
+    what = (
+        "gradients are no longer synchronised"
+        if reduced & {*sent}
+        else "a step no longer sends anything"
+    )
     left = now.get(sent[0])
-    return f"{what}: {sent[0]} {before.counters[sent[0]]:,} -> {'unknown' if left is None else left}"
+    return (
+        f"{what}: {sent[0]} {before.counters[sent[0]]:,} -> "
+        f"{'unknown' if left is None else left}"
+    )
 
 
-_COUNTED_REASONS = {Status.REGRESSED: "counter-rose", Status.IMPROVED: "counter-fell", Status.PASS: "within-limit"}
+_COUNTED_REASONS = {
+    Status.REGRESSED: "counter-rose",
+    Status.IMPROVED: "counter-fell",
+    Status.PASS: "within-limit",
+}
 
 
 def _counted(limit: Limit, before: int, now: int) -> CounterChange:
@@ -256,35 +365,68 @@ def _counted(limit: Limit, before: int, now: int) -> CounterChange:
     return CounterChange(limit=limit, status=status, baseline=before, now=now)
 
 
-# Relative. Sums in another order changed float32 losses of a small GPT by at most 1.4e-7 in 25 steps.
+# Relative. Sums in another order changed float32 losses of a small GPT by at most 1.4e-7 in 25
+# steps.
 _SAME_LOSS = 1e-6
 
 
-def with_losses(verdict: Verdict, current: Measurement, baseline: Sequence[Measurement], level: float) -> Verdict:
-    """Add whether the losses differ from those of the baseline's last session, over the first steps of all launches.
+def with_losses(
+    verdict: Verdict,
+    current: Measurement,
+    baseline: Sequence[Measurement],
+    level: float,
+) -> Verdict:
+    """Add whether the losses differ from those of the baseline's last session, over the first steps
+    of all launches.
 
-    By Welch's t-test on the means of launches, two-sided. Losses that are finite on one side alone differ."""
-    sides = [side.samples.losses for side in (*baseline[-1:], current) if side.samples.losses is not None]
+    By Welch's t-test on the means of launches, two-sided. Losses that are finite on one side alone
+    differ."""
+    sides = [
+        side.samples.losses
+        for side in (*baseline[-1:], current)
+        if side.samples.losses is not None
+    ]
     steps = min((len(launch) for side in sides for launch in side), default=0)
-    if not (verdict.status.compared and steps and len(sides) == 2 and min(map(len, sides)) >= LAUNCHES_NEEDED):
+    if not (
+        verdict.status.compared
+        and steps
+        and len(sides) == 2
+        and min(map(len, sides)) >= LAUNCHES_NEEDED
+    ):
         return verdict
-    launches = [[fmean(math.nan if x is None else x for x in launch[:steps]) for launch in side] for side in sides]
-    before, now = (None if math.isnan(mean := fmean(side)) else mean for side in launches)
+    launches = [
+        [fmean(math.nan if x is None else x for x in launch[:steps]) for launch in side]
+        for side in sides
+    ]
+    before, now = (
+        None if math.isnan(mean := fmean(side)) else mean for side in launches
+    )
     differs = before != now
     if before is not None and now is not None:
         noise = difference(launches[1], launches[:1]).reach(level / 2)
-        differs = abs(now - before) > max(noise, _SAME_LOSS * abs(before), _SAME_LOSS * abs(now))
-    return replace(verdict, diverged=LossChange(before=before, now=now) if differs else None)
+        differs = abs(now - before) > max(
+            noise, _SAME_LOSS * abs(before), _SAME_LOSS * abs(now)
+        )
+    return replace(
+        verdict, diverged=LossChange(before=before, now=now) if differs else None
+    )
 
 
-# Figures of which their own run said that they say nothing about the code: that holds whatever they are compared with.
+# Figures of which their own run said that they say nothing about the code: that holds whatever they
+# are compared with.
 _SAY_NOTHING = ("debugging-variable", "disabled")
 _GATE_OFF = "gate-off"
 
 
-def refused(current: Measurement, before: Measurement, *, now: Verdict | None, then: Verdict | None) -> Verdict | None:
-    """Why `current`, which its own run called `now`, is not to be compared with `before`, which was called `then`; None
-    where it is."""
+def refused(
+    current: Measurement,
+    before: Measurement,
+    *,
+    now: Verdict | None,
+    then: Verdict | None,
+) -> Verdict | None:
+    """Why `current`, which its own run called `now`, is not to be compared with `before`, which was
+    called `then`; None where it is."""
     reasons = [verdict.reason for verdict in (now, then) if verdict is not None]
     not_gated = next((reason for reason in reasons if reason in _SAY_NOTHING), None)
     if not_gated is None and now is not None and now.reason == _GATE_OFF:
@@ -293,8 +435,14 @@ def refused(current: Measurement, before: Measurement, *, now: Verdict | None, t
         return Verdict(status=Status.NOT_GATED, reason=not_gated)
     machines = fact_changes(current.environment.key, before.environment.key)
     if machines:  # to the store that is another baseline
-        return Verdict(status=Status.INCOMPARABLE, reason="must-match", differences=machines)
+        return Verdict(
+            status=Status.INCOMPARABLE, reason="must-match", differences=machines
+        )
     if before.samples.launches < LAUNCHES_NEEDED:
-        few = (f"{before.samples.launches} launch, and a comparison needs {LAUNCHES_NEEDED} a side",)
-        return Verdict(status=Status.INCOMPARABLE, reason="baseline-support", differences=few)
+        few = (
+            f"{before.samples.launches} launch, and a comparison needs {LAUNCHES_NEEDED} a side",
+        )
+        return Verdict(
+            status=Status.INCOMPARABLE, reason="baseline-support", differences=few
+        )
     return None

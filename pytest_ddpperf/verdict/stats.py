@@ -16,7 +16,8 @@ _AS_NORMAL = 1e5
 
 
 def t_cdf(t: float, freedom: float) -> float:
-    """The probability of a value up to `t`; `freedom`, the degrees of freedom, need not be whole, nor finite."""
+    """The probability of a value up to `t`; `freedom`, the degrees of freedom, need not be whole,
+    nor finite."""
     if freedom > _AS_NORMAL:
         return _NORMAL.cdf(t)
     tail = 0.5 * _incomplete_beta(freedom / (freedom + t * t), freedom / 2, 0.5)
@@ -26,8 +27,8 @@ def t_cdf(t: float, freedom: float) -> float:
 def t_quantile(p: float, freedom: float) -> float:
     """The t with t_cdf(t, freedom) == p; p between 0 and 1, the ends excluded.
 
-    Newton's method from the normal quantile: right of 0 the distribution function is concave and that start lies
-    left of the root, so the steps approach it from one side.
+    Newton's method from the normal quantile: right of 0 the distribution function is concave and
+    that start lies left of the root, so the steps approach it from one side.
     """
     if p < 0.5:
         return -t_quantile(1 - p, freedom)
@@ -43,20 +44,32 @@ def t_quantile(p: float, freedom: float) -> float:
 
 
 def _t_density(t: float, freedom: float) -> float:
-    scale = math.lgamma((freedom + 1) / 2) - math.lgamma(freedom / 2) - 0.5 * math.log(freedom * math.pi)
+    scale = (
+        math.lgamma((freedom + 1) / 2)
+        - math.lgamma(freedom / 2)
+        - 0.5 * math.log(freedom * math.pi)
+    )
     return math.exp(scale - (freedom + 1) / 2 * math.log1p(t * t / freedom))
 
 
 def _incomplete_beta(x: float, a: float, b: float) -> float:
     """The regularised incomplete beta function I_x(a, b), by its continued fraction.
 
-    Lentz's method, as in Press et al., "Numerical Recipes", section 6.4; good to about 1e-14 for a and b below 1e4.
+    Lentz's method, as in Press et al., "Numerical Recipes", section 6.4; good to about 1e-14 for a
+    and b below 1e4.
     """
     if x <= 0 or x >= 1:
         return float(x >= 1)
-    if x > (a + 1) / (a + b + 2):  # where the fraction of the mirrored function converges faster
+    # where the fraction of the mirrored function converges faster
+    if x > (a + 1) / (a + b + 2):
         return 1 - _incomplete_beta(1 - x, b, a)
-    front = math.exp(math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b) + a * math.log(x) + b * math.log1p(-x))
+    front = math.exp(
+        math.lgamma(a + b)
+        - math.lgamma(a)
+        - math.lgamma(b)
+        + a * math.log(x)
+        + b * math.log1p(-x)
+    )
     tiny = 1e-300
     c, d = 1.0, 1 / (1 - (a + b) * x / (a + 1) or tiny)
     fraction = d
@@ -80,8 +93,9 @@ _CONFIDENCE = 0.95
 
 
 def quantile(values: Sequence[float], q: float) -> float:
-    """The q-th percentile (0 to 100) by linear interpolation: type 7 of Hyndman and Fan, "Sample Quantiles in
-    Statistical Packages", The American Statistician 50 (1996), which is NumPy's default."""
+    """The q-th percentile (0 to 100) by linear interpolation: type 7 of Hyndman and Fan, "Sample
+    Quantiles in Statistical Packages", The American Statistician 50 (1996), which is NumPy's
+    default."""
     ordered = sorted(values)
     place = (len(ordered) - 1) * q / 100
     low = math.floor(place)
@@ -89,8 +103,11 @@ def quantile(values: Sequence[float], q: float) -> float:
     return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
 
 
-def launch_quantiles(launches: Sequence[Sequence[float]], q: float) -> tuple[float, ...]:
-    """The q-th percentile of each launch: the launch is the unit of replication, its steps are correlated."""
+def launch_quantiles(
+    launches: Sequence[Sequence[float]], q: float
+) -> tuple[float, ...]:
+    """The q-th percentile of each launch: the launch is the unit of replication, its steps are
+    correlated."""
     return tuple(quantile(launch, q) for launch in launches)
 
 
@@ -110,7 +127,8 @@ def cpu_quantiles(cpu_seconds: LaunchRankSteps, q: float) -> tuple[float, ...]:
 
 
 def geometric_mean(values: Sequence[float]) -> float:
-    """The estimator over launches: step times are skewed, and changes are ratios. 0 if any value is 0."""
+    """The estimator over launches: step times are skewed, and changes are ratios. 0 if any value is
+    0."""
     if min(values) <= 0:
         return 0.0
     return math.exp(fmean(map(math.log, values)))
@@ -129,11 +147,12 @@ NOTHING = Part(0.0, math.inf)
 
 @dataclass(frozen=True, slots=True)
 class Drift:
-    """What is assumed of the spread between sessions before any was seen; it counts as `freedom` further sessions
-    would.
+    """What is assumed of the spread between sessions before any was seen; it counts as `freedom`
+    further sessions would.
 
-    Its variance is the sum of three: `floor` squared; `share` times the spread between launches, squared; and that of a
-    machine on which others work, which shows in the launches: at most `steep` times their spread, at most `usual`.
+    Its variance is the sum of three: `floor` squared; `share` times the spread between launches,
+    squared; and that of a machine on which others work, which shows in the launches: at most
+    `steep` times their spread, at most `usual`.
     """
 
     floor: float
@@ -162,7 +181,11 @@ class Difference:
 
     @property
     def _parts(self) -> tuple[Part, ...]:
-        return self.now, self.base, Part(self.drift.variance * (1 + 1 / self.sessions), self.drift.freedom)
+        return (
+            self.now,
+            self.base,
+            Part(self.drift.variance * (1 + 1 / self.sessions), self.drift.freedom),
+        )
 
     @property
     def error(self) -> float:
@@ -173,17 +196,20 @@ class Difference:
     def freedom(self) -> float:
         """The degrees of freedom of `error`, by Welch and Satterthwaite.
 
-        B. L. Welch, "The generalization of Student's problem when several different population variances are
-        involved", Biometrika 34 (1947).
+        B. L. Welch, "The generalization of Student's problem when several different population
+        variances are involved", Biometrika 34 (1947).
         """
         parts = [part for part in self._parts if part.variance > 0]
         total = math.fsum(part.variance for part in parts)
         # Relative to their sum, so that tiny variances do not underflow when squared.
-        inverse = math.fsum((part.variance / total) ** 2 / part.freedom for part in parts)
+        inverse = math.fsum(
+            (part.variance / total) ** 2 / part.freedom for part in parts
+        )
         return 1 / inverse if inverse > 0 else math.inf
 
     def p_value(self) -> float:
-        """One-sided: how likely so large an estimate is where there is no difference, or one below zero."""
+        """One-sided: how likely so large an estimate is where there is no difference, or one below
+        zero."""
         if self.error == 0:
             return 0.0 if self.estimate > 0 else 1.0
         return t_cdf(-self.estimate / self.error, self.freedom)
@@ -194,7 +220,9 @@ class Difference:
 
     def reach(self, level: float) -> float:
         """How far a one-sided bound at `level` lies from the estimate."""
-        return 0.0 if self.error == 0 else t_quantile(1 - level, self.freedom) * self.error
+        return (
+            0.0 if self.error == 0 else t_quantile(1 - level, self.freedom) * self.error
+        )
 
     def resolution(self, level: float) -> float:
         """The difference that would be found at `level` four times out of five."""
@@ -209,14 +237,23 @@ class Difference:
         return replace(self, **known)
 
     def chance_to_settle(
-        self, bound: float, most: int, *, fresh: Difference | None, since: int | None, level: float, noise_level: float
+        self,
+        bound: float,
+        most: int,
+        *,
+        fresh: Difference | None,
+        since: int | None,
+        level: float,
+        noise_level: float,
     ) -> tuple[float, float]:
-        """Return how likely `most` launches show no difference beyond `bound`, and how likely they show one.
+        """Return how likely `most` launches show no difference beyond `bound`, and how likely they
+        show one.
 
-        By the predictive distribution of the mean of the launches that are left, from those so far. No difference: the
-        estimate lies below the bound by its own noise at `noise_level`. A difference: the estimate is beyond the
-        bound with evidence at `level`, and so is that of the launches after launch `since`, at twice that level. Those
-        so far are `fresh`, if there are two. With `since` None a difference cannot be shown any more.
+        By the predictive distribution of the mean of the launches that are left, from those so far.
+        No difference: the estimate lies below the bound by its own noise at `noise_level`. A
+        difference: the estimate is beyond the bound with evidence at `level`, and so is that of the
+        launches after launch `since`, at twice that level. Those so far are `fresh`, if there are
+        two. With `since` None a difference cannot be shown any more.
         """
         launches, left = self.launches, most - self.launches
         own = self.now.variance * launches  # of one launch
@@ -235,32 +272,52 @@ class Difference:
             return passes, 0.0
         later, seen = most - since, fresh.launches if fresh is not None else 0
         evidence = t_quantile(1 - level, most - 1) * math.sqrt(own / most + fixed)
-        confirmed = t_quantile(1 - 2 * level, later - 1) * math.sqrt(own / later + fixed)
+        confirmed = t_quantile(1 - 2 * level, later - 1) * math.sqrt(
+            own / later + fixed
+        )
         all_need = most * max(bound, evidence) - launches * self.estimate
-        fresh_need = later * max(bound, confirmed) - seen * (fresh.estimate if fresh is not None else 0.0)
-        return passes, 1 - likely(max(all_need / left, fresh_need / (left if fresh is not None else later)))
+        fresh_need = later * max(bound, confirmed) - seen * (
+            fresh.estimate if fresh is not None else 0.0
+        )
+        return passes, 1 - likely(
+            max(all_need / left, fresh_need / (left if fresh is not None else later))
+        )
 
     def launches_for(self, resolution: float, level: float) -> int | None:
-        """Return about how many current launches would detect so small a change; None if no number of them would."""
+        """Return about how many current launches would detect so small a change; None if no number
+        of them would."""
         if self.error == 0:
             return self.launches
         now, base, drift = self._parts
         # As many errors as now make a resolution; only the part of the current launches shrinks.
-        room = (resolution * self.error / self.resolution(level)) ** 2 - base.variance - drift.variance
+        room = (
+            (resolution * self.error / self.resolution(level)) ** 2
+            - base.variance
+            - drift.variance
+        )
         return math.ceil(self.launches * now.variance / room) if room > 0 else None
 
 
-def difference(now: Sequence[float], sessions: Sequence[Sequence[float]], *, drift: Drift | None = None) -> Difference:
-    """The mean of `now` over the mean of the sessions' means; `now` and each session need two values.
+def difference(
+    now: Sequence[float],
+    sessions: Sequence[Sequence[float]],
+    *,
+    drift: Drift | None = None,
+) -> Difference:
+    """The mean of `now` over the mean of the sessions' means; `now` and each session need two
+    values.
 
-    Without `drift` both sides are of one occasion: Welch's t-test. With it the occasions differ, and the spread
-    between them is part of the error. That variance is estimated from the sessions' means, less what their launches
-    explain, and moderated by the assumed one: G. K. Smyth, "Linear models and empirical Bayes methods for assessing
-    differential expression", Statistical Applications in Genetics and Molecular Biology 3 (2004).
+    Without `drift` both sides are of one occasion: Welch's t-test. With it the occasions differ,
+    and the spread between them is part of the error. That variance is estimated from the sessions'
+    means, less what their launches explain, and moderated by the assumed one: G. K. Smyth, "Linear
+    models and empirical Bayes methods for assessing differential expression", Statistical
+    Applications in Genetics and Molecular Biology 3 (2004).
     """
     means = [fmean(session) for session in sessions]
     spread_now = Part(variance(now), len(now) - 1)
-    spread_base = pooled([Part(variance(session), len(session) - 1) for session in sessions])
+    spread_base = pooled(
+        [Part(variance(session), len(session) - 1) for session in sessions]
+    )
     of_a_mean = spread_base.variance * fmean(1 / len(session) for session in sessions)
     between = NOTHING
     if drift is not None:
@@ -277,27 +334,42 @@ def difference(now: Sequence[float], sessions: Sequence[Sequence[float]], *, dri
     )
 
 
-def paired(now: Sequence[float], base: Sequence[float], *, trim: float = 0.0) -> Difference:
-    """The mean of the differences of two sides whose k-th values were taken one after the other; two pairs at least.
+def paired(
+    now: Sequence[float], base: Sequence[float], *, trim: float = 0.0
+) -> Difference:
+    """The mean of the differences of two sides whose k-th values were taken one after the other;
+    two pairs at least.
 
-    Student's t-test on the differences: what drifted from pair to pair is in both sides and cancels. All of the error
-    is that of `now`, since further launches are further pairs. The mean is without a share `trim` of the least and of
-    the largest differences, its error from the winsorised variance: J. W. Tukey and D. H. McLaughlin, "Less Vulnerable
-    Confidence and Significance Procedures for Location Based on a Single Sample", Sankhya A 25 (1963).
+    Student's t-test on the differences: what drifted from pair to pair is in both sides and
+    cancels. All of the error is that of `now`, since further launches are further pairs. The mean
+    is without a share `trim` of the least and of the largest differences, its error from the
+    winsorised variance: J. W. Tukey and D. H. McLaughlin, "Less Vulnerable Confidence and
+    Significance Procedures for Location Based on a Single Sample", Sankhya A 25 (1963).
     """
-    differences = sorted(after - before for after, before in zip(now, base, strict=True))
+    differences = sorted(
+        after - before for after, before in zip(now, base, strict=True)
+    )
     pairs = len(differences)
     cut = int(pairs * trim)
     kept = differences[cut : pairs - cut]
     winsorised = [kept[0]] * cut + kept + [kept[-1]] * cut
     free = len(kept) - 1
     error = variance(winsorised) * (pairs - 1) / (len(kept) * free)
-    return Difference(estimate=fmean(kept), now=Part(error, free), base=NOTHING, drift=NOTHING, launches=pairs)
+    return Difference(
+        estimate=fmean(kept),
+        now=Part(error, free),
+        base=NOTHING,
+        drift=NOTHING,
+        launches=pairs,
+    )
 
 
-def by_stretches(now: Sequence[float], base: Sequence[float], stretches: Sequence[int], q: float) -> float:
-    """The logarithm of the ratio of two launches' q-th percentiles, whose windows took turns in so long `stretches`:
-    the median over stretches of that of each. What disturbs some stretches of either side has no part in it."""
+def by_stretches(
+    now: Sequence[float], base: Sequence[float], stretches: Sequence[int], q: float
+) -> float:
+    """The logarithm of the ratio of two launches' q-th percentiles, whose windows took turns in so
+    long `stretches`: the median over stretches of that of each. What disturbs some stretches of
+    either side has no part in it."""
     ratios, start = [], 0
     for length in stretches:
         own, other = (quantile(side[start : start + length], q) for side in (now, base))
@@ -307,7 +379,8 @@ def by_stretches(now: Sequence[float], base: Sequence[float], stretches: Sequenc
 
 
 def variance(values: Sequence[float]) -> float:
-    """The sample variance of two values or more; as the standard library's, without its exact fractions."""
+    """The sample variance of two values or more; as the standard library's, without its exact
+    fractions."""
     mean = fmean(values)
     return math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1)
 
@@ -315,7 +388,9 @@ def variance(values: Sequence[float]) -> float:
 def pooled(parts: Sequence[Part]) -> Part:
     """Return the mean of the variances, weighted by their degrees of freedom."""
     freedom = math.fsum(part.freedom for part in parts)
-    return Part(math.fsum(part.variance * part.freedom for part in parts) / freedom, freedom)
+    return Part(
+        math.fsum(part.variance * part.freedom for part in parts) / freedom, freedom
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -326,14 +401,19 @@ class Evidence:
     level: float  # that it was compared with
 
 
-def holm(p_values: Sequence[float], level: float, weights: Sequence[float] = ()) -> tuple[Evidence, ...]:
-    """Which of several p-values are evidence, such that any is wrong at most with probability `level`, which they share
-    by their `weights`, equal by default.
+def holm(
+    p_values: Sequence[float], level: float, weights: Sequence[float] = ()
+) -> tuple[Evidence, ...]:
+    """Which of several p-values are evidence, such that any is wrong at most with probability
+    `level`, which they share by their `weights`, equal by default.
 
-    S. Holm, "A simple sequentially rejective multiple test procedure", Scandinavian Journal of Statistics 6 (1979).
+    S. Holm, "A simple sequentially rejective multiple test procedure", Scandinavian Journal of
+    Statistics 6 (1979).
     """
     weights = weights or [1.0] * len(p_values)
-    order = sorted(range(len(p_values)), key=lambda index: p_values[index] / weights[index])
+    order = sorted(
+        range(len(p_values)), key=lambda index: p_values[index] / weights[index]
+    )
     found: dict[int, Evidence] = {}
     left, enough = 0.0, True
     for place, index in enumerate(order):
@@ -346,8 +426,9 @@ def holm(p_values: Sequence[float], level: float, weights: Sequence[float] = ())
 
 
 def steps_needed(q: float) -> int:
-    """The least number of steps that supports the q-th percentile (between 0 and 100, the ends excluded): with
-    fewer, no step need lie beyond it, and its distribution-free 95 % bound does not exist (59 for p95, 299 for p99).
+    """The least number of steps that supports the q-th percentile (between 0 and 100, the ends
+    excluded): with fewer, no step need lie beyond it, and its distribution-free 95 % bound does not
+    exist (59 for p95, 299 for p99).
     """
     share = max(q, 100 - q) / 100
     return math.ceil(math.log(1 - _CONFIDENCE) / math.log(share))

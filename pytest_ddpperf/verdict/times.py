@@ -1,4 +1,5 @@
-"""Times, compared with those of a baseline: what is observed of a launch, and the evidence between launches."""
+"""Times, compared with those of a baseline: what is observed of a launch, and the evidence between
+launches."""
 
 from __future__ import annotations
 
@@ -25,15 +26,15 @@ from pytest_ddpperf.records.samples import (
 from pytest_ddpperf.verdict import stats
 from pytest_ddpperf.verdict.stats import Difference, Drift, Evidence
 
-# How likely a test may be to call unchanged code regressed, over all its limits, however many tests a run has.
-# docs/statistics.md has the figures of other rates.
+# How likely a test may be to call unchanged code regressed, over all its limits, however many tests
+# a run has. docs/statistics.md has the figures of other rates.
 TEST_LEVEL = 0.015
-# What is assumed of the drift between sessions of one host before any was seen. Another host, which may be another
-# device of the same model, differs by more, however quiet both are.
+# What is assumed of the drift between sessions of one host before any was seen. Another host, which
+# may be another device of the same model, differs by more, however quiet both are.
 ASSUMED_DRIFT = Drift(floor=0.018, share=0.5, freedom=8, usual=0.05, steep=3.0)
 _ANOTHER_HOST = 0.05
-# Of the error rate, the default limit on the mean has less than the others: it is wide, for few steps that are much
-# slower, and the others lose hardly any power by it.
+# Of the error rate, the default limit on the mean has less than the others: it is wide, for few
+# steps that are much slower, and the others lose hardly any power by it.
 _WEIGHT_OF_MEAN = 0.1
 # A verdict is settled where further launches would bring another with less than this probability.
 SETTLED_LEVEL = 0.05
@@ -42,15 +43,16 @@ LAUNCHES_NEEDED = 2
 
 
 def unsupported(limit: Limit, *, steps: int, launches: int) -> str | None:
-    """What a limit needs, where the asked steps and launches cannot support it; None where they can."""
+    """What a limit needs, where the asked steps and launches cannot support it; None where they
+    can."""
     if launches < LAUNCHES_NEEDED:
         return f"a limit needs at least {LAUNCHES_NEEDED}, {launches} was asked"
     needed, asked = stats.steps_needed(limit.percentile), steps * launches
     if asked >= needed:
         return None
     return (
-        f"needs at least {needed} timed steps in all (steps x launches); {steps} x {launches} = {asked} were asked: "
-        f"raise --ddp-steps to {math.ceil(needed / launches)}"
+        f"needs at least {needed} timed steps in all (steps x launches); {steps} x {launches} ="
+        f" {asked} were asked: raise --ddp-steps to {math.ceil(needed / launches)}"
     )
 
 
@@ -65,44 +67,79 @@ def judge_times(
     stretches: Sequence[Sequence[int]] = (),
     assumed: Drift = ASSUMED_DRIFT,
 ) -> Verdict:
-    """Compare times with the sessions of a baseline; `not_gated` is the reason code if they are not to be compared.
+    """Compare times with the sessions of a baseline; `not_gated` is the reason code if they are not
+    to be compared.
 
-    Each limit is decided on the logarithms of per-launch quantiles. REGRESSED needs the estimate beyond the limit
-    and evidence that there is a change at all, at `level` over all limits (Holm). Beyond the limit without evidence
-    is INCONCLUSIVE. IMPROVED is REGRESSED mirrored. The error of the estimate contains the spread between launches
-    and the drift between sessions: estimated from the baseline's sessions, and `assumed` if they are too few
-    to tell. To a host that the baseline does not know, all sessions of a host count as one. If launches were
-    `interleaved`, launch k of one side is compared with launch k of the other: there is no drift, and what else differs
-    between the environments may be just what is compared. `stretches` are the lengths in which the windows of a pair
-    were interleaved (`in_stretches`). Of windows of different lengths, as many steps are compared (`alike`).
+    Each limit is decided on the logarithms of per-launch quantiles. REGRESSED needs the estimate
+    beyond the limit and evidence that there is a change at all, at `level` over all limits (Holm).
+    Beyond the limit without evidence is INCONCLUSIVE. IMPROVED is REGRESSED mirrored. The error of
+    the estimate contains the spread between launches and the drift between sessions: estimated from
+    the baseline's sessions, and `assumed` if they are too few to tell. To a host that the baseline
+    does not know, all sessions of a host count as one. If launches were `interleaved`, launch k of
+    one side is compared with launch k of the other: there is no drift, and what else differs
+    between the environments may be just what is compared. `stretches` are the lengths in which the
+    windows of a pair were interleaved (`in_stretches`). Of windows of different lengths, as many
+    steps are compared (`alike`).
 
-    Raises ValueError for figures that are no measurement: a step time that is not a positive number, a single
-    launch on a side that is to be compared, sides without as many launches that are `interleaved`.
+    Raises ValueError for figures that are no measurement: a step time that is not a positive
+    number, a single launch on a side that is to be compared, sides without as many launches that
+    are `interleaved`.
     """
     if not_gated is not None:
         return Verdict(status=Status.NOT_GATED, reason=not_gated)
     if not baseline:
         return Verdict(status=Status.NO_BASELINE, reason="no-baseline")
-    broken, differences = _environment_differences(current, baseline[-1], interleaved=interleaved)
+    broken, differences = _environment_differences(
+        current, baseline[-1], interleaved=interleaved
+    )
     if broken:
-        return Verdict(status=Status.INCOMPARABLE, reason="must-match", differences=broken + differences)
+        return Verdict(
+            status=Status.INCOMPARABLE,
+            reason="must-match",
+            differences=broken + differences,
+        )
     kept, dropped = _supported(current, limits)
     if not kept:
-        return Verdict(status=Status.NOT_GATED, reason="no-supported-limit", dropped=dropped, differences=differences)
+        return Verdict(
+            status=Status.NOT_GATED,
+            reason="no-supported-limit",
+            dropped=dropped,
+            differences=differences,
+        )
     if min(session.samples.launches for session in baseline) < LAUNCHES_NEEDED:
-        raise ValueError(f"a baseline of a single launch: a comparison needs {LAUNCHES_NEEDED} a side")
+        raise ValueError(
+            f"a baseline of a single launch: a comparison needs {LAUNCHES_NEEDED} a side"
+        )
     first_node = not on_one_clock([side.samples for side in (current, *baseline)])
     current, *baseline = alike([current, *baseline], first_node=first_node)
-    thin = dict.fromkeys(line for side in (current, *baseline) for line in _supported(side, kept)[1])
+    thin = dict.fromkeys(
+        line for side in (current, *baseline) for line in _supported(side, kept)[1]
+    )
     if thin:
-        return Verdict(status=Status.INCOMPARABLE, reason="baseline-support", dropped=dropped, differences=tuple(thin))
+        return Verdict(
+            status=Status.INCOMPARABLE,
+            reason="baseline-support",
+            dropped=dropped,
+            differences=tuple(thin),
+        )
     if reason := _unknown_figure(kept, current, baseline):
-        return Verdict(status=Status.INCOMPARABLE, reason=reason, differences=differences)
-    if interleaved and [current.samples.launches] != [side.samples.launches for side in baseline]:
+        return Verdict(
+            status=Status.INCOMPARABLE, reason=reason, differences=differences
+        )
+    if interleaved and [current.samples.launches] != [
+        side.samples.launches for side in baseline
+    ]:
         counts = " + ".join(str(side.samples.launches) for side in baseline)
-        raise ValueError(f"{current.samples.launches} launches and {counts}: they were not interleaved")
+        raise ValueError(
+            f"{current.samples.launches} launches and {counts}: they were not interleaved"
+        )
     comparisons = _compare(
-        kept, current, baseline, level=level, drift=None if interleaved else assumed, stretches=stretches
+        kept,
+        current,
+        baseline,
+        level=level,
+        drift=None if interleaved else assumed,
+        stretches=stretches,
     )
     status = gravest(comparison.status for comparison in comparisons)
     return Verdict(
@@ -124,13 +161,28 @@ def _environment_differences(
     recorded = fact_changes(now.recorded, before.recorded)
     if not interleaved:
         return fact_changes(now.must_match, before.must_match), recorded
-    asked = fact_changes(*({n: fact for n, fact in env.must_match.items() if is_asked(n)} for env in (now, before)))
-    others = ({n: fact for n, fact in env.must_match.items() if not is_asked(n)} for env in (now, before))
-    return asked, (*fact_changes(now.key, before.key), *fact_changes(*others), *recorded)
+    asked = fact_changes(
+        *(
+            {n: fact for n, fact in env.must_match.items() if is_asked(n)}
+            for env in (now, before)
+        )
+    )
+    others = (
+        {n: fact for n, fact in env.must_match.items() if not is_asked(n)}
+        for env in (now, before)
+    )
+    return asked, (
+        *fact_changes(now.key, before.key),
+        *fact_changes(*others),
+        *recorded,
+    )
 
 
-def _unknown_figure(limits: Iterable[Limit], current: Measurement, baseline: Sequence[Measurement]) -> str:
-    """Return the reason code if a side lacks the CPU time or the phase that a limit needs, else ""."""
+def _unknown_figure(
+    limits: Iterable[Limit], current: Measurement, baseline: Sequence[Measurement]
+) -> str:
+    """Return the reason code if a side lacks the CPU time or the phase that a limit needs, else
+    ""."""
     for limit in limits:
         what = "no-phase" if limit.is_phase else "no-cpu-time"
         if not has_figure(limit, current):
@@ -141,30 +193,55 @@ def _unknown_figure(limits: Iterable[Limit], current: Measurement, baseline: Seq
 
 
 def gravest(statuses: Iterable[Status]) -> Status:
-    return min(statuses, key=(Status.REGRESSED, Status.INCONCLUSIVE, Status.IMPROVED, Status.PASS).index)
+    return min(
+        statuses,
+        key=(Status.REGRESSED, Status.INCONCLUSIVE, Status.IMPROVED, Status.PASS).index,
+    )
 
 
-def resolutions(current: Measurement, limits: Iterable[Limit], *, level: float = TEST_LEVEL) -> dict[str, float]:
-    """By metric, the relative slowdown that two measurements like this one, taken on one occasion, would resolve."""
-    return {limit.metric: _share(own) for limit, _, own in _with_itself(current, limits, level)}
+def resolutions(
+    current: Measurement, limits: Iterable[Limit], *, level: float = TEST_LEVEL
+) -> dict[str, float]:
+    """By metric, the relative slowdown that two measurements like this one, taken on one occasion,
+    would resolve."""
+    return {
+        limit.metric: _share(own)
+        for limit, _, own in _with_itself(current, limits, level)
+    }
 
 
-def coarse(current: Measurement, limits: Iterable[Limit], *, level: float = TEST_LEVEL) -> bool:
-    """Whether there is a limit that two measurements like this one, taken on one occasion, would not resolve."""
-    return any(own > bound(limit, mean) for limit, mean, own in _with_itself(current, limits, level))
+def coarse(
+    current: Measurement, limits: Iterable[Limit], *, level: float = TEST_LEVEL
+) -> bool:
+    """Whether there is a limit that two measurements like this one, taken on one occasion, would
+    not resolve."""
+    return any(
+        own > bound(limit, mean)
+        for limit, mean, own in _with_itself(current, limits, level)
+    )
 
 
-def _with_itself(current: Measurement, limits: Iterable[Limit], level: float) -> Iterator[tuple[Limit, float, float]]:
-    """Yield each limit that the measurement supports, with its mean and its resolution, both logarithms."""
+def _with_itself(
+    current: Measurement, limits: Iterable[Limit], level: float
+) -> Iterator[tuple[Limit, float, float]]:
+    """Yield each limit that the measurement supports, with its mean and its resolution, both
+    logarithms."""
     kept, _ = _supported(current, limits)
     kept = [limit for limit in kept if has_figure(limit, current)]
     for limit in kept:
         observed = logs(limit, current)
-        yield limit, fmean(observed), stats.difference(observed, [observed]).resolution(level / len(kept))
+        yield (
+            limit,
+            fmean(observed),
+            stats.difference(observed, [observed]).resolution(level / len(kept)),
+        )
 
 
-def _supported(current: Measurement, limits: Iterable[Limit]) -> tuple[list[Limit], tuple[str, ...]]:
-    """The limits on times that the measurement can support, and those of ours it cannot, in words."""
+def _supported(
+    current: Measurement, limits: Iterable[Limit]
+) -> tuple[list[Limit], tuple[str, ...]]:
+    """The limits on times that the measurement can support, and those of ours it cannot, in
+    words."""
     launches = current.samples.launches
     steps = min((len(steps) for steps in current.samples.step_seconds), default=0)
     kept, dropped = [], []
@@ -186,12 +263,22 @@ def _compare(
     drift: Drift | None,
     stretches: Sequence[Sequence[int]],
 ) -> tuple[Comparison, ...]:
-    pairs = [(logs(limit, current), [logs(limit, session) for session in baseline]) for limit in limits]
+    pairs = [
+        (logs(limit, current), [logs(limit, session) for session in baseline])
+        for limit in limits
+    ]
     found = _differences(limits, current, baseline, drift, stretches)
-    weights = [_WEIGHT_OF_MEAN if limit.is_mean and limit.default else 1.0 for limit in limits]
+    weights = [
+        _WEIGHT_OF_MEAN if limit.is_mean and limit.default else 1.0 for limit in limits
+    ]
     slower = stats.holm([difference.p_value() for difference in found], level, weights)
-    faster = stats.holm([difference.mirrored().p_value() for difference in found], level, weights)
-    fastest = [_share(min(now) - fmean(map(min, sessions))) if drift is not None else None for now, sessions in pairs]
+    faster = stats.holm(
+        [difference.mirrored().p_value() for difference in found], level, weights
+    )
+    fastest = [
+        _share(min(now) - fmean(map(min, sessions))) if drift is not None else None
+        for now, sessions in pairs
+    ]
     return tuple(
         replace(_comparison(limit, fmean(now), difference, *evidence), fastest=change)
         for limit, (now, _), difference, change, *evidence in zip(
@@ -207,7 +294,8 @@ def _differences(
     drift: Drift | None,
     stretches: Sequence[Sequence[int]],
 ) -> list[Difference]:
-    """Return the difference of logarithms for each limit; without `drift` the launches were interleaved."""
+    """Return the difference of logarithms for each limit; without `drift` the launches were
+    interleaved."""
     found = []
     here, hosts = host(current), [host(session) for session in baseline]
     for limit in limits:
@@ -216,7 +304,11 @@ def _differences(
             found.append(_across(logs(limit, current), sessions, here, hosts, drift))
         else:
             trim = TRIM if is_middle(limit) and _took_turns(stretches) else 0.0
-            found.append(stats.paired(*_paired(limit, current, baseline[0], stretches), trim=trim))
+            found.append(
+                stats.paired(
+                    *_paired(limit, current, baseline[0], stretches), trim=trim
+                )
+            )
     return found
 
 
@@ -228,25 +320,38 @@ def differences_of(
     interleaved: bool,
     stretches: Sequence[Sequence[int]],
 ) -> list[Difference]:
-    """Return the difference of logarithms behind each comparison of a verdict, or of other launches by its limits."""
+    """Return the difference of logarithms behind each comparison of a verdict, or of other launches
+    by its limits."""
     limits = [comparison.limit for comparison in verdict.comparisons]
     current, *baseline = alike([current, *baseline], first_node=verdict.first_node)
-    return _differences(limits, current, baseline, None if interleaved else ASSUMED_DRIFT, stretches)
+    return _differences(
+        limits, current, baseline, None if interleaved else ASSUMED_DRIFT, stretches
+    )
 
 
 def paired_logs(
-    verdict: Verdict, current: Measurement, other: Measurement, stretches: Sequence[Sequence[int]]
+    verdict: Verdict,
+    current: Measurement,
+    other: Measurement,
+    stretches: Sequence[Sequence[int]],
 ) -> Iterator[tuple[Limit, list[float], list[float]]]:
-    """Yield the logarithms behind each comparison of interleaved launches, in pairs, and those of the CPU time where it
-    is known."""
+    """Yield the logarithms behind each comparison of interleaved launches, in pairs, and those of
+    the CPU time where it is known."""
     current, other = alike([current, other], first_node=verdict.first_node)
-    cpu_time = [CPU_TIME] if has_figure(CPU_TIME, current) and has_figure(CPU_TIME, other) else []
+    cpu_time = (
+        [CPU_TIME]
+        if has_figure(CPU_TIME, current) and has_figure(CPU_TIME, other)
+        else []
+    )
     for limit in (*(comparison.limit for comparison in verdict.comparisons), *cpu_time):
         yield limit, *_paired(limit, current, other, stretches)
 
 
 def _paired(
-    limit: Limit, current: Measurement, other: Measurement, stretches: Sequence[Sequence[int]]
+    limit: Limit,
+    current: Measurement,
+    other: Measurement,
+    stretches: Sequence[Sequence[int]],
 ) -> tuple[list[float], list[float]]:
     now, base = logs(limit, current), logs(limit, other)
     if is_middle(limit) and _took_turns(stretches):
@@ -260,7 +365,11 @@ def _took_turns(stretches: Sequence[Sequence[int]]) -> bool:
 
 
 def _across(
-    now: Sequence[float], sessions: Sequence[Sequence[float]], here: Scalar, hosts: Sequence[Scalar], drift: Drift
+    now: Sequence[float],
+    sessions: Sequence[Sequence[float]],
+    here: Scalar,
+    hosts: Sequence[Scalar],
+    drift: Drift,
 ) -> Difference:
     """Of logarithms, where sessions were on other occasions, and maybe on other hosts."""
     if any(host != here for host in hosts):
@@ -271,13 +380,18 @@ def _across(
 
 
 def _comparison(
-    limit: Limit, now: float, difference: Difference, evidence_slower: Evidence, evidence_faster: Evidence
+    limit: Limit,
+    now: float,
+    difference: Difference,
+    evidence_slower: Evidence,
+    evidence_faster: Evidence,
 ) -> Comparison:
     """`now` is the mean logarithm of the current side."""
     estimate = difference.estimate
     base = now - estimate
     slower, faster = estimate > bound(limit, base), -estimate > bound(limit, now)
-    # What only further launches could change: the part of the error that is the current launches' own.
+    # What only further launches could change: the part of the error that is the current launches'
+    # own.
     noise = difference.without("base", "drift").reach(SETTLED_LEVEL)
     evidence = evidence_slower if estimate > 0 else evidence_faster
     status, reason = Status.PASS, "within-limit"
@@ -299,22 +413,37 @@ def _comparison(
         reason=reason,
         baseline_seconds=math.exp(base),
         now_seconds=math.exp(now),
-        change=Interval(estimate=_share(estimate), low=_share(estimate - reach), high=_share(estimate + reach)),
+        change=Interval(
+            estimate=_share(estimate),
+            low=_share(estimate - reach),
+            high=_share(estimate + reach),
+        ),
         p_value=(difference if estimate > 0 else difference.mirrored()).p_value(),
         level=evidence.level,
         resolution=_share(resolution),
         alarm_rate=difference.beyond(max(bound(limit, base), reach)),
         settled=settled,
-        drift=math.sqrt(difference.drift.variance) if difference.drift is not stats.NOTHING else None,
-        launches_needed=None if fine else difference.launches_for(bound(limit, base), evidence.level),
+        drift=(
+            math.sqrt(difference.drift.variance)
+            if difference.drift is not stats.NOTHING
+            else None
+        ),
+        launches_needed=(
+            None
+            if fine
+            else difference.launches_for(bound(limit, base), evidence.level)
+        ),
     )
 
 
 def bound(limit: Limit, base: float) -> float:
-    """The limit as a difference of logarithms; `base` is the logarithm of what it is a limit to, in seconds."""
+    """The limit as a difference of logarithms; `base` is the logarithm of what it is a limit to, in
+    seconds."""
     if limit.is_bandwidth:
         return -math.log1p(-limit.value)
-    return math.log1p(limit.value if limit.unit == "%" else limit.value / math.exp(base))
+    return math.log1p(
+        limit.value if limit.unit == "%" else limit.value / math.exp(base)
+    )
 
 
 def _share(logarithm: float) -> float:
@@ -323,8 +452,9 @@ def _share(logarithm: float) -> float:
 
 # The percentiles that are compared stretch by stretch; those beyond are few steps of each.
 _MIDDLE = 25, 75
-# Of their differences, the share that is left out at either end: steps come in modes, as the scheduler has it, and
-# where a few stretches more than half are in another one, a pair differs by all that lies between.
+# Of their differences, the share that is left out at either end: steps come in modes, as the
+# scheduler has it, and where a few stretches more than half are in another one, a pair differs by
+# all that lies between.
 TRIM = 0.2
 
 
@@ -337,11 +467,15 @@ def logs(limit: Limit, measurement: Measurement) -> list[float]:
 
 
 def _figures(limit: Limit, measurement: Measurement) -> tuple[float, ...]:
-    """Return what a limit is on in each launch, in seconds; () if it is unknown, or 0 where it is."""
+    """Return what a limit is on in each launch, in seconds; () if it is unknown, or 0 where it
+    is."""
     samples = measurement.samples
     if limit.is_phase:  # of the rank that it takes longest
         phase = limit.metric
-        return tuple(max(seconds or 0.0 for seconds in launch.own[phase]) for launch in measurement.phases)
+        return tuple(
+            max(seconds or 0.0 for seconds in launch.own[phase])
+            for launch in measurement.phases
+        )
     if limit.is_cpu_time:
         return stats.cpu_quantiles(samples.cpu_seconds or (), limit.percentile)
     for value in chain.from_iterable(samples.step_seconds):
@@ -353,17 +487,22 @@ def _figures(limit: Limit, measurement: Measurement) -> tuple[float, ...]:
 
 
 def has_figure(limit: Limit, measurement: Measurement) -> bool:
-    """Whether each launch has what a limit is on, to take its logarithm: a rank that only waits may use no CPU time in
-    some steps, and not all phases of all steps are known."""
+    """Whether each launch has what a limit is on, to take its logarithm: a rank that only waits may
+    use no CPU time in some steps, and not all phases of all steps are known."""
     if not (limit.is_phase or limit.is_cpu_time):
         return True
     found = _figures(limit, measurement)
-    return len(found) == measurement.samples.launches and all(0 < value < math.inf for value in found)
+    return len(found) == measurement.samples.launches and all(
+        0 < value < math.inf for value in found
+    )
 
 
 def is_middle(limit: Limit) -> bool:
     """Whether stretches show it better than all steps together."""
-    return not (limit.is_cpu_time or limit.is_mean or limit.is_phase) and _MIDDLE[0] <= limit.percentile <= _MIDDLE[1]
+    return (
+        not (limit.is_cpu_time or limit.is_mean or limit.is_phase)
+        and _MIDDLE[0] <= limit.percentile <= _MIDDLE[1]
+    )
 
 
 def in_stretches(
@@ -374,10 +513,15 @@ def in_stretches(
     baseline: Measurement,
     stretches: Sequence[Sequence[int]],
 ) -> list[float]:
-    """The baseline's logarithms such that those of `now` differ from them by what the stretches show."""
-    sides = zip(current.samples.step_seconds, baseline.samples.step_seconds, strict=True)
+    """The baseline's logarithms such that those of `now` differ from them by what the stretches
+    show."""
+    sides = zip(
+        current.samples.step_seconds, baseline.samples.step_seconds, strict=True
+    )
     return [
-        own - stats.by_stretches(*steps, lengths, limit.percentile) if len(lengths) > 1 else other
+        own - stats.by_stretches(*steps, lengths, limit.percentile)
+        if len(lengths) > 1
+        else other
         for own, other, steps, lengths in zip(now, base, sides, stretches, strict=True)
     ]
 
@@ -386,50 +530,72 @@ def host(measurement: Measurement) -> Scalar:
     return measurement.environment.recorded.get("host")
 
 
-def joined(sessions: Sequence[Sequence[float]], hosts: Sequence[Scalar]) -> list[list[float]]:
+def joined(
+    sessions: Sequence[Sequence[float]], hosts: Sequence[Scalar]
+) -> list[list[float]]:
     """The sessions of each host as one."""
     return [
-        [value for session, host in zip(sessions, hosts, strict=True) if host == own for value in session]
+        [
+            value
+            for session, host in zip(sessions, hosts, strict=True)
+            if host == own
+            for value in session
+        ]
         for own in dict.fromkeys(hosts)
     ]
 
 
 def alike(sides: Sequence[Measurement], *, first_node: bool) -> list[Measurement]:
-    """With steps that can be compared: as many on all sides, and of the `first_node` alone or of all on all."""
+    """With steps that can be compared: as many on all sides, and of the `first_node` alone or of
+    all on all."""
     cut = of_one_length([side.samples for side in sides])
     if first_node:
-        cut = [replace(side, step_seconds=side.node_seconds or side.step_seconds) for side in cut]
-    return [replace(side, samples=samples) for side, samples in zip(sides, cut, strict=True)]
+        cut = [
+            replace(side, step_seconds=side.node_seconds or side.step_seconds)
+            for side in cut
+        ]
+    return [
+        replace(side, samples=samples) for side, samples in zip(sides, cut, strict=True)
+    ]
 
 
-# Of a step at p50, by how much the clocks of several nodes may be apart for the steps of all nodes to be compared.
+# Of a step at p50, by how much the clocks of several nodes may be apart for the steps of all nodes
+# to be compared.
 CLOCKS_SHARE = 0.01
 
 
 def on_one_clock(sides: Iterable[Samples]) -> bool:
-    """Whether the clocks of all nodes are known well enough, on all sides, for the steps of all nodes to be compared;
-    on one node they are the same."""
+    """Whether the clocks of all nodes are known well enough, on all sides, for the steps of all
+    nodes to be compared; on one node they are the same."""
     return all(
-        max(side.clock_seconds) <= CLOCKS_SHARE * stats.geometric_mean(stats.launch_quantiles(side.step_seconds, 50))
+        max(side.clock_seconds)
+        <= CLOCKS_SHARE
+        * stats.geometric_mean(stats.launch_quantiles(side.step_seconds, 50))
         for side in sides
         if side.clock_seconds is not None
     )
 
 
 def of_one_length(sides: Sequence[Samples]) -> list[Samples]:
-    """Cut launches to the first steps, as many as the shortest side has: a percentile depends on their number."""
+    """Cut launches to the first steps, as many as the shortest side has: a percentile depends on
+    their number."""
     steps = min(side.steps for side in sides)
     return [side if side.steps == steps else side.first(steps) for side in sides]
 
 
-# The percentiles of each launch that a report has: those that are limited, and enough to draw a distribution.
+# The percentiles of each launch that a report has: those that are limited, and enough to draw a
+# distribution.
 PERCENTILES = range(5, 100, 5)
 
 
 def launch_figures(launches: LaunchSteps) -> dict[str, tuple[float, ...]]:
     """Return what a report draws of launches, in seconds, by metric: percentiles and the mean."""
-    ordered = [sorted(launch) for launch in launches]  # once, for sorting again costs next to nothing
-    return {**{f"p{q}": stats.launch_quantiles(ordered, q) for q in PERCENTILES}, MEAN: stats.launch_means(launches)}
+    # once, for sorting again costs next to nothing
+    ordered = [sorted(launch) for launch in launches]
+    return {
+        **{f"p{q}": stats.launch_quantiles(ordered, q) for q in PERCENTILES},
+        MEAN: stats.launch_means(launches),
+    }
 
 
 def in_percentiles(session: Recording, steps: int) -> StoredSession:

@@ -1,7 +1,9 @@
-"""How a process of ours begins and ends: what it receives over its socket, and what it asks of the kernel.
+"""How a process of ours begins and ends: what it receives over its socket, and what it asks of the
+kernel.
 
-Start-up data goes over a socket because an argument of a command is limited (to 128 KiB on Linux), which a sys.path
-or the files of many tests exceed. Standard library only; the kernel's part works on Linux and does nothing on macOS.
+Start-up data goes over a socket because an argument of a command is limited (to 128 KiB on Linux),
+which a sys.path or the files of many tests exceed. Standard library only; the kernel's part works
+on Linux and does nothing on macOS.
 """
 
 from __future__ import annotations
@@ -40,17 +42,22 @@ importlib.import_module(module).main(descriptor, start)
 
 def search_path(entries: Sequence[str] | None = None) -> list[str]:
     """sys.path as imports read it: what is no text in it (a Path) is passed over."""
-    return [entry for entry in (sys.path if entries is None else entries) if isinstance(entry, str)]
+    return [
+        entry
+        for entry in (sys.path if entries is None else entries)
+        if isinstance(entry, str)
+    ]
 
 
 def command(python: str, module: str, descriptor: int) -> list[str]:
-    """Calls `main(descriptor, start)` of a module: `start` is the first message that came over the socket `descriptor`,
-    as `Lines` sends it. Its `sys_path` is None for the interpreter's own."""
+    """Calls `main(descriptor, start)` of a module: `start` is the first message that came over the
+    socket `descriptor`, as `Lines` sends it. Its `sys_path` is None for the interpreter's own."""
     return [python, "-c", _BOOT, module, str(descriptor)]
 
 
 class Child:
-    """A process of ours in a session of its own, and the connection to it. It ends at the end of its stream."""
+    """A process of ours in a session of its own, and the connection to it. It ends at the end of
+    its stream."""
 
     def __init__(
         self,
@@ -60,8 +67,8 @@ class Child:
         folder: Path | None = None,
         descriptors: Sequence[int] = (),
     ) -> None:
-        """Start it (see `command`): what is sent first has its sys.path. It inherits these `descriptors`. Raises
-        OSError, with nothing left."""
+        """Start it (see `command`): what is sent first has its sys.path. It inherits these
+        `descriptors`. Raises OSError, with nothing left."""
         with ExitStack() as failing:
             self.log = failing.enter_context(tempfile.TemporaryFile())
             ours, theirs = socket.socketpair()
@@ -111,21 +118,30 @@ def kernel_numbers(written: str) -> tuple[int, ...]:
 def listen(address: str, port: int = 0) -> socket.socket:
     """Listen on one interface, with 0 at a port that the kernel chooses; raises OSError."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    return socket.create_server((address, port), family=family, backlog=socket.SOMAXCONN)
+    return socket.create_server(
+        (address, port), family=family, backlog=socket.SOMAXCONN
+    )
 
 
 def output_of(*command: str) -> str:
     """Return what a tool prints; "" if it is missing or does not answer."""
     try:
-        return subprocess.run(command, capture_output=True, text=True, timeout=20, check=True).stdout
+        return subprocess.run(
+            command, capture_output=True, text=True, timeout=20, check=True
+        ).stdout
     except (OSError, subprocess.SubprocessError):
         return ""
 
 
 def nvidia_smi(fields: Sequence[str], *options: str) -> list[list[str]]:
-    """Return the cells of each GPU by nvidia-smi, whose table may stand below a warning; [] if it does not answer.
-    For a GPU that fell off the bus it prints a sentence instead of a row."""
-    said = output_of("nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits", *options)
+    """Return the cells of each GPU by nvidia-smi, whose table may stand below a warning; [] if it
+    does not answer. For a GPU that fell off the bus it prints a sentence instead of a row."""
+    said = output_of(
+        "nvidia-smi",
+        f"--query-gpu={','.join(fields)}",
+        "--format=csv,noheader,nounits",
+        *options,
+    )
     rows = ([cell.strip() for cell in line.split(",")] for line in said.splitlines())
     return [row for row in rows if len(row) == len(fields)]
 
@@ -151,23 +167,30 @@ _PR_SET_CHILD_SUBREAPER = 36
 
 
 def die_with_parent(parent: int, signum: signal.Signals) -> None:
-    """Ask for `signum` when the parent's thread that made us ends; ends at once if `parent` is gone already."""
+    """Ask for `signum` when the parent's thread that made us ends; ends at once if `parent` is gone
+    already."""
     _prctl(_PR_SET_PDEATHSIG, signum)
     if os.getppid() != parent:
         os.kill(os.getpid(), signum)
 
 
 def adopt_orphans() -> None:
-    """Become the parent of every descendant whose own parent ended, so that none outlives a launch."""
+    """Become the parent of every descendant whose own parent ended, so that none outlives a
+    launch."""
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
 def children(pid: int | str = "self") -> list[int]:
     """Return the pids of a process's children, zombies included."""
     threads = glob.glob(f"/proc/{pid}/task/*/children")
-    return [int(child) for thread in threads for child in contents(Path(thread)).split()]
+    return [
+        int(child) for thread in threads for child in contents(Path(thread)).split()
+    ]
 
 
 def _prctl(option: int, value: int) -> None:
-    if sys.platform == "linux" and ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0) != 0:
+    if (
+        sys.platform == "linux"
+        and ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0) != 0
+    ):
         raise OSError(ctypes.get_errno(), f"prctl({option})")

@@ -1,8 +1,9 @@
 """Channels between pytest, the rank server and the ranks.
 
-Three channels, all of one machine: JSON lines with file descriptors between pytest and the rank server; frames
-from a rank to pytest; the board, memory that every rank writes and pytest reads, so that a rank's phase and step
-are known even of a rank that was killed. Standard library only: both sides import it.
+Three channels, all of one machine: JSON lines with file descriptors between pytest and the rank
+server; frames from a rank to pytest; the board, memory that every rank writes and pytest reads, so
+that a rank's phase and step are known even of a rank that was killed. Standard library only: both
+sides import it.
 """
 
 from __future__ import annotations
@@ -24,8 +25,11 @@ from pytest_ddpperf.records.plan import Plan
 Message = dict[str, Any]
 
 
-def readable(channels: Iterable[socket.socket | int], seconds: float | None = None) -> list[Any]:
-    """Return the `channels` that have something to read or have ended, once there is one or after so many `seconds`.
+def readable(
+    channels: Iterable[socket.socket | int], seconds: float | None = None
+) -> list[Any]:
+    """Return the `channels` that have something to read or have ended, once there is one or after
+    so many `seconds`.
 
     Not `select.select`, which takes no descriptor from 1,024 on.
     """
@@ -40,8 +44,10 @@ class Lines:
 
     def __init__(self, sock: socket.socket) -> None:
         self.socket = sock
-        sock.setblocking(True)  # whatever socket.setdefaulttimeout says: the flag goes with a descriptor
-        self._begun: list[bytes] = []  # of a line whose end has not come, for one may be hundreds of megabytes
+        # whatever socket.setdefaulttimeout says: the flag goes with a descriptor
+        sock.setblocking(True)
+        # of a line whose end has not come, for one may be hundreds of megabytes
+        self._begun: list[bytes] = []
         self._descriptors: list[int] = []
 
     def send(self, message: Message, descriptor: int | None = None) -> None:
@@ -53,8 +59,8 @@ class Lines:
             self.socket.sendall(data[sent:])
 
     def receive(self) -> list[Message] | None:
-        """All messages that have arrived, waiting for bytes if there are none; None at the end of the stream, and where
-        it broke or, of a socket with a timeout, nothing came in time."""
+        """All messages that have arrived, waiting for bytes if there are none; None at the end of
+        the stream, and where it broke or, of a socket with a timeout, nothing came in time."""
         try:
             data, descriptors, _, _ = socket.recv_fds(self.socket, 1 << 16, 64)
         except OSError:
@@ -81,7 +87,9 @@ class Kind(IntEnum):
     RESULT = 1  # the pickled result; the launch needs one from every rank
     ERROR = 2  # JSON: the fields of a RankError
     DONE = 3  # clean-up has ended, nothing more will come
-    RESTING = 4  # JSON: steps and step_ns of a paused launch (`launch.paused_launch`); a word says what comes next
+    # JSON: steps and step_ns of a paused launch (`launch.paused_launch`); a word says
+    # what comes next
+    RESTING = 4
 
 
 _HEADER = struct.Struct(">BQ")
@@ -129,15 +137,17 @@ class Phase(IntEnum):
     DELIVERY = 5
     CLEANUP = 6
     DONE = 7
-    LEADER = 8  # in an RPC launch, a process that others call: after its set-up, before its delivery
+    # in an RPC launch, a process that others call: after its set-up, before its
+    # delivery
+    LEADER = 8
 
 
 class Board:
-    """A file in memory: per rank its phase, its step and of how many, the updates of a program, when it entered each
-    phase, and its marks.
+    """A file in memory: per rank its phase, its step and of how many, the updates of a program,
+    when it entered each phase, and its marks.
 
-    All cells are 8-byte integers; times are nanoseconds of CLOCK_MONOTONIC, which all processes of a host share.
-    A cell has one writer, and aligned 8-byte stores are whole.
+    All cells are 8-byte integers; times are nanoseconds of CLOCK_MONOTONIC, which all processes of
+    a host share. A cell has one writer, and aligned 8-byte stores are whole.
     """
 
     STEP_CELL = 1
@@ -148,13 +158,15 @@ class Board:
     _MARKS = _ENTERED + len(Phase)
 
     def __init__(self, path: Path, world_size: int, steps: int) -> None:
-        """Make the file, or open it if another process has; with room for so many `steps` a window. Raises OSError."""
+        """Make the file, or open it if another process has; with room for so many `steps` a window.
+        Raises OSError."""
         self._row = self._MARKS + steps + 1
         size = world_size * self._row * 8
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             if os.fstat(descriptor).st_size < size:
-                # Zeros take space now: a process that writes to memory for which there is none dies of SIGBUS.
+                # Zeros take space now: a process that writes to memory for which there is none dies
+                # of SIGBUS.
                 with open(descriptor, "wb", closefd=False) as file:
                     file.write(bytes(size))
             self._map = mmap.mmap(descriptor, size)
@@ -169,7 +181,8 @@ class Board:
         self._cells[base] = phase
 
     def row(self, rank: int) -> memoryview:
-        """The cells of one rank, for a loop that cannot spare a method call: `STEP_CELL` is the step's."""
+        """The cells of one rank, for a loop that cannot spare a method call: `STEP_CELL` is the
+        step's."""
         return self._cells[rank * self._row : (rank + 1) * self._row]
 
     def set_steps(self, rank: int, steps: int) -> None:
@@ -177,7 +190,8 @@ class Board:
         self._cells[rank * self._row + self._STEPS] = steps
 
     def steps(self, rank: int) -> int:
-        """Return the number of steps of the rank's window; 0 until it is known, or without a window."""
+        """Return the number of steps of the rank's window; 0 until it is known, or without a
+        window."""
         return self._cells[rank * self._row + self._STEPS]
 
     def set_begin(self, rank: int, update: int) -> None:
@@ -194,8 +208,13 @@ class Board:
 
     def describe_updates(self) -> str:
         """Say how many updates each rank of a program took, where they differ."""
-        took = (f"rank {rank} took {updates}" for rank, updates in enumerate(self.updates()))
-        return f"ranks take different numbers of updates: {', '.join(took)} (give each as many batches)"
+        took = (
+            f"rank {rank} took {updates}" for rank, updates in enumerate(self.updates())
+        )
+        return (
+            f"ranks take different numbers of updates: {', '.join(took)} (give each as many"
+            " batches)"
+        )
 
     def marks(self, rank: int) -> memoryview:
         """The steps + 1 marks of one rank: the start, then the end of each step of its window."""
@@ -229,7 +248,8 @@ class Board:
         }.get(phase, "the end")
 
     def close(self) -> None:
-        # The traceback of what interrupted may hold a view, and the memory goes with the last of them.
+        # The traceback of what interrupted may hold a view, and the memory goes with the last of
+        # them.
         with suppress(BufferError):
             self._cells.release()
             self._map.close()

@@ -1,8 +1,9 @@
-"""Which files of the user's repository the processes of a launch open: a rank and the interpreters that it starts; and
-whether these form a process group of their own.
+"""Which files of the user's repository the processes of a launch open: a rank and the interpreters
+that it starts; and whether these form a process group of their own.
 
-Python tells an audit hook (PEP 578) of each file before it is opened: modules, data, archives, shared libraries. Each
-process adds a file once to a list in the folder of the launch, so that a process that is killed has noted it, too.
+Python tells an audit hook (PEP 578) of each file before it is opened: modules, data, archives,
+shared libraries. Each process adds a file once to a list in the folder of the launch, so that a
+process that is killed has noted it, too.
 """
 
 from __future__ import annotations
@@ -18,12 +19,19 @@ from functools import lru_cache
 from typing import Any
 
 from pytest_ddpperf.records.errors import BaseSideError
-from pytest_ddpperf.wire.source_trees import Trees, file_digest, install, is_code, refuse_files
+from pytest_ddpperf.wire.source_trees import (
+    Trees,
+    file_digest,
+    install,
+    is_code,
+    refuse_files,
+)
 
 FOLDER = "PYTEST_DDPPERF_LAUNCH"  # the variable that names the folder of the launch
 CHILDREN = os.path.join(os.path.dirname(__file__), "children")
 _NAME = "opened"
-OWN_GROUP = "own-group"  # the file in the folder of the launch with the size of a group of a rank's children
+# the file in the folder of the launch with the size of a group of a rank's children
+OWN_GROUP = "own-group"
 _GROUPS = "torch.distributed.distributed_c10d"
 _MOST = 2_000  # data files that a process adds
 _REMEMBERED = 100_000  # paths that a process need not look at again
@@ -32,13 +40,23 @@ _FILE, _LIBRARY, _PROCESS = "fxp"  # what a line is about
 _PYTHON = re.compile(r"([^-].*/)?python[\d.]*")
 _SHELLS = ("sh", "bash", "dash", "ksh", "zsh")
 # Of the system, and of the interpreter.
-_LIBRARIES = ("/lib/", "/lib64/", "/usr/lib/", "/usr/lib64/", f"{sys.prefix}/lib", f"{sys.base_prefix}/lib")
+_LIBRARIES = (
+    "/lib/",
+    "/lib64/",
+    "/usr/lib/",
+    "/usr/lib64/",
+    f"{sys.prefix}/lib",
+    f"{sys.base_prefix}/lib",
+)
 
-# What git ignores is behind a link in a worktree: to resolve it for each file would make the baseline side slower.
+# What git ignores is behind a link in a worktree: to resolve it for each file would make the
+# baseline side slower.
 _real_folder = lru_cache(1_000)(os.path.realpath)
 
 
-def for_children(environ: Mapping[str, str], folder: str | os.PathLike[str]) -> dict[str, str]:
+def for_children(
+    environ: Mapping[str, str], folder: str | os.PathLike[str]
+) -> dict[str, str]:
     """Return the variables by which the interpreters that a rank starts come to `begin_child`."""
     path = os.pathsep.join(filter(None, (CHILDREN, environ.get("PYTHONPATH"))))
     return {FOLDER: str(folder), "PYTHONPATH": path}
@@ -48,9 +66,11 @@ def watch(folder: str, trees: Trees) -> None:
     """Note from here on what this process opens, and what interpreters it starts."""
     events = _Notes(os.path.join(folder, _NAME), trees).events
 
-    def hook(event: str, arguments: tuple[Any, ...]) -> None:  # called often: for each id() and sys._getframe(), too
+    # called often: for each id() and sys._getframe(), too
+    def hook(event: str, arguments: tuple[Any, ...]) -> None:
         if event in events:
-            # What is no path, and what ends with the interpreter. A list that cannot be written is an error.
+            # What is no path, and what ends with the interpreter. A list that cannot be written is
+            # an error.
             with suppress(TypeError, ValueError, AttributeError, RecursionError):
                 events[event](*arguments)
 
@@ -58,7 +78,8 @@ def watch(folder: str, trees: Trees) -> None:
 
 
 def begin_child(folder: str) -> None:
-    """Let an interpreter that a rank of the launch in `folder` started import from the rank's side, and `watch` it."""
+    """Let an interpreter that a rank of the launch in `folder` started import from the rank's side,
+    and `watch` it."""
     try:
         with open(os.path.join(folder, "request.json")) as file:
             fields = json.load(file)["trees"]
@@ -67,7 +88,8 @@ def begin_child(folder: str) -> None:
 
     def hook(event: str, arguments: tuple[Any, ...]) -> None:
         if event == "import" and arguments[0] == _GROUPS:
-            module: Any = importlib.import_module(_GROUPS)  # now, before its functions have further names
+            # now, before its functions have further names
+            module: Any = importlib.import_module(_GROUPS)
             module.init_process_group = noting_group(module.init_process_group, folder)
 
     sys.addaudithook(hook)
@@ -80,7 +102,8 @@ def begin_child(folder: str) -> None:
 
 
 def noting_group(form: Callable[..., Any], folder: str) -> Callable[..., Any]:
-    """Return a function that forms a process group in a child of a rank, and notes its size before."""
+    """Return a function that forms a process group in a child of a rank, and notes its size
+    before."""
 
     def noting(*args: Any, **options: Any) -> Any:
         size = options.get("world_size", -1)
@@ -95,7 +118,8 @@ def noting_group(form: Callable[..., Any], folder: str) -> Callable[..., Any]:
 
 
 class _Notes:
-    """What a process opened by now; `events` takes the arguments of each audit event that counts."""
+    """What a process opened by now; `events` takes the arguments of each audit event that
+    counts."""
 
     def __init__(self, log: str, trees: Trees) -> None:
         self._log, self._trees = log, trees
@@ -107,9 +131,15 @@ class _Notes:
             "sqlite3.connect": self._opened,
             "ctypes.dlopen": self._loaded,
             "subprocess.Popen": self._started,
-            "os.posix_spawn": lambda path, arguments, environ: self._started(path, arguments, None, environ),
-            "os.exec": lambda path, arguments, environ: self._started(path, arguments, None, environ),
-            "os.system": lambda command: self._started("sh", ("sh", "-c", command), None, None),
+            "os.posix_spawn": lambda path, arguments, environ: self._started(
+                path, arguments, None, environ
+            ),
+            "os.exec": lambda path, arguments, environ: self._started(
+                path, arguments, None, environ
+            ),
+            "os.system": lambda command: self._started(
+                "sh", ("sh", "-c", command), None, None
+            ),
         }
 
     def _opened(self, path: Any, mode: object = None, flags: int = 0) -> None:
@@ -120,7 +150,9 @@ class _Notes:
             return
         folder, name = os.path.split(path)
         real = os.path.realpath(os.path.join(_real_folder(folder), name))
-        if self._trees.within(real) is not None and (is_code(real) or self._data < _MOST):
+        if self._trees.within(real) is not None and (
+            is_code(real) or self._data < _MOST
+        ):
             self._data += not is_code(real)
             self._add(_FILE, real)
         if len(self._seen) >= _REMEMBERED:
@@ -132,7 +164,10 @@ class _Notes:
             self._opened(path)
 
     def _loaded(self, name: Any) -> None:
-        if os.sep not in (path := os.fsdecode(name)) or os.path.abspath(path) in self._seen:
+        if (
+            os.sep not in (path := os.fsdecode(name))
+            or os.path.abspath(path) in self._seen
+        ):
             return
         self._opened(path)
         real = os.path.realpath(path)
@@ -140,16 +175,32 @@ class _Notes:
         if self._trees.within(real) is None and not installed:
             self._add(_LIBRARY, real)
 
-    def _started(self, path: Any, arguments: Sequence[Any], folder: object, environ: Mapping[Any, Any] | None) -> None:
-        words = [os.fsdecode(word) for word in (arguments or (path,))]
+    def _started(
+        self,
+        path: Any,
+        arguments: Sequence[Any],
+        folder: object,
+        environ: Mapping[Any, Any] | None,
+    ) -> None:
+        words = [os.fsdecode(word) for word in arguments or (path,)]
         for word in words:
             if os.path.isfile(word):
                 self._opened(word)
         is_python = _PYTHON.fullmatch(words[0]) is not None
-        given = os.environ if environ is None else {os.fsdecode(k): os.fsdecode(v) for k, v in environ.items()}
-        proved = FOLDER in given and CHILDREN in given.get("PYTHONPATH", "").split(os.pathsep)
+        given = (
+            os.environ
+            if environ is None
+            else {os.fsdecode(k): os.fsdecode(v) for k, v in environ.items()}
+        )
+        proved = FOLDER in given and CHILDREN in given.get("PYTHONPATH", "").split(
+            os.pathsep
+        )
         in_shell = os.path.basename(words[0]) in _SHELLS
-        parts = [part.strip("'\"") for word in words for part in word.split()] if in_shell else words
+        parts = (
+            [part.strip("'\"") for word in words for part in word.split()]
+            if in_shell
+            else words
+        )
         if (is_python and not proved) or _ignores_variables(parts):
             self._add(_PROCESS, " ".join(words))
 
@@ -159,8 +210,13 @@ class _Notes:
 
 
 def _ignores_variables(words: Sequence[str]) -> bool:
-    """Whether a command starts an interpreter that does not read PYTHONPATH, or does not import sitecustomize."""
-    return any(_has_option(words[place + 1 :]) for place, word in enumerate(words) if _PYTHON.fullmatch(word))
+    """Whether a command starts an interpreter that does not read PYTHONPATH, or does not import
+    sitecustomize."""
+    return any(
+        _has_option(words[place + 1 :])
+        for place, word in enumerate(words)
+        if _PYTHON.fullmatch(word)
+    )
 
 
 def _has_option(words: Sequence[str]) -> bool:
@@ -182,7 +238,9 @@ class Opened:
     def __init__(self, folder: str) -> None:
         try:
             with open(os.path.join(folder, _NAME), "rb") as log:
-                self._lines = sorted({os.fsdecode(line) for line in log.read().split(b"\0")[:-1]})
+                self._lines = sorted(
+                    {os.fsdecode(line) for line in log.read().split(b"\0")[:-1]}
+                )
         except FileNotFoundError:
             self._lines = []
 
@@ -190,41 +248,62 @@ class Opened:
         return [line[1:] for line in self._lines if line.startswith(kind)]
 
     def files(self, trees: Trees) -> Iterator[tuple[str, str]]:
-        """Yield the files of the repository, tests left out: path from its top, and real path in either tree."""
+        """Yield the files of the repository, tests left out: path from its top, and real path in
+        either tree."""
         for real in map(_source, self._noted(_FILE)):
             within = trees.within(real)
-            if within is not None and not _is_metadata(within) and not trees.keeps(within):
+            if (
+                within is not None
+                and not _is_metadata(within)
+                and not trees.keeps(within)
+            ):
                 yield within, real
 
     def digests(self, trees: Trees, before: float) -> dict[str, str]:
-        """Return the digest of each file that exists. It is "" if the file was modified at or after `before`, in
-        seconds since the epoch: what the run itself writes, a cache or a checkpoint, is no input of it."""
+        """Return the digest of each file that exists. It is "" if the file was modified at or after
+        `before`, in seconds since the epoch: what the run itself writes, a cache or a checkpoint,
+        is no input of it."""
         found = {}
         for within, real in self.files(trees):
             with suppress(OSError):
-                found[within] = file_digest(real) if os.stat(real).st_mtime < before else ""
+                found[within] = (
+                    file_digest(real) if os.stat(real).st_mtime < before else ""
+                )
         return found
 
     @property
     def libraries(self) -> dict[str, str]:
-        """Return the digests, by name, of shared libraries that ctypes loaded from outside the repository."""
-        return {os.path.basename(path): file_digest(path) for path in self._noted(_LIBRARY)}
+        """Return the digests, by name, of shared libraries that ctypes loaded from outside the
+        repository."""
+        return {
+            os.path.basename(path): file_digest(path) for path in self._noted(_LIBRARY)
+        }
 
     def refuse_strays(self, trees: Trees) -> None:
-        """Raise BaseSideError if a process may have used a file of the other tree that is not the same in this one."""
+        """Raise BaseSideError if a process may have used a file of the other tree that is not the
+        same in this one."""
         if trees.base == trees.current:
             return
         for command in self._noted(_PROCESS):
-            remedy = "start it with the PYTHONPATH of its rank, and without -I, -E or -S"
-            raise BaseSideError(f"{command!r} may have run code of the working tree: {remedy}")
-        strays = {within for within, real in self.files(trees) if _is_stray(real, trees.own(within))}
+            remedy = (
+                "start it with the PYTHONPATH of its rank, and without -I, -E or -S"
+            )
+            raise BaseSideError(
+                f"{command!r} may have run code of the working tree: {remedy}"
+            )
+        strays = {
+            within
+            for within, real in self.files(trees)
+            if _is_stray(real, trees.own(within))
+        }
         refuse_files(sorted(strays), "read")
 
 
 def _is_stray(real: str, own: str) -> bool:
     if real == own:
         return False
-    if not os.path.exists(own) or os.path.realpath(own) == real:  # data that git ignores is linked, with its folder
+    # data that git ignores is linked, with its folder
+    if not os.path.exists(own) or os.path.realpath(own) == real:
         return is_code(real)
     return file_digest(real) != file_digest(own)
 
@@ -239,4 +318,6 @@ def _source(path: str) -> str:
 
 def _is_metadata(within: str) -> bool:
     parts = within.split(os.sep)
-    return parts[0] == ".git" or any(part.endswith((".egg-info", ".dist-info")) for part in parts)
+    return parts[0] == ".git" or any(
+        part.endswith((".egg-info", ".dist-info")) for part in parts
+    )

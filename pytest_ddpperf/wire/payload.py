@@ -1,9 +1,11 @@
-"""How the user's code travels to the ranks (both halves, so that they are read together), and how it can be called.
+"""How the user's code travels to the ranks (both halves, so that they are read together), and how
+it can be called.
 
-Functions and classes of importable modules, test modules and conftests go by name: a rank imports them under the
-names and from the files that pytest used, whatever its import mode. Closures go by value, but their globals are
-those of the rank's own import of their module: so a closure may use a global that cannot be pickled (a lock, a
-logger), while a global that was monkeypatched in pytest is not seen. Does not import torch.
+Functions and classes of importable modules, test modules and conftests go by name: a rank imports
+them under the names and from the files that pytest used, whatever its import mode. Closures go by
+value, but their globals are those of the rank's own import of their module: so a closure may use a
+global that cannot be pickled (a lock, a logger), while a global that was monkeypatched in pytest is
+not seen. Does not import torch.
 """
 
 from __future__ import annotations
@@ -37,19 +39,32 @@ def dumps(task: str, function: Any, args: Sequence[Any]) -> bytes:
     except Exception as error:
         what = _culprit(function, args)
         why = f"{type(error).__name__}: {error}"
-        raise DdpPerfError(f"{what} cannot be pickled for the ranks. Create it inside the function: {why}") from None
+        raise DdpPerfError(
+            f"{what} cannot be pickled for the ranks. Create it inside the function: {why}"
+        ) from None
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no type hints
     def reducer_override(self, obj: Any) -> Any:
         if isinstance(obj, FunctionType) and (module := _home(obj)) is not None:
-            return (_new_function, (module, obj.__code__), _state(obj), None, None, _fill_function)
-        if isinstance(obj, CodeType):  # cloudpickle 3.1.3 drops the file's name, which tracebacks show
+            return (
+                _new_function,
+                (module, obj.__code__),
+                _state(obj),
+                None,
+                None,
+                _fill_function,
+            )
+        # cloudpickle 3.1.3 drops the file's name, which tracebacks show
+        if isinstance(obj, CodeType):
             return marshal.loads, (marshal.dumps(obj),)
         if isinstance(obj, unittest.TestCase):
-            # While it runs, its _outcome and its test method hold pytest's own objects, which stay here.
+            # While it runs, its _outcome and its test method hold pytest's own objects, which stay
+            # here.
             ours = ("_outcome", obj._testMethodName)
-            state = {name: value for name, value in vars(obj).items() if name not in ours}
+            state = {
+                name: value for name, value in vars(obj).items() if name not in ours
+            }
             return copyreg.__newobj__, (type(obj),), state  # type: ignore[attr-defined]
         return super().reducer_override(obj)
 
@@ -61,7 +76,8 @@ def _dump(value: Any) -> bytes:
 
 
 def _home(function: FunctionType) -> str | None:
-    """Return the importable module whose globals a closure uses; None for one that goes by name or wholly by value."""
+    """Return the importable module whose globals a closure uses; None for one that goes by name or
+    wholly by value."""
     name = function.__globals__.get("__name__", "__main__")
     module = sys.modules.get(name)
     if name == "__main__" or module is None or vars(module) is not function.__globals__:
@@ -73,17 +89,30 @@ def _home(function: FunctionType) -> str | None:
 
 
 def _state(function: FunctionType) -> dict[str, Any]:
-    """All but the code. Globals with names that no source can spell were put there by whoever compiled the module:
-    pytest, for the asserts it rewrote. The rank's own import of the module lacks them."""
+    """All but the code. Globals with names that no source can spell were put there by whoever
+    compiled the module: pytest, for the asserts it rewrote. The rank's own import of the module
+    lacks them."""
     return {
         "cells": [_contents(cell) for cell in function.__closure__ or ()],
         "dict": vars(function),
-        "globals": {name: value for name, value in function.__globals__.items() if name.startswith("@")},
+        "globals": {
+            name: value
+            for name, value in function.__globals__.items()
+            if name.startswith("@")
+        },
         **{name: getattr(function, name) for name in _KEPT},
     }
 
 
-_KEPT = ("__name__", "__qualname__", "__module__", "__doc__", "__defaults__", "__kwdefaults__", "__annotations__")
+_KEPT = (
+    "__name__",
+    "__qualname__",
+    "__module__",
+    "__doc__",
+    "__defaults__",
+    "__kwdefaults__",
+    "__annotations__",
+)
 
 
 def _contents(cell: CellType) -> tuple[Any, ...]:
@@ -98,9 +127,15 @@ def _culprit(function: Any, args: Sequence[Any]) -> str:
     name = getattr(function, "__name__", repr(function))
     for index, value in enumerate(args):
         if not _picklable(value):
-            return _culprit(value, ()) if isinstance(value, FunctionType) else f"argument {index + 1} of {name}"
+            return (
+                _culprit(value, ())
+                if isinstance(value, FunctionType)
+                else f"argument {index + 1} of {name}"
+            )
     if isinstance(function, FunctionType):
-        for variable, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        for variable, cell in zip(
+            function.__code__.co_freevars, function.__closure__ or (), strict=True
+        ):
             if not _picklable(_contents(cell)):
                 return f"variable {variable!r}, which {name} uses,"
     return name
@@ -115,7 +150,8 @@ def _picklable(value: Any) -> bool:
 
 
 def make_refusal(name: str) -> Callable[..., None]:
-    """Return what replaces a fixture's callable in a rank: a test's `self` may refer to it, no rank may call it."""
+    """Return what replaces a fixture's callable in a rank: a test's `self` may refer to it, no rank
+    may call it."""
 
     def refuse(*args: Any, **kwargs: Any) -> None:
         raise RuntimeError(f"{name} starts ranks: call it in the test, not in a rank")
@@ -133,7 +169,11 @@ def install(files: Mapping[str, str]) -> None:
     """
     parents: dict[str, Path] = {}
     for name, file in files.items():
-        folder = Path(file).parent if Path(file).name != "__init__.py" else Path(file).parents[1]
+        folder = (
+            Path(file).parent
+            if Path(file).name != "__init__.py"
+            else Path(file).parents[1]
+        )
         while name := name.rpartition(".")[0]:
             parents.setdefault(name, folder)
             folder = folder.parent
@@ -148,9 +188,13 @@ def install(files: Mapping[str, str]) -> None:
     def find_parent(name: str, *_: object) -> ModuleSpec | None:
         if name not in parents:
             return None
-        return PathFinder.find_spec(name, [str(parents[name].parent)]) or ModuleSpec(name, None, is_package=True)
+        return PathFinder.find_spec(name, [str(parents[name].parent)]) or ModuleSpec(
+            name, None, is_package=True
+        )
 
-    finders: list[Any] = [SimpleNamespace(find_spec=find) for find in (find_module, find_parent)]
+    finders: list[Any] = [
+        SimpleNamespace(find_spec=find) for find in (find_module, find_parent)
+    ]
     sys.meta_path[:] = [finders[0], *sys.meta_path, finders[1]]
 
 
@@ -162,12 +206,17 @@ def loads(data: bytes) -> tuple[str, Any, tuple[Any, ...]]:
 
 def _new_function(module: str, code: CodeType) -> FunctionType:
     cells = tuple(CellType() for _ in code.co_freevars)
-    return FunctionType(code, vars(importlib.import_module(module)), code.co_name, None, cells)
+    return FunctionType(
+        code, vars(importlib.import_module(module)), code.co_name, None, cells
+    )
 
 
 def _fill_function(function: FunctionType, state: dict[str, Any]) -> None:
-    """Second half of `_new_function`: a closure may refer to itself, so its cells are filled once it exists."""
-    for cell, content in zip(function.__closure__ or (), state.pop("cells"), strict=True):
+    """Second half of `_new_function`: a closure may refer to itself, so its cells are filled once
+    it exists."""
+    for cell, content in zip(
+        function.__closure__ or (), state.pop("cells"), strict=True
+    ):
         if content:
             cell.cell_contents = content[0]
     vars(function).update(state.pop("dict"))
@@ -181,7 +230,8 @@ _DDP = "torch.nn.parallel.distributed.DistributedDataParallel"
 
 
 def accepts(function: Any, count: int) -> bool:
-    """Judge by its signature whether `function` takes so many arguments; without a signature it may.
+    """Judge by its signature whether `function` takes so many arguments; without a signature it
+    may.
 
     Asked in pytest before anything is launched, so modules of torch are recognised by name."""
     while _is(function, _DDP):
@@ -205,9 +255,12 @@ def is_model(thing: object) -> bool:
 
 
 def _is(thing: object, name: str) -> bool:
-    return any(f"{base.__module__}.{base.__qualname__}" == name for base in type(thing).__mro__)
+    return any(
+        f"{base.__module__}.{base.__qualname__}" == name for base in type(thing).__mro__
+    )
 
 
 def name_of(function: object) -> str:
-    """Return the name of a function for a message; of an object its type, because the repr of a model is long."""
+    """Return the name of a function for a message; of an object its type, because the repr of a
+    model is long."""
     return str(getattr(function, "__name__", type(function).__name__))

@@ -1,8 +1,10 @@
-"""Which of two trees of one repository a module comes from: the worktree of the version that this side measures.
+"""Which of two trees of one repository a module comes from: the worktree of the version that this
+side measures.
 
-A side's pytest runs in its worktree, with tests that were copied into it. What leads back to the current tree all the
-same (an editable install, a symbolic link, an absolute entry of sys.path) is found in the worktree, too, at the same
-place. Standard library only: pytest's process, the rank server and the ranks use it.
+A side's pytest runs in its worktree, with tests that were copied into it. What leads back to the
+current tree all the same (an editable install, a symbolic link, an absolute entry of sys.path) is
+found in the worktree, too, at the same place. Standard library only: pytest's process, the rank
+server and the ranks use it.
 """
 
 from __future__ import annotations
@@ -21,7 +23,10 @@ from types import ModuleType
 from pytest_ddpperf.records.errors import BaseSideError
 
 _INSTALLED = (f"{os.sep}site-packages", f"{os.sep}dist-packages")
-_PREFIXES = {os.path.realpath(prefix) for prefix in (sys.prefix, sys.exec_prefix, sys.base_prefix)}
+_PREFIXES = {
+    os.path.realpath(prefix)
+    for prefix in (sys.prefix, sys.exec_prefix, sys.base_prefix)
+}
 _PLUGIN = __name__.partition(".")[0]  # the same on both sides, wherever it is
 _NAMED = 5
 
@@ -32,14 +37,18 @@ _found_nowhere: set[tuple[str, tuple[str, ...], int]] = set()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trees:
-    """Absolute paths, links resolved. Where there is one tree only, `current` and `base` are the same."""
+    """Absolute paths, links resolved. Where there is one tree only, `current` and `base` are the
+    same."""
 
     current: str  # the top of the working tree
     base: str  # the top of the version that this side measures
-    kept: tuple[str, ...]  # tests: files, and folders with all in them, of the current tree that `base` has copies of
+    # tests: files, and folders with all in them, of the current tree that `base` has
+    # copies of
+    kept: tuple[str, ...]
 
     def within(self, path: str) -> str | None:
-        """Return a path of either tree as a relative one; None if it is in neither, or belongs to an interpreter."""
+        """Return a path of either tree as a relative one; None if it is in neither, or belongs to
+        an interpreter."""
         for root in (self.base, self.current):
             if path == root or _below(path, root):
                 break
@@ -47,7 +56,10 @@ class Trees:
             return None  # first, for it is what most of a process's modules are
         if any(part in path for part in _INSTALLED):
             return None
-        if any(_below(path, prefix) and _below(prefix, self.current) for prefix in _PREFIXES):
+        if any(
+            _below(path, prefix) and _below(prefix, self.current)
+            for prefix in _PREFIXES
+        ):
             return None
         return path[len(root) + 1 :]
 
@@ -57,15 +69,21 @@ class Trees:
         return any(path == keep or _below(path, keep) for keep in self.kept)
 
     def followed(self, path: str) -> str:
-        """Return where this side has what a path leads to: the path itself unless that is in the current tree."""
+        """Return where this side has what a path leads to: the path itself unless that is in the
+        current tree."""
         file = real_path(path)
         within = self.within(file)
-        home = file if within is None else os.path.join(self.base, within).rstrip(os.sep)
+        home = (
+            file if within is None else os.path.join(self.base, within).rstrip(os.sep)
+        )
         return path if home == file else home
 
     def imported(self) -> list[str]:
-        """Return the files of this side that this process's modules came from, tests left out, sorted."""
-        return sorted({within for path, within in self._modules() if path == self.own(within)})
+        """Return the files of this side that this process's modules came from, tests left out,
+        sorted."""
+        return sorted(
+            {within for path, within in self._modules() if path == self.own(within)}
+        )
 
     def own(self, within: str) -> str:
         """Return where this side has a relative path."""
@@ -76,8 +94,9 @@ class Trees:
         return {file: file_digest(self.own(file)) for file in files}
 
     def others(self) -> list[str]:
-        """Return the top-level modules that this process imported from outside both trees, sorted; if not from
-        a folder of installed packages, as "name@folder", by the folder that a search path has.
+        """Return the top-level modules that this process imported from outside both trees, sorted;
+        if not from a folder of installed packages, as "name@folder", by the folder that a search
+        path has.
 
         Python's own and this plugin's are left out.
         """
@@ -85,12 +104,22 @@ class Trees:
         found = set()
         for name, path in _loaded():
             top, *below = name.split(".")
-            owner = getattr(sys.modules.get(top), "__file__", None) if below else None  # None of a namespace
+            # None of a namespace
+            owner = getattr(sys.modules.get(top), "__file__", None) if below else None
             generated = "torchinductor" in path
-            if top not in left_out and not owner and not generated and self.within(path) is None:
+            if (
+                top not in left_out
+                and not owner
+                and not generated
+                and self.within(path) is None
+            ):
                 is_package = os.path.basename(path).startswith("__init__.")
                 installed = any(part in path for part in _INSTALLED)
-                found.add(top if installed else f"{top}@{Path(path).parents[len(below) + is_package]}")
+                found.add(
+                    top
+                    if installed
+                    else f"{top}@{Path(path).parents[len(below) + is_package]}"
+                )
         return sorted(found)
 
     def refuse_strays(self) -> None:
@@ -100,38 +129,60 @@ class Trees:
         """
         if self.base == self.current:
             return
-        refuse_files(sorted({within for path, within in self._modules() if path != self.own(within)}), "imported")
+        refuse_files(
+            sorted(
+                {within for path, within in self._modules() if path != self.own(within)}
+            ),
+            "imported",
+        )
 
     def _modules(self) -> Iterator[tuple[str, str]]:
-        """Yield the files of either tree that this process's modules came from: absolute, and as `within`."""
+        """Yield the files of either tree that this process's modules came from: absolute, and as
+        `within`."""
         for name, path in _loaded():
             within = self.within(path)
-            if within is not None and not self.keeps(within) and name.partition(".")[0] != _PLUGIN:
+            if (
+                within is not None
+                and not self.keeps(within)
+                and name.partition(".")[0] != _PLUGIN
+            ):
                 yield path, within
 
     def find_spec(
-        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+        self,
+        name: str,
+        path: Sequence[str] | None = None,
+        target: ModuleType | None = None,
     ) -> ModuleSpec | None:
         """Ask all other finders, and move what they find in the current tree to the version's.
 
-        Raise ModuleNotFoundError for what only the current tree has: whoever is asked next would take it.
+        Raise ModuleNotFoundError for what only the current tree has: whoever is asked next would
+        take it.
         """
         __tracebackhide__ = True
         if name.partition(".")[0] == _PLUGIN:
             return None
         asked = name, tuple(sys.path if path is None else path), len(sys.meta_path)
         if asked in _found_nowhere:
-            return None  # all others are asked behind this one: a step that looks for a module shall not wait twice
+            # all others are asked behind this one: a step that looks for a module shall
+            # not wait twice
+            return None
         is_missing = False
         for finder in sys.meta_path[sys.meta_path.index(self) + 1 :]:
-            spec = finder.find_spec(name, path, target) if hasattr(finder, "find_spec") else None
+            spec = (
+                finder.find_spec(name, path, target)
+                if hasattr(finder, "find_spec")
+                else None
+            )
             if spec is None:
                 continue
             if (moved := self._moved(spec)) is not None:
                 return moved
             is_missing = True
         if is_missing:
-            raise ModuleNotFoundError(f"No module named {name!r} in the version to compare with", name=name)
+            raise ModuleNotFoundError(
+                f"No module named {name!r} in the version to compare with", name=name
+            )
         _found_nowhere.add(asked)
         return None
 
@@ -140,29 +191,40 @@ class Trees:
         _found_nowhere.clear()
 
     def _moved(self, spec: ModuleSpec) -> ModuleSpec | None:
-        """Return what was found, in the version's tree where it is in one; None if that tree lacks it."""
+        """Return what was found, in the version's tree where it is in one; None if that tree lacks
+        it."""
         folders = list(spec.submodule_search_locations or ())
         moved = list(map(self.followed, folders))
         if spec.origin is None or not spec.has_location:
             if moved == folders:
                 return spec
             namespace = ModuleSpec(spec.name, None, is_package=True)
-            namespace.submodule_search_locations = list(dict.fromkeys(filter(os.path.isdir, moved)))
+            namespace.submodule_search_locations = list(
+                dict.fromkeys(filter(os.path.isdir, moved))
+            )
             return namespace if namespace.submodule_search_locations else None
         home = self.followed(spec.origin)
         if home == spec.origin:
             return spec
         if os.path.exists(home):
             is_package = spec.submodule_search_locations is not None
-            return spec_from_file_location(spec.name, home, submodule_search_locations=moved if is_package else None)
+            return spec_from_file_location(
+                spec.name,
+                home,
+                submodule_search_locations=moved if is_package else None,
+            )
         # A module there may be a package in the version, or the other way.
         folder = os.path.dirname(home)
-        return PathFinder.find_spec(spec.name, [os.path.dirname(folder) if folders else folder])
+        return PathFinder.find_spec(
+            spec.name, [os.path.dirname(folder) if folders else folder]
+        )
 
 
 def is_code(file: str) -> bool:
     """Whether a file is code by its name, Python's or a library's: each version has its own."""
-    return file.endswith((".py", ".pyc", ".so", ".pyd", ".dylib")) or ".so." in os.path.basename(file)
+    return file.endswith(
+        (".py", ".pyc", ".so", ".pyd", ".dylib")
+    ) or ".so." in os.path.basename(file)
 
 
 def refuse_files(strays: Sequence[str], how: str) -> None:
@@ -174,14 +236,15 @@ def refuse_files(strays: Sequence[str], how: str) -> None:
 
 
 def know_loaded() -> None:
-    """Resolve the links of all files imported by now, for the processes that are forked from this one: torch has two
-    thousand files, for which each rank would take a tenth of a second."""
+    """Resolve the links of all files imported by now, for the processes that are forked from this
+    one: torch has two thousand files, for which each rank would take a tenth of a second."""
     for _ in _loaded():
         pass
 
 
 def _loaded() -> Iterator[tuple[str, str]]:
-    """Yield the name and the file, links resolved, of each module of this process that came from a file."""
+    """Yield the name and the file, links resolved, of each module of this process that came from a
+    file."""
     for name, module in list(sys.modules.items()):
         file = getattr(module, "__file__", None)
         if isinstance(file, str) and os.path.isabs(file):
@@ -189,7 +252,8 @@ def _loaded() -> Iterator[tuple[str, str]]:
 
 
 def file_digest(path: str) -> str:
-    """Return the `digest` of a file, of a large one by its size and both its ends; "" if it cannot be read."""
+    """Return the `digest` of a file, of a large one by its size and both its ends; "" if it cannot
+    be read."""
     try:
         stat = os.stat(path)
         return _digest(path, stat.st_mtime_ns, stat.st_size)
@@ -213,7 +277,9 @@ def _digest(path: str, modified: int, size: int) -> str:
 
 def digest(data: bytes) -> str:
     """Return a short digest of a file's content, whichever way its lines end."""
-    if b"\0" not in data:  # a text to git, which may end its lines otherwise in each tree; Python reads both alike
+    # a text to git, which may end its lines otherwise in each tree; Python reads both
+    # alike
+    if b"\0" not in data:
         data = data.replace(b"\r\n", b"\n")
     return hashlib.sha256(data).hexdigest()[:16]
 
@@ -223,7 +289,11 @@ def _below(path: str, folder: str) -> bool:
 
 
 def install(trees: Trees) -> None:
-    """Let this process import from the version's tree: map sys.path, and put a finder before all others."""
-    sys.path[:] = [trees.followed(folder) if os.path.isabs(folder) else folder for folder in sys.path]
+    """Let this process import from the version's tree: map sys.path, and put a finder before all
+    others."""
+    sys.path[:] = [
+        trees.followed(folder) if os.path.isabs(folder) else folder
+        for folder in sys.path
+    ]
     if trees not in sys.meta_path:  # once: each asks all those behind itself
         sys.meta_path.insert(0, trees)

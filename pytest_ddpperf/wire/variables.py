@@ -1,5 +1,5 @@
-"""Which environment variables the Python code of a process reads: the user's and its libraries', without the standard
-library's, torch's and pytest's.
+"""Which environment variables the Python code of a process reads: the user's and its libraries',
+without the standard library's, torch's and pytest's.
 
 A value is kept as a digest: it may be a secret, and baselines end up in git.
 """
@@ -27,7 +27,8 @@ def digest(value: str | None) -> str:
 
 
 _read: dict[str, str] = {}  # in this process, by name: the digest of the first value
-_bulk: set[tuple[CodeType, int]] = set()  # instructions that read all variables, to pass them on to a process, say
+# instructions that read all variables, to pass them on to a process, say
+_bulk: set[tuple[CodeType, int]] = set()
 
 
 class _Watched(os._Environ[str]):
@@ -57,19 +58,28 @@ def _reader() -> tuple[CodeType, int] | None:
     return (frame.f_code, frame.f_lasti) if _counts(frame.f_code.co_filename) else None
 
 
-# os.getenv, and methods that os.environ inherits; their files' names are frozen, or not, by version.
-_THROUGH = ("<frozen os", "<frozen _collections_abc", os.__file__, str(Path(os.__file__).with_name("_collections_abc")))
+# os.getenv, and methods that os.environ inherits; their files' names are frozen, or not, by
+# version.
+_THROUGH = (
+    "<frozen os",
+    "<frozen _collections_abc",
+    os.__file__,
+    str(Path(os.__file__).with_name("_collections_abc")),
+)
 
 
 @cache
 def _counts(file: str) -> bool:
-    """Whether code of this file is the user's, or of a library that is neither Python's nor torch's nor a test tool."""
+    """Whether code of this file is the user's, or of a library that is neither Python's nor torch's
+    nor a test tool."""
     packages = {"pytest_ddpperf": Path(__file__).parents[1]}
     for name in ("torch", "_pytest", "pluggy", "cloudpickle"):
         found = find_spec(name)
         if found is not None and found.origin:
             packages[name] = Path(found.origin).parent
-    if file.startswith("<frozen") or any(file.startswith(f"{folder}{os.sep}") for folder in packages.values()):
+    if file.startswith("<frozen") or any(
+        file.startswith(f"{folder}{os.sep}") for folder in packages.values()
+    ):
         return False
     is_library = file.startswith(sysconfig.get_path("stdlib") + os.sep)
     return not is_library or "site-packages" in file or "dist-packages" in file

@@ -1,4 +1,5 @@
-"""The examples run where a stranger runs them: from the root and from their own folder. So does the demo's project."""
+"""The examples run where a stranger runs them: from the root and from their own folder. So does the
+demo's project."""
 
 from __future__ import annotations
 
@@ -13,11 +14,28 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 
 
-@pytest.mark.parametrize(("mode", "folder", "argument"), [("prepend", "examples", "."), ("importlib", ".", "examples")])
-def test_an_example_runs_under_both_kinds_of_import_mode(mode: str, folder: str, argument: str) -> None:
-    command = [sys.executable, "-m", "pytest", argument, "-k", "gpt", "--import-mode", mode, "--ddp-disable"]
+@pytest.mark.parametrize(
+    ("mode", "folder", "argument"),
+    [("prepend", "examples", "."), ("importlib", ".", "examples")],
+)
+def test_an_example_runs_under_both_kinds_of_import_mode(
+    mode: str, folder: str, argument: str
+) -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        argument,
+        "-k",
+        "gpt",
+        "--import-mode",
+        mode,
+        "--ddp-disable",
+    ]
     quiet = ["-p", "no:cacheprovider", "-p", "no:benchmark"]
-    ended = subprocess.run(command + quiet, cwd=ROOT / folder, capture_output=True, text=True)
+    ended = subprocess.run(
+        command + quiet, cwd=ROOT / folder, capture_output=True, text=True
+    )
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert "1 passed, " in ended.stdout
 
@@ -31,20 +49,36 @@ def test_programs_that_own_their_loop_are_timed_as_they_are() -> None:
         "-p",
         "no:benchmark",
     ]
-    command = [sys.executable, "-m", "pytest", "examples/programs", "-p", "no:cacheprovider", *quick]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "examples/programs",
+        "-p",
+        "no:cacheprovider",
+        *quick,
+    ]
     ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert "6 passed" in ended.stdout
 
 
-def test_the_demos_planted_commit_makes_several_all_reduces_of_one(tmp_path: Path) -> None:
+def test_the_demos_planted_commit_makes_several_all_reduces_of_one(
+    tmp_path: Path,
+) -> None:
     for name, text in {**demo.PROJECT, **demo.PLANTED}.items():
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
-    quick = ["--ddp-steps=1", "--ddp-min-time=0", "--ddp-launches=1", "--ddp-baseline-missing=warn"]
+    quick = [
+        "--ddp-steps=1",
+        "--ddp-min-time=0",
+        "--ddp-launches=1",
+        "--ddp-baseline-missing=warn",
+    ]
     command = [sys.executable, "-m", "pytest", *quick, "--ddp-json=report.json"]
     ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     (measured,) = json.loads((tmp_path / "report.json").read_text())["measurements"]
-    assert measured["measurement"]["counters"]["all_reduce.count"] == 4  # buckets of 30 kB
+    # buckets of 30 kB
+    assert measured["measurement"]["counters"]["all_reduce.count"] == 4

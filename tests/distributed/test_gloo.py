@@ -43,7 +43,9 @@ def test_replicas_begin_equal_and_stay_equal(ddp_run: DdpRun) -> None:
 
     def in_rank(ctx: Context) -> list[list[float]]:
         torch.manual_seed(ctx.rank)
-        model = DistributedDataParallel(nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2)))
+        model = DistributedDataParallel(
+            nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2))
+        )
         optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
         states = []
         for _ in range(6):
@@ -75,7 +77,10 @@ def test_a_training_step_is_timed(ddp_benchmark: DdpBenchmark) -> None:
         return step
 
     result = ddp_benchmark(setup, batch_size=2, gate=False)
-    assert [[len(rank) for rank in launch] for launch in result.samples] == [[4, 4], [4, 4]]
+    assert [[len(rank) for rank in launch] for launch in result.samples] == [
+        [4, 4],
+        [4, 4],
+    ]
     assert 0 < result.p10 <= result.p95
     assert result.environment.must_match["timing"] == "step"
     assert result.verdict == "NOT GATED"

@@ -12,7 +12,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 from pytest_ddpperf import Context, DdpBenchmark, DdpRun
 
-pytestmark = [pytest.mark.gpu, pytest.mark.ddp(world_size=1, backend="nccl", device="cuda")]
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.ddp(world_size=1, backend="nccl", device="cuda"),
+]
 
 
 def test_nccl_reduces_and_tensors_arrive_on_the_cpu(ddp_run: DdpRun) -> None:
@@ -27,9 +30,15 @@ def test_nccl_reduces_and_tensors_arrive_on_the_cpu(ddp_run: DdpRun) -> None:
 
 
 @pytest.mark.parametrize(
-    "timing", [pytest.param(timing, marks=pytest.mark.ddp(timing=timing)) for timing in ("free", "step")]
+    "timing",
+    [
+        pytest.param(timing, marks=pytest.mark.ddp(timing=timing))
+        for timing in ("free", "step")
+    ],
 )
-def test_a_training_step_is_timed_in_both_modes(ddp_benchmark: DdpBenchmark, timing: str) -> None:
+def test_a_training_step_is_timed_in_both_modes(
+    ddp_benchmark: DdpBenchmark, timing: str
+) -> None:
     def setup(ctx: Context) -> Any:
         model = DistributedDataParallel(nn.Linear(2048, 2048).to(ctx.device))
         x = torch.randn(512, 2048, device=ctx.device)

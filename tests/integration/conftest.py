@@ -1,5 +1,5 @@
-"""Whole pytest runs on real Gloo ranks. Importing torch takes three seconds, so runs share this process and its rank
-servers unless a test asks for a process of its own."""
+"""Whole pytest runs on real Gloo ranks. Importing torch takes three seconds, so runs share this
+process and its rank servers unless a test asks for a process of its own."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from pytest_ddpperf.launch.template import Templates, read_at_import
 from pytest_ddpperf.report import text
 from pytest_ddpperf.wire.source_trees import Trees
 
-# A step that lasts LASTS milliseconds on a simulated clock of its rank: it takes no time, and load on the machine
-# decides no verdict. tests/launch shows that real time is measured.
+# A step that lasts LASTS milliseconds on a simulated clock of its rank: it takes no time, and load
+# on the machine decides no verdict. tests/launch shows that real time is measured.
 STEP = """
 import os, time, pytest
 
@@ -77,15 +77,23 @@ class KeptServers:
         self._servers: dict[object, RankServer] = {}
         self._templates = Templates()  # for runs that compare with another version
 
-    def rank_server(self, templates: Templates, trees: Trees | None, folder: str) -> Any:
+    def rank_server(
+        self, templates: Templates, trees: Trees | None, folder: str
+    ) -> Any:
         """Replace the class `RankServer`."""
-        return RankServer(templates, trees, folder) if trees is not None or folder else KeptServer(self)
+        return (
+            RankServer(templates, trees, folder)
+            if trees is not None or folder
+            else KeptServer(self)
+        )
 
     def templates(self) -> Templates:
         """Replace the class `Templates`."""
         return KeptTemplates(self._templates)
 
-    def server(self, variables: Mapping[str, str], preload: Sequence[str]) -> RankServer:
+    def server(
+        self, variables: Mapping[str, str], preload: Sequence[str]
+    ) -> RankServer:
         wanted = (*read_at_import(variables).items(), *preload)
         server = self._servers.setdefault(wanted, RankServer(Templates()))
         server.ensure(variables, preload)
@@ -134,8 +142,8 @@ class KeptServer:
 
 @pytest.fixture(scope="session")
 def kept_servers() -> Iterator[KeptServers]:
-    # pytester removes from sys.modules what a run imported. Torch cannot be imported twice, and our own modules would
-    # exist twice: so all are imported before.
+    # pytester removes from sys.modules what a run imported. Torch cannot be imported twice, and our
+    # own modules would exist twice: so all are imported before.
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch's, of TorchScript
         for module in pkgutil.walk_packages(pytest_ddpperf.__path__, "pytest_ddpperf."):
@@ -165,15 +173,28 @@ def temporary(short_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[P
 
 
 @pytest.fixture
-def run(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, kept_servers: KeptServers, temporary: Path) -> Run:
-    """Run pytest on the files of `pytester`: small measurements, no CI, no other plugin that reorders or measures."""
+def run(
+    pytester: pytest.Pytester,
+    monkeypatch: pytest.MonkeyPatch,
+    kept_servers: KeptServers,
+    temporary: Path,
+) -> Run:
+    """Run pytest on the files of `pytester`: small measurements, no CI, no other plugin that
+    reorders or measures."""
     monkeypatch.delenv("CI", raising=False)
     monkeypatch.delenv("GITHUB_ACTIONS", raising=False)
     monkeypatch.setenv("COLUMNS", "100")
-    for name in ("PYTEST_ADDOPTS", "PYTEST_XDIST_WORKER", "PYTEST_XDIST_WORKER_COUNT", "PYTEST_XDIST_TESTRUNUID"):
+    for name in (
+        "PYTEST_ADDOPTS",
+        "PYTEST_XDIST_WORKER",
+        "PYTEST_XDIST_WORKER_COUNT",
+        "PYTEST_XDIST_TESTRUNUID",
+    ):
         monkeypatch.delenv(name, raising=False)
 
-    def run(*args: str, small: bool = True, benchmark: bool = False, own: bool = False) -> pytest.RunResult:
+    def run(
+        *args: str, small: bool = True, benchmark: bool = False, own: bool = False
+    ) -> pytest.RunResult:
         """`own`: in a process of its own, with a rank server of its own."""
         fixed = ["-p", "no:randomly", "-p", "no:cacheprovider"]
         fixed += [] if benchmark else ["-p", "no:benchmark"]
@@ -184,7 +205,8 @@ def run(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, kept_servers
             patch.syspath_prepend(str(pytester.path))  # as `python -m pytest` has it
             patch.setattr(launcher, "RankServer", kept_servers.rank_server)
             patch.setattr(template, "Templates", kept_servers.templates)
-            patch.setattr(text, "wrapped", lambda line, *width: [line])  # so that one pattern fits a line
+            # so that one pattern fits a line
+            patch.setattr(text, "wrapped", lambda line, *width: [line])
             return pytester.runpytest_inprocess(*fixed, *args)
 
     return run
@@ -193,7 +215,9 @@ def run(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, kept_servers
 def last_line(result: pytest.RunResult) -> str:
     """Return the counts of a run, without its cost and the advice behind them."""
     (found,) = [
-        match[1] for line in result.outlines if (match := re.match(r"(.* compared\))(?: in \d+ s)?(?:$|: )", line))
+        match[1]
+        for line in result.outlines
+        if (match := re.match(r"(.* compared\))(?: in \d+ s)?(?:$|: )", line))
     ]
     return found
 

@@ -1,4 +1,5 @@
-"""Another version measured beside the code at hand. After each run the repository is byte for byte as it was."""
+"""Another version measured beside the code at hand. After each run the repository is byte for byte
+as it was."""
 
 from __future__ import annotations
 
@@ -45,18 +46,23 @@ class Repository:
         for folder in ("src/speed", "tests"):
             (self.root / folder).mkdir(parents=True)
         git(top.parent, "init", "--quiet", "--initial-branch=main", str(top))
-        self.write("pytest.ini", "[pytest]\npythonpath = src\naddopts = -p no:cacheprovider\n")
+        self.write(
+            "pytest.ini", "[pytest]\npythonpath = src\naddopts = -p no:cacheprovider\n"
+        )
         (top / ".gitignore").write_text("__pycache__\nout\n")
         self.write("src/speed/__init__.py", PACKAGE)
         self.first = self.commit()
-        # A worktree of the user's whose folder is gone: git lists it until it is pruned, which is not ours to do.
+        # A worktree of the user's whose folder is gone: git lists it until it is pruned, which is
+        # not ours to do.
         git(top, "worktree", "add", "--quiet", "--detach", str(top.parent / "gone"))
         shutil.rmtree(top.parent / "gone")
 
     def write(self, name: str, *parts: str) -> None:
         """Write a file; `OUT` in it is a path that both sides share."""
         text = "".join(map(textwrap.dedent, parts))
-        (self.root / name).write_text(re.sub(r"\bOUT\b", repr(str(self.root / "out")), text))
+        (self.root / name).write_text(
+            re.sub(r"\bOUT\b", repr(str(self.root / "out")), text)
+        )
 
     def commit(self) -> str:
         git(self.top, "add", "--all")
@@ -66,8 +72,14 @@ class Repository:
     def contents(self) -> dict[str, bytes | None]:
         """All there is, .git included; less what any run of pytest leaves, which git ignores."""
         ignored = ("__pycache__", f"{os.sep}out")
-        paths = [path for path in self.top.rglob("*") if not any(part in str(path) for part in ignored)]
-        return {str(path): path.read_bytes() if path.is_file() else None for path in paths}
+        paths = [
+            path
+            for path in self.top.rglob("*")
+            if not any(part in str(path) for part in ignored)
+        ]
+        return {
+            str(path): path.read_bytes() if path.is_file() else None for path in paths
+        }
 
     @contextmanager
     def untouched(self) -> Iterator[None]:
@@ -86,7 +98,9 @@ def leftovers() -> list[str]:
 
 
 @pytest.fixture
-def repository(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, temporary: Path) -> Repository:
+def repository(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, temporary: Path
+) -> Repository:
     repository = Repository(pytester.path / "a repo")
     monkeypatch.chdir(repository.root)
     return repository
@@ -99,7 +113,10 @@ def test_a_slower_version_is_caught_and_named_and_what_the_other_lacks_has_no_ba
     linked = repository.top.parent / "linked"
     linked.mkdir()
     (linked / "speed").symlink_to(repository.root / "src/speed")
-    repository.write("pytest.ini", f"[pytest]\npythonpath = '{linked}'\naddopts = -p no:cacheprovider\n")
+    repository.write(
+        "pytest.ini",
+        f"[pytest]\npythonpath = '{linked}'\naddopts = -p no:cacheprovider\n",
+    )
     repository.write(
         "tests/test_step.py",
         STEP,
@@ -229,16 +246,26 @@ def test_a_slower_version_is_caught_and_named_and_what_the_other_lacks_has_no_ba
             "REGRESSED: step time p50 * (limit 300 %)",
             "why: *changed: python code/src/speed/__init__.py",
             "  p50 * 300 %",
-            f"measured: 4 interleaved launches of each side; {against} and {second[:7]} with uncommitted changes",
+            (
+                f"measured: 4 interleaved launches of each side; {against} and {second[:7]} with"
+                " uncommitted changes"
+            ),
         ]
     )
-    result.stdout.fnmatch_lines(["note:     measured one launch after the other: *database is locked*"])
+    result.stdout.fnmatch_lines(
+        ["note:     measured one launch after the other: *database is locked*"]
+    )
     text = result.stdout.str()
     assert "accept:" not in text
-    assert "test_locks: measured one launch after the other" not in text, "its failure has that note"
+    assert "test_locks: measured one launch after the other" not in text, (
+        "its failure has that note"
+    )
     assert "ValueError: broken in the new one" in text
     slower = "REGRESSED%3A tests/test_step.py%3A%3Atest_slower"
-    assert f"\n::error title={slower},file=python code/src/speed/__init__.py,line=2::REGRESSED p50 " in text
+    assert (
+        f"\n::error title={slower},file=python code/src/speed/__init__.py,line=2::REGRESSED p50 "
+        in text
+    )
     result.stdout.fnmatch_lines(
         [
             f"test_new: {against} was not measured:",
@@ -259,14 +286,21 @@ def test_a_slower_version_is_caught_and_named_and_what_the_other_lacks_has_no_ba
             f"pytest of {against} died: exited with status 3*",
             f"test_after_it: {against} was not measured:",
             f"pytest of {against} died: exited with status 3",
-            f"compared with {against}: 2 regressed, 4 passed, 8 without baseline, 1 not gated, 1 failed to *",
+            (
+                f"compared with {against}: 2 regressed, 4 passed, 8 without baseline, 1 not gated,"
+                " 1 failed to *"
+            ),
         ]
     )
     junit = (repository.root / "out/junit.xml").read_text()
     assert f'<property name="ddpperf.against" value="{against}"' in junit
-    assert f'<property name="ddpperf.against_commit" value="{repository.first}"' in junit
+    assert (
+        f'<property name="ddpperf.against_commit" value="{repository.first}"' in junit
+    )
     report = json.loads((repository.root / "out/run.json").read_text())
-    slower = next(m for m in report["measurements"] if m["nodeid"].endswith("test_slower"))
+    slower = next(
+        m for m in report["measurements"] if m["nodeid"].endswith("test_slower")
+    )
     beside = slower["baseline_side"]
     assert beside["version"]["commit"] == repository.first
     assert beside["version"]["now"] == f"{second}-dirty"
@@ -276,7 +310,9 @@ def test_a_slower_version_is_caught_and_named_and_what_the_other_lacks_has_no_ba
     assert len(beside["stretches"]) == 4
     steps = slower["measurement"]["samples"]["step_seconds"]
     assert [sum(pair) for pair in beside["stretches"]] == list(map(len, steps))
-    by_launches = next(m for m in report["measurements"] if m["nodeid"].endswith("test_size[2]"))
+    by_launches = next(
+        m for m in report["measurements"] if m["nodeid"].endswith("test_size[2]")
+    )
     assert by_launches["baseline_side"]["stretches"] == []
 
 
@@ -323,7 +359,18 @@ def test_a_test_that_a_conftest_renames_is_compared_and_a_comparison_that_fails_
     assert last_line(result).startswith("compared with HEAD~1")
     assert "1 regressed, 1 without baseline (1 of 2 compared)" in last_line(result)
     assert "other failure" not in last_line(result)
-    assert run("tests", "--ddp-against", "HEAD~1", "--ddp-baseline-missing=warn", "-k", "test_size", *FEW).ret == 0
+    assert (
+        run(
+            "tests",
+            "--ddp-against",
+            "HEAD~1",
+            "--ddp-baseline-missing=warn",
+            "-k",
+            "test_size",
+            *FEW,
+        ).ret
+        == 0
+    )
 
 
 def test_the_same_code_on_both_sides_is_a_mistake_unless_it_was_asked_for(
@@ -343,9 +390,11 @@ def test_the_same_code_on_both_sides_is_a_mistake_unless_it_was_asked_for(
         assert result.ret == pytest.ExitCode.USAGE_ERROR
         result.stderr.fnmatch_lines(
             [
-                f"ERROR: --ddp-against: nothing differs between HEAD ({repository.first[:7]}) and the current code: "
-                "* 1 so far (python code/src/speed/__init__.py); tests are the same on both sides, with all in "
-                "python code/tests",
+                (
+                    f"ERROR: --ddp-against: nothing differs between HEAD ({repository.first[:7]})"
+                    " and the current code: * 1 so far (python code/src/speed/__init__.py); tests"
+                    " are the same on both sides, with all in python code/tests"
+                ),
                 "--ddp-against self measures how far the same code differs from itself",
             ]
         )
@@ -358,7 +407,10 @@ def test_the_same_code_on_both_sides_is_a_mistake_unless_it_was_asked_for(
                 "ddpperf: against the same code",
             ]
         )
-        assert last_line(result) == "compared with the same code: 1 passed (1 of 1 compared)"
+        assert (
+            last_line(result)
+            == "compared with the same code: 1 passed (1 of 1 compared)"
+        )
 
 
 def test_of_several_files_that_changed_the_one_whose_functions_take_longer_comes_first(
@@ -389,12 +441,23 @@ def test_of_several_files_that_changed_the_one_whose_functions_take_longer_comes
         result = run(*SMALL, "--ddp-against=HEAD", "--ddp-json=../../all.json")
     folder = "python code/src/speed"
     lines = " ".join(" ".join(result.outlines).split())
-    assert re.search(rf"changed: {folder}/net\.py \(forward \+\d+(\.\d+)? ms\), {folder}/loss\.py", lines)
-    (measured,) = json.loads((repository.top.parent / "all.json").read_text())["measurements"]
+    assert re.search(
+        rf"changed: {folder}/net\.py \(forward \+\d+(\.\d+)? ms\), {folder}/loss\.py",
+        lines,
+    )
+    (measured,) = json.loads((repository.top.parent / "all.json").read_text())[
+        "measurements"
+    ]
     found = measured["findings"][-1]
-    assert (found["file"], found["function"], found["phases"]) == (f"{folder}/net.py", "forward", [])
+    assert (found["file"], found["function"], found["phases"]) == (
+        f"{folder}/net.py",
+        "forward",
+        [],
+    )
     assert 0.5 < found["share"] < 1.5
-    assert {len(launch) for launch in measured["measurement"]["samples"]["step_seconds"]} == {10}, "it is not compared"
+    assert {
+        len(launch) for launch in measured["measurement"]["samples"]["step_seconds"]
+    } == {10}, "it is not compared"
 
 
 def test_variables_options_an_interpreter_and_what_must_be_built_may_be_all_that_differs(
@@ -433,11 +496,17 @@ def test_variables_options_an_interpreter_and_what_must_be_built_may_be_all_that
     repository.write("src/speed/built.py", "MILLISECONDS = 60\n")
     monkeypatch.setenv("LASTS", "60")
     placed = place(2, {})
-    first, cores, pinned = repository.first[:7], placed.cores, "pinned False -> True*" * placed.pinned
+    first, cores, pinned = (
+        repository.first[:7],
+        placed.cores,
+        "pinned False -> True*" * placed.pinned,
+    )
     threads = f"OMP_NUM_THREADS={cores + 1}"  # so that ranks are not pinned there
     options = ["--ddp-against-env", "LASTS=5", "--ddp-against-env", threads]
     options += ["--ddp-against-option", "--my-milliseconds 5"]
-    options.append("--ddp-against-setup=echo 'MILLISECONDS = 5' > 'python code/src/speed/built.py'")
+    options.append(
+        "--ddp-against-setup=echo 'MILLISECONDS = 5' > 'python code/src/speed/built.py'"
+    )
     venv.create(tmp_path / "other env")
     python = tmp_path / "other env/bin/python"
     (packages,) = (tmp_path / "other env").glob("lib/python*/site-packages")
@@ -451,8 +520,15 @@ def test_variables_options_an_interpreter_and_what_must_be_built_may_be_all_that
             ]
         )
         shared = [path for path in sys.path if path.endswith("site-packages")]
-        (packages / "shared.pth").write_text("".join(f"import site; site.addsitedir({path!r})\n" for path in shared))
-        options += [f"--ddp-against-python={python}", "-o", "addopts=-q", f"--ddp-json={tmp_path / 'report.json'}"]
+        (packages / "shared.pth").write_text(
+            "".join(f"import site; site.addsitedir({path!r})\n" for path in shared)
+        )
+        options += [
+            f"--ddp-against-python={python}",
+            "-o",
+            "addopts=-q",
+            f"--ddp-json={tmp_path / 'report.json'}",
+        ]
         result = run("--ddp-against", "HEAD", *FEW, *options)
     assert result.ret == 1
     measured = json.loads((tmp_path / "report.json").read_text())["measurements"]
@@ -465,15 +541,23 @@ def test_variables_options_an_interpreter_and_what_must_be_built_may_be_all_that
         for both in measured
     ]
     assert windows == [{12}, {10}, {10}, {10}]
-    levels = [max(each["level"] for each in both["verdict"]["comparisons"]) for both in measured]
+    levels = [
+        max(each["level"] for each in both["verdict"]["comparisons"])
+        for both in measured
+    ]
     assert levels == [0.015] * 4
     result.stdout.fnmatch_lines(
         [
             "ddpperf: 2 ranks over gloo (*",
-            f"ddpperf: HEAD (*), {python}, LASTS=5, {threads}, *: 2 ranks over gloo (*): "
-            f"2 x {cores + 1} threads (OMP_NUM_THREADS) share {cores} core*, expect noise",
+            (
+                f"ddpperf: HEAD (*), {python}, LASTS=5, {threads}, *: 2 ranks over gloo (*): "
+                f"2 x {cores + 1} threads (OMP_NUM_THREADS) share {cores} core*, expect noise"
+            ),
             "REGRESSED: step time p50 *",
-            f"why: *changed: python code/src/speed/built.py; *{pinned}OMP_NUM_THREADS {cores + 1} -> unset*",
+            (
+                f"why: *changed: python code/src/speed/built.py; *{pinned}OMP_NUM_THREADS"
+                f" {cores + 1} -> unset*"
+            ),
             f"measured: 4 interleaved * HEAD ({first}), {python}, LASTS=5, {threads}, *",
         ]
     )
@@ -483,14 +567,28 @@ def test_variables_options_an_interpreter_and_what_must_be_built_may_be_all_that
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--ddp-against=nonesuch"], "--ddp-against: 'nonesuch' is no commit of *a repo"),
-        (["--ddp-against=first", "--ddp-against-setup=echo no compiler; exit 7"], "*exited with status 7*"),
-        (["--ddp-against=first", "-n2"], "--ddp-against is not supported under xdist: add -n 0"),
-        (["--ddp-against=first", "--ddp-save-baseline"], "--ddp-against: '--ddp-save-baseline': they exclude *"),
+        (
+            ["--ddp-against=nonesuch"],
+            "--ddp-against: 'nonesuch' is no commit of *a repo",
+        ),
+        (
+            ["--ddp-against=first", "--ddp-against-setup=echo no compiler; exit 7"],
+            "*exited with status 7*",
+        ),
+        (
+            ["--ddp-against=first", "-n2"],
+            "--ddp-against is not supported under xdist: add -n 0",
+        ),
+        (
+            ["--ddp-against=first", "--ddp-save-baseline"],
+            "--ddp-against: '--ddp-save-baseline': they exclude *",
+        ),
     ],
     ids=["ref", "setup", "xdist", "saving"],
 )
-def test_what_cannot_be_is_a_usage_error(repository: Repository, run: Run, arguments: list[str], message: str) -> None:
+def test_what_cannot_be_is_a_usage_error(
+    repository: Repository, run: Run, arguments: list[str], message: str
+) -> None:
     git(repository.top, "tag", "first")
     repository.write("src/speed/__init__.py", SECOND)
     repository.write("tests/test_step.py", "def test_step(ddp_benchmark):\n    pass\n")
@@ -509,17 +607,27 @@ def test_without_git_or_a_repository_a_ref_is_a_usage_error(
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(pytester.path.parent))
     result = run("--ddp-against=main")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
-    result.stderr.fnmatch_lines([f"ERROR: --ddp-against: main is a git ref, and {pytester.path} has no repository: *"])
+    result.stderr.fnmatch_lines(
+        [
+            f"ERROR: --ddp-against: main is a git ref, and {pytester.path} has no repository: *"
+        ]
+    )
     monkeypatch.setenv("PATH", str(pytester.path))
     result = run("--ddp-against=main")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     result.stderr.fnmatch_lines(["ERROR: *git is not installed, or not on PATH"])
 
 
-def test_both_sides_have_the_same_hash_seed_layout_cores_folder_and_variables(repository: Repository, run: Run) -> None:
-    """Also where one test of a file is run, of which the other side collects all, and conftests set a folder."""
+def test_both_sides_have_the_same_hash_seed_layout_cores_folder_and_variables(
+    repository: Repository, run: Run
+) -> None:
+    """Also where one test of a file is run, of which the other side collects all, and conftests set
+    a folder."""
     repository.write("src/speed/__init__.py", PACKAGE + "# no step reads this line\n")
-    repository.write("conftest.py", 'import os; os.environ["TORCHINDUCTOR_CACHE_DIR"] = f"/nowhere/{os.getpid()}"')
+    repository.write(
+        "conftest.py",
+        'import os; os.environ["TORCHINDUCTOR_CACHE_DIR"] = f"/nowhere/{os.getpid()}"',
+    )
     repository.write(
         "tests/test_step.py",
         """
@@ -546,17 +654,29 @@ def test_both_sides_have_the_same_hash_seed_layout_cores_folder_and_variables(re
         """,
     )
     (repository.root / "out").mkdir()
-    run("tests/test_step.py::test_step", "--ddp-against", "HEAD", *FEW, own=True).assert_outcomes(passed=1)
+    run(
+        "tests/test_step.py::test_step", "--ddp-against", "HEAD", *FEW, own=True
+    ).assert_outcomes(passed=1)
     sides: dict[str, dict[str, list[Any]]] = {}
     for path in (repository.root / "out").iterdir():
         server, rank, _ = path.name.split("-")
-        sides.setdefault(server, {}).setdefault(rank, []).append(json.loads(path.read_text()))
+        sides.setdefault(server, {}).setdefault(rank, []).append(
+            json.loads(path.read_text())
+        )
     assert len(sides) == 2
     one, other = ([side[rank][0] for rank in "01"] for side in sides.values())
     for ours, theirs in zip(one, other, strict=True):
-        differ = {name for name in {*ours["variables"], *theirs["variables"]}
-                  if ours["variables"].get(name) != theirs["variables"].get(name)}  # fmt: skip
-        folders = {"PYTHONPATH", "PYTEST_DDPPERF_LAUNCH", "TMPDIR", "TORCHINDUCTOR_CACHE_DIR"}
+        differ = {
+            name
+            for name in {*ours["variables"], *theirs["variables"]}
+            if ours["variables"].get(name) != theirs["variables"].get(name)
+        }
+        folders = {
+            "PYTHONPATH",
+            "PYTEST_DDPPERF_LAUNCH",
+            "TMPDIR",
+            "TORCHINDUCTOR_CACHE_DIR",
+        }
         assert differ <= folders
         assert len(ours["variables"]["TMPDIR"]) == len(theirs["variables"]["TMPDIR"])
         assert ours["libraries"]
@@ -566,12 +686,15 @@ def test_both_sides_have_the_same_hash_seed_layout_cores_folder_and_variables(re
 def test_both_sides_stay_in_step_whatever_a_test_does(
     repository: Repository, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Reruns, failures that are caught, what is expected to fail, other fixtures between, tests in the package, code of
-    the wrong tree: none of them hangs. A side that hangs is given up, with its stacks; the file that it writes then
-    stands for the end of its time."""
+    """Reruns, failures that are caught, what is expected to fail, other fixtures between, tests in
+    the package, code of the wrong tree: none of them hangs. A side that hangs is given up, with its
+    stacks; the file that it writes then stands for the end of its time."""
 
     def in_vain(channels: list[socket.socket], seconds: float) -> list[socket.socket]:
-        while not (ready := readable(channels, 0.1)) and not (repository.root / "out").exists():
+        while (
+            not (ready := readable(channels, 0.1))
+            and not (repository.root / "out").exists()
+        ):
             pass
         return ready
 
@@ -663,7 +786,12 @@ def test_both_sides_stay_in_step_whatever_a_test_does(
         """,
     )
     with repository.untouched():
-        options = ("--import-mode=importlib", "--reruns=1", "--ddp-trainers=1", "--ddp-parameter-servers=1")
+        options = (
+            "--import-mode=importlib",
+            "--reruns=1",
+            "--ddp-trainers=1",
+            "--ddp-parameter-servers=1",
+        )
         result = run("--ddp-against=main", *FEW, *options)
     assert result.ret == 0
     against = f"main ({repository.first[:7]})"
@@ -676,19 +804,25 @@ def test_both_sides_stay_in_step_whatever_a_test_does(
             f"test_other_names (more): {against} was not measured:",
             "there the test measured 'old inside' where it measures 'new inside' here",
             f"test_wrong_in_ranks: {against} was not measured:",
-            "rank ? failed in the delivery of its result: imported from the working tree, not from the version to "
-            "compare with: python code/src/speed/__init__.py",
+            (
+                "rank ? failed in the delivery of its result: imported from the working tree, not"
+                " from the version to compare with: python code/src/speed/__init__.py"
+            ),
             f"test_wrong_in_pytest: {against} was not measured:",
             "*imported from the working tree, not from the version to compare with: python",
             f"pytest of {against} did not answer for 310 s",
             "*test_step.py*in waiting",
-            f"compared with {against}: 3 passed, 7 without baseline, 1 failed to measure (3 of 11 compared)*",
+            (
+                f"compared with {against}: 3 passed, 7 without baseline, 1 failed to measure (3 of"
+                " 11 compared)*"
+            ),
         ]
     )
 
 
 def test_nothing_is_left_of_a_run_that_is_stopped(repository: Repository) -> None:
-    """One side is paused then. Git forgets the worktree of a run that was killed, for the next run may never come."""
+    """One side is paused then. Git forgets the worktree of a run that was killed, for the next run
+    may never come."""
     repository.write("src/speed/__init__.py", SECOND)
     repository.write(
         "tests/test_step.py",
@@ -706,10 +840,22 @@ def test_nothing_is_left_of_a_run_that_is_stopped(repository: Repository) -> Non
             ddp_benchmark(setup)
         """,
     )
-    command = [sys.executable, "-m", "pytest", "-p", "no:randomly", "-p", "no:benchmark", *SMALL, "--ddp-against=main"]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-p",
+        "no:randomly",
+        "-p",
+        "no:benchmark",
+        *SMALL,
+        "--ddp-against=main",
+    ]
     with repository.untouched():
         for signum in (signal.SIGTERM, signal.SIGKILL, signal.SIGINT):
-            started = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+            started = subprocess.Popen(
+                command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+            )
             with ended(started) as process:
                 until((repository.root / "out").exists)
                 (repository.root / "out").unlink()
@@ -721,4 +867,6 @@ def test_nothing_is_left_of_a_run_that_is_stopped(repository: Repository) -> Non
             until(lambda pids=below: gone(pids))
             assert leftovers() == []
             assert "ddpperf-against" not in git(repository.top, "worktree", "list")
-            assert [path.name for path in (repository.top / ".git/worktrees").iterdir()] == ["gone"]
+            assert [
+                path.name for path in (repository.top / ".git/worktrees").iterdir()
+            ] == ["gone"]

@@ -24,8 +24,9 @@ def project(tmp_path: Path, temporary: Path) -> Path:
     (top / "tests").mkdir(parents=True)
     git(tmp_path, "init", "--quiet", "--initial-branch=main", top)
     (top / "tests/test_step.py").write_text(
-        STEP + "from work import MILLISECONDS\n"
-        "def test_train(ddp_benchmark):\n    ddp_benchmark(lambda ctx: lasting(ctx, MILLISECONDS))\n"
+        STEP
+        + "from work import MILLISECONDS\ndef test_train(ddp_benchmark):\n    ddp_benchmark(lambda"
+        " ctx: lasting(ctx, MILLISECONDS))\n"
     )
     (top / "pytest.ini").write_text("[pytest]\npythonpath = .\n")
     (top / ".gitignore").write_text("__pycache__\n")
@@ -38,21 +39,43 @@ def project(tmp_path: Path, temporary: Path) -> Path:
 
 def command(project: Path) -> tuple[list[str], dict[str, str]]:
     fixed = ("-p", "no:randomly", "-p", "no:benchmark", *SMALL, *FEW)
-    environ = {**os.environ, "XDG_CACHE_HOME": str(project.parent / "cache"), "PYTHONPATH": os.getcwd()}
+    environ = {
+        **os.environ,
+        "XDG_CACHE_HOME": str(project.parent / "cache"),
+        "PYTHONPATH": os.getcwd(),
+    }
     environ.pop("CI", None)
-    asked = [sys.executable, "-m", "pytest_ddpperf", "bisect", TEST, "--good", "HEAD~2", "--", *fixed]
+    asked = [
+        sys.executable,
+        "-m",
+        "pytest_ddpperf",
+        "bisect",
+        TEST,
+        "--good",
+        "HEAD~2",
+        "--",
+        *fixed,
+    ]
     return asked, environ
 
 
 def contents(top: Path) -> dict[Path, bytes]:
-    files = (path for path in top.rglob("*") if path.is_file() and "__pycache__" not in path.parts)
+    files = (
+        path
+        for path in top.rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    )
     return {path: path.read_bytes() for path in files}
 
 
-def test_a_search_is_interrupted_goes_on_and_leaves_the_repository_as_it_was(project: Path) -> None:
+def test_a_search_is_interrupted_goes_on_and_leaves_the_repository_as_it_was(
+    project: Path,
+) -> None:
     asked, environ = command(project)
     before = contents(project)
-    first = subprocess.Popen(asked, cwd=project, env=environ, stderr=subprocess.PIPE, text=True)
+    first = subprocess.Popen(
+        asked, cwd=project, env=environ, stderr=subprocess.PIPE, text=True
+    )
     reports = project.parent / "cache/pytest-ddpperf"
     until(lambda: [*reports.glob("*/*.json")], seconds=120)
     time.sleep(1)  # the second comparison has begun
@@ -63,11 +86,17 @@ def test_a_search_is_interrupted_goes_on_and_leaves_the_repository_as_it_was(pro
     assert error.endswith("ddpperf: interrupted: the same command goes on from here\n")
     assert started
     until(lambda: gone(started))
-    ended = subprocess.run(asked, cwd=project, env=environ, capture_output=True, text=True, timeout=300)
+    ended = subprocess.run(
+        asked, cwd=project, env=environ, capture_output=True, text=True, timeout=300
+    )
     assert ended.returncode == 0, ended.stdout + ended.stderr
     slower = git(project, "rev-parse", "HEAD")[:12]
     lines = ended.stdout.splitlines()
-    (found,) = (number for number, line in enumerate(lines) if line.startswith(f"slower at {slower}: "))
+    (found,) = (
+        number
+        for number, line in enumerate(lines)
+        if line.startswith(f"slower at {slower}: ")
+    )
     assert lines[found + 1].endswith(": A step of 60 ms")
     assert lines[found + 2] == "  changes work.py"
     assert "2 comparisons" in lines[-1]

@@ -41,11 +41,15 @@ def test_all_reduce(collective_benchmark):
 OPTIONS = ("--ddp-preload=slow", "--ddp-threshold=busbw:70%,p10:9900%")
 
 
-def test_save_pass_regress(pytester: pytest.Pytester, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_save_pass_regress(
+    pytester: pytest.Pytester, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pytester.syspathinsert()
     pytester.makepyfile(slow=SLOW, test_c=TESTS)
     assert run(*OPTIONS, "--ddp-save-baseline").ret == 0
-    stored = sorted(path.name for path in Path(pytester.path / "baselines").rglob("*.json"))
+    stored = sorted(
+        path.name for path in Path(pytester.path / "baselines").rglob("*.json")
+    )
     assert stored == ["test_all_reduce+1030b.json", "test_all_reduce+1mib.json"]
 
     result = run(*OPTIONS, "-v")
@@ -59,7 +63,9 @@ def test_save_pass_regress(pytester: pytest.Pytester, run: Run, monkeypatch: pyt
             "compared with *: 2 passed (2 of 2 compared)*",
         ]
     )
-    assert re.search(r"smallest detectable change: \S+ % \(busbw\)", result.stdout.str())
+    assert re.search(
+        r"smallest detectable change: \S+ % \(busbw\)", result.stdout.str()
+    )
 
     monkeypatch.setenv("LASTS", "60")
     result = run(*OPTIONS, "--ddp-json=report.json")
@@ -71,16 +77,29 @@ def test_save_pass_regress(pytester: pytest.Pytester, run: Run, monkeypatch: pyt
             "compared with *: 1 regressed, 1 passed (2 of 2 compared)*",
         ]
     )
-    measured = {m["test"]["label"]: m for m in json.loads((pytester.path / "report.json").read_text())["measurements"]}
+    measured = {
+        m["test"]["label"]: m
+        for m in json.loads((pytester.path / "report.json").read_text())["measurements"]
+    }
     assert measured["1mib"]["plan"]["collective"] == {
-        "op": "all_reduce", "dtype": "float32", "ranks": 2, "count": 1 << 18,
-    }  # fmt: skip
-    (busbw,) = (c for c in measured["1mib"]["verdict"]["comparisons"] if c["limit"]["metric"] == "busbw")
+        "op": "all_reduce",
+        "dtype": "float32",
+        "ranks": 2,
+        "count": 1 << 18,
+    }
+    (busbw,) = (
+        c
+        for c in measured["1mib"]["verdict"]["comparisons"]
+        if c["limit"]["metric"] == "busbw"
+    )
     assert busbw["change"]["estimate"] == pytest.approx(11, abs=0.01)  # of the time
 
     result = run(*OPTIONS, "--reruns=1")
     result.stdout.fnmatch_lines(
-        ["A rerun does not measure again: noise must not turn red into green.", "* 1 failed*1 rerun *"]
+        [
+            "A rerun does not measure again: noise must not turn red into green.",
+            "* 1 failed*1 rerun *",
+        ]
     )
 
 
@@ -118,9 +137,15 @@ def test_bandwidth_of_no_collective(ddp_benchmark):
 """
 
 
-def test_what_cannot_be_is_refused_before_anything_runs(pytester: pytest.Pytester, run: Run) -> None:
+def test_what_cannot_be_is_refused_before_anything_runs(
+    pytester: pytest.Pytester, run: Run
+) -> None:
     pytester.makepyfile(REFUSED)
     result = run()
     result.assert_outcomes(passed=12)
-    result.stdout.fnmatch_lines(["2 without baseline, 1 not gated, 9 never measured (0 of 3 compared)*: record *"])
+    result.stdout.fnmatch_lines(
+        [
+            "2 without baseline, 1 not gated, 9 never measured (0 of 3 compared)*: record *"
+        ]
+    )
     assert run("--ddp-threshold=busbw:100%").ret == pytest.ExitCode.USAGE_ERROR

@@ -1,4 +1,5 @@
-"""Suspicions against a stored baseline, confirmed or not by the baseline's own code, in whole runs."""
+"""Suspicions against a stored baseline, confirmed or not by the baseline's own code, in whole
+runs."""
 
 from __future__ import annotations
 
@@ -25,13 +26,16 @@ TEST = """
 def test_step(ddp_benchmark):
     ddp_benchmark(lambda ctx: lasting(ctx, MILLISECONDS * float(os.environ._data.get(b"LASTS", 1))))
 """
-CONFIRM = "--ddp-confirm=3600"  # seconds: what there is for it ends nowhere but where a test is about its end
+# seconds: what there is for it ends nowhere but where a test is about its end
+CONFIRM = "--ddp-confirm=3600"
 # Twice as long is beyond it, and still what the baseline's own code may take on a slower machine.
 LIMIT = "--ddp-threshold=p50:60%"
 
 
 @pytest.fixture
-def project(repository: Repository, run: Run, monkeypatch: pytest.MonkeyPatch) -> Repository:
+def project(
+    repository: Repository, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> Repository:
     """A repository with a baseline, which was committed with its code."""
     monkeypatch.delenv("CI", raising=False)
     repository.write("tests/test_step.py", PROJECT, TEST)
@@ -53,13 +57,23 @@ def test_slower_code_is_red_and_its_file_named(project: Repository, run: Run) ->
             "accept: *--ddp-save-baseline",
         ]
     )
-    (measured,) = json.loads((project.root / "out/run.json").read_text())["measurements"]
-    assert (measured["verdict"]["reason"], measured["stored_verdict"]["status"]) == ("confirmed", "REGRESSED")
-    assert measured["baseline_side"]["version"]["commit"] == git(project.top, "rev-parse", "HEAD"), (
-        "it has the baseline"
+    (measured,) = json.loads((project.root / "out/run.json").read_text())[
+        "measurements"
+    ]
+    assert (measured["verdict"]["reason"], measured["stored_verdict"]["status"]) == (
+        "confirmed",
+        "REGRESSED",
     )
-    assert [len(session["launch_seconds"]["p50"]) for session in measured["sessions"]] == [3], "of the baseline"
-    assert (measured["file"], measured["level"]) == ("python code/tests/test_step.py", 0.015)
+    assert measured["baseline_side"]["version"]["commit"] == git(
+        project.top, "rev-parse", "HEAD"
+    ), "it has the baseline"
+    assert [
+        len(session["launch_seconds"]["p50"]) for session in measured["sessions"]
+    ] == [3], "of the baseline"
+    assert (measured["file"], measured["level"]) == (
+        "python code/tests/test_step.py",
+        0.015,
+    )
 
 
 def test_what_looks_slower_within_the_limit_passes_with_both_figures(
@@ -70,7 +84,10 @@ def test_what_looks_slower_within_the_limit_passes_with_both_figures(
     assert result.ret == 0
     result.stdout.fnmatch_lines(
         [
-            "test_step: p50 +50 % against the baseline: next to the baseline's own code it is not slower",
+            (
+                "test_step: p50 +50 % against the baseline: next to the baseline's own code it is"
+                " not slower"
+            ),
             "compared with *: 1 passed (1 of 1 compared)*",
         ]
     )
@@ -80,7 +97,10 @@ def test_a_variable_that_the_code_reads_is_red_and_named(
     project: Repository, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A value is not recorded, but a digest of it."""
-    project.write("src/speed/__init__.py", "import os\n\nMILLISECONDS = 5 * float(os.environ.get('SPEED_N', '1'))\n")
+    project.write(
+        "src/speed/__init__.py",
+        "import os\n\nMILLISECONDS = 5 * float(os.environ.get('SPEED_N', '1'))\n",
+    )
     project.write("tests/test_step.py", PROJECT, TEST)
     project.commit()
     assert run("--ddp-save-baseline").ret == 0
@@ -89,11 +109,22 @@ def test_a_variable_that_the_code_reads_is_red_and_named(
     result = run(CONFIRM)
     assert result.ret == 1
     digest = hashlib.sha256(b"12").hexdigest()[:8]
-    result.stdout.fnmatch_lines(["REGRESSED: *", f"why: *SPEED_N unset -> digest {digest}", "note: *not confirmed *"])
-    assert '"read:SPEED_N": "unset"' in next(project.root.glob("baselines/**/test_step.json")).read_text()
+    result.stdout.fnmatch_lines(
+        [
+            "REGRESSED: *",
+            f"why: *SPEED_N unset -> digest {digest}",
+            "note: *not confirmed *",
+        ]
+    )
+    assert (
+        '"read:SPEED_N": "unset"'
+        in next(project.root.glob("baselines/**/test_step.json")).read_text()
+    )
 
 
-def test_an_amended_commit_is_red_and_said_how_to_fetch(repository: Repository, run: Run) -> None:
+def test_an_amended_commit_is_red_and_said_how_to_fetch(
+    repository: Repository, run: Run
+) -> None:
     repository.write("tests/test_step.py", PROJECT, TEST)
     commit = repository.commit()
     assert run("--ddp-save-baseline").ret == 0
@@ -129,9 +160,14 @@ def test_a_variable_that_a_conftest_sets_is_red_and_the_file_named(
     )
 
 
-def test_an_ini_file_that_is_named_by_its_whole_path_is_each_sides_own(project: Repository, run: Run) -> None:
+def test_an_ini_file_that_is_named_by_its_whole_path_is_each_sides_own(
+    project: Repository, run: Run
+) -> None:
     ini = "[pytest]\npythonpath = src\naddopts = -p no:cacheprovider\nlasts = {}\n"
-    project.write("conftest.py", "def pytest_addoption(parser): parser.addini('lasts', 'milliseconds')\n")
+    project.write(
+        "conftest.py",
+        "def pytest_addoption(parser): parser.addini('lasts', 'milliseconds')\n",
+    )
     test = "(ddp_benchmark, pytestconfig):\n    lasts = float(pytestconfig.getini('lasts'))"
     test = TEST.replace("(ddp_benchmark):", test).replace(
         'MILLISECONDS * float(os.environ._data.get(b"LASTS", 1))', "lasts"
@@ -147,22 +183,40 @@ def test_an_ini_file_that_is_named_by_its_whole_path_is_each_sides_own(project: 
     result.stdout.fnmatch_lines(["REGRESSED: step time p50 5.00 -> 60.0 ms, 12.0x *"])
 
 
-def test_an_option_of_the_users_own_is_red_and_named(project: Repository, run: Run) -> None:
-    conftest = "def pytest_addoption(parser):\n    parser.addoption('--lasts', type=float, default=1)\n"
+def test_an_option_of_the_users_own_is_red_and_named(
+    project: Repository, run: Run
+) -> None:
+    conftest = (
+        "def pytest_addoption(parser):\n    parser.addoption('--lasts', type=float, "
+        "default=1)\n"
+    )
     project.write("tests/conftest.py", conftest)
-    test = TEST.replace("(ddp_benchmark):", "(ddp_benchmark, request):\n    lasts = request.config.getoption('lasts')")
-    project.write("tests/test_step.py", PROJECT, test.replace('float(os.environ._data.get(b"LASTS", 1))', "lasts"))
+    test = TEST.replace(
+        "(ddp_benchmark):",
+        "(ddp_benchmark, request):\n    lasts = request.config.getoption('lasts')",
+    )
+    project.write(
+        "tests/test_step.py",
+        PROJECT,
+        test.replace('float(os.environ._data.get(b"LASTS", 1))', "lasts"),
+    )
     assert run("--ddp-save-baseline", "tests").ret == 0
     project.commit()
     assert run(CONFIRM, "tests").ret == 0
-    project.write("pytest.ini", "[pytest]\npythonpath = src\naddopts = -p no:cacheprovider --lasts 2\n")
+    project.write(
+        "pytest.ini",
+        "[pytest]\npythonpath = src\naddopts = -p no:cacheprovider --lasts 2\n",
+    )
     with project.untouched():
         result = run(CONFIRM, LIMIT, "tests")
     assert result.ret == 1
     result.stdout.fnmatch_lines(
         [
             "REGRESSED: step time p50 *",
-            "note:     not confirmed with the baseline's own code: *; what else differs: --lasts 1* -> 2.0",
+            (
+                "note:     not confirmed with the baseline's own code: *; what else differs:"
+                " --lasts 1* -> 2.0"
+            ),
         ]
     )
 
@@ -172,7 +226,8 @@ def test_another_version_of_a_package_that_the_step_imports_is_red_and_named(
 ) -> None:
     """Both sides run what is installed, so the same code is not slower in turns."""
     before, after = (
-        installed(tmp_path / version, version, milliseconds) for version, milliseconds in (("1.0", 5), ("1.1", 10))
+        installed(tmp_path / version, version, milliseconds)
+        for version, milliseconds in (("1.0", 5), ("1.1", 10))
     )
     test = TEST.replace("MILLISECONDS *", "__import__('slowkernels').MILLISECONDS *")
     project.write("tests/test_step.py", PROJECT, test)
@@ -187,7 +242,10 @@ def test_another_version_of_a_package_that_the_step_imports_is_red_and_named(
     result.stdout.fnmatch_lines(
         [
             "REGRESSED: step time p50 *",
-            "note:     not confirmed with the baseline's own code: *; what else differs: slowkernels 1.0 -> 1.1",
+            (
+                "note:     not confirmed with the baseline's own code: *; what else differs:"
+                " slowkernels 1.0 -> 1.1"
+            ),
         ]
     )
 
@@ -197,9 +255,13 @@ def installed(folder: Path, version: str, milliseconds: int) -> Path:
     name = f"slowkernels-{version}"
     files = {
         "slowkernels.py": f"MILLISECONDS = {milliseconds}\n",
-        f"{name}.dist-info/METADATA": f"Metadata-Version: 2.1\nName: slowkernels\nVersion: {version}\n",
+        f"{name}.dist-info/METADATA": (
+            f"Metadata-Version: 2.1\nName: slowkernels\nVersion: {version}\n"
+        ),
     }
-    files[f"{name}.dist-info/RECORD"] = "".join(f"{file},{hashed(text)}\n" for file, text in files.items())
+    files[f"{name}.dist-info/RECORD"] = "".join(
+        f"{file},{hashed(text)}\n" for file, text in files.items()
+    )
     for file, text in files.items():
         (folder / file).parent.mkdir(parents=True, exist_ok=True)
         (folder / file).write_text(text)
@@ -213,7 +275,11 @@ def hashed(text: str) -> str:
 
 
 def test_a_test_that_changed_is_named_as_such(project: Repository, run: Run) -> None:
-    project.write("tests/test_step.py", PROJECT, TEST.replace("MILLISECONDS *", "12 * MILLISECONDS *"))
+    project.write(
+        "tests/test_step.py",
+        PROJECT,
+        TEST.replace("MILLISECONDS *", "12 * MILLISECONDS *"),
+    )
     result = run(CONFIRM)
     assert result.ret == 1
     result.stdout.fnmatch_lines(
@@ -224,7 +290,9 @@ def test_a_test_that_changed_is_named_as_such(project: Repository, run: Run) -> 
     )
 
 
-def test_without_the_baselines_code_the_stored_rule_decides_and_says_why(project: Repository, run: Run) -> None:
+def test_without_the_baselines_code_the_stored_rule_decides_and_says_why(
+    project: Repository, run: Run
+) -> None:
     """Recorded with code that was never committed."""
     project.write("src/speed/__init__.py", "MILLISECONDS = 5.0\n")
     assert run("--ddp-save-baseline").ret == 0
@@ -235,7 +303,10 @@ def test_without_the_baselines_code_the_stored_rule_decides_and_says_why(project
         [
             "REGRESSED: *",
             "measured: 6 launches now, 3 in the baseline (*)",
-            "note:     not confirmed with the baseline's own code: * recorded with files that are in no commit",
+            (
+                "note:     not confirmed with the baseline's own code: * recorded with files that"
+                " are in no commit"
+            ),
         ]
     )
 
@@ -246,11 +317,15 @@ def faster_then(project: Repository) -> None:
         stored = json.loads(path.read_text())
         for session in stored["sessions"]:
             samples = session["measurement"]["samples"]
-            samples["step_seconds"] = [[step / 2 for step in launch] for launch in samples["step_seconds"]]
+            samples["step_seconds"] = [
+                [step / 2 for step in launch] for launch in samples["step_seconds"]
+            ]
         path.write_text(json.dumps(stored))
 
 
-def test_parameters_methods_rpc_and_collectives_are_confirmed_likewise(project: Repository, run: Run) -> None:
+def test_parameters_methods_rpc_and_collectives_are_confirmed_likewise(
+    project: Repository, run: Run
+) -> None:
     project.write("src/slow.py", SLOW)
     project.write(
         "tests/test_step.py",
@@ -283,9 +358,14 @@ def test_code_that_cannot_be_collected_or_run_today_confirms_nothing_and_is_told
     project: Repository, run: Run
 ) -> None:
     """Both need something that a checkout lacks."""
-    built = "import speed\nif 'ddpperf-against' in speed.__file__:\n    raise RuntimeError('not built')\n"
+    built = (
+        "import speed\nif 'ddpperf-against' in speed.__file__:\n    raise RuntimeError('not"
+        " built')\n"
+    )
     project.write("tests/test_step.py", PROJECT, TEST, "\n", built)
-    in_rank = TEST.replace("lambda ctx:", "lambda ctx: 'ddpperf-against' in speed.__file__ and 1 / 0 or")
+    in_rank = TEST.replace(
+        "lambda ctx:", "lambda ctx: 'ddpperf-against' in speed.__file__ and 1 / 0 or"
+    )
     project.write("tests/test_run.py", PROJECT, "import speed\n", in_rank)
     assert run("--ddp-save-baseline").ret == 0
     faster_then(project)
@@ -295,15 +375,22 @@ def test_code_that_cannot_be_collected_or_run_today_confirms_nothing_and_is_told
     assert result.ret == 1
     result.stdout.fnmatch_lines(
         [
-            "note:     not confirmed with the baseline's own code: *ZeroDivisionError: division by zero",
+            (
+                "note:     not confirmed with the baseline's own code: *ZeroDivisionError: division"
+                " by zero"
+            ),
             "note:     not confirmed with the baseline's own code: *RuntimeError: not built",
             "compared with *: 2 regressed (2 of 2 compared)*",
         ]
     )
 
 
-def test_ctrl_c_while_a_suspicion_is_confirmed_leaves_nothing(project: Repository, run: Run) -> None:
-    hanging = TEST.replace("lambda ctx:", "lambda ctx: 'ddpperf-against' in speed.__file__ and hang() or")
+def test_ctrl_c_while_a_suspicion_is_confirmed_leaves_nothing(
+    project: Repository, run: Run
+) -> None:
+    hanging = TEST.replace(
+        "lambda ctx:", "lambda ctx: 'ddpperf-against' in speed.__file__ and hang() or"
+    )
     hang = """
         def hang():
             open(os.environ["HANGS"], "w").close()
@@ -311,7 +398,18 @@ def test_ctrl_c_while_a_suspicion_is_confirmed_leaves_nothing(project: Repositor
         """
     project.write("tests/test_step.py", PROJECT, "import speed\n", hang, hanging)
     marker = project.top.parent / "hangs"
-    command = [sys.executable, "-m", "pytest", "-p", "no:randomly", "-p", "no:benchmark", *SMALL, CONFIRM, LIMIT]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-p",
+        "no:randomly",
+        "-p",
+        "no:benchmark",
+        *SMALL,
+        CONFIRM,
+        LIMIT,
+    ]
     environ = {**os.environ, "HANGS": str(marker)}
     assert run("--ddp-save-baseline").ret == 0
     faster_then(project)
@@ -329,24 +427,42 @@ def test_ctrl_c_while_a_suspicion_is_confirmed_leaves_nothing(project: Repositor
             process.wait()
 
 
-def test_what_cannot_be_confirmed_says_why(project: Repository, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_be_confirmed_says_why(
+    project: Repository, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("LASTS", "12")
     result = run("--ddp-confirm=0.001")
     assert result.ret == 1
-    left = "it takes about * s, and 0 of the 0.001 s of --ddp-confirm are left: raise it"
+    left = (
+        "it takes about * s, and 0 of the 0.001 s of --ddp-confirm are left: raise it"
+    )
     result.stdout.fnmatch_lines([f"note:     not confirmed with *: {left}"])
 
     result = run(CONFIRM, "-n1")
     assert result.ret == 1
-    result.stdout.fnmatch_lines(["note:     not confirmed with *: not supported under xdist: add -n 0"])
+    result.stdout.fnmatch_lines(
+        ["note:     not confirmed with *: not supported under xdist: add -n 0"]
+    )
 
 
-def test_saving_says_when_no_commit_will_have_the_code(project: Repository, run: Run) -> None:
+def test_saving_says_when_no_commit_will_have_the_code(
+    project: Repository, run: Run
+) -> None:
     (project.top / ".gitignore").write_text("__pycache__\nout\nmade.py\n")
     project.write("src/speed/made.py", "MILLISECONDS = 5\n")
-    project.write("tests/test_step.py", PROJECT.replace("from speed import", "from speed.made import"), TEST)
+    project.write(
+        "tests/test_step.py",
+        PROJECT.replace("from speed import", "from speed.made import"),
+        TEST,
+    )
     result = run("--ddp-save-baseline")
     result.stdout.fnmatch_lines(
-        ["a later run cannot measure the code *: git ignores files that ranks imported: *made.py: ddp_against_setup *"]
+        [
+            "a later run cannot measure the code *: git ignores files that ranks imported:"
+            " *made.py: ddp_against_setup *"
+        ]
     )
-    assert "a later run" not in run("--ddp-save-baseline", "-o", "ddp_against_setup=make").stdout.str()
+    assert (
+        "a later run"
+        not in run("--ddp-save-baseline", "-o", "ddp_against_setup=make").stdout.str()
+    )

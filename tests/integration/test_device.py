@@ -1,7 +1,7 @@
 """Whole runs on a pretended GPU: what is measured, judged and reported there, without CUDA.
 
-Ranks believe in two CUDA devices and NCCL. Tensors stay on the CPU, and groups use Gloo; streams, events and memory are
-those of a device that works through a queue on a clock of its own.
+Ranks believe in two CUDA devices and NCCL. Tensors stay on the CPU, and groups use Gloo; streams,
+events and memory are those of a device that works through a queue on a clock of its own.
 """
 
 from __future__ import annotations
@@ -58,7 +58,8 @@ environment.probe = lambda: {
     "device_type": "cuda", "device_count": 2, "backends": "gloo,nccl", "default_backends": "cpu:gloo,cuda:nccl",
 }
 """
-# A training step whose host only queues work: LASTS milliseconds, a tenth of which is the forward pass.
+# A training step whose host only queues work: LASTS milliseconds, a tenth of which is the forward
+# pass.
 TRAINS = """
 import os, sys
 import torch
@@ -103,12 +104,19 @@ def program(ctx):
 def test_step(ddp_benchmark):
     ddp_benchmark.loop(program)
 """
-ON_DEVICES = ("--ddp-world-size=2", "--ddp-backend=nccl", "--ddp-preload=pretended", "--ddp-warmup=5")
+ON_DEVICES = (
+    "--ddp-world-size=2",
+    "--ddp-backend=nccl",
+    "--ddp-preload=pretended",
+    "--ddp-warmup=5",
+)
 
 
 @pytest.fixture(autouse=True)
 def project(request: pytest.FixtureRequest, pytester: pytest.Pytester) -> None:
-    pytester.makepyfile(pretended=PRETENDED, test_device=TRAINS + getattr(request, "param", ""))
+    pytester.makepyfile(
+        pretended=PRETENDED, test_device=TRAINS + getattr(request, "param", "")
+    )
     pytester.makeini("[pytest]\npythonpath = .\n")
 
 
@@ -123,17 +131,34 @@ def test_a_step_on_devices_is_measured_saved_and_compared(
     result = run(*ON_DEVICES, "--ddp-save-baseline", "--ddp-json=run.json")
     result.assert_outcomes(passed=1)
     found = measured(pytester)
-    steps = [seconds for launch in found["measurement"]["samples"]["step_seconds"] for seconds in launch]
+    steps = [
+        seconds
+        for launch in found["measurement"]["samples"]["step_seconds"]
+        for seconds in launch
+    ]
     assert steps == pytest.approx([0.005] * 30)
     counters = found["measurement"]["counters"]
-    assert (counters["all_reduce.bytes"], counters["host_syncs"], counters["peak_memory.bytes"]) == (80, 0, 1 << 20)
-    assert found["measurement"]["phases"][0]["own"]["forward"] == pytest.approx([0.0005, 0.0005])
+    assert (
+        counters["all_reduce.bytes"],
+        counters["host_syncs"],
+        counters["peak_memory.bytes"],
+    ) == (80, 0, 1 << 20)
+    assert found["measurement"]["phases"][0]["own"]["forward"] == pytest.approx(
+        [0.0005, 0.0005]
+    )
     assert found["measurement"]["environment"]["key"]["device_model"] == "Pretended"
     assert found["notes"] == []
-    (name,) = (folder.name for folder in (pytester.path / "baselines").iterdir() if folder.is_dir())
+    (name,) = (
+        folder.name
+        for folder in (pytester.path / "baselines").iterdir()
+        if folder.is_dir()
+    )
     assert name == "cuda-pretended-80gib-nccl-ws2-1x2"
 
-    assert last_line(run(*ON_DEVICES)) == "compared with baselines: 1 passed (1 of 1 compared)"
+    assert (
+        last_line(run(*ON_DEVICES))
+        == "compared with baselines: 1 passed (1 of 1 compared)"
+    )
     monkeypatch.setenv("LASTS", "25")
     result = run(*ON_DEVICES)
     assert last_line(result) == "compared with baselines: 1 regressed (1 of 1 compared)"
@@ -146,11 +171,18 @@ def test_a_step_on_devices_is_measured_saved_and_compared(
     ids=["steps, stretches", "program, stretches", "program, launches"],
     indirect=["project"],
 )
-def test_launches_on_devices_keep_as_many_steps_as_each_other(pytester: pytest.Pytester, run: Run, turns: str) -> None:
+def test_launches_on_devices_keep_as_many_steps_as_each_other(
+    pytester: pytest.Pytester, run: Run, turns: str
+) -> None:
     """By the host's time a step is short: thousands of them fill the window."""
     long = ("--ddp-min-time=0.1", "--ddp-max-launches=40", "--ddp-steps=10")
     result = run(
-        *ON_DEVICES, *long, "--ddp-against-env=LASTS=5", f"--ddp-turns={turns}", "--ddp-json=run.json", own=True
+        *ON_DEVICES,
+        *long,
+        "--ddp-against-env=LASTS=5",
+        f"--ddp-turns={turns}",
+        "--ddp-json=run.json",
+        own=True,
     )
     result.assert_outcomes(passed=1)
     found = measured(pytester)

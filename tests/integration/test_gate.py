@@ -24,7 +24,9 @@ def stored(path: Path) -> list[Path]:
     return sorted((path / "baselines").rglob("*.json"))
 
 
-def test_save_pass_regress_accept(pytester: pytest.Pytester, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_save_pass_regress_accept(
+    pytester: pytest.Pytester, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pytester.makepyfile(test_gate=GATED)
     # More seconds than there is room for: 6,000 steps of 2 ranks in 150 launches.
     result = run("--ddp-save-baseline", "--ddp-min-time=1000", "--ddp-max-launches=150")
@@ -35,7 +37,9 @@ def test_save_pass_regress_accept(pytester: pytest.Pytester, run: Run, monkeypat
     assert "-gloo-ws2-1x2" in baseline.parts[-3]
 
     (session,) = json.loads(baseline.read_text())["sessions"]
-    assert {len(launch) for launch in session["measurement"]["samples"]["step_seconds"]} == {20}
+    assert {
+        len(launch) for launch in session["measurement"]["samples"]["step_seconds"]
+    } == {20}
 
     monkeypatch.setenv("LASTS", "6")
     result = run()
@@ -45,7 +49,12 @@ def test_save_pass_regress_accept(pytester: pytest.Pytester, run: Run, monkeypat
 
     monkeypatch.setenv("LASTS", "60")
     monkeypatch.setenv("NCCL_ALGO", "Ring")
-    result = run("--junitxml=junit.xml", "-o", "junit_family=xunit1", "--ddp-json=out/report.json")
+    result = run(
+        "--junitxml=junit.xml",
+        "-o",
+        "junit_family=xunit1",
+        "--ddp-json=out/report.json",
+    )
     assert result.ret == 1
     text = result.stdout.str()
     result.stdout.fnmatch_lines(
@@ -67,10 +76,16 @@ def test_save_pass_regress_accept(pytester: pytest.Pytester, run: Run, monkeypat
     assert '<property name="ddpperf.metric" value="p50"' in junit
     # What GitLab shows: where the test is, and all of the failure.
     assert re.search(r'<testcase [^>]*file="test_gate.py" line="\d+"', junit)
-    assert re.search(r'message="REGRESSED p50 [^"]*">REGRESSED: step time p50 .*\n(.*\n)+accept: .*</failure>', junit)
+    assert re.search(
+        r'message="REGRESSED p50 [^"]*">REGRESSED: step time p50 .*\n(.*\n)+accept: .*</failure>',
+        junit,
+    )
     report = json.loads((pytester.path / "out/report.json").read_text())
     assert report["summary"]["regressed"] == 1
-    assert len(report["measurements"][0]["measurement"]["samples"]["rank_seconds"][0][0]) == 10
+    assert (
+        len(report["measurements"][0]["measurement"]["samples"]["rank_seconds"][0][0])
+        == 10
+    )
 
     command = shlex.split(line(result, "accept:").partition(":")[2])
     assert command[:2] == ["pytest", "test_gate.py::test_step"]
@@ -82,7 +97,9 @@ def test_save_pass_regress_accept(pytester: pytest.Pytester, run: Run, monkeypat
     result = run("--ddp-steps=20")
     assert result.ret == 0
     assert last_line(result) == "compared with baselines: 1 improved (1 of 1 compared)"
-    result.stdout.fnmatch_lines(["test_step: only the first 10 of 20 steps of each launch were compared, *"])
+    result.stdout.fnmatch_lines(
+        ["test_step: only the first 10 of 20 steps of each launch were compared, *"]
+    )
 
 
 def test_a_faster_step_that_computes_something_else_is_noted_or_red(
@@ -104,16 +121,25 @@ def test_step(ddp_benchmark):
     monkeypatch.setenv("LOSS", "2.58")
     result = run(*FEW)
     assert result.ret == 0
-    result.stdout.fnmatch_lines(["test_step: computes something else: loss 2.31 -> 2.58"])
+    result.stdout.fnmatch_lines(
+        ["test_step: computes something else: loss 2.31 -> 2.58"]
+    )
     other = "--ddp-against-env=LOSS=2.5", "--ddp-against-env=LASTS=5"
     result = run(*FEW, *other, "--ddp-fail-on=diverged", "--ddp-trace=out/traces")
     assert result.ret == 1
     why = "why: computes something else: loss 2.5 -> 2.58"
     folder = "out/traces/test_loss.py/test_step"
-    result.stdout.fnmatch_lines(["DIVERGED: loss 2.5 -> 2.58", why, f"traces:   {folder}", "*DIVERGED"])
-    assert last_line(result) == "compared with LOSS=2.5, LASTS=5: 1 diverged (1 of 1 compared)"
+    result.stdout.fnmatch_lines(
+        ["DIVERGED: loss 2.5 -> 2.58", why, f"traces:   {folder}", "*DIVERGED"]
+    )
+    assert (
+        last_line(result)
+        == "compared with LOSS=2.5, LASTS=5: 1 diverged (1 of 1 compared)"
+    )
     traces = sorted(file.name for file in (pytester.path / folder).iterdir())
-    assert traces == [f"{side}-rank{rank}.json.gz" for side in ("before", "now") for rank in (0, 1)]
+    assert traces == [
+        f"{side}-rank{rank}.json.gz" for side in ("before", "now") for rank in (0, 1)
+    ]
 
 
 def test_what_a_result_holds(pytester: pytest.Pytester, run: Run) -> None:
@@ -193,11 +219,15 @@ test_failure_carries_the_result = pytest.mark.ddp()(test_failure_carries_the_res
     result.assert_outcomes(passed=1, deselected=19)
     result = run("-k", "not carries")
     result.assert_outcomes(passed=18, failed=1, deselected=1)
-    result.stdout.fnmatch_lines(["E * ddp_benchmark: it was called before without a name in this test: give *"])
+    result.stdout.fnmatch_lines(
+        ["E * ddp_benchmark: it was called before without a name in this test: give *"]
+    )
     assert "pytest_ddpperf/" not in result.stdout.str()
 
 
-def test_a_fixture_that_nobody_knew_of_before_the_test_ran_is_refused(pytester: pytest.Pytester, run: Run) -> None:
+def test_a_fixture_that_nobody_knew_of_before_the_test_ran_is_refused(
+    pytester: pytest.Pytester, run: Run
+) -> None:
     pytester.makepyfile(
         test_late=STEP
         + """
@@ -212,12 +242,16 @@ def test_told(request):
     result = run()
     result.assert_outcomes(passed=1, failed=1)
     result.stdout.fnmatch_lines(
-        ["ddp_benchmark: make it an argument of the test; for request.getfixturevalue also add *"]
+        [
+            "ddp_benchmark: make it an argument of the test; for request.getfixturevalue also add *"
+        ]
     )
     assert last_line(result) == "1 without baseline, 1 other failure (0 of 1 compared)"
 
 
-def test_world_sizes_make_ids_and_share_baselines_with_bare_ids(pytester: pytest.Pytester, run: Run) -> None:
+def test_world_sizes_make_ids_and_share_baselines_with_bare_ids(
+    pytester: pytest.Pytester, run: Run
+) -> None:
     pytester.makepyfile(
         test_sizes=STEP
         + """
@@ -233,10 +267,18 @@ def test_fixed(ddp_run):
     result = run("--ddp-world-size=1,2", "--ddp-save-baseline", "-v")
     result.assert_outcomes(passed=3)
     result.stdout.fnmatch_lines(
-        ["*test_step?1-ws1? PASSED*", "*test_step?1-ws2? PASSED*", "*::test_fixed PASSED*"], consecutive=False
+        [
+            "*test_step?1-ws1? PASSED*",
+            "*test_step?1-ws2? PASSED*",
+            "*::test_fixed PASSED*",
+        ],
+        consecutive=False,
     )
     assert [path.name for path in stored(pytester.path)] == ["test_step-1.json"] * 2
-    assert last_line(run("--ddp-world-size=2")) == "compared with baselines: 1 passed (1 of 1 compared)"
+    assert (
+        last_line(run("--ddp-world-size=2"))
+        == "compared with baselines: 1 passed (1 of 1 compared)"
+    )
 
 
 TRAINING = (
@@ -282,8 +324,15 @@ def test_a_limit_on_a_phase_sees_what_is_small_beside_the_step(
     result = run(limits, *FEW)
     assert result.ret == 1
     result.stdout.fnmatch_lines(
-        ["REGRESSED: forward 2.00 -> 3.00 ms, +50 % [[]*[]] (limit 10 %)", "  p50 *+1.0 % *10 %"]
+        [
+            "REGRESSED: forward 2.00 -> 3.00 ms, +50 % [[]*[]] (limit 10 %)",
+            "  p50 *+1.0 % *10 %",
+        ]
     )
     result = run("--ddp-threshold=backward:10%", *FEW)
     assert result.ret == 0
-    result.stdout.fnmatch_lines(["test_step: backward cannot be seen in this step, or takes no time: its limit*"])
+    result.stdout.fnmatch_lines(
+        [
+            "test_step: backward cannot be seen in this step, or takes no time: its limit*"
+        ]
+    )

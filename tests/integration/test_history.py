@@ -26,7 +26,10 @@ def test_a_run_of_a_commit_is_added_and_others_are_not(
     result = run("--ddp-history=kept")
     assert result.ret == 0
     result.stdout.fnmatch_lines(
-        ["--ddp-history: nothing was added: what was measured is not a commit of a git repository: fatal: *"]
+        [
+            "--ddp-history: nothing was added: what was measured is not a commit of a git"
+            " repository: fatal: *"
+        ]
     )
     git(pytester.path, "init", "--quiet")
     git(pytester.path, "add", "test_step.py")
@@ -40,25 +43,48 @@ def test_a_run_of_a_commit_is_added_and_others_are_not(
     added = json.loads(file.read_text())
     (row,) = added["measurements"]
     assert (added["commit"], row["test"]["name"]) == (commit, "test_step")
-    assert {name: len(each) for name, each in row["launch_seconds"].items()} == {"p10": 3, "p50": 3, "p90": 3}
+    assert {name: len(each) for name, each in row["launch_seconds"].items()} == {
+        "p10": 3,
+        "p50": 3,
+        "p90": 3,
+    }
 
     capsys.readouterr()
-    assert main(["history", "add", str(pytester.path / "out.json"), "--to", str(pytester.path / "again")]) == 0
+    assert (
+        main(
+            [
+                "history",
+                "add",
+                str(pytester.path / "out.json"),
+                "--to",
+                str(pytester.path / "again"),
+            ]
+        )
+        == 0
+    )
     (again,) = (pytester.path / "again").glob("*.json")
-    assert again.read_text() == file.read_text()  # the option and the command add the same
+    # the option and the command add the same
+    assert again.read_text() == file.read_text()
 
     (pytester.path / "file").write_text("")
     result = run("--ddp-history=file")
     assert result.ret == pytest.ExitCode.TESTS_FAILED
-    result.stdout.fnmatch_lines([f"--ddp-history: {pytester.path}/file/*: cannot be written: *"])
+    result.stdout.fnmatch_lines(
+        [f"--ddp-history: {pytester.path}/file/*: cannot be written: *"]
+    )
 
     (pytester.path / "test_step.py").write_text(STEPS + "\n")
     result = run("--ddp-history=kept")
     result.stdout.fnmatch_lines(
-        [f"--ddp-history: nothing was added: the working tree differs from commit {commit[:12]}*"]
+        [
+            f"--ddp-history: nothing was added: the working tree differs from commit {commit[:12]}*"
+        ]
     )
     result = run("--ddp-history=kept", "--ddp-disable")
     result.stdout.fnmatch_lines(
-        ["--ddp-history: nothing was added: no measurement of this commit alone can be added (see docs/history.md)"]
+        [
+            "--ddp-history: nothing was added: no measurement of this commit alone can be added"
+            " (see docs/history.md)"
+        ]
     )
     assert list((pytester.path / "kept").glob("*.json")) == [file]

@@ -1,4 +1,5 @@
-"""Further launches: asked for by a suspicion, by a session that is added; and launches that recompile."""
+"""Further launches: asked for by a suspicion, by a session that is added; and launches that
+recompile."""
 
 from __future__ import annotations
 
@@ -9,8 +10,8 @@ import pytest
 
 from tests.integration.conftest import STEP, Run, last_line
 
-# How long a step of each launch lasts, in milliseconds, from the file `lasts`: a line a launch, the last one for all
-# further. `dynamo` in a line hands something to torch.compile in the window.
+# How long a step of each launch lasts, in milliseconds, from the file `lasts`: a line a launch, the
+# last one for all further. `dynamo` in a line hands something to torch.compile in the window.
 LAUNCHES = (
     STEP
     + """
@@ -52,7 +53,9 @@ def sessions(path: Path) -> int:
     return len(json.loads(file.read_text())["sessions"])
 
 
-def test_launches_go_on_while_the_verdict_is_open(pytester: pytest.Pytester, run: Run) -> None:
+def test_launches_go_on_while_the_verdict_is_open(
+    pytester: pytest.Pytester, run: Run
+) -> None:
     path = pytester.path
     pytester.makepyfile(test_looks=LAUNCHES)
     launches(path, "5")
@@ -80,7 +83,10 @@ def test_launches_go_on_while_the_verdict_is_open(pytester: pytest.Pytester, run
     result = run("--ddp-extend-baseline")
     result.assert_outcomes(failed=1)
     result.stdout.fnmatch_lines(
-        ["*the session was not added, because it is worse: p50 12.0x", "measure again, or accept it *"]
+        [
+            "*the session was not added, because it is worse: p50 12.0x",
+            "measure again, or accept it *",
+        ]
     )
     assert sessions(path) == 1
 
@@ -92,13 +98,17 @@ def test_launches_go_on_while_the_verdict_is_open(pytester: pytest.Pytester, run
     assert "one session" not in result.stdout.str()
 
 
-def test_launches_that_recompile_are_noted_and_hide_no_regression(pytester: pytest.Pytester, run: Run) -> None:
+def test_launches_that_recompile_are_noted_and_hide_no_regression(
+    pytester: pytest.Pytester, run: Run
+) -> None:
     path = pytester.path
     pytester.makepyfile(test_looks=LAUNCHES)
     launches(path, "5\n5 dynamo\n5")
     result = run("--ddp-save-baseline")
     assert taken(path) == 3
-    result.stdout.fnmatch_lines(["*test_step: 1 of 3 launches: rank 0 recompiled at step 3: raise --ddp-warmup"])
+    result.stdout.fnmatch_lines(
+        ["*test_step: 1 of 3 launches: rank 0 recompiled at step 3: raise --ddp-warmup"]
+    )
 
     launches(path, "60 dynamo")
     result = run()
@@ -106,5 +116,9 @@ def test_launches_that_recompile_are_noted_and_hide_no_regression(pytester: pyte
 
     launches(path, "5 dynamo")
     result = run()
-    assert last_line(result) == "compared with baselines: 1 inconclusive (1 of 1 compared)"
-    result.stdout.fnmatch_lines(["*: 3 of 3 launches: rank 0 recompiled at step 3: raise --ddp-warmup"])
+    assert (
+        last_line(result) == "compared with baselines: 1 inconclusive (1 of 1 compared)"
+    )
+    result.stdout.fnmatch_lines(
+        ["*: 3 of 3 launches: rank 0 recompiled at step 3: raise --ddp-warmup"]
+    )

@@ -25,15 +25,21 @@ def test_step(ddp_benchmark):
 )
 
 
-def test_a_test_may_measure_something_else_with_pytest_benchmark(pytester: pytest.Pytester, run: Run) -> None:
+def test_a_test_may_measure_something_else_with_pytest_benchmark(
+    pytester: pytest.Pytester, run: Run
+) -> None:
     pytester.makepyfile(
-        test_both=ONE.replace("test_step(ddp_benchmark)", "test_both(benchmark, ddp_benchmark)")
+        test_both=ONE.replace(
+            "test_step(ddp_benchmark)", "test_both(benchmark, ddp_benchmark)"
+        )
         + "    assert benchmark(lambda: 5) == 5\n"
     )
     run("-W", "error", benchmark=True, own=True).assert_outcomes(passed=1)
 
 
-def test_a_test_that_is_interrupted_makes_pytest_benchmark_say_nothing(pytester: pytest.Pytester, run: Run) -> None:
+def test_a_test_that_is_interrupted_makes_pytest_benchmark_say_nothing(
+    pytester: pytest.Pytester, run: Run
+) -> None:
     pytester.makepyfile("def test_interrupted(ddp_benchmark): raise KeyboardInterrupt")
     result = run(benchmark=True, own=True)
     assert result.ret == pytest.ExitCode.INTERRUPTED
@@ -60,15 +66,22 @@ def test_calls(ddp_run): ddp_run(hangs)
 """
 
 
-def test_what_ends_a_test_from_outside_shows_no_frame_of_ours(pytester: pytest.Pytester, run: Run) -> None:
+def test_what_ends_a_test_from_outside_shows_no_frame_of_ours(
+    pytester: pytest.Pytester, run: Run
+) -> None:
     pytester.makepyfile(test_late=TOO_LATE.replace("PID", str(os.getpid())))
     result = run()
     result.assert_outcomes(failed=2)
-    assert re.findall("^E +(.*)", result.stdout.str(), re.MULTILINE) == ["Failed: Timeout (>1.0s)"] * 2
+    assert (
+        re.findall("^E +(.*)", result.stdout.str(), re.MULTILINE)
+        == ["Failed: Timeout (>1.0s)"] * 2
+    )
     assert "pytest_ddpperf/" not in result.stdout.str()
 
 
-def test_pytest_benchmark_reports_the_same_samples(pytester: pytest.Pytester, run: Run) -> None:
+def test_pytest_benchmark_reports_the_same_samples(
+    pytester: pytest.Pytester, run: Run
+) -> None:
     pytester.makepyfile(
         test_one=ONE
         + """
@@ -80,23 +93,47 @@ def test_plain():
     pass
 """
     )
-    result = run("--benchmark-json=theirs.json", "--ddp-json=ours.json", "-W", "error", benchmark=True, own=True)
+    result = run(
+        "--benchmark-json=theirs.json",
+        "--ddp-json=ours.json",
+        "-W",
+        "error",
+        benchmark=True,
+        own=True,
+    )
     result.assert_outcomes(passed=3, failed=1)
     shown = result.stdout.str()
-    assert re.findall(r"^(test_step|test_theirs) ", shown, re.MULTILINE).count("test_step") == 1
+    assert (
+        re.findall(r"^(test_step|test_theirs) ", shown, re.MULTILINE).count("test_step")
+        == 1
+    )
     theirs = json.loads((pytester.path / "theirs.json").read_text())["benchmarks"]
     ours = json.loads((pytester.path / "ours.json").read_text())["measurements"]
     (step,) = (entry for entry in theirs if entry["name"] == "test_step")
-    samples = [s for launch in ours[0]["measurement"]["samples"]["step_seconds"] for s in launch]
+    samples = [
+        s
+        for launch in ours[0]["measurement"]["samples"]["step_seconds"]
+        for s in launch
+    ]
     assert step["stats"]["data"] == pytest.approx(samples, abs=1e-9)
     assert len(samples) == 30
     assert step["extra_info"]["ddpperf"]["verdict"] == "NO BASELINE"
-    assert step["extra_info"]["ddpperf"]["p50"] == pytest.approx(ours[0]["percentile_seconds"]["p50"], abs=1e-9)
-    run("--benchmark-only", "-k", "step or plain", benchmark=True).assert_outcomes(passed=1, skipped=1, deselected=2)
-    run("--benchmark-skip", "-k", "step or plain", benchmark=True).assert_outcomes(passed=1, skipped=1, deselected=2)
-    run("--benchmark-cprofile=cumtime", "-k", "step", benchmark=True).assert_outcomes(passed=1, deselected=3)
+    assert step["extra_info"]["ddpperf"]["p50"] == pytest.approx(
+        ours[0]["percentile_seconds"]["p50"], abs=1e-9
+    )
+    run("--benchmark-only", "-k", "step or plain", benchmark=True).assert_outcomes(
+        passed=1, skipped=1, deselected=2
+    )
+    run("--benchmark-skip", "-k", "step or plain", benchmark=True).assert_outcomes(
+        passed=1, skipped=1, deselected=2
+    )
+    run("--benchmark-cprofile=cumtime", "-k", "step", benchmark=True).assert_outcomes(
+        passed=1, deselected=3
+    )
     shown = run("-k", "step or theirs", benchmark=True).stdout.str()
-    assert re.findall(r"^(test_step|test_theirs) ", shown, re.MULTILINE) == ["test_theirs"]
+    assert re.findall(r"^(test_step|test_theirs) ", shown, re.MULTILINE) == [
+        "test_theirs"
+    ]
     result = run("--benchmark-disable", "-k", "step", benchmark=True)
     result.assert_outcomes(passed=1, deselected=3)
     assert last_line(result) == "1 without baseline (0 of 1 compared)"
@@ -133,15 +170,23 @@ def test_xdist_has_one_table_one_file_and_no_two_launches_at_once(
     notes = pytester.mkdir("notes")
     monkeypatch.setenv("NOTES", str(notes))
     pytester.makepyfile(test_timed=TIMED)
-    result = run("-n", "2", "--ddp-json=report.json", "--ddp-html=page.html", benchmark=True)
+    result = run(
+        "-n", "2", "--ddp-json=report.json", "--ddp-html=page.html", benchmark=True
+    )
     result.assert_outcomes(passed=4)
-    assert "<h1>3 without baseline, 1 never measured (0 of 3 compared)" in Path("page.html").read_text()
+    assert (
+        "<h1>3 without baseline, 1 never measured (0 of 3 compared)"
+        in Path("page.html").read_text()
+    )
     assert last_line(result) == "3 without baseline, 1 never measured (0 of 3 compared)"
     assert sum(text.endswith("  verdict") for text in result.outlines) == 1
     report = json.loads((pytester.path / "report.json").read_text())
     assert (len(report["measurements"]), report["summary"]["never_measured"]) == (3, 1)
     recorded = [measured["recorded"] for measured in report["measurements"]]
-    assert sorted(recorded, key=bool) == [{}, *[{"rank": [[[0.0] * 10, [1.0] * 10]] * 3}] * 2]
+    assert sorted(recorded, key=bool) == [
+        {},
+        *[{"rank": [[[0.0] * 10, [1.0] * 10]] * 3}] * 2,
+    ]
     windows = []
     for file in notes.glob("0-*"):
         times = [float(text) for text in file.read_text().split()]
@@ -180,7 +225,8 @@ def test_a_rerun_does_not_turn_red_into_green(
     result.stdout.fnmatch_lines(["A rerun does not measure again: *"])
     assert last_line(result) == "compared with baselines: 1 regressed (1 of 1 compared)"
     assert len((pytester.path / "calls").read_text()) == 3
-    assert len((pytester.path / "launches").read_text()) == 6  # of one measurement, confirmed
+    # of one measurement, confirmed
+    assert len((pytester.path / "launches").read_text()) == 6
 
 
 HANGING = """
@@ -201,19 +247,24 @@ def test_next():
 """
 
 
-def test_the_signal_of_pytest_timeout_leaves_no_rank(pytester: pytest.Pytester, run: Run) -> None:
+def test_the_signal_of_pytest_timeout_leaves_no_rank(
+    pytester: pytest.Pytester, run: Run
+) -> None:
     """Which comes when the ranks hang, however slow they are."""
     pytester.makepyfile(HANGING.replace("SOON", "os.kill(pid, signal.SIGALRM)"))
     result = run("--timeout=3600", "--timeout-method=signal", small=False)
     result.assert_outcomes(passed=1, failed=1)
     result.stdout.fnmatch_lines(["E * Failed: Timeout * from pytest-timeout."])
-    assert gone([int((pytester.path / f"rank{rank}").read_text().split()[0]) for rank in (0, 1)])
+    assert gone(
+        [int((pytester.path / f"rank{rank}").read_text().split()[0]) for rank in (0, 1)]
+    )
 
 
 PACKAGE = {
     "perf/__init__.py": "",
     "perf/helper.py": "def triple(n): return 3 * n",
-    "perf/test_by_name.py": """
+    "perf/test_by_name.py": (
+        """
 import threading, pytest, torch
 from perf.helper import triple
 GUARD = threading.Lock()
@@ -242,35 +293,46 @@ def test_assert_shows_values(ddp_run):
 @pytest.mark.parametrize("factor", [2, 3])
 def test_parametrised(ddp_run, factor):
     assert ddp_run(lambda ctx: factor * ctx.rank) == [0, factor]
-""",
-    "conftest.py": """
+"""
+    ),
+    "conftest.py": (
+        """
 import pytest
 class Value:
     number = 5
 @pytest.fixture
 def value():
     return Value()
-""",
+"""
+    ),
 }
 
 
 @pytest.mark.parametrize("mode", ["prepend", "importlib"])
-def test_code_travels_under_every_import_mode(pytester: pytest.Pytester, run: Run, mode: str) -> None:
+def test_code_travels_under_every_import_mode(
+    pytester: pytest.Pytester, run: Run, mode: str
+) -> None:
     for name, text in PACKAGE.items():
         file = Path(pytester.path, name)
         file.parent.mkdir(exist_ok=True)
         file.write_text(text)
     result = run(f"--import-mode={mode}")
     result.assert_outcomes(passed=4, failed=1)
-    result.stdout.fnmatch_lines(["rank ? failed in the function: AssertionError: assert ?1, ?? == ?1, 2?"])
+    result.stdout.fnmatch_lines(
+        ["rank ? failed in the function: AssertionError: assert ?1, ?? == ?1, 2?"]
+    )
 
 
 @pytest.mark.parametrize("folder", [".", "perf", "tests/perf"])
-def test_relative_imports_work_without_the_folder_on_the_path(pytester: pytest.Pytester, run: Run, folder: str) -> None:
+def test_relative_imports_work_without_the_folder_on_the_path(
+    pytester: pytest.Pytester, run: Run, folder: str
+) -> None:
     path = pytester.path / folder / "steps"
     path.mkdir(parents=True)
     (path / "__init__.py").write_text("NUMBER = 3\n")
-    (path / "helper.py").write_text("from . import NUMBER\ndef number(ctx): return NUMBER\n")
+    (path / "helper.py").write_text(
+        "from . import NUMBER\ndef number(ctx): return NUMBER\n"
+    )
     (path / "test_steps.py").write_text(
         "from .helper import number\ndef test_by_name(ddp_run): assert ddp_run(number) == [3, 3]\n"
         "def test_closure(ddp_run): assert ddp_run(lambda ctx: number(ctx)) == [3, 3]\n"
@@ -278,10 +340,14 @@ def test_relative_imports_work_without_the_folder_on_the_path(pytester: pytest.P
     run("--import-mode=importlib").assert_outcomes(passed=2)
 
 
-def test_a_disabled_run_takes_no_locks(pytester: pytest.Pytester, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disabled_run_takes_no_locks(
+    pytester: pytest.Pytester, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
     taken: list[Path] = []
     monkeypatch.delenv(placement.SWITCH)
-    monkeypatch.setattr(placement, "_locked", lambda path, waiting: nullcontext(taken.append(path)))
+    monkeypatch.setattr(
+        placement, "_locked", lambda path, waiting: nullcontext(taken.append(path))
+    )
     pytester.makepyfile(test_one=ONE)
     run("--ddp-disable").assert_outcomes(passed=1)
     assert taken == []
@@ -311,10 +377,24 @@ test_backend.pytestmark = [__import__("pytest").mark.ddp(backend="glo")]
 """
 
 
-def test_a_debugger_opens_in_the_frame_of_the_test(pytester: pytest.Pytester, run: Run) -> None:
+def test_a_debugger_opens_in_the_frame_of_the_test(
+    pytester: pytest.Pytester, run: Run
+) -> None:
     pytester.makepyfile(test_debugged=DEBUGGED)
-    command = [sys.executable, "-m", "pytest", *SMALL, "-p", "no:randomly", "-p", "no:cacheprovider", "--pdb"]
-    result = pytester.run(*command, "--ddp-fail-on=no-baseline", timeout=600, stdin=b"w\nc\n" * 6)
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        *SMALL,
+        "-p",
+        "no:randomly",
+        "-p",
+        "no:cacheprovider",
+        "--pdb",
+    ]
+    result = pytester.run(
+        *command, "--ddp-fail-on=no-baseline", timeout=600, stdin=b"w\nc\n" * 6
+    )
     result.assert_outcomes(failed=6)
     frames = re.findall(r"^> (.*)\(\d+\)(\w+)\(\)", result.stdout.str(), re.MULTILINE)
     tests = re.findall(r"def (test_\w+)", DEBUGGED)
@@ -322,7 +402,10 @@ def test_a_debugger_opens_in_the_frame_of_the_test(pytester: pytest.Pytester, ru
 
 
 PATCHED = "[run]\nparallel = true\npatch = subprocess, fork, _exit\n"
-NO_COVERAGE = "coverage does not measure ranks: set patch = subprocess, fork, _exit in its section run (coverage 7.10)"
+NO_COVERAGE = (
+    "coverage does not measure ranks: set patch = subprocess, fork, _exit in its section run"
+    " (coverage 7.10)"
+)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,5 @@
-"""Pages of runs and histories in a browser, and where it comes from: a run of pytest, or the reports of others."""
+"""Pages of runs and histories in a browser, and where it comes from: a run of pytest, or the
+reports of others."""
 
 from __future__ import annotations
 
@@ -31,18 +32,26 @@ for name in ("matplotlib.figure", "matplotlib.backends.backend_svg"):
 
 def of_a_run() -> str:
     """One measurement of each kind, and one with a name that is as long as it may be."""
-    long = reports.against_baseline("test_x[" + "<b>wide" * 2000 + "]", reports.Drawn(), reports.Drawn(seed=9))
+    long = reports.against_baseline(
+        "test_x[" + "<b>wide" * 2000 + "]", reports.Drawn(), reports.Drawn(seed=9)
+    )
     return page.html(reports.report([*reports.of_each_kind(), long]))
 
 
 def of_a_history() -> str:
     """Series of each kind, and one with such a name."""
-    long = history(stepped((30, 5.0)), test=named("test_x[" + "<b>wide" * 2000 + "]"), environment="cpu-" + "wide" * 60)
+    long = history(
+        stepped((30, 5.0)),
+        test=named("test_x[" + "<b>wide" * 2000 + "]"),
+        environment="cpu-" + "wide" * 60,
+    )
     return history_html(judged([each for some in (*SEVERAL, long) for each in some]))
 
 
 @pytest.fixture(scope="module", params=[of_a_run, of_a_history], ids=["run", "history"])
-def shown(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def shown(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
     file = tmp_path_factory.mktemp("page") / "page.html"
     file.write_text(request.param(), encoding="utf-8")
     return file
@@ -55,9 +64,20 @@ def test_a_run_writes_its_page(pytester: pytest.Pytester, run: Run) -> None:
     html = (pytester.path / "out/page.html").read_text()
     assert "1 without baseline (0 of 1 compared)" in html
     assert "Nothing was compared: " in html
-    status = main.main(["html", str(pytester.path / "out/run.json"), "-o", str(pytester.path / "again/page.html")])
+    status = main.main(
+        [
+            "html",
+            str(pytester.path / "out/run.json"),
+            "-o",
+            str(pytester.path / "again/page.html"),
+        ]
+    )
     assert status == 0
-    assert html.count("</figure>") == (pytester.path / "again/page.html").read_text().count("</figure>") == 3
+    assert (
+        html.count("</figure>")
+        == (pytester.path / "again/page.html").read_text().count("</figure>")
+        == 3
+    )
 
 
 def test_a_page_that_could_not_be_made_is_said_before_the_run(
@@ -67,20 +87,35 @@ def test_a_page_that_could_not_be_made_is_said_before_the_run(
     pytester.makepyfile("def test_nothing(): pass")
     result = run("--ddp-html=page.html")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
-    reported = "--ddp-html needs matplotlib and Jinja2: pip install 'pytest-ddpperf[report]'"
+    reported = (
+        "--ddp-html needs matplotlib and Jinja2: pip install 'pytest-ddpperf[report]'"
+    )
     assert f"ERROR: {reported}" in result.stderr.str()
 
 
-def test_reports_of_shards_become_one_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_reports_of_shards_become_one_page(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     same, slower, *_ = reports.of_each_kind()
     shards = {"a": [same], "b": [slower, replace(same, notes=("the later one",))]}
     for number, (name, outcomes) in enumerate(shards.items()):
-        ended = replace(reports.RUN, id=name, created=f"2026-03-04T05:06:0{number}+00:00")
-        (tmp_path / f"{name}.json").write_text(codec.dumps(json_report.report(outcomes, ended)))
+        ended = replace(
+            reports.RUN, id=name, created=f"2026-03-04T05:06:0{number}+00:00"
+        )
+        (tmp_path / f"{name}.json").write_text(
+            codec.dumps(json_report.report(outcomes, ended))
+        )
     out = tmp_path / "page.html"
-    assert main.main(["html", str(tmp_path / "a.json"), str(tmp_path / "b.json"), "-o", str(out)]) == 0
+    assert (
+        main.main(
+            ["html", str(tmp_path / "a.json"), str(tmp_path / "b.json"), "-o", str(out)]
+        )
+        == 0
+    )
     html = out.read_text()
     assert "compared with baselines: 1 regressed, 1 passed (2 of 2 compared)" in html
     assert "the later one" in html
-    assert "measured in several reports: that of 2026-03-04T05:06:01+00:00 counts" in html
+    assert (
+        "measured in several reports: that of 2026-03-04T05:06:01+00:00 counts" in html
+    )
     assert capsys.readouterr().out == ""

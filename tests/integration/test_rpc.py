@@ -62,13 +62,28 @@ def test_send(rpc_benchmark):
     print(rpc_benchmark(sender).counters)
 """
     )
-    asked = ["--ddp-trainers=1", "--ddp-parameter-servers=1", "--ddp-world-size=1,3", "--ddp-warmup=3", "-v"]
+    asked = [
+        "--ddp-trainers=1",
+        "--ddp-parameter-servers=1",
+        "--ddp-world-size=1,3",
+        "--ddp-warmup=3",
+        "-v",
+    ]
     result = run(*asked, "--ddp-save-baseline", "--ddp-json=report.json", "-s")
     result.assert_outcomes(passed=2)
-    result.stdout.fnmatch_lines(["ddpperf: 1 trainer and 1 parameter server over gloo (auto: *"])
-    result.stdout.fnmatch_lines(["*'rpc.calls': 1, 'rpc.bytes': 40,*", "  a step: rpc.calls 1, rpc.bytes 40, *"])
-    measured, _ = json.loads((pytester.path / "report.json").read_text())["measurements"]
-    assert (measured["plan"]["parameter_servers"], measured["plan"]["master"]) == (1, False)
+    result.stdout.fnmatch_lines(
+        ["ddpperf: 1 trainer and 1 parameter server over gloo (auto: *"]
+    )
+    result.stdout.fnmatch_lines(
+        ["*'rpc.calls': 1, 'rpc.bytes': 40,*", "  a step: rpc.calls 1, rpc.bytes 40, *"]
+    )
+    measured, _ = json.loads((pytester.path / "report.json").read_text())[
+        "measurements"
+    ]
+    assert (measured["plan"]["parameter_servers"], measured["plan"]["master"]) == (
+        1,
+        False,
+    )
     assert measured["measurement"]["samples"]["examples"][0][0][0] == 3
 
     monkeypatch.setenv("LASTS", "60")
@@ -76,19 +91,29 @@ def test_send(rpc_benchmark):
     result = run(*asked)
     result.assert_outcomes(failed=2)
     result.stdout.fnmatch_lines(["REGRESSED: step time p50 *"])
-    result.stdout.fnmatch_lines(["why: *waiting for RPC +55.0 ms (the step: +55.0 ms)*"])
+    result.stdout.fnmatch_lines(
+        ["why: *waiting for RPC +55.0 ms (the step: +55.0 ms)*"]
+    )
     result.stdout.fnmatch_lines(["REGRESSED: rpc.bytes 40 -> 44, +10 % (limit 0 %)"])
 
     monkeypatch.delenv("LASTS")
     monkeypatch.setenv("ROWS", "9")
     result = run(*asked)
-    assert last_line(result) == "compared with baselines: 1 passed, 1 improved (2 of 2 compared)"
+    assert (
+        last_line(result)
+        == "compared with baselines: 1 passed, 1 improved (2 of 2 compared)"
+    )
     result.stdout.fnmatch_lines(
-        ["*test_send * rpc.bytes -10 % *IMPROVED", "test_send: accept it with --ddp-save-baseline"]
+        [
+            "*test_send * rpc.bytes -10 % *IMPROVED",
+            "test_send: accept it with --ddp-save-baseline",
+        ]
     )
 
 
-def test_handlers_of_the_test_module_work_in_every_role(pytester: pytest.Pytester, run: Run) -> None:
+def test_handlers_of_the_test_module_work_in_every_role(
+    pytester: pytest.Pytester, run: Run
+) -> None:
     pytester.mkdir("folder")
     (pytester.path / "folder" / "test_roles.py").write_text(
         ROLES
@@ -158,7 +183,11 @@ def test_next(rpc_benchmark):
     result = run("--ddp-steps=2")
     result.assert_outcomes(passed=2, failed=1)
     result.stdout.fnmatch_lines(
-        ["launch 1 of *: ps1 failed in serving: exited with status 7*", "*Captured stdout ps1*", "last words"]
+        [
+            "launch 1 of *: ps1 failed in serving: exited with status 7*",
+            "*Captured stdout ps1*",
+            "last words",
+        ]
     )
     result = run("--ddp-parameter-servers=0")
     assert result.ret == pytest.ExitCode.USAGE_ERROR

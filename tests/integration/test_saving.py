@@ -45,7 +45,9 @@ def test_rank_dies(ddp_benchmark):
 
 
 def stored(path: Path) -> list[str]:
-    return sorted(file.name for file in (path / "baselines").rglob("*") if file.is_file())
+    return sorted(
+        file.name for file in (path / "baselines").rglob("*") if file.is_file()
+    )
 
 
 def last_session(path: Path, test: str) -> Any:
@@ -53,7 +55,9 @@ def last_session(path: Path, test: str) -> Any:
     return json.loads(file.read_text())["sessions"][-1]
 
 
-def test_only_a_test_that_passed_as_a_whole_is_saved(pytester: pytest.Pytester, run: Run) -> None:
+def test_only_a_test_that_passed_as_a_whole_is_saved(
+    pytester: pytest.Pytester, run: Run
+) -> None:
     pytester.makepyfile(test_saving=MANY)
     result = run("--ddp-save-baseline", *FEW)
     result.assert_outcomes(passed=3, failed=2, errors=1, xfailed=1)
@@ -62,11 +66,18 @@ def test_only_a_test_that_passed_as_a_whole_is_saved(pytester: pytest.Pytester, 
     assert session["commit"] == ""
     assert session["tree"] == ""
     result.stdout.fnmatch_lines(["*not saved: the test did not pass, or it is a rerun"])
-    result.stdout.fnmatch_lines(["*rank ? failed in warm-up step 1 of 2: exited with status 7*"])
-    assert last_line(result) == "4 not gated, 1 failed to measure, 1 saved, 2 other failures (0 of 6 compared)"
+    result.stdout.fnmatch_lines(
+        ["*rank ? failed in warm-up step 1 of 2: exited with status 7*"]
+    )
+    assert (
+        last_line(result)
+        == "4 not gated, 1 failed to measure, 1 saved, 2 other failures (0 of 6 compared)"
+    )
 
 
-@pytest.mark.skipif(not hasattr(pytest, "Subtests"), reason="subtests are a fixture of pytest 9")
+@pytest.mark.skipif(
+    not hasattr(pytest, "Subtests"), reason="subtests are a fixture of pytest 9"
+)
 def test_subtests_are_parts_of_the_whole(pytester: pytest.Pytester, run: Run) -> None:
     pytester.makepyfile(
         test_parts=STEP
@@ -84,10 +95,19 @@ def test_one_skips(ddp_benchmark, subtests):
 """
     )
     result = run("--ddp-save-baseline", "--ddp-json=run.json", *FEW)
-    assert stored(pytester.path) == ["test_one_skips+first.json", "test_one_skips+last.json"]
-    result.stdout.fnmatch_lines(["test_one_fails: not saved: the test did not pass, or it is a rerun"])
+    assert stored(pytester.path) == [
+        "test_one_skips+first.json",
+        "test_one_skips+last.json",
+    ]
+    result.stdout.fnmatch_lines(
+        ["test_one_fails: not saved: the test did not pass, or it is a rerun"]
+    )
     report = json.loads((pytester.path / "run.json").read_text())
-    assert [each["test"]["label"] for each in report["measurements"]] == ["", "first", "last"]
+    assert [each["test"]["label"] for each in report["measurements"]] == [
+        "",
+        "first",
+        "last",
+    ]
     assert report["summary"]["skipped"] == 0
 
 
@@ -107,7 +127,10 @@ def test_a_session_says_whose_code_it_is(pytester: pytest.Pytester, run: Run) ->
     (folder / "mylib" / "helper.py").write_text(STEP + "# not committed\n")
     result = run("perf", "perf/others", "--rootdir=perf", "--ddp-extend-baseline", *FEW)
     result.assert_outcomes(passed=1)
-    what = "the baselines are of changes that are in no commit (mylib/helper.py): commit both together"
+    what = (
+        "the baselines are of changes that are in no commit (mylib/helper.py): commit both "
+        "together"
+    )
     assert what in " ".join(map(str.strip, result.outlines))
     assert "new files" not in result.stdout.str()
     session = last_session(folder, "test_step")
@@ -118,8 +141,12 @@ def test_a_session_says_whose_code_it_is(pytester: pytest.Pytester, run: Run) ->
     assert "pytest-ddpperf" not in session["distributions"]
 
 
-def test_a_folder_of_baselines_that_git_ignores_is_noted(pytester: pytest.Pytester, run: Run) -> None:
-    pytester.makepyfile(test_step=STEP + "\ndef test_step(ddp_benchmark): ddp_benchmark(lasting)\n")
+def test_a_folder_of_baselines_that_git_ignores_is_noted(
+    pytester: pytest.Pytester, run: Run
+) -> None:
+    pytester.makepyfile(
+        test_step=STEP + "\ndef test_step(ddp_benchmark): ddp_benchmark(lasting)\n"
+    )
     (pytester.path / ".gitignore").write_text("baselines\n")
     for command in (["init", "-q"], ["add", "."], ["commit", "-qm", "1"]):
         git(pytester.path, *command)
@@ -127,13 +154,18 @@ def test_a_folder_of_baselines_that_git_ignores_is_noted(pytester: pytest.Pytest
     assert last_line(result) == "1 saved (0 of 1 compared)"
     said = " ".join(map(str.strip, result.outlines))
     assert "git ignores baselines/" in said
-    assert "other clones have no baseline: change .gitignore, or name another folder with --ddp-baseline-dir" in said
+    assert (
+        "other clones have no baseline: change .gitignore, or name another folder with"
+        " --ddp-baseline-dir" in said
+    )
     assert "in no commit" not in said
     result = run("--ddp-save-baseline", "--ddp-baseline-dir=kept", *FEW)
     assert "git ignores" not in result.stdout.str()
 
 
-def test_files_that_a_step_leaves_in_the_repository_are_noted_once(pytester: pytest.Pytester, run: Run) -> None:
+def test_files_that_a_step_leaves_in_the_repository_are_noted_once(
+    pytester: pytest.Pytester, run: Run
+) -> None:
     """Reports, baselines and traces are the plugin's own."""
     leaves = """
 def leaving(ctx):
@@ -153,7 +185,9 @@ def test_again(ddp_benchmark): ddp_benchmark(leaving)
     reports = ("--ddp-json=run.json", "--junitxml=junit.xml", "--ddp-trace=traces")
     said = " ".join(map(str.strip, run("--ddp-save-baseline", *reports, *FEW).outlines))
     files = "checkpoint0.pt, checkpoint1.pt, checkpoint2.pt, ..."
-    resumes = "a program that resumes from its files does something else in its next launch"
+    resumes = (
+        "a program that resumes from its files does something else in its next launch"
+    )
     assert said.count(f"new files since the tests began: {files}: {resumes}") == 1
     assert "in no commit (notes.txt): " in said
     assert "new files" not in run(*FEW).stdout.str()  # they are there already
@@ -163,33 +197,51 @@ def test_a_slower_session_of_the_same_code_is_added(
     pytester: pytest.Pytester, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The machine is slower on that day, which is what sessions are for."""
-    pytester.makepyfile(test_step=STEP + "\ndef test_step(ddp_benchmark): ddp_benchmark(lasting)\n")
+    pytester.makepyfile(
+        test_step=STEP + "\ndef test_step(ddp_benchmark): ddp_benchmark(lasting)\n"
+    )
     for command in (["init", "-q"], ["add", "."], ["commit", "-qm", "1"]):
         git(pytester.path, *command)
     run("--ddp-save-baseline", *FEW).assert_outcomes(passed=1)
     monkeypatch.setenv("LASTS", "60")
     run("--ddp-extend-baseline", *FEW).assert_outcomes(passed=1)
-    (pytester.path / "test_step.py").write_text((pytester.path / "test_step.py").read_text() + "# changed\n")
+    (pytester.path / "test_step.py").write_text(
+        (pytester.path / "test_step.py").read_text() + "# changed\n"
+    )
     monkeypatch.setenv("LASTS", "600")
     result = run("--ddp-extend-baseline", *FEW)
     result.assert_outcomes(failed=1)
-    result.stdout.fnmatch_lines(["*: the session was not added, because it is worse: *"])
+    result.stdout.fnmatch_lines(
+        ["*: the session was not added, because it is worse: *"]
+    )
     (file,) = (pytester.path / "baselines").rglob("test_step.json")
     assert len(json.loads(file.read_text())["sessions"]) == 2
 
 
-def test_an_unreadable_baseline_is_red_and_stays_as_it_is(pytester: pytest.Pytester, run: Run) -> None:
+def test_an_unreadable_baseline_is_red_and_stays_as_it_is(
+    pytester: pytest.Pytester, run: Run
+) -> None:
     names = ["empty", "truncated", "newer", "nonsense", "other", "folder", "good"]
     pytester.makepyfile(
-        test_bad=STEP + "".join(f"\ndef test_{name}(ddp_benchmark): ddp_benchmark(lasting)\n" for name in names)
+        test_bad=STEP
+        + "".join(
+            f"\ndef test_{name}(ddp_benchmark): ddp_benchmark(lasting)\n"
+            for name in names
+        )
     )
-    run("--ddp-save-baseline", "-k", "good", *FEW).assert_outcomes(passed=1, deselected=len(names) - 1)
+    run("--ddp-save-baseline", "-k", "good", *FEW).assert_outcomes(
+        passed=1, deselected=len(names) - 1
+    )
     (saved,) = (pytester.path / "baselines").rglob("test_good.json")
     files = {name: saved.with_name(f"test_{name}.json") for name in names}
     good = saved.read_text()
     files["empty"].write_text("")
     files["truncated"].write_text(good[: len(good) // 2])
-    files["newer"].write_text(json.dumps({**json.loads(good.replace("test_good", "test_newer")), "schema": 999}))
+    files["newer"].write_text(
+        json.dumps(
+            {**json.loads(good.replace("test_good", "test_newer")), "schema": 999}
+        )
+    )
     broken = json.loads(good.replace("test_good", "test_nonsense"))
     broken["sessions"][0]["measurement"]["samples"]["step_seconds"][0][0] = -1
     files["nonsense"].write_text(json.dumps(broken))
@@ -201,15 +253,25 @@ def test_an_unreadable_baseline_is_red_and_stays_as_it_is(pytester: pytest.Pytes
     for name in names[:-1]:
         result.stdout.fnmatch_lines([f"baseline *test_{name}.json: *"])
     assert "Traceback" not in result.stdout.str()
-    assert {name: file.read_text() for name, file in files.items() if file.is_file()} == before
+    assert {
+        name: file.read_text() for name, file in files.items() if file.is_file()
+    } == before
 
 
 def test_a_store_that_cannot_be_written_is_red_and_named(
     pytester: pytest.Pytester, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pytester.makepyfile(test_store=STEP + "def test_a(ddp_benchmark): ddp_benchmark(lasting)")
+    pytester.makepyfile(
+        test_store=STEP + "def test_a(ddp_benchmark): ddp_benchmark(lasting)"
+    )
     (pytester.path / "a_file").write_text("")
-    result = run("--ddp-save-baseline", "--reruns=1", "--ddp-baseline-dir=a_file", "--ddp-json=run.json", *FEW)
+    result = run(
+        "--ddp-save-baseline",
+        "--reruns=1",
+        "--ddp-baseline-dir=a_file",
+        "--ddp-json=run.json",
+        *FEW,
+    )
     assert result.ret == 1
     assert result.parseoutcomes().get("errors") == 1
     result.stdout.fnmatch_lines(["baseline *a_file*: *"])
@@ -237,29 +299,43 @@ def test_step(ddp_benchmark):
 )
 
 
-def test_counters_are_compared_with_the_baseline_of_another_machine(pytester: pytest.Pytester, run: Run) -> None:
-    pytester.makepyfile(test_other=STEP + "def test_step(ddp_benchmark): ddp_benchmark(lasting)")
+def test_counters_are_compared_with_the_baseline_of_another_machine(
+    pytester: pytest.Pytester, run: Run
+) -> None:
+    pytester.makepyfile(
+        test_other=STEP + "def test_step(ddp_benchmark): ddp_benchmark(lasting)"
+    )
     assert run("--ddp-save-baseline", *FEW, "--ddp-warmup=3").ret == 0
     (file,) = (pytester.path / "baselines").rglob("test_step.json")
     file.parents[1].rename(file.parents[2] / "another")
     result = run(*FEW, "--ddp-warmup=3")
-    result.stdout.fnmatch_lines(["test_step: only counters were compared, with the baseline of another", "1 without*"])
+    result.stdout.fnmatch_lines(
+        [
+            "test_step: only counters were compared, with the baseline of another",
+            "1 without*",
+        ]
+    )
     file = file.parents[2] / "another" / file.relative_to(file.parents[1])
     data = json.loads(file.read_text())
     data["sessions"][-1]["measurement"]["counters"]["all_reduce.bytes"] = 2
     file.write_text(json.dumps(data))
     result = run(*FEW, "--ddp-warmup=3")
-    result.stdout.fnmatch_lines(["REGRESSED: all_reduce.bytes 2 -> 4, 2.00x (limit 0 %)", "note: *of another"])
+    result.stdout.fnmatch_lines(
+        ["REGRESSED: all_reduce.bytes 2 -> 4, 2.00x (limit 0 %)", "note: *of another"]
+    )
     assert last_line(result) == "compared with baselines: 1 regressed (1 of 1 compared)"
 
 
 def test_a_baseline_that_another_rootdir_hides_is_named_with_what_to_write(
     pytester: pytest.Pytester, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of a folder that exists, pytest takes the name for a path of tests, as it does not know the option yet."""
+    """Of a folder that exists, pytest takes the name for a path of tests, as it does not know the
+    option yet."""
     tests = pytester.mkdir("project") / "tests"
     tests.mkdir()
-    (tests / "test_here.py").write_text(STEP + "def test_step(ddp_benchmark): ddp_benchmark(lasting)")
+    (tests / "test_here.py").write_text(
+        STEP + "def test_step(ddp_benchmark): ddp_benchmark(lasting)"
+    )
     monkeypatch.chdir(tests.parent)
     options = "--ddp-baseline-dir", "../base"
     assert run("--ddp-save-baseline", *options, *FEW).ret == 0
@@ -267,18 +343,27 @@ def test_a_baseline_that_another_rootdir_hides_is_named_with_what_to_write(
         result = run(*options, *more, *FEW)
         result.stdout.fnmatch_lines(
             [
-                f"test_step: pytest takes ../base for a path of tests, and its rootdir is {pytester.path}: write "
-                "--ddp-baseline-dir=../base, or set it in an ini file",
+                (
+                    "test_step: pytest takes ../base for a path of tests, and its rootdir is"
+                    f" {pytester.path}: write --ddp-baseline-dir=../base, or set it in an ini file"
+                ),
                 "test_step: there is no baseline base/*/project/tests/test_here/test_step.json",
-                "test_step: there is one for another path or rootdir: base/*/tests/test_here/test_step.json (an ini "
-                "file at the top keeps the rootdir)",
+                (
+                    "test_step: there is one for another path or rootdir:"
+                    " base/*/tests/test_here/test_step.json (an ini file at the top keeps the"
+                    " rootdir)"
+                ),
             ]
         )
         assert last_line(result).startswith("1 without baseline (0 of 1 compared)")
-    assert last_line(run("=".join(options), *FEW)).startswith("compared with baselines: 1 passed")
+    assert last_line(run("=".join(options), *FEW)).startswith(
+        "compared with baselines: 1 passed"
+    )
 
 
-def test_what_verdicts_without_figures_do(pytester: pytest.Pytester, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_verdicts_without_figures_do(
+    pytester: pytest.Pytester, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pytester.makepyfile(test_effects=EFFECTS)
     result = run("-q", *FEW)
     assert result.ret == 0
@@ -287,15 +372,24 @@ def test_what_verdicts_without_figures_do(pytester: pytest.Pytester, run: Run, m
     monkeypatch.setenv("CI", "true")
     result = run(*FEW)
     assert result.ret == 1
-    result.stdout.fnmatch_lines(["NO BASELINE (step time p50 * ms): record one with --ddp-*", "record: *pytest *"])
+    result.stdout.fnmatch_lines(
+        [
+            "NO BASELINE (step time p50 * ms): record one with --ddp-*",
+            "record: *pytest *",
+        ]
+    )
     assert run("--ddp-baseline-missing=warn", "--ddp-save-baseline", *FEW).ret == 0
     monkeypatch.setenv("BATCH", "8")
     result = run(*FEW)
     assert result.ret == 1
-    result.stdout.fnmatch_lines(["INCOMPARABLE (step time p50 * ms): batch_size 4 -> 8: measure as before*"])
+    result.stdout.fnmatch_lines(
+        ["INCOMPARABLE (step time p50 * ms): batch_size 4 -> 8: measure as before*"]
+    )
     monkeypatch.delenv("CI")
     assert last_line(run(*FEW)) == "1 incomparable (0 of 1 compared)"
-    run("--ddp-world-size=1", *FEW).stdout.fnmatch_lines(["test_step: a baseline exists for *-ws2-*, not for *-ws1-*"])
+    run("--ddp-world-size=1", *FEW).stdout.fnmatch_lines(
+        ["test_step: a baseline exists for *-ws2-*, not for *-ws1-*"]
+    )
     monkeypatch.setenv("BATCH", "4")
     monkeypatch.setenv("BUCKET_MB", "1")
     result = run(*FEW)
@@ -305,7 +399,9 @@ def test_what_verdicts_without_figures_do(pytester: pytest.Pytester, run: Run, m
     monkeypatch.setenv("CUDA_LAUNCH_BLOCKING", "1")
     result = run("--ddp-baseline-missing=fail", *FEW)
     assert result.ret == 1
-    result.stdout.fnmatch_lines(["NOT GATED (step time p50 * ms): a debugging variable*"])
+    result.stdout.fnmatch_lines(
+        ["NOT GATED (step time p50 * ms): a debugging variable*"]
+    )
     before = stored(pytester.path)
     assert run("--ddp-save-baseline", *FEW).ret == 0
     assert stored(pytester.path) == before

@@ -1,4 +1,5 @@
-"""Code, data and libraries by which the baseline side could run what the current side runs, in whole runs."""
+"""Code, data and libraries by which the baseline side could run what the current side runs, in
+whole runs."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ __all__ = ["repository"]
 
 JSON = "--ddp-json=out/run.json"
 
-# The editable install of setuptools: every interpreter of the environment finds the package in the working tree.
+# The editable install of setuptools: every interpreter of the environment finds the package in the
+# working tree.
 FINDER = """
 import sys
 from importlib.util import spec_from_file_location
@@ -101,21 +103,40 @@ def test_step(ddp_benchmark, how):
 
 
 @pytest.fixture
-def editable(repository: Repository, run: Run, pytester: pytest.Pytester, tmp_path: Path) -> Run:
-    """Return a `Run` by the interpreter of an environment in which `speed` is installed to be edited."""
+def editable(
+    repository: Repository, run: Run, pytester: pytest.Pytester, tmp_path: Path
+) -> Run:
+    """Return a `Run` by the interpreter of an environment in which `speed` is installed to be
+    edited."""
     repository.write("pytest.ini", "[pytest]\naddopts = -p no:cacheprovider\n")
     repository.write("src/speed/worker.py", WORKER)
     environment = tmp_path / "environment"
     venv.create(environment, symlinks=True)
     (packages,) = environment.glob("lib/python*/site-packages")
     shared = [path for path in sys.path if path.endswith("site-packages")]
-    (packages / "shared.pth").write_text("".join(f"import site; site.addsitedir({path!r})\n" for path in shared))
+    (packages / "shared.pth").write_text(
+        "".join(f"import site; site.addsitedir({path!r})\n" for path in shared)
+    )
     file = repository.root / "src/speed/__init__.py"
-    (packages / "__editable___speed_finder.py").write_text(FINDER.replace("FILE", repr(str(file))))
-    (packages / "__editable__.speed.pth").write_text("import __editable___speed_finder\n")
+    (packages / "__editable___speed_finder.py").write_text(
+        FINDER.replace("FILE", repr(str(file)))
+    )
+    (packages / "__editable__.speed.pth").write_text(
+        "import __editable___speed_finder\n"
+    )
     url = json.dumps({"dir_info": {"editable": True}, "url": repository.root.as_uri()})
     install(packages, "speed", {}, {"direct_url.json": url})
-    command = [str(environment / "bin/python"), "-m", "pytest", "-p", "no:randomly", "-p", "no:benchmark", *SMALL, *FEW]
+    command = [
+        str(environment / "bin/python"),
+        "-m",
+        "pytest",
+        "-p",
+        "no:randomly",
+        "-p",
+        "no:benchmark",
+        *SMALL,
+        *FEW,
+    ]
 
     def run_there(*args: str) -> pytest.RunResult:
         return pytester.run(*command, *args, timeout=600)
@@ -123,10 +144,18 @@ def editable(repository: Repository, run: Run, pytester: pytest.Pytester, tmp_pa
     return run_there
 
 
-def install(folder: Path, name: str, files: Mapping[str, str], metadata: Mapping[str, str] | None = None) -> Path:
+def install(
+    folder: Path,
+    name: str,
+    files: Mapping[str, str],
+    metadata: Mapping[str, str] | None = None,
+) -> Path:
     """Add a distribution to a folder of packages, as pip does from a wheel."""
     info = f"{name}-1.0.dist-info"
-    described = {"METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n", **(metadata or {})}
+    described = {
+        "METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n",
+        **(metadata or {}),
+    }
     files = {**files, **{f"{info}/{file}": text for file, text in described.items()}}
     record = "".join(f"{file},{hashed(text)}\n" for file, text in files.items())
     return write(folder, {**files, f"{info}/RECORD": record})
@@ -145,8 +174,11 @@ def write_test(repository: Repository, *hows: str) -> None:
     repository.commit()
 
 
-def write_data(repository: Repository, monkeypatch: pytest.MonkeyPatch, ignored: str) -> None:
-    """Write a data file that a variable names by its absolute path, and let git ignore other files."""
+def write_data(
+    repository: Repository, monkeypatch: pytest.MonkeyPatch, ignored: str
+) -> None:
+    """Write a data file that a variable names by its absolute path, and let git ignore other
+    files."""
     monkeypatch.setenv("SPEED_DATA", str(repository.root / "src/speed/data.txt"))
     repository.write("src/speed/data.txt", "5")
     (repository.top / ".gitignore").write_text(f"__pycache__\nout\n{ignored}\n")
@@ -154,7 +186,9 @@ def write_data(repository: Repository, monkeypatch: pytest.MonkeyPatch, ignored:
 
 def statuses(repository: Repository) -> list[str]:
     """Return the verdicts of the last run."""
-    measured = json.loads((repository.root / "out/run.json").read_text())["measurements"]
+    measured = json.loads((repository.root / "out/run.json").read_text())[
+        "measurements"
+    ]
     return [str(each["verdict"]["status"]) for each in measured]
 
 
@@ -162,18 +196,27 @@ def test_the_other_version_runs_its_own_code_and_files_or_has_no_baseline_and_wh
     repository: Repository, editable: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_data(repository, monkeypatch, "_fast.py\nignored.txt")
-    for file, text in (("same.py", "MILLISECONDS = 5\n"), ("same.txt", "5"), ("ignored.txt", "5")):
+    for file, text in (
+        ("same.py", "MILLISECONDS = 5\n"),
+        ("same.txt", "5"),
+        ("ignored.txt", "5"),
+    ):
         repository.write(f"src/speed/{file}", text)
     proved, unproved = ("forkserver", "command"), ("runpy", "isolated", "data", "built")
     same = ("runpy same", "data same", "ignored")
     write_test(repository, *proved, *unproved, *same)
     repository.write("src/speed/__init__.py", SECOND)
     repository.write("src/speed/data.txt", "60")
-    repository.write("src/speed/_fast.py", "MILLISECONDS = 4\n")  # which the other version lacks, so it takes 5
+    # which the other version lacks, so it takes 5
+    repository.write("src/speed/_fast.py", "MILLISECONDS = 4\n")
     with repository.untouched():
         result = editable("--ddp-against=HEAD", "--ddp-baseline-missing=fail", JSON)
     assert result.ret == 1
-    expected = ["REGRESSED"] * len(proved) + ["NO BASELINE"] * len(unproved) + ["PASS"] * len(same)
+    expected = (
+        ["REGRESSED"] * len(proved)
+        + ["NO BASELINE"] * len(unproved)
+        + ["PASS"] * len(same)
+    )
     assert statuses(repository) == expected
     result.stdout.fnmatch_lines(
         [
@@ -189,13 +232,19 @@ def test_the_other_version_runs_its_own_code_and_files_or_has_no_baseline_and_wh
 def test_what_both_sides_share_is_red_and_named_if_it_changed_since_the_baseline_was_saved(
     repository: Repository, run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """A package that is no longer the installed one, a module, data, a library; and the code of a child."""
+    """A package that is no longer the installed one, a module, data, a library; and the code of a
+    child."""
     library = tmp_path / "libspeedy.so"
 
     def build(milliseconds: int) -> None:
         source = f"int milliseconds(void) {{ return {milliseconds}; }}\n"
         library.unlink(missing_ok=True)
-        subprocess.run(["cc", "-shared", "-fPIC", "-o", library, "-x", "c", "-"], input=source, text=True, check=True)
+        subprocess.run(
+            ["cc", "-shared", "-fPIC", "-o", library, "-x", "c", "-"],
+            input=source,
+            text=True,
+            check=True,
+        )
 
     def lasts(milliseconds: int) -> None:
         build(milliseconds)
@@ -204,18 +253,32 @@ def test_what_both_sides_share_is_red_and_named_if_it_changed_since_the_baseline
 
     monkeypatch.setenv("SPEED_LIBRARY", str(library))
     write_data(repository, monkeypatch, "ignored.txt")
-    packages = install(tmp_path / "packages", "slowkernels", {"slowkernels/a.py": "MILLISECONDS = 5\n"})
+    packages = install(
+        tmp_path / "packages", "slowkernels", {"slowkernels/a.py": "MILLISECONDS = 5\n"}
+    )
     write(packages, {"tools.py": "MILLISECONDS = 5\n"})
     repository.write("src/speed/worker.py", WORKER)
     lasts(5)
-    write_test(repository, "spawn", "tracked", "package", "outside", "data", "ignored", "library")
+    write_test(
+        repository,
+        "spawn",
+        "tracked",
+        "package",
+        "outside",
+        "data",
+        "ignored",
+        "library",
+    )
     with monkeypatch.context() as patched:
         patched.syspath_prepend(packages)
         assert run("--ddp-save-baseline", *FEW).ret == 0
     repository.commit()
 
     lasts(60)
-    checkout = write(tmp_path / "checkout", dict.fromkeys(("slowkernels/b.py", "tools.py"), "MILLISECONDS = 60\n"))
+    checkout = write(
+        tmp_path / "checkout",
+        dict.fromkeys(("slowkernels/b.py", "tools.py"), "MILLISECONDS = 60\n"),
+    )
     repository.write("src/speed/__init__.py", SECOND)
     repository.commit()
     with monkeypatch.context() as patched:
@@ -229,7 +292,10 @@ def test_what_both_sides_share_is_red_and_named_if_it_changed_since_the_baseline
         "; changed: python code/src/speed/__init__.py, python code/src/speed/data.txt",
         "; what else differs: tools (its files are not known)",
         "; what else differs: slowkernels 1.0 -> an unknown version",
-        "read from the working tree, not from the version to compare with: python code/src/speed/data.txt",
+        (
+            "read from the working tree, not from the version to compare with: python"
+            " code/src/speed/data.txt"
+        ),
         "; what else differs: python code/src/speed/ignored.txt (changed, and in no commit)",
         "; what else differs: library libspeedy.so (changed, and in no commit)",
     ):
@@ -251,7 +317,11 @@ def test_a_slower_machine_is_acquitted_with_the_same_ignored_files_and_by_code_t
     (repository.top / ".gitignore").write_text("__pycache__\nout\nignored.txt\n")
     repository.write("src/speed/ignored.txt", "5")
     repository.write("src/speed/config.json", "{}")
-    repository.write("tests/test_step.py", STEPS.replace("HOWS", "['ignored', 'exists', 'unlike']"), WIDE)
+    repository.write(
+        "tests/test_step.py",
+        STEPS.replace("HOWS", "['ignored', 'exists', 'unlike']"),
+        WIDE,
+    )
     assert run("--ddp-save-baseline", *FEW).ret == 0
     repository.commit()
     monkeypatch.setenv("LASTS", "2")
@@ -259,8 +329,12 @@ def test_a_slower_machine_is_acquitted_with_the_same_ignored_files_and_by_code_t
     with repository.untouched():
         result = run(CONFIRM, LIMIT, JSON, *FEW)
     assert statuses(repository) == ["INCONCLUSIVE", "INCONCLUSIVE", "REGRESSED", "PASS"]
-    measured = json.loads((repository.root / "out/run.json").read_text())["measurements"]
-    assert [each["verdict"]["reason"] for each in measured[:2]] == ["machine-slower"] * 2
+    measured = json.loads((repository.root / "out/run.json").read_text())[
+        "measurements"
+    ]
+    assert [each["verdict"]["reason"] for each in measured[:2]] == [
+        "machine-slower"
+    ] * 2
     assert "confirmed" not in {each["verdict"]["reason"] for each in measured}
     result.stdout.fnmatch_lines(
         [

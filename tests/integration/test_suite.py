@@ -8,14 +8,22 @@ from pytest_ddpperf import Context
 from pytest_ddpperf.suite.workloads import Need
 from tests.integration.conftest import Run
 
-SUITE = ("--pyargs", "pytest_ddpperf.suite", "--ddp-suite-size=tiny", "--ddp-confirm=never")
+SUITE = (
+    "--pyargs",
+    "pytest_ddpperf.suite",
+    "--ddp-suite-size=tiny",
+    "--ddp-confirm=never",
+)
 ONCE = ("--ddp-steps=1", "--ddp-warmup=1", "--ddp-launches=1")
 
 
 def test_the_sweep_has_the_form_of_pytorchs_benchmark(run: Run) -> None:
     result = run(*SUITE, *ONCE, "-k", "sweep and resnet50", small=False)
     assert result.parseoutcomes()["passed"] == 3
-    numbers = "p50:  *.???s *[0-9]/s  p75:  *.???s *[0-9]/s  p90:  *.???s *[0-9]/s  p95:  *.???s *[0-9]/s"
+    numbers = (
+        "p50:  *.???s *[0-9]/s  p75:  *.???s *[0-9]/s  p90:  *.???s *[0-9]/s  p95:  *.???s "
+        "*[0-9]/s"
+    )
     result.stdout.fnmatch_lines(
         [
             "PyTorch distributed benchmark suite",
@@ -30,7 +38,10 @@ def test_the_sweep_has_the_form_of_pytorchs_benchmark(run: Run) -> None:
 
 
 def test_what_does_not_fit_is_skipped_with_its_reason(run: Run) -> None:
-    asked = "test_variant and (Naive or Flat) and (mini or medium) or torchs and mini or 2-1mb or gloo-2-100mb"
+    asked = (
+        "test_variant and (Naive or Flat) and (mini or medium) or torchs and mini or 2-1mb or"
+        " gloo-2-100mb"
+    )
     result = run(*SUITE, "-k", asked, "--ddp-steps=3", "--ddp-launches=1", small=False)
     counts = result.parseoutcomes()
     assert (counts["passed"], counts["skipped"]) == (4, 5)
@@ -42,28 +53,45 @@ def test_what_does_not_fit_is_skipped_with_its_reason(run: Run) -> None:
             "|  * | Naive  * | Flat  * | torch's DDP |",
             "| benchmark_steps   | 3 * | 3 * | 3 * |",
             "| comm_frac_avg * | *.* | *.* | *.* |",
-            "skipped: test_all_reduce_by_backend[[]gloo-2-100mb[]]: 100 MB is too large for --ddp-suite-size tiny",
+            (
+                "skipped: test_all_reduce_by_backend[[]gloo-2-100mb[]]: 100 MB is too large for"
+                " --ddp-suite-size tiny"
+            ),
             "skipped: test_all_reduce_by_backend[[]gloo-cuda-2-1mb*[]]: *cuda*",
-            "skipped: test_variant[[]Flat-medium, Naive-medium[]]: GPT medium is too large for --ddp-suite-size tiny",
+            (
+                "skipped: test_variant[[]Flat-medium, Naive-medium[]]: GPT medium is too large for"
+                " --ddp-suite-size tiny"
+            ),
         ]
     )
-    result.stdout.fnmatch_lines(["skipped: *nccl-2-1mb[]]: *"])  # for its device where torch was built with NCCL
+    # for its device where torch was built with NCCL
+    result.stdout.fnmatch_lines(["skipped: *nccl-2-1mb[]]: *"])
 
 
-def test_experiments_are_shown_in_their_forms_with_the_numbers_that_are_asked(run: Run) -> None:
+def test_experiments_are_shown_in_their_forms_with_the_numbers_that_are_asked(
+    run: Run,
+) -> None:
     asked = (
-        "test_rpc and not traffic or PowerSGD or round_robin and 3 or static_graph or rpc_traffic and 4-3 "
-        "or uses or bucket_latency and gpt "
-        "or never_ready or FSDP2 or wire and (all_reduce or reduce_scatter)"
+        "test_rpc and not traffic or PowerSGD or round_robin and 3 or static_graph or rpc_traffic"
+        " and 4-3 or uses or bucket_latency and gpt or never_ready or FSDP2 or wire and (all_reduce"
+        " or reduce_scatter)"
     )
-    options = ("--ddp-trainers=3", "--ddp-parameter-servers=2", "--ddp-steps=1", "--ddp-launches=1")
+    options = (
+        "--ddp-trainers=3",
+        "--ddp-parameter-servers=2",
+        "--ddp-steps=1",
+        "--ddp-launches=1",
+    )
     result = run(*SUITE, "-k", asked, *options, small=False)
     counts = result.parseoutcomes()
     assert (counts["passed"], counts["skipped"]) == (24, 2)
     result.stdout.fnmatch_lines_random(
         [
             "------------------  PyTorch Distributed Benchmark (DDP and RPC) ---------------------",
-            "    Trainer2:  p50:  *.???s *[0-9]/s  p75:  *.???s *[0-9]/s  p90:  *.???s *[0-9]/s  p95:  *.???s *[0-9]/s",
+            (
+                "    Trainer2:  p50:  *.???s *[0-9]/s  p75:  *.???s *[0-9]/s  p90:  *.???s *[0-9]/s"
+                "  p95:  *.???s *[0-9]/s"
+            ),
             "         All:  p50:  *.???s *[0-9]/s  p75:  *.???s *",
             "| parameter server * | *s (*) | * examples/s *|",
             "| agent, 2 observers * | *s (*) | * actions/s *|",
@@ -86,8 +114,16 @@ def test_experiments_are_shown_in_their_forms_with_the_numbers_that_are_asked(ru
 def test_what_does_not_fit_into_memory_by_its_first_step_is_skipped(
     pytester: pytest.Pytester, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where parameters alone may not fit, a step is tried once for each number of ranks, whatever the variant."""
-    asked = (*SUITE, "-k", "(Naive or Flat) and mini", "--ddp-disable", "--ddp-world-size=1,2", "-v")
+    """Where parameters alone may not fit, a step is tried once for each number of ranks, whatever
+    the variant."""
+    asked = (
+        *SUITE,
+        "-k",
+        "(Naive or Flat) and mini",
+        "--ddp-disable",
+        "--ddp-world-size=1,2",
+        "-v",
+    )
     monkeypatch.setattr("pytest_ddpperf.suite.workloads.free_memory", lambda: 0.0)
     assert run(*asked, small=False).parseoutcomes()["passed"] == 4  # as they do fit
     tried = pytester.path / "tried"
@@ -101,16 +137,21 @@ def test_what_does_not_fit_into_memory_by_its_first_step_is_skipped(
     result = run(*asked, small=False)
     assert "test_variant[Naive-mini-ws1] PASSED" in result.stdout.str()
     reason = "needs about 1.0 GiB on each of 2 ranks, 1.5 GiB are free"
-    result.stdout.fnmatch_lines([f"skipped: test_variant[[]Flat-mini-ws2, Naive-mini-ws2[]]: {reason}"])
+    result.stdout.fnmatch_lines(
+        [f"skipped: test_variant[[]Flat-mini-ws2, Naive-mini-ws2[]]: {reason}"]
+    )
     assert sorted(tried.read_text().splitlines()) == ["0 of 1", "0 of 2", "1 of 2"]
 
 
 def test_it_runs_disabled_and_rows_have_their_own_numbers_of_ranks(run: Run) -> None:
     asked = "Naive-mini or ddp_traffic and 1-SGD or gloo-2-1mb"
-    result = run(*SUITE, "-k", asked, "--ddp-disable", "--ddp-world-size=1,2", "-v", small=False)
+    result = run(
+        *SUITE, "-k", asked, "--ddp-disable", "--ddp-world-size=1,2", "-v", small=False
+    )
     assert result.ret == 0
     text = result.stdout.str()
-    assert "test_all_reduce_by_backend[gloo-2-1mb] PASSED" in text  # once, whatever the sizes
+    # once, whatever the sizes
+    assert "test_all_reduce_by_backend[gloo-2-1mb] PASSED" in text
     assert "test_variant[Naive-mini-ws1] PASSED" in text
     result.stdout.fnmatch_lines(["*all_reduce.bytes could not be counted*"])
 
@@ -140,24 +181,48 @@ def test_figures_that_cannot_be_are_refused_before_anything_is_measured(
     (pytester.path / "file").touch()
     monkeypatch.setattr("pytest_ddpperf.suite.conftest.find_spec", lambda name: None)
     for arguments, reported in (
-        ((*SUITE, "--ddp-suite-plots=file"), "*--ddp-suite-plots: '*/file': is a file: name a folder*"),
-        ((*SUITE, "--ddp-suite-plots=new"), "*needs matplotlib: pip install 'pytest-ddpperf[[]plots[]]'*"),
-        ((*SUITE, "--ddp-suite-plots=new", "-n2"), "*--ddp-suite-plots is not supported under xdist: add -n 0*"),
+        (
+            (*SUITE, "--ddp-suite-plots=file"),
+            "*--ddp-suite-plots: '*/file': is a file: name a folder*",
+        ),
+        (
+            (*SUITE, "--ddp-suite-plots=new"),
+            "*needs matplotlib: pip install 'pytest-ddpperf[[]plots[]]'*",
+        ),
+        (
+            (*SUITE, "--ddp-suite-plots=new", "-n2"),
+            "*--ddp-suite-plots is not supported under xdist: add -n 0*",
+        ),
     ):
         result = run(*arguments, small=False)
         assert result.ret == pytest.ExitCode.USAGE_ERROR
         result.stderr.fnmatch_lines([reported])
 
 
-def test_figures_that_cannot_be_written_are_red(pytester: pytest.Pytester, run: Run) -> None:
+def test_figures_that_cannot_be_written_are_red(
+    pytester: pytest.Pytester, run: Run
+) -> None:
     (pytester.path / "file").touch()
-    result = run(*SUITE, *ONCE, "-k", "sync_every and 8", "--ddp-suite-plots=file/below", small=False)
+    result = run(
+        *SUITE,
+        *ONCE,
+        "-k",
+        "sync_every and 8",
+        "--ddp-suite-plots=file/below",
+        small=False,
+    )
     assert result.ret == pytest.ExitCode.TESTS_FAILED
     result.stdout.fnmatch_lines(["--ddp-suite-plots: *Not a directory: *"])
 
 
-def test_figures_of_a_suite_that_is_not_there_are_a_usage_error(pytester: pytest.Pytester, run: Run) -> None:
+def test_figures_of_a_suite_that_is_not_there_are_a_usage_error(
+    pytester: pytest.Pytester, run: Run
+) -> None:
     pytester.makepyfile("def test_plain(): pass")
     result = run("--ddp-suite-plots=here", small=False)
     assert result.ret == pytest.ExitCode.USAGE_ERROR
-    result.stderr.fnmatch_lines(["*--ddp-suite-plots: the suite is not among the tests: --pyargs pytest_ddpperf.suite"])
+    result.stderr.fnmatch_lines(
+        [
+            "*--ddp-suite-plots: the suite is not among the tests: --pyargs pytest_ddpperf.suite"
+        ]
+    )

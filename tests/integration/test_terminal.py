@@ -1,4 +1,5 @@
-"""What a user sees: the header, the table, the ranks' output, progress; and what pytest does not import."""
+"""What a user sees: the header, the table, the ranks' output, progress; and what pytest does not
+import."""
 
 from __future__ import annotations
 
@@ -41,30 +42,43 @@ def test_header_table_and_details(pytester: pytest.Pytester, run: Run) -> None:
             "  all *",
             "  rank 0 *",
             "  rank 1 *",
-            "  cost: 3 launches, * s; a launch (median): start *, group *, setup *, warmup *, steps *",
+            (
+                "  cost: 3 launches, * s; a launch (median): start *, group *, setup *, warmup *,"
+                " steps *"
+            ),
         ]
     )
     assert "\x1b7" not in result.stdout.str()  # no progress where nobody watches
     assert "hello" not in result.stdout.str()
 
 
-def test_output_of_ranks(pytester: pytest.Pytester, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_output_of_ranks(
+    pytester: pytest.Pytester, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pytester.makepyfile(test_talks=TALKING)
     result = run("-s")
-    assert sorted(re.findall(r"\[rank \d\] hello from \d", result.stdout.str())) == sorted(
-        f"[rank {rank}] hello from {rank}" for rank in (0, 1) for _ in range(3)
-    )
+    assert sorted(
+        re.findall(r"\[rank \d\] hello from \d", result.stdout.str())
+    ) == sorted(f"[rank {rank}] hello from {rank}" for rank in (0, 1) for _ in range(3))
     monkeypatch.setenv("FAIL", "1")
     result = run("-v")
     result.stdout.fnmatch_lines(
-        ["*Captured stdout rank 0 call*", "hello from 0", "*Captured stdout rank 1 call*"],
+        [
+            "*Captured stdout rank 0 call*",
+            "hello from 0",
+            "*Captured stdout rank 1 call*",
+        ],
         consecutive=True,
     )
     assert "hello from 0" not in run("--show-capture=no").stdout.str()
     monkeypatch.setenv("LINES_WRITTEN", "1000")
     result = run()
     result.stdout.fnmatch_lines(
-        ["*Captured stdout rank 1 call*", "(of the last launch, at most 25 lines: -v shows more)", "hello from 1"],
+        [
+            "*Captured stdout rank 1 call*",
+            "(of the last launch, at most 25 lines: -v shows more)",
+            "hello from 1",
+        ],
         consecutive=True,
     )
     assert result.outlines.count("hello from 1") == 25
@@ -78,10 +92,15 @@ def pytest_unconfigure(config):
 """
 
 
-def test_pytest_without_distributed_tests_does_not_import_what_launches(pytester: pytest.Pytester, run: Run) -> None:
+def test_pytest_without_distributed_tests_does_not_import_what_launches(
+    pytester: pytest.Pytester, run: Run
+) -> None:
     pytester.makeconftest(IMPORTED)
     pytester.makepyfile("def test_b(): pass")
-    assert line(run(own=True), "torch imported:") == "torch imported: False launch imported: False"
+    assert (
+        line(run(own=True), "torch imported:")
+        == "torch imported: False launch imported: False"
+    )
 
 
 def test_progress_on_a_terminal_of_a_pytest_that_warns_of_nothing_and_never_imports_torch(
@@ -98,7 +117,12 @@ def test_slow(ddp_benchmark, number): ddp_benchmark(lambda ctx: lambda: time.sle
 """
     )
     # More seconds than there is room for: 6,000 steps of 2 ranks in 80 launches.
-    asked = "-Werror", "--ddp-launches=2", "--ddp-min-time=1000", "--ddp-max-launches=80"
+    asked = (
+        "-Werror",
+        "--ddp-launches=2",
+        "--ddp-min-time=1000",
+        "--ddp-max-launches=80",
+    )
     monkeypatch.setenv("COLUMNS", "120")
     monkeypatch.setenv("TERM", "xterm")
     status, reported = on_terminal("-p", "no:randomly", "-p", "no:benchmark", *asked)
@@ -131,13 +155,27 @@ def test_the_end_of_pytest_is_the_end_of_its_ranks(
     pytester.makepyfile(test_hanging=HANGING)
     tmp = pytester.mkdir("tmp")
     pytest_itself = subprocess.Popen(
-        [sys.executable, "-m", "pytest", "-p", "no:randomly", "-p", "no:benchmark", *SMALL],
+        [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-p",
+            "no:randomly",
+            "-p",
+            "no:benchmark",
+            *SMALL,
+        ],
         env={**os.environ, "TMPDIR": str(tmp)},
         stdout=subprocess.DEVNULL,
         cwd=pytester.path,
     )
     with ended(pytest_itself) as process:
-        until(lambda: process.poll() is not None or len(list(pytester.path.glob("rank?"))) == 2)
+        until(
+            lambda: (
+                process.poll() is not None
+                or len(list(pytester.path.glob("rank?"))) == 2
+            )
+        )
         assert process.poll() is None
         started = descendants(process.pid)
         assert len(started) == 4, "a template, a rank server, two ranks"

@@ -1,4 +1,5 @@
-"""Mistakes people make: each names the value and what is allowed, and exits as pytest users expect."""
+"""Mistakes people make: each names the value and what is allowed, and exits as pytest users
+expect."""
 
 from __future__ import annotations
 
@@ -15,11 +16,19 @@ RUNS = "def test_a(ddp_run): ddp_run(print)"
 @pytest.mark.parametrize(
     ("test", "arguments", "words"),
     [
-        (NOTHING, ["--ddp-threshold=p50:ten"], "--ddp-threshold: 'p50:ten': not metric:N%"),
+        (
+            NOTHING,
+            ["--ddp-threshold=p50:ten"],
+            "--ddp-threshold: 'p50:ten': not metric:N%",
+        ),
         (NOTHING, ["--ddp-timing=fre", "-n", "2"], "did you mean free?"),
         (NOTHING, ["-o", "ddp_steps=many"], "ini key ddp_steps: 'many'"),
         (NOTHING, ["--ddp-wolrd-size=2"], "unrecognized arguments: --ddp-wolrd-size=2"),
-        (NOTHING, ["--ddp-save-baseline", "-n", "2"], "--ddp-save-baseline is not supported under xdist: add -n 0"),
+        (
+            NOTHING,
+            ["--ddp-save-baseline", "-n", "2"],
+            "--ddp-save-baseline is not supported under xdist: add -n 0",
+        ),
         (RUNS, ["--ddp-backend=glo"], "did you mean gloo?"),
         (RUNS, ["--ddp-device=cuda"], "--ddp-device: 'cuda': no accelerator here"),
     ],
@@ -28,7 +37,10 @@ RUNS = "def test_a(ddp_run): ddp_run(print)"
 def test_an_invalid_option_is_a_usage_error(
     pytester: pytest.Pytester, run: Run, test: str, arguments: list[str], words: str
 ) -> None:
-    if "--ddp-device=cuda" in arguments and pytest.importorskip("torch").cuda.is_available():
+    if (
+        "--ddp-device=cuda" in arguments
+        and pytest.importorskip("torch").cuda.is_available()
+    ):
         pytest.skip("there is a GPU")
     pytester.makepyfile(test)
     result = run(*arguments, small=False)
@@ -42,19 +54,26 @@ def test_tests_in_processes_of_their_own_are_a_usage_error(
     pytester: pytest.Pytester, run: Run, workers: list[str]
 ) -> None:
     """As pytest-forked has them, whose option is `--forked`."""
-    pytester.makeconftest("def pytest_addoption(parser): parser.addoption('--forked', action='store_true')")
+    pytester.makeconftest(
+        "def pytest_addoption(parser): parser.addoption('--forked', action='store_true')"
+    )
     pytester.makepyfile(test_a=RUNS, test_b=NOTHING)
     assert run("--forked", "test_b.py").ret == 0
     result = run("--forked", "test_a.py", *workers)
-    assert result.ret == (pytest.ExitCode.TESTS_FAILED if workers else pytest.ExitCode.USAGE_ERROR)
+    assert result.ret == (
+        pytest.ExitCode.TESTS_FAILED if workers else pytest.ExitCode.USAGE_ERROR
+    )
     said = "--forked is not supported: drop it, ranks are processes of their own anyway"
     assert said in (result.stdout if workers else result.stderr).str()
 
 
-def test_what_the_machine_lacks_matters_only_to_distributed_tests_that_run(pytester: pytest.Pytester, run: Run) -> None:
+def test_what_the_machine_lacks_matters_only_to_distributed_tests_that_run(
+    pytester: pytest.Pytester, run: Run
+) -> None:
     pytester.makepyfile(test_a=RUNS, test_b=NOTHING)
     assert run("--ddp-backend=glo", "test_b.py").ret == 0
-    assert run("--ddp-backend=glo", "test_a.py", "--collect-only").ret == 0  # which starts no rank
+    # which starts no rank
+    assert run("--ddp-backend=glo", "test_a.py", "--collect-only").ret == 0
     result = run("--ddp-backend=glo", "test_a.py", "-n", "1")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     result.stdout.fnmatch_lines(["usage error: --ddp-backend: 'glo': this torch*"])
@@ -81,28 +100,51 @@ def test_skipped(ddp_run): pass
 """
 
 
-def test_a_mistake_that_a_marker_has_a_part_in_is_its_tests_alone(pytester: pytest.Pytester, run: Run) -> None:
+def test_a_mistake_that_a_marker_has_a_part_in_is_its_tests_alone(
+    pytester: pytest.Pytester, run: Run
+) -> None:
     pytester.makepyfile(
         test_mistaken=MISTAKEN,
-        test_module="import pytest\npytestmark = pytest.mark.ddp(step=9)\ndef test_c(ddp_run): pass",
+        test_module=(
+            "import pytest\npytestmark = pytest.mark.ddp(step=9)\ndef test_c(ddp_run): pass"
+        ),
     )
     result = run("--ddp-threshold=p90:300%", "--ddp-json=run.json", "-n", "1")
     assert result.ret == pytest.ExitCode.TESTS_FAILED
     result.assert_outcomes(passed=1, errors=5, skipped=1)
-    assert json.loads((pytester.path / "run.json").read_text())["summary"]["other_failures"] == 5
+    assert (
+        json.loads((pytester.path / "run.json").read_text())["summary"][
+            "other_failures"
+        ]
+        == 5
+    )
     text = result.stdout.str().replace("\n  ", " ")  # which a worker has wrapped
     for message in (
-        "test_mistaken.py::test_typo (line 2): @pytest.mark.ddp(wrld_size=...): 2: there is no such argument; ",
-        "test_mistaken.py::test_few_steps (line 4): --ddp-threshold: 'p90:300%': needs at least 29 timed steps",
-        "test_mistaken.py::TestMethods::test_a (line 8): @pytest.mark.ddp(world_size=...): 'four': whole numbers",
-        "test_mistaken.py::TestCase::test_b (line 14): @pytest.mark.ddp(...): 2: arguments are given by keyword",
+        (
+            "test_mistaken.py::test_typo (line 2): @pytest.mark.ddp(wrld_size=...): 2: there is no"
+            " such argument; "
+        ),
+        (
+            "test_mistaken.py::test_few_steps (line 4): --ddp-threshold: 'p90:300%': needs at least"
+            " 29 timed steps"
+        ),
+        (
+            "test_mistaken.py::TestMethods::test_a (line 8): @pytest.mark.ddp(world_size=...):"
+            " 'four': whole numbers"
+        ),
+        (
+            "test_mistaken.py::TestCase::test_b (line 14): @pytest.mark.ddp(...): 2: arguments are"
+            " given by keyword"
+        ),
         "test_module.py::test_c (line 3): @pytest.mark.ddp(step=...): 9: there is no such argument",
     ):
         assert text.count("\n" + message) == 1
     assert "Traceback" not in text
 
 
-def test_a_marker_that_asks_for_more_than_there_is_skips_and_counts(pytester: pytest.Pytester, run: Run) -> None:
+def test_a_marker_that_asks_for_more_than_there_is_skips_and_counts(
+    pytester: pytest.Pytester, run: Run
+) -> None:
     pytester.makepyfile(
         STEP
         + """
@@ -142,19 +184,32 @@ def test_needs_no_measurement(ddp_run): pass
     pytester.makeini("[pytest]\nddp_launches = 4\nddp_world_size = 2\n")
     result = run("-rs", "-v")
     result.assert_outcomes(skipped=3, passed=4, failed=1, xfailed=1)
-    result.stdout.fnmatch_lines(["SKIPPED*@pytest.mark.ddp(device=...): cuda: *", "SKIPPED*(backend=...): nccl: *"])
-    assert last_line(result) == "1 without baseline, 3 skipped, 1 never measured, 1 other failure (0 of 1 compared)"
+    result.stdout.fnmatch_lines(
+        [
+            "SKIPPED*@pytest.mark.ddp(device=...): cuda: *",
+            "SKIPPED*(backend=...): nccl: *",
+        ]
+    )
+    assert (
+        last_line(result)
+        == "1 without baseline, 3 skipped, 1 never measured, 1 other failure (0 of 1 compared)"
+    )
     assert [text for text in result.outlines if "never measured: " in text] == [
-        "test_a_marker_that_asks_for_more_than_there_is_skips_and_counts.py::test_forgets: never measured: it does not "
-        "call its fixture"
+        "test_a_marker_that_asks_for_more_than_there_is_skips_and_counts.py::test_forgets: never"
+        " measured: it does not call its fixture"
     ]
-    result.stdout.fnmatch_lines(["*::test_mistaken (line *): @pytest.mark.ddp(backend=...): 'glo': this torch*"])
-    result.stdout.fnmatch_lines(["*test_marker_wins: the marker's world_size=1 is used, not 2"])
+    result.stdout.fnmatch_lines(
+        ["*::test_mistaken (line *): @pytest.mark.ddp(backend=...): 'glo': this torch*"]
+    )
+    result.stdout.fnmatch_lines(
+        ["*test_marker_wins: the marker's world_size=1 is used, not 2"]
+    )
 
 
-def test_a_unittest_class_cannot_have_several_world_sizes(pytester: pytest.Pytester, run: Run) -> None:
-    pytester.makepyfile(
-        """
+def test_a_unittest_class_cannot_have_several_world_sizes(
+    pytester: pytest.Pytester, run: Run
+) -> None:
+    pytester.makepyfile("""
 import unittest, pytest
 class TestA(unittest.TestCase):
     @pytest.fixture(autouse=True)
@@ -165,9 +220,12 @@ class TestA(unittest.TestCase):
             self.assertEqual(ctx.world_size, 2)
             return ctx.rank
         self.assertEqual(self.ddp_run(function), [0, 1])
-"""
-    )
+""")
     run().assert_outcomes(passed=1)
     result = run("--ddp-world-size=1,2")
     result.assert_outcomes(errors=1)
-    result.stdout.fnmatch_lines(["world sizes 1,2: a unittest.TestCase or a single parameter cannot have several*"])
+    result.stdout.fnmatch_lines(
+        [
+            "world sizes 1,2: a unittest.TestCase or a single parameter cannot have several*"
+        ]
+    )

@@ -1,4 +1,5 @@
-"""A launcher of one's own: its temporary folders, its server's descendants and its descriptors can be counted."""
+"""A launcher of one's own: its temporary folders, its server's descendants and its descriptors can
+be counted."""
 
 from __future__ import annotations
 
@@ -48,8 +49,17 @@ class Bench:
         self.recorder = Recorder()
         self.failed = False
 
-    def plan(self, *, ranks: int = 2, steps: int = 3, warmup: int = 1, boundary: str = "") -> Plan:
-        return Plan(world_size=ranks, backend="gloo", device="cpu", warmup=warmup, steps=steps, boundary=boundary)
+    def plan(
+        self, *, ranks: int = 2, steps: int = 3, warmup: int = 1, boundary: str = ""
+    ) -> Plan:
+        return Plan(
+            world_size=ranks,
+            backend="gloo",
+            device="cpu",
+            warmup=warmup,
+            steps=steps,
+            boundary=boundary,
+        )
 
     def measure(self, setup: Any, **plan: Any) -> LaunchSamples:
         return self.launch(self.plan(**plan), setup)
@@ -60,7 +70,10 @@ class Bench:
 
     @contextmanager
     def paused(self, setup: Any, **plan: Any) -> Iterator[PausedLaunch]:
-        with self._noting(), self.launcher.pause(self.plan(**plan), setup, self.recorder) as launch:
+        with (
+            self._noting(),
+            self.launcher.pause(self.plan(**plan), setup, self.recorder) as launch,
+        ):
             yield launch
 
     def call(self, function: Any, *args: Any, **plan: Any) -> list[Any]:
@@ -77,11 +90,16 @@ class Bench:
 
     @contextmanager
     def over_once(self, arrived: int, *, left: int = 99) -> Iterator[None]:
-        """Launches meanwhile wait no longer once so many threads of ranks have arrived, no more than `left` processes
-        are left, and all of them rest."""
-        with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as folder:
+        """Launches meanwhile wait no longer once so many threads of ranks have arrived, no more
+        than `left` processes are left, and all of them rest."""
+        with (
+            pytest.MonkeyPatch.context() as patch,
+            tempfile.TemporaryDirectory() as folder,
+        ):
             patch.setenv(_ARRIVALS, folder)
-            patch.setattr(run, "time", Patience(lambda: self._rests(Path(folder), arrived, left)))
+            patch.setattr(
+                run, "time", Patience(lambda: self._rests(Path(folder), arrived, left))
+            )
             yield
 
     def _rests(self, folder: Path, arrived: int, left: int) -> bool:
@@ -98,13 +116,16 @@ class Bench:
 
     @property
     def of_templates(self) -> int:
-        """Count the descriptors of templates, a connection and a log each. A change of variables leaves two."""
+        """Count the descriptors of templates, a connection and a log each. A change of variables
+        leaves two."""
         return 2 * len(self.launcher._templates._templates)
 
     def left(self) -> list[str]:
         """What a launch left behind: processes below the server, and folders."""
         return [f"process {pid}" for pid in descendants(self.server)] + [
-            f"file {path.name}" for path in self.tmp.iterdir() if path.name.startswith(("ddpperf-", "pymp-"))
+            f"file {path.name}"
+            for path in self.tmp.iterdir()
+            if path.name.startswith(("ddpperf-", "pymp-"))
         ]
 
 
@@ -116,7 +137,8 @@ _REST_SECONDS = 0.3
 
 
 class Patience:
-    """In place of `time` in a launch: whatever may be waited for has passed once nothing can happen any more.
+    """In place of `time` in a launch: whatever may be waited for has passed once nothing can happen
+    any more.
 
     So a test waits as long as it takes on a slow machine, and no longer.
     """
@@ -131,8 +153,11 @@ class Patience:
     def monotonic(self) -> float:
         now = time.monotonic()
         if not self._at_end:
-            self._since, self._looks = (self._since or now, self._looks + 1) if self._rests() else (0.0, 0)
-            # Not at the first looks: what was sent before them is read between two, and this process may stand still.
+            self._since, self._looks = (
+                (self._since or now, self._looks + 1) if self._rests() else (0.0, 0)
+            )
+            # Not at the first looks: what was sent before them is read between two, and this
+            # process may stand still.
             self._at_end = self._looks > 2 and self._since <= now - _REST_SECONDS
         return now + 1e6 * self._at_end
 
@@ -190,8 +215,8 @@ def descriptors() -> int:
 
 @pytest.fixture(scope="session", autouse=True)
 def _without_hurry() -> Iterator[None]:
-    """Whoever will say something is waited for; where nobody will, `over_once` ends the wait. And the machine has its
-    cores to itself, as far as a quota goes."""
+    """Whoever will say something is waited for; where nobody will, `over_once` ends the wait. And
+    the machine has its cores to itself, as far as a quota goes."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(run, "_GRACE_SECONDS", 60.0)
         patch.setattr(run, "_CAUSE_GRACE_SECONDS", 60.0)
@@ -217,7 +242,8 @@ def shared_bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
 
 @pytest.fixture
 def bench(shared_bench: Bench) -> Iterator[Bench]:
-    """After each test nothing is left, no descriptor is lost, and after a failure the next launch works."""
+    """After each test nothing is left, no descriptor is lost, and after a failure the next launch
+    works."""
     shared_bench.recorder, shared_bench.failed = Recorder(), False
     before = descriptors() - shared_bench.of_templates
     yield shared_bench

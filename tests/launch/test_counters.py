@@ -1,5 +1,5 @@
-"""Counters of a step, as equalities: those of the forum thread "Node-to-node communication traffic in Distributed Data
-Parallel & RPC Model Parallel", and what the counters do not know."""
+"""Counters of a step, as equalities: those of the forum thread "Node-to-node communication traffic
+in Distributed Data Parallel & RPC Model Parallel", and what the counters do not know."""
 
 from __future__ import annotations
 
@@ -57,7 +57,11 @@ def training(batch: int, model: Any = network, **ddp: Any) -> Any:
 
 def known(counters: Counters) -> dict[str, int]:
     """Return the counters that are not 0, without the memory of the process, which varies."""
-    return {name: count for name, count in counters.items() if count and name != "peak_rss.bytes"}
+    return {
+        name: count
+        for name, count in counters.items()
+        if count and name != "peak_rss.bytes"
+    }
 
 
 def sent(**moved: tuple[int, int]) -> dict[str, int]:
@@ -67,13 +71,28 @@ def sent(**moved: tuple[int, int]) -> dict[str, int]:
 
 
 @pytest.mark.parametrize("batch", [1, 64])
-def test_ddp_reduces_the_gradients_bytes_whatever_the_batch_size(bench: Bench, batch: int) -> None:
+def test_ddp_reduces_the_gradients_bytes_whatever_the_batch_size(
+    bench: Bench, batch: int
+) -> None:
     counters = counted(bench, training(batch))
     one = (1, GRADIENTS)
-    sizes = dict.fromkeys(("gradient_bytes", "buckets.largest_bytes", "parameters.bytes"), GRADIENTS)
-    assert known(counters) == {**sent(all_reduce=one, collectives=one), **sizes, "buckets": 1}
+    sizes = dict.fromkeys(
+        ("gradient_bytes", "buckets.largest_bytes", "parameters.bytes"), GRADIENTS
+    )
+    assert known(counters) == {
+        **sent(all_reduce=one, collectives=one),
+        **sizes,
+        "buckets": 1,
+    }
     assert {name for name in counters if counters[name] is None} == {
-        *("rpc.calls", "rpc.bytes", "peak_memory.bytes", "host_syncs", "h2d.bytes", "d2h.bytes")
+        *(
+            "rpc.calls",
+            "rpc.bytes",
+            "peak_memory.bytes",
+            "host_syncs",
+            "h2d.bytes",
+            "d2h.bytes",
+        )
     }
     assert counters["peak_rss.bytes"]
     assert known(counted(bench, training(batch))) == known(counters)
@@ -81,7 +100,8 @@ def test_ddp_reduces_the_gradients_bytes_whatever_the_batch_size(bench: Bench, b
 
 def test_more_buckets_are_more_all_reduces_of_as_many_bytes(bench: Bench) -> None:
     counters = counted(bench, training(4, bucket_cap_mb=1e-5))
-    assert counters["all_reduce.count"] == counters["buckets"] == 4  # a bucket for each of weights and biases
+    # a bucket for each of weights and biases
+    assert counters["all_reduce.count"] == counters["buckets"] == 4
     assert counters["all_reduce.bytes"] == GRADIENTS
     assert counters["buckets.largest_bytes"] == 20 * 8 * FLOAT
 
@@ -98,12 +118,21 @@ def test_gradients_reduced_one_by_one_are_an_all_reduce_each(bench: Bench) -> No
         return step
 
     counters = counted(bench, setup)
-    assert (counters["all_reduce.count"], counters["all_reduce.bytes"]) == (4, GRADIENTS)
-    assert (counters["gradient_bytes"], counters["buckets"], counters["parameters.bytes"]) == (None, None, GRADIENTS)
+    assert (counters["all_reduce.count"], counters["all_reduce.bytes"]) == (
+        4,
+        GRADIENTS,
+    )
+    assert (
+        counters["gradient_bytes"],
+        counters["buckets"],
+        counters["parameters.bytes"],
+    ) == (None, None, GRADIENTS)
 
 
 @pytest.mark.parametrize(("reshards", "gathers"), [(True, 2), (False, 1)])
-def test_fsdp_scatters_padded_gradients_and_gathers_parameters(bench: Bench, reshards: bool, gathers: int) -> None:
+def test_fsdp_scatters_padded_gradients_and_gathers_parameters(
+    bench: Bench, reshards: bool, gathers: int
+) -> None:
     def setup(ctx: Any) -> Any:
         from torch.distributed.fsdp import fully_shard
 
@@ -128,8 +157,11 @@ def test_each_kind_of_operation_has_its_bytes(bench: Bench) -> None:
             five, ten = torch.ones(5), torch.ones(10)
             dist.all_gather([five, five.clone()], torch.ones(5))
             dist.all_gather_into_tensor(ten, five)
-            functional.wait_tensor(functional.all_gather_tensor(torch.ones(5), 0, dist.group.WORLD))  # type: ignore[arg-type]
-            dist.reduce_scatter(five, [torch.ones(5), torch.ones(5)])  # on Gloo two all-reduces
+            functional.wait_tensor(
+                functional.all_gather_tensor(torch.ones(5), 0, dist.group.WORLD)
+            )  # type: ignore[arg-type]
+            # on Gloo two all-reduces
+            dist.reduce_scatter(five, [torch.ones(5), torch.ones(5)])
             dist.reduce_scatter_tensor(five, ten)
             dist.all_to_all_single(torch.ones(10), ten)
             dist.broadcast(five, 0)
@@ -139,9 +171,20 @@ def test_each_kind_of_operation_has_its_bytes(bench: Bench) -> None:
 
         return step
 
-    expected = {"all_gather": (3, 30), "reduce_scatter": (2, 20), "all_to_all": (1, 10), "broadcast": (1, 5)}
-    expected |= {"send": (1, 5), "recv": (1, 5), "collectives": (8, 30 + 20 + 10 + 5 + 5)}
-    assert known(counted(bench, setup)) == sent(**{kind: (n, size * FLOAT) for kind, (n, size) in expected.items()})
+    expected = {
+        "all_gather": (3, 30),
+        "reduce_scatter": (2, 20),
+        "all_to_all": (1, 10),
+        "broadcast": (1, 5),
+    }
+    expected |= {
+        "send": (1, 5),
+        "recv": (1, 5),
+        "collectives": (8, 30 + 20 + 10 + 5 + 5),
+    }
+    assert known(counted(bench, setup)) == sent(
+        **{kind: (n, size * FLOAT) for kind, (n, size) in expected.items()}
+    )
 
 
 def test_buffers_and_bitmaps_are_counted_apart(bench: Bench) -> None:
@@ -149,15 +192,27 @@ def test_buffers_and_bitmaps_are_counted_apart(bench: Bench) -> None:
         return nn.Sequential(nn.Linear(20, 8), nn.BatchNorm1d(8), nn.Linear(8, 3))
 
     counters = counted(bench, training(4, with_buffers, find_unused_parameters=True))
-    assert (counters["all_reduce.count"], counters["all_reduce.bytes"]) == (1, GRADIENTS + 2 * 8 * FLOAT)
-    assert (counters["broadcast.count"], counters["broadcast.bytes"]) == (2, 2 * 8 * FLOAT + 8)  # by dtype
+    assert (counters["all_reduce.count"], counters["all_reduce.bytes"]) == (
+        1,
+        GRADIENTS + 2 * 8 * FLOAT,
+    )
+    # by dtype
+    assert (counters["broadcast.count"], counters["broadcast.bytes"]) == (
+        2,
+        2 * 8 * FLOAT + 8,
+    )
     assert counters["collectives.count"] == 4  # the bitmap, too
 
 
-def test_the_copy_of_a_ddp_module_adds_nothing_to_what_is_synchronised(bench: Bench) -> None:
+def test_the_copy_of_a_ddp_module_adds_nothing_to_what_is_synchronised(
+    bench: Bench,
+) -> None:
     def setup(ctx: Any) -> Any:
         replicated, inputs = DDP(network()), torch.randn(4, 20)
-        average, teacher = torch.optim.swa_utils.AveragedModel(replicated), copy.deepcopy(replicated)
+        average, teacher = (
+            torch.optim.swa_utils.AveragedModel(replicated),
+            copy.deepcopy(replicated),
+        )
 
         def step() -> None:
             with torch.no_grad():
@@ -169,13 +224,23 @@ def test_the_copy_of_a_ddp_module_adds_nothing_to_what_is_synchronised(bench: Be
 
     counters = counted(bench, setup)
     assert (counters["gradient_bytes"], counters["buckets"]) == (GRADIENTS, 1)
-    assert (counters["all_reduce.bytes"], counters["parameters.bytes"]) == (GRADIENTS, 3 * GRADIENTS)
+    assert (counters["all_reduce.bytes"], counters["parameters.bytes"]) == (
+        GRADIENTS,
+        3 * GRADIENTS,
+    )
 
 
-@pytest.mark.parametrize("options", [{}, {"static_graph": True}, {"find_unused_parameters": True}])
-def test_every_ddp_module_that_synchronises_in_the_step_counts(bench: Bench, options: dict[str, bool]) -> None:
+@pytest.mark.parametrize(
+    "options", [{}, {"static_graph": True}, {"find_unused_parameters": True}]
+)
+def test_every_ddp_module_that_synchronises_in_the_step_counts(
+    bench: Bench, options: dict[str, bool]
+) -> None:
     def setup(ctx: Any) -> Any:
-        first, second = DDP(network(), **options), torch.compile(DDP(network(), **options), backend="eager")
+        first, second = (
+            DDP(network(), **options),
+            torch.compile(DDP(network(), **options), backend="eager"),
+        )
         inputs = torch.randn(4, 20)
 
         def step() -> None:
@@ -186,7 +251,10 @@ def test_every_ddp_module_that_synchronises_in_the_step_counts(bench: Bench, opt
 
     counters = counted(bench, setup, warmup=4)
     assert (counters["gradient_bytes"], counters["buckets"]) == (2 * GRADIENTS, 2)
-    assert (counters["all_reduce.count"], counters["all_reduce.bytes"]) == (2, 2 * GRADIENTS)
+    assert (counters["all_reduce.count"], counters["all_reduce.bytes"]) == (
+        2,
+        2 * GRADIENTS,
+    )
 
 
 def test_a_step_that_only_accumulates_synchronises_nothing(bench: Bench) -> None:
@@ -200,7 +268,11 @@ def test_a_step_that_only_accumulates_synchronises_nothing(bench: Bench) -> None
         return step
 
     counters = counted(bench, setup)
-    assert (counters["gradient_bytes"], counters["buckets"], counters["all_reduce.count"]) == (0, 0, 0)
+    assert (
+        counters["gradient_bytes"],
+        counters["buckets"],
+        counters["all_reduce.count"],
+    ) == (0, 0, 0)
 
 
 def test_what_ddp_synchronises_in_python_is_unknown(bench: Bench) -> None:
@@ -214,7 +286,10 @@ def test_what_ddp_synchronises_in_python_is_unknown(bench: Bench) -> None:
 
 def test_a_layer_that_is_frozen_later_is_still_in_the_bitmap(bench: Bench) -> None:
     def setup(ctx: Any) -> Any:
-        replicated, inputs = DDP(network(), find_unused_parameters=True), torch.randn(4, 20)
+        replicated, inputs = (
+            DDP(network(), find_unused_parameters=True),
+            torch.randn(4, 20),
+        )
         replicated.module[0].requires_grad_(requires_grad=False)
         return lambda: replicated(inputs).sum().backward()
 
@@ -243,7 +318,8 @@ class Refusing(nn.Module):
 
 
 def odd_module(kind: str) -> Any:
-    """Return an object that the process keeps, and that has no parameters with bytes of their own."""
+    """Return an object that the process keeps, and that has no parameters with bytes of their
+    own."""
     if kind == "refusing":
         return Refusing()
     if kind == "lazy":
@@ -260,18 +336,28 @@ def odd_module(kind: str) -> Any:
     raise AssertionError(kind)
 
 
-@pytest.mark.parametrize("kind", ["refusing", "lazy", "on meta", "unfinished", "ddp that failed"])
-def test_a_module_that_cannot_be_asked_leaves_counters_known(bench: Bench, kind: str) -> None:
+@pytest.mark.parametrize(
+    "kind", ["refusing", "lazy", "on meta", "unfinished", "ddp that failed"]
+)
+def test_a_module_that_cannot_be_asked_leaves_counters_known(
+    bench: Bench, kind: str
+) -> None:
     def setup(ctx: Any) -> Any:
         kept, step = odd_module(kind), training(4)(ctx)
         return lambda: (kept, step())
 
     samples = bench.measure(setup, warmup=3)
     assert samples.notes == ()
-    assert samples.counters["gradient_bytes"] == samples.counters["parameters.bytes"] == GRADIENTS
+    assert (
+        samples.counters["gradient_bytes"]
+        == samples.counters["parameters.bytes"]
+        == GRADIENTS
+    )
 
 
-def test_a_module_without_a_table_of_parameters_leaves_their_bytes_unknown(bench: Bench) -> None:
+def test_a_module_without_a_table_of_parameters_leaves_their_bytes_unknown(
+    bench: Bench,
+) -> None:
     def setup(ctx: Any) -> Any:
         kept, step = nn.Linear(4, 4), training(4)(ctx)
         vars(kept)["_parameters"] = None
@@ -282,7 +368,11 @@ def test_a_module_without_a_table_of_parameters_leaves_their_bytes_unknown(bench
         "parameters.bytes is unknown: AttributeError: 'NoneType' object has no attribute 'values'",
     )
     assert samples.counters["parameters.bytes"] is None
-    assert samples.counters["gradient_bytes"] == samples.counters["all_reduce.bytes"] == GRADIENTS
+    assert (
+        samples.counters["gradient_bytes"]
+        == samples.counters["all_reduce.bytes"]
+        == GRADIENTS
+    )
 
 
 @pytest.mark.parametrize(
@@ -292,10 +382,13 @@ def test_a_module_without_a_table_of_parameters_leaves_their_bytes_unknown(bench
         ("compiled", GRADIENTS),
         ("fsdp", (GRADIENTS + FLOAT) // 2),  # padded to an even number, for two ranks
         ("fsdp with views", (GRADIENTS + FLOAT) // 2),
-        ("dtensor", (20 * 4 + 4 + 4 * 3 + 3) * FLOAT),  # half of the outputs, and of the next layer's inputs
+        # half of the outputs, and of the next layer's inputs
+        ("dtensor", (20 * 4 + 4 + 4 * 3 + 3) * FLOAT),
     ],
 )
-def test_parameters_of_wrapped_and_sharded_modules_are_counted_once(bench: Bench, kind: str, size: int) -> None:
+def test_parameters_of_wrapped_and_sharded_modules_are_counted_once(
+    bench: Bench, kind: str, size: int
+) -> None:
     def setup(ctx: Any) -> Any:
         model, inputs = network(), torch.randn(4, 20)
         if kind == "script":
@@ -304,13 +397,23 @@ def test_parameters_of_wrapped_and_sharded_modules_are_counted_once(bench: Bench
             model = torch.compile(model, backend="eager")
         elif kind == "dtensor":
             from torch.distributed.device_mesh import init_device_mesh
-            from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+            from torch.distributed.tensor.parallel import (
+                ColwiseParallel,
+                RowwiseParallel,
+                parallelize_module,
+            )
 
-            parallelize_module(model, init_device_mesh("cpu", (2,)), {"0": ColwiseParallel(), "2": RowwiseParallel()})
+            parallelize_module(
+                model,
+                init_device_mesh("cpu", (2,)),
+                {"0": ColwiseParallel(), "2": RowwiseParallel()},
+            )
         else:
             from torch.distributed.fsdp import FullyShardedDataParallel
 
-            model = FullyShardedDataParallel(model, use_orig_params="views" in kind, device_id=torch.device("cpu"))
+            model = FullyShardedDataParallel(
+                model, use_orig_params="views" in kind, device_id=torch.device("cpu")
+            )
         return lambda: model(inputs).sum().backward()
 
     samples = bench.measure(setup, warmup=4)
@@ -318,7 +421,9 @@ def test_parameters_of_wrapped_and_sharded_modules_are_counted_once(bench: Bench
     assert samples.counters["parameters.bytes"] == size
 
 
-def test_what_a_step_sends_is_unknown_if_it_cannot_be_read(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_step_sends_is_unknown_if_it_cannot_be_read(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def setup(ctx: Any) -> Any:
         from pytest_ddpperf.rank import counters
 
@@ -329,14 +434,23 @@ def test_what_a_step_sends_is_unknown_if_it_cannot_be_read(bench: Bench, monkeyp
         return training(4)(ctx)
 
     samples = bench.measure(setup, warmup=3)
-    assert samples.notes == ("what a step sends is unknown: ValueError: of another version of torch",)
-    assert (samples.counters["all_reduce.count"], samples.counters["broadcast.count"]) == (None, None)
+    assert samples.notes == (
+        "what a step sends is unknown: ValueError: of another version of torch",
+    )
+    assert (
+        samples.counters["all_reduce.count"],
+        samples.counters["broadcast.count"],
+    ) == (None, None)
     assert samples.counters["gradient_bytes"] == GRADIENTS
 
 
-def test_a_half_precision_hook_halves_the_bytes_and_not_the_gradients(bench: Bench) -> None:
+def test_a_half_precision_hook_halves_the_bytes_and_not_the_gradients(
+    bench: Bench,
+) -> None:
     def setup(ctx: Any) -> Any:
-        from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
+        from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import (
+            fp16_compress_hook,
+        )
 
         replicated = DDP(network())
         replicated.register_comm_hook(None, fp16_compress_hook)
@@ -344,27 +458,41 @@ def test_a_half_precision_hook_halves_the_bytes_and_not_the_gradients(bench: Ben
         return lambda: replicated(inputs).sum().backward()
 
     counters = counted(bench, setup)
-    assert (counters["all_reduce.bytes"], counters["gradient_bytes"]) == (GRADIENTS // 2, GRADIENTS)
+    assert (counters["all_reduce.bytes"], counters["gradient_bytes"]) == (
+        GRADIENTS // 2,
+        GRADIENTS,
+    )
 
 
 def test_what_the_sources_do_not_agree_on_is_unknown(bench: Bench) -> None:
-    """PowerSGD issues two of its three collectives from callbacks of futures, where the dispatcher sees them only if
-    the first had ended before the callback was there. Hooks of process groups see all."""
+    """PowerSGD issues two of its three collectives from callbacks of futures, where the dispatcher
+    sees them only if the first had ended before the callback was there. Hooks of process groups see
+    all."""
 
     def setup(ctx: Any) -> Any:
-        from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as powersgd
+        from torch.distributed.algorithms.ddp_comm_hooks import (
+            powerSGD_hook as powersgd,
+        )
 
         replicated = DDP(nn.Linear(64, 64))
-        state = powersgd.PowerSGDState(None, start_powerSGD_iter=2, min_compression_rate=1)
+        state = powersgd.PowerSGDState(
+            None, start_powerSGD_iter=2, min_compression_rate=1
+        )
         replicated.register_comm_hook(state, powersgd.powerSGD_hook)
         inputs = torch.randn(4, 64)
         return lambda: replicated(inputs).sum().backward()
 
     counters = counted(bench, setup, warmup=6)
-    sent, all_known = (counters["all_reduce.count"], counters["all_reduce.bytes"]), (3, (64 + 64 + 64) * FLOAT)
+    sent, all_known = (
+        (counters["all_reduce.count"], counters["all_reduce.bytes"]),
+        (3, (64 + 64 + 64) * FLOAT),
+    )
     assert sent == all_known or (sent == (None, None) and not HAS_HOOKS)
     assert counters["collectives.count"] == counters["all_reduce.count"]
-    assert (counters["broadcast.count"], counters["gradient_bytes"]) == (0, (64 * 64 + 64) * FLOAT)
+    assert (counters["broadcast.count"], counters["gradient_bytes"]) == (
+        0,
+        (64 * 64 + 64) * FLOAT,
+    )
 
 
 @pytest.mark.skipif(not HAS_HOOKS, reason="process groups have no hooks")
@@ -378,10 +506,14 @@ def test_what_a_group_sends_that_the_step_makes_is_unknown(bench: Bench) -> None
 
 
 @pytest.mark.skipif(not HAS_HOOKS, reason="process groups have no hooks")
-def test_what_a_thread_of_the_step_sends_to_another_rank_is_unknown(bench: Bench) -> None:
+def test_what_a_thread_of_the_step_sends_to_another_rank_is_unknown(
+    bench: Bench,
+) -> None:
     def setup(ctx: Any) -> Any:
         def send() -> None:
-            dist.send(torch.ones(5), 1) if ctx.rank == 0 else dist.recv(torch.ones(5), 0)
+            dist.send(torch.ones(5), 1) if ctx.rank == 0 else dist.recv(
+                torch.ones(5), 0
+            )
 
         def step() -> None:
             thread = threading.Thread(target=send)
@@ -397,12 +529,17 @@ def test_what_a_thread_of_the_step_sends_to_another_rank_is_unknown(bench: Bench
 def test_nothing_is_known_of_a_short_warm_up_and_of_no_model(bench: Bench) -> None:
     assert set(counted(bench, training(4), warmup=2).values()) == {None}
     counters = counted(bench, lambda ctx: lambda: dist.all_reduce(torch.ones(5)))
-    assert (counters["all_reduce.count"], counters["all_reduce.bytes"]) == (1, 5 * FLOAT)
+    assert (counters["all_reduce.count"], counters["all_reduce.bytes"]) == (
+        1,
+        5 * FLOAT,
+    )
     assert counters["gradient_bytes"] is None
     assert counted(bench, lambda ctx: lambda: None)["all_reduce.count"] == 0
 
 
-def test_all_reduces_are_unknown_where_the_flight_recorder_is_off(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_reduces_are_unknown_where_the_flight_recorder_is_off(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("TORCH_FR_BUFFER_SIZE", "0")
     launcher = Launcher(dict)
     try:
@@ -413,7 +550,10 @@ def test_all_reduces_are_unknown_where_the_flight_recorder_is_off(monkeypatch: p
     if HAS_HOOKS:  # which do without it
         assert counters["all_reduce.bytes"] == GRADIENTS
     else:
-        assert (counters["all_reduce.count"], counters["all_reduce.bytes"]) == (None, None)
+        assert (counters["all_reduce.count"], counters["all_reduce.bytes"]) == (
+            None,
+            None,
+        )
     assert counters["gradient_bytes"] == GRADIENTS
 
 
@@ -437,7 +577,10 @@ def test_counting_leaves_compilation_alone(bench: Bench) -> None:
 
     samples = bench.measure(setup, warmup=4)
     assert samples.counters["all_reduce.count"] == 1
-    assert (samples.counters["recompilations"], samples.counters["graph_breaks"]) == (1, 1)
+    assert (samples.counters["recompilations"], samples.counters["graph_breaks"]) == (
+        1,
+        1,
+    )
     assert (samples.unfit, samples.unsettled, samples.warmup) == ("", "", 4)
 
 
@@ -446,10 +589,15 @@ def test_functional_collectives_are_counted_like_the_others(bench: Bench) -> Non
         from torch.distributed import _functional_collectives as functional
 
         value = torch.ones(5)
-        return lambda: functional.wait_tensor(functional.all_reduce(value, "sum", dist.group.WORLD))
+        return lambda: functional.wait_tensor(
+            functional.all_reduce(value, "sum", dist.group.WORLD)
+        )
 
     counters = counted(bench, setup)
-    assert (counters["all_reduce.count"], counters["all_reduce.bytes"]) == (1, 5 * FLOAT)
+    assert (counters["all_reduce.count"], counters["all_reduce.bytes"]) == (
+        1,
+        5 * FLOAT,
+    )
 
 
 # --- RPC
@@ -500,28 +648,39 @@ BOUNDARY = 3 * 5 * 7 * FLOAT
 
 
 @pytest.mark.parametrize("batch", [1, 16])
-def test_forward_bytes_grow_with_the_batch_at_the_boundary(bench: Bench, batch: int) -> None:
+def test_forward_bytes_grow_with_the_batch_at_the_boundary(
+    bench: Bench, batch: int
+) -> None:
     def trainer(ctx: Any) -> Any:
         values = images(batch)
         return lambda: rpc.rpc_sync("ps0", double, (values,))
 
     counters = counted_rpc(bench, trainer)
-    assert (counters["rpc.calls"], counters["rpc.bytes"]) == (1, 2 * batch * BOUNDARY)  # there and back
+    # there and back
+    assert (counters["rpc.calls"], counters["rpc.bytes"]) == (1, 2 * batch * BOUNDARY)
     assert counters["all_reduce.count"] == 0
 
 
-def test_backward_carries_what_forward_carried_for_tensors_that_require_a_gradient(bench: Bench) -> None:
+def test_backward_carries_what_forward_carried_for_tensors_that_require_a_gradient(
+    bench: Bench,
+) -> None:
     def trainer(ctx: Any) -> Any:
         values = images(4).requires_grad_()
 
         def step() -> None:
             with dist_autograd.context() as context:
-                dist_autograd.backward(context, [rpc.rpc_sync("ps0", double, (values,)).sum()])
+                dist_autograd.backward(
+                    context, [rpc.rpc_sync("ps0", double, (values,)).sum()]
+                )
 
         return step
 
     forward = 2 * 4 * BOUNDARY
-    assert {name: count for name, count in counted_rpc(bench, trainer).items() if name.startswith("rpc.")} == {
+    assert {
+        name: count
+        for name, count in counted_rpc(bench, trainer).items()
+        if name.startswith("rpc.")
+    } == {
         "rpc.calls": 1,
         "rpc.calls.trainer": 0,
         "rpc.calls.parameter_server": 1,
@@ -549,7 +708,8 @@ def test_references_and_asynchronous_calls_are_counted(bench: Bench) -> None:
 
 def test_a_backward_that_was_not_seen_leaves_the_bytes_unknown(bench: Bench) -> None:
     def trainer(ctx: Any) -> Any:
-        from torch._C._distributed_autograd import backward  # not by the name that is watched
+        # not by the name that is watched
+        from torch._C._distributed_autograd import backward
 
         values = images(2).requires_grad_()
 
@@ -578,7 +738,8 @@ def test_calls_between_trainers_are_counted_of_one_step_alone(bench: Bench) -> N
         return lambda: rpc.rpc_sync(other, double, (values,))
 
     counters = counted_rpc(bench, trainer)
-    assert (counters["rpc.calls"], counters["rpc.bytes"]) == (1, 4 * 2 * BOUNDARY)  # as caller and as called
+    # as caller and as called
+    assert (counters["rpc.calls"], counters["rpc.bytes"]) == (1, 4 * 2 * BOUNDARY)
 
 
 def test_calls_are_counted_by_the_role_of_the_other_side(bench: Bench) -> None:
@@ -588,14 +749,21 @@ def test_calls_are_counted_by_the_role_of_the_other_side(bench: Bench) -> None:
         def step() -> None:
             rpc.rpc_sync("master", double, (few,))
             with dist_autograd.context() as context:
-                answers = [rpc.rpc_sync(name, doubled, (values,)) for name in ("ps0", "ps1")]
-                dist_autograd.backward(context, [answer["twice"].sum() for answer in answers])
+                answers = [
+                    rpc.rpc_sync(name, doubled, (values,)) for name in ("ps0", "ps1")
+                ]
+                dist_autograd.backward(
+                    context, [answer["twice"].sum() for answer in answers]
+                )
 
         return step
 
     plan = replace(bench.plan(warmup=3), parameter_servers=2, master=True)
     counters = bench.launch(plan, trainer, lambda ctx: None, None).counters
-    assert (counters["rpc.calls.parameter_server"], counters["rpc.calls.master"]) == (2, 1)
+    assert (counters["rpc.calls.parameter_server"], counters["rpc.calls.master"]) == (
+        2,
+        1,
+    )
     assert counters["rpc.bytes"] == 16 * BOUNDARY + 2 * BOUNDARY
 
 

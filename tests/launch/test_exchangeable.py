@@ -1,4 +1,5 @@
-"""Launches are exchangeable: what a process draws once is the same for all, or drawn anew in each launch."""
+"""Launches are exchangeable: what a process draws once is the same for all, or drawn anew in each
+launch."""
 
 from __future__ import annotations
 
@@ -24,13 +25,18 @@ from tests.launch.conftest import Bench
 
 
 def hash_of_a_name(ctx: Any) -> tuple[int, str | None]:
-    """Return it as a rank has it, and the variable with which a process that the rank starts gets the same."""
+    """Return it as a rank has it, and the variable with which a process that the rank starts gets
+    the same."""
     return hash("layer1"), os.environ.get("PYTHONHASHSEED")
 
 
 def hash_by_seed(seed: str) -> int:
     environ = {**os.environ, "PYTHONHASHSEED": seed}
-    return int(subprocess.check_output([sys.executable, "-c", "print(hash('layer1'))"], env=environ))
+    return int(
+        subprocess.check_output(
+            [sys.executable, "-c", "print(hash('layer1'))"], env=environ
+        )
+    )
 
 
 def test_the_hash_seed_is_the_same_in_every_session_unless_the_user_chooses_one(
@@ -46,15 +52,23 @@ def test_the_hash_seed_is_the_same_in_every_session_unless_the_user_chooses_one(
 
 
 def places(ctx: Any) -> tuple[int, ...]:
-    """Return where this process has a block of the heap, a Python object, and a block with a mapping of its own; and
-    how much of Python's stack its frames take."""
-    objects = [bytes(100) for _ in range(1_000)]  # the first ones fill what others have freed
+    """Return where this process has a block of the heap, a Python object, and a block with a
+    mapping of its own; and how much of Python's stack its frames take."""
+    # the first ones fill what others have freed
+    objects = [bytes(100) for _ in range(1_000)]
     stack = sum(frame.f_code.co_stacksize for frame, _ in traceback.walk_stack(None))
-    return torch.empty(1_000).data_ptr(), id(objects[-1]), torch.empty(1 << 20).data_ptr(), stack
+    return (
+        torch.empty(1_000).data_ptr(),
+        id(objects[-1]),
+        torch.empty(1 << 20).data_ptr(),
+        stack,
+    )
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="glibc's heap")
-def test_each_rank_of_each_launch_has_a_heap_and_a_stack_of_its_own(bench: Bench) -> None:
+def test_each_rank_of_each_launch_has_a_heap_and_a_stack_of_its_own(
+    bench: Bench,
+) -> None:
     drawn = [rank for _ in range(4) for rank in bench.call(places)]
     for kind in zip(*drawn, strict=True):
         assert len({*kind}) > len(kind) / 2
@@ -66,14 +80,20 @@ def libraries(ctx: Any) -> list[str]:
     return [line.split()[0] for line in lines if ".so" in line and "r-xp" in line]
 
 
-@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="only Linux says where libraries lie")
+@pytest.mark.skipif(
+    not Path("/proc/self/maps").exists(), reason="only Linux says where libraries lie"
+)
 def test_rank_servers_of_one_template_have_one_layout() -> None:
     ours, theirs = Templates(), Templates()
     theirs.add(ours.fork_server(os.environ)[0].detach(), os.environ)
     plan = Plan(world_size=1, backend="gloo", device="cpu")
-    launchers = [Launcher(dict, templates=templates) for templates in (ours, theirs, None)]
+    launchers = [
+        Launcher(dict, templates=templates) for templates in (ours, theirs, None)
+    ]
     try:
-        one, same, other = (launcher.call(plan, libraries, (), Observer()) for launcher in launchers)
+        one, same, other = (
+            launcher.call(plan, libraries, (), Observer()) for launcher in launchers
+        )
     finally:
         for launcher in launchers:
             launcher.close()
@@ -111,9 +131,13 @@ def compute() -> None:
         pass
 
 
-@pytest.mark.parametrize("kind", [threading.Thread, multiprocessing.get_context("fork").Process])
+@pytest.mark.parametrize(
+    "kind", [threading.Thread, multiprocessing.get_context("fork").Process]
+)
 @pytest.mark.parametrize("awaits", [True, False])
-def test_work_that_steps_leave_to_a_thread_or_a_child_is_seen(bench: Bench, kind: Any, awaits: bool) -> None:
+def test_work_that_steps_leave_to_a_thread_or_a_child_is_seen(
+    bench: Bench, kind: Any, awaits: bool
+) -> None:
     def setup(ctx: Any) -> Any:
         def step() -> None:
             worker = kind(target=compute)
@@ -124,5 +148,7 @@ def test_work_that_steps_leave_to_a_thread_or_a_child_is_seen(bench: Bench, kind
         return step
 
     doubts = bench.measure(setup, steps=3).doubts
-    assert doubts.get(GOES_ON, "").startswith("" if awaits else "threads or children of a rank still work")
+    assert doubts.get(GOES_ON, "").startswith(
+        "" if awaits else "threads or children of a rank still work"
+    )
     assert (GOES_ON in doubts) is not awaits

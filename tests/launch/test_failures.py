@@ -51,7 +51,9 @@ def raise_value_error() -> None:
     raise ValueError("bad shape")
 
 
-def test_a_step_that_raises_is_shown_with_its_place_and_its_own_traceback(bench: Bench) -> None:
+def test_a_step_that_raises_is_shown_with_its_place_and_its_own_traceback(
+    bench: Bench,
+) -> None:
     error = failure(bench, in_step(raise_value_error))
     assert (error.cause.rank, error.cause.phase) == (1, "step 2 of 3")
     assert error.cause.summary == "ValueError: bad shape"
@@ -62,7 +64,10 @@ def test_a_step_that_raises_is_shown_with_its_place_and_its_own_traceback(bench:
 
 
 def test_warm_up_that_raises_names_its_step(bench: Bench) -> None:
-    assert failure(bench, in_step(raise_value_error, step=0)).cause.phase == "warm-up step 1 of 1"
+    assert (
+        failure(bench, in_step(raise_value_error, step=0)).cause.phase
+        == "warm-up step 1 of 1"
+    )
 
 
 def test_setup_that_raises(bench: Bench) -> None:
@@ -72,7 +77,11 @@ def test_setup_that_raises(bench: Bench) -> None:
         return all_reduce
 
     error = failure(bench, setup)
-    assert (error.cause.rank, error.cause.phase, error.cause.summary) == (1, "setup", "KeyError: 'weights'")
+    assert (error.cause.rank, error.cause.phase, error.cause.summary) == (
+        1,
+        "setup",
+        "KeyError: 'weights'",
+    )
 
 
 def test_clean_up_that_raises_is_red(bench: Bench) -> None:
@@ -82,7 +91,11 @@ def test_clean_up_that_raises_is_red(bench: Bench) -> None:
             raise OSError("disk full")
 
     error = failure(bench, setup)
-    assert (error.cause.rank, error.cause.phase, error.cause.summary) == (0, "clean-up", "OSError: disk full")
+    assert (error.cause.rank, error.cause.phase, error.cause.summary) == (
+        0,
+        "clean-up",
+        "OSError: disk full",
+    )
 
 
 @pytest.mark.parametrize(
@@ -104,12 +117,18 @@ def test_an_end_without_a_result_is_named(bench: Bench, act: Any, summary: str) 
     assert error.cause.phase == "step 2 of 3"
 
 
-def test_a_rank_that_its_watchdog_ends_says_what_the_device_reported(bench: Bench) -> None:
+def test_a_rank_that_its_watchdog_ends_says_what_the_device_reported(
+    bench: Bench,
+) -> None:
     """CUDA's and NCCL's threads end a process before Python can raise."""
-    words = "[Rank 1] Process group watchdog thread terminated with exception: CUDA error: device-side assert triggered"
+    words = (
+        "[Rank 1] Process group watchdog thread terminated with exception: CUDA error: device-side"
+        " assert triggered"
+    )
 
     follows = (
-        "CUDA kernel errors might be asynchronously reported at some other API call\nCompile with TORCH_USE_CUDA_DSA"
+        "CUDA kernel errors might be asynchronously reported at some other API call\nCompile with"
+        " TORCH_USE_CUDA_DSA"
     )
 
     def abort() -> None:
@@ -142,7 +161,9 @@ def test_keyboard_interrupt_in_a_rank_is_that_ranks_error(bench: Bench) -> None:
     assert (error.cause.rank, error.cause.summary) == (1, "KeyboardInterrupt")
 
 
-def test_the_cause_is_shown_first_though_it_unwinds_slowly(bench: Bench, tmp_path: Path) -> None:
+def test_the_cause_is_shown_first_though_it_unwinds_slowly(
+    bench: Bench, tmp_path: Path
+) -> None:
     def setup(ctx: Any) -> Any:
         (tmp_path / str(ctx.rank)).write_text(str(os.getpid()))
         all_reduce()
@@ -157,16 +178,21 @@ def test_the_cause_is_shown_first_though_it_unwinds_slowly(bench: Bench, tmp_pat
 
     error = failure(bench, setup)
     assert (error.cause.rank, error.cause.summary) == (1, "ValueError: the cause")
-    assert [(other.rank, other.lost_connection) for other in error.others] == [(0, True)]
+    assert [(other.rank, other.lost_connection) for other in error.others] == [
+        (0, True)
+    ]
 
 
-def test_a_sibling_that_goes_on_is_not_asked_to_end(bench: Bench, tmp_path: Path) -> None:
+def test_a_sibling_that_goes_on_is_not_asked_to_end(
+    bench: Bench, tmp_path: Path
+) -> None:
     def setup(ctx: Any) -> Any:
         signal.signal(signal.SIGTERM, lambda *_: (tmp_path / "asked").touch())
 
         def step() -> None:
             if ctx.rank == 1:
-                until(arrivals)  # else it is a lost connection of who is still on the way
+                # else it is a lost connection of who is still on the way
+                until(arrivals)
                 raise ValueError("bad")
             hang()
 
@@ -194,7 +220,10 @@ def generates(ctx: Any) -> Any:
 def test_a_function_that_never_ran_is_no_result(bench: Bench) -> None:
     with pytest.raises(LaunchError) as caught:
         bench.call(generates)
-    said = "the function returned a value of type generator, which did not run: it must be one without yield or async"
+    said = (
+        "the function returned a value of type generator, which did not run: it must be one without"
+        " yield or async"
+    )
     assert caught.value.cause.summary == said
 
 
@@ -225,13 +254,17 @@ def test_an_argument_that_fails_to_load_has_the_ranks_traceback(bench: Bench) ->
 
 
 def test_a_result_that_fails_to_load_names_the_rank(bench: Bench) -> None:
-    with pytest.raises(DdpPerfError, match=r"the result of rank 0 .* cannot be loaded in pytest"):
+    with pytest.raises(
+        DdpPerfError, match=r"the result of rank 0 .* cannot be loaded in pytest"
+    ):
         bench.call(lambda ctx: FailsToLoad("pytest"))
 
 
 def test_a_closure_that_cannot_be_pickled_names_the_variable(bench: Bench) -> None:
     guard = threading.Lock()
-    with pytest.raises(DdpPerfError, match=r"variable 'guard', which <lambda> uses, cannot be pickled"):
+    with pytest.raises(
+        DdpPerfError, match=r"variable 'guard', which <lambda> uses, cannot be pickled"
+    ):
         bench.call(lambda ctx: guard)
     with pytest.raises(DdpPerfError, match=r"argument 2 of <lambda> cannot be pickled"):
         bench.call(lambda ctx, a, b: None, 1, guard)

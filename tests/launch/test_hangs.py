@@ -1,4 +1,5 @@
-"""A rank that never ends: red at the deadline with every rank's stack, or green where its result had arrived.
+"""A rank that never ends: red at the deadline with every rank's stack, or green where its result
+had arrived.
 
 What hangs does so for an hour: a test that ends has shown that nobody waits for it."""
 
@@ -33,11 +34,14 @@ def hang_in_python() -> None:
 def hang_in_c_with_the_gil() -> None:
     arrive()
     empty, _ = os.pipe()
-    ctypes.PyDLL(None).read(empty, ctypes.create_string_buffer(1), 1)  # a sleep would end with the signal for stacks
+    # a sleep would end with the signal for stacks
+    ctypes.PyDLL(None).read(empty, ctypes.create_string_buffer(1), 1)
 
 
 @pytest.mark.parametrize("hang", [hang_in_python, hang_in_c_with_the_gil])
-def test_the_rank_that_hangs_is_first_and_those_that_wait_for_it_follow(bench: Bench, hang: Any) -> None:
+def test_the_rank_that_hangs_is_first_and_those_that_wait_for_it_follow(
+    bench: Bench, hang: Any
+) -> None:
     def setup(ctx: Any) -> Any:
         def step() -> None:
             (hang if ctx.rank == 1 else arrive)()
@@ -50,17 +54,24 @@ def test_the_rank_that_hangs_is_first_and_those_that_wait_for_it_follow(bench: B
     error = caught.value
     late = "did not end within 300 s (--ddp-timeout)"
     # A rank whose threads do not run cannot say where it is.
-    known = "; rank 1 never entered all_reduce 1 (4 bytes); rank 0 waits for it" * (hang is hang_in_python)
+    known = "; rank 1 never entered all_reduce 1 (4 bytes); rank 0 waits for it" * (
+        hang is hang_in_python
+    )
     assert error.cause.summary == late + known
     assert error.cause.traceback.count("hread 0x") == 1
     assert (error.cause.rank, error.cause.phase) == (1, "warm-up step 1 of 1")
     assert f"in {hang.__name__}" in error.cause.traceback
     assert [other.rank for other in error.others] == [0]
     assert "in all_reduce" in error.others[0].traceback
-    assert "pytest_ddpperf/rank" not in error.cause.traceback + error.others[0].traceback
+    assert (
+        "pytest_ddpperf/rank" not in error.cause.traceback + error.others[0].traceback
+    )
 
 
-@pytest.mark.parametrize("says", ["RuntimeError: got signal 3", "sys.exit(5) was called", "killed by SIGQUIT"])
+@pytest.mark.parametrize(
+    "says",
+    ["RuntimeError: got signal 3", "sys.exit(5) was called", "killed by SIGQUIT"],
+)
 def test_a_program_that_handles_the_signal_for_stacks_did_not_end_in_time(
     bench: Bench, says: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -73,13 +84,18 @@ def test_a_program_that_handles_the_signal_for_stacks_did_not_end_in_time(
 
     def function(ctx: Any) -> None:
         if ctx.rank == 1:
-            signal.signal(signal.SIGQUIT, signal.SIG_DFL if says.startswith("killed") else handle)
+            signal.signal(
+                signal.SIGQUIT, signal.SIG_DFL if says.startswith("killed") else handle
+            )
             hang()
 
     with bench.over_once(arrived=1), pytest.raises(LaunchError) as caught:
         bench.call(function)
     assert caught.value.cause.rank == 1
-    assert caught.value.cause.summary == f"did not end within 300 s (--ddp-timeout); then: {says}"
+    assert (
+        caught.value.cause.summary
+        == f"did not end within 300 s (--ddp-timeout); then: {says}"
+    )
 
 
 def test_ranks_that_disagree_on_the_number_of_collectives(bench: Bench) -> None:
@@ -90,8 +106,11 @@ def test_ranks_that_disagree_on_the_number_of_collectives(bench: Bench) -> None:
             all_reduce()
 
     with bench.over_once(arrived=1):
-        samples = bench.measure(setup)  # all results are there: only clean-up hangs, and it is told
-    assert samples.notes == ("rank 0's clean-up did not end within 300 s (--ddp-timeout); it was killed",)
+        # all results are there: only clean-up hangs, and it is told
+        samples = bench.measure(setup)
+    assert samples.notes == (
+        "rank 0's clean-up did not end within 300 s (--ddp-timeout); it was killed",
+    )
 
     def function(ctx: Any) -> None:
         if ctx.rank == 0:
@@ -101,9 +120,14 @@ def test_ranks_that_disagree_on_the_number_of_collectives(bench: Bench) -> None:
     with bench.over_once(arrived=1), pytest.raises(LaunchError) as caught:
         bench.call(function)
     assert caught.value.cause.rank == 0
-    assert caught.value.cause.summary.endswith("rank 1 never entered all_reduce 1 (4 bytes); rank 0 waits for it")
+    assert caught.value.cause.summary.endswith(
+        "rank 1 never entered all_reduce 1 (4 bytes); rank 0 waits for it"
+    )
     assert "in all_reduce" in caught.value.cause.traceback
-    assert caught.value.others[0].summary == "had delivered its result and waited for the others"
+    assert (
+        caught.value.others[0].summary
+        == "had delivered its result and waited for the others"
+    )
 
 
 def test_a_clean_up_that_hangs_is_green_and_told(bench: Bench) -> None:
@@ -115,7 +139,9 @@ def test_a_clean_up_that_hangs_is_green_and_told(bench: Bench) -> None:
     with bench.over_once(arrived=1):
         samples = bench.measure(setup)
     assert len(samples.step_seconds) == 3
-    assert samples.notes == ("rank 1's clean-up did not end within 300 s (--ddp-timeout); it was killed",)
+    assert samples.notes == (
+        "rank 1's clean-up did not end within 300 s (--ddp-timeout); it was killed",
+    )
 
 
 class SlowToDie:

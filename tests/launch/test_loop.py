@@ -1,5 +1,5 @@
-"""Programs that own their loop, on real Gloo ranks: where their steps end, and what is said of those that cannot be
-timed. Steps last as long as a simulated clock says."""
+"""Programs that own their loop, on real Gloo ranks: where their steps end, and what is said of
+those that cannot be timed. Steps last as long as a simulated clock says."""
 
 from __future__ import annotations
 
@@ -46,17 +46,35 @@ class Programs:
     def __init__(self, bench: Bench, folder: Path) -> None:
         self._bench, self._folder = bench, folder
 
-    def run(self, text: str, *args: str, begin: str = BEGIN, boundary: str = UPDATE, **plan: Any) -> LaunchSamples:
+    def run(
+        self,
+        text: str,
+        *args: str,
+        begin: str = BEGIN,
+        boundary: str = UPDATE,
+        **plan: Any,
+    ) -> LaunchSamples:
         """Run a program until it has taken 6 timed steps, after a warm-up of 4."""
         file = self._folder / "train.py"
         file.write_text(begin + text)
-        program = Program(path=str(file), is_module=False, args=args, cwd=str(self._folder), env={})
+        program = Program(
+            path=str(file), is_module=False, args=args, cwd=str(self._folder), env={}
+        )
         return self.launch(program, boundary=boundary, **plan)
 
     def launch(self, program: object, **plan: Any) -> LaunchSamples:
-        return self._bench.measure(program, **{"steps": 6, "warmup": 4, "boundary": UPDATE, **plan})
+        return self._bench.measure(
+            program, **{"steps": 6, "warmup": 4, "boundary": UPDATE, **plan}
+        )
 
-    def fails(self, text: str, *args: str, begin: str = BEGIN, boundary: str = UPDATE, **plan: Any) -> str:
+    def fails(
+        self,
+        text: str,
+        *args: str,
+        begin: str = BEGIN,
+        boundary: str = UPDATE,
+        **plan: Any,
+    ) -> str:
         with pytest.raises(LaunchError) as raised:
             self.run(text, *args, begin=begin, boundary=boundary, **plan)
         return str(raised.value)
@@ -114,7 +132,10 @@ def test_a_step_of_several_backward_passes_ends_with_the_update_and_shorter_ones
     """Each epoch of ten batches ends with an update of two."""
     samples = programs.run(ACCUMULATES)
     assert milliseconds(samples) == [4] * 6
-    assert samples.doubts["left out"] == "3 of 9 steps with fewer backward passes are left out"
+    assert (
+        samples.doubts["left out"]
+        == "3 of 9 steps with fewer backward passes are left out"
+    )
     assert samples.counters["all_reduce.count"] == 4
 
 
@@ -138,7 +159,9 @@ for step in range(10**9):
     assert milliseconds(samples) == [13] * 6
 
 
-def test_training_one_network_of_two_first_does_not_change_what_a_step_is(programs: Programs) -> None:
+def test_training_one_network_of_two_first_does_not_change_what_a_step_is(
+    programs: Programs,
+) -> None:
     samples = programs.run(
         """
 critic, generator = begin(), DDP(nn.Linear(4, 4))
@@ -171,7 +194,9 @@ for update in range(10**9):
 
 
 @pytest.mark.parametrize("updates", [1, 2, 4, 6, 11])
-def test_steps_go_on_with_another_optimizer_in_the_next_stage(programs: Programs, updates: int) -> None:
+def test_steps_go_on_with_another_optimizer_in_the_next_stage(
+    programs: Programs, updates: int
+) -> None:
     """In the first updates, in the warm-up, and within the window."""
     samples = programs.run(STAGES.format(f"update >= {updates}"))
     assert milliseconds(samples) == [5] * 6
@@ -180,9 +205,10 @@ def test_steps_go_on_with_another_optimizer_in_the_next_stage(programs: Programs
 
 
 @pytest.mark.parametrize("updates", [1, 2, 3, 5])
-def test_an_optimizer_made_anew_each_epoch_goes_on_with_the_steps(programs: Programs, updates: int) -> None:
-    samples = programs.run(
-        f"""
+def test_an_optimizer_made_anew_each_epoch_goes_on_with_the_steps(
+    programs: Programs, updates: int
+) -> None:
+    samples = programs.run(f"""
 model = begin()
 while True:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -190,15 +216,15 @@ while True:
         lasts(5)
         model(x).sum().backward()
         optimizer.step()
-"""
-    )
+""")
     assert milliseconds(samples) == [5] * 6
     assert samples.unfit == ""
 
 
-def test_a_further_optimizer_within_the_last_updates_does_not_stop_the_steps(programs: Programs) -> None:
-    samples = programs.run(
-        """
+def test_a_further_optimizer_within_the_last_updates_does_not_stop_the_steps(
+    programs: Programs,
+) -> None:
+    samples = programs.run("""
 model, other = begin(), nn.Linear(4, 4)
 optimizers = [torch.optim.SGD(each.parameters(), lr=0.1) for each in (other, model)]
 for update in range(10**9):
@@ -206,8 +232,7 @@ for update in range(10**9):
     model(x).sum().backward()
     for optimizer in optimizers[update < 11 :]:
         optimizer.step()
-"""
-    )
+""")
     assert milliseconds(samples) == [5] * 6
     assert samples.unfit == ""
 
@@ -217,12 +242,14 @@ def test_a_stage_that_comes_again_within_the_window_makes_a_launch_unfit_and_doe
 ) -> None:
     samples = programs.run(STAGES.format("8 <= update < 11"))
     assert len(samples.step_seconds) == 6
-    assert re.fullmatch(r"update \d+ had \d+ backward passes, and those before \d+: raise --ddp-warmup", samples.unfit)
+    assert re.fullmatch(
+        r"update \d+ had \d+ backward passes, and those before \d+: raise --ddp-warmup",
+        samples.unfit,
+    )
 
 
 def test_a_stage_may_form_its_process_group_anew(programs: Programs) -> None:
-    samples = programs.run(
-        """
+    samples = programs.run("""
 import os
 rank, folder = int(os.environ["RANK"]), os.path.dirname(__file__)
 for stage, updates in enumerate((8, 10**9)):
@@ -234,15 +261,15 @@ for stage, updates in enumerate((8, 10**9)):
         model(x).sum().backward()
         optimizer.step()
     dist.destroy_process_group()
-"""
-    )
+""")
     assert milliseconds(samples) == [5] * 6
 
 
-def test_the_passes_of_an_optimizer_that_evaluates_a_closure_are_one_step(programs: Programs) -> None:
+def test_the_passes_of_an_optimizer_that_evaluates_a_closure_are_one_step(
+    programs: Programs,
+) -> None:
     """Of LBFGS, which may have another number of them in each step."""
-    samples = programs.run(
-        """
+    samples = programs.run("""
 model = begin()
 optimizer = torch.optim.LBFGS(model.parameters(), lr=1e-9, tolerance_grad=0, tolerance_change=0)
 def closure():
@@ -254,17 +281,21 @@ for step in range(10**9):
     optimizer.param_groups[0]["max_iter"] = 20 + step % 3
     lasts(5)
     optimizer.step(closure)
-"""
-    )
+""")
     assert milliseconds(samples) == [5] * 6
     assert samples.unfit == ""
     assert samples.doubts == {}
 
 
-@pytest.mark.parametrize("model", ["begin()", "torch.compile(begin(), backend='eager')"], ids=["eager", "compiled"])
-def test_an_update_may_have_many_backward_passes_that_synchronise(programs: Programs, model: str) -> None:
-    samples = programs.run(
-        f"""
+@pytest.mark.parametrize(
+    "model",
+    ["begin()", "torch.compile(begin(), backend='eager')"],
+    ids=["eager", "compiled"],
+)
+def test_an_update_may_have_many_backward_passes_that_synchronise(
+    programs: Programs, model: str
+) -> None:
+    samples = programs.run(f"""
 model = {model}
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 while True:
@@ -273,15 +304,13 @@ while True:
         model(x).sum().backward()
     optimizer.step()
     optimizer.zero_grad()
-"""
-    )
+""")
     assert milliseconds(samples) == [40] * 6
     assert samples.unfit == ""
 
 
 def test_two_optimizers_of_one_update_end_it_together(programs: Programs) -> None:
-    samples = programs.run(
-        """
+    samples = programs.run("""
 model = begin()
 halves = [torch.optim.SGD(layer.parameters(), lr=0.1) for layer in model.module]
 for step in range(10**9):
@@ -290,14 +319,12 @@ for step in range(10**9):
     halves[0].step()
     lasts(3)
     halves[1].step()
-"""
-    )
+""")
     assert milliseconds(samples) == [8] * 6
 
 
 def test_an_optimizer_within_the_backward_pass_ends_with_it(programs: Programs) -> None:
-    samples = programs.run(
-        """
+    samples = programs.run("""
 dist.init_process_group("gloo")
 model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
 for parameter in model.parameters():
@@ -310,14 +337,12 @@ for parameter in model.parameters():
 for step in range(10**9):
     lasts(5)
     model(x).sum().backward()
-"""
-    )
+""")
     assert milliseconds(samples) == [5] * 6
 
 
 def test_a_sharded_optimizer_has_one_end(programs: Programs) -> None:
-    samples = programs.run(
-        """
+    samples = programs.run("""
 from torch.distributed.optim import ZeroRedundancyOptimizer
 model = begin()
 optimizer = ZeroRedundancyOptimizer(model.parameters(), optimizer_class=torch.optim.SGD, lr=0.1)
@@ -326,16 +351,18 @@ for step in range(10**9):
     model(x).sum().backward()
     optimizer.step()
     optimizer.zero_grad()
-"""
-    )
+""")
     assert milliseconds(samples) == [5] * 6
 
 
-@pytest.mark.parametrize("scaler", ["torch.amp", "torch.distributed.fsdp.sharded_grad_scaler"])
-def test_an_update_that_the_scaler_skips_is_a_step(programs: Programs, scaler: str) -> None:
+@pytest.mark.parametrize(
+    "scaler", ["torch.amp", "torch.distributed.fsdp.sharded_grad_scaler"]
+)
+def test_an_update_that_the_scaler_skips_is_a_step(
+    programs: Programs, scaler: str
+) -> None:
     name = "GradScaler" if scaler == "torch.amp" else "ShardedGradScaler"
-    samples = programs.run(
-        f"""
+    samples = programs.run(f"""
 from {scaler} import {name} as Scaler
 model = begin()
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -348,14 +375,14 @@ for step in range(10**9):
     lasts(1)
     scaler.update()
     optimizer.zero_grad()
-"""
-    )
+""")
     assert milliseconds(samples) == [6] * 6
 
 
-def test_without_an_optimizer_that_is_seen_a_synchronising_backward_pass_ends_a_step(programs: Programs) -> None:
-    samples = programs.run(
-        """
+def test_without_an_optimizer_that_is_seen_a_synchronising_backward_pass_ends_a_step(
+    programs: Programs,
+) -> None:
+    samples = programs.run("""
 from contextlib import nullcontext
 model = begin()
 for step in range(10**9):
@@ -367,14 +394,14 @@ for step in range(10**9):
         for parameter in model.parameters():
             parameter -= 0.1 * parameter.grad
             parameter.grad = None
-"""
-    )
+""")
     assert milliseconds(samples) == [10] * 6
 
 
-def test_modules_that_the_program_does_not_use_are_not_asked(programs: Programs) -> None:
-    samples = programs.run(
-        """
+def test_modules_that_the_program_does_not_use_are_not_asked(
+    programs: Programs,
+) -> None:
+    samples = programs.run("""
 class Lookup(nn.Module):
     def __getattr__(self, name):
         return {}[name]
@@ -387,8 +414,7 @@ for step in range(10**9):
         for parameter in model.parameters():
             parameter -= 0.1 * parameter.grad
             parameter.grad = None
-"""
-    )
+""")
     assert milliseconds(samples) == [5] * 6
 
 
@@ -416,10 +442,16 @@ model = torch.compile(begin(), backend="eager")
 
 @pytest.mark.parametrize(
     ("model", "counter"),
-    [(SHARDED, "reduce_scatter.count"), (PARALLEL, "all_reduce.count"), (COMPILED, "all_reduce.count")],
+    [
+        (SHARDED, "reduce_scatter.count"),
+        (PARALLEL, "all_reduce.count"),
+        (COMPILED, "all_reduce.count"),
+    ],
     ids=["fully_shard", "tensor parallel", "compiled"],
 )
-def test_sharded_and_compiled_models_train_as_they_are(programs: Programs, model: str, counter: str) -> None:
+def test_sharded_and_compiled_models_train_as_they_are(
+    programs: Programs, model: str, counter: str
+) -> None:
     samples = programs.run(
         model
         + """
@@ -437,8 +469,7 @@ for step in range(10**9):
 
 
 def test_an_optimizer_that_is_compiled_is_not_seen(programs: Programs) -> None:
-    samples = programs.run(
-        """
+    samples = programs.run("""
 model = begin()
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 update = torch.compile(optimizer.step, backend="eager")
@@ -447,8 +478,7 @@ for step in range(10**9):
     model(x).sum().backward()
     update()
     optimizer.zero_grad()
-"""
-    )
+""")
     assert milliseconds(samples) == [5] * 6
 
 
@@ -466,14 +496,18 @@ if __name__ == "__main__":
         train()
 """
     assert milliseconds(programs.run(text, boundary=MARK)) == [10] * 6
-    done = subprocess.run([sys.executable, "-c", "import pytest_ddpperf as d; d.step_end()"], check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", "import pytest_ddpperf as d; d.step_end()"], check=False
+    )
     assert done.returncode == 0, "outside of a rank it does nothing"
 
 
 def test_a_step_may_end_where_a_function_returns(
     programs: Programs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "engine_of_a_library.py").write_text("class Engine:\n    def step(self, work):\n        work()\n")
+    (tmp_path / "engine_of_a_library.py").write_text(
+        "class Engine:\n    def step(self, work):\n        work()\n"
+    )
     monkeypatch.syspath_prepend(str(tmp_path))
     text = """
 from engine_of_a_library import Engine
@@ -484,10 +518,15 @@ def work():
 for step in range(10**9):
     Engine().step(work)
 """
-    assert milliseconds(programs.run(text, boundary="engine_of_a_library:Engine.step")) == [5] * 6
+    assert (
+        milliseconds(programs.run(text, boundary="engine_of_a_library:Engine.step"))
+        == [5] * 6
+    )
 
 
-def test_a_module_runs_as_with_python_m_and_a_function_gets_its_context(programs: Programs, tmp_path: Path) -> None:
+def test_a_module_runs_as_with_python_m_and_a_function_gets_its_context(
+    programs: Programs, tmp_path: Path
+) -> None:
     (tmp_path / "pkg").mkdir()
     (tmp_path / "pkg/train.py").write_text(
         BEGIN
@@ -502,7 +541,9 @@ while True:
     optimizer.step()
 """
     )
-    program = Program(path="pkg.train", is_module=True, args=(), cwd=str(tmp_path), env={"OURS": "1"})
+    program = Program(
+        path="pkg.train", is_module=True, args=(), cwd=str(tmp_path), env={"OURS": "1"}
+    )
     assert milliseconds(programs.launch(program)) == [3] * 6
 
     def main(ctx: Any) -> None:
@@ -524,7 +565,9 @@ while True:
     assert samples.recorded["loss"] == ((2.0,) * 6,) * 2
 
 
-def test_the_last_update_of_an_epoch_of_a_trainer_is_left_out(programs: Programs, tmp_path: Path) -> None:
+def test_the_last_update_of_an_epoch_of_a_trainer_is_left_out(
+    programs: Programs, tmp_path: Path
+) -> None:
     """Of transformers' in bfloat16: ten batches an epoch, four to an update."""
     pytest.importorskip("transformers")
     pytest.importorskip("accelerate")
@@ -536,7 +579,9 @@ def test_the_last_update_of_an_epoch_of_a_trainer_is_left_out(programs: Programs
 
         tokens = torch.randint(64, (2 * 10 * 2, 8))  # ranks x batches x examples
         Trainer(
-            model=GPT2LMHeadModel(GPT2Config(n_layer=1, n_head=1, n_embd=8, vocab_size=64, n_positions=8)),
+            model=GPT2LMHeadModel(
+                GPT2Config(n_layer=1, n_head=1, n_embd=8, vocab_size=64, n_positions=8)
+            ),
             args=TrainingArguments(
                 output_dir=folder,
                 per_device_train_batch_size=2,
@@ -554,21 +599,22 @@ def test_the_last_update_of_an_epoch_of_a_trainer_is_left_out(programs: Programs
 
     samples = programs.launch(main, steps=10)
     assert len(samples.step_seconds) == 10
-    assert samples.doubts["left out"] == "5 of 15 steps with fewer backward passes are left out"
+    assert (
+        samples.doubts["left out"]
+        == "5 of 15 steps with fewer backward passes are left out"
+    )
     assert samples.counters["collectives.count"]
 
 
 def test_steps_that_take_much_longer_are_counted_and_said(programs: Programs) -> None:
-    samples = programs.run(
-        """
+    samples = programs.run("""
 model = begin()
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 for step in range(10**9):
     lasts(50 if step % 5 == 0 else 5)  # evaluates
     model(x).sum().backward()
     optimizer.step()
-"""
-    )
+""")
     assert sorted(milliseconds(samples))[-1] == 50
     (said,) = samples.doubts.values()
     assert "of 6 steps took more than 3x the median" in said
@@ -584,11 +630,12 @@ for step in range(10**9):
     ],
     ids=["file", "file with its query", "port", "variable"],
 )
-def test_ranks_meet_whatever_place_the_program_names(programs: Programs, tmp_path: Path, init: str) -> None:
+def test_ranks_meet_whatever_place_the_program_names(
+    programs: Programs, tmp_path: Path, init: str
+) -> None:
     """An earlier launch may have left the file, and nobody listens at the port."""
     (tmp_path / "meeting").write_bytes(b"left")
-    samples = programs.run(
-        f"""
+    samples = programs.run(f"""
 import os
 rank = int(os.environ["RANK"])
 os.chdir(os.path.dirname(__file__))
@@ -603,8 +650,7 @@ while True:
     lasts(5)
     model(x).sum().backward()
     optimizer.step()
-"""
-    )
+""")
     assert milliseconds(samples) == [5] * 6
     assert (tmp_path / "meeting").read_bytes() == b"left"
 
@@ -643,13 +689,23 @@ for step in range(10**9):
         ("sys.exit('no data')", 1),
         ("pass", 0),
         (
-            "layer = nn.Linear(4, 4); o = torch.optim.SGD(layer.parameters()); "
-            "[(lasts(7), layer(x).sum().backward(), i % 2 or o.step()) for i in range(40)]",
+            (
+                "layer = nn.Linear(4, 4); o = torch.optim.SGD(layer.parameters()); "
+                "[(lasts(7), layer(x).sum().backward(), i % 2 or o.step()) for i in range(40)]"
+            ),
             0,
         ),
         ("layer = nn.Linear(4, 4); [layer(x).sum().backward() for i in range(40)]", 0),
     ],
-    ids=["raises", "exits", "exits with 0", "exits with a text", "returns", "trains", "trains without an optimizer"],
+    ids=[
+        "raises",
+        "exits",
+        "exits with 0",
+        "exits with a text",
+        "returns",
+        "trains",
+        "trains without an optimizer",
+    ],
 )
 def test_what_a_child_of_a_rank_does_is_not_the_ranks(
     programs: Programs, tmp_path: Path, child: str, status: int
@@ -666,11 +722,16 @@ def test_what_a_child_of_a_rank_does_is_not_the_ranks(
         "start(multiprocessing.get_context('fork'))",
         "start(multiprocessing.get_context('spawn'))",
         "torch.multiprocessing.spawn(work, nprocs=2)",
-        "subprocess.run([sys.executable, '-m', 'torch.distributed.run', '--nproc-per-node=2', __file__, 'worker'])",
+        (
+            "subprocess.run([sys.executable, '-m', 'torch.distributed.run', '--nproc-per-node=2',"
+            " __file__, 'worker'])"
+        ),
     ],
     ids=["fork", "spawn", "mp.spawn", "torchrun"],
 )
-def test_a_program_whose_children_form_a_group_is_refused(programs: Programs, start: str) -> None:
+def test_a_program_whose_children_form_a_group_is_refused(
+    programs: Programs, start: str
+) -> None:
     """Before it has ended: it would not."""
     text = """
 import multiprocessing, os, subprocess, sys, time, torch
@@ -693,17 +754,22 @@ elif __name__ == "__main__":
 """
     said = programs.fails(text.replace("START", start), begin="")
     assert (
-        "the program starts ranks itself, 2 processes that form a group of their own: give the program of one" in said
+        "the program starts ranks itself, 2 processes that form a group of their own: give the"
+        " program of one" in said
     )
 
 
 # --- in stretches
 
 
-def test_a_program_can_be_paused_between_steps(programs: Programs, bench: Bench, tmp_path: Path) -> None:
+def test_a_program_can_be_paused_between_steps(
+    programs: Programs, bench: Bench, tmp_path: Path
+) -> None:
     file = tmp_path / "train.py"
     file.write_text(BEGIN + ACCUMULATES)
-    program = Program(path=str(file), is_module=False, args=(), cwd=str(tmp_path), env={})
+    program = Program(
+        path=str(file), is_module=False, args=(), cwd=str(tmp_path), env={}
+    )
     with bench.paused(program, steps=6, warmup=4, boundary=UPDATE) as launch:
         for _ in range(2):
             launch.stretch(4)
@@ -727,27 +793,47 @@ for step in range({}):
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        (TRAINS.format(9), "the program ended after 2 of 6 timed steps: let it take 4 more steps, or ask for fewer"),
-        (TRAINS.format(6), "the program ended after 6 steps, in the warm-up: let it take 17 or more"),
+        (
+            TRAINS.format(9),
+            (
+                "the program ended after 2 of 6 timed steps: let it take 4 more steps, or ask for"
+                " fewer"
+            ),
+        ),
+        (
+            TRAINS.format(6),
+            "the program ended after 6 steps, in the warm-up: let it take 17 or more",
+        ),
         (
             TRAINS.format(2),
             "the program ended before its steps were recognized: let it take 17",
         ),
         (TRAINS.format(2) + "sys.exit(1)", "the program called sys.exit(1)"),
-        ("raise ValueError('no data')", "failed in the program's first steps: ValueError: no data"),
         (
-            "model = nn.Linear(4, 4)\\noptimizer = torch.optim.SGD(model.parameters(), lr=0.1)\\n"
-            "while True:\\n    model(x).sum().backward()\\n    optimizer.step()",
+            "raise ValueError('no data')",
+            "failed in the program's first steps: ValueError: no data",
+        ),
+        (
+            (
+                "model = nn.Linear(4, 4)\\noptimizer = torch.optim.SGD(model.parameters(),"
+                " lr=0.1)\\nwhile True:\\n    model(x).sum().backward()\\n    optimizer.step()"
+            ),
             "the program trains without a process group: it has to call init_process_group()",
         ),
         (
-            "dist.init_process_group('gloo')\\nmodel = nn.Linear(4, 4)\\nwhile True:\\n    model(x).sum().backward()",
+            (
+                "dist.init_process_group('gloo')\\nmodel = nn.Linear(4, 4)\\nwhile True:\\n   "
+                " model(x).sum().backward()"
+            ),
             "10 backward passes without an optimizer's update",
         ),
         (
             TRAINS.format(1000).replace("    optimizer.step()\n", ""),
-            "256 backward passes without an optimizer's update: if it accumulates gradients over as many, or its "
-            'optimizer cannot be seen, say where a step ends (boundary="mark")',
+            (
+                "256 backward passes without an optimizer's update: if it accumulates gradients"
+                " over as many, or its optimizer cannot be seen, say where a step ends"
+                ' (boundary="mark")'
+            ),
         ),
         (
             "import argparse\\nargparse.ArgumentParser('train.py').parse_args(['--batch', '8'])",
@@ -774,15 +860,27 @@ while True:
     model(x).sum().backward()
     optimizer.step()
 """
-    assert "the program's process group has 1 ranks, and 2 were asked for" in programs.fails(alone)
-    of_fake = alone.replace('"gloo", store=dist.HashStore(), rank=0, world_size=1', '"fake", rank=0, world_size=2')
-    of_fake = "from torch.testing._internal.distributed import fake_pg\n" + of_fake.replace(
-        "rank=0", "store=fake_pg.FakeStore(), rank=0"
+    assert (
+        "the program's process group has 1 ranks, and 2 were asked for"
+        in programs.fails(alone)
     )
-    assert "the program's process group uses fake, and gloo was asked for" in programs.fails(of_fake)
+    of_fake = alone.replace(
+        '"gloo", store=dist.HashStore(), rank=0, world_size=1',
+        '"fake", rank=0, world_size=2',
+    )
+    of_fake = (
+        "from torch.testing._internal.distributed import fake_pg\n"
+        + of_fake.replace("rank=0", "store=fake_pg.FakeStore(), rank=0")
+    )
+    assert (
+        "the program's process group uses fake, and gloo was asked for"
+        in programs.fails(of_fake)
+    )
 
 
-def test_a_group_without_a_backend_for_the_device_is_an_error(programs: Programs) -> None:
+def test_a_group_without_a_backend_for_the_device_is_an_error(
+    programs: Programs,
+) -> None:
     text = """
 dist.init_process_group("cuda:gloo")
 model = nn.Linear(4, 4)
@@ -791,11 +889,16 @@ while True:
     model(x).sum().backward()
     optimizer.step()
 """
-    assert "the program's process group uses no backend for cpu, and gloo was asked for" in programs.fails(text)
+    assert (
+        "the program's process group uses no backend for cpu, and gloo was asked for"
+        in programs.fails(text)
+    )
 
 
 @pytest.mark.parametrize("slower", [0, 1])
-def test_ranks_that_average_their_models_now_and_then_need_not_keep_together(programs: Programs, slower: int) -> None:
+def test_ranks_that_average_their_models_now_and_then_need_not_keep_together(
+    programs: Programs, slower: int
+) -> None:
     samples = programs.run(
         f"""
 dist.init_process_group("gloo")
@@ -818,7 +921,9 @@ for update in range(10**9):
     assert samples.unfit == ""
 
 
-def test_a_program_that_sends_nothing_at_all_has_counts_of_0(programs: Programs) -> None:
+def test_a_program_that_sends_nothing_at_all_has_counts_of_0(
+    programs: Programs,
+) -> None:
     samples = programs.run(
         """
 dist.init_process_group("gloo")
@@ -831,7 +936,10 @@ while True:
 """,
         ranks=1,
     )
-    assert (samples.counters["all_reduce.count"], samples.counters["collectives.count"]) == (0, 0)
+    assert (
+        samples.counters["all_reduce.count"],
+        samples.counters["collectives.count"],
+    ) == (0, 0)
     assert samples.counters["gradient_bytes"] is None
 
 
@@ -853,27 +961,45 @@ def test_ranks_with_different_numbers_of_updates_are_refused(
     monkeypatch.setattr(failed_ranks, "_PROGRESS_SECONDS", 0.5)
     said = programs.fails(UNEVEN, steps=30)
     assert re.search(
-        r"rank 1 failed in step \d+ of 30: ranks take different numbers of updates: rank 0 took \d+, rank 1 took \d+ "
-        r"\(give each as many batches\); rank 0 never entered \w+ \d+ \([\d,]+ bytes\); rank 1 waits for it",
+        r"rank 1 failed in step \d+ of 30: ranks take different numbers of updates: rank 0 took"
+        r" \d+, rank 1 took \d+ "
+        r"\(give each as many batches\); rank 0 never entered \w+ \d+ \([\d,]+ bytes\); rank 1"
+        r" waits for it",
         said,
     )
-    assert "rank 0 in the end: had delivered its result and waited for the others" in said
-    program = Program(path=str(tmp_path / "train.py"), is_module=False, args=(), cwd=str(tmp_path), env={})
+    assert (
+        "rank 0 in the end: had delivered its result and waited for the others" in said
+    )
+    program = Program(
+        path=str(tmp_path / "train.py"),
+        is_module=False,
+        args=(),
+        cwd=str(tmp_path),
+        env={},
+    )
 
     def in_stretches() -> None:
         with bench.paused(program, steps=60, warmup=4, boundary=UPDATE) as launch:
             for _ in range(10):
                 launch.stretch(6)
 
-    with pytest.raises(LaunchError, match="ranks take different numbers of updates: rank 0 took"):
+    with pytest.raises(
+        LaunchError, match="ranks take different numbers of updates: rank 0 took"
+    ):
         in_stretches()
 
 
 @pytest.mark.parametrize(
     ("end", "said"),
     [
-        ("sys.exit(0)", "the program called sys.exit(0) in train.py:{} after 2 of 6 timed steps"),
-        ("exit()", "the program called sys.exit(0) in train.py:{} after 2 of 6 timed steps"),
+        (
+            "sys.exit(0)",
+            "the program called sys.exit(0) in train.py:{} after 2 of 6 timed steps",
+        ),
+        (
+            "exit()",
+            "the program called sys.exit(0) in train.py:{} after 2 of 6 timed steps",
+        ),
         ("break", "the program ended after 2 of 6 timed steps"),
     ],
 )
@@ -883,18 +1009,24 @@ def test_of_a_rank_that_ends_alone_the_place_is_said(
     monkeypatch.setattr(
         run, "_GRACE_SECONDS", 3.0
     )  # the other rank, which will never say anything, is in its next step
-    text = TRAINS.format(100).replace("    lasts(1)", f"    if step == 9 and dist.get_rank() == 1:\n        {end}")
+    text = TRAINS.format(100).replace(
+        "    lasts(1)", f"    if step == 9 and dist.get_rank() == 1:\n        {end}"
+    )
     line = (BEGIN + text).splitlines().index(f"        {end}") + 1
     found = programs.fails(text)
-    cause = f"rank 1 failed in step 3 of 6: {said.format(line)}, while other ranks went on; rank 1 never entered"
+    cause = (
+        f"rank 1 failed in step 3 of 6: {said.format(line)}, while other ranks went on; rank 1"
+        " never entered"
+    )
     assert cause in found
     assert "rank 0 waits for it" in found
     assert "more steps" not in found
 
 
-def test_steps_that_come_to_have_more_backward_passes_make_a_launch_unfit(programs: Programs) -> None:
-    samples = programs.run(
-        """
+def test_steps_that_come_to_have_more_backward_passes_make_a_launch_unfit(
+    programs: Programs,
+) -> None:
+    samples = programs.run("""
 model = begin()
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 for step in range(10**9):
@@ -902,14 +1034,20 @@ for step in range(10**9):
         lasts(1)
         model(x).sum().backward()
     optimizer.step()
-"""
+""")
+    assert re.fullmatch(
+        r"update \d+ had 2 backward passes, and those before 1: raise --ddp-warmup",
+        samples.unfit,
     )
-    assert re.fullmatch(r"update \d+ had 2 backward passes, and those before 1: raise --ddp-warmup", samples.unfit)
 
 
-def test_what_the_program_would_do_after_the_last_step_does_not_run(programs: Programs, tmp_path: Path) -> None:
+def test_what_the_program_would_do_after_the_last_step_does_not_run(
+    programs: Programs, tmp_path: Path
+) -> None:
     programs.run(
-        TRAINS.format("10**9").replace("for step", "try:\n  for step").replace("\n    ", "\n      ")
+        TRAINS.format("10**9")
+        .replace("for step", "try:\n  for step")
+        .replace("\n    ", "\n      ")
         + "finally:\n  open('after', 'w')\n"
     )
     assert not (tmp_path / "after").exists()

@@ -15,7 +15,9 @@ from tests.launch.conftest import Bench
 @pytest.mark.parametrize("op", OPS)
 def test_every_operation_passes_its_check(bench: Bench, op: str) -> None:
     asked = collective(op, 3 * 4 * 1000, "float32", 3)
-    samples = bench.launch(replace(bench.plan(ranks=3, warmup=3), collective=asked), None)
+    samples = bench.launch(
+        replace(bench.plan(ranks=3, warmup=3), collective=asked), None
+    )
     assert len(samples.step_seconds) == 3
     if op == "all_reduce":
         assert samples.counters["all_reduce.bytes"] == asked.size
@@ -28,11 +30,16 @@ def test_every_operation_passes_its_check(bench: Bench, op: str) -> None:
 )
 def test_of_any_dtype(bench: Bench, op: str, dtype: str) -> None:
     asked = collective(op, 4096, dtype, 2)
-    assert len(bench.launch(replace(bench.plan(), collective=asked), None).step_seconds) == 3
+    assert (
+        len(bench.launch(replace(bench.plan(), collective=asked), None).step_seconds)
+        == 3
+    )
 
 
 def test_both_sides_of_a_comparison_can_hold_one(bench: Bench) -> None:
-    of_test = replace(bench.plan(), collective=collective("all_reduce", 1024, "float32", 2))
+    of_test = replace(
+        bench.plan(), collective=collective("all_reduce", 1024, "float32", 2)
+    )
     with bench.launcher.pause(of_test, None, bench.recorder) as paused_launch:
         paused_launch.stretch(1)
         paused_launch.stretch(4)
@@ -41,17 +48,27 @@ def test_both_sides_of_a_comparison_can_hold_one(bench: Bench) -> None:
 
 def test_what_a_backend_cannot_do_is_red_with_its_own_words(bench: Bench) -> None:
     with pytest.raises(LaunchError) as caught:
-        bench.launch(replace(bench.plan(), collective=collective("all_reduce", 8, "int16", 2)), None)
+        bench.launch(
+            replace(bench.plan(), collective=collective("all_reduce", 8, "int16", 2)),
+            None,
+        )
     assert caught.value.cause.phase == "setup"
     assert caught.value.cause.summary == "RuntimeError: Invalid scalar type"
 
 
 def test_a_dtype_that_this_torch_lacks_is_named(bench: Bench) -> None:
     with pytest.raises(LaunchError, match=r"has no dtype float8_nosuch"):
-        bench.launch(replace(bench.plan(), collective=collective("all_reduce", 8, "float8_nosuch", 2)), None)
+        bench.launch(
+            replace(
+                bench.plan(), collective=collective("all_reduce", 8, "float8_nosuch", 2)
+            ),
+            None,
+        )
 
 
-def test_a_wrong_result_names_the_rank(bench: Bench, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_result_names_the_rank(
+    bench: Bench, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Before the window, or after it."""
     (tmp_path / "spoils.py").write_text(
         "import os\n"
@@ -70,7 +87,9 @@ def test_a_wrong_result_names_the_rank(bench: Bench, tmp_path: Any, monkeypatch:
     for after, phase in (("0", "setup"), ("5", "clean-up")):
         monkeypatch.setenv("SPOILS_AFTER", after)
         with pytest.raises(LaunchError) as caught:
-            bench.launch(replace(bench.plan(), collective=asked, preload=("spoils",)), None)
+            bench.launch(
+                replace(bench.plan(), collective=asked, preload=("spoils",)), None
+            )
         assert str(caught.value).startswith(
             f"rank 1 failed in {phase}: all_reduce of 1KiB float32: 1 of 256 elements are wrong: "
             "element 0 is 5.0 instead of 3.0"

@@ -1,4 +1,5 @@
-"""Launches whose windows come in stretches: what is counted, that nothing runs between them, and bad luck in each."""
+"""Launches whose windows come in stretches: what is counted, that nothing runs between them, and
+bad luck in each."""
 
 from __future__ import annotations
 
@@ -29,7 +30,8 @@ def all_reduce() -> None:
 
 
 def counting(ctx: Any) -> Any:
-    """Each step tells its number as the examples that it processed, from 0; the warm-up is one step."""
+    """Each step tells its number as the examples that it processed, from 0; the warm-up is one
+    step."""
     numbers = iter(range(1000))
 
     def step() -> int:
@@ -40,7 +42,10 @@ def counting(ctx: Any) -> Any:
 
 
 def threads_state(pid: int) -> set[str]:
-    states = (Path(task).read_text().rpartition(")")[2].split()[0] for task in Path(f"/proc/{pid}/task").glob("*/stat"))
+    states = (
+        Path(task).read_text().rpartition(")")[2].split()[0]
+        for task in Path(f"/proc/{pid}/task").glob("*/stat")
+    )
     return set(states)
 
 
@@ -48,7 +53,13 @@ def ranks_of(bench: Bench) -> list[int]:
     return [pid for pid in descendants(bench.server) if os.getpgid(pid) == pid]
 
 
-def taken(bench: Bench, setup: Any, *stretches: int, between: Callable[[], None] = lambda: None, **plan: Any) -> Any:
+def taken(
+    bench: Bench,
+    setup: Any,
+    *stretches: int,
+    between: Callable[[], None] = lambda: None,
+    **plan: Any,
+) -> Any:
     """What comes of stretches of so many steps; `between` is called after each, at rest."""
     with bench.paused(setup, **plan) as paused_launch:
         for steps in stretches:
@@ -66,11 +77,14 @@ def test_the_first_step_of_a_stretch_is_not_counted(bench: Bench) -> None:
         assert paused_launch.step_seconds > 0
     samples = taken(bench, counting, 1, 3, 2)
     assert samples.stretches == (2, 1)
-    assert samples.examples == ((3, 4, 6),) * 2  # the warm-up is 0, then 1 | 2 3 4 | 5 6
+    # the warm-up is 0, then 1 | 2 3 4 | 5 6
+    assert samples.examples == ((3, 4, 6),) * 2
     assert len(samples.step_seconds) == 3
     assert min(samples.step_seconds) > 0
     assert samples.cpu_seconds is not None
-    assert [len(rank) for rank in (*samples.rank_seconds, *samples.cpu_seconds)] == [3] * 4
+    assert [len(rank) for rank in (*samples.rank_seconds, *samples.cpu_seconds)] == [
+        3
+    ] * 4
 
 
 def test_a_launch_that_is_not_held_has_one_stretch(bench: Bench) -> None:
@@ -81,7 +95,8 @@ def test_a_launch_that_is_not_held_has_one_stretch(bench: Bench) -> None:
 
 def test_what_lies_between_stretches_is_in_no_figure(bench: Bench) -> None:
     began = time.monotonic()
-    samples = taken(bench, counting, 3, 3, 3, between=lambda: time.sleep(0.5))  # as others' stretches may take
+    # as others' stretches may take
+    samples = taken(bench, counting, 3, 3, 3, between=lambda: time.sleep(0.5))
     left = time.monotonic() - began - 3 * 0.5
     for steps in (*samples.rank_seconds, samples.step_seconds):
         assert sum(steps) <= left, "each stretch has a zero of its own"
@@ -100,7 +115,11 @@ def test_nothing_runs_between_stretches(bench: Bench) -> None:
 
     def setup(ctx: Any) -> Iterator[Any]:
         spinning = threading.Thread(target=spin, daemon=True)
-        batches = iter(DataLoader([torch.ones(1)] * 1000, num_workers=1, multiprocessing_context="fork"))
+        batches = iter(
+            DataLoader(
+                [torch.ones(1)] * 1000, num_workers=1, multiprocessing_context="fork"
+            )
+        )
         spinning.start()
         yield lambda: (all_reduce(), next(batches))
 
@@ -114,14 +133,22 @@ def test_nothing_runs_between_stretches(bench: Bench) -> None:
     assert gone(every)
 
 
-def test_what_left_the_session_of_its_rank_does_not_run_between_stretches_either(bench: Bench) -> None:
+def test_what_left_the_session_of_its_rank_does_not_run_between_stretches_either(
+    bench: Bench,
+) -> None:
     """A producer behind a pipe would fill it meanwhile."""
     producer = [sys.executable, "-c", "while True: print('a batch')"]
-    daemon = "import subprocess, sys; subprocess.Popen(sys.argv[1:], start_new_session=True)"
+    daemon = (
+        "import subprocess, sys; subprocess.Popen(sys.argv[1:], start_new_session=True)"
+    )
 
     def setup(ctx: Any) -> Any:
         subprocess.Popen(producer, start_new_session=True, stdout=subprocess.DEVNULL)
-        subprocess.run([sys.executable, "-c", daemon, *producer], check=True, stdout=subprocess.DEVNULL)
+        subprocess.run(
+            [sys.executable, "-c", daemon, *producer],
+            check=True,
+            stdout=subprocess.DEVNULL,
+        )
         return all_reduce
 
     with bench.paused(setup) as paused_launch:
@@ -176,7 +203,8 @@ def test_a_rank_that_dies_in_a_stretch(bench: Bench) -> None:
 def test_a_rank_that_is_killed_at_rest_is_named_when_it_is_missed(bench: Bench) -> None:
     def kill() -> None:
         os.kill(ranks_of(bench)[0], signal.SIGKILL)
-        until(lambda: readable([bench.launcher._server.socket], 0.0))  # the news of its end are there
+        # the news of its end are there
+        until(lambda: readable([bench.launcher._server.socket], 0.0))
 
     with pytest.raises(LaunchError) as caught:
         taken(bench, counting, 2, 2, between=kill)
@@ -192,7 +220,9 @@ def stop() -> None:
 
 
 @pytest.mark.parametrize("halt", [hang, stop])
-def test_a_rank_that_halts_in_a_stretch_shows_its_stack_at_the_deadline(bench: Bench, halt: Any) -> None:
+def test_a_rank_that_halts_in_a_stretch_shows_its_stack_at_the_deadline(
+    bench: Bench, halt: Any
+) -> None:
     def setup(ctx: Any) -> Any:
         numbers = iter(range(1000))
 
@@ -208,7 +238,9 @@ def test_a_rank_that_halts_in_a_stretch_shows_its_stack_at_the_deadline(bench: B
     cause = caught.value.cause
     assert cause.rank == 1
     late = "did not end within 300 s (--ddp-timeout)"
-    assert cause.summary.startswith(f"{late}; rank 1 never entered all_reduce 5 (4 bytes)")
+    assert cause.summary.startswith(
+        f"{late}; rank 1 never entered all_reduce 5 (4 bytes)"
+    )
     assert f"in {halt.__name__}" in cause.traceback
 
 

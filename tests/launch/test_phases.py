@@ -1,4 +1,5 @@
-"""Phases of steps that real ranks take: which are known, and that they add up. By counts, never by times."""
+"""Phases of steps that real ranks take: which are known, and that they add up. By counts, never by
+times."""
 
 from __future__ import annotations
 
@@ -23,7 +24,16 @@ from torch.utils.checkpoint import checkpoint
 from pytest_ddpperf.launch import Launcher
 from pytest_ddpperf.records.plan import Plan
 from pytest_ddpperf.records.samples import LaunchSamples
-from pytest_ddpperf.records.step_phases import BACKWARD, DATA, EXPOSED, FORWARD, OPTIMIZER, OTHER, PHASES, RANK_WAIT
+from pytest_ddpperf.records.step_phases import (
+    BACKWARD,
+    DATA,
+    EXPOSED,
+    FORWARD,
+    OPTIMIZER,
+    OTHER,
+    PHASES,
+    RANK_WAIT,
+)
 from tests.launch.conftest import Bench, Recorder
 
 
@@ -35,7 +45,11 @@ class Blocks(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         for block in self.blocks:
-            x = checkpoint(block, x, use_reentrant=False) if self.is_checkpointed else block(x)
+            x = (
+                checkpoint(block, x, use_reentrant=False)
+                if self.is_checkpointed
+                else block(x)
+            )
         return x
 
 
@@ -78,8 +92,12 @@ def known(samples: LaunchSamples) -> set[str]:
     return {phase for phase, ranks in samples.phases.own.items() if None not in ranks}
 
 
-@pytest.mark.parametrize("kind", ["plain", "accumulating", "checkpointed", "closure", "compiled", "fsdp"])
-def test_all_phases_of_a_training_step_are_known_and_add_up(bench: Bench, kind: str) -> None:
+@pytest.mark.parametrize(
+    "kind", ["plain", "accumulating", "checkpointed", "closure", "compiled", "fsdp"]
+)
+def test_all_phases_of_a_training_step_are_known_and_add_up(
+    bench: Bench, kind: str
+) -> None:
     samples = bench.measure(training(kind), warmup=4, steps=8)
     assert (samples.unfit, samples.unsettled, samples.notes) == ("", "", ())
     assert samples.counters["recompilations"] == 0
@@ -87,21 +105,38 @@ def test_all_phases_of_a_training_step_are_known_and_add_up(bench: Bench, kind: 
     assert found is not None
     assert found.steps == 8
     # What comes before the passes that an optimizer calls is its own.
-    assert known(samples) == {*PHASES, RANK_WAIT} - ({DATA} if kind == "closure" else set())
+    assert known(samples) == {*PHASES, RANK_WAIT} - (
+        {DATA} if kind == "closure" else set()
+    )
     middle = sorted(samples.step_seconds)[2:6]
     assert sum(map(sum, found.path.values())) == pytest.approx(fmean(middle), rel=1e-6)
-    assert all(waited <= exposed for waited, exposed in zip(found.own[RANK_WAIT], found.own[EXPOSED], strict=True))
-    assert all(found.own[phase][rank] > 0 for phase in (FORWARD, BACKWARD, OPTIMIZER) for rank in range(2))
+    assert all(
+        waited <= exposed
+        for waited, exposed in zip(
+            found.own[RANK_WAIT], found.own[EXPOSED], strict=True
+        )
+    )
+    assert all(
+        found.own[phase][rank] > 0
+        for phase in (FORWARD, BACKWARD, OPTIMIZER)
+        for rank in range(2)
+    )
 
 
-def test_stamps_compile_nothing_in_a_module_that_is_compiled_in_place(bench: Bench) -> None:
+def test_stamps_compile_nothing_in_a_module_that_is_compiled_in_place(
+    bench: Bench,
+) -> None:
     def setup(ctx: Any) -> Any:
         model = Blocks()
         model.compile(backend="eager")
         return lambda: model(torch.ones(1, 16)).sum().backward()
 
     samples = bench.measure(setup, warmup=5, steps=4)
-    assert (samples.unfit, samples.unsettled, samples.counters["recompilations"]) == ("", "", 0)
+    assert (samples.unfit, samples.unsettled, samples.counters["recompilations"]) == (
+        "",
+        "",
+        0,
+    )
     assert BACKWARD in known(samples)
 
 
@@ -145,7 +180,9 @@ def test_a_pass_that_lasts_into_the_next_step_is_noted(bench: Bench) -> None:
 
     samples = bench.measure(setup, warmup=3, steps=4)
     assert samples.phases is None
-    assert samples.notes == ("phases of the step are unknown: one of its passes did not end within it",)
+    assert samples.notes == (
+        "phases of the step are unknown: one of its passes did not end within it",
+    )
 
 
 def test_a_step_without_a_backward_pass_has_no_such_phase(bench: Bench) -> None:
@@ -153,25 +190,45 @@ def test_a_step_without_a_backward_pass_has_no_such_phase(bench: Bench) -> None:
         model = nn.Linear(4, 4)
         return lambda: model(torch.ones(1, 4))
 
-    assert known(bench.measure(setup, warmup=3, steps=4)) == {DATA, FORWARD, EXPOSED, OTHER, RANK_WAIT}
+    assert known(bench.measure(setup, warmup=3, steps=4)) == {
+        DATA,
+        FORWARD,
+        EXPOSED,
+        OTHER,
+        RANK_WAIT,
+    }
 
 
-def test_a_module_that_takes_no_hooks_leaves_its_forward_pass_unknown(bench: Bench) -> None:
+def test_a_module_that_takes_no_hooks_leaves_its_forward_pass_unknown(
+    bench: Bench,
+) -> None:
     def setup(ctx: Any) -> Any:
         model = torch.jit.script(nn.Linear(4, 4))
         return lambda: model(torch.ones(1, 4)).sum().backward()
 
-    assert known(bench.measure(setup, warmup=3, steps=4)) == {BACKWARD, EXPOSED, OTHER, RANK_WAIT}
+    assert known(bench.measure(setup, warmup=3, steps=4)) == {
+        BACKWARD,
+        EXPOSED,
+        OTHER,
+        RANK_WAIT,
+    }
 
 
-def test_a_remote_module_is_called_by_a_step_like_any_other(bench: Bench, tmp_path: Path) -> None:
+def test_a_remote_module_is_called_by_a_step_like_any_other(
+    bench: Bench, tmp_path: Path
+) -> None:
     def setup(ctx: Any) -> Any:
         from torch.distributed import rpc
         from torch.distributed.nn import RemoteModule
 
-        options = rpc.TensorPipeRpcBackendOptions(init_method=f"file://{tmp_path}/{ctx.rank}")
+        options = rpc.TensorPipeRpcBackendOptions(
+            init_method=f"file://{tmp_path}/{ctx.rank}"
+        )
         rpc.init_rpc("alone", rank=0, world_size=1, rpc_backend_options=options)
-        remote, dense = RemoteModule("alone/cpu", nn.Linear, (4, 4)), DistributedDataParallel(nn.Linear(4, 4))
+        remote, dense = (
+            RemoteModule("alone/cpu", nn.Linear, (4, 4)),
+            DistributedDataParallel(nn.Linear(4, 4)),
+        )
         yield lambda: dense(remote(torch.ones(1, 4))).sum().backward()
         rpc.shutdown()
 
@@ -205,14 +262,25 @@ def test_a_wait_leads_to_the_rank_that_is_late(bench: Bench, kind: str) -> None:
             from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
             stage = PipelineStage(model, ctx.rank, 2, ctx.device)
-            schedule = Schedule1F1B(stage, n_microbatches=2, loss_fn=nn.functional.mse_loss)
-            return lambda: schedule.step(x) if ctx.rank == 0 else schedule.step(target=x, losses=[])
+            schedule = Schedule1F1B(
+                stage, n_microbatches=2, loss_fn=nn.functional.mse_loss
+            )
+            return lambda: (
+                schedule.step(x)
+                if ctx.rank == 0
+                else schedule.step(target=x, losses=[])
+            )
         if kind == "tensor parallel":
             from torch.distributed.device_mesh import init_device_mesh
-            from torch.distributed.tensor.parallel import RowwiseParallel, parallelize_module
+            from torch.distributed.tensor.parallel import (
+                RowwiseParallel,
+                parallelize_module,
+            )
 
             mesh = init_device_mesh("cpu", (2,))
-            parallelize_module(model.layer, mesh, RowwiseParallel(input_layouts=Replicate()))
+            parallelize_module(
+                model.layer, mesh, RowwiseParallel(input_layouts=Replicate())
+            )
             return lambda: model(x).sum().backward()
 
         def step() -> None:
@@ -256,7 +324,11 @@ def test_waits_in_compiled_code_are_unknown(bench: Bench) -> None:
 
     samples = bench.measure(setup, warmup=4, steps=4)
     assert samples.counters["all_reduce.count"] == 1
-    assert (samples.unfit, samples.unsettled, samples.counters["recompilations"]) == ("", "", 0)
+    assert (samples.unfit, samples.unsettled, samples.counters["recompilations"]) == (
+        "",
+        "",
+        0,
+    )
     assert samples.phases is not None
     assert samples.phases.own[EXPOSED] == (None, None)
 
@@ -266,13 +338,17 @@ def test_an_optimizer_in_backward_is_no_phase_of_its_own(bench: Bench) -> None:
         model = nn.Linear(4, 4)
         for parameter in model.parameters():
             optimizer = torch.optim.SGD([parameter], lr=0.01)
-            parameter.register_post_accumulate_grad_hook(lambda _, optimizer=optimizer: optimizer.step())  # type: ignore[misc]
+            parameter.register_post_accumulate_grad_hook(
+                lambda _, optimizer=optimizer: optimizer.step()
+            )  # type: ignore[misc]
         return lambda: model(torch.ones(1, 4)).sum().backward()
 
     assert OPTIMIZER not in known(bench.measure(setup, warmup=3, steps=4))
 
 
-def test_user_code_that_replaces_backward_and_takes_several_passes_is_seen(bench: Bench) -> None:
+def test_user_code_that_replaces_backward_and_takes_several_passes_is_seen(
+    bench: Bench,
+) -> None:
     def setup(ctx: Any) -> Any:
         model, own = nn.Linear(4, 4), torch.Tensor.backward
 
@@ -290,7 +366,9 @@ def test_user_code_that_replaces_backward_and_takes_several_passes_is_seen(bench
     assert {FORWARD, BACKWARD} <= known(bench.measure(setup, warmup=3, steps=4))
 
 
-def test_waits_are_unknown_where_the_flight_recorder_is_off(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_waits_are_unknown_where_the_flight_recorder_is_off(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("TORCH_FR_BUFFER_SIZE", "0")
     launcher = Launcher(dict)
     try:
@@ -303,12 +381,16 @@ def test_waits_are_unknown_where_the_flight_recorder_is_off(monkeypatch: pytest.
     assert (found.own[EXPOSED], found.own[RANK_WAIT]) == ((None, None), (None, None))
 
 
-def test_a_full_recorder_leaves_the_phases_of_the_last_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_recorder_leaves_the_phases_of_the_last_steps(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("TORCH_FR_BUFFER_SIZE", "8")
     launcher = Launcher(dict)
     try:
         plan = Plan(world_size=2, backend="gloo", device="cpu", warmup=3, steps=20)
-        found = launcher.measure(plan, lambda ctx: lambda: dist.all_reduce(torch.ones(1)), Recorder()).phases
+        found = launcher.measure(
+            plan, lambda ctx: lambda: dist.all_reduce(torch.ones(1)), Recorder()
+        ).phases
     finally:
         launcher.close()
     assert found is not None
@@ -326,4 +408,6 @@ def test_phases_that_cannot_be_taken_leave_the_measurement_as_it_is(
 
     samples = bench.measure(setup, warmup=3, steps=3)
     assert samples.phases is None
-    assert samples.notes == ("phases of the step are unknown: TypeError: 'NoneType' object is not callable",)
+    assert samples.notes == (
+        "phases of the step are unknown: TypeError: 'NoneType' object is not callable",
+    )

@@ -50,7 +50,8 @@ def test_what_a_step_does_not_tell_is_none(bench: Bench) -> None:
             ctx.record("every", math.inf if number == 2 else 1)
             if number % 2 and ctx.rank == 1:
                 ctx.record("odd", torch.tensor([number]))
-                ctx.record("odd", torch.tensor(number + 0.5, requires_grad=True))  # the last counts
+                # the last counts
+                ctx.record("odd", torch.tensor(number + 0.5, requires_grad=True))
 
         return step
 
@@ -74,7 +75,9 @@ def losing(ctx: Any) -> Any:
     return step
 
 
-def test_losses_are_those_of_the_steps_behind_the_asked_warm_up_however_the_window_is_taken(bench: Bench) -> None:
+def test_losses_are_those_of_the_steps_behind_the_asked_warm_up_however_the_window_is_taken(
+    bench: Bench,
+) -> None:
     samples = bench.measure(losing, steps=9, warmup=3)
     assert samples.losses == tuple(number + 1.0 for number in range(4, 14))
     assert samples.recorded["loss"][1][0] == 7.0, "warm-up took a step more"
@@ -93,8 +96,16 @@ def test_nothing_recorded_is_nothing(bench: Bench) -> None:
 @pytest.mark.parametrize(
     ("name", "value", "reported"),
     [
-        ("loss", "3", "TypeError: ctx.record('loss', '3'): the figure must be a number"),
-        ("loss", None, "TypeError: ctx.record('loss', None): the figure must be a number"),
+        (
+            "loss",
+            "3",
+            "TypeError: ctx.record('loss', '3'): the figure must be a number",
+        ),
+        (
+            "loss",
+            None,
+            "TypeError: ctx.record('loss', None): the figure must be a number",
+        ),
         (
             "loss",
             torch.ones(2),
@@ -102,10 +113,16 @@ def test_nothing_recorded_is_nothing(bench: Bench) -> None:
         ),
         ("", 3, "ValueError: ctx.record('', ...): the name must be printable text"),
         (3, 3, "ValueError: ctx.record(3, ...): the name must be printable text"),
-        ("a\nb", 3, r"ValueError: ctx.record('a\nb', ...): the name must be printable text"),
+        (
+            "a\nb",
+            3,
+            r"ValueError: ctx.record('a\nb', ...): the name must be printable text",
+        ),
     ],
 )
-def test_what_is_no_figure_is_red_where_it_stands(bench: Bench, name: Any, value: Any, reported: str) -> None:
+def test_what_is_no_figure_is_red_where_it_stands(
+    bench: Bench, name: Any, value: Any, reported: str
+) -> None:
     def setup(ctx: Any) -> Any:
         return lambda: ctx.record(name, value)
 

@@ -65,7 +65,12 @@ def test_a_launch_says_what_any_rank_imported_where_it_is_asked(
     bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     top = Path(os.path.realpath(tmp_path)) / "top"
-    for name in ("top/of_rank_0.py", "top/of_rank_1.py", "top/unused.py", "elsewhere.py"):
+    for name in (
+        "top/of_rank_0.py",
+        "top/of_rank_1.py",
+        "top/unused.py",
+        "elsewhere.py",
+    ):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text("")
     (top / "late.py").write_bytes(b"late = 1\r\n")
@@ -76,7 +81,8 @@ def test_a_launch_says_what_any_rank_imported_where_it_is_asked(
         importlib.import_module(f"of_rank_{ctx.rank}")
         importlib.import_module("elsewhere")
         count = itertools.count()
-        return lambda: next(count) == 3 and importlib.import_module("late")  # the last step that is timed
+        # the last step that is timed
+        return lambda: next(count) == 3 and importlib.import_module("late")
 
     samples = bench.measure(setup)
     assert (samples.files, samples.others) == ({}, ())
@@ -85,7 +91,9 @@ def test_a_launch_says_what_any_rank_imported_where_it_is_asked(
     samples = bench.measure(setup)
     assert samples.files == trees.digests(["late.py", "of_rank_0.py", "of_rank_1.py"])
     (top / "late.py").write_bytes(b"late = 1\n")
-    assert samples.files["late.py"] == file_digest(str(top / "late.py")), "however its lines end"
+    assert samples.files["late.py"] == file_digest(str(top / "late.py")), (
+        "however its lines end"
+    )
     assert {f"elsewhere@{top.parent}", "torch"} <= set(samples.others)
     assert not {"late", "json", "pytest_ddpperf"} & set(samples.others)
 
@@ -105,7 +113,10 @@ def test_output_goes_by_rank_and_stream(bench: Bench) -> None:
         return all_reduce
 
     output = bench.measure(setup).output
-    assert [(o.rank, o.stdout, o.stderr) for o in output] == [(0, "out 0\n", "err 0\n"), (1, "out 1\n", "err 1\n")]
+    assert [(o.rank, o.stdout, o.stderr) for o in output] == [
+        (0, "out 0\n", "err 0\n"),
+        (1, "out 1\n", "err 1\n"),
+    ]
 
 
 def test_output_is_streamed_to_who_asks(bench: Bench) -> None:
@@ -116,14 +127,17 @@ def test_output_is_streamed_to_who_asks(bench: Bench) -> None:
 
     bench.call(function)
     assert sorted(bench.recorder.lines) == [
-        (f"rank {rank}", "stdout", line) for rank in (0, 1) for line in (f"hello from {rank}", "unfinished")
+        (f"rank {rank}", "stdout", line)
+        for rank in (0, 1)
+        for line in (f"hello from {rank}", "unfinished")
     ]
 
 
 def test_output_before_a_crash_is_kept(bench: Bench) -> None:
     def function(ctx: Any) -> None:
         print("last words")
-        dist.barrier()  # else the first that exits may end the other before it has said so
+        # else the first that exits may end the other before it has said so
+        dist.barrier()
         os._exit(7)
 
     with pytest.raises(LaunchError) as caught:
@@ -173,7 +187,9 @@ def test_a_grandchild_in_a_session_of_its_own_ends_too(bench: Bench) -> None:
     assert all(pid > 0 for pid in bench.call(function))
 
 
-def test_what_a_child_that_a_rank_forks_returns_or_raises_is_not_the_ranks(bench: Bench) -> None:
+def test_what_a_child_that_a_rank_forks_returns_or_raises_is_not_the_ranks(
+    bench: Bench,
+) -> None:
     def function(ctx: Any) -> Any:
         statuses = []
         for ends in ("returns", "raises", "exits"):
@@ -206,7 +222,9 @@ def test_a_launch_that_is_asked_to_samples_where_its_steps_are(
         "    while time.monotonic() < until:\n        pass\n"
     )
     monkeypatch.syspath_prepend(str(top))
-    monkeypatch.setattr(bench.launcher, "_trees", Trees(current=str(top), base=str(top), kept=()))
+    monkeypatch.setattr(
+        bench.launcher, "_trees", Trees(current=str(top), base=str(top), kept=())
+    )
 
     def setup(ctx: Any) -> Any:
         work = importlib.import_module("work_of_a_step").work
@@ -221,6 +239,8 @@ def test_a_launch_that_is_asked_to_samples_where_its_steps_are(
     stacks = bench.launch(plan, setup).stacks
     assert len(stacks) == 2
     for of_rank in stacks:
-        seen = {(file, function): count for file, function, _, count in of_rank.functions}
+        seen = {
+            (file, function): count for file, function, _, count in of_rank.functions
+        }
         assert 0 < seen["work_of_a_step.py", "work"] <= of_rank.taken
     assert bench.launch(bench.plan(), setup).stacks == ()

@@ -63,12 +63,15 @@ def measure(
     trainers: int = 2,
     servers: int = 2,
 ) -> LaunchSamples:
-    plan = replace(bench.plan(ranks=trainers), parameter_servers=servers, master=master is not None)
+    plan = replace(
+        bench.plan(ranks=trainers), parameter_servers=servers, master=master is not None
+    )
     return bench.launch(plan, trainer, master, server)
 
 
 def failure(bench: Bench, trainer: Any, *, left: int, **asked: Any) -> LaunchError:
-    """The error of a launch in which one thread at least says that it has arrived, and `left` processes remain."""
+    """The error of a launch in which one thread at least says that it has arrived, and `left`
+    processes remain."""
     with bench.over_once(arrived=1, left=left), pytest.raises(LaunchError) as caught:
         measure(bench, trainer, **asked)
     return caught.value
@@ -93,23 +96,40 @@ def calling(act: Any, *args: Any, step: int = 2, timeout: float = 0.0) -> Any:
 # --- roles
 
 
-def test_every_role_has_its_set_up_its_place_and_what_the_master_shares(bench: Bench) -> None:
+def test_every_role_has_its_set_up_its_place_and_what_the_master_shares(
+    bench: Bench,
+) -> None:
     bench.recorder.streams = True
 
     def server(ctx: Any) -> None:
         paused["name"] = f"{ctx.name} of {ctx.world_size}"
         total = torch.ones(1)
         dist.all_reduce(total)
-        print(ctx.role, ctx.rank, ctx.world_size, os.environ["RANK"], os.environ["WORLD_SIZE"], int(total))
+        print(
+            ctx.role,
+            ctx.rank,
+            ctx.world_size,
+            os.environ["RANK"],
+            os.environ["WORLD_SIZE"],
+            int(total),
+        )
 
     def master(ctx: Any) -> Any:
-        print(ctx.role, ctx.rank, ctx.world_size, os.environ["RANK"], dist.is_initialized())
+        print(
+            ctx.role,
+            ctx.rank,
+            ctx.world_size,
+            os.environ["RANK"],
+            dist.is_initialized(),
+        )
         return [rpc.remote(name, answer) for name in ctx.workers["parameter_server"]]
 
     def trainer(ctx: Any, shared: Any) -> Any:
         total = torch.ones(1)
         dist.all_reduce(total)
-        print(ctx.role, ctx.name, ctx.rank, ctx.world_size, os.environ["RANK"], int(total))
+        print(
+            ctx.role, ctx.name, ctx.rank, ctx.world_size, os.environ["RANK"], int(total)
+        )
         print([reference.to_here() for reference in shared], ctx.workers["master"])
         return lambda: rpc.rpc_sync("ps0", nothing)
 
@@ -154,8 +174,12 @@ def test_what_a_trainer_waits_for_others_is_told_of_each_step(bench: Bench) -> N
     samples = measure(bench, trainer)
     assert samples.blocked_seconds is not None
     for waited, took in zip(samples.blocked_seconds, samples.rank_seconds, strict=True):
-        assert all(0 <= blocked <= step for blocked, step in zip(waited, took, strict=True))
-        assert max(waited) > 0.01, "each time the server may have begun before the trainer came to wait for it"
+        assert all(
+            0 <= blocked <= step for blocked, step in zip(waited, took, strict=True)
+        )
+        assert max(waited) > 0.01, (
+            "each time the server may have begun before the trainer came to wait for it"
+        )
 
 
 def test_servers_clean_up_when_the_trainers_have_ended(bench: Bench) -> None:
@@ -176,8 +200,12 @@ def test_servers_clean_up_when_the_trainers_have_ended(bench: Bench) -> None:
 
     measure(bench, trainer, master=master, server=server)
     assert sorted(line for _, _, line in bench.recorder.lines) == [
-        "master cleans up", "ps0 cleans up", "ps1 cleans up", "trainer cleans up 7", "trainer cleans up 7",
-    ]  # fmt: skip
+        "master cleans up",
+        "ps0 cleans up",
+        "ps1 cleans up",
+        "trainer cleans up 7",
+        "trainer cleans up 7",
+    ]
 
 
 def test_everything_listens_on_loopback_only(bench: Bench) -> None:
@@ -191,13 +219,19 @@ def test_everything_listens_on_loopback_only(bench: Bench) -> None:
     measure(bench, trainer)
     addresses = {line for _, _, line in bench.recorder.lines}
     assert addresses, "TensorPipe listens"
-    assert addresses <= {"0100007F", "0000000000000000FFFF00000100007F", "00000000000000000000000001000000"}
+    assert addresses <= {
+        "0100007F",
+        "0000000000000000FFFF00000100007F",
+        "00000000000000000000000001000000",
+    }
 
 
 # --- bad luck
 
 
-def test_a_server_that_dies_in_a_step_is_the_cause_not_the_trainers_that_lost_it(bench: Bench) -> None:
+def test_a_server_that_dies_in_a_step_is_the_cause_not_the_trainers_that_lost_it(
+    bench: Bench,
+) -> None:
     error = failure(bench, calling(end, 7), left=1)
     assert error.cause.who == "ps1"
     assert error.cause.summary == "exited with status 7 without delivering a result"
@@ -224,12 +258,18 @@ def test_a_trainer_that_dies_while_others_wait_is_the_cause(bench: Bench) -> Non
 
     error = failure(bench, trainer, left=2)
     assert error.cause.who == "trainer1"
-    idle = {other.who: other.summary for other in error.others if other.who.startswith("ps")}
+    idle = {
+        other.who: other.summary for other in error.others if other.who.startswith("ps")
+    }
     assert idle == {"ps0": "was waiting for calls", "ps1": "was waiting for calls"}
 
 
-@pytest.mark.parametrize(("role", "left"), [("master", 4), ("server", 3)], ids=["master", "server"])
-def test_a_set_up_that_raises_is_shown_with_its_own_traceback(bench: Bench, role: str, left: int) -> None:
+@pytest.mark.parametrize(
+    ("role", "left"), [("master", 4), ("server", 3)], ids=["master", "server"]
+)
+def test_a_set_up_that_raises_is_shown_with_its_own_traceback(
+    bench: Bench, role: str, left: int
+) -> None:
     def raising(ctx: Any) -> None:
         arrive()
         raise ValueError(f"not today, {ctx.role}")
@@ -252,7 +292,9 @@ def test_what_rpc_cannot_carry_is_said_of_the_master(bench: Bench) -> None:
     assert "pickle" in error.cause.summary
 
 
-def test_a_handler_that_raises_remotely_is_red_with_the_remote_traceback(bench: Bench) -> None:
+def test_a_handler_that_raises_remotely_is_red_with_the_remote_traceback(
+    bench: Bench,
+) -> None:
     error = failure(bench, calling(fail), left=2)
     assert error.cause.who == "trainer1"
     assert "no such table" in error.cause.summary
@@ -264,13 +306,19 @@ def waiting_for_a_future(ctx: Any) -> Any:
     return lambda: rpc.rpc_async("ps1", hang).wait()
 
 
-@pytest.mark.parametrize("trainer", [calling(hang), waiting_for_a_future], ids=["rpc_sync", "future"])
-def test_a_handler_that_hangs_is_the_cause_at_the_deadline_not_who_waits_for_it(bench: Bench, trainer: Any) -> None:
+@pytest.mark.parametrize(
+    "trainer", [calling(hang), waiting_for_a_future], ids=["rpc_sync", "future"]
+)
+def test_a_handler_that_hangs_is_the_cause_at_the_deadline_not_who_waits_for_it(
+    bench: Bench, trainer: Any
+) -> None:
     error = failure(bench, trainer, left=4)
     assert error.cause.who == "ps1"
     assert error.cause.summary == "did not end within 300 s (--ddp-timeout)"
     assert "in hang" in error.cause.traceback
-    assert {other.who: other.summary for other in error.others}["ps0"] == "was waiting for calls"
+    assert {other.who: other.summary for other in error.others}[
+        "ps0"
+    ] == "was waiting for calls"
 
 
 def test_a_clean_up_of_a_trainer_that_hangs_is_green_and_told(bench: Bench) -> None:
@@ -283,4 +331,6 @@ def test_a_clean_up_of_a_trainer_that_hangs_is_green_and_told(bench: Bench) -> N
 
     with bench.over_once(arrived=1):
         samples = measure(bench, trainer)
-    assert samples.notes == ("trainer1's clean-up did not end within 300 s (--ddp-timeout); it was killed",)
+    assert samples.notes == (
+        "trainer1's clean-up did not end within 300 s (--ddp-timeout); it was killed",
+    )

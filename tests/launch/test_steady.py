@@ -1,4 +1,5 @@
-"""Warm-up goes on while something still settles, and what settles in the window is told. By counts, never by times."""
+"""Warm-up goes on while something still settles, and what settles in the window is told. By counts,
+never by times."""
 
 from __future__ import annotations
 
@@ -22,8 +23,8 @@ from tests.launch.conftest import Bench, Recorder
 
 
 def compiling(at: set[int], rank: int = 0) -> Any:
-    """A set-up whose step hands a new function to torch.compile in its calls number `at`, on one rank; all ranks
-    return how often they were called so far as their examples."""
+    """A set-up whose step hands a new function to torch.compile in its calls number `at`, on one
+    rank; all ranks return how often they were called so far as their examples."""
 
     def setup(ctx: Any) -> Any:
         calls = 0
@@ -32,7 +33,9 @@ def compiling(at: set[int], rank: int = 0) -> Any:
             nonlocal calls
             calls += 1
             if calls in at and ctx.rank == rank:
-                torch.compile(eval(f"lambda x: x + {calls}"), backend="eager")(torch.ones(2))
+                torch.compile(eval(f"lambda x: x + {calls}"), backend="eager")(
+                    torch.ones(2)
+                )
             dist.all_reduce(torch.ones(1))
             return calls
 
@@ -52,7 +55,9 @@ def test_a_steady_step_is_warmed_up_as_asked(bench: Bench) -> None:
     assert (samples.unfit, samples.unsettled) == ("", "")
 
 
-def test_what_compiles_before_the_last_warm_up_step_does_not_matter(bench: Bench) -> None:
+def test_what_compiles_before_the_last_warm_up_step_does_not_matter(
+    bench: Bench,
+) -> None:
     assert first_timed(bench.measure(compiling({1, 2}), warmup=3)) == [4, 4]
 
 
@@ -96,7 +101,8 @@ def test_buckets_are_rebuilt_before_the_window(bench: Bench, logged: bool) -> No
 
         return step
 
-    # The first step brings the order of gradients, the second rebuilds, the third finds nothing to do.
+    # The first step brings the order of gradients, the second rebuilds, the third finds nothing to
+    # do.
     assert first_timed(bench.measure(setup, warmup=1)) == [2, 2]
     assert first_timed(bench.measure(setup, warmup=2)) == [4, 4]
 
@@ -121,14 +127,19 @@ def sending(counts: list[int]) -> Any:
 
 
 @pytest.mark.parametrize(("sent", "words"), [(1, "1 collective"), (3, "3 collectives")])
-def test_a_step_that_no_longer_sends_anything_is_doubted(bench: Bench, sent: int, words: str) -> None:
+def test_a_step_that_no_longer_sends_anything_is_doubted(
+    bench: Bench, sent: int, words: str
+) -> None:
     note = f"the first warm-up step sent {words}, a later one none: does the step still train?"
     assert bench.measure(sending([sent, 1]), warmup=4).doubts["sent"] == note
 
 
 def test_trainers_that_no_longer_send_anything_are_doubted(bench: Bench) -> None:
     plan = replace(bench.plan(warmup=3), parameter_servers=1)
-    assert "sent 2 collectives" in bench.launch(plan, sending([2]), None, None).doubts["sent"]
+    assert (
+        "sent 2 collectives"
+        in bench.launch(plan, sending([2]), None, None).doubts["sent"]
+    )
 
 
 @pytest.mark.parametrize(
@@ -136,11 +147,15 @@ def test_trainers_that_no_longer_send_anything_are_doubted(bench: Bench) -> None
     [([], 3), ([0, 5, 5], 4), ([5, 5, 1], 4), ([5], 2)],
     ids=["never sent", "sent later", "still sends", "not counted"],
 )
-def test_other_changes_of_what_a_step_sends_are_not_doubted(bench: Bench, counts: list[int], warmup: int) -> None:
+def test_other_changes_of_what_a_step_sends_are_not_doubted(
+    bench: Bench, counts: list[int], warmup: int
+) -> None:
     assert "sent" not in bench.measure(sending(counts), warmup=warmup).doubts
 
 
-def test_what_a_step_sends_is_not_doubted_where_the_flight_recorder_is_off(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_step_sends_is_not_doubted_where_the_flight_recorder_is_off(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("TORCH_FR_BUFFER_SIZE", "0")
     launcher = Launcher(dict)
     try:
@@ -221,15 +236,21 @@ def sleeping(calls: set[int]) -> Any:
 
 def test_a_first_timed_step_that_is_far_longer_is_doubted(bench: Bench) -> None:
     doubt = bench.measure(sleeping({2}), steps=5).doubts["first step"]
-    assert doubt.endswith("x the median of the others: does the step do the same work each time?")
+    assert doubt.endswith(
+        "x the median of the others: does the step do the same work each time?"
+    )
     with bench.paused(sleeping({2}), steps=5) as paused_launch:
         paused_launch.stretch(5)
         paused_launch.stretch(5)
         assert "first step" in paused_launch.deliver().doubts
 
 
-@pytest.mark.parametrize(("calls", "warmup"), [({1}, 0), ({1, 3}, 1)], ids=["no warm-up", "later"])
-def test_other_long_steps_are_not_doubted(bench: Bench, calls: set[int], warmup: int) -> None:
+@pytest.mark.parametrize(
+    ("calls", "warmup"), [({1}, 0), ({1, 3}, 1)], ids=["no warm-up", "later"]
+)
+def test_other_long_steps_are_not_doubted(
+    bench: Bench, calls: set[int], warmup: int
+) -> None:
     assert bench.measure(sleeping(calls), warmup=warmup, steps=5).doubts == {}
 
 
@@ -244,4 +265,7 @@ def test_a_first_timed_step_that_compiles_is_not_doubted(bench: Bench) -> None:
         return lambda: (step(), sleep())
 
     samples = bench.measure(setup, steps=5)
-    assert (samples.unfit, samples.doubts) == ("rank 0 recompiled at step 1: raise --ddp-warmup", {})
+    assert (samples.unfit, samples.doubts) == (
+        "rank 0 recompiled at step 1: raise --ddp-warmup",
+        {},
+    )

@@ -1,4 +1,5 @@
-"""What surrounds ranks: their environment, their sockets, their server. Pytest's own end is told in whole runs."""
+"""What surrounds ranks: their environment, their sockets, their server. Pytest's own end is told in
+whole runs."""
 
 from __future__ import annotations
 
@@ -30,7 +31,9 @@ def environment(*names: str) -> Any:
     return lambda ctx: [os.environ.get(name) for name in names]
 
 
-def test_changes_of_the_environment_are_seen_deletions_too(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_changes_of_the_environment_are_seen_deletions_too(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("OURS", "yes")
     monkeypatch.delenv("HOME", raising=False)
     assert bench.call(environment("OURS", "HOME")) == [["yes", None]] * 2
@@ -42,11 +45,15 @@ def test_ranks_have_torchruns_variables_and_none_of_an_outer_launcher(
     for name in ("MASTER_ADDR", "SLURM_PROCID", "WORLD_SIZE", "RANK"):
         monkeypatch.setenv(name, "99")
     assert bench.call(environment("MASTER_ADDR", "SLURM_PROCID")) == [[None] * 2] * 2
-    ours = bench.call(environment("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"))
+    ours = bench.call(
+        environment("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
+    )
     assert ours == [["0", "0", "2", "2"], ["1", "1", "2", "2"]]
 
 
-def test_ranks_stand_where_pytest_stands(bench: Bench, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_ranks_stand_where_pytest_stands(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     (tmp_path / "helper_of_test.py").write_text("value = 5")
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -69,7 +76,9 @@ def test_ranks_are_pinned_and_seeded_alike(bench: Bench) -> None:
         assert not set(first) & set(second)
 
 
-@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one core has no smaller share")
+@pytest.mark.skipif(
+    len(os.sched_getaffinity(0)) < 2, reason="one core has no smaller share"
+)
 def test_under_a_quota_ranks_are_on_all_cores_with_threads_for_their_share(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -84,7 +93,9 @@ def test_under_a_quota_ranks_are_on_all_cores_with_threads_for_their_share(
 
 def test_a_torch_without_rpc_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.distributed.rpc, "is_available", lambda: False)
-    with pytest.raises(DdpPerfError, match=r"was built without torch\.distributed\.rpc"):
+    with pytest.raises(
+        DdpPerfError, match=r"was built without torch\.distributed\.rpc"
+    ):
         lifecycle._rpc()
 
 
@@ -109,8 +120,15 @@ def test_temporary_files_of_a_launch_end_with_it(bench: Bench) -> None:
     def function(ctx: Any) -> Any:
         before = os.listdir(tempfile.gettempdir())
         Path(tempfile.gettempdir(), "always-the-same").touch()
-        subprocess.run([sys.executable, "-c", "import tempfile; tempfile.mkdtemp()"], check=True)
-        return before, tempfile.mkdtemp(), len(os.listdir(tempfile.gettempdir())), os.environ["TORCHINDUCTOR_CACHE_DIR"]
+        subprocess.run(
+            [sys.executable, "-c", "import tempfile; tempfile.mkdtemp()"], check=True
+        )
+        return (
+            before,
+            tempfile.mkdtemp(),
+            len(os.listdir(tempfile.gettempdir())),
+            os.environ["TORCHINDUCTOR_CACHE_DIR"],
+        )
 
     ((before, first, entries, cache),) = bench.call(function, ranks=1)
     ((again, second, _, _),) = bench.call(function, ranks=1)
@@ -123,8 +141,12 @@ def test_temporary_files_of_a_launch_end_with_it(bench: Bench) -> None:
     assert Path(cache).parent == bench.tmp, "it stays"
 
 
-@pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="semaphores have no folder here")
-def test_the_semaphores_of_a_rank_end_with_its_launch(bench: Bench, tmp_path: Path) -> None:
+@pytest.mark.skipif(
+    not Path("/dev/shm").is_dir(), reason="semaphores have no folder here"
+)
+def test_the_semaphores_of_a_rank_end_with_its_launch(
+    bench: Bench, tmp_path: Path
+) -> None:
     """A worker is alive to the end: until then Python's resource tracker removes nothing."""
 
     def setup(ctx: Any) -> Any:
@@ -137,10 +159,16 @@ def test_the_semaphores_of_a_rank_end_with_its_launch(bench: Bench, tmp_path: Pa
     bench.measure(setup)
     names = [path.read_text() for path in tmp_path.iterdir()]
     assert len(names) == 2
-    assert [name for name in names if Path(f"/dev/shm/sem.{name.removeprefix('/')}").exists()] == []
+    assert [
+        name
+        for name in names
+        if Path(f"/dev/shm/sem.{name.removeprefix('/')}").exists()
+    ] == []
 
 
-def test_a_server_that_is_killed_is_an_error_and_the_next_launch_has_another(bench: Bench) -> None:
+def test_a_server_that_is_killed_is_an_error_and_the_next_launch_has_another(
+    bench: Bench,
+) -> None:
     server = bench.server
 
     def function(ctx: Any) -> None:
@@ -152,19 +180,28 @@ def test_a_server_that_is_killed_is_an_error_and_the_next_launch_has_another(ben
         bench.call(function)
 
 
-def test_a_variable_read_at_import_restarts_the_server(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_variable_read_at_import_restarts_the_server(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     before = bench.server
     bench.call(environment())
     assert bench.server == before
     cores = os.sched_getaffinity(0)
-    monkeypatch.setenv("OMP_NUM_THREADS", str(len(cores) + 1))  # a pinned rank would have half the cores, and as many
+    # a pinned rank would have half the cores, and as many
+    monkeypatch.setenv("OMP_NUM_THREADS", str(len(cores) + 1))
     share = max(1, len(cores) // 2)
-    for threads, affinity in bench.call(lambda ctx: (torch.get_num_threads(), os.sched_getaffinity(0))):
+    for threads, affinity in bench.call(
+        lambda ctx: (torch.get_num_threads(), os.sched_getaffinity(0))
+    ):
         assert threads > share or len(cores) == 1
         assert affinity == cores
     assert bench.server != before
     facts = bench.measure(lambda ctx: lambda: None).facts
-    assert (facts["cores"], facts["cores_per_rank"], facts["pinned"]) == (len(cores), 0, False)
+    assert (facts["cores"], facts["cores_per_rank"], facts["pinned"]) == (
+        len(cores),
+        0,
+        False,
+    )
 
 
 @pytest.fixture
@@ -172,7 +209,15 @@ def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A temporary folder of 16 pages and few files, on a file system of its own."""
     folder = tmp_path / "small"
     folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", f"size={16 * mmap.PAGESIZE},nr_inodes=8", "ddpperf", folder]
+    mount = [
+        "mount",
+        "-t",
+        "tmpfs",
+        "-o",
+        f"size={16 * mmap.PAGESIZE},nr_inodes=8",
+        "ddpperf",
+        folder,
+    ]
     if subprocess.run(mount, capture_output=True).returncode:
         pytest.skip("this user may not mount a file system")
     monkeypatch.setattr(tempfile, "tempdir", str(folder))
@@ -181,11 +226,16 @@ def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 @pytest.mark.parametrize("pages", [0, 1, 2])
-def test_a_temporary_folder_without_space_is_told_and_nothing_is_left(bench: Bench, small: Path, pages: int) -> None:
+def test_a_temporary_folder_without_space_is_told_and_nothing_is_left(
+    bench: Bench, small: Path, pages: int
+) -> None:
     (small / "full").write_bytes(bytes((16 - pages) * mmap.PAGESIZE))
     with pytest.raises(DdpPerfError) as caught:
         bench.call(lambda ctx: None)
-    assert str(caught.value) == f"no space in {small}; set TMPDIR to a folder that has some"
+    assert (
+        str(caught.value)
+        == f"no space in {small}; set TMPDIR to a folder that has some"
+    )
     assert list(small.iterdir()) == [small / "full"]
 
 
@@ -197,7 +247,10 @@ def test_a_limit_on_the_size_of_files_is_named(bench: Bench) -> None:
             bench.call(lambda ctx: None)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    assert str(caught.value) == "[Errno 27] File too large; see the limits of ulimit -v and -f"
+    assert (
+        str(caught.value)
+        == "[Errno 27] File too large; see the limits of ulimit -v and -f"
+    )
 
 
 def test_a_limit_on_memory_is_named() -> None:
@@ -211,11 +264,17 @@ try:
 except ServerError as error:
     print(error)
 """
-    said = subprocess.run([sys.executable, "-c", limited], capture_output=True, text=True, check=True).stdout
-    assert said.startswith("the rank server did not start; see the limits of ulimit -v and -f\nimporting torch:\n")
+    said = subprocess.run(
+        [sys.executable, "-c", limited], capture_output=True, text=True, check=True
+    ).stdout
+    assert said.startswith(
+        "the rank server did not start; see the limits of ulimit -v and -f\nimporting torch:\n"
+    )
 
 
-def test_a_module_to_preload_that_fails_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_module_to_preload_that_fails_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     words = "no such kernel, " * 20_000
     (tmp_path / "broken_preload.py").write_text(f"raise ImportError({words!r})")
     monkeypatch.syspath_prepend(str(tmp_path))

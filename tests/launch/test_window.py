@@ -1,5 +1,5 @@
-"""How many steps a window has: as many as fill its time, the same in every rank. By counts, and by sleeps that nothing
-shortens."""
+"""How many steps a window has: as many as fill its time, the same in every rank. By counts, and by
+sleeps that nothing shortens."""
 
 from __future__ import annotations
 
@@ -32,13 +32,21 @@ def cleaned_up(ctx: Any) -> Iterator[Any]:
 
 
 @pytest.mark.parametrize("setup", [quick, cleaned_up])
-def test_a_window_has_the_most_steps_that_it_may_where_its_time_is_long(bench: Bench, setup: Any) -> None:
-    samples = bench.launcher.measure(plan(bench, min_seconds=LONG, most_steps=7), setup, bench.recorder)
+def test_a_window_has_the_most_steps_that_it_may_where_its_time_is_long(
+    bench: Bench, setup: Any
+) -> None:
+    samples = bench.launcher.measure(
+        plan(bench, min_seconds=LONG, most_steps=7), setup, bench.recorder
+    )
     assert len(samples.step_seconds) == 7
     assert samples.cpu_seconds is not None
-    assert [len(rank) for rank in (*samples.rank_seconds, *samples.cpu_seconds)] == [7] * 4
+    assert [len(rank) for rank in (*samples.rank_seconds, *samples.cpu_seconds)] == [
+        7
+    ] * 4
     assert min(samples.step_seconds) > 0
-    assert [output.stdout for output in samples.output] == ["cleaned up\n" * (setup is cleaned_up)] * 2
+    assert [output.stdout for output in samples.output] == [
+        "cleaned up\n" * (setup is cleaned_up)
+    ] * 2
 
 
 @pytest.mark.parametrize(
@@ -46,15 +54,26 @@ def test_a_window_has_the_most_steps_that_it_may_where_its_time_is_long(bench: B
     [{"min_seconds": 0.0, "most_steps": 7}, {"min_seconds": LONG, "most_steps": 2}],
     ids=["no time", "no room"],
 )
-def test_a_window_has_the_steps_that_were_asked_at_least(bench: Bench, asked: dict[str, Any]) -> None:
-    assert len(bench.launcher.measure(plan(bench, **asked), quick, bench.recorder).step_seconds) == 3
+def test_a_window_has_the_steps_that_were_asked_at_least(
+    bench: Bench, asked: dict[str, Any]
+) -> None:
+    assert (
+        len(
+            bench.launcher.measure(
+                plan(bench, **asked), quick, bench.recorder
+            ).step_seconds
+        )
+        == 3
+    )
 
 
 def test_all_ranks_go_by_the_slowest(bench: Bench) -> None:
     def setup(ctx: Any) -> Any:
         return lambda: time.sleep(0.02 * ctx.rank)  # none waits for the other
 
-    samples = bench.launcher.measure(plan(bench, min_seconds=0.1, most_steps=1000), setup, bench.recorder)
+    samples = bench.launcher.measure(
+        plan(bench, min_seconds=0.1, most_steps=1000), setup, bench.recorder
+    )
     one, other = map(len, samples.rank_seconds)
     assert 3 <= one == other <= 5
 
@@ -62,9 +81,12 @@ def test_all_ranks_go_by_the_slowest(bench: Bench) -> None:
 def test_what_only_the_first_steps_do_is_not_what_a_step_takes(bench: Bench) -> None:
     def setup(ctx: Any) -> Any:
         calls = iter(range(100))
-        return lambda: time.sleep(1.0 * (next(calls) in (0, 4)))  # of warm-up steps 0 to 4
+        # of warm-up steps 0 to 4
+        return lambda: time.sleep(1.0 * (next(calls) in (0, 4)))
 
-    samples = bench.launcher.measure(plan(bench, warmup=5, min_seconds=3.5, most_steps=7), setup, bench.recorder)
+    samples = bench.launcher.measure(
+        plan(bench, warmup=5, min_seconds=3.5, most_steps=7), setup, bench.recorder
+    )
     assert len(samples.step_seconds) == 7
 
 
@@ -88,4 +110,6 @@ def test_trainers_of_an_rpc_launch_have_the_same_number(bench: Bench) -> None:
     of_test = plan(bench, min_seconds=LONG, most_steps=7, parameter_servers=1)
     samples = bench.launcher.measure(of_test, quick, bench.recorder, (None, None))
     assert samples.blocked_seconds is not None
-    assert [len(rank) for rank in (*samples.rank_seconds, *samples.blocked_seconds)] == [7] * 4
+    assert [
+        len(rank) for rank in (*samples.rank_seconds, *samples.blocked_seconds)
+    ] == [7] * 4

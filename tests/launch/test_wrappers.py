@@ -24,8 +24,11 @@ WRAPPERS: dict[str, Callable[[nn.Module], Wrapper]] = {
 }
 
 
-def trained(ctx: Any, wrap: Callable[[nn.Module], nn.Module]) -> tuple[list[torch.Tensor], float]:
-    """The parameters after three steps on data of the rank's own, begun from what rank 0 has; and the time waited."""
+def trained(
+    ctx: Any, wrap: Callable[[nn.Module], nn.Module]
+) -> tuple[list[torch.Tensor], float]:
+    """The parameters after three steps on data of the rank's own, begun from what rank 0 has; and
+    the time waited."""
     torch.manual_seed(ctx.rank)  # another net on each rank, until it is wrapped
     net = wrap(nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4)))
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
@@ -36,13 +39,17 @@ def trained(ctx: Any, wrap: Callable[[nn.Module], nn.Module]) -> tuple[list[torc
         if isinstance(net, Wrapper):
             net.finish()
         optimizer.step()
-    return [parameter.detach() for parameter in net.parameters()], getattr(net, "seconds_waited", 0.0)
+    return [parameter.detach() for parameter in net.parameters()], getattr(
+        net, "seconds_waited", 0.0
+    )
 
 
 @pytest.mark.parametrize("name", WRAPPERS)
 def test_a_wrapper_trains_as_torchs_does(bench: Bench, name: str) -> None:
     for (own, waited), (expected, _) in zip(
-        bench.call(trained, WRAPPERS[name]), bench.call(trained, DistributedDataParallel), strict=True
+        bench.call(trained, WRAPPERS[name]),
+        bench.call(trained, DistributedDataParallel),
+        strict=True,
     ):
         assert waited > 0
         for parameter, other in zip(own, expected, strict=True):
@@ -52,4 +59,8 @@ def test_a_wrapper_trains_as_torchs_does(bench: Bench, name: str) -> None:
 def test_buckets_hold_the_last_parameters_first_and_no_more_than_they_may() -> None:
     parameters = [torch.zeros(size) for size in (100, 10, 20, 30, 5)]
     filled = buckets(parameters, 4 * 50)
-    assert [[len(parameter) for parameter in bucket] for bucket in filled] == [[5, 30], [20, 10], [100]]
+    assert [[len(parameter) for parameter in bucket] for bucket in filled] == [
+        [5, 30],
+        [20, 10],
+        [100],
+    ]

@@ -18,7 +18,9 @@ def machines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Machin
     if why := missing():
         pytest.skip(why)
     monkeypatch.delenv("CI", raising=False)
-    monkeypatch.setenv("PYTEST_ADDOPTS", "-p no:randomly -p no:benchmark -p no:cacheprovider")
+    monkeypatch.setenv(
+        "PYTEST_ADDOPTS", "-p no:randomly -p no:benchmark -p no:cacheprovider"
+    )
     (tmp_path / "run").mkdir()
     (tmp_path / "temporary").mkdir()
     monkeypatch.setenv("TMPDIR", str(tmp_path / "temporary"))

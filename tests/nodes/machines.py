@@ -1,5 +1,5 @@
-"""Two nodes on one machine: network namespaces that are joined by a pair of links, with a core each, and on the second
-a monotonic clock that is 1,000 seconds ahead."""
+"""Two nodes on one machine: network namespaces that are joined by a pair of links, with a core
+each, and on the second a monotonic clock that is 1,000 seconds ahead."""
 
 from __future__ import annotations
 
@@ -21,9 +21,16 @@ _PORT = 29500  # of namespaces that nothing else is in
 
 SOON_SECONDS = 600.0  # for what ends by itself, on a machine however slow
 
-SMALL = ("--ddp-steps=10", "--ddp-min-time=0", "--ddp-launches=2", "--ddp-max-launches=4", "--ddp-warmup=2")
+SMALL = (
+    "--ddp-steps=10",
+    "--ddp-min-time=0",
+    "--ddp-launches=2",
+    "--ddp-max-launches=4",
+    "--ddp-warmup=2",
+)
 
-# A conftest for tests that are not about torchrun's store: on each node a process that imports torch would ask it.
+# A conftest for tests that are not about torchrun's store: on each node a process that imports
+# torch would ask it.
 MEET_IN_A_FILE = """
 import json, os, tempfile, time
 from pathlib import Path
@@ -56,10 +63,16 @@ def missing() -> str:
         return "needs root on Linux"
     if len(os.sched_getaffinity(0)) < len(ADDRESSES):
         return "needs a core a node"
-    lacking = [name for name in ("ip", "unshare", "taskset") if shutil.which(name) is None]
+    lacking = [
+        name for name in ("ip", "unshare", "taskset") if shutil.which(name) is None
+    ]
     if lacking:
         return f"needs {' and '.join(lacking)}"
-    tried = subprocess.run(["unshare", "--net", "--time", "--monotonic", "1", "true"], capture_output=True, text=True)
+    tried = subprocess.run(
+        ["unshare", "--net", "--time", "--monotonic", "1", "true"],
+        capture_output=True,
+        text=True,
+    )
     return f"namespaces: {tried.stderr.strip()}" if tried.returncode else ""
 
 
@@ -82,11 +95,18 @@ class Node:
 class Machines:
     """The two of them; `start` runs a command on one."""
 
-    def __init__(self, folder: Path, closing: ExitStack, *, ahead_seconds: int = AHEAD_SECONDS) -> None:
+    def __init__(
+        self, folder: Path, closing: ExitStack, *, ahead_seconds: int = AHEAD_SECONDS
+    ) -> None:
         self.folder, self._closing, self._ahead = folder, closing, ahead_seconds
-        self.own_pids = False  # whether RPC takes them for two machines, and sends tensors over the network
-        self._names = [f"ddpperf-{os.getpid()}-{node}" for node in range(len(ADDRESSES))]
-        self._links = links = [f"dp{os.getpid() % 100000}n{node}" for node in range(len(ADDRESSES))]
+        # whether RPC takes them for two machines, and sends tensors over the network
+        self.own_pids = False
+        self._names = [
+            f"ddpperf-{os.getpid()}-{node}" for node in range(len(ADDRESSES))
+        ]
+        self._links = links = [
+            f"dp{os.getpid() % 100000}n{node}" for node in range(len(ADDRESSES))
+        ]
         for name in self._names:
             _ip("netns", "add", name)
             closing.callback(_ip, "netns", "del", name)
@@ -109,15 +129,25 @@ class Machines:
         folder: Path | None = None,
         log: str = "",
     ) -> Node:
-        """Ends with the test. The processes of a node are its process group's and those of its namespace. `log`: what
-        it writes has this name, the node's if nothing is said."""
+        """Ends with the test. The processes of a node are its process group's and those of its
+        namespace. `log`: what it writes has this name, the node's if nothing is said."""
         core = sorted(os.sched_getaffinity(0))[node]
         ahead = ["--time", "--monotonic", str(self._ahead)] if node else []
         apart = ["--pid", "--mount-proc"] if self.own_pids else []
-        written = self._closing.enter_context((self.folder / f"{log or f'node{node}'}.log").open("w+b"))
+        written = self._closing.enter_context(
+            (self.folder / f"{log or f'node{node}'}.log").open("w+b")
+        )
         process = subprocess.Popen(
             [
-                *("ip", "netns", "exec", self._names[node], "taskset", "--cpu-list", str(core)),
+                *(
+                    "ip",
+                    "netns",
+                    "exec",
+                    self._names[node],
+                    "taskset",
+                    "--cpu-list",
+                    str(core),
+                ),
                 *("unshare", *ahead, *apart, "--fork", "--kill-child", "--", *command),
             ],
             cwd=folder or self.folder,
@@ -131,9 +161,26 @@ class Machines:
         return Node(process, written)
 
     def torchrun(self, node: int, *arguments: str) -> Node:
-        static = ("--node-rank", str(node), "--master-addr", ADDRESSES[0], "--master-port", str(_PORT))
-        launcher = (sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "1")
-        return self.start(node, [*launcher, *static, "-m", "pytest", *SMALL, *arguments])
+        static = (
+            "--node-rank",
+            str(node),
+            "--master-addr",
+            ADDRESSES[0],
+            "--master-port",
+            str(_PORT),
+        )
+        launcher = (
+            sys.executable,
+            "-m",
+            "torch.distributed.run",
+            "--nnodes",
+            "2",
+            "--nproc-per-node",
+            "1",
+        )
+        return self.start(
+            node, [*launcher, *static, "-m", "pytest", *SMALL, *arguments]
+        )
 
     def pytest(
         self,
@@ -142,7 +189,8 @@ class Machines:
         variables: Mapping[str, str] | None = None,
         folder: Path | None = None,
     ) -> Node:
-        """As torchrun would start it that lets the first worker hold its store: some seconds sooner."""
+        """As torchrun would start it that lets the first worker hold its store: some seconds
+        sooner."""
         place = {
             "RANK": str(node),
             "LOCAL_RANK": "0",
@@ -156,7 +204,9 @@ class Machines:
             "TORCHELASTIC_USE_AGENT_STORE": "False",
         }
         command = [sys.executable, "-m", "pytest", *SMALL, *arguments]
-        return self.start(node, command, {**place, **(variables or {})}, folder, f"node{node}")
+        return self.start(
+            node, command, {**place, **(variables or {})}, folder, f"node{node}"
+        )
 
     def both(self, start: Callable[..., Node], *arguments: str) -> tuple[Node, Node]:
         """On both nodes, until both have ended."""
@@ -167,10 +217,15 @@ class Machines:
 
     def left(self) -> list[str]:
         """The commands of processes that are in the namespaces."""
-        return [command for node in range(len(ADDRESSES)) for command in self._commands(node).values()]
+        return [
+            command
+            for node in range(len(ADDRESSES))
+            for command in self._commands(node).values()
+        ]
 
     def find(self, node: int, part: str) -> int:
-        """The pid of the process of a node whose command has that part; waits until there is one."""
+        """The pid of the process of a node whose command has that part; waits until there is
+        one."""
         until = time.monotonic() + SOON_SECONDS
         while time.monotonic() < until:
             for pid, command in self._commands(node).items():
@@ -181,13 +236,22 @@ class Machines:
 
     def _commands(self, node: int) -> dict[int, str]:
         name = self._names[node]
-        pids = subprocess.run(["ip", "netns", "pids", name], capture_output=True, text=True, check=True).stdout
-        return {int(pid): command for pid in pids.split() if (command := _command(int(pid)))}
+        pids = subprocess.run(
+            ["ip", "netns", "pids", name], capture_output=True, text=True, check=True
+        ).stdout
+        return {
+            int(pid): command for pid in pids.split() if (command := _command(int(pid)))
+        }
 
 
 def _command(pid: int) -> str:
     try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+        return (
+            Path(f"/proc/{pid}/cmdline")
+            .read_bytes()
+            .replace(b"\0", b" ")
+            .decode(errors="replace")
+        )
     except OSError:
         return ""
 

@@ -73,7 +73,8 @@ def test_more_nodes_than_there_are(rpc_benchmark):
 
 
 def test_a_run_over_two_nodes(machines: Machines) -> None:
-    """Saved, compared by torchrun, a rank of node 1 slower: and one clock for both, though they are 1,000 s apart."""
+    """Saved, compared by torchrun, a rank of node 1 slower: and one clock for both, though they are
+    1,000 s apart."""
     (machines.folder / "test_step.py").write_text(
         STEP
         + """
@@ -98,7 +99,14 @@ def test_same(ddp_run, ddp_benchmark):
     )
     (machines.folder / "conftest.py").write_text(MEET_IN_A_FILE)
     (machines.folder / "test_rpc.py").write_text(RPC)
-    asked = ["--ddp-save-baseline", "--ddp-json=all.json", "-v", "-rs", "test_step.py", "test_rpc.py"]
+    asked = [
+        "--ddp-save-baseline",
+        "--ddp-json=all.json",
+        "-v",
+        "-rs",
+        "test_step.py",
+        "test_rpc.py",
+    ]
     first, second = machines.both(machines.pytest, *asked)
     print(first.output, second.output)
     assert "5 passed, 1 skipped" in first.output
@@ -112,7 +120,9 @@ def test_same(ddp_run, ddp_benchmark):
     for outcome in report["measurements"]:
         samples = outcome["measurement"]["samples"]
         assert all(0 < apart < 0.1 for apart in samples["clock_seconds"])
-        assert all(0 < step < 10 for launch in samples["step_seconds"] for step in launch)
+        assert all(
+            0 < step < 10 for launch in samples["step_seconds"] for step in launch
+        )
         assert outcome["measurement"]["environment"]["key"]["nodes"] == 2
     (machines.folder / "conftest.py").unlink()  # torchrun's own store from here on
     (machines.folder / "test_step.py").write_text(
@@ -129,12 +139,16 @@ def test_same(ddp_benchmark):
     assert ddp_benchmark(training).verdict == "PASS"
 """
     )
-    first, second = machines.both(machines.torchrun, "--ddp-threshold=cpu_p50:300%", "test_step.py")
+    first, second = machines.both(
+        machines.torchrun, "--ddp-threshold=cpu_p50:300%", "test_step.py"
+    )
     print(first.output, second.output)
     assert "REGRESSED" in first.output
     assert re.search(r"why: rank 1 \(node 1, .+\): CPU time", first.output)
     assert "1 failed, 1 passed" in first.output
-    assert first.process.returncode == second.process.returncode == 1, "torchrun's own, for both"
+    assert first.process.returncode == second.process.returncode == 1, (
+        "torchrun's own, for both"
+    )
     assert machines.left() == []
 
 
@@ -261,7 +275,9 @@ def waiting(machines: Machines) -> Machines:
 
 
 def begun(machines: Machines, *further: str) -> tuple[Node, Node]:
-    first, second = [machines.pytest(node, *further, "test_waiting.py") for node in (0, 1)]
+    first, second = [
+        machines.pytest(node, *further, "test_waiting.py") for node in (0, 1)
+    ]
     until = time.monotonic() + SOON_SECONDS
     while not (machines.folder / "rank1").exists():
         assert time.monotonic() < until, first.output + second.output
@@ -273,7 +289,9 @@ def begun(machines: Machines, *further: str) -> tuple[Node, Node]:
 PYTEST, WORKER = "pytest --ddp", "plugin.remote_worker"  # of commands
 
 
-def test_a_node_that_is_gone_is_one_red_test_and_a_line_for_each_later_one(waiting: Machines) -> None:
+def test_a_node_that_is_gone_is_one_red_test_and_a_line_for_each_later_one(
+    waiting: Machines,
+) -> None:
     said = "pytest of node 1 died: killed by SIGKILL"
     first, second = begun(waiting)
     os.kill(waiting.find(1, WORKER), signal.SIGKILL)
@@ -287,7 +305,8 @@ def test_a_node_that_is_gone_is_one_red_test_and_a_line_for_each_later_one(waiti
 
 
 def test_followers_of_a_leader_that_is_gone_end(waiting: Machines) -> None:
-    (waiting.folder / "conftest.py").unlink()  # with torchrun's store, whose processes have to end, too
+    # with torchrun's store, whose processes have to end, too
+    (waiting.folder / "conftest.py").unlink()
     first, second = begun(waiting)
     os.kill(waiting.find(0, PYTEST), signal.SIGKILL)
     assert second.wait() == 1
@@ -296,30 +315,50 @@ def test_followers_of_a_leader_that_is_gone_end(waiting: Machines) -> None:
     assert "the pytest of node 0 is gone" in second.output
 
 
-SUITE = ("--pyargs", *(f"pytest_ddpperf.suite.test_{name}" for name in ("ddp_sweep", "traffic")))
+SUITE = (
+    "--pyargs",
+    *(f"pytest_ddpperf.suite.test_{name}" for name in ("ddp_sweep", "traffic")),
+)
 
 
 def test_what_fails_on_another_node_is_reported_and_the_next_tests_run_until_ctrl_c_ends_all_nodes(
     waiting: Machines,
 ) -> None:
-    """The next ones are of the suite: its sweep, with a row over two machines, and what goes over the wire."""
+    """The next ones are of the suite: its sweep, with a row over two machines, and what goes over
+    the wire."""
     (waiting.folder / "test_failing.py").write_text(FAILING)
     waiting.own_pids = True
-    asked = ("--ddp-suite-size=tiny", "--ddp-disable", "-k", "test_failing or resnet50 or test_wire or test_waits")
+    asked = (
+        "--ddp-suite-size=tiny",
+        "--ddp-disable",
+        "-k",
+        "test_failing or resnet50 or test_wire or test_waits",
+    )
     first, second = begun(waiting, "test_failing.py", *SUITE, *asked)
     os.kill(waiting.find(0, PYTEST), signal.SIGINT)
     assert (first.wait(), second.wait()) == (2, 2)
     output = first.output
     print(output, second.output)
-    assert re.search(r"rank 1 \(node 1, .+\) failed in the function: ValueError: bad shape", output)
+    assert re.search(
+        r"rank 1 \(node 1, .+\) failed in the function: ValueError: bad shape", output
+    )
     assert 'raise ValueError("bad shape")' in output
-    assert re.search(r"rank 1 \(node 1, .+\) failed in the function: killed by SIGABRT", output)
-    assert re.search(r"rank 1 \(node 1, .+\) failed in the function: did not end within 20 s", output)
+    assert re.search(
+        r"rank 1 \(node 1, .+\) failed in the function: killed by SIGABRT", output
+    )
+    assert re.search(
+        r"rank 1 \(node 1, .+\) failed in the function: did not end within 20 s", output
+    )
     assert "in hangs" in output
     assert re.search(
-        r"node 1 \(.+\): the test asks for a measurement there, and for a call \(who\) on the first", output
+        r"node 1 \(.+\): the test asks for a measurement there, and for a call \(who\) on the"
+        r" first",
+        output,
     )
-    assert re.search(r"node 1 \(.+\): there is no such test: test_failing.py::test_is_not_there", output)
+    assert re.search(
+        r"node 1 \(.+\): there is no such test: test_failing.py::test_is_not_there",
+        output,
+    )
     reported = output.partition("ERROR at teardown of test_torn")[2]
     assert re.search(r"^node 1 \(.+\): ", reported, re.MULTILINE)
     assert "RuntimeError: not removed" in reported
@@ -327,12 +366,17 @@ def test_what_fails_on_another_node_is_reported_and_the_next_tests_run_until_ctr
     rows = re.findall(r"^ +(\d) CPUs -- +(.+?):", output, re.MULTILINE)
     assert rows == [("1", "no ddp"), ("1", "1M/1G"), ("2", "2M/1G")]
     assert "Bytes that all ranks send between 2 nodes" in output
-    assert re.search(r"Bytes that an RPC .+ between 2 nodes\n.+\n.+\n\| 1,000,000 \| 2,0\d\d,\d\d\d ", output)
+    assert re.search(
+        r"Bytes that an RPC .+ between 2 nodes\n.+\n.+\n\| 1,000,000 \| 2,0\d\d,\d\d\d ",
+        output,
+    )
     assert "KeyboardInterrupt" in output
     assert waiting.left() == []
 
 
-def test_ctrl_c_on_a_node_that_follows_is_the_end_of_that_node(waiting: Machines) -> None:
+def test_ctrl_c_on_a_node_that_follows_is_the_end_of_that_node(
+    waiting: Machines,
+) -> None:
     first, second = begun(waiting)
     os.kill(waiting.find(1, PYTEST), signal.SIGINT)
     assert second.wait() == 2
@@ -358,10 +402,19 @@ fleet.START_SECONDS = node.START_SECONDS = 1.0  # so that --ddp-timeout says how
 """
 
 
-def test_who_does_not_know_the_secret_is_not_let_in_and_a_node_that_did_not_come_is_named(waiting: Machines) -> None:
+def test_who_does_not_know_the_secret_is_not_let_in_and_a_node_that_did_not_come_is_named(
+    waiting: Machines,
+) -> None:
     (waiting.folder / "conftest.py").write_text(MEET_IN_A_FILE + IMPATIENT)
-    first = waiting.pytest(0, "--ddp-timeout=15", "test_waiting.py", variables={"DDPPERF_SECRET": "one"})
-    second = waiting.pytest(1, "--ddp-timeout=15", "test_waiting.py", variables={"DDPPERF_SECRET": "another"})
+    first = waiting.pytest(
+        0, "--ddp-timeout=15", "test_waiting.py", variables={"DDPPERF_SECRET": "one"}
+    )
+    second = waiting.pytest(
+        1,
+        "--ddp-timeout=15",
+        "test_waiting.py",
+        variables={"DDPPERF_SECRET": "another"},
+    )
     assert second.wait() == 4
     assert first.wait() == 4
     print(first.output, second.output)
@@ -373,21 +426,35 @@ def test_who_does_not_know_the_secret_is_not_let_in_and_a_node_that_did_not_come
 
 def test_other_code_on_a_node_is_refused(machines: Machines) -> None:
     (machines.folder / "conftest.py").write_text(MEET_IN_A_FILE)
-    (machines.folder / "test_step.py").write_text("def test_a(ddp_run):\n    ddp_run(print)\n")
+    (machines.folder / "test_step.py").write_text(
+        "def test_a(ddp_run):\n    ddp_run(print)\n"
+    )
     other = machines.folder.parent / "other"
     shutil.copytree(machines.folder, other)
     (other / "test_step.py").write_text("def test_a(ddp_run):\n    ddp_run(repr)\n")
-    first, second = machines.pytest(0, "test_step.py"), machines.pytest(1, "test_step.py", folder=other)
+    first, second = (
+        machines.pytest(0, "test_step.py"),
+        machines.pytest(1, "test_step.py", folder=other),
+    )
     assert (first.wait(), second.wait()) == (4, 4)
     print(first.output, second.output)
-    assert re.search(r"node 1 \(.+\) has other files than the first node: test_step.py", first.output)
+    assert re.search(
+        r"node 1 \(.+\) has other files than the first node: test_step.py", first.output
+    )
     assert second.output == ""
 
 
 def test_a_comparison_with_another_commit_is_refused(machines: Machines) -> None:
-    (machines.folder / "test_step.py").write_text("def test_a(ddp_run):\n    ddp_run(repr)\n")
-    first, second = (machines.pytest(node, "--ddp-against=main", "test_step.py") for node in range(2))
+    (machines.folder / "test_step.py").write_text(
+        "def test_a(ddp_run):\n    ddp_run(repr)\n"
+    )
+    first, second = (
+        machines.pytest(node, "--ddp-against=main", "test_step.py") for node in range(2)
+    )
     assert (first.wait(), second.wait()) == (4, 4)
     print(first.output, second.output)
-    assert "--ddp-against is not supported over several nodes: use stored baselines" in first.output
+    assert (
+        "--ddp-against is not supported over several nodes: use stored baselines"
+        in first.output
+    )
     assert machines.left() == []

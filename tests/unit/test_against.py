@@ -1,4 +1,5 @@
-"""Another version beside the code at hand: what its pytest is told, its worktree, whether it is another at all."""
+"""Another version beside the code at hand: what its pytest is told, its worktree, whether it is
+another at all."""
 
 from __future__ import annotations
 
@@ -26,7 +27,12 @@ from pytest_ddpperf.records.errors import AgainstError, GitError
 from pytest_ddpperf.records.messages import Sources
 from pytest_ddpperf.remote import version as side
 from pytest_ddpperf.remote import worktree as folder_module
-from pytest_ddpperf.remote.version import BaseSide, Invocation, nothing_differs, remote_arguments
+from pytest_ddpperf.remote.version import (
+    BaseSide,
+    Invocation,
+    nothing_differs,
+    remote_arguments,
+)
 from pytest_ddpperf.remote.worktree import Checkout, Worktree, sources_here
 from pytest_ddpperf.wire.source_trees import Trees
 from tests.git import git
@@ -39,35 +45,99 @@ from tests.unit.test_machine import settings
 @pytest.mark.parametrize(
     "dropped",
     [
-        "--ddp-save-baseline", "--ddp-extend-baseline", "--ddp-disable", "-x", "--exitfirst", "--lf", "--last-failed",
-        "--ff", "--failed-first", "--nf", "--new-first", "--sw", "--stepwise", "--sw-skip", "--stepwise-skip",
-        "--sw-reset", "--cache-clear", "--pdb", "--trace", "--no-cov", "--no-cov-on-fail", "--collect-only", "--co",
-        "--cov-append", "--cov-branch", "--benchmark-autosave", "--benchmark-save-data",
-        "--json-report", "--self-contained-html",
+        "--ddp-save-baseline",
+        "--ddp-extend-baseline",
+        "--ddp-disable",
+        "-x",
+        "--exitfirst",
+        "--lf",
+        "--last-failed",
+        "--ff",
+        "--failed-first",
+        "--nf",
+        "--new-first",
+        "--sw",
+        "--stepwise",
+        "--sw-skip",
+        "--stepwise-skip",
+        "--sw-reset",
+        "--cache-clear",
+        "--pdb",
+        "--trace",
+        "--no-cov",
+        "--no-cov-on-fail",
+        "--collect-only",
+        "--co",
+        "--cov-append",
+        "--cov-branch",
+        "--benchmark-autosave",
+        "--benchmark-save-data",
+        "--json-report",
+        "--self-contained-html",
     ],
-)  # fmt: skip
-def test_a_flag_that_writes_selects_or_is_ours_is_dropped_by_itself(dropped: str) -> None:
-    assert remote_arguments(["-v", dropped, "tests", dropped], ["tests"]) == ["-v", "tests"]
+)
+def test_a_flag_that_writes_selects_or_is_ours_is_dropped_by_itself(
+    dropped: str,
+) -> None:
+    assert remote_arguments(["-v", dropped, "tests", dropped], ["tests"]) == [
+        "-v",
+        "tests",
+    ]
 
 
 @pytest.mark.parametrize(
     "option",
     [
-        "--ddp-json", "--ddp-against", "--ddp-against-setup", "--ddp-against-python", "--ddp-against-env",
-        "--ddp-confirm", "--ddp-trace", "--ddp-suite-plots", "--ddp-markdown", "--ddp-html",
-        "--ddp-against-option", "--junitxml", "--junit-xml", "--junitprefix", "--junit-prefix", "--basetemp",
-        "--maxfail", "--lfnf", "--last-failed-no-failures", "--pastebin", "--log-file", "--report-log", "--html",
-        "--csv", "--json-report-file", "--alluredir", "--benchmark-json", "--benchmark-save",
-        "--benchmark-compare-fail", "--cov-report", "--cov-config", "--cov-fail-under", "--cov-context",
+        "--ddp-json",
+        "--ddp-against",
+        "--ddp-against-setup",
+        "--ddp-against-python",
+        "--ddp-against-env",
+        "--ddp-confirm",
+        "--ddp-trace",
+        "--ddp-suite-plots",
+        "--ddp-markdown",
+        "--ddp-html",
+        "--ddp-against-option",
+        "--junitxml",
+        "--junit-xml",
+        "--junitprefix",
+        "--junit-prefix",
+        "--basetemp",
+        "--maxfail",
+        "--lfnf",
+        "--last-failed-no-failures",
+        "--pastebin",
+        "--log-file",
+        "--report-log",
+        "--html",
+        "--csv",
+        "--json-report-file",
+        "--alluredir",
+        "--benchmark-json",
+        "--benchmark-save",
+        "--benchmark-compare-fail",
+        "--cov-report",
+        "--cov-config",
+        "--cov-fail-under",
+        "--cov-context",
     ],
-)  # fmt: skip
-def test_an_option_that_writes_selects_or_is_ours_is_dropped_with_its_value(option: str) -> None:
-    assert remote_arguments(["-v", option, "value", "tests"], ["tests"]) == ["-v", "tests"]
-    assert remote_arguments(["-v", f"{option}=value", "tests"], ["tests"]) == ["-v", "tests"]
+)
+def test_an_option_that_writes_selects_or_is_ours_is_dropped_with_its_value(
+    option: str,
+) -> None:
+    assert remote_arguments(["-v", option, "value", "tests"], ["tests"]) == [
+        "-v",
+        "tests",
+    ]
+    assert remote_arguments(["-v", f"{option}=value", "tests"], ["tests"]) == [
+        "-v",
+        "tests",
+    ]
     assert remote_arguments(["-v", f"{option}=", "tests"], ["tests"]) == ["-v", "tests"]
-    assert remote_arguments(["tests", option, "--bucket-mb 1"], ["tests"]) == ["tests"], (
-        "a value may look like an option"
-    )
+    assert remote_arguments(["tests", option, "--bucket-mb 1"], ["tests"]) == [
+        "tests"
+    ], "a value may look like an option"
     assert remote_arguments(["tests", option], ["tests"]) == ["tests"]
 
 
@@ -86,24 +156,35 @@ def test_an_option_that_writes_selects_or_is_ours_is_dropped_with_its_value(opti
         (["-k", "x"], ["-k", "x"]),
     ],
 )
-def test_stopping_at_the_first_failure_is_taken_out_of_joined_flags(given: list[str], left: list[str]) -> None:
+def test_stopping_at_the_first_failure_is_taken_out_of_joined_flags(
+    given: list[str], left: list[str]
+) -> None:
     assert remote_arguments([*given, "tests"], ["tests"]) == [*left, "tests"]
 
 
 # --- whether two sides are two
 
-SOURCES = Sources(python="3.11.7", prefix="/venv", files={"src/a.py": "1", "src/b.py": "2"})
+SOURCES = Sources(
+    python="3.11.7", prefix="/venv", files={"src/a.py": "1", "src/b.py": "2"}
+)
 
 
 def test_what_is_the_same_in_all_ways_does_not_differ() -> None:
     assert nothing_differs(SOURCES, SOURCES, {}, (), ())
 
 
-def test_a_variable_differs_where_its_value_is_another(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_variable_differs_where_its_value_is_another(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("SAME", "1")
     monkeypatch.delenv("UNSET", raising=False)
     assert nothing_differs(SOURCES, SOURCES, {"SAME": "1"}, (), ())
-    for environ in ({"SAME": "2"}, {"SAME": ""}, {"UNSET": ""}, {"SAME": "1", "UNSET": "1"}):
+    for environ in (
+        {"SAME": "2"},
+        {"SAME": ""},
+        {"UNSET": ""},
+        {"SAME": "1", "UNSET": "1"},
+    ):
         assert not nothing_differs(SOURCES, SOURCES, environ, (), ())
 
 
@@ -122,14 +203,23 @@ def test_an_option_always_differs() -> None:
         (".ci/x.py", True),
     ],
 )
-def test_a_changed_file_differs_unless_it_is_text_for_people(changed: str, same: bool) -> None:
+def test_a_changed_file_differs_unless_it_is_text_for_people(
+    changed: str, same: bool
+) -> None:
     assert nothing_differs(SOURCES, SOURCES, {}, (), ["docs/a.txt", changed]) is same
 
 
-def test_the_sources_of_this_process_are_its_interpreter_and_the_files_of_a_tree() -> None:
+def test_the_sources_of_this_process_are_its_interpreter_and_the_files_of_a_tree() -> (
+    None
+):
     top = os.path.realpath(Path(__file__).parents[2])
-    here = sources_here(Trees(current=top, base=top, kept=(os.path.join(top, "tests"),)))
-    assert (here.python, here.prefix) == (sys.version.split()[0], os.path.realpath(sys.prefix))
+    here = sources_here(
+        Trees(current=top, base=top, kept=(os.path.join(top, "tests"),))
+    )
+    assert (here.python, here.prefix) == (
+        sys.version.split()[0],
+        os.path.realpath(sys.prefix),
+    )
     assert "conftest.py" in here.files
     assert all(here.files.values())
     assert not [file for file in here.files if file.startswith("tests/")]
@@ -138,19 +228,35 @@ def test_the_sources_of_this_process_are_its_interpreter_and_the_files_of_a_tree
 # --- its process
 
 
-def test_interpreters_that_a_step_starts_find_the_versions_own_code(top: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interpreters_that_a_step_starts_find_the_versions_own_code(
+    top: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Folders of sys.path that an editable install put there are in nobody's PYTHONPATH."""
     monkeypatch.chdir(top)  # which an empty entry means
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(["/elsewhere", "", str(top / "tests")]))
+    monkeypatch.setenv(
+        "PYTHONPATH", os.pathsep.join(["/elsewhere", "", str(top / "tests")])
+    )
     given: list[dict[str, str]] = []
 
-    def start(name: str, python: str, environ: dict[str, str], folder: Path, descriptors: list[int]) -> None:
+    def start(
+        name: str,
+        python: str,
+        environ: dict[str, str],
+        folder: Path,
+        descriptors: list[int],
+    ) -> None:
         given.append(environ)
         raise OSError("it is not started")
 
     monkeypatch.setattr(side, "RemotePytest", start)
     invocation = Invocation(
-        arguments=(), tests=(), folder=top, rootdir=top, caches=False, kept=(), sys_path=["", str(top / "src"), "/lib"]
+        arguments=(),
+        tests=(),
+        folder=top,
+        rootdir=top,
+        caches=False,
+        kept=(),
+        sys_path=["", str(top / "src"), "/lib"],
     )
     monkeypatch.setattr(template, "Template", MagicMock())
     base = BaseSide(settings(against="v1"), invocation, Templates())
@@ -167,7 +273,11 @@ def test_interpreters_that_a_step_starts_find_the_versions_own_code(top: Path, m
 
 @pytest.mark.parametrize(
     ("asked", "shares"),
-    [({}, True), ({"against_env": ("GOMP_SPINCOUNT=0",)}, False), ({"against_python": sys.executable}, False)],
+    [
+        ({}, True),
+        ({"against_env": ("GOMP_SPINCOUNT=0",)}, False),
+        ({"against_python": sys.executable}, False),
+    ],
 )
 def test_only_a_side_with_the_same_interpreter_and_variables_shares_our_template(
     top: Path, monkeypatch: pytest.MonkeyPatch, asked: dict[str, Any], shares: bool
@@ -175,13 +285,21 @@ def test_only_a_side_with_the_same_interpreter_and_variables_shares_our_template
     """Libraries read variables when they are loaded, of which only some are known by name."""
     shared: list[bool] = []
 
-    def start(name: str, python: str, environ: dict[str, str], folder: Path, descriptors: Sequence[int] = ()) -> None:
+    def start(
+        name: str,
+        python: str,
+        environ: dict[str, str],
+        folder: Path,
+        descriptors: Sequence[int] = (),
+    ) -> None:
         shared.append(bool(descriptors))
         raise OSError("it is not started")
 
     monkeypatch.setattr(side, "RemotePytest", start)
     monkeypatch.setattr(template, "Template", MagicMock())
-    invocation = Invocation(arguments=(), tests=(), folder=top, rootdir=top, caches=False, kept=())
+    invocation = Invocation(
+        arguments=(), tests=(), folder=top, rootdir=top, caches=False, kept=()
+    )
     base = BaseSide(settings(against="v1", **asked), invocation, Templates())
     try:
         with pytest.raises(AgainstError, match="it is not started"):
@@ -216,7 +334,10 @@ def top(tmp_path: Path, temporary: Path) -> Path:
 
 def contents(folder: Path) -> dict[str, bytes | None]:
     """All files and folders below one, and what the files hold."""
-    return {str(path): path.read_bytes() if path.is_file() else None for path in folder.rglob("*")}
+    return {
+        str(path): path.read_bytes() if path.is_file() else None
+        for path in folder.rglob("*")
+    }
 
 
 @contextmanager
@@ -228,7 +349,9 @@ def untouched(top: Path) -> Iterator[None]:
     assert [path for path in before if before[path] != after[path]] == []
 
 
-def test_a_worktree_has_the_commit_and_is_gone_again(top: Path, temporary: Path) -> None:
+def test_a_worktree_has_the_commit_and_is_gone_again(
+    top: Path, temporary: Path
+) -> None:
     (top / "src/a.py").write_text("uncommitted")
     git(top, "add", "--all")
     (top / "src/a.py").write_text("not even staged")
@@ -236,7 +359,9 @@ def test_a_worktree_has_the_commit_and_is_gone_again(top: Path, temporary: Path)
         worktree = Worktree(top, git(top, "rev-parse", "v1"))
         assert (worktree.tree / "src/a.py").read_text() == "1"
         assert worktree.tree.is_relative_to(temporary)
-        assert git(worktree.tree, "rev-parse", "--abbrev-ref", "HEAD") == "HEAD", "no branch"
+        assert git(worktree.tree, "rev-parse", "--abbrev-ref", "HEAD") == "HEAD", (
+            "no branch"
+        )
         assert worktrees(top) == [top, worktree.tree]
         (worktree.tree / "built.so").touch()
         git(worktree.tree, "worktree", "lock", worktree.tree)
@@ -294,7 +419,9 @@ worktree.remove()
 def another_run(top: Path) -> Iterator[subprocess.Popen[str]]:
     """It has a worktree until its input ends."""
     command = [sys.executable, "-c", HOLDER, str(top)]
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
     try:
         yield process
     finally:
@@ -310,8 +437,13 @@ def worktree_of(process: subprocess.Popen[str]) -> Path:
     return Path(process.stdout.readline().removesuffix("\n"))
 
 
-@pytest.mark.skipif(not Path("/proc/locks").exists(), reason="who waits for a lock is told by Linux only")
-def test_runs_in_one_repository_add_and_remove_worktrees_one_after_the_other(top: Path) -> None:
+@pytest.mark.skipif(
+    not Path("/proc/locks").exists(),
+    reason="who waits for a lock is told by Linux only",
+)
+def test_runs_in_one_repository_add_and_remove_worktrees_one_after_the_other(
+    top: Path,
+) -> None:
     holder = os.open(top / ".git", os.O_RDONLY)
     fcntl.flock(holder, fcntl.LOCK_EX)
     with untouched(top), another_run(top) as process:
@@ -334,14 +466,18 @@ def test_runs_in_one_repository_add_and_remove_worktrees_one_after_the_other(top
 def await_lock(process: subprocess.Popen[str]) -> None:
     """Until it waits for one."""
     deadline = time.monotonic() + 60
-    while not re.search(rf"-> FLOCK .* {process.pid} ", Path("/proc/locks").read_text()):
+    while not re.search(
+        rf"-> FLOCK .* {process.pid} ", Path("/proc/locks").read_text()
+    ):
         assert time.monotonic() < deadline
         assert process.poll() is None
         time.sleep(0.01)
 
 
 @pytest.mark.parametrize("is_locked", [False, True])
-def test_the_next_run_lets_git_forget_a_worktree_of_a_killed_one(top: Path, temporary: Path, is_locked: bool) -> None:
+def test_the_next_run_lets_git_forget_a_worktree_of_a_killed_one(
+    top: Path, temporary: Path, is_locked: bool
+) -> None:
     with untouched(top):
         killed, alive = Worktree(top, "v1"), Worktree(top, "v1")
         if is_locked:
@@ -353,9 +489,12 @@ def test_the_next_run_lets_git_forget_a_worktree_of_a_killed_one(top: Path, temp
         alive.remove()
 
 
-def test_worktrees_of_the_users_stay_those_that_are_gone_too(top: Path, tmp_path: Path, temporary: Path) -> None:
+def test_worktrees_of_the_users_stay_those_that_are_gone_too(
+    top: Path, tmp_path: Path, temporary: Path
+) -> None:
     mine, gone, here = tmp_path / "my own", tmp_path / "gone", temporary / "mine"
-    containers = temporary / f"{folder_module._PREFIX}000000-alive" / "a repo"  # another's, with a folder of its own
+    # another's, with a folder of its own
+    containers = temporary / f"{folder_module._PREFIX}000000-alive" / "a repo"
     for path in (mine, gone, here, containers):
         git(top, "worktree", "add", "--quiet", "--detach", path, "v1")
     shutil.rmtree(gone)
@@ -376,13 +515,21 @@ def refusal(folder: Path, **asked: Any) -> tuple[str, str, str]:
     return caught.value.option, caught.value.problem, caught.value.remedy
 
 
-def test_a_ref_is_checked_out_beside_the_tree_at_hand(top: Path, temporary: Path) -> None:
+def test_a_ref_is_checked_out_beside_the_tree_at_hand(
+    top: Path, temporary: Path
+) -> None:
     first, second = git(top, "rev-parse", "v1"), git(top, "rev-parse", "main")
     kept = (f"{top}/tests",)
     with untouched(top):
         checkout = Checkout(settings(against="v1"), top, kept)
-        assert (checkout.version.ref, checkout.version.commit, checkout.version.now) == ("v1", first, second)
-        assert checkout.current_trees == Trees(current=str(top), base=str(top), kept=kept)
+        assert (
+            checkout.version.ref,
+            checkout.version.commit,
+            checkout.version.now,
+        ) == ("v1", first, second)
+        assert checkout.current_trees == Trees(
+            current=str(top), base=str(top), kept=kept
+        )
         assert list(temporary.iterdir()) == [], "nothing is checked out yet"
         trees = checkout.check_out()
         assert (trees.current, trees.kept) == (str(top), kept)
@@ -392,7 +539,9 @@ def test_a_ref_is_checked_out_beside_the_tree_at_hand(top: Path, temporary: Path
     assert list(temporary.iterdir()) == []
 
 
-def test_the_version_gets_the_current_tests_and_ignored_data(top: Path, temporary: Path) -> None:
+def test_the_version_gets_the_current_tests_and_ignored_data(
+    top: Path, temporary: Path
+) -> None:
     """No other conftest is there, and no ignored code."""
     (top / ".gitignore").write_text("data\n*.bin\n*.so\n")
     for file, text in {
@@ -447,11 +596,18 @@ def test_the_versions_pytest_is_called_in_its_tree(top: Path) -> None:
         kept=(),
         ini=top / "pytest.ini",
     )
-    moved = ["-q", "/t/base/tests/test_a.py", "/outside/test_b.py", "--rootdir=/t/base/"]
+    moved = [
+        "-q",
+        "/t/base/tests/test_a.py",
+        "/outside/test_b.py",
+        "--rootdir=/t/base/",
+    ]
     assert called.arguments_in(trees) == [*moved, "-c", "/t/base/pytest.ini"]
     assert replace(called, own_tests=True).arguments_in(trees) == moved
     assert called.folder_in(trees) == Path("/t/base/tests")
-    assert called.arguments_in(replace(trees, base=trees.current)) == list(called.arguments)
+    assert called.arguments_in(replace(trees, base=trees.current)) == list(
+        called.arguments
+    )
 
 
 INI = "{top}/ci.ini"
@@ -463,22 +619,62 @@ MOVED = "/t/base/ci.ini"
     [
         ("", ["-c", INI], ["-c", MOVED]),
         ("", [f"-c{INI}"], [f"-c{MOVED}"]),
-        ("", ["--config-file", INI, "--rootdir", "{top}"], ["--config-file", MOVED, "--rootdir", "/t/base/"]),
-        ("", [f"--config-file={INI}", "--rootdir={top}"], [f"--config-file={MOVED}", "--rootdir=/t/base/"]),
-        ("", ["--confcutdir={top}/tests", "--ignore={top}/a"], ["--confcutdir=/t/base/tests", "--ignore=/t/base/a"]),
+        (
+            "",
+            ["--config-file", INI, "--rootdir", "{top}"],
+            ["--config-file", MOVED, "--rootdir", "/t/base/"],
+        ),
+        (
+            "",
+            [f"--config-file={INI}", "--rootdir={top}"],
+            [f"--config-file={MOVED}", "--rootdir=/t/base/"],
+        ),
+        (
+            "",
+            ["--confcutdir={top}/tests", "--ignore={top}/a"],
+            ["--confcutdir=/t/base/tests", "--ignore=/t/base/a"],
+        ),
         ("", ["--data={top}/data"], ["--data=/t/base/data"]),
         ("", ["-o", "pythonpath={top}/src"], ["-o", "pythonpath=/t/base/src"]),
-        ("", ["-c", "/outside/ci.ini", "--data=/outside"], ["-c", "/outside/ci.ini", "--data=/outside"]),
+        (
+            "",
+            ["-c", "/outside/ci.ini", "--data=/outside"],
+            ["-c", "/outside/ci.ini", "--data=/outside"],
+        ),
         # In the repository a relative path leads into the version's tree by itself.
-        ("tests", ["-c", "../ci.ini", "--rootdir=..", "test_a.py"], ["-c", "../ci.ini", "--rootdir=..", "test_a.py"]),
-        ("tests", ["-c../ci.ini", "--ignore", "old"], ["-c../ci.ini", "--ignore", "old"]),
+        (
+            "tests",
+            ["-c", "../ci.ini", "--rootdir=..", "test_a.py"],
+            ["-c", "../ci.ini", "--rootdir=..", "test_a.py"],
+        ),
+        (
+            "tests",
+            ["-c../ci.ini", "--ignore", "old"],
+            ["-c../ci.ini", "--ignore", "old"],
+        ),
         ("tests", ["-c", "../../ci.ini"], ["-c", "{top}/tests/../../ci.ini"]),
         (
             "..",
-            ["-c{name}/ci.ini", "--rootdir={name}", "{name}/tests/test_a.py", "-k", "{name}"],
-            [f"-c{MOVED}", "--rootdir=/t/base/", "/t/base/tests/test_a.py", "-k", "{name}"],
+            [
+                "-c{name}/ci.ini",
+                "--rootdir={name}",
+                "{name}/tests/test_a.py",
+                "-k",
+                "{name}",
+            ],
+            [
+                f"-c{MOVED}",
+                "--rootdir=/t/base/",
+                "/t/base/tests/test_a.py",
+                "-k",
+                "{name}",
+            ],
         ),
-        ("..", ["--config-file", "{name}/ci.ini", "other/test_a.py"], ["--config-file", MOVED, "other/test_a.py"]),
+        (
+            "..",
+            ["--config-file", "{name}/ci.ini", "other/test_a.py"],
+            ["--config-file", MOVED, "other/test_a.py"],
+        ),
     ],
 )
 def test_paths_into_the_repository_lead_into_the_versions_tree(
@@ -489,7 +685,9 @@ def test_paths_into_the_repository_lead_into_the_versions_tree(
 
     called = Invocation(
         arguments=filled(given),
-        tests=tuple(f"{word}::test_a" for word in filled(given) if word.endswith("test_a.py")),
+        tests=tuple(
+            f"{word}::test_a" for word in filled(given) if word.endswith("test_a.py")
+        ),
         folder=Path(os.path.normpath(top / folder)),
         rootdir=top,
         caches=False,
@@ -501,7 +699,12 @@ def test_paths_into_the_repository_lead_into_the_versions_tree(
 
 
 @pytest.mark.parametrize(
-    "asked", [{"against": "self"}, {"against_env": ("A=1", "B=x=y", "C=")}, {"against_option": ("--bucket-mb", "1")}]
+    "asked",
+    [
+        {"against": "self"},
+        {"against_env": ("A=1", "B=x=y", "C=")},
+        {"against_option": ("--bucket-mb", "1")},
+    ],
 )
 def test_without_another_ref_there_is_one_tree(
     top: Path, tmp_path: Path, temporary: Path, asked: dict[str, Any]
@@ -510,10 +713,14 @@ def test_without_another_ref_there_is_one_tree(
     outside.mkdir()
     for folder, commits in ((top, git(top, "rev-parse", "main")), (outside, "")):
         checkout = Checkout(settings(**asked), folder, ("/kept",))
-        assert checkout.check_out() == Trees(current=str(folder), base=str(folder), kept=("/kept",))
+        assert checkout.check_out() == Trees(
+            current=str(folder), base=str(folder), kept=("/kept",)
+        )
         assert (checkout.version.commit, checkout.version.now) == (commits, commits)
         assert checkout.changed() == []
-        assert list(temporary.iterdir()) == [checkout.folder], "for what its pytest leaves"
+        assert list(temporary.iterdir()) == [checkout.folder], (
+            "for what its pytest leaves"
+        )
         checkout.remove()
     assert list(temporary.iterdir()) == []
 
@@ -532,28 +739,41 @@ def test_rootdir_may_be_below_the_top(top: Path) -> None:
 def test_a_ref_that_names_no_commit_is_refused(top: Path, ref: str) -> None:
     option, problem, remedy = refusal(top, against=ref)
     assert (option, problem) == ("--ddp-against", f"{ref!r} is no commit of {top}")
-    assert remedy == "git fetch may bring it; git branch --all and git tag list what there is"
+    assert (
+        remedy
+        == "git fetch may bring it; git branch --all and git tag list what there is"
+    )
 
 
-def test_a_ref_of_no_repository_is_refused(tmp_path: Path, top: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_ref_of_no_repository_is_refused(
+    tmp_path: Path, top: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     outside = tmp_path / "no repository"
     outside.mkdir()
     option, problem, _ = refusal(outside, against="main")
     assert option == "--ddp-against"
-    assert problem.startswith(f"main is a git ref, and {outside} has no repository: fatal: not a git repository")
+    assert problem.startswith(
+        f"main is a git ref, and {outside} has no repository: fatal: not a git repository"
+    )
     monkeypatch.setenv("PATH", str(outside))
-    assert refusal(top, against="main")[1] == (
-        f"main is a git ref, and {top} has no repository: git is not installed, or not on PATH"
+    assert (
+        refusal(top, against="main")[1]
+        == f"main is a git ref, and {top} has no repository: git is not installed, or not on PATH"
     )
 
 
-def test_a_shallow_clone_is_told_how_to_become_deeper(top: Path, tmp_path: Path) -> None:
+def test_a_shallow_clone_is_told_how_to_become_deeper(
+    top: Path, tmp_path: Path
+) -> None:
     git(top, "branch", "feature/x", "v1")
     clone = tmp_path / "clone"
     git(tmp_path, "clone", "--quiet", "--depth=1", f"file://{top}", clone)
     deeper = "this clone is shallow: git fetch --unshallow brings all commits, --deepen=N some more"
     for ref in ("HEAD~1", git(top, "rev-parse", "v1"), "upstream/main"):
-        assert refusal(clone, against=ref)[1:] == (f"{ref!r} is no commit of {clone}", deeper)
+        assert refusal(clone, against=ref)[1:] == (
+            f"{ref!r} is no commit of {clone}",
+            deeper,
+        )
     remedy = refusal(clone, against="origin/feature/x")[2]
     command = "git fetch --depth=1 origin +feature/x:refs/remotes/origin/feature/x"
     assert remedy == f"this clone is shallow: {command} brings it"
@@ -563,7 +783,9 @@ def test_a_shallow_clone_is_told_how_to_become_deeper(top: Path, tmp_path: Path)
     checkout.remove()
 
 
-def test_a_version_that_cannot_be_checked_out_is_refused(top: Path, temporary: Path) -> None:
+def test_a_version_that_cannot_be_checked_out_is_refused(
+    top: Path, temporary: Path
+) -> None:
     (top / ".gitattributes").write_text("*.py filter=broken\n")
     head = commit(top)
     git(top, "config", "filter.broken.smudge", "false")
@@ -599,9 +821,15 @@ def test_a_version_is_set_up_at_the_top_of_its_worktree_with_its_variables(
 
 
 @pytest.mark.parametrize(
-    ("command", "end"), [("echo said; echo warned >&2; exit 3", "exited with status 3"), ("kill -9 $$", "killed by ")]
+    ("command", "end"),
+    [
+        ("echo said; echo warned >&2; exit 3", "exited with status 3"),
+        ("kill -9 $$", "killed by "),
+    ],
 )
-def test_a_set_up_that_fails_shows_what_it_wrote(top: Path, command: str, end: str) -> None:
+def test_a_set_up_that_fails_shows_what_it_wrote(
+    top: Path, command: str, end: str
+) -> None:
     first = git(top, "rev-parse", "v1")
     option, problem, _ = refusal(top, against="v1", against_setup=command)
     assert option == "--ddp-against-setup"

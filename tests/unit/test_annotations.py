@@ -22,7 +22,8 @@ Command = tuple[str, dict[str, str], str]  # name, properties, message
 
 
 def command(line: str) -> Command:
-    """Read a line as the runner does: the command up to the next two colons, properties by commas."""
+    """Read a line as the runner does: the command up to the next two colons, properties by
+    commas."""
     assert line.isprintable()
     empty, head, message = line.split("::", 2)
     assert not empty
@@ -47,9 +48,15 @@ def test_what_fails_is_an_error_at_its_test() -> None:
     assert commands(RED) == [
         (
             "error",
-            {"title": "REGRESSED: tests/test_a.py::test_step", "file": "project/tests/test_a.py", "line": "12"},
-            "REGRESSED p50 +12 % (limit 10 %): every rank computes longer: CPU time +100 ms (the step: +100 ms); "
-            "torch 2.12 -> 2.13\naccept: pytest x --ddp-save-baseline",
+            {
+                "title": "REGRESSED: tests/test_a.py::test_step",
+                "file": "project/tests/test_a.py",
+                "line": "12",
+            },
+            (
+                "REGRESSED p50 +12 % (limit 10 %): every rank computes longer: CPU time +100 ms"
+                " (the step: +100 ms); torch 2.12 -> 2.13\naccept: pytest x --ddp-save-baseline"
+            ),
         )
     ]
 
@@ -57,15 +64,28 @@ def test_what_fails_is_an_error_at_its_test() -> None:
 @pytest.mark.parametrize(
     ("measured", "place"),
     [
-        (replace(RED, baseline_side=BESIDE), {"file": "src/net.py"}),  # the first file that differs
-        (replace(RED, baseline_side=BESIDE, findings=(Finding(phases=(), file="src/b.py"),)), {"file": "src/b.py"}),
+        # the first file that differs
+        (replace(RED, baseline_side=BESIDE), {"file": "src/net.py"}),
+        (
+            replace(
+                RED,
+                baseline_side=BESIDE,
+                findings=(Finding(phases=(), file="src/b.py"),),
+            ),
+            {"file": "src/b.py"},
+        ),
         (replace(RED, baseline_side=replace(BESIDE, differing=())), PLACE),
         (replace(RED, file="", line=0), {"file": "tests/test_a.py"}),
     ],
 )
-def test_the_place_is_what_differs_or_the_test(measured: Outcome, place: dict[str, Any]) -> None:
+def test_the_place_is_what_differs_or_the_test(
+    measured: Outcome, place: dict[str, Any]
+) -> None:
     ((_, properties, _),) = commands(measured)
-    assert properties == {"title": properties["title"], **{key: str(value) for key, value in place.items()}}
+    assert properties == {
+        "title": properties["title"],
+        **{key: str(value) for key, value in place.items()},
+    }
 
 
 def test_code_that_differs_is_annotated_at_its_first_changed_line(
@@ -80,36 +100,72 @@ def test_code_that_differs_is_annotated_at_its_first_changed_line(
     git(tmp_path, "commit", "-qm", "1")
     net.write_text("import torch\n\nwidth = 9\n")
     version = replace(BESIDE.version, commit=git(tmp_path, "rev-parse", "HEAD"))
-    ((_, properties, _),) = commands(replace(RED, baseline_side=replace(BESIDE, version=version)))
+    ((_, properties, _),) = commands(
+        replace(RED, baseline_side=replace(BESIDE, version=version))
+    )
     assert (properties["file"], properties["line"]) == ("src/net.py", "3")
 
 
 @pytest.mark.parametrize(
     ("measured", "name", "words"),
     [
-        (FAILED, "error", "not measured: launch 1 of 2: rank 1 failed in setup: ValueError: bad"),
-        (outcome(verdict(Status.INCONCLUSIVE, "not-significant")), "warning", "differ by as much"),
-        (outcome(verdict(Status.NO_BASELINE), accept="pytest x"), "warning", "accept: pytest x"),
-        (outcome(verdict(Status.INCOMPARABLE, differences=("warmup 5 -> 2",))), "warning", "warmup 5 -> 2"),
-        (outcome(verdict(Status.NO_BASELINE), fails=True), "error", "NO BASELINE: record one"),
+        (
+            FAILED,
+            "error",
+            "not measured: launch 1 of 2: rank 1 failed in setup: ValueError: bad",
+        ),
+        (
+            outcome(verdict(Status.INCONCLUSIVE, "not-significant")),
+            "warning",
+            "differ by as much",
+        ),
+        (
+            outcome(verdict(Status.NO_BASELINE), accept="pytest x"),
+            "warning",
+            "accept: pytest x",
+        ),
+        (
+            outcome(verdict(Status.INCOMPARABLE, differences=("warmup 5 -> 2",))),
+            "warning",
+            "warmup 5 -> 2",
+        ),
+        (
+            outcome(verdict(Status.NO_BASELINE), fails=True),
+            "error",
+            "NO BASELINE: record one",
+        ),
         (outcome(verdict(Status.IMPROVED)), "notice", "IMPROVED p50 "),
     ],
-)  # fmt: skip
-def test_the_rest_are_by_what_they_do_to_the_test(measured: Outcome, name: str, words: str) -> None:
+)
+def test_the_rest_are_by_what_they_do_to_the_test(
+    measured: Outcome, name: str, words: str
+) -> None:
     ((shown, _, message),) = commands(measured)
     assert shown == name
     assert words in message
 
 
 def test_the_worst_ten_are_shown_and_the_last_says_how_many_more() -> None:
-    doubts = [outcome(verdict(Status.NO_BASELINE), nodeid=f"test_{i}") for i in range(9)]
+    doubts = [
+        outcome(verdict(Status.NO_BASELINE), nodeid=f"test_{i}") for i in range(9)
+    ]
     shown = commands(*doubts, RED)
     assert [name for name, _, _ in shown] == ["error", *["warning"] * 9]
     assert "more" not in shown[-1][-1]
-    assert commands(*doubts, RED, RED)[-1][-1].endswith("\nand 1 more measurement to look at")
-    assert commands(*doubts, RED, RED, RED)[-1][-1].endswith("\nand 2 more measurements to look at")
+    assert commands(*doubts, RED, RED)[-1][-1].endswith(
+        "\nand 1 more measurement to look at"
+    )
+    assert commands(*doubts, RED, RED, RED)[-1][-1].endswith(
+        "\nand 2 more measurements to look at"
+    )
     assert len(commands(*[RED] * 1000)) == 10
-    assert commands(outcome(verdict(Status.PASS)), outcome(verdict(Status.NOT_GATED, "gate-off"))) == []
+    assert (
+        commands(
+            outcome(verdict(Status.PASS)),
+            outcome(verdict(Status.NOT_GATED, "gate-off")),
+        )
+        == []
+    )
 
 
 @pytest.mark.parametrize(
@@ -126,9 +182,17 @@ def test_the_worst_ten_are_shown_and_the_last_says_how_many_more() -> None:
 )
 def test_a_hostile_name_is_neither_a_command_nor_a_property(name: str) -> None:
     nodeid = f"tests/test_a.py::test_step[{name}]"
-    hostile = outcome(verdict(Status.REGRESSED, differences=(name,)), nodeid=nodeid, notes=(name,), file=name, line=3)
+    hostile = outcome(
+        verdict(Status.REGRESSED, differences=(name,)),
+        nodeid=nodeid,
+        notes=(name,),
+        file=name,
+        line=3,
+    )
     hostile = reports.explained(hostile, [measurement(0.1)], name)
-    for command, properties, message in commands(hostile, replace(FAILED, error=name, nodeid=nodeid)):
+    for command, properties, message in commands(
+        hostile, replace(FAILED, error=name, nodeid=nodeid)
+    ):
         assert command == "error"
         assert set(properties) <= {"title", "file", "line"}
         assert properties.get("line") in ("3", None)

@@ -7,15 +7,30 @@ import stat
 import tempfile
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import filelock
 import pytest
 
-from pytest_ddpperf.baseline import Store, content, environment, environment_name, file_name
+from pytest_ddpperf.baseline import (
+    Store,
+    content,
+    environment,
+    environment_name,
+    file_name,
+)
 from pytest_ddpperf.baseline import store as store_module
 from pytest_ddpperf.records.errors import BaselineError
 from pytest_ddpperf.records.plan import Plan
-from pytest_ddpperf.records.samples import SESSIONS_KEPT, Baseline, Environment, Measurement, Recording, Samples, TestId
+from pytest_ddpperf.records.samples import (
+    SESSIONS_KEPT,
+    Baseline,
+    Environment,
+    Measurement,
+    Recording,
+    Samples,
+    TestId,
+)
 
 CPU_FACTS = {
     "python": "3.11.7",
@@ -62,7 +77,10 @@ SAMPLES = Samples(
 def baseline(samples=SAMPLES, environment=CPU, *, test=TEST, commits=("0" * 40,)):
     """One session a commit, with the same figures."""
     measured = Measurement(samples=samples, environment=environment)
-    sessions = [Recording(measurement=measured, created="2026-01-02T03:04:05Z", commit=commit) for commit in commits]
+    sessions = [
+        Recording(measurement=measured, created="2026-01-02T03:04:05Z", commit=commit)
+        for commit in commits
+    ]
     return Baseline(test=test, sessions=tuple(sessions))
 
 
@@ -78,40 +96,71 @@ def store(tmp_path, monkeypatch):
 
 
 def files_below(folder):
-    return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+    return sorted(
+        path.relative_to(folder).as_posix()
+        for path in folder.rglob("*")
+        if path.is_file()
+    )
 
 
 # --- environments
 
 
 def test_the_facts_of_a_cpu_are_sorted_into_three_classes():
-    assert Environment(
-        key={
-            "device_type": "cpu", "cpu_model": CPU_FACTS["cpu_model"], "cores": 2, "cores_per_rank": 1,
-            "pinned": True, "backend": "gloo", "world_size": 2, "nodes": 1, "devices_per_node": 2,
-        },
-        must_match={
-            "batch_size": 32, "warmup": 5, "timing": "step", "matmul_precision": "highest",
-            "deterministic": False,
-        },
-        recorded={
-            "python": "3.11.7", "torch": "2.13.0", "host": "runner-1", "env:OMP_NUM_THREADS": "1",
-            "xdist_workers": 0, "steps": 1,
-        },
-    ) == CPU  # fmt: skip
+    assert (
+        Environment(
+            key={
+                "device_type": "cpu",
+                "cpu_model": CPU_FACTS["cpu_model"],
+                "cores": 2,
+                "cores_per_rank": 1,
+                "pinned": True,
+                "backend": "gloo",
+                "world_size": 2,
+                "nodes": 1,
+                "devices_per_node": 2,
+            },
+            must_match={
+                "batch_size": 32,
+                "warmup": 5,
+                "timing": "step",
+                "matmul_precision": "highest",
+                "deterministic": False,
+            },
+            recorded={
+                "python": "3.11.7",
+                "torch": "2.13.0",
+                "host": "runner-1",
+                "env:OMP_NUM_THREADS": "1",
+                "xdist_workers": 0,
+                "steps": 1,
+            },
+        )
+        == CPU
+    )
 
 
 def test_on_an_accelerator_the_device_is_the_key_and_the_cpu_is_recorded():
     gpu = environment(GPU_FACTS, GPU_RPC_PLAN, batch_size=None)
     assert gpu.key == {
-        "device_type": "cuda", "device_model": "NVIDIA H200", "device_memory_gib": 140, "backend": "nccl",
-        "world_size": 8, "nodes": 1, "devices_per_node": 8, "roles": "8 trainers 2 ps master",
-    }  # fmt: skip
+        "device_type": "cuda",
+        "device_model": "NVIDIA H200",
+        "device_memory_gib": 140,
+        "backend": "nccl",
+        "world_size": 8,
+        "nodes": 1,
+        "devices_per_node": 8,
+        "roles": "8 trainers 2 ps master",
+    }
     assert gpu.must_match == {
-        "warmup": 10, "timing": "free", "power_limit_watts": 700.0,
-        "interconnect": "nvlink", "matmul_precision": "highest", "cudnn_benchmark": False,
+        "warmup": 10,
+        "timing": "free",
+        "power_limit_watts": 700.0,
+        "interconnect": "nvlink",
+        "matmul_precision": "highest",
+        "cudnn_benchmark": False,
         "deterministic": False,
-    }  # fmt: skip
+    }
     assert gpu.recorded["cpu_model"] == CPU_FACTS["cpu_model"]
     assert gpu.recorded["clock_mhz"] == 1755
     assert "cuda" not in gpu.recorded, "a fact that is None is left out"
@@ -120,16 +169,30 @@ def test_on_an_accelerator_the_device_is_the_key_and_the_cpu_is_recorded():
 @pytest.mark.parametrize(
     ("facts", "plan", "name"),
     [
-        (CPU_FACTS, CPU_PLAN,
-         "cpu-intel-xeon-platinum-8481c-cpu-2.70ghz-2-cores-1-per-rank-pinned-gloo-ws2-1x2"),
-        ({**CPU_FACTS, "cpu_model": "AMD EPYC", "cores_per_rank": 0, "pinned": False}, CPU_PLAN,
-         "cpu-amd-epyc-2-cores-shared-unpinned-gloo-ws2-1x2"),
+        (
+            CPU_FACTS,
+            CPU_PLAN,
+            "cpu-intel-xeon-platinum-8481c-cpu-2.70ghz-2-cores-1-per-rank-pinned-gloo-ws2-1x2",
+        ),
+        (
+            {
+                **CPU_FACTS,
+                "cpu_model": "AMD EPYC",
+                "cores_per_rank": 0,
+                "pinned": False,
+            },
+            CPU_PLAN,
+            "cpu-amd-epyc-2-cores-shared-unpinned-gloo-ws2-1x2",
+        ),
         (GPU_FACTS, GPU_PLAN, "cuda-nvidia-h200-140gib-nccl-ws8-1x8"),
-        ({**GPU_FACTS, "mig_profile": "1g.18gb", "nodes": 2}, GPU_RPC_PLAN,
-         "cuda-nvidia-h200-140gib-mig-1g.18gb-nccl-ws8-2x8-8-trainers-2-ps-master"),
+        (
+            {**GPU_FACTS, "mig_profile": "1g.18gb", "nodes": 2},
+            GPU_RPC_PLAN,
+            "cuda-nvidia-h200-140gib-mig-1g.18gb-nccl-ws8-2x8-8-trainers-2-ps-master",
+        ),
         ({}, Plan(world_size=1, backend="gloo", device="mps"), "mps-gloo-ws1-1x1"),
     ],
-)  # fmt: skip
+)
 def test_the_folder_of_an_environment_says_its_key(facts, plan, name):
     assert environment_name(environment(facts, plan, batch_size=None)) == name
 
@@ -137,7 +200,9 @@ def test_the_folder_of_an_environment_says_its_key(facts, plan, name):
 @pytest.mark.parametrize("other", ["AMD EPYC µ", "AMD EPYC /", "AMD EPYC" * 20])
 def test_an_environment_name_that_lost_something_has_a_hash_of_the_key(other):
     def name(**facts):
-        return environment_name(environment({**CPU_FACTS, **facts}, CPU_PLAN, batch_size=None))
+        return environment_name(
+            environment({**CPU_FACTS, **facts}, CPU_PLAN, batch_size=None)
+        )
 
     assert re.fullmatch(r"cpu-amd-epyc[a-z0-9.-]*-[0-9a-f]{8}", name(cpu_model=other))
     assert len(name(cpu_model=other)) <= 100
@@ -163,15 +228,35 @@ def test_a_plain_name_is_its_own_file_name(name, label, file):
 
 
 LOSSY = [
-    "test_A", "TestA::test_b", "testA::test_b", "test_a[X]", "test_a[x y]", "test_a[x/y]", "test_a[x+y]",
-    "test_a[]", "test_a[x]y", "test_a[[x]]", "test_é", "test_a[../../etc/passwd]", "test_a[\0]", "..", "/", "",
-    "\ud800", "test_a[CON:<>|?*\"]", "x" * 101, "x" * 102, "test_a[" + "é" * 300 + "]",
-]  # fmt: skip
+    "test_A",
+    "TestA::test_b",
+    "testA::test_b",
+    "test_a[X]",
+    "test_a[x y]",
+    "test_a[x/y]",
+    "test_a[x+y]",
+    "test_a[]",
+    "test_a[x]y",
+    "test_a[[x]]",
+    "test_é",
+    "test_a[../../etc/passwd]",
+    "test_a[\0]",
+    "..",
+    "/",
+    "",
+    "\ud800",
+    'test_a[CON:<>|?*"]',
+    "x" * 101,
+    "x" * 102,
+    "test_a[" + "é" * 300 + "]",
+]
 
 
 @pytest.mark.parametrize("name", LOSSY, ids=range(len(LOSSY)))
 @pytest.mark.parametrize("label", ["", "../x", "a+b", "É"])
-def test_a_name_that_lost_anything_has_a_hash_and_stays_in_its_folder(store, name, label):
+def test_a_name_that_lost_anything_has_a_hash_and_stays_in_its_folder(
+    store, name, label
+):
     file = file_name(TestId(module="m", name=name, label=label))
     assert re.fullmatch(r"([a-z0-9._+-]{1,91}-)?[0-9a-f]{8}\.json", file)
     path = store.path(CPU, TestId(module="m", name=name, label=label))
@@ -180,16 +265,35 @@ def test_a_name_that_lost_anything_has_a_hash_and_stays_in_its_folder(store, nam
 
 def test_no_two_names_share_a_file():
     names = [
-        *LOSSY, "test_a", "test_b", "a::b", "a.b", "a[b]", "a-b", "a[-b]", "a[b-c]", "a[b]", "test_a[x]", "a::b[c]",
+        *LOSSY,
+        "test_a",
+        "test_b",
+        "a::b",
+        "a.b",
+        "a[b]",
+        "a-b",
+        "a[-b]",
+        "a[b-c]",
+        "a[b]",
+        "test_a[x]",
+        "a::b[c]",
         "x" * 100,
-    ]  # fmt: skip
-    ids = {TestId(module="m", name=name, label=label) for name in names for label in ("", "b", "b-c", "é")}
+    ]
+    ids = {
+        TestId(module="m", name=name, label=label)
+        for name in names
+        for label in ("", "b", "b-c", "é")
+    }
     files = [file_name(test) for test in ids]
     assert len(set(files)) == len(ids)
-    assert len({file.lower() for file in files}) == len(ids), "also where case does not count"
+    assert len({file.lower() for file in files}) == len(ids), (
+        "also where case does not count"
+    )
 
 
-@pytest.mark.parametrize("name", ["../../x", "/etc/x", "a/../../../x", "a/\0/x", "", "."])
+@pytest.mark.parametrize(
+    "name", ["../../x", "/etc/x", "a/../../../x", "a/\0/x", "", "."]
+)
 def test_no_module_leads_out_of_the_store(store, name):
     path = store.path(CPU, TestId(module=name, name="test_a"))
     assert Path(os.path.normpath(path)) == path
@@ -206,16 +310,27 @@ def test_what_is_saved_is_read_back(store):
     assert store.read(CPU, TEST) == BASELINE
 
 
-OVER_NODES = replace(SAMPLES, node_seconds=SAMPLES.step_seconds, clock_seconds=(4e-6,) * len(SAMPLES.step_seconds))
+OVER_NODES = replace(
+    SAMPLES,
+    node_seconds=SAMPLES.step_seconds,
+    clock_seconds=(4e-6,) * len(SAMPLES.step_seconds),
+)
 
 
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
-        ({"node_seconds": OVER_NODES.node_seconds[:1]}, "node_seconds: 1 launches, not 2"),
+        (
+            {"node_seconds": OVER_NODES.node_seconds[:1]},
+            "node_seconds: 1 launches, not 2",
+        ),
         ({"clock_seconds": (4e-6,)}, "clock_seconds: 1 launches, not 2"),
         (
-            {"node_seconds": tuple((-1.0,) * len(own) for own in OVER_NODES.node_seconds)},
+            {
+                "node_seconds": tuple(
+                    (-1.0,) * len(own) for own in OVER_NODES.node_seconds
+                )
+            },
             "[0][0]: -1.0 is not",
         ),
     ],
@@ -226,7 +341,9 @@ def test_what_no_measurement_of_several_nodes_is_is_refused(wrong, said):
 
 def test_any_test_id_can_be_saved_and_read(store):
     for name, label in itertools.product(LOSSY, ["", "../é\ud800"]):
-        baseline = replace(BASELINE, test=TestId(module="tests/../é", name=name, label=label))
+        baseline = replace(
+            BASELINE, test=TestId(module="tests/../é", name=name, label=label)
+        )
         store.write(baseline)
         assert store.read(CPU, baseline.test) == baseline
 
@@ -235,7 +352,9 @@ def test_the_documented_file_is_what_is_written(store):
     page = (Path(__file__).parents[2] / "docs" / "baselines.md").read_text()
     (text,) = re.findall(r"```json\n(.*?)```", page, re.DOTALL)
     test = TestId(module="tests/perf/test_step", name="test_train[bf16]")
-    environment = Environment(**json.loads(text)["sessions"][0]["measurement"]["environment"])
+    environment = Environment(
+        **json.loads(text)["sessions"][0]["measurement"]["environment"]
+    )
     path = store.path(environment, test)
     assert path.relative_to(store.root).as_posix() in page
     path.parent.mkdir(parents=True)
@@ -287,8 +406,14 @@ def test_a_lock_folder_that_others_spoilt_is_not_used(store, how):
     spoil(own, how)
     with pytest.raises(BaselineError) as caught:
         store.write(OTHER)
-    assert caught.value.problem == f"cannot be written: [Errno 17] belongs to another user or is not a folder: '{own}'"
-    assert caught.value.remedy == f"remove {own} as its owner, or set TMPDIR to another folder"
+    assert (
+        caught.value.problem
+        == f"cannot be written: [Errno 17] belongs to another user or is not a folder: '{own}'"
+    )
+    assert (
+        caught.value.remedy
+        == f"remove {own} as its owner, or set TMPDIR to another folder"
+    )
     assert store.read(CPU, TEST) == BASELINE
 
 
@@ -312,7 +437,9 @@ def edit(path, *place, to):
     path.write_text(json.dumps(data))
 
 
-RECORD_AGAIN = "restore it with git checkout, or delete it and run with --ddp-save-baseline"
+RECORD_AGAIN = (
+    "restore it with git checkout, or delete it and run with --ddp-save-baseline"
+)
 
 
 @pytest.mark.parametrize(
@@ -320,8 +447,14 @@ RECORD_AGAIN = "restore it with git checkout, or delete it and run with --ddp-sa
     [
         (b"", "the file is empty"),
         (b" \n", "the file is empty"),
-        (b'{"schema": 1, "test": {', "is not JSON, or not all of it: Expecting property name"),
-        (b"<<<<<<< HEAD\n{}\n", "is not JSON, or not all of it: Expecting value: line 1 column 1"),
+        (
+            b'{"schema": 1, "test": {',
+            "is not JSON, or not all of it: Expecting property name",
+        ),
+        (
+            b"<<<<<<< HEAD\n{}\n",
+            "is not JSON, or not all of it: Expecting value: line 1 column 1",
+        ),
         (b"\xff\xfe\x00", "is not JSON, or not all of it: "),
         (b"[" * 200_000, "is not JSON, or not all of it: "),
         (b"9" * 5000, None),
@@ -329,11 +462,20 @@ RECORD_AGAIN = "restore it with git checkout, or delete it and run with --ddp-sa
         (b'{"schema": 1e999}', "is not JSON, or not all of it: 1e999 is not a number"),
         (b"[]", "is not a baseline: its schema is None, not a version number"),
         (b"{}", "is not a baseline: its schema is None, not a version number"),
-        (b'{"schema": "1"}', "is not a baseline: its schema is '1', not a version number"),
-        (b'{"schema": true}', "is not a baseline: its schema is True, not a version number"),
+        (
+            b'{"schema": "1"}',
+            "is not a baseline: its schema is '1', not a version number",
+        ),
+        (
+            b'{"schema": true}',
+            "is not a baseline: its schema is True, not a version number",
+        ),
         (b'{"schema": 0}', "is not a baseline: its schema is 0, not a version number"),
         (b'{"schema": 1}', "object missing required field `test`"),
-        (b'{"schema": 1, "test": {}, "sessions": [1]}', "test: object missing required field `module`"),
+        (
+            b'{"schema": 1, "test": {}, "sessions": [1]}',
+            "test: object missing required field `module`",
+        ),
     ],
     ids=range(16),
 )
@@ -355,20 +497,38 @@ def test_a_truncated_file_is_never_half_a_baseline(store):
 def test_a_newer_schema_asks_for_an_upgrade(store):
     edit(store.write(BASELINE), "schema", to=2)
     error = refusal(store)
-    assert error.problem == "has schema 2; this version of pytest-ddpperf reads schema 1"
+    assert (
+        error.problem == "has schema 2; this version of pytest-ddpperf reads schema 1"
+    )
     assert error.remedy.startswith("upgrade pytest-ddpperf")
 
 
 @pytest.mark.parametrize(
     ("place", "value", "problem"),
     [
-        (("step_seconds", 0, 1), "x", ".step_seconds[0][1]: expected `float`, got `str`"),
-        (("step_seconds", 0, 1), 0, ".step_seconds[0][1]: 0.0 is not a positive duration"),
-        (("step_seconds", 1, 0), -1, ".step_seconds[1][0]: -1.0 is not a positive duration"),
+        (
+            ("step_seconds", 0, 1),
+            "x",
+            ".step_seconds[0][1]: expected `float`, got `str`",
+        ),
+        (
+            ("step_seconds", 0, 1),
+            0,
+            ".step_seconds[0][1]: 0.0 is not a positive duration",
+        ),
+        (
+            ("step_seconds", 1, 0),
+            -1,
+            ".step_seconds[1][0]: -1.0 is not a positive duration",
+        ),
         (("step_seconds", 1), [0.1], ".step_seconds[1]: 1 steps, not 2"),
         (("step_seconds",), [], ".step_seconds: no steps"),
         (("step_seconds",), [[], []], ".step_seconds: no steps"),
-        (("step_seconds",), [[1.0, 1.0]], ".step_seconds: a single launch, with which nothing can be compared"),
+        (
+            ("step_seconds",),
+            [[1.0, 1.0]],
+            ".step_seconds: a single launch, with which nothing can be compared",
+        ),
         (("step_seconds",), [[1.0, 1.0]] * 3, ".rank_seconds: 2 launches, not 3"),
         (("rank_seconds",), [[], []], ".rank_seconds[0]: 0 ranks, not 1"),
         (("rank_seconds",), [], ".rank_seconds: 0 launches, not 2"),
@@ -378,9 +538,13 @@ def test_a_newer_schema_asks_for_an_upgrade(store):
         (("cpu_seconds", 0), [[1.0, 1.0]], ".cpu_seconds[0]: 1 ranks, not 2"),
         (("examples",), [[[1, 1], [1, -2]]] * 2, ".examples[0][1][1]: -2 is negative"),
     ],
-)  # fmt: skip
-def test_samples_edited_to_nonsense_are_named_by_their_place(store, place, value, problem):
-    edit(store.write(BASELINE), "sessions", 0, "measurement", "samples", *place, to=value)
+)
+def test_samples_edited_to_nonsense_are_named_by_their_place(
+    store, place, value, problem
+):
+    edit(
+        store.write(BASELINE), "sessions", 0, "measurement", "samples", *place, to=value
+    )
     error = refusal(store)
     assert error.problem == "sessions[0].measurement.samples" + problem
     assert error.remedy == RECORD_AGAIN
@@ -391,7 +555,10 @@ def test_the_baseline_of_another_test_is_refused(store):
     path = store.write(BASELINE)
     path.rename(store.path(CPU, other))
     error = refusal(store, test=other)
-    assert error.problem == ("belongs to tests/perf/test_step::test_a, not to tests/perf/test_step::test_b (forward)")
+    assert (
+        error.problem
+        == "belongs to tests/perf/test_step::test_a, not to tests/perf/test_step::test_b (forward)"
+    )
     assert 'if the test was renamed, correct "test" in the file' in error.remedy
 
 
@@ -401,7 +568,10 @@ def test_the_baseline_of_another_environment_is_refused(store):
     store.path(other, TEST).parent.mkdir(parents=True)
     path.rename(store.path(other, TEST))
     error = refusal(store, environment=other)
-    assert error.problem == ("belongs to another environment: roles None, here 'ps=1', world_size 2, here 4")
+    assert (
+        error.problem
+        == "belongs to another environment: roles None, here 'ps=1', world_size 2, here 4"
+    )
     assert error.remedy == RECORD_AGAIN
 
 
@@ -415,15 +585,22 @@ def failing(code):
 @pytest.mark.parametrize(
     ("code", "remedy"),
     [
-        (errno.EACCES, "give this user permission, or name another folder with --ddp-baseline-dir"),
+        (
+            errno.EACCES,
+            "give this user permission, or name another folder with --ddp-baseline-dir",
+        ),
         (errno.EIO, "check the disk, or name another folder with --ddp-baseline-dir"),
     ],
 )
-def test_a_file_that_may_not_be_read_is_an_error_not_a_missing_baseline(store, monkeypatch, code, remedy):
+def test_a_file_that_may_not_be_read_is_an_error_not_a_missing_baseline(
+    store, monkeypatch, code, remedy
+):
     path = store.write(BASELINE)
     monkeypatch.setattr(Path, "read_bytes", failing(code))
     error = refusal(store)
-    assert error.problem == f"cannot be read: [Errno {code}] {os.strerror(code)}: '{path}'"
+    assert (
+        error.problem == f"cannot be read: [Errno {code}] {os.strerror(code)}: '{path}'"
+    )
     assert error.remedy == remedy
 
 
@@ -437,7 +614,9 @@ def test_a_file_that_may_not_be_read_is_an_error_not_a_missing_baseline(store, m
         (errno.EDQUOT, "free some space"),
     ],
 )
-def test_a_save_that_fails_leaves_the_old_baseline_and_no_other_file(store, monkeypatch, call, code, remedy):
+def test_a_save_that_fails_leaves_the_old_baseline_and_no_other_file(
+    store, monkeypatch, call, code, remedy
+):
     path = store.write(BASELINE)
     with monkeypatch.context() as patch:
         if call == "open":
@@ -445,20 +624,30 @@ def test_a_save_that_fails_leaves_the_old_baseline_and_no_other_file(store, monk
         elif call == "mkdir":
             mkdir = Path.mkdir  # filelock's too
             fails = failing(code)
-            below = lambda path, **how: (fails if path.is_relative_to(store.root) else mkdir)(path, **how)  # noqa: E731
+
+            def below(path: Path, **how: Any) -> None:
+                (fails if path.is_relative_to(store.root) else mkdir)(path, **how)
+
             patch.setattr(Path, "mkdir", below)
         else:
             patch.setattr(os, call, failing(code))
         with pytest.raises(BaselineError) as caught:
             store.write(OTHER)
     assert caught.value.path == path
-    assert caught.value.problem.startswith(f"cannot be written: [Errno {code}] {os.strerror(code)}")
-    assert caught.value.remedy == f"{remedy}, or name another folder with --ddp-baseline-dir"
+    assert caught.value.problem.startswith(
+        f"cannot be written: [Errno {code}] {os.strerror(code)}"
+    )
+    assert (
+        caught.value.remedy
+        == f"{remedy}, or name another folder with --ddp-baseline-dir"
+    )
     assert store.read(CPU, TEST) == BASELINE
     assert files_below(store.root) == [path.relative_to(store.root).as_posix()]
 
 
-def test_an_interrupt_while_saving_leaves_the_old_baseline_and_no_other_file(store, monkeypatch):
+def test_an_interrupt_while_saving_leaves_the_old_baseline_and_no_other_file(
+    store, monkeypatch
+):
     def interrupt(*args):
         raise KeyboardInterrupt
 
@@ -475,14 +664,26 @@ def test_an_interrupt_while_saving_leaves_the_old_baseline_and_no_other_file(sto
 @pytest.mark.parametrize(
     ("samples", "problem"),
     [
-        (replace(SAMPLES, step_seconds=((0.1, float("nan")), (0.1, 0.1))),
-         "cannot be saved: a number is not finite"),
-        (replace(SAMPLES, step_seconds=((0.1, 2e-10), (0.1, 0.1))),  # 0 once rounded
-         "cannot be saved: sessions[0].measurement.samples.step_seconds[0][1]: 0.0 is not a positive duration"),
-        (replace(SAMPLES, step_seconds=((0.1, -0.1), (0.1, 0.1))),
-         "cannot be saved: sessions[0].measurement.samples.step_seconds[0][1]: -0.1 is not a positive duration"),
+        (
+            replace(SAMPLES, step_seconds=((0.1, float("nan")), (0.1, 0.1))),
+            "cannot be saved: a number is not finite",
+        ),
+        (
+            replace(SAMPLES, step_seconds=((0.1, 2e-10), (0.1, 0.1))),  # 0 once rounded
+            (
+                "cannot be saved: sessions[0].measurement.samples.step_seconds[0][1]: 0.0 is not a"
+                " positive duration"
+            ),
+        ),
+        (
+            replace(SAMPLES, step_seconds=((0.1, -0.1), (0.1, 0.1))),
+            (
+                "cannot be saved: sessions[0].measurement.samples.step_seconds[0][1]: -0.1 is not a"
+                " positive duration"
+            ),
+        ),
     ],
-)  # fmt: skip
+)
 def test_figures_that_could_not_be_read_back_are_not_saved(store, samples, problem):
     store.write(BASELINE)
     with pytest.raises(BaselineError) as caught:
@@ -510,14 +711,22 @@ def test_extending_adds_a_session_and_saving_replaces_them_all(store):
 def test_the_latest_sessions_are_kept(store):
     for number in range(SESSIONS_KEPT + 2):
         store.write(baseline(commits=[str(number)]), extend=True)
-    assert commits(store.read(CPU, TEST)) == [str(number) for number in range(2, SESSIONS_KEPT + 2)]
+    assert commits(store.read(CPU, TEST)) == [
+        str(number) for number in range(2, SESSIONS_KEPT + 2)
+    ]
 
 
 def test_sessions_that_were_measured_otherwise_do_not_mix(store):
     store.write(BASELINE)
-    with pytest.raises(BaselineError, match="was measured under other conditions: batch_size 32, here 64") as caught:
+    with pytest.raises(
+        BaselineError,
+        match="was measured under other conditions: batch_size 32, here 64",
+    ) as caught:
         store.write(baseline(environment=OTHERWISE), extend=True)
-    assert caught.value.remedy == "measure as before, or replace it with --ddp-save-baseline"
+    assert (
+        caught.value.remedy
+        == "measure as before, or replace it with --ddp-save-baseline"
+    )
     with pytest.raises(BaselineError, match="was measured under other conditions"):
         store.read_alike(OTHERWISE, TEST)
     assert store.read_alike(CPU, TEST) == BASELINE
@@ -534,26 +743,47 @@ def test_the_other_environments_that_have_a_baseline_are_named(store):
     store.write(baseline(environment=four))
     store.write(baseline(environment=eight, test=replace(TEST, name="test_b")))
     (store.root / "README.md").write_text("a file beside the folders")
-    assert store.others(TEST) == tuple(sorted([environment_name(CPU), environment_name(four)]))
+    assert store.others(TEST) == tuple(
+        sorted([environment_name(CPU), environment_name(four)])
+    )
     assert store.others(replace(TEST, label="forward")) == ()
 
 
 def test_counters_hold_on_other_machines_for_the_same_work(store):
     there = replace(CPU, key={**CPU.key, "cpu_model": "another"})
     store.write(saved := baseline(environment=there))
-    assert store.read_counted(CPU, TEST) == (environment_name(there), *saved.measurements)
+    assert store.read_counted(CPU, TEST) == (
+        environment_name(there),
+        *saved.measurements,
+    )
     newer = replace(CPU, key={**CPU.key, "cpu_model": "zzz"})
     (session,) = baseline(environment=newer).sessions
-    store.write(Baseline(test=TEST, sessions=(replace(session, created="2099-01-01T00:00:00Z"),)))
+    store.write(
+        Baseline(
+            test=TEST, sessions=(replace(session, created="2099-01-01T00:00:00Z"),)
+        )
+    )
     assert store.read_counted(CPU, TEST)[0] == environment_name(newer)
     store.path(newer, TEST).write_text("{")
     with pytest.raises(BaselineError):
         store.read_counted(CPU, TEST)
     store.path(newer, TEST).unlink()
     assert store.read_counted(OTHERWISE, TEST) is None
-    assert store.read_counted(replace(CPU, key={**CPU.key, "world_size": 4}), TEST) is None
-    assert store.read_counted(replace(CPU, must_match={**CPU.must_match, "timing": "free"}), TEST) is not None
-    assert store.read_counted(replace(CPU, must_match={**CPU.must_match, "test:bucket_mb": 1}), TEST) is None
+    assert (
+        store.read_counted(replace(CPU, key={**CPU.key, "world_size": 4}), TEST) is None
+    )
+    assert (
+        store.read_counted(
+            replace(CPU, must_match={**CPU.must_match, "timing": "free"}), TEST
+        )
+        is not None
+    )
+    assert (
+        store.read_counted(
+            replace(CPU, must_match={**CPU.must_match, "test:bucket_mb": 1}), TEST
+        )
+        is None
+    )
 
 
 def test_without_a_store_there_are_no_others(store):
@@ -570,7 +800,9 @@ def test_without_a_store_there_are_no_others(store):
     ],
     ids=["below", "above", "in one store", "moved"],
 )
-def test_a_baseline_of_the_same_test_by_another_path_or_rootdir_is_found(tmp_path, saved_from, there, module, root):
+def test_a_baseline_of_the_same_test_by_another_path_or_rootdir_is_found(
+    tmp_path, saved_from, there, module, root
+):
     def store_of(rootdir):
         return Store(tmp_path / root if root else rootdir / "baselines", rootdir)
 

@@ -28,39 +28,60 @@ def on_four(session: Recording = SESSION) -> Recording:
 
 
 def save(
-    root: Path, name: str = "test_train[bf16]", *sessions: Recording, module: str = "tests/perf/test_step"
+    root: Path,
+    name: str = "test_train[bf16]",
+    *sessions: Recording,
+    module: str = "tests/perf/test_step",
 ) -> Path:
     test = TestId(module=module, name=name)
     return Store(root).write(Baseline(test=test, sessions=sessions or (SESSION,)))
 
 
 def ddpperf(root: Path, command: str, *arguments: str | Path) -> int:
-    return main(["baseline", command, *map(str, arguments), "--baseline-dir", str(root)])
+    return main(
+        ["baseline", command, *map(str, arguments), "--baseline-dir", str(root)]
+    )
 
 
 # --- list
 
 
-def test_list_shows_what_is_stored_by_environment(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_list_shows_what_is_stored_by_environment(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     root = tmp_path / "baselines"
     save(
         root,
         "test_train[bf16]",
         SESSION,
-        replace(SESSION, created="2026-02-03T03:04:05Z", commit="decade" * 7 + "-dirty"),
+        replace(
+            SESSION, created="2026-02-03T03:04:05Z", commit="decade" * 7 + "-dirty"
+        ),
     )
     save(root, "test_wide", replace(SESSION, created="", commit="", resolution={}))
     save(root, "test_train[bf16]", on_four())
     assert ddpperf(root, "list") == 0
     assert capsys.readouterr().out.splitlines() == [
         "cpu-pinned-ws2",
-        "                                          sessions        last    commit  smallest detectable change",
-        "  tests/perf/test_step::test_train[bf16]         2  2026-02-03  decaded*  p10 0.21 %, p50 3.4 %",
+        (
+            "                                          sessions        last    commit  smallest"
+            " detectable change"
+        ),
+        (
+            "  tests/perf/test_step::test_train[bf16]         2  2026-02-03  decaded*  p10 0.21 %,"
+            " p50 3.4 %"
+        ),
         "  tests/perf/test_step::test_wide                1     unknown         -  -",
         "",
         "cpu-ws4",
-        "                                          sessions        last   commit  smallest detectable change",
-        "  tests/perf/test_step::test_train[bf16]         1  2026-01-02  c0ffeec  p10 0.21 %, p50 3.4 %",
+        (
+            "                                          sessions        last   commit  smallest"
+            " detectable change"
+        ),
+        (
+            "  tests/perf/test_step::test_train[bf16]         1  2026-01-02  c0ffeec  p10 0.21 %,"
+            " p50 3.4 %"
+        ),
         "",
         "3 baselines in 2 environments (*: uncommitted changes)",
     ]
@@ -68,7 +89,10 @@ def test_list_shows_what_is_stored_by_environment(tmp_path: Path, capsys: pytest
 
 @pytest.mark.parametrize("columns", [80, 60])
 def test_lines_fit_into_the_terminal(
-    columns: int, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    columns: int,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     save(tmp_path)
     save(tmp_path, "test_of_a_model_with_a_long_name")
@@ -85,11 +109,16 @@ def test_lines_fit_into_the_terminal(
         (["-k", "ws4 "], "1 baseline in 1 environment (*: uncommitted changes)"),
         (["-k", "wide"], "1 baseline in 1 environment (*: uncommitted changes)"),
         (["-k", "train"], "2 baselines in 2 environments (*: uncommitted changes)"),
-        (["-k", "TRAIN*step"], "0 baselines in 0 environments (*: uncommitted changes)"),
+        (
+            ["-k", "TRAIN*step"],
+            "0 baselines in 0 environments (*: uncommitted changes)",
+        ),
         (["-k", "perf/*wide"], "1 baseline in 1 environment (*: uncommitted changes)"),
     ],
 )
-def test_some_are_chosen(chosen: list[str], reported: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_some_are_chosen(
+    chosen: list[str], reported: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     save(tmp_path)
     save(tmp_path, "test_wide")
     save(tmp_path, "test_train", on_four())

@@ -16,7 +16,9 @@ from tests.unit.test_report import outcome, verdict
 
 COMMIT = "1a2b3c4d5e6f" + "0" * 28
 VERSION = Version(ref="origin/main", commit=COMMIT, now="5d6e7f8a9b0c" + "0" * 28)
-BESIDE = BaselineSide(version=VERSION, order="bnnb", imported=12, differing=("src/net.py",))
+BESIDE = BaselineSide(
+    version=VERSION, order="bnnb", imported=12, differing=("src/net.py",)
+)
 
 
 @pytest.mark.parametrize(
@@ -27,11 +29,13 @@ BESIDE = BaselineSide(version=VERSION, order="bnnb", imported=12, differing=("sr
         (replace(VERSION, ref="1a2b3c4"), "1a2b3c4"),
         (replace(VERSION, ref="self"), "the same code"),
         (replace(VERSION, ref="", environ=("A=1", "B=")), "A=1, B="),
-        (replace(VERSION, python="/opt/python", option=("--kind", "two words")),
-         "origin/main (1a2b3c4), /opt/python, --kind 'two words'"),
+        (
+            replace(VERSION, python="/opt/python", option=("--kind", "two words")),
+            "origin/main (1a2b3c4), /opt/python, --kind 'two words'",
+        ),
     ],
     ids=["ref", "hash", "short hash", "self", "environment", "all"],
-)  # fmt: skip
+)
 def test_a_version_is_named_by_what_was_asked(version: Version, text: str) -> None:
     assert str(version) == text
 
@@ -46,24 +50,52 @@ SAME = replace(BESIDE, differing=())
         ([SAME], True, False),
         ([replace(SAME, imported=0)], False, True),
         ([replace(SAME, imported=0, error="it died")], False, False),
-        ([replace(SAME, imported=0), replace(SAME, imported=0, error="it died")], False, True),
+        (
+            [replace(SAME, imported=0), replace(SAME, imported=0, error="it died")],
+            False,
+            True,
+        ),
         ([SAME, BESIDE], False, False),
     ],
-    ids=["differs", "the same", "none imported", "not measured", "one not measured", "one differs"],
+    ids=[
+        "differs",
+        "the same",
+        "none imported",
+        "not measured",
+        "one not measured",
+        "one differs",
+    ],
 )
 def test_a_run_says_when_nothing_that_differs_was_imported(
     sides: list[BaselineSide], reported: bool, usage_error: bool
 ) -> None:
     plan = Plan(world_size=2, backend="gloo", device="cpu")
     test = TestId(module="m", name="t")
-    failed = Outcome(nodeid="m::t", test=test, plan=plan, launches=5, batch_size=None, verdict=None, fails=False)
+    failed = Outcome(
+        nodeid="m::t",
+        test=test,
+        plan=plan,
+        launches=5,
+        batch_size=None,
+        verdict=None,
+        fails=False,
+    )
     run = RunResults(RunInfo())
-    run.take({"outcomes": [encode(replace(failed, nodeid=f"m::t{n}", baseline_side=s)) for n, s in enumerate(sides)]})
+    run.take(
+        {
+            "outcomes": [
+                encode(replace(failed, nodeid=f"m::t{n}", baseline_side=s))
+                for n, s in enumerate(sides)
+            ]
+        }
+    )
     run.end()
     said = "no test imported a file that differs between origin/main (1a2b3c4) and the working tree"
     assert run.messages == [said] * reported
     assert run.usage_error.startswith(said) is usage_error
-    assert ("is the package installed, but not editable?" in run.usage_error) is usage_error
+    assert (
+        "is the package installed, but not editable?" in run.usage_error
+    ) is usage_error
 
 
 @pytest.mark.parametrize(
@@ -75,8 +107,14 @@ def test_a_run_says_when_nothing_that_differs_was_imported(
     ],
     ids=["none", "one", "a variable"],
 )
-def test_a_red_says_which_files_differ_or_that_none_does(side: BaselineSide, files: str) -> None:
-    red = outcome(verdict(Status.REGRESSED), baseline_side=side, evidence=("forward +6 ms of +6 ms",))
+def test_a_red_says_which_files_differ_or_that_none_does(
+    side: BaselineSide, files: str
+) -> None:
+    red = outcome(
+        verdict(Status.REGRESSED),
+        baseline_side=side,
+        evidence=("forward +6 ms of +6 ms",),
+    )
     why = "; ".join(filter(None, ("forward +6 ms of +6 ms", files)))
     assert f"\nwhy: {why}\n" in sentences.gate_failure(red)
     assert sentences.headline(red).endswith(f": {why}")
@@ -87,9 +125,14 @@ def test_what_failed_otherwise_than_by_a_measurement_is_counted() -> None:
     run = RunResults(RunInfo())
     for name, fails in (("green", False), ("own", False), ("gate", True)):
         measured = Outcome(
-            nodeid=f"m::{name}", test=TestId(module="m", name=name), plan=plan, launches=5, batch_size=None,
-            verdict=None, fails=fails,
-        )  # fmt: skip
+            nodeid=f"m::{name}",
+            test=TestId(module="m", name=name),
+            plan=plan,
+            launches=5,
+            batch_size=None,
+            verdict=None,
+            fails=fails,
+        )
         run.take({"outcomes": [encode(measured)]})
     run.end(["m::own", "m::gate", "m::typo", "test_broken.py"])
     assert run.run.other_failures == 3

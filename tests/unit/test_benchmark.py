@@ -29,7 +29,9 @@ def measure(launch: LaunchSamples, store: Store, **asked: Any) -> Measured:
     return carried_out(lambda plan: launch, store, **asked)
 
 
-def carried_out(launch: Callable[[Plan], LaunchSamples], store: Store, **asked: Any) -> Measured:
+def carried_out(
+    launch: Callable[[Plan], LaunchSamples], store: Store, **asked: Any
+) -> Measured:
     launcher: Any = SimpleNamespace(measure=lambda plan, *_: launch(plan))
     return carry_out(job(**asked), launcher, store, Observer())
 
@@ -54,7 +56,9 @@ def job(*, gate: bool = True, **asked: Any) -> Job:
 
 
 @pytest.mark.parametrize("disable", [False, True])
-def test_a_disabled_measurement_has_no_advice_on_measuring(tmp_path: Path, disable: bool) -> None:
+def test_a_disabled_measurement_has_no_advice_on_measuring(
+    tmp_path: Path, disable: bool
+) -> None:
     notes = notes_of(measure(UNFIT, Store(tmp_path), disable=disable))
     assert "rank 0's clean-up did not end" in notes
     assert any("raise --ddp-warmup" in note for note in notes) is not disable
@@ -72,12 +76,14 @@ def lasting(step_seconds: float) -> Callable[[Plan], LaunchSamples]:
 
 def reported(steps: int, cut: int) -> str:
     return (
-        f"only the first {cut} of {steps} steps of each launch were compared, because the baseline has no more: "
-        "--ddp-save-baseline records longer windows"
+        f"only the first {cut} of {steps} steps of each launch were compared, because the baseline"
+        " has no more: --ddp-save-baseline records longer windows"
     )
 
 
-def test_sides_of_different_lengths_are_compared_and_it_is_noted_where_much_is_lost(tmp_path: Path) -> None:
+def test_sides_of_different_lengths_are_compared_and_it_is_noted_where_much_is_lost(
+    tmp_path: Path,
+) -> None:
     store, limits = Store(tmp_path), (Limit(metric="p50", value=0.1, unit="%"),)
     saved = carried_out(lasting(0.02), store, save_baseline=True)
     assert [len(launch) for launch in saved.result.step_seconds] == [50] * 5
@@ -89,19 +95,32 @@ def test_sides_of_different_lengths_are_compared_and_it_is_noted_where_much_is_l
     ):
         found = carried_out(lasting(step_seconds), store, limits=limits)
         assert {len(launch) for launch in found.result.step_seconds} == {steps}
-        assert (str(found.result.verdict).replace("IMPROVED", "PASS"), notes_of(found)) == (verdict, notes)
+        assert (
+            str(found.result.verdict).replace("IMPROVED", "PASS"),
+            notes_of(found),
+        ) == (verdict, notes)
         (change,) = found.result.verdict.comparisons
-        assert (change.baseline_seconds, change.now_seconds) == pytest.approx((0.02, step_seconds))
-        assert found.result.verdict.differences == (), "of steps only what was asked is a fact"
+        assert (change.baseline_seconds, change.now_seconds) == pytest.approx(
+            (0.02, step_seconds)
+        )
+        assert found.result.verdict.differences == (), (
+            "of steps only what was asked is a fact"
+        )
 
 
 def scattered(step_seconds: float, scatter: float) -> Callable[[Plan], LaunchSamples]:
     """Launches of 10 s, with steps of that length, more or less."""
-    lengths = cycle(step_seconds * (1 + scatter * place) for place in (0, 1, -1, 0.7, -0.7))
-    return lambda plan: replace(lasting(next(lengths))(plan), cost=LaunchCost(steps=10.0))
+    lengths = cycle(
+        step_seconds * (1 + scatter * place) for place in (0, 1, -1, 0.7, -0.7)
+    )
+    return lambda plan: replace(
+        lasting(next(lengths))(plan), cost=LaunchCost(steps=10.0)
+    )
 
 
-@pytest.mark.parametrize(("max_seconds", "launches"), [(600.0, 20), (200.0, 20), (199.0, 10), (1.0, 10)])
+@pytest.mark.parametrize(
+    ("max_seconds", "launches"), [(600.0, 20), (200.0, 20), (199.0, 10), (1.0, 10)]
+)
 def test_an_open_verdict_has_as_many_launches_as_there_is_time_for_but_those_that_confirm(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, max_seconds: float, launches: int
 ) -> None:
@@ -115,16 +134,24 @@ def test_an_open_verdict_has_as_many_launches_as_there_is_time_for_but_those_tha
 
 @pytest.mark.parametrize(
     ("asked", "pairs"),
-    [({"against": "main"}, 8), ({"confirm_seconds": 60.0}, 10), ({"against": "self"}, 10)],
+    [
+        ({"against": "main"}, 8),
+        ({"confirm_seconds": 60.0}, 10),
+        ({"against": "self"}, 10),
+    ],
     ids=["another version", "confirming a suspicion", "the same code"],
 )
 def test_a_confirmation_and_the_same_code_rest_on_all_pairs_of_a_look(
     tmp_path: Path, asked: dict[str, Any], pairs: int
 ) -> None:
     open_then_steady = iter([0.02, 0.0232, 0.02, 0.0232, 0.02, *[0.02] * 5])
-    launcher: Any = SimpleNamespace(measure=lambda plan, *_: lasting(next(open_then_steady))(plan.exactly(50)))
+    launcher: Any = SimpleNamespace(
+        measure=lambda plan, *_: lasting(next(open_then_steady))(plan.exactly(50))
+    )
     base: Any = SimpleNamespace(
-        begin=lambda nodeid, label, plan: SimpleNamespace(plan=plan, batch_size=None, facts={}),
+        begin=lambda nodeid, label, plan: SimpleNamespace(
+            plan=plan, batch_size=None, facts={}
+        ),
         measure=lambda observer, steps: lasting(0.02)(of_test.plan.exactly(50)),
         end_measurement=lambda: None,
         lacking=lambda files: "",
@@ -133,29 +160,51 @@ def test_a_confirmation_and_the_same_code_rest_on_all_pairs_of_a_look(
     limits = (Limit(metric="p50", value=0.1, unit="%"),)
     of_test = job(limits=limits, turns="launches", against=asked.get("against"))
     seconds = asked.get("confirm_seconds")
-    found = carry_out(of_test, launcher, Store(tmp_path), Observer(), base, confirm_seconds=seconds)
+    found = carry_out(
+        of_test, launcher, Store(tmp_path), Observer(), base, confirm_seconds=seconds
+    )
     assert (found.result.verdict, len(found.result.step_seconds)) == ("PASS", pairs)
 
 
 @pytest.mark.parametrize("option", ["save_baseline", "extend_baseline"])
 @pytest.mark.parametrize(
     ("scatter", "max_seconds", "launches"),
-    [(0.01, 600.0, 5), (0.1, 600.0, 10), (0.1, 99.0, 5), (0.2, 600.0, 20), (0.2, 199.0, 10)],
+    [
+        (0.01, 600.0, 5),
+        (0.1, 600.0, 10),
+        (0.1, 99.0, 5),
+        (0.2, 600.0, 20),
+        (0.2, 199.0, 10),
+    ],
 )
 def test_saving_takes_launches_until_two_such_measurements_resolve_the_limits_or_the_time_is_over(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scatter: float, max_seconds: float, launches: int, option: str
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    scatter: float,
+    max_seconds: float,
+    launches: int,
+    option: str,
 ) -> None:
     monkeypatch.setattr(measurement, "MAX_SECONDS", max_seconds)
-    asked: dict[str, Any] = {option: True, "limits": (Limit(metric="p50", value=0.1, unit="%"),)}
+    asked: dict[str, Any] = {
+        option: True,
+        "limits": (Limit(metric="p50", value=0.1, unit="%"),),
+    }
     saved = carried_out(scattered(0.02, scatter), Store(tmp_path), **asked)
     assert len(saved.result.step_seconds) == launches
 
 
 @pytest.mark.parametrize(
     ("variable", "value"),
-    [("CUDA_LAUNCH_BLOCKING", "1"), ("TORCH_DISTRIBUTED_DEBUG", "detail"), ("NCCL_DEBUG", "TRACE")],
+    [
+        ("CUDA_LAUNCH_BLOCKING", "1"),
+        ("TORCH_DISTRIBUTED_DEBUG", "detail"),
+        ("NCCL_DEBUG", "TRACE"),
+    ],
 )
-def test_under_a_debugging_variable_nothing_is_compared(tmp_path: Path, variable: str, value: str) -> None:
+def test_under_a_debugging_variable_nothing_is_compared(
+    tmp_path: Path, variable: str, value: str
+) -> None:
     store = Store(tmp_path)
     for reported, verdict in ((value, "debugging-variable"), ("INFO", "no-baseline")):
         launch = replace(LAUNCH, facts={f"env:{variable}": reported})
@@ -163,7 +212,9 @@ def test_under_a_debugging_variable_nothing_is_compared(tmp_path: Path, variable
         assert measure(launch, store, gate=False).result.verdict.reason == "gate-off"
 
 
-def test_what_another_version_measures_without_a_gate_fails_nothing_there(tmp_path: Path) -> None:
+def test_what_another_version_measures_without_a_gate_fails_nothing_there(
+    tmp_path: Path,
+) -> None:
     asked: dict[str, Any] = {"gate": False, "fail_on": frozenset({"not-gated"})}
     assert measure(LAUNCH, Store(tmp_path), **asked).fails
     there = LeaderConnection.__new__(LeaderConnection)

@@ -13,15 +13,24 @@ from pytest_ddpperf.verdict.stats import Difference, paired
 LAUNCHES = (8, 16, 32)
 
 
-def search(slower: dict[int, float], *, commits: int = 41, spread: float = 0.01, **kwargs: object) -> Bisection:
-    """Search among commits of which some are slower by so much, a logarithm, where pairs differ by a `spread`."""
+def search(
+    slower: dict[int, float],
+    *,
+    commits: int = 41,
+    spread: float = 0.01,
+    **kwargs: object,
+) -> Bisection:
+    """Search among commits of which some are slower by so much, a logarithm, where pairs differ by
+    a `spread`."""
     source = random.Random(str((slower, kwargs)))
     unfit = kwargs.get("unfit", ())
     looks = []
 
     def look(place: int, pairs: int) -> Difference:
         faster = sum(rise for at, rise in slower.items() if at > place)
-        return paired([source.gauss(faster, spread) for _ in range(pairs)], [0.0] * pairs)
+        return paired(
+            [source.gauss(faster, spread) for _ in range(pairs)], [0.0] * pairs
+        )
 
     found = Bisection(last=commits - 1, measured={0: look(0, 10), commits - 1: SAME})
     while (place := found.next()) is not None:
@@ -54,7 +63,9 @@ def test_of_two_neighbours_the_second_is_known_without_a_search() -> None:
 
 
 @pytest.mark.parametrize("shares", [(0.15, 0.15), (0.08, 0.2), (0.2, 0.08)])
-def test_two_slower_commits_are_both_found_with_their_shares(shares: tuple[float, float]) -> None:
+def test_two_slower_commits_are_both_found_with_their_shares(
+    shares: tuple[float, float],
+) -> None:
     found = search({7: shares[0], 23: shares[1]}, most=14)
     assert slower_at(found) == [(6, 7), (22, 23)]
     parts = [gap.rise.estimate for gap in found.gaps()]
@@ -113,7 +124,10 @@ def test_nothing_that_was_measured_decides_more_than_its_own_error_allows() -> N
 
 def test_in_the_end_it_is_enough_that_one_side_is_slower() -> None:
     found = Bisection(last=40, measured={0: paired([0.15, 0.151], [0, 0]), 40: SAME})
-    near_the_fast_one = paired([0.02, 0.16, 0.11, 0.06, 0.15, 0.12, 0.05, 0.13], [0] * 8)  # 0.10
+    # 0.10
+    near_the_fast_one = paired(
+        [0.02, 0.16, 0.11, 0.06, 0.15, 0.12, 0.05, 0.13], [0] * 8
+    )
     assert not found.decide(20, near_the_fast_one)
     assert found.decide(20, near_the_fast_one, one_side=True)
     assert slower_at(found) == [(20, 40)]
@@ -127,9 +141,22 @@ def test_a_rise_has_bounds() -> None:
 
 @pytest.mark.parametrize(
     ("rise", "spread", "expected"),
-    [(0.15, 0.005, True), (0.08, 0.005, False), (0.15, 0.3, None), (0.06, 0.1, None), (0.02, 0.3, False)],
+    [
+        (0.15, 0.005, True),
+        (0.08, 0.005, False),
+        (0.15, 0.3, None),
+        (0.06, 0.1, None),
+        (0.02, 0.3, False),
+    ],
 )
-def test_ends_differ_do_not_or_may(rise: float, spread: float, expected: bool | None) -> None:
+def test_ends_differ_do_not_or_may(
+    rise: float, spread: float, expected: bool | None
+) -> None:
     source = [-1.0, -0.7, -0.4, -0.1, 0.1, 0.4, 0.7, 1.0]
     first = paired([rise + spread * each for each in source], [0.0] * len(source))
-    assert Bisection(last=1, measured={0: first, 1: SAME}).became_slower(bound=0.1, level=0.01) is expected
+    assert (
+        Bisection(last=1, measured={0: first, 1: SAME}).became_slower(
+            bound=0.1, level=0.01
+        )
+        is expected
+    )

@@ -29,7 +29,8 @@ OURS = str(Path(boot.__file__).parents[2])
 
 @pytest.fixture
 def module(tmp_path: Path) -> str:
-    """The folder of a module that tells what it was told; beside it one that hides one of Python's."""
+    """The folder of a module that tells what it was told; beside it one that hides one of
+    Python's."""
     (tmp_path / "told_back.py").write_text(TOLD_BACK)
     (tmp_path / "json.py").write_text("raise ImportError('not of Python')")
     return str(tmp_path)

@@ -74,4 +74,9 @@ def test_how_many_arguments_a_function_takes(function: Any, counts: list[int]) -
 
 
 def test_a_function_is_named_by_itself_and_an_object_by_its_type() -> None:
-    assert [payload.name_of(thing) for thing in (none, Net, Net(), partial(one))] == ["none", "Net", "Net", "partial"]
+    assert [payload.name_of(thing) for thing in (none, Net, Net(), partial(one))] == [
+        "none",
+        "Net",
+        "Net",
+        "partial",
+    ]

@@ -1,4 +1,5 @@
-"""Change points in one series: found where the level jumps, and not where it drifts or a point is an outlier."""
+"""Change points in one series: found where the level jumps, and not where it drifts or a point is
+an outlier."""
 
 from __future__ import annotations
 
@@ -22,10 +23,13 @@ from pytest_ddpperf.history.change_points import (
 )
 from pytest_ddpperf.verdict.stats import Part
 
-ALTERNATING = [(-1.0) ** place for place in range(40)]  # unit noise that neither drifts nor jumps
+# unit noise that neither drifts nor jumps
+ALTERNATING = [(-1.0) ** place for place in range(40)]
 
 
-def observed(values: Sequence[float], noise: Sequence[float] = (), moves: Sequence[float] = ()) -> Observations:
+def observed(
+    values: Sequence[float], noise: Sequence[float] = (), moves: Sequence[float] = ()
+) -> Observations:
     ones = [1.0] * len(values)
     return Observations(values, noise or ones, moves or ones)
 
@@ -40,16 +44,24 @@ def gaussian(points: int, *, share: float = 0.0, seed: int = 1) -> list[float]:
 
 
 def jumping(values: Sequence[float], *jumps: tuple[int, float]) -> list[float]:
-    return [value + sum(by for place, by in jumps if at >= place) for at, value in enumerate(values)]
+    return [
+        value + sum(by for place, by in jumps if at >= place)
+        for at, value in enumerate(values)
+    ]
 
 
-def jumps_of(observations: Observations, share: float = 0.0) -> list[tuple[float, float]]:
+def jumps_of(
+    observations: Observations, share: float = 0.0
+) -> list[tuple[float, float]]:
     return estimate_jumps(observations, filter_level(observations, set(), share))
 
 
 def found(values: Sequence[float], level: float = 0.01) -> list[tuple[int, bool]]:
     """Indexes of change points, and whether they are upwards."""
-    return [(point.index, point.change > 0) for point in find_change_points(observed(values), level)]
+    return [
+        (point.index, point.change > 0)
+        for point in find_change_points(observed(values), level)
+    ]
 
 
 # --- the local level
@@ -64,7 +76,10 @@ def test_a_jump_explains_what_the_innovations_lose_by_it(share: float) -> None:
     size = in_errors * error
     without = filter_level(observed(jumping(values, (7, -size))), set(), share)
     assert without.squares == pytest.approx(known.squares - in_errors**2)
-    nearby = [filter_level(observed(jumping(values, (7, -size + by))), set(), share).squares for by in (-0.01, 0.01)]
+    nearby = [
+        filter_level(observed(jumping(values, (7, -size + by))), set(), share).squares
+        for by in (-0.01, 0.01)
+    ]
     assert min(nearby) > without.squares
     assert known.deviance(in_errors**2) == pytest.approx(without.deviance())
 
@@ -95,7 +110,9 @@ def test_the_distance_of_a_point_is_from_all_others() -> None:
 
 def test_a_longer_time_lets_the_level_move_further() -> None:
     values = [0.0, 0.0, 3.0, 3.0]
-    near, late = (jumps_of(observed(values, moves=[1, 1, move, 1]), 0.1) for move in (1, 100))
+    near, late = (
+        jumps_of(observed(values, moves=[1, 1, move, 1]), 0.1) for move in (1, 100)
+    )
     assert abs(late[2][0]) < abs(near[2][0]) / 2
 
 
@@ -114,7 +131,10 @@ def test_a_change_point_has_its_index_and_size() -> None:
 @pytest.mark.parametrize(
     ("values", "expected"),
     [
-        (jumping(gaussian(120), (30, 6.0), (60, -4.0), (100, 5.0)), [(30, True), (60, False), (100, True)]),
+        (
+            jumping(gaussian(120), (30, 6.0), (60, -4.0), (100, 5.0)),
+            [(30, True), (60, False), (100, True)],
+        ),
         (jumping(gaussian(80), (40, 6.0), (46, -6.0)), [(40, True), (46, False)]),
         (jumping(gaussian(100, share=0.3), (70, 12.0)), [(70, True)]),
         (jumping(gaussian(60), (20, 40.0), (21, -40.0)), []),
@@ -123,7 +143,16 @@ def test_a_change_point_has_its_index_and_size() -> None:
         ([1.0] * 20, []),
         ([1.0] * 10 + [1.1] * 10, [(10, True)]),
     ],
-    ids=["several", "undone", "drift", "outlier", "behind an outlier", "last two differ", "constant", "no noise"],
+    ids=[
+        "several",
+        "undone",
+        "drift",
+        "outlier",
+        "behind an outlier",
+        "last two differ",
+        "constant",
+        "no noise",
+    ],
 )
 def test_change_points_are_found_and_outliers_are_none(
     values: Sequence[float], expected: list[tuple[int, bool]]
@@ -133,7 +162,9 @@ def test_change_points_are_found_and_outliers_are_none(
 
 @pytest.mark.parametrize("share", [0.0, 0.1, 1.25])
 def test_neither_noise_nor_drift_is_a_change_point(share: float) -> None:
-    assert [found(gaussian(100, share=share, seed=seed), 0.001) for seed in range(10)] == [[]] * 10
+    assert [
+        found(gaussian(100, share=share, seed=seed), 0.001) for seed in range(10)
+    ] == [[]] * 10
 
 
 @pytest.mark.parametrize(("drift", "is_a_change"), [(0.12, True), (math.inf, False)])
@@ -147,7 +178,10 @@ def test_few_points_need_a_limit_of_the_drift(drift: float, is_a_change: bool) -
 
 def test_a_long_series_shows_that_its_level_drifts_further_than_is_likely() -> None:
     walk = list(accumulate(gaussian(200)))
-    assert find_change_points(Observations(walk, [1.0] * 200, [1.0] * 200, 0.12**2), 0.01) == []
+    assert (
+        find_change_points(Observations(walk, [1.0] * 200, [1.0] * 200, 0.12**2), 0.01)
+        == []
+    )
 
 
 def test_the_smallest_change_is_found_in_most_series_like_it() -> None:
@@ -156,9 +190,16 @@ def test_the_smallest_change_is_found_in_most_series_like_it() -> None:
     observations = [weigh_runs(values, [Part(0.0, 0)] * 8) for values in series]
     smallest = median(smallest_change(each, 0.01) for each in observations)
     largest = [
-        find_largest(weigh_runs(jumping(values, (4, math.log1p(smallest))), [Part(0.0, 0)] * 8)) for values in series
+        find_largest(
+            weigh_runs(jumping(values, (4, math.log1p(smallest))), [Part(0.0, 0)] * 8)
+        )
+        for values in series
     ]
-    assert 70 <= sum(point is not None and point.p_value <= 0.01 for point in largest) <= 95
+    assert (
+        70
+        <= sum(point is not None and point.p_value <= 0.01 for point in largest)
+        <= 95
+    )
 
 
 def test_few_points_have_no_change_point() -> None:
@@ -171,12 +212,16 @@ def test_few_points_have_no_change_point() -> None:
 
 def test_a_run_of_noisy_launches_weighs_less() -> None:
     noise = weigh_runs([0.0] * 20, [Part(0.01, 19), Part(1.0, 19)] * 10).noise
-    assert noise[1] > 5 * noise[0]  # not a hundred times: a spread of few launches is uncertain itself
+    # not a hundred times: a spread of few launches is uncertain itself
+    assert noise[1] > 5 * noise[0]
 
 
 def test_the_drift_between_runs_is_in_all_points() -> None:
-    noise = weigh_runs([*gaussian(30), 0.0], [*[Part(1e-6, 4)] * 30, Part(1e-3, 4)]).noise
-    assert noise[-1] == pytest.approx(noise[0], rel=0.01)  # next to the spread of the points it is nothing
+    noise = weigh_runs(
+        [*gaussian(30), 0.0], [*[Part(1e-6, 4)] * 30, Part(1e-3, 4)]
+    ).noise
+    # next to the spread of the points it is nothing
+    assert noise[-1] == pytest.approx(noise[0], rel=0.01)
 
 
 def test_runs_without_any_noise_weigh_alike() -> None:

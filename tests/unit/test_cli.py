@@ -22,8 +22,14 @@ from tests.unit.test_report import outcome, verdict
 COMMANDS = ("diff", "history", "html", "markdown", "baseline", "doctor")
 
 
-def test_help_names_the_commands_and_the_exit_statuses(capsys: pytest.CaptureFixture[str]) -> None:
-    for arguments in (["--help"], ["--version"], *([name, "--help"] for name in COMMANDS)):
+def test_help_names_the_commands_and_the_exit_statuses(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for arguments in (
+        ["--help"],
+        ["--version"],
+        *([name, "--help"] for name in COMMANDS),
+    ):
         with pytest.raises(SystemExit) as ended:
             main.main(arguments)
         assert ended.value.code == 0
@@ -69,11 +75,19 @@ def test_errors_of_our_own_and_interrupts_have_a_status(
 def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Write what the commands read."""
     folder = tmp_path_factory.mktemp("inputs")
-    written(folder / "a.json", outcome(verdict(Status.PASS), nodeid="test_\u00fc\u2192.py::test_step"))
-    written(folder / "other.json", outcome(verdict(Status.PASS), test=TestId(module="m", name="other")))
+    written(
+        folder / "a.json",
+        outcome(verdict(Status.PASS), nodeid="test_\u00fc\u2192.py::test_step"),
+    )
+    written(
+        folder / "other.json",
+        outcome(verdict(Status.PASS), test=TestId(module="m", name="other")),
+    )
     for each in history(stepped(points=8)):
         add_entry(folder / "history", each)
-    Store(folder / "baselines").write(Baseline(test=outcome(None).test, sessions=(SESSION,)))
+    Store(folder / "baselines").write(
+        Baseline(test=outcome(None).test, sessions=(SESSION,))
+    )
     return folder
 
 
@@ -94,11 +108,14 @@ def test_commands_import_neither_pytest_nor_torch_nor_matplotlib_if_they_draw_no
     if arguments.startswith("html"):
         pytest.importorskip("matplotlib", reason="pages are drawn by matplotlib")
     code = (
-        "import sys; from pytest_ddpperf.cli.main import main; status = main(sys.argv[1:]); "
-        "print(sorted({'torch', '_pytest', 'pytest', 'matplotlib'} & set(sys.modules))); sys.exit(status)"
+        "import sys; from pytest_ddpperf.cli.main import main; status = main(sys.argv[1:]);"
+        " print(sorted({'torch', '_pytest', 'pytest', 'matplotlib'} & set(sys.modules)));"
+        " sys.exit(status)"
     )
     command = [sys.executable, "-c", code, *arguments.split()]
-    ended = subprocess.run(command, cwd=inputs, capture_output=True, text=True, check=False)
+    ended = subprocess.run(
+        command, cwd=inputs, capture_output=True, text=True, check=False
+    )
     drawn = "['matplotlib']" if arguments.startswith("html") else "[]"
     assert (ended.returncode, ended.stdout.splitlines()[-1]) == (0, drawn), ended.stderr
 
@@ -108,5 +125,8 @@ def test_the_command_is_installed() -> None:
     assert f'ddpperf = "{main.main.__module__}:{main.main.__name__}"' in project
 
 
-BREAKS = f"{shlex.quote(sys.executable)} -c 'import sys; from pytest_ddpperf.cli import diff, main; diff.run = None; "
+BREAKS = (
+    f"{shlex.quote(sys.executable)} -c 'import sys; from pytest_ddpperf.cli import diff, main;"
+    " diff.run = None; "
+)
 BREAKS += "sys.exit(main.main())'"

@@ -19,7 +19,15 @@ from pytest_ddpperf.records import codec
 from pytest_ddpperf.records.errors import NOTHING_DIFFERS
 from pytest_ddpperf.records.outcome import Outcome
 from pytest_ddpperf.records.plan import Limit
-from pytest_ddpperf.records.samples import Baseline, Distribution, Measurement, Recording, Status, TestId, Verdict
+from pytest_ddpperf.records.samples import (
+    Baseline,
+    Distribution,
+    Measurement,
+    Recording,
+    Status,
+    TestId,
+    Verdict,
+)
 from pytest_ddpperf.report import json_report
 from tests.git import git
 from tests.reports import RUN, Drawn, in_turns, measurement, outcome
@@ -29,7 +37,8 @@ Call = Callable[..., tuple[int, str, str]]
 
 
 class Project:
-    """A repository whose file `work` says how long a step takes, in ms, and `PYTEST`, what a run of it reports."""
+    """A repository whose file `work` says how long a step takes, in ms, and `PYTEST`, what a run of
+    it reports."""
 
     def __init__(self, top: Path) -> None:
         self.top = top
@@ -48,7 +57,9 @@ class Project:
         return git(self.top, "rev-parse", "HEAD")
 
     def commits(self, work: Iterable[float]) -> list[str]:
-        return [self.commit(each, f"Commit {number}") for number, each in enumerate(work)]
+        return [
+            self.commit(each, f"Commit {number}") for number, each in enumerate(work)
+        ]
 
     def pytest(self, path: Path, asked: Sequence[str]) -> None:
         self.asked.append(tuple(asked))
@@ -67,24 +78,59 @@ class Project:
         drawn = Drawn(seed=seed, step=now / 1000, launches=launches)
         if variable := options.get("--ddp-against-env"):
             before = drawn.step / (1.3 if "CPU" in variable else 1)
-            return [in_turns("test_train", drawn, replace(drawn, seed=seed + 1, step=before))], ""
+            return [
+                in_turns(
+                    "test_train", drawn, replace(drawn, seed=seed + 1, step=before)
+                )
+            ], ""
         if python := options.get("--ddp-against-python"):
             assert Path(python).name == "python"
-            return [in_turns("test_train", drawn, replace(drawn, seed=seed + 1, step=now / 1300))], ""
+            return [
+                in_turns(
+                    "test_train", drawn, replace(drawn, seed=seed + 1, step=now / 1300)
+                )
+            ], ""
         if "--ddp-against" not in options:
             measured = measurement(drawn)
-            return [outcome("test_train", drawn, Verdict(status="NO BASELINE", reason="no-baseline"), measured)], ""
+            return [
+                outcome(
+                    "test_train",
+                    drawn,
+                    Verdict(status="NO BASELINE", reason="no-baseline"),
+                    measured,
+                )
+            ], ""
         there = git(self.top, "show", f"{options['--ddp-against']}:work")
         if there == "does not build":
             return [], f"--ddp-against-setup: 'make' exited with status 2\nin {there}"
-        found = in_turns("test_train", drawn, replace(drawn, seed=seed + 1, step=float(there.split()[0]) / 1000))
+        found = in_turns(
+            "test_train",
+            drawn,
+            replace(drawn, seed=seed + 1, step=float(there.split()[0]) / 1000),
+        )
         if "does not import" in there:
             side = found.baseline_side
             assert side is not None
-            side = replace(side, measurement=None, error="ImportError: no module named net\nin test_step")
-            return [replace(found, verdict=Verdict(status="NO BASELINE", reason="no-baseline"), baseline_side=side)], ""
+            side = replace(
+                side,
+                measurement=None,
+                error="ImportError: no module named net\nin test_step",
+            )
+            return [
+                replace(
+                    found,
+                    verdict=Verdict(status="NO BASELINE", reason="no-baseline"),
+                    baseline_side=side,
+                )
+            ], ""
         if float(there) == now:
-            return [], f"--ddp-against: {NOTHING_DIFFERS} it and the current code; tests are the same on both sides"
+            return (
+                [],
+                (
+                    f"--ddp-against: {NOTHING_DIFFERS} it and the current code; tests are the same"
+                    " on both sides"
+                ),
+            )
         return [found], ""
 
 
@@ -93,7 +139,9 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Project:
     project = Project(tmp_path / "project")
     monkeypatch.chdir(project.top)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(comparisons.Runs, "_pytest", lambda _, path, asked: project.pytest(path, asked))
+    monkeypatch.setattr(
+        comparisons.Runs, "_pytest", lambda _, path, asked: project.pytest(path, asked)
+    )
     return project
 
 
@@ -111,10 +159,15 @@ def bisect(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) 
 
 
 def contents(top: Path) -> dict[str, bytes | None]:
-    return {str(path): path.read_bytes() if path.is_file() else None for path in top.rglob("*")}
+    return {
+        str(path): path.read_bytes() if path.is_file() else None
+        for path in top.rglob("*")
+    }
 
 
-def test_the_slower_commit_is_found_and_shown(project: Project, bisect: Call, tmp_path: Path) -> None:
+def test_the_slower_commit_is_found_and_shown(
+    project: Project, bisect: Call, tmp_path: Path
+) -> None:
     commits = project.commits([20.0] * 17 + [23.0] * 24)
     before = contents(project.top)
     status, out, err = bisect("--good", commits[0], "--json", tmp_path / "found.json")
@@ -140,16 +193,24 @@ def test_the_slower_commit_is_found_and_shown(project: Project, bisect: Call, tm
     assert not any((tmp_path / "cache/pytest-ddpperf").iterdir())
 
 
-def test_without_a_slowdown_one_comparison_is_enough(project: Project, bisect: Call) -> None:
+def test_without_a_slowdown_one_comparison_is_enough(
+    project: Project, bisect: Call
+) -> None:
     commits = project.commits([20.0, 20.1, 20.05, 20.6])
     status, out, _ = bisect("--good", commits[0])
     assert (status, len(project.asked)) == (1, 1)
     first, second = out.splitlines()
-    assert first == (f"{TEST} did not become slower beyond its limit from {commits[0][:12]} to {commits[-1][:12]}")
+    assert (
+        first
+        == f"{TEST} did not become slower beyond its limit from {commits[0][:12]} to"
+        f" {commits[-1][:12]}"
+    )
     assert second.startswith("p10 +")
 
 
-def test_a_change_of_tests_alone_is_no_difference(project: Project, bisect: Call) -> None:
+def test_a_change_of_tests_alone_is_no_difference(
+    project: Project, bisect: Call
+) -> None:
     commits = project.commits([20.0])
     project.write("slower", "test_step.py")
     project.commit(20.0)
@@ -172,7 +233,9 @@ def test_two_slowdowns_are_both_found(project: Project, bisect: Call) -> None:
         ("20 does not import", "was not measured: ImportError"),
     ],
 )
-def test_commits_that_cannot_be_measured_are_named(project: Project, bisect: Call, work: str, why: str) -> None:
+def test_commits_that_cannot_be_measured_are_named(
+    project: Project, bisect: Call, work: str, why: str
+) -> None:
     commits = project.commits([20.0] * 4)
     commits += [project.commit(work), *(project.commit(23.0) for _ in range(3))]
     status, out, _ = bisect("--good", commits[0])
@@ -210,7 +273,8 @@ def rises_early(work: str) -> float:
 
 @dataclass(frozen=True)
 class Busy:
-    """A machine on which others work: steps vary by `noise`, and their CPU time is exact, or unknown."""
+    """A machine on which others work: steps vary by `noise`, and their CPU time is exact, or
+    unknown."""
 
     project: Project
     noise: float
@@ -225,19 +289,30 @@ class Busy:
         if works[0] == works[1]:
             return [], f"--ddp-against: {NOTHING_DIFFERS}"
         launches = int(options.get("--ddp-launches", 10))
-        seed = random.Random(f"{self.seed} {works} {launches} {len(self.project.asked)}").randrange(1_000_000)
+        seed = random.Random(
+            f"{self.seed} {works} {launches} {len(self.project.asked)}"
+        ).randrange(1_000_000)
         now, base = (
-            Drawn(seed=seed + side, step=of_steps(work), launches=launches, noise=self.noise)
+            Drawn(
+                seed=seed + side,
+                step=of_steps(work),
+                launches=launches,
+                noise=self.noise,
+            )
             for side, work in enumerate(works)
         )
         found = in_turns("test_train", now, base)
         other = found.baseline_side
         assert other is not None
         assert found.verdict is not None
-        there = replace(other, measurement=self.with_cpu_time(other.measurement, works[1]))
+        there = replace(
+            other, measurement=self.with_cpu_time(other.measurement, works[1])
+        )
         verdict = replace(found.verdict, status=Status.REGRESSED)
         measured = self.with_cpu_time(found.measurement, works[0])
-        return [replace(found, verdict=verdict, measurement=measured, baseline_side=there)], ""
+        return [
+            replace(found, verdict=verdict, measurement=measured, baseline_side=there)
+        ], ""
 
     def with_cpu_time(self, measured: Measurement | None, work: str) -> Measurement:
         assert measured is not None
@@ -245,16 +320,30 @@ class Busy:
         cpu = None
         if self.cpu_time is not None:
             seconds = self.cpu_time(work)
-            cpu = tuple(tuple(tuple(seconds for _ in rank) for rank in each) for each in measured.samples.cpu_seconds)
+            cpu = tuple(
+                tuple(tuple(seconds for _ in rank) for rank in each)
+                for each in measured.samples.cpu_seconds
+            )
         return replace(measured, samples=replace(measured.samples, cpu_seconds=cpu))
 
 
-@pytest.mark.parametrize(("cpu_time", "most"), [(of_steps, 6), (rises_early, 13), (lambda work: 0.02, 8), (None, 8)])
+@pytest.mark.parametrize(
+    ("cpu_time", "most"),
+    [(of_steps, 6), (rises_early, 13), (lambda work: 0.02, 8), (None, 8)],
+)
 def test_cpu_time_says_where_to_look_and_time_what_is_slower(
-    project: Project, bisect: Call, monkeypatch: pytest.MonkeyPatch, cpu_time: Callable[[str], float] | None, most: int
+    project: Project,
+    bisect: Call,
+    monkeypatch: pytest.MonkeyPatch,
+    cpu_time: Callable[[str], float] | None,
+    most: int,
 ) -> None:
-    monkeypatch.setattr(project, "_outcomes", Busy(project, 0.06, cpu_time, seed=5).outcomes)
-    commits = project.commits([20.0 + number / 1000 if number < 27 else 23.0 for number in range(40)])
+    monkeypatch.setattr(
+        project, "_outcomes", Busy(project, 0.06, cpu_time, seed=5).outcomes
+    )
+    commits = project.commits(
+        [20.0 + number / 1000 if number < 27 else 23.0 for number in range(40)]
+    )
     status, out, _ = bisect("--good", commits[0])
     assert status == 0
     assert f"slower at {commits[27][:12]}" in out
@@ -288,24 +377,32 @@ def test_ends_that_stay_open_are_not_said_to_be_as_fast(
     status, out, _ = bisect("--good", commits[0])
     ends = f"from {commits[0][:12]} to {commits[-1][:12]}"
     assert (status, len(project.asked)) == (1, 3)
-    assert out.startswith(f"{TEST}: too noisy to decide whether it became slower beyond its limit {ends}\np10 +")
+    assert out.startswith(
+        f"{TEST}: too noisy to decide whether it became slower beyond its limit {ends}\np10 +"
+    )
 
 
-def test_a_slow_commit_of_the_past_needs_no_checkout(project: Project, bisect: Call) -> None:
+def test_a_slow_commit_of_the_past_needs_no_checkout(
+    project: Project, bisect: Call
+) -> None:
     commits = project.commits([20.0, 20.0, 20.0, 23.0, 23.0, 19.0, 19.0])
     status, out, _ = bisect("--good", commits[0], "--bad", commits[4])
     assert status == 0
     assert f"slower at {commits[3][:12]}" in out
 
 
-def test_a_slow_commit_is_found_where_the_working_tree_is_as_fast_as_the_first(project: Project, bisect: Call) -> None:
+def test_a_slow_commit_is_found_where_the_working_tree_is_as_fast_as_the_first(
+    project: Project, bisect: Call
+) -> None:
     commits = project.commits([20.0, 20.1, 23.0, 23.1, 20.0])
     status, out, _ = bisect("--good", commits[0], "--bad", commits[3])
     assert status == 0
     assert f"slower at {commits[2][:12]}" in out
 
 
-def test_of_two_past_commits_their_own_difference_counts(project: Project, bisect: Call) -> None:
+def test_of_two_past_commits_their_own_difference_counts(
+    project: Project, bisect: Call
+) -> None:
     commits = project.commits([20.0, 20.1, 26.0])
     status, out, _ = bisect("--good", commits[0], "--bad", commits[1])
     assert status == 1
@@ -331,10 +428,17 @@ def test_measurements_that_are_not_compared_are_left_out(
     assert f"slower at {commits[2][:12]}" in out
 
 
-def test_a_test_may_ask_for_more_launches(project: Project, bisect: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_test_may_ask_for_more_launches(
+    project: Project, bisect: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
     found = project._outcomes
     monkeypatch.setattr(
-        project, "_outcomes", lambda options: ([replace(each, launches=20) for each in found(options)[0]], "")
+        project,
+        "_outcomes",
+        lambda options: (
+            [replace(each, launches=20) for each in found(options)[0]],
+            "",
+        ),
     )
     commits = project.commits([20.0, 20.1, 23.0, 23.1])
     bisect("--good", commits[0])
@@ -343,10 +447,15 @@ def test_a_test_may_ask_for_more_launches(project: Project, bisect: Call, monkey
 
 def test_a_bandwidth_is_searched_for_by_its_time() -> None:
     limit = Limit(metric="busbw", value=0.1, unit="%")
-    assert comparisons.key_of(in_turns("a", Drawn(), Drawn(seed=2)), limit) == ("", "p50")
+    assert comparisons.key_of(in_turns("a", Drawn(), Drawn(seed=2)), limit) == (
+        "",
+        "p50",
+    )
 
 
-def test_changes_that_are_not_committed_can_be_what_is_slower(project: Project, bisect: Call) -> None:
+def test_changes_that_are_not_committed_can_be_what_is_slower(
+    project: Project, bisect: Call
+) -> None:
     commits = project.commits([20.0, 20.0, 20.0])
     project.write(23.0)
     status, out, _ = bisect("--good", commits[0])
@@ -356,7 +465,9 @@ def test_changes_that_are_not_committed_can_be_what_is_slower(project: Project, 
 
 
 @pytest.mark.parametrize("at", [1, 2, 3, 4])
-def test_an_interrupted_search_goes_on_where_it_was(project: Project, bisect: Call, at: int, tmp_path: Path) -> None:
+def test_an_interrupted_search_goes_on_where_it_was(
+    project: Project, bisect: Call, at: int, tmp_path: Path
+) -> None:
     commits = project.commits([20.0] * 5 + [23.0] * 4)
     _, whole, _ = bisect("--good", commits[0])
     asked, project.asked = project.asked, []
@@ -371,7 +482,9 @@ def test_an_interrupted_search_goes_on_where_it_was(project: Project, bisect: Ca
     assert project.asked == asked
 
 
-def test_without_good_the_baseline_says_what_was_fast(project: Project, bisect: Call) -> None:
+def test_without_good_the_baseline_says_what_was_fast(
+    project: Project, bisect: Call
+) -> None:
     commits = project.commits([20.0, 20.0, 23.0])
     save(commits[0])
     status, out, _ = bisect()
@@ -381,14 +494,22 @@ def test_without_good_the_baseline_says_what_was_fast(project: Project, bisect: 
 
 def save(commit: str, **kwargs: Any) -> None:
     test = TestId(module="tests/perf/test_step", name="test_train")
-    recording = Recording(measurement=measurement(Drawn()), created="2026-03-01", commit=commit, **kwargs)
+    recording = Recording(
+        measurement=measurement(Drawn()), created="2026-03-01", commit=commit, **kwargs
+    )
     Store(Path("baselines")).write(Baseline(test=test, sessions=(recording,)))
 
 
 @pytest.mark.parametrize(
     ("arguments", "error"),
     [
-        ((), "baselines has no baseline of this test: name a fast commit with --good, or --baseline-dir"),
+        (
+            (),
+            (
+                "baselines has no baseline of this test: name a fast commit with --good, or"
+                " --baseline-dir"
+            ),
+        ),
         (("--good", "nowhere"), "'nowhere' is no commit of "),
         (("--good", "-x"), "--good: expected one argument"),
         (("--good", "HEAD"), "there is nothing between "),
@@ -406,20 +527,29 @@ def test_what_cannot_be_searched_is_an_error(
     assert error in err
 
 
-def test_a_baseline_of_uncommitted_changes_names_no_commit(project: Project, bisect: Call) -> None:
+def test_a_baseline_of_uncommitted_changes_names_no_commit(
+    project: Project, bisect: Call
+) -> None:
     save(f"{project.commit(20.0)}-dirty")
     status, _, err = bisect()
-    assert (status, err) == (4, "ddpperf: error: the baseline is not of a commit: name one with --good\n")
+    assert (status, err) == (
+        4,
+        "ddpperf: error: the baseline is not of a commit: name one with --good\n",
+    )
 
 
-def test_outside_a_repository_there_is_nothing_to_search(bisect: Call, tmp_path: Path) -> None:
+def test_outside_a_repository_there_is_nothing_to_search(
+    bisect: Call, tmp_path: Path
+) -> None:
     os.chdir(tmp_path)
     status, _, err = bisect("--good", "HEAD")
     assert status == 4
     assert "not a git repository" in err
 
 
-def test_what_pytest_refuses_is_shown(project: Project, bisect: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_pytest_refuses_is_shown(
+    project: Project, bisect: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.undo()
     monkeypatch.chdir(project.top)
     monkeypatch.setenv("XDG_CACHE_HOME", str(project.top.parent / "cache"))
@@ -434,7 +564,10 @@ def test_the_ends_must_be_measured(project: Project, bisect: Call) -> None:
     project.commit(23.0)
     status, _, err = bisect("--good", bad)
     assert status == 4
-    assert "the ends cannot be compared: --ddp-against-setup: 'make' exited with status 2" in err
+    assert (
+        "the ends cannot be compared: --ddp-against-setup: 'make' exited with status 2"
+        in err
+    )
     bisect("--good", bad)
     assert len(project.asked) == 2  # what stood in the way may be gone
 
@@ -454,7 +587,15 @@ def test_of_several_measurements_one_that_regressed_is_searched_for(
 
 def test_looks_at_a_commit_count_together_without_the_pairs_that_differ_most() -> None:
     slower, disturbed = (
-        comparisons.Compared([in_turns("a", Drawn(seed=seed, step=step, launches=8), Drawn(seed=9, launches=8))])
+        comparisons.Compared(
+            [
+                in_turns(
+                    "a",
+                    Drawn(seed=seed, step=step, launches=8),
+                    Drawn(seed=9, launches=8),
+                )
+            ]
+        )
         for seed, step in ((1, 0.022), (2, 0.022))
     )
     slower.logs["", "p10"][0][3] += 1.0  # one launch was 2.7 times as slow
@@ -475,15 +616,27 @@ def test_a_variable_that_makes_a_test_slower_is_named(
     project: Project, bisect: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     commit = project.commit(23.0)
-    recorded = {"env:OMP_NUM_THREADS": "2", "env:CPU_MODE": "fast", "env:GONE": "1", "torch": "2.13.0"}
+    recorded = {
+        "env:OMP_NUM_THREADS": "2",
+        "env:CPU_MODE": "fast",
+        "env:GONE": "1",
+        "torch": "2.13.0",
+    }
     test = TestId(module="tests/perf/test_step", name="test_train")
-    recording = Recording(measurement=measurement(Drawn(recorded=recorded)), created="2026-03-01", commit=commit)
+    recording = Recording(
+        measurement=measurement(Drawn(recorded=recorded)),
+        created="2026-03-01",
+        commit=commit,
+    )
     Store(Path("baselines")).write(Baseline(test=test, sessions=(recording,)))
     status, out, _ = bisect("--facts")
     assert status == 0
     rows = [line.split() for line in out.splitlines()]
     assert ["CPU_MODE", "fast", "->", "unset"] in [row[:4] for row in rows]
-    assert rows[-1] == [f"{TEST}:", *["slower", "by", "CPU_MODE", "fast", "->", "unset"]]
+    assert rows[-1] == [
+        f"{TEST}:",
+        *["slower", "by", "CPU_MODE", "fast", "->", "unset"],
+    ]
     assert [asked for asked in project.asked if "OMP" in str(asked)] == []
 
 
@@ -496,7 +649,9 @@ def test_an_older_distribution_is_built_and_measured(
     assert status == 1
     assert "not measured: --build makes an environment with it" in out
     assert out.endswith("no fact alone makes it slower beyond its limit\n")
-    status, out, _ = bisect("--facts", "--build", "mkdir -p {venv} && echo {requirements} >> made")
+    status, out, _ = bisect(
+        "--facts", "--build", "mkdir -p {venv} && echo {requirements} >> made"
+    )
     assert status == 0
     assert (project.top / "made").read_text() == "pytest==1.0\n"
     assert f"{TEST}: slower by pytest 1.0 -> {pytest.__version__}" in out
@@ -509,9 +664,14 @@ def test_an_older_distribution_is_built_and_measured(
 # --- histories
 
 
-def test_the_answer_is_added_to_a_history(project: Project, bisect: Call, tmp_path: Path) -> None:
+def test_the_answer_is_added_to_a_history(
+    project: Project, bisect: Call, tmp_path: Path
+) -> None:
     commits = project.commits([20.0, 20.0, 23.0])
     bisect("--good", commits[0], "--history", tmp_path / "history")
     (found,) = read_changes(tmp_path / "history", BisectedChange)
     assert (found.good, found.bad, found.commit) == (commits[0], commits[2], commits[2])
-    assert (str(found.test), found.subject) == ("tests/perf/test_step::test_train", "Commit 2")
+    assert (str(found.test), found.subject) == (
+        "tests/perf/test_step::test_train",
+        "Commit 2",
+    )

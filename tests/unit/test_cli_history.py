@@ -9,14 +9,27 @@ from pathlib import Path
 import pytest
 
 from pytest_ddpperf.cli import main
-from pytest_ddpperf.history.entries import BisectedChange, HistoryEntry, add_change, add_entry, read_entries
+from pytest_ddpperf.history.entries import (
+    BisectedChange,
+    HistoryEntry,
+    add_change,
+    add_entry,
+    read_entries,
+)
 from pytest_ddpperf.history.series import ChangeStatus, analyze, build_series
 from pytest_ddpperf.records.outcome import Outcome
 from pytest_ddpperf.records.plan import Limit
 from pytest_ddpperf.records.samples import Status
 from pytest_ddpperf.report.history_report import history_lines
 from tests.git import git
-from tests.unit.test_history import commit_of, history, measured, of_two_launches, run, stepped
+from tests.unit.test_history import (
+    commit_of,
+    history,
+    measured,
+    of_two_launches,
+    run,
+    stepped,
+)
 from tests.unit.test_reading import written
 from tests.unit.test_report import outcome, verdict
 
@@ -54,27 +67,39 @@ def slower(tmp_path_factory: pytest.TempPathFactory) -> Path:
 # --- show
 
 
-def test_a_regression_is_shown_with_its_commits_and_ends_with_1(slower: Path, say: Say) -> None:
+def test_a_regression_is_shown_with_its_commits_and_ends_with_1(
+    slower: Path, say: Say
+) -> None:
     status, out, err = say(slower)
     first, second, empty, last = out.splitlines()
     assert (status, empty, err) == (1, "", "")
     assert first == "REGRESSED  tests/perf/test_step::test_train  cpu-gloo-ws2"
     assert second.startswith("  p10 +9.")
-    assert second.endswith("; at 000000280000 of 2026-02-10, after 000000270000; 20 runs since")
+    assert second.endswith(
+        "; at 000000280000 of 2026-02-10, after 000000270000; 20 runs since"
+    )
     assert last == "1 regressed in 1 series of 60 runs at 60 commits (p10)"
 
 
 @pytest.mark.parametrize(
     ("jumps", "arguments", "words"),
     [
-        ((), ("--threshold=p50:5%,p90:1ms",), "no change point in 1 series of 60 runs at 60 commits (p50, p90)\n"),
+        (
+            (),
+            ("--threshold=p50:5%,p90:1ms",),
+            "no change point in 1 series of 60 runs at 60 commits (p50, p90)\n",
+        ),
         (((40, -9.0),), (), "1 improved in 1 series"),
         (((40, 9.0),), ("--threshold=p10:20%",), "1 within limit in 1 series"),
         (((40, 9.0),), ("-k", "no-such-test"), "1 regressed in 1 series"),
     ],
 )
 def test_what_is_not_a_regression_ends_with_0(
-    tmp_path: Path, say: Say, jumps: tuple[tuple[int, float], ...], arguments: tuple[str, ...], words: str
+    tmp_path: Path,
+    say: Say,
+    jumps: tuple[tuple[int, float], ...],
+    arguments: tuple[str, ...],
+    words: str,
 ) -> None:
     status, out, _ = say("show", kept(tmp_path, stepped(*jumps)), *arguments)
     assert status == 0
@@ -82,15 +107,21 @@ def test_what_is_not_a_regression_ends_with_0(
     assert "REGRESSED" not in out
 
 
-def test_a_change_to_more_than_the_double_is_found_in_eight_noisy_runs(tmp_path: Path, say: Say) -> None:
+def test_a_change_to_more_than_the_double_is_found_in_eight_noisy_runs(
+    tmp_path: Path, say: Say
+) -> None:
     root = written_to(tmp_path, of_two_launches(12, 11, 9, 16, 33, 23, 26, 27))
     status, out, err = say(root)
     assert (status, err) == (1, "")
-    assert out.startswith("REGRESSED  tests/perf/test_step::test_train  cpu-gloo-ws2\n  p10 2.30x [")
+    assert out.startswith(
+        "REGRESSED  tests/perf/test_step::test_train  cpu-gloo-ws2\n  p10 2.30x ["
+    )
     assert "; at 000000040000 of 2026-01-05, after 000000030000; 4 runs since" in out
 
 
-def test_without_a_change_point_the_smallest_detectable_change_is_shown(tmp_path: Path, say: Say) -> None:
+def test_without_a_change_point_the_smallest_detectable_change_is_shown(
+    tmp_path: Path, say: Say
+) -> None:
     root = written_to(tmp_path, of_two_launches(12, 11, 9, 16, 13, 10, 15, 11))
     status, out, err = say(root)
     first, last = out.splitlines()
@@ -104,8 +135,14 @@ def test_without_a_change_point_the_smallest_detectable_change_is_shown(tmp_path
 
 def test_series_that_are_all_too_short_end_with_5(tmp_path: Path, say: Say) -> None:
     status, out, err = say(kept(tmp_path, [0.0] * 5))
-    assert (status, err) == (5, f"ddpperf: {tmp_path}: nothing to judge: no series has 6 runs\n")
-    assert out == "no change point in 1 series of 5 runs at 5 commits (p10); too short: 1 series\n"
+    assert (status, err) == (
+        5,
+        f"ddpperf: {tmp_path}: nothing to judge: no series has 6 runs\n",
+    )
+    assert (
+        out
+        == "no change point in 1 series of 5 runs at 5 commits (p10); too short: 1 series\n"
+    )
 
 
 def test_a_page_is_written(slower: Path, say: Say, tmp_path: Path) -> None:
@@ -114,7 +151,9 @@ def test_a_page_is_written(slower: Path, say: Say, tmp_path: Path) -> None:
     status, out, err = say(slower, "--html", file)
     assert (status, err) == (1, "")
     assert out.startswith("REGRESSED  tests/perf/test_step::test_train")
-    assert "ddpperf history: 1 regressed in 1 series of 60 runs" in file.read_text(encoding="utf-8")
+    assert "ddpperf history: 1 regressed in 1 series of 60 runs" in file.read_text(
+        encoding="utf-8"
+    )
     status, _, err = say(slower, "--html", file / "page.html")
     assert status == 4
     assert f"{file / 'page.html'}: cannot be written: " in err
@@ -125,19 +164,29 @@ def test_a_page_is_written(slower: Path, say: Say, tmp_path: Path) -> None:
     [
         (["--threshold", "p50"], "argument --threshold: 'p50'"),
         (["--threshold", "p75:5%"], "'p75:5%': a history has p10, p50, p90, not p75"),
-        (["no-such-folder"], "no-such-folder: cannot be read: No such file or directory"),
-        (["accept", "abc", "test_x"], "the following arguments are required: -m/--message"),
+        (
+            ["no-such-folder"],
+            "no-such-folder: cannot be read: No such file or directory",
+        ),
+        (
+            ["accept", "abc", "test_x"],
+            "the following arguments are required: -m/--message",
+        ),
         (["accept", "abc", "test_x", "-m", " "], "COMMIT and WHY must not be empty"),
         (["accept", "", "test_x", "-m", "why"], "COMMIT and WHY must not be empty"),
     ],
 )
-def test_an_invalid_command_ends_with_4(arguments: Sequence[str], words: str, say: Say) -> None:
+def test_an_invalid_command_ends_with_4(
+    arguments: Sequence[str], words: str, say: Say
+) -> None:
     status, _, err = say(*arguments)
     assert status == 4
     assert words in err
 
 
-def test_lines_fit_into_the_terminal(slower: Path, say: Say, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lines_fit_into_the_terminal(
+    slower: Path, say: Say, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     unchanged = written_to(tmp_path, of_two_launches(12, 11, 9, 16, 13, 10, 15, 11))
     whole = [say(root)[1] for root in (slower, unchanged)]
     monkeypatch.setenv("COLUMNS", "50")
@@ -162,8 +211,18 @@ def test_a_report_is_added_once(tmp_path: Path, say: Say) -> None:
 @pytest.mark.parametrize(
     ("measurement", "fields", "status", "words"),
     [
-        (measured(), {"commit": ""}, 4, "cannot be added: what was measured is not a commit of a git repository"),
-        (measured(), {"commit": "../evil"}, 4, "cannot be added: commit: '../evil' is not the hash of a commit"),
+        (
+            measured(),
+            {"commit": ""},
+            4,
+            "cannot be added: what was measured is not a commit of a git repository",
+        ),
+        (
+            measured(),
+            {"commit": "../evil"},
+            4,
+            "cannot be added: commit: '../evil' is not the hash of a commit",
+        ),
         (
             outcome(verdict(Status.NOT_GATED, "disabled")),
             {},
@@ -173,7 +232,12 @@ def test_a_report_is_added_once(tmp_path: Path, say: Say) -> None:
     ],
 )
 def test_an_unfit_report_is_not_added(
-    tmp_path: Path, say: Say, measurement: Outcome, fields: dict[str, str], status: int, words: str
+    tmp_path: Path,
+    say: Say,
+    measurement: Outcome,
+    fields: dict[str, str],
+    status: int,
+    words: str,
 ) -> None:
     report = written(tmp_path / "a.json", measurement, run=run(**fields))
     assert (said := say("add", report, "--to", tmp_path / "history"))[0] == status
@@ -191,14 +255,27 @@ def test_an_accepted_change_fails_nothing_any_more(tmp_path: Path, say: Say) -> 
         add_entry(root, each)
     metrics = "--threshold=p10:0%,p50:0%"
     for environment in ("cpu-gloo-ws2", "cpu-gloo-ws4"):
-        status, out, _ = say("accept", commit_of(40), "test_train", "-m", "a bigger model", "--in", root, metrics)
+        status, out, _ = say(
+            "accept",
+            commit_of(40),
+            "test_train",
+            "-m",
+            "a bigger model",
+            "--in",
+            root,
+            metrics,
+        )
         assert status == 0
         lines = sorted(out.splitlines())
-        files = [path for path in (root / "accepted").iterdir() if environment in path.read_text()]
+        files = [
+            path
+            for path in (root / "accepted").iterdir()
+            if environment in path.read_text()
+        ]
         assert [line.split()[0] for line in lines] == ["p10", "p50"]
-        assert {line.partition(f" in {environment}: accepted in ")[2] for line in lines} == {
-            f"{file}: commit it" for file in files
-        }
+        assert {
+            line.partition(f" in {environment}: accepted in ")[2] for line in lines
+        } == {f"{file}: commit it" for file in files}
     status, out, _ = say(root)
     assert status == 0
     assert "  accepted: a bigger model" in out
@@ -224,23 +301,36 @@ def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def test_a_change_point_of_several_commits_has_the_command_that_finds_the_one(
     repository: list[str], say: Say, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    commits = [*repository[:40], *repository[42:]]  # of which the 41st and 42nd were not measured
+    # of which the 41st and 42nd were not measured
+    commits = [*repository[:40], *repository[42:]]
     place = {"world_size": 8, "backend": "nccl"}
     runs = [
-        replace(run, measurements=tuple(replace(each, must_match=place) for each in run.measurements))
+        replace(
+            run,
+            measurements=tuple(
+                replace(each, must_match=place) for each in run.measurements
+            ),
+        )
         for run in history(stepped((40, 9.0)))
     ]
     folder = written_to(
-        tmp_path / "history", [replace(each, commit=commit) for each, commit in zip(runs, commits, strict=True)]
+        tmp_path / "history",
+        [
+            replace(each, commit=commit)
+            for each, commit in zip(runs, commits, strict=True)
+        ],
     )
     _, out, _ = say(folder)
     ends = f"--good {commits[39][:12]} --bad {commits[40][:12]}"
-    command = f"ddpperf bisect tests/perf/test_step.py::test_train {ends} --history {folder}"
+    command = (
+        f"ddpperf bisect tests/perf/test_step.py::test_train {ends} --history {folder}"
+    )
     command += " -- --ddp-world-size=8 --ddp-backend=nccl"
     assert f"  which commit: {command}\n" in out
     with monkeypatch.context() as narrow:
         narrow.setenv("COLUMNS", "50")
-        assert f"  which commit: {command}\n" in say(folder)[1]  # whole, so that it can be copied
+        # whole, so that it can be copied
+        assert f"  which commit: {command}\n" in say(folder)[1]
     add_change(
         folder,
         BisectedChange(
@@ -256,9 +346,16 @@ def test_a_change_point_of_several_commits_has_the_command_that_finds_the_one(
     assert "which commit" not in out
 
 
-def test_a_change_point_of_one_commit_needs_no_command(repository: list[str], say: Say, tmp_path: Path) -> None:
+def test_a_change_point_of_one_commit_needs_no_command(
+    repository: list[str], say: Say, tmp_path: Path
+) -> None:
     runs = zip(history(stepped((40, 9.0))), repository, strict=False)
-    _, out, _ = say(written_to(tmp_path / "history", [replace(each, commit=commit) for each, commit in runs]))
+    _, out, _ = say(
+        written_to(
+            tmp_path / "history",
+            [replace(each, commit=commit) for each, commit in runs],
+        )
+    )
     assert "REGRESSED" in out
     assert "which commit" not in out
 
@@ -266,11 +363,18 @@ def test_a_change_point_of_one_commit_needs_no_command(repository: list[str], sa
 def test_regressions_without_any_improvement_are_likely_noise(slower: Path) -> None:
     analysis = analyze(build_series(read_entries(slower)), P10, ())
     (change,) = analysis.changes
-    noise = "8 regressions, 0 improvements: this is likely noise; check that all runs are of one kind of machine, and "
+    noise = (
+        "8 regressions, 0 improvements: this is likely noise; check that all runs are of one kind"
+        " of machine, and "
+    )
     for number, expected in ((7, False), (8, True)):
-        lines = [*history_lines(replace(analysis, changes=[change] * number), lambda _: True)]
+        lines = [
+            *history_lines(replace(analysis, changes=[change] * number), lambda _: True)
+        ]
         assert (lines[-1] == f"{noise}--threshold") is expected
     improved = replace(change, status=ChangeStatus.IMPROVED)
-    assert not [*history_lines(replace(analysis, changes=[change] * 8 + [improved]), lambda _: True)][-1].endswith(
-        "--threshold"
-    )
+    assert not [
+        *history_lines(
+            replace(analysis, changes=[change] * 8 + [improved]), lambda _: True
+        )
+    ][-1].endswith("--threshold")

@@ -64,7 +64,9 @@ VERDICT = Verdict(
 OUTCOME = Outcome(
     nodeid="tests/test_step.py::test_a[ws2]",
     test=TestId(module="tests/test_step", name="test_a", label="forward"),
-    plan=Plan(world_size=2, backend="gloo", device="cpu", preload=("torch._dynamo", "mymodel")),
+    plan=Plan(
+        world_size=2, backend="gloo", device="cpu", preload=("torch._dynamo", "mymodel")
+    ),
     launches=2,
     batch_size=None,
     verdict=VERDICT,
@@ -83,15 +85,40 @@ OUTCOME = Outcome(
         MEASUREMENT,
         VERDICT,
         OUTCOME,
-        replace(OUTCOME, verdict=None, measurement=None, error="rank 1 failed", batch_size=32),
-        Baseline(test=OUTCOME.test, sessions=(Recording(measurement=MEASUREMENT, commit="0" * 40),)),
-        Plan(world_size=1, backend="nccl", device="cuda", timing="free", timeout_seconds=1e-9, seed=2**40),
-        RankError(rank=1, when=12.5, phase="setup", summary="é \ud800 \x00", lost_connection=True),
+        replace(
+            OUTCOME,
+            verdict=None,
+            measurement=None,
+            error="rank 1 failed",
+            batch_size=32,
+        ),
+        Baseline(
+            test=OUTCOME.test,
+            sessions=(Recording(measurement=MEASUREMENT, commit="0" * 40),),
+        ),
+        Plan(
+            world_size=1,
+            backend="nccl",
+            device="cuda",
+            timing="free",
+            timeout_seconds=1e-9,
+            seed=2**40,
+        ),
+        RankError(
+            rank=1,
+            when=12.5,
+            phase="setup",
+            summary="é \ud800 \x00",
+            lost_connection=True,
+        ),
     ],
     ids=lambda record: type(record).__name__,
 )
 def test_a_record_comes_back_equal_through_json_text(record):
-    assert decode(type(record), json.loads(json.dumps(encode(record), allow_nan=False))) == record
+    assert (
+        decode(type(record), json.loads(json.dumps(encode(record), allow_nan=False)))
+        == record
+    )
 
 
 def test_encoding_leaves_only_the_plain_types():
@@ -140,17 +167,29 @@ SAMPLES_PATH = (*MEASUREMENT_PATH, "samples")
 @pytest.mark.parametrize(
     ("path", "value", "message"),
     [
-        ((*SAMPLES_PATH, "step_seconds", 0, 1), "x",
-         "sessions[0].measurement.samples.step_seconds[0][1]: expected `float`, got `str`"),
-        ((*SAMPLES_PATH, "step_seconds", 0, 1), True,
-         "sessions[0].measurement.samples.step_seconds[0][1]: expected `float`, got `bool`"),
-        ((*SAMPLES_PATH, "examples", 1, 0, 1), 1.5,
-         "sessions[0].measurement.samples.examples[1][0][1]: expected `int`, got `float`"),
-        ((*MEASUREMENT_PATH, "environment", "key"), ["cpu"],
-         "sessions[0].measurement.environment.key: expected `object`, got `array`"),
+        (
+            (*SAMPLES_PATH, "step_seconds", 0, 1),
+            "x",
+            "sessions[0].measurement.samples.step_seconds[0][1]: expected `float`, got `str`",
+        ),
+        (
+            (*SAMPLES_PATH, "step_seconds", 0, 1),
+            True,
+            "sessions[0].measurement.samples.step_seconds[0][1]: expected `float`, got `bool`",
+        ),
+        (
+            (*SAMPLES_PATH, "examples", 1, 0, 1),
+            1.5,
+            "sessions[0].measurement.samples.examples[1][0][1]: expected `int`, got `float`",
+        ),
+        (
+            (*MEASUREMENT_PATH, "environment", "key"),
+            ["cpu"],
+            "sessions[0].measurement.environment.key: expected `object`, got `array`",
+        ),
         (MEASUREMENT_PATH, 3, "sessions[0].measurement: expected `object`, got `int`"),
     ],
-)  # fmt: skip
+)
 def test_data_of_the_wrong_kind_is_named_with_its_path(path, value, message):
     with pytest.raises(CodecError) as caught:
         decode(Baseline, json.loads(json.dumps(edited(BASELINE, *path, to=value))))

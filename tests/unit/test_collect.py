@@ -12,7 +12,8 @@ def test_completions_add_up_to_the_wall_time_of_the_window() -> None:
 
 
 def test_a_delay_after_the_last_collective_is_counted_once() -> None:
-    # Rank 0 is late in step 1, rank 1 in step 2: the largest own durations would add up to 2 + 2 + 1.
+    # Rank 0 is late in step 1, rank 1 in step 2: the largest own durations would add up to 2 + 2 +
+    # 1.
     assert sum(completions([[0.0, 2.0, 3.0, 4.0], [0.0, 1.0, 3.0, 4.0]])) == 4.0
 
 

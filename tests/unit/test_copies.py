@@ -1,4 +1,5 @@
-"""What a step copies between the host and a device, counted on tensors of a device without memory."""
+"""What a step copies between the host and a device, counted on tensors of a device without
+memory."""
 
 from __future__ import annotations
 
@@ -21,7 +22,10 @@ from pytest_ddpperf.rank.counters import _Dispatched
         ("there.to('cpu', non_blocking=True)", {"d2h.bytes": 8}),
         ("there.sum().item()", {"host_syncs": 1}),
         ("there.nonzero()", {"host_syncs": 1}),
-        ("there.half(); there.clone(); here.half(); here.copy_(here); here.sum().item()", {}),
+        (
+            "there.half(); there.clone(); here.half(); here.copy_(here); here.sum().item()",
+            {},
+        ),
     ],
 )
 def test_copies_and_waits_are_counted(step: str, counts: dict[str, int]) -> None:

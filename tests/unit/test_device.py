@@ -28,23 +28,32 @@ from pytest_ddpperf.rank import (
 )
 from pytest_ddpperf.records.plan import Plan
 from pytest_ddpperf.records.samples import Window
-from pytest_ddpperf.records.step_phases import BACKWARD, DATA, FORWARD, OPTIMIZER, OTHER, PHASES
+from pytest_ddpperf.records.step_phases import (
+    BACKWARD,
+    DATA,
+    FORWARD,
+    OPTIMIZER,
+    OTHER,
+    PHASES,
+)
 from pytest_ddpperf.wire.channels import Board, Kind, Phase, take_frames
 
 MS = 1_000_000
-WITHOUT_MODULES = SimpleNamespace(collect=lambda: None, get_objects=list)  # of other tests
+# of other tests
+WITHOUT_MODULES = SimpleNamespace(collect=lambda: None, get_objects=list)
 
 
 class Device:
-    """A device that works through its queue. The host's clock stands still unless a test moves it or the host waits.
-    The device's clock is 0.5 % fast."""
+    """A device that works through its queue. The host's clock stands still unless a test moves it
+    or the host waits. The device's clock is 0.5 % fast."""
 
     def __init__(self) -> None:
         self.now = 5 * MS  # of the host
         self.free_at = 0  # when all queued work is done
         self.is_capturing = False
         self.allocations = 0
-        self.room: list[tuple[int, ...]] = []  # what was allocated before a window and is free in it
+        # what was allocated before a window and is free in it
+        self.room: list[tuple[int, ...]] = []
 
     def work(self, nanoseconds: int) -> None:
         self.free_at = max(self.free_at, self.now) + nanoseconds
@@ -64,16 +73,27 @@ class Device:
 def device(monkeypatch: pytest.MonkeyPatch) -> Device:
     simulated = Device()
     accelerator = SimpleNamespace(synchronize=simulated.synchronize)
-    monkeypatch.setattr(clock, "torch", SimpleNamespace(Event=simulated.event, accelerator=accelerator))
-    monkeypatch.setattr(clock, "time", SimpleNamespace(**{**vars(time), "monotonic_ns": lambda: simulated.now}))
+    monkeypatch.setattr(
+        clock, "torch", SimpleNamespace(Event=simulated.event, accelerator=accelerator)
+    )
+    monkeypatch.setattr(
+        clock,
+        "time",
+        SimpleNamespace(**{**vars(time), "monotonic_ns": lambda: simulated.now}),
+    )
     monkeypatch.setattr(torch, "Event", simulated.event)  # of stamps
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: simulated.is_capturing)
+    monkeypatch.setattr(
+        torch.cuda, "is_current_stream_capturing", lambda: simulated.is_capturing
+    )
     return simulated
 
 
-def step_times(device: Device, steps: list[tuple[int, int]], timing: Any = "free") -> tuple[list[int], int]:
-    """Return how many milliseconds each step took by the clock, and how much work was still queued after the last one.
-    A step keeps the host busy for so many milliseconds, and then gives the device work for so many."""
+def step_times(
+    device: Device, steps: list[tuple[int, int]], timing: Any = "free"
+) -> tuple[list[int], int]:
+    """Return how many milliseconds each step took by the clock, and how much work was still queued
+    after the last one. A step keeps the host busy for so many milliseconds, and then gives the
+    device work for so many."""
     marks = memoryview(bytearray(8 * (len(steps) + 1))).cast("q")
     timer = clock.StepClock(timing, torch.device("cuda"), marks)
     timer.start()
@@ -83,7 +103,9 @@ def step_times(device: Device, steps: list[tuple[int, int]], timing: Any = "free
         timer.mark(index)
     queued_work = device.free_at - device.now
     timer.finish(len(steps))
-    return [round((after - before) / MS) for before, after in pairwise(marks)], queued_work // MS
+    return [
+        round((after - before) / MS) for before, after in pairwise(marks)
+    ], queued_work // MS
 
 
 def test_steps_of_a_device_that_the_host_runs_ahead_of(device: Device) -> None:
@@ -116,8 +138,11 @@ def test_work_that_no_step_waits_for_is_in_the_window(device: Device) -> None:
     assert (marks[2] - marks[0]) // MS == 14
 
 
-def phases_of(device: Device, timer: clock.StepClock, marks: Any, loading: int) -> list[dict[str, int]]:
-    """Return how many milliseconds the phases of three steps take, each of which keeps the host busy with loading."""
+def phases_of(
+    device: Device, timer: clock.StepClock, marks: Any, loading: int
+) -> list[dict[str, int]]:
+    """Return how many milliseconds the phases of three steps take, each of which keeps the host
+    busy with loading."""
     taken = stamps.Stamps(torch.device("cuda"))
     begin_forward, end_forward = taken._hook(1), taken._hook(-1)
     backward = taken._around(lambda: device.work(8 * MS), 2)
@@ -140,7 +165,13 @@ def phases_of(device: Device, timer: clock.StepClock, marks: Any, loading: int) 
     for begin, pieces in zip(marks, found.steps, strict=False):
         bounds = [begin, *(end for _, end in pieces)]
         times = [round((after - before) / MS) for before, after in pairwise(bounds)]
-        steps.append({PHASES[phase]: each for (phase, _), each in zip(pieces, times, strict=True) if each})
+        steps.append(
+            {
+                PHASES[phase]: each
+                for (phase, _), each in zip(pieces, times, strict=True)
+                if each
+            }
+        )
     return steps
 
 
@@ -149,8 +180,12 @@ def test_phases_last_until_the_device_has_done_their_work(device: Device) -> Non
     marks = memoryview(bytearray(32)).cast("q")
     timer = clock.StepClock("free", torch.device("cuda"), marks)
     work = {FORWARD: 4, BACKWARD: 8, OPTIMIZER: 2, OTHER: 1}
-    assert phases_of(device, timer, marks, loading=0) == [work] * 3  # the host runs ahead
-    assert phases_of(device, timer, marks, loading=20) == [{DATA: 20, **work}, *[{DATA: 5, **work}] * 2]
+    # the host runs ahead
+    assert phases_of(device, timer, marks, loading=0) == [work] * 3
+    assert phases_of(device, timer, marks, loading=20) == [
+        {DATA: 20, **work},
+        *[{DATA: 5, **work}] * 2,
+    ]
 
 
 def test_what_a_cuda_graph_captures_is_not_stamped(device: Device) -> None:
@@ -165,17 +200,24 @@ def test_events_of_another_device_make_phases_unknown(device: Device) -> None:
         raise RuntimeError("events of different devices")
 
     ctx: Any = SimpleNamespace(device=torch.device("cuda"))
-    watch = sampling.PhaseWatch(Plan(world_size=1, backend="nccl", device="cuda", timing="step"), ctx)
-    watch.end(SimpleNamespace(timer=None))  # each step waits for the device, which has no phases
+    watch = sampling.PhaseWatch(
+        Plan(world_size=1, backend="nccl", device="cuda", timing="step"), ctx
+    )
+    # each step waits for the device, which has no phases
+    watch.end(SimpleNamespace(timer=None))
     assert watch.notes == ()
     watch._is_on = True
     watch._stamps.taken.append((torch.Event(enable_timing=True), 1))
     watch.end(SimpleNamespace(timer=SimpleNamespace(place=refuse)))
-    assert watch.notes == ("phases of the step are unknown: RuntimeError: events of different devices",)
+    assert watch.notes == (
+        "phases of the step are unknown: RuntimeError: events of different devices",
+    )
     assert watch.phases([(0, 1)], None) is None
 
 
-def test_the_step_that_a_device_is_at_is_told_while_the_host_waits(device: Device) -> None:
+def test_the_step_that_a_device_is_at_is_told_while_the_host_waits(
+    device: Device,
+) -> None:
     """The host has taken all of them long before."""
     marks = memoryview(bytearray(32)).cast("q")
     timer = clock.StepClock("free", torch.device("cuda"), marks)
@@ -193,15 +235,24 @@ def test_the_step_that_a_device_is_at_is_told_while_the_host_waits(device: Devic
 def accelerator(device: Device, monkeypatch: pytest.MonkeyPatch) -> Device:
     """The simulated device, as torch.accelerator's."""
     monkeypatch.setattr(torch.accelerator, "synchronize", device.synchronize)
-    monkeypatch.setattr(torch.accelerator, "memory_stats", lambda _: {"num_device_alloc": device.allocations})
+    monkeypatch.setattr(
+        torch.accelerator,
+        "memory_stats",
+        lambda _: {"num_device_alloc": device.allocations},
+    )
     monkeypatch.setattr(torch.accelerator, "reset_peak_memory_stats", lambda _: None)
     monkeypatch.setattr(torch.accelerator, "max_memory_allocated", lambda _: 0)
     monkeypatch.setattr(torch, "empty", lambda *shape, **_: device.room.append(shape))
-    monkeypatch.setattr(environment, "device", lambda place: {"device_model": "simulated"})
+    monkeypatch.setattr(
+        environment, "device", lambda place: {"device_model": "simulated"}
+    )
     monkeypatch.setattr(counters, "gc", WITHOUT_MODULES)
-    monkeypatch.setattr(stamps.Stamps, "install", lambda self: None)  # it lasts as long as the process
+    # it lasts as long as the process
+    monkeypatch.setattr(stamps.Stamps, "install", lambda self: None)
     for module in (sampling, warm_up):
-        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic_ns=lambda: device.now))
+        monkeypatch.setattr(
+            module, "time", SimpleNamespace(monotonic_ns=lambda: device.now)
+        )
     return device
 
 
@@ -209,14 +260,18 @@ def measured(step: Any, **window: Any) -> Window:
     """Return the window of one rank on the simulated device, of four steps by default."""
     asked = {"warmup": 5, "steps": 4, "timing": "free", **window}
     plan = Plan(world_size=1, backend="nccl", device="cuda", **asked)
-    ctx: Any = SimpleNamespace(device=torch.device("cuda"), rank=0, figures={}, record=lambda *figures: None)
+    ctx: Any = SimpleNamespace(
+        device=torch.device("cuda"), rank=0, figures={}, record=lambda *figures: None
+    )
     board: Any = SimpleNamespace(
         row=lambda rank: [0] * 10,
         enter=lambda *place: None,
         phase=lambda rank: Phase.STEPS,
         set_steps=lambda rank, number: None,
     )
-    own: Any = SimpleNamespace(maximum=lambda values: [*map(int, values)], barrier=lambda: None, name="own")
+    own: Any = SimpleNamespace(
+        maximum=lambda values: [*map(int, values)], barrier=lambda: None, name="own"
+    )
     return sampling.measure(step, plan, ctx, board, counters.Meter(), own, None)
 
 
@@ -229,21 +284,27 @@ def test_a_device_warms_up_for_a_second_as_steps_are_timed(accelerator: Device) 
         accelerator.work(4 * MS)
 
     window = measured(step)
-    assert [round((after - before) / MS) for before, after in pairwise(window.marks_ns[0])] == [5, 4, 4, 4]
+    assert [
+        round((after - before) / MS) for before, after in pairwise(window.marks_ns[0])
+    ] == [5, 4, 4, 4]
     assert (window.unfit, window.warmup) == ("", 5)
     asked, freely = queued[:5], queued[5:-4]
     assert not any(asked)
-    assert (len(freely), all(freely[1:])) == (200, True)  # a second of steps of 5 ms, the host's time included
+    # a second of steps of 5 ms, the host's time included
+    assert (len(freely), all(freely[1:])) == (200, True)
 
 
-def test_short_steps_are_timed_for_as_long_as_asked_and_those_that_are_kept_are_spread(accelerator: Device) -> None:
+def test_short_steps_are_timed_for_as_long_as_asked_and_those_that_are_kept_are_spread(
+    accelerator: Device,
+) -> None:
     """A baseline keeps a few of them."""
     taken = 0
 
     def step() -> int:
         nonlocal taken
         taken += 1
-        accelerator.work(1 * MS if taken <= 1005 + 400 else 3 * MS)  # slower from the 401st of the window on
+        # slower from the 401st of the window on
+        accelerator.work(1 * MS if taken <= 1005 + 400 else 3 * MS)
         return 8
 
     window = measured(step, min_seconds=0.5, most_steps=10)
@@ -256,39 +317,62 @@ def test_short_steps_are_timed_for_as_long_as_asked_and_those_that_are_kept_are_
 
 
 def test_launches_that_are_compared_keep_as_many_steps() -> None:
-    plan = Plan(world_size=1, backend="nccl", device="cuda", steps=4, min_seconds=0.5, most_steps=10, timing="free")
+    plan = Plan(
+        world_size=1,
+        backend="nccl",
+        device="cuda",
+        steps=4,
+        min_seconds=0.5,
+        most_steps=10,
+        timing="free",
+    )
     assert plan.exactly(7).steps_for(0.001) == 500
     assert plan.exactly(7).room == 7
     assert replace(plan, device="cpu").exactly(7).steps_for(0.001) == 7
 
 
-def test_a_launch_on_a_device_that_is_too_hot_is_told(accelerator: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_launch_on_a_device_that_is_too_hot_is_told(
+    accelerator: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
     slowed = {"slowdown": "heat or power"}
     for before, after in ((slowed, {}), ({}, slowed)):
         seen = iter([before, after])
         monkeypatch.setattr(environment, "device", lambda place, seen=seen: next(seen))
         window = measured(lambda: accelerator.work(1 * MS))
-        assert window.unfit == "rank 0 was slowed down by heat or power: see ddpperf doctor"
+        assert (
+            window.unfit
+            == "rank 0 was slowed down by heat or power: see ddpperf doctor"
+        )
 
 
-def test_a_launch_that_allocates_device_memory_in_its_window_is_told(accelerator: Device) -> None:
+def test_a_launch_that_allocates_device_memory_in_its_window_is_told(
+    accelerator: Device,
+) -> None:
     taken = 0
 
     def step() -> None:
         nonlocal taken
         taken += 1
-        accelerator.allocations += taken in (1, 60, 1006)  # the last one is in the window
+        # the last one is in the window
+        accelerator.allocations += taken in (1, 60, 1006)
         accelerator.work(1 * MS)
 
-    assert measured(step).unfit == "rank 0 allocated device memory (an evaluation?): raise --ddp-warmup"
+    assert (
+        measured(step).unfit
+        == "rank 0 allocated device memory (an evaluation?): raise --ddp-warmup"
+    )
     assert taken == 5 + 1000 + 4
     assert measured(step).unfit == ""
 
 
-def test_the_allocator_has_room_for_the_figures_of_a_window(accelerator: Device) -> None:
-    """A loss is copied on the device in each step. For these copies alone it would be asked for memory now and then."""
+def test_the_allocator_has_room_for_the_figures_of_a_window(
+    accelerator: Device,
+) -> None:
+    """A loss is copied on the device in each step. For these copies alone it would be asked for
+    memory now and then."""
     measured(lambda: accelerator.work(1 * MS), min_seconds=0.5)
-    assert accelerator.room == [(sampling._BLOCK,)] * 2  # 500 x 8 copies of 512 bytes are 1.95 MiB
+    # 500 x 8 copies of 512 bytes are 1.95 MiB
+    assert accelerator.room == [(sampling._BLOCK,)] * 2
 
 
 def test_steps_that_are_kept_are_spread_over_each_stretch() -> None:
@@ -300,8 +384,12 @@ def test_steps_that_are_kept_are_spread_over_each_stretch() -> None:
 class Loops:
     """A program on the simulated device, of one rank, each of whose steps is one backward pass."""
 
-    def __init__(self, accelerator: Device, monkeypatch: pytest.MonkeyPatch, **window: Any) -> None:
-        monkeypatch.setattr(loop, "time", SimpleNamespace(monotonic_ns=lambda: accelerator.now))
+    def __init__(
+        self, accelerator: Device, monkeypatch: pytest.MonkeyPatch, **window: Any
+    ) -> None:
+        monkeypatch.setattr(
+            loop, "time", SimpleNamespace(monotonic_ns=lambda: accelerator.now)
+        )
         monkeypatch.setattr(loop.Loop, "_refuse_wrong_group", lambda self: None)
         self.begin = self.steps = 0
         self.windows: list[Window] = []
@@ -314,9 +402,21 @@ class Loops:
             steps=lambda rank: self.steps,
             set_steps=lambda rank, number: setattr(self, "steps", number),
         )
-        asked = {"warmup": 5, "steps": 4, "timing": "free", "boundary": "mark", **window}
+        asked = {
+            "warmup": 5,
+            "steps": 4,
+            "timing": "free",
+            "boundary": "mark",
+            **window,
+        }
         plan = Plan(world_size=1, backend="nccl", device="cuda", **asked)
-        rank: Any = SimpleNamespace(plan=plan, board=board, number=0, enter=lambda phase: None, in_stretches=False)
+        rank: Any = SimpleNamespace(
+            plan=plan,
+            board=board,
+            number=0,
+            enter=lambda phase: None,
+            in_stretches=False,
+        )
         ctx: Any = SimpleNamespace(device=torch.device("cuda"), rank=0, figures={})
 
         def deliver(window: Window) -> NoReturn:
@@ -349,7 +449,8 @@ def test_a_program_on_a_device_warms_up_and_is_timed_as_a_step_is(
     assert loops.steps == 125  # of half a second, of which 10 are kept
     assert taken == window.warmup + 125
     asked = queued.index(True)
-    assert window.warmup - asked >= 250  # a second of steps, after none of which the host waits
+    # a second of steps, after none of which the host waits
+    assert window.warmup - asked >= 250
     assert all(queued[asked : window.warmup])
 
 
@@ -366,12 +467,17 @@ def test_a_program_that_allocates_device_memory_in_its_window_is_told(
 ) -> None:
     for when, unfit in (
         ("warm-up", ""),
-        ("window", "rank 0 allocated device memory (an evaluation?): raise --ddp-warmup"),
+        (
+            "window",
+            "rank 0 allocated device memory (an evaluation?): raise --ddp-warmup",
+        ),
     ):
         loops = Loops(accelerator, monkeypatch)
 
         def step(loops: Loops = loops, in_window: bool = when == "window") -> None:
-            accelerator.allocations += loops.loop._step == 2 if in_window else loops.begin == 0
+            accelerator.allocations += (
+                loops.loop._step == 2 if in_window else loops.begin == 0
+            )
             accelerator.work(4 * MS)
 
         assert loops.run(step).unfit == unfit
@@ -383,8 +489,11 @@ def rank_on(device: str, channel: Any, entered: list[Phase]) -> lifecycle.Rank:
     return lifecycle.Rank(0, plan, board, channel, None, in_stretches=False)
 
 
-def test_nothing_is_sent_if_the_device_reports_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    """CUDA reports a failed assertion of a kernel only at a later call: without one the user's test would pass."""
+def test_nothing_is_sent_if_the_device_reports_an_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """CUDA reports a failed assertion of a kernel only at a later call: without one the user's test
+    would pass."""
 
     def fail() -> None:
         raise RuntimeError("CUDA error: device-side assert triggered")
@@ -393,7 +502,9 @@ def test_nothing_is_sent_if_the_device_reports_an_error(monkeypatch: pytest.Monk
     ours, theirs = socket.socketpair()
     entered: list[Phase] = []
     with ours, theirs:
-        on_device, on_cpu = (rank_on(device, ours, entered) for device in ("cuda", "cpu"))
+        on_device, on_cpu = (
+            rank_on(device, ours, entered) for device in ("cuda", "cpu")
+        )
         with pytest.raises(RuntimeError, match="device-side assert"):
             on_device.deliver(b"result")
         with pytest.raises(RuntimeError, match="device-side assert"):
@@ -401,7 +512,10 @@ def test_nothing_is_sent_if_the_device_reports_an_error(monkeypatch: pytest.Monk
         assert entered == []  # the error belongs to the steps, or to the clean-up
         on_cpu.deliver(b"other")
         on_cpu.end()
-        assert [*take_frames(bytearray(theirs.recv(100)))] == [(Kind.RESULT, b"other"), (Kind.DONE, b"")]
+        assert [*take_frames(bytearray(theirs.recv(100)))] == [
+            (Kind.RESULT, b"other"),
+            (Kind.DONE, b""),
+        ]
 
 
 def test_ranks_on_devices_share_the_threads(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -420,13 +534,16 @@ def test_ranks_on_devices_share_the_threads(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.parametrize("replays", [False, True])
-def test_what_a_replayed_graph_sends_is_unknown(monkeypatch: pytest.MonkeyPatch, replays: bool) -> None:
+def test_what_a_replayed_graph_sends_is_unknown(
+    monkeypatch: pytest.MonkeyPatch, replays: bool
+) -> None:
     """Neither the dispatcher nor a recorder sees it: both would say nothing."""
     replayed: list[object] = []
     monkeypatch.setattr(torch.cuda.CUDAGraph, "replay", replayed.append)
     counters.watch_graphs()
     graph: Any = SimpleNamespace()
-    replay = MethodType(torch.cuda.CUDAGraph.replay, graph)  # as a set-up keeps it, and returns it as its step
+    # as a set-up keeps it, and returns it as its step
+    replay = MethodType(torch.cuda.CUDAGraph.replay, graph)
     monkeypatch.setattr(counters, "recorded", lambda own: {})
     monkeypatch.setattr(counters, "gc", WITHOUT_MODULES)
     with counters.Meter().counting(None, torch.device("cpu")) as figures:
@@ -438,17 +555,25 @@ def test_what_a_replayed_graph_sends_is_unknown(monkeypatch: pytest.MonkeyPatch,
 
 
 @pytest.mark.parametrize("spoils", [False, True])
-def test_a_preloaded_module_that_initialises_cuda_is_named(monkeypatch: pytest.MonkeyPatch, spoils: bool) -> None:
+def test_a_preloaded_module_that_initialises_cuda_is_named(
+    monkeypatch: pytest.MonkeyPatch, spoils: bool
+) -> None:
     """As CuPy and numba may: torch does not know."""
     not_initialised = iter([3, 0 if spoils else 3])
     driver = SimpleNamespace(cuDeviceGetCount=lambda count: next(not_initialised))
     monkeypatch.setattr(fork_server.ctypes, "CDLL", lambda name: driver)
-    said = "--ddp-preload: importing wave initialised CUDA, which does not survive a fork"
-    assert fork_server.import_modules(["json", "wave"], asked_by="--ddp-preload: ") == (said if spoils else None)
+    said = (
+        "--ddp-preload: importing wave initialised CUDA, which does not survive a fork"
+    )
+    assert fork_server.import_modules(["json", "wave"], asked_by="--ddp-preload: ") == (
+        said if spoils else None
+    )
     assert not [*not_initialised]
 
 
-def test_an_expandable_segment_that_grows_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_expandable_segment_that_grows_is_seen(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     stats = {"segment.all.allocated": 1, "num_device_alloc": 3}
     monkeypatch.setattr(torch.accelerator, "memory_stats", lambda _: stats)
     before = warm_up.allocator_growth(torch.device("cuda"))
@@ -456,7 +581,9 @@ def test_an_expandable_segment_that_grows_is_seen(monkeypatch: pytest.MonkeyPatc
     assert warm_up.allocator_growth(torch.device("cuda")) == before + 1
 
 
-def test_an_allocator_without_figures_is_not_watched(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_allocator_without_figures_is_not_watched(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def refuse(_: object) -> None:
         raise RuntimeError("CUDAPluggableAllocator does not yet support getDeviceStats")
 

@@ -1,4 +1,5 @@
-"""The pages hold together: links lead somewhere in the repository, and the site has every page and public name."""
+"""The pages hold together: links lead somewhere in the repository, and the site has every page and
+public name."""
 
 from __future__ import annotations
 
@@ -20,7 +21,12 @@ from pytest_ddpperf.report.summary import last_line
 
 ROOT = Path(__file__).parents[2]
 DOCS = sorted((ROOT / "docs").rglob("*.md"))
-PAGES = [*sorted(ROOT.glob("*.md")), *DOCS, ROOT / "baselines" / "README.md", ROOT / "benchmarks" / "README.md"]
+PAGES = [
+    *sorted(ROOT.glob("*.md")),
+    *DOCS,
+    ROOT / "baselines" / "README.md",
+    ROOT / "benchmarks" / "README.md",
+]
 
 _HEADING = re.compile(r"^#{1,6} +(.+?)\s*$", re.MULTILINE)
 _LINK = re.compile(r"\]\(([^()\s]+)\)")
@@ -53,7 +59,9 @@ def broken(page: Path) -> list[str]:
     for target in links(page.read_text(encoding="utf-8")):
         name, _, anchor = unquote(target).partition("#")
         path = page.parent / name if name else page
-        if not path.exists() or (anchor and anchor not in anchors(path.read_text(encoding="utf-8"))):
+        if not path.exists() or (
+            anchor and anchor not in anchors(path.read_text(encoding="utf-8"))
+        ):
             wrong.append(target)
     return wrong
 
@@ -64,26 +72,44 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 
 def test_every_field_of_a_measurement_in_the_json_is_documented_and_no_other() -> None:
-    table = (ROOT / "docs" / "json.md").read_text().partition("| `nodeid` |")[2].partition("\n\n")[0]
+    table = (
+        (ROOT / "docs" / "json.md")
+        .read_text()
+        .partition("| `nodeid` |")[2]
+        .partition("\n\n")[0]
+    )
     names = re.findall(r"^\| (.+?) \|", table, re.MULTILINE)
     rows = ["nodeid", *re.findall(r"`(\w+)`", " ".join(names))]
-    assert sorted(rows) == sorted([*(field.name for field in fields(Outcome)), "percentile_seconds", "mean_seconds"])
+    assert sorted(rows) == sorted(
+        [
+            *(field.name for field in fields(Outcome)),
+            "percentile_seconds",
+            "mean_seconds",
+        ]
+    )
 
 
 def test_links_that_lead_nowhere_are_seen(tmp_path: Path) -> None:
-    (tmp_path / "other.md").write_text("# A `b` c's, d\n```\n# no heading\n```\n# Twice\n## Twice\n")
+    (tmp_path / "other.md").write_text(
+        "# A `b` c's, d\n```\n# no heading\n```\n# Twice\n## Twice\n"
+    )
     page = tmp_path / "page.md"
     page.write_text(
-        "[a](other.md#a-b-cs-d) ![b](none.png) [`c`](other.md#no-heading) [d](#d) [e](other.md) [f](other.md#twice-1)\n"
-        "`[g](none)` [h](https://example.org/none)\n```\n[i](none)\n```\n[j](none/)\n"
+        "[a](other.md#a-b-cs-d) ![b](none.png) [`c`](other.md#no-heading) [d](#d) [e](other.md)"
+        " [f](other.md#twice-1)\n`[g](none)`"
+        " [h](https://example.org/none)\n```\n[i](none)\n```\n[j](none/)\n"
     )
     assert broken(page) == ["none.png", "other.md#no-heading", "#d", "none/"]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_no_example_asks_for_a_verdict_that_saving_does_not_have(page: Path) -> None:
-    examples = (found.group() for found in _FENCE.finditer(page.read_text(encoding="utf-8")))
-    assert [example for example in examples if re.search(r"assert .*\.verdict\b", example)] == []
+    examples = (
+        found.group() for found in _FENCE.finditer(page.read_text(encoding="utf-8"))
+    )
+    assert [
+        example for example in examples if re.search(r"assert .*\.verdict\b", example)
+    ] == []
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
@@ -96,12 +122,16 @@ def test_the_site_has_every_page() -> None:
     trees = re.findall(r"^```{toctree}\n(.*?)^```", index, re.MULTILINE | re.DOTALL)
     listed = {line for tree in trees for line in tree.splitlines()}
     pages = {str(page.relative_to(ROOT / "docs").with_suffix("")) for page in DOCS}
-    assert pages - {"index"} == {line for line in listed if line and not line.startswith(":")}
+    assert pages - {"index"} == {
+        line for line in listed if line and not line.startswith(":")
+    }
 
 
 def test_the_reference_has_every_public_name() -> None:
     text = (ROOT / "docs" / "api.md").read_text()
-    found = set(re.findall(r"^\.\. auto\w+:: pytest_ddpperf\.(\w+)$", text, re.MULTILINE))
+    found = set(
+        re.findall(r"^\.\. auto\w+:: pytest_ddpperf\.(\w+)$", text, re.MULTILINE)
+    )
     assert found == set(pytest_ddpperf._HOMES)
 
 
@@ -109,13 +139,20 @@ def test_the_sample_can_be_read_and_is_the_run_that_is_shown() -> None:
     kept = ROOT / "docs" / "sample"
     outcomes = json_report.read([kept / "run.json"]).outcomes
     assert all(outcome.baseline_side is not None for outcome in outcomes)
-    assert f"\n{last_line(outcomes, with_cost=True)}\n" in (kept / "output.txt").read_text()
+    assert (
+        f"\n{last_line(outcomes, with_cost=True)}\n"
+        in (kept / "output.txt").read_text()
+    )
 
 
 def test_the_history_that_is_shown_can_be_read_and_has_a_change_point() -> None:
     series = build_series(read_entries(ROOT / "docs" / "sample" / "history"))
     changes = analyze(series, [Limit(metric="p10", value=0.0, unit="%")]).changes
-    slower = [str(change.series.test) for change in changes if change.status is ChangeStatus.REGRESSED]
+    slower = [
+        str(change.series.test)
+        for change in changes
+        if change.status is ChangeStatus.REGRESSED
+    ]
     assert slower == ["tests/perf/test_gpt::test_train_step"]
 
 
@@ -124,4 +161,7 @@ def test_the_sample_on_the_page_of_histories_is_what_the_command_prints(
 ) -> None:
     monkeypatch.setenv("COLUMNS", "100")
     assert main(["history", str(ROOT / "docs" / "sample" / "history")]) == 1
-    assert f"\n{capsys.readouterr().out}$ ddpperf history accept" in (ROOT / "docs" / "history.md").read_text()
+    assert (
+        f"\n{capsys.readouterr().out}$ ddpperf history accept"
+        in (ROOT / "docs" / "history.md").read_text()
+    )

@@ -1,4 +1,5 @@
-"""Machines as `ddpperf doctor` checks them: laptops, servers, containers, GPUs, and those that show nothing."""
+"""Machines as `ddpperf doctor` checks them: laptops, servers, containers, GPUs, and those that show
+nothing."""
 
 from __future__ import annotations
 
@@ -49,7 +50,11 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
 
 
 def found(root: Path) -> dict[str, Check]:
-    return {check.name: check for check in run_checks(root, seconds=0.0) if check.name != "versions"}
+    return {
+        check.name: check
+        for check in run_checks(root, seconds=0.0)
+        if check.name != "versions"
+    }
 
 
 @pytest.mark.parametrize(
@@ -65,15 +70,24 @@ def found(root: Path) -> dict[str, Check]:
 def test_the_quota_is_the_least_of_all_cgroups_above(
     files: dict[str, str], cores: float | None, tmp_path: Path
 ) -> None:
-    written(tmp_path, CGROUP, {f"sys/fs/cgroup/{path}": content for path, content in files.items()})
+    written(
+        tmp_path,
+        CGROUP,
+        {f"sys/fs/cgroup/{path}": content for path, content in files.items()},
+    )
     assert quota_cores(tmp_path) == cores
 
 
-def test_a_laptop_has_advice_on_clocks_and_threads(machine: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_laptop_has_advice_on_clocks_and_threads(
+    machine: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     written(
         tmp_path,
         threads((0, 1), (2, 3)),
-        {f"{CPU}/cpu{core}/cpufreq/scaling_governor": "powersave\n" for core in range(4)},
+        {
+            f"{CPU}/cpu{core}/cpufreq/scaling_governor": "powersave\n"
+            for core in range(4)
+        },
         {
             f"{CPU}/online": "0-3\n",
             "proc/cpuinfo": "model name\t: Core i7\nflags : fpu hypervisor\n",
@@ -88,7 +102,9 @@ def test_a_laptop_has_advice_on_clocks_and_threads(machine: pytest.MonkeyPatch, 
     )
 
 
-def test_a_server_has_advice_on_its_quota(machine: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_server_has_advice_on_its_quota(
+    machine: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     written(
         tmp_path,
         CGROUP,
@@ -119,8 +135,14 @@ def test_load_is_named(machine: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("mebibytes", "told"), [(64, True), (8192, False)])
-def test_little_shared_memory_is_told(machine: pytest.MonkeyPatch, tmp_path: Path, mebibytes: int, told: bool) -> None:
-    machine.setattr(checks.os, "statvfs", lambda path: SimpleNamespace(f_frsize=4096, f_blocks=mebibytes * 256))
+def test_little_shared_memory_is_told(
+    machine: pytest.MonkeyPatch, tmp_path: Path, mebibytes: int, told: bool
+) -> None:
+    machine.setattr(
+        checks.os,
+        "statvfs",
+        lambda path: SimpleNamespace(f_frsize=4096, f_blocks=mebibytes * 256),
+    )
     shown = {each.name: each for each in checks._shared_memory(tmp_path)}
     assert ("shared memory" in shown) is told
     if told:
@@ -134,8 +156,12 @@ Unable to determine the device handle for GPU 0000:03:00.0: Unknown Error
 """
 
 
-@pytest.mark.parametrize("mask", ["clocks_event_reasons.active", "clocks_throttle_reasons.active", ""])
-def test_gpus_are_read_whatever_the_driver_calls_its_masks(machine: pytest.MonkeyPatch, mask: str) -> None:
+@pytest.mark.parametrize(
+    "mask", ["clocks_event_reasons.active", "clocks_throttle_reasons.active", ""]
+)
+def test_gpus_are_read_whatever_the_driver_calls_its_masks(
+    machine: pytest.MonkeyPatch, mask: str
+) -> None:
     def output(*command: str) -> str:
         if command[1] == "topo":
             return "     GPU0 GPU1\nGPU0  X   NV18\n"
@@ -172,7 +198,9 @@ def test_the_allocator_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     assert list(checks._allocator()) == []
 
 
-def test_without_nvidia_smi_there_are_no_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_nvidia_smi_there_are_no_gpus(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     assert list(checks._gpus()) == []
 

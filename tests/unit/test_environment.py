@@ -24,12 +24,20 @@ CPU part\t: 0xd0c
 processor\t: 1
 CPU part\t: 0xd0d
 """
-X86 = "processor\t: 0\nmodel name\t: AMD EPYC\nmodel\t: 1\n\nprocessor\t: 1\nmodel name\t: another\n"
+X86 = (
+    "processor\t: 0\nmodel name\t: AMD EPYC\nmodel\t: 1\n\nprocessor\t: 1\nmodel name\t: "
+    "another\n"
+)
 
 
 @pytest.mark.parametrize(
     ("cpuinfo", "model"),
-    [(X86, "AMD EPYC"), (ARM, "aarch64 0x41 0x1 0xd0c"), ("", "aarch64"), (None, "aarch64")],
+    [
+        (X86, "AMD EPYC"),
+        (ARM, "aarch64 0x41 0x1 0xd0c"),
+        ("", "aarch64"),
+        (None, "aarch64"),
+    ],
     ids=["x86", "arm", "empty", "none"],
 )
 def test_a_cpu_has_a_name_of_its_own(
@@ -56,12 +64,17 @@ def test_rounding_is_told_by_torchs_word(word: str) -> None:
     assert environment.state()["matmul_precision"] == word
 
 
-def test_switches_that_cannot_be_read_are_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_switches_that_cannot_be_read_are_unknown(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """As with a torch that has no such switch for each backend."""
     ctx: Any = SimpleNamespace(rank=0, device=torch.device("cpu"))
     monkeypatch.delattr(type(torch.backends.cudnn), "conv")
     notes: list[str] = []
-    assert environment.of_rank(ctx, notes) == {"device_model": None, **environment.versions()}
+    assert environment.of_rank(ctx, notes) == {
+        "device_model": None,
+        **environment.versions(),
+    }
     assert notes[0].startswith("facts of torch are unknown: AttributeError: ")
 
 
@@ -84,7 +97,9 @@ def smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Call it for an nvidia-smi that answers so."""
 
     def make(*, row: str = "", refused: str = "", table: str = "") -> None:
-        (tmp_path / "nvidia-smi").write_text(SMI.format(row=row, refused=refused, table=table))
+        (tmp_path / "nvidia-smi").write_text(
+            SMI.format(row=row, refused=refused, table=table)
+        )
         (tmp_path / "nvidia-smi").chmod(0o700)
         monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
 
@@ -94,9 +109,22 @@ def smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 @pytest.mark.parametrize(
     ("row", "refused", "facts"),
     [
-        ("580.1, 700.00, 345, 31, 0x0000000000000004", "", ("580.1", 700.0, 345.0, 31.0, None)),  # a cap on power
-        ("580.1, 700.00, 345, 91, 0x0000000000000044", "", ("580.1", 700.0, 345.0, 91.0, "heat or power")),
-        ("580.1, [N/A], Requested functionality has been deprecated, 31, ", "", ("580.1", None, None, 31.0, None)),
+        # a cap on power
+        (
+            "580.1, 700.00, 345, 31, 0x0000000000000004",
+            "",
+            ("580.1", 700.0, 345.0, 31.0, None),
+        ),
+        (
+            "580.1, 700.00, 345, 91, 0x0000000000000044",
+            "",
+            ("580.1", 700.0, 345.0, 91.0, "heat or power"),
+        ),
+        (
+            "580.1, [N/A], Requested functionality has been deprecated, 31, ",
+            "",
+            ("580.1", None, None, 31.0, None),
+        ),
         ("", "enforced.power.limit", ("580.1", None, None, 31.0, None)),
     ],
     ids=["all", "too hot", "unknown values", "an unknown field"],
@@ -114,12 +142,18 @@ def test_without_nvidia_smi_nothing_is_known(monkeypatch: pytest.MonkeyPatch) ->
     assert {*environment._nvidia_smi("").values()} == {None}
 
 
-def test_devices_have_nvidia_smis_numbers_by_their_addresses(smi: Callable[..., None]) -> None:
+def test_devices_have_nvidia_smis_numbers_by_their_addresses(
+    smi: Callable[..., None],
+) -> None:
     smi(table=r"0, 00000000:1B:00.0\n1, 00000000:43:00.0\n2, 00000000:52:00.0\n")
     assert environment.numbers_of(["0000:52:00.0", "0000:1b:00.0"]) == "2,0"
     assert environment.numbers_of(["0000:1b:00.0", "0000:99:00.0"]) == ""
 
 
 def test_the_matrix_of_gpus_is_plain_text(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(environment, "output_of", lambda *command: "\t\x1b[4mGPU0\tGPU1\x1b[0m\nGPU0\t X \tNV2\n")
+    monkeypatch.setattr(
+        environment,
+        "output_of",
+        lambda *command: "\t\x1b[4mGPU0\tGPU1\x1b[0m\nGPU0\t X \tNV2\n",
+    )
     assert environment.topology() == "        GPU0    GPU1\nGPU0     X      NV2\n"

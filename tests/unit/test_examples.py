@@ -38,13 +38,17 @@ def resnet50() -> ResNet:
         ("resnext101_32x8d", 88_791_336),
     ],
 )
-def test_a_resnet_has_the_published_number_of_parameters(name: str, published: int) -> None:
+def test_a_resnet_has_the_published_number_of_parameters(
+    name: str, published: int
+) -> None:
     with torch.device("meta"):
         assert parameter_count(RESNETS[name]()) == published
 
 
 def test_resnet50_has_the_published_layers(resnet50: ResNet) -> None:
-    assert sum(isinstance(module, torch.nn.Conv2d) for module in resnet50.modules()) == 53
+    assert (
+        sum(isinstance(module, torch.nn.Conv2d) for module in resnet50.modules()) == 53
+    )
     assert len(list(resnet50.parameters())) == 161
 
 
@@ -59,8 +63,12 @@ def test_resnet50_strides_in_its_3x3_convolutions(resnet50: ResNet) -> None:
     assert strided == [(3, 3)] * 3
 
 
-@pytest.mark.parametrize(("pixels", "features"), [(32, (2048, 1, 1)), (224, (2048, 7, 7))])
-def test_resnet50_shrinks_images_by_32(resnet50: ResNet, pixels: int, features: tuple[int, int, int]) -> None:
+@pytest.mark.parametrize(
+    ("pixels", "features"), [(32, (2048, 1, 1)), (224, (2048, 7, 7))]
+)
+def test_resnet50_shrinks_images_by_32(
+    resnet50: ResNet, pixels: int, features: tuple[int, int, int]
+) -> None:
     images = torch.randn(1, 3, pixels, pixels)
     resnet50.eval()
     with torch.inference_mode():
@@ -86,7 +94,8 @@ def test_gpt_never_sees_the_token_it_predicts() -> None:
 
 @pytest.fixture
 def pytest_says(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Path]:
-    """Lets each act's pytest end with (exit status, measurements) as given, without running it; the demo's folder."""
+    """Lets each act's pytest end with (exit status, measurements) as given, without running it; the
+    demo's folder."""
 
     def prepare(*acts: tuple[int, list[dict[str, Any]] | None]) -> Path:
         waiting = iter(acts)
@@ -95,7 +104,9 @@ def pytest_says(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[...
             status, measurements = next(waiting)
             report = command[-1].removeprefix("--ddp-json=")
             if measurements is not None:
-                (demo.DEMO / report).write_text(json.dumps({"measurements": measurements}))
+                (demo.DEMO / report).write_text(
+                    json.dumps({"measurements": measurements})
+                )
             if "--ddp-save-baseline" in command:
                 (demo.DEMO / "baselines").mkdir()
                 (demo.DEMO / "baselines" / "test_train_step.json").write_text("{}")
@@ -127,13 +138,22 @@ CAUGHT = (1, measured("REGRESSED", differing=["smallgpt/train.py"]))
 
 
 def asked_of_git(folder: Path, *arguments: str) -> list[str]:
-    return subprocess.check_output(["git", "-C", folder, *arguments], text=True).splitlines()
+    return subprocess.check_output(
+        ["git", "-C", folder, *arguments], text=True
+    ).splitlines()
 
 
 def test_the_demo_plays_a_small_history_of_a_project(
-    pytest_says: Callable[..., Path], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    pytest_says: Callable[..., Path],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    folder = pytest_says(SAVED, PASSED, CAUGHT, (1, measured("REGRESSED", stored={"status": "REGRESSED"})))
+    folder = pytest_says(
+        SAVED,
+        PASSED,
+        CAUGHT,
+        (1, measured("REGRESSED", stored={"status": "REGRESSED"})),
+    )
     folder.mkdir()
     (folder / "left-by-an-earlier-demo").touch()
     monkeypatch.setenv("GIT_DIR", str(folder.parent / "elsewhere"))  # as in a hook
@@ -142,8 +162,14 @@ def test_the_demo_plays_a_small_history_of_a_project(
     output = capsys.readouterr().out
     assert "$ pytest --ddp-against=HEAD~1 --ddp-json=act3.json\n" in output
     assert "Green, PASS: the step is not slower than the limits allow.\n" in output
-    assert "Red, REGRESSED. The line 'why' names the all-reduces and the file that differs, smallgpt/train.py" in output
-    assert "Red, REGRESSED: slower than the baseline's own code, measured just now.\n" in output
+    assert (
+        "Red, REGRESSED. The line 'why' names the all-reduces and the file that differs,"
+        " smallgpt/train.py" in output
+    )
+    assert (
+        "Red, REGRESSED: slower than the baseline's own code, measured just now.\n"
+        in output
+    )
     assert re.search(r"All four acts went as expected, in \d+ s\.", output)
 
     assert asked_of_git(folder, "log", "--format=%s") == [
@@ -151,9 +177,16 @@ def test_the_demo_plays_a_small_history_of_a_project(
         "Record a baseline",
         "A small GPT under DDP, and a test that times its training step",
     ]
-    assert asked_of_git(folder, "show", "--format=", "--name-only", "HEAD~1") == ["baselines/test_train_step.json"]
-    assert asked_of_git(folder, "show", "--format=", "--name-only", "HEAD") == ["smallgpt/train.py"]
-    changed = [line.split("  #")[0] for line in asked_of_git(folder, "show", "--format=", "-U0")[-2:]]
+    assert asked_of_git(folder, "show", "--format=", "--name-only", "HEAD~1") == [
+        "baselines/test_train_step.json"
+    ]
+    assert asked_of_git(folder, "show", "--format=", "--name-only", "HEAD") == [
+        "smallgpt/train.py"
+    ]
+    changed = [
+        line.split("  #")[0]
+        for line in asked_of_git(folder, "show", "--format=", "-U0")[-2:]
+    ]
     assert changed == ["-BUCKET_CAP_MB = 25", "+BUCKET_CAP_MB = 0.03"]
     assert not asked_of_git(folder, "status", "--porcelain")
     assert not (folder / "left-by-an-earlier-demo").exists()
@@ -165,11 +198,23 @@ def test_the_demo_plays_a_small_history_of_a_project(
         ([(2, [])], "pytest ended with exit status 2 in act 1."),
         ([(0, None)], "pytest wrote no report in act 1."),
         ([(0, measured("NOT GATED"))], "no baseline was saved."),
-        ([SAVED, CAUGHT], "the verdict was to be PASS or IMPROVED or INCONCLUSIVE, but is REGRESSED (a-reason)."),
-        ([SAVED, (1, measured("PASS"))], "pytest ended with exit status 1, though the verdict is PASS (a-reason)."),
+        (
+            [SAVED, CAUGHT],
+            "the verdict was to be PASS or IMPROVED or INCONCLUSIVE, but is REGRESSED (a-reason).",
+        ),
+        (
+            [SAVED, (1, measured("PASS"))],
+            "pytest ended with exit status 1, though the verdict is PASS (a-reason).",
+        ),
         ([SAVED, (0, [])], "the test was not measured in act 2."),
-        ([SAVED, PASSED, PASSED], "the verdict was to be REGRESSED, but is PASS (a-reason)."),
-        ([SAVED, PASSED, (1, [{"verdict": None}])], "the test was not measured in act 3."),
+        (
+            [SAVED, PASSED, PASSED],
+            "the verdict was to be REGRESSED, but is PASS (a-reason).",
+        ),
+        (
+            [SAVED, PASSED, (1, [{"verdict": None}])],
+            "the test was not measured in act 3.",
+        ),
         (
             [SAVED, PASSED, (0, CAUGHT[1])],
             "pytest ended with exit status 0, though the verdict is REGRESSED (a-reason).",
@@ -180,7 +225,10 @@ def test_the_demo_plays_a_small_history_of_a_project(
         ),
         (
             [SAVED, PASSED, CAUGHT, (0, measured("NO BASELINE"))],
-            "the verdict was to be REGRESSED or PASS or IMPROVED or INCONCLUSIVE, but is NO BASELINE (a-reason).",
+            (
+                "the verdict was to be REGRESSED or PASS or IMPROVED or INCONCLUSIVE, but is NO"
+                " BASELINE (a-reason)."
+            ),
         ),
     ],
 )
@@ -193,12 +241,17 @@ def test_the_demo_fails_when_an_act_does_not_go_as_expected(
     pytest_says(*acts)
     assert demo.main() == 1
     output = capsys.readouterr().out
-    assert f"The demo did NOT go as expected: {why}\npytest's output above says more" in output
+    assert (
+        f"The demo did NOT go as expected: {why}\npytest's output above says more"
+        in output
+    )
     assert "All four acts" not in output
 
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_what_ends_the_demo_ends_its_pytest(signum: signal.Signals, tmp_path: Path) -> None:
+def test_what_ends_the_demo_ends_its_pytest(
+    signum: signal.Signals, tmp_path: Path
+) -> None:
     waits = "import os, time; print(os.getpid(), flush=True); time.sleep(600)"
     code = f"""if True:
         import signal, sys, demo
@@ -211,7 +264,9 @@ def test_what_ends_the_demo_ends_its_pytest(signum: signal.Signals, tmp_path: Pa
         demo.main()
     """
     environment = {**os.environ, "PYTHONPATH": str(Path(demo.__file__).parent)}
-    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env=environment) as process:
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env=environment
+    ) as process:
         assert process.stdout is not None
         pid = int(process.stdout.readline())
         process.send_signal(signum)

@@ -1,4 +1,5 @@
-"""What a test's report shows of its launches, and what becomes of a verdict: of measurements that are drawn."""
+"""What a test's report shows of its launches, and what becomes of a verdict: of measurements that
+are drawn."""
 
 from __future__ import annotations
 
@@ -52,13 +53,19 @@ def test_a_group_of_xdists_is_no_part_of_a_tests_name(
     )
     items, _ = pytester.inline_genitems("-p", "no:randomly", "--ddp-world-size=2,4")
     plain = [item.nodeid for item in items]
-    names = ["TestA::TestB::test_step[a::b]"] * 2 + ["TestA::TestB::test_step[c]"] * 2 + ["test_sizes"] * 2
+    names = (
+        ["TestA::TestB::test_step[a::b]"] * 2
+        + ["TestA::TestB::test_step[c]"] * 2
+        + ["test_sizes"] * 2
+    )
     as_collected: Any = pytest.Item.nodeid
     named = property(lambda item: as_collected.__get__(item) + group * (item in items))
     monkeypatch.setattr(pytest.Function, "nodeid", named)
     assert [item.nodeid for item in items] == [nodeid + group for nodeid in plain]
     assert [nodeid_of(item) for item in items] == plain
-    assert [name_of(item, (2, 4)[place % 2]) for place, item in enumerate(items)] == names
+    assert [
+        name_of(item, (2, 4)[place % 2]) for place, item in enumerate(items)
+    ] == names
 
 
 # --- verdicts of measurements that are drawn
@@ -69,7 +76,8 @@ def test_step(ddp_benchmark):
     ddp_benchmark(lambda ctx: lambda: None, name="first")
     ddp_benchmark(lambda ctx: lambda: None)
 """
-# As pytest-rerunfailures before 16.6.1: the report of the teardown of what is run again is never logged.
+# As pytest-rerunfailures before 16.6.1: the report of the teardown of what is run again is never
+# logged.
 RERUNS = """
 from _pytest.runner import runtestprotocol
 def pytest_runtest_protocol(item, nextitem):
@@ -89,8 +97,8 @@ Run = Callable[..., "tuple[pytest.RunResult, list[Outcome], list[str]]"]
 
 @pytest.fixture
 def run(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Run:
-    """A run whose measurements come to these verdicts, None for a launch that failed: what pytest prints, outcomes by
-    the JSON, and labels in the order they were measured."""
+    """A run whose measurements come to these verdicts, None for a launch that failed: what pytest
+    prints, outcomes by the JSON, and labels in the order they were measured."""
 
     def run(text: str, *statuses: Status | None, plugin: str = "") -> Any:
         labels: list[str] = []
@@ -107,8 +115,13 @@ def run(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Run:
         pytester.makepyfile(test_a=text)
         pytester.makeconftest(plugin)
         monkeypatch.setenv("GITHUB_ACTIONS", "true")
-        off = [f"-pno:{name}" for name in ("randomly", "benchmark", "rerunfailures", "cacheprovider")]
-        result = pytester.runpytest_inprocess(*off, "--ddp-json=a.json", "--junitxml=a.xml", "--ddp-markdown=a.md")
+        off = [
+            f"-pno:{name}"
+            for name in ("randomly", "benchmark", "rerunfailures", "cacheprovider")
+        ]
+        result = pytester.runpytest_inprocess(
+            *off, "--ddp-json=a.json", "--junitxml=a.xml", "--ddp-markdown=a.md"
+        )
         report = json.loads(Path("a.json").read_text())["measurements"]
         return result, report, labels
 
@@ -129,32 +142,58 @@ def measured(job: Job, status: Status) -> Measured:
 
 
 def summary(report: list[Any]) -> list[tuple[str, str, bool, list[str]]]:
-    return [(each["test"]["label"], each["verdict"]["status"], each["fails"], each["notes"]) for each in report]
+    return [
+        (each["test"]["label"], each["verdict"]["status"], each["fails"], each["notes"])
+        for each in report
+    ]
 
 
-def test_a_gate_that_failed_is_reported_though_a_rerun_drops_the_report_of_its_attempt(run: Run) -> None:
-    result, report, labels = run(TESTS, Status.PASS, Status.REGRESSED, Status.IMPROVED, plugin=RERUNS)
-    assert labels == ["first", "", "first"], "a rerun does not measure again what was red"
-    assert summary(report) == [("first", "IMPROVED", False, []), ("", "REGRESSED", True, [])]
-    result.stdout.fnmatch_lines(["*A rerun does not measure again*", "::error *", "*(2 of 2 compared)"])
+def test_a_gate_that_failed_is_reported_though_a_rerun_drops_the_report_of_its_attempt(
+    run: Run,
+) -> None:
+    result, report, labels = run(
+        TESTS, Status.PASS, Status.REGRESSED, Status.IMPROVED, plugin=RERUNS
+    )
+    assert labels == ["first", "", "first"], (
+        "a rerun does not measure again what was red"
+    )
+    assert summary(report) == [
+        ("first", "IMPROVED", False, []),
+        ("", "REGRESSED", True, []),
+    ]
+    result.stdout.fnmatch_lines(
+        ["*A rerun does not measure again*", "::error *", "*(2 of 2 compared)"]
+    )
 
 
 @pytest.mark.parametrize("status", [Status.REGRESSED, None])
-def test_what_is_expected_to_fail_is_reported_as_that(run: Run, status: Status | None) -> None:
+def test_what_is_expected_to_fail_is_reported_as_that(
+    run: Run, status: Status | None
+) -> None:
     text = TESTS.replace("def", "@pytest.mark.xfail\ndef")
     result, report, _ = run(text, Status.PASS, status)
     result.assert_outcomes(xfailed=1)
-    assert [(each["fails"], each["notes"]) for each in report] == [(False, []), (False, ["expected to fail"])]
+    assert [(each["fails"], each["notes"]) for each in report] == [
+        (False, []),
+        (False, ["expected to fail"]),
+    ]
     assert "::error" not in result.stdout.str()
     result.stdout.fnmatch_lines(["::warning *", "test_step: expected to fail"])
     assert "**" not in Path("a.md").read_text()
 
 
-@pytest.mark.parametrize("mark", ["xfail(raises=OSError)", "xfail(False, reason='here')"])
+@pytest.mark.parametrize(
+    "mark", ["xfail(raises=OSError)", "xfail(False, reason='here')"]
+)
 def test_what_fails_otherwise_than_expected_fails(run: Run, mark: str) -> None:
-    result, report, _ = run(TESTS.replace("def", f"@pytest.mark.{mark}\ndef"), Status.PASS, Status.REGRESSED)
+    result, report, _ = run(
+        TESTS.replace("def", f"@pytest.mark.{mark}\ndef"), Status.PASS, Status.REGRESSED
+    )
     result.assert_outcomes(failed=1)
-    assert summary(report) == [("first", "PASS", False, []), ("", "REGRESSED", True, [])]
+    assert summary(report) == [
+        ("first", "PASS", False, []),
+        ("", "REGRESSED", True, []),
+    ]
 
 
 def test_a_result_is_short_in_the_message_of_an_assertion() -> None:

@@ -22,7 +22,8 @@ from tests.git import git
 
 
 def commit(folder: Path, **files: str) -> str:
-    """Add files to a repository, `a__b` for a/b.py, which is made where there is none; the commit."""
+    """Add files to a repository, `a__b` for a/b.py, which is made where there is none; the
+    commit."""
     if not (folder / ".git").exists():
         folder.mkdir(parents=True, exist_ok=True)
         git(folder, "init", "--quiet", "--initial-branch=main")
@@ -35,7 +36,9 @@ def commit(folder: Path, **files: str) -> str:
     return git(folder, "rev-parse", "HEAD")
 
 
-def test_the_commit_is_told_whole_and_dirty_where_tracked_files_differ(tmp_path: Path) -> None:
+def test_the_commit_is_told_whole_and_dirty_where_tracked_files_differ(
+    tmp_path: Path,
+) -> None:
     git(tmp_path, "init", "-q")
     assert checked_out(tmp_path)[0] == "", "no commit yet"
     (tmp_path / "file").write_text("1")
@@ -56,7 +59,8 @@ def test_the_commit_is_told_whole_and_dirty_where_tracked_files_differ(tmp_path:
     ("ref", "event", "is_head"),
     [
         ("refs/pull/7/merge", '{"pull_request": {"head": {"sha": "c0ffee"}}}', True),
-        ("refs/heads/main", '{"pull_request": {"head": {"sha": "c0ffee"}}}', False),  # pull_request_target
+        # pull_request_target
+        ("refs/heads/main", '{"pull_request": {"head": {"sha": "c0ffee"}}}', False),
         ("refs/pull/7/merge", "{}", False),
         ("refs/pull/7/merge", "", False),
     ],
@@ -67,7 +71,11 @@ def test_the_merge_that_github_makes_of_a_pull_request_has_the_name_of_its_head(
     top, file = tmp_path / "top", tmp_path / "event.json"
     merge = commit(top, a="1")
     file.write_text(event)
-    for name, value in (("GITHUB_REF", ref), ("GITHUB_SHA", merge), ("GITHUB_EVENT_PATH", str(file))):
+    for name, value in (
+        ("GITHUB_REF", ref),
+        ("GITHUB_SHA", merge),
+        ("GITHUB_EVENT_PATH", str(file)),
+    ):
         monkeypatch.setenv(name, value)
     assert checked_out(top)[0] == ("c0ffee" if is_head else merge)
     (top / "a.py").write_text("2")
@@ -77,21 +85,32 @@ def test_the_merge_that_github_makes_of_a_pull_request_has_the_name_of_its_head(
     assert checked_out(top)[0] == git(top, "rev-parse", "HEAD")
 
 
-def test_the_first_line_that_differs_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_first_line_that_differs_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     top = tmp_path / "top"
     first = commit(top, below__a="1\n2\n3\n4\n", same="1")
     (top / "below" / "a.py").write_text("1\n2\nthree\n4\n5\n")
     (top / "below" / "new.py").write_text("1\n")
     monkeypatch.chdir(top / "below")
     assert first_changed_line(first, "below/a.py") == 3
-    assert [first_changed_line(first, name) for name in ("same.py", "none.py", "below/new.py")] == [0, 0, 0]
+    assert [
+        first_changed_line(first, name)
+        for name in ("same.py", "none.py", "below/new.py")
+    ] == [
+        0,
+        0,
+        0,
+    ]
     assert first_changed_line("0" * 40, "below/a.py") == 0
     monkeypatch.chdir(tmp_path)
     assert first_changed_line(first, "below/a.py") == 0
     assert changed_files(top / "below", first) == ["a.py", "new.py"]
 
 
-def test_the_time_of_a_commit_is_told_in_utc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_time_of_a_commit_is_told_in_utc(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     git(tmp_path, "init", "-q")
     git(tmp_path, "config", "log.showSignature", "true")
     assert checked_out(tmp_path)[1] == "", "no commit yet"
@@ -100,7 +119,9 @@ def test_the_time_of_a_commit_is_told_in_utc(tmp_path: Path, monkeypatch: pytest
     assert checked_out(tmp_path)[1] == "2026-01-01T18:04:05+00:00"
 
 
-def test_without_git_the_commit_is_empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_git_the_commit_is_empty(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert checked_out(tmp_path)[0] == ""
     assert checked_out(tmp_path / "missing")[0] == ""
     monkeypatch.setenv("PATH", str(tmp_path))
@@ -109,7 +130,9 @@ def test_without_git_the_commit_is_empty(tmp_path: Path, monkeypatch: pytest.Mon
         top_level(Path(__file__).parent)
 
 
-def test_git_that_does_not_answer_knows_no_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_git_that_does_not_answer_knows_no_commit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     commit(tmp_path)
     fake = tmp_path / "git"
     fake.write_text("#!/bin/sh\nexec sleep 60\n")
@@ -119,9 +142,17 @@ def test_git_that_does_not_answer_knows_no_commit(tmp_path: Path, monkeypatch: p
     assert checked_out(tmp_path)[0] == ""
 
 
-def test_all_files_that_differ_are_told_less_those_that_git_ignores(tmp_path: Path) -> None:
+def test_all_files_that_differ_are_told_less_those_that_git_ignores(
+    tmp_path: Path,
+) -> None:
     top = tmp_path / "a repo"
-    first = commit(top, same="1", edited="1", gone="1", renamed="a text that is long enough to be found again")
+    first = commit(
+        top,
+        same="1",
+        edited="1",
+        gone="1",
+        renamed="a text that is long enough to be found again",
+    )
     assert changed_files(top, first) == []
     (top / ".gitignore").write_text("ignored*\n")
     commit(top, committed="1")
@@ -134,9 +165,15 @@ def test_all_files_that_differ_are_told_less_those_that_git_ignores(tmp_path: Pa
     (top / "below/two\nlines.py").write_text("1")
     (top / "ignored.py").write_text("1")
     assert changed_files(top, first) == [
-        ".gitignore", "below/two\nlines.py", "committed.py", "edited.py", "gone.py", "renamed.py", "stäged it.py",
+        ".gitignore",
+        "below/two\nlines.py",
+        "committed.py",
+        "edited.py",
+        "gone.py",
+        "renamed.py",
+        "stäged it.py",
         "to.py",
-    ]  # fmt: skip
+    ]
 
 
 def test_files_of_a_submodule_are_not_ignored(tmp_path: Path) -> None:
@@ -145,14 +182,30 @@ def test_files_of_a_submodule_are_not_ignored(tmp_path: Path) -> None:
         git(tmp_path / name, "init", "--quiet")
         git(tmp_path / name, "commit", "--quiet", "--allow-empty", "-m", "a commit")
     top = tmp_path / "top"
-    git(top, "-c", "protocol.file.allow=always", "submodule", "--quiet", "add", str(tmp_path / "part"), "third")
+    git(
+        top,
+        "-c",
+        "protocol.file.allow=always",
+        "submodule",
+        "--quiet",
+        "add",
+        str(tmp_path / "part"),
+        "third",
+    )
     (top / ".gitignore").write_text("data\n")
     assert ignored_files(top, ["third/data", "data", "third/x.py"]) == ["data"]
     assert ignored_files(top, ["third/data"]) == []
 
 
 @pytest.mark.parametrize(
-    "name", ["GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_COMMON_DIR", "GIT_OBJECT_DIRECTORY"]
+    "name",
+    [
+        "GIT_DIR",
+        "GIT_WORK_TREE",
+        "GIT_INDEX_FILE",
+        "GIT_COMMON_DIR",
+        "GIT_OBJECT_DIRECTORY",
+    ],
 )
 def test_what_git_tells_its_hooks_of_another_repository_has_no_effect(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
@@ -160,9 +213,17 @@ def test_what_git_tells_its_hooks_of_another_repository_has_no_effect(
     top, other = tmp_path / "top", tmp_path / "other"
     head = commit(top, a="1")
     commit(other, b="1")
-    below = {"GIT_WORK_TREE": "", "GIT_INDEX_FILE": ".git/index", "GIT_OBJECT_DIRECTORY": ".git/objects"}
+    below = {
+        "GIT_WORK_TREE": "",
+        "GIT_INDEX_FILE": ".git/index",
+        "GIT_OBJECT_DIRECTORY": ".git/objects",
+    }
     monkeypatch.setenv(name, str(other / below.get(name, ".git")))
-    assert (top_level(top), checked_out(top)[0], commit_named(top, "HEAD")) == (top, head, head)
+    assert (top_level(top), checked_out(top)[0], commit_named(top, "HEAD")) == (
+        top,
+        head,
+        head,
+    )
     assert changed_files(top, head) == []
 
 
@@ -179,9 +240,12 @@ def test_a_commit_may_be_named_by_its_message(tmp_path: Path) -> None:
 
 def test_neither_the_index_nor_a_file_is_touched(tmp_path: Path) -> None:
     head = commit(tmp_path, a="1")
-    os.utime(tmp_path / "a.py", (0, 0))  # git status would now write what it found into the index, and so does describe
+    # git status would now write what it found into the index, and so does describe
+    os.utime(tmp_path / "a.py", (0, 0))
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     assert checked_out(tmp_path)[0] == head
     changed_files(tmp_path, head)
     worktrees(tmp_path)
-    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+    assert {
+        path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()
+    } == before

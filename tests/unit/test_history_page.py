@@ -28,7 +28,9 @@ SEVERAL = (
 
 
 def drawn(*several: list[HistoryEntry], **kwargs: Any) -> Read:
-    return Read(history_html(judged([each for some in several for each in some], **kwargs)))
+    return Read(
+        history_html(judged([each for some in several for each in some], **kwargs))
+    )
 
 
 @pytest.fixture(scope="module")
@@ -39,17 +41,27 @@ def several() -> Read:
 def test_the_worst_is_first_and_unfolded(several: Read) -> None:
     names = [head.rpartition("::test_")[2].strip() for head in several.within["h2"]]
     assert names == ["long", "train", "faster", "quiet", "short"]
-    cards = [attributes for attributes in several.all("details") if attributes.get("class") == "card"]
+    cards = [
+        attributes
+        for attributes in several.all("details")
+        if attributes.get("class") == "card"
+    ]
     assert ["open" in attributes for attributes in cards] == [True] * 2 + [False] * 3
 
 
-def test_a_series_without_a_change_point_has_its_smallest_detectable_change(several: Read) -> None:
+def test_a_series_without_a_change_point_has_its_smallest_detectable_change(
+    several: Read,
+) -> None:
     assert several.words.count("p50: no change point; a change under ") == 1
     assert " % could not be seen" in several.words
 
 
 def test_of_series_without_a_change_point_fifty_are_listed() -> None:
-    many = [each for number in range(52) for each in history(stepped(points=8), test=named(f"test_{number}"))]
+    many = [
+        each
+        for number in range(52)
+        for each in history(stepped(points=8), test=named(f"test_{number}"))
+    ]
     lines = list(history_lines(judged(many), lambda series: True))
     assert sum("could not be seen" in line for line in lines) == 50
     assert "and 2 more without a change point: -k NAME shows them" in lines

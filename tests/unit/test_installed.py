@@ -10,11 +10,15 @@ from pytest_ddpperf.measuring.launches import distributions
 from pytest_ddpperf.records.samples import Distribution
 
 
-def install(site: Path, name: str, version: str, record: str | None, top_level: str = "") -> None:
+def install(
+    site: Path, name: str, version: str, record: str | None, top_level: str = ""
+) -> None:
     """As an installer leaves a distribution: what it says of itself."""
     folder = site / f"{name.lower()}-{version}.dist-info"
     folder.mkdir(parents=True)
-    (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+    (folder / "METADATA").write_text(
+        f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
+    )
     if record is not None:
         (folder / "RECORD").write_text(record)
     if top_level:
@@ -44,12 +48,27 @@ def test_all_distributions_of_a_namespace_are_listed(site: Path) -> None:
         ("".join(reversed(RECORD.splitlines(keepends=True))), True),
         (RECORD.replace("\n", "\r\n"), True),
         (RECORD + "fastnet/__pycache__/__init__.cpython-311.pyc,,\n", True),
-        (RECORD + "../../../bin/fastnet,sha256=of-the-path-of-an-interpreter,200\n", True),
-        (RECORD + "fast_net-1.dist-info/INSTALLER,sha256=uv,2\nfast_net-1.dist-info/RECORD,,\n", True),
+        (
+            RECORD + "../../../bin/fastnet,sha256=of-the-path-of-an-interpreter,200\n",
+            True,
+        ),
+        (
+            RECORD
+            + "fast_net-1.dist-info/INSTALLER,sha256=uv,2\nfast_net-1.dist-info/RECORD,,\n",
+            True,
+        ),
         (RECORD.replace("def", "fed"), False),
         (RECORD + "fastnet/more.py,sha256=abc,10\n", False),
     ],
-    ids=["order", "line ends", "compiled", "script", "installer", "another kernel", "another file"],
+    ids=[
+        "order",
+        "line ends",
+        "compiled",
+        "script",
+        "installer",
+        "another kernel",
+        "another file",
+    ],
 )
 def test_a_digest_is_of_what_a_distribution_brought_whoever_installed_it(
     tmp_path: Path, record: str, same: bool
@@ -71,10 +90,27 @@ def test_what_a_broken_installation_left_is_no_distribution(site: Path) -> None:
     assert distributions(["left"]) == {}
 
 
-def test_a_module_of_no_distribution_or_of_an_edited_one_has_no_digest(site: Path) -> None:
+def test_a_module_of_no_distribution_or_of_an_edited_one_has_no_digest(
+    site: Path,
+) -> None:
     install(site, "edited", "1", "edited.py,sha256=abc,10\n")
-    (site / "edited-1.dist-info" / "direct_url.json").write_text('{"dir_info":{"editable":true}}')
-    install(site, "led_to", "1", "__editable__.led_to.pth,sha256=abc,10\n", top_level="led_to\n")
+    (site / "edited-1.dist-info" / "direct_url.json").write_text(
+        '{"dir_info":{"editable":true}}'
+    )
+    install(
+        site,
+        "led_to",
+        "1",
+        "__editable__.led_to.pth,sha256=abc,10\n",
+        top_level="led_to\n",
+    )
     unknown = Distribution(version="", digest="")
-    assert distributions(["edited", "led_to", "json"]) == dict.fromkeys(("edited", "led_to", "json"), unknown)
-    assert distributions(["_sysconfigdata__linux", "sitecustomize", "__editable___x_finder"]) == {}
+    assert distributions(["edited", "led_to", "json"]) == dict.fromkeys(
+        ("edited", "led_to", "json"), unknown
+    )
+    assert (
+        distributions(
+            ["_sysconfigdata__linux", "sitecustomize", "__editable___x_finder"]
+        )
+        == {}
+    )

@@ -8,7 +8,13 @@ from pathlib import Path
 import pytest
 
 from pytest_ddpperf.plugin import state
-from pytest_ddpperf.plugin.items import accept_command, module_of, moved_rootdir, name_of, nodeid_of
+from pytest_ddpperf.plugin.items import (
+    accept_command,
+    module_of,
+    moved_rootdir,
+    name_of,
+    nodeid_of,
+)
 
 TEST = "def test_step(ddp_benchmark): ..."
 
@@ -25,16 +31,32 @@ def write(*files: Path) -> None:
 
 
 @pytest.mark.parametrize("mode", ["prepend", "importlib"])
-@pytest.mark.parametrize("project", ["", "project"], ids=["in an environment below rootdir", "in one elsewhere"])
-@pytest.mark.parametrize("packages", [".venv/lib/python3.11/site-packages", "lib/python3/dist-packages"])
+@pytest.mark.parametrize(
+    "project",
+    ["", "project"],
+    ids=["in an environment below rootdir", "in one elsewhere"],
+)
+@pytest.mark.parametrize(
+    "packages", [".venv/lib/python3.11/site-packages", "lib/python3/dist-packages"]
+)
 def test_what_is_installed_has_its_import_name(
-    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, packages: str, project: str, mode: str
+    pytester: pytest.Pytester,
+    monkeypatch: pytest.MonkeyPatch,
+    packages: str,
+    project: str,
+    mode: str,
 ) -> None:
     installed = pytester.path / packages
-    write(installed / "shipped/__init__.py", installed / "shipped/test_shipped.py", pytester.path / project / "tox.ini")
+    write(
+        installed / "shipped/__init__.py",
+        installed / "shipped/test_shipped.py",
+        pytester.path / project / "tox.ini",
+    )
     monkeypatch.syspath_prepend(installed)
     monkeypatch.chdir(pytester.path / project)
-    item = collected(pytester, "--pyargs", "shipped", "--rootdir=.", f"--import-mode={mode}")
+    item = collected(
+        pytester, "--pyargs", "shipped", "--rootdir=.", f"--import-mode={mode}"
+    )
     assert module_of(item.config, item) == "shipped.test_shipped"
 
 
@@ -47,12 +69,22 @@ def test_a_test_is_named_as_it_was_collected_whatever_a_conftest_makes_of_it(
             for item in items:
                 item.name = f"{item.name}@cpu"
     """)
-    pytester.makepyfile(test_a="import pytest\n@pytest.mark.parametrize('size', ['a'])\ndef test_b(ddp_run, size): ...")
+    pytester.makepyfile(
+        test_a=(
+            "import pytest\n@pytest.mark.parametrize('size', ['a'])\ndef test_b(ddp_run, size): ..."
+        )
+    )
     (_, item), _ = pytester.inline_genitems("-p", "no:randomly", "--ddp-world-size=1,2")
-    assert (item.name.endswith("@cpu"), nodeid_of(item)) == (True, "test_a.py::test_b[a-ws2]")
+    assert (item.name.endswith("@cpu"), nodeid_of(item)) == (
+        True,
+        "test_a.py::test_b[a-ws2]",
+    )
     assert name_of(item, 2) == "test_b[a]"
     command = accept_command(item, state.settings_of(item))
-    assert command == "pytest 'test_a.py::test_b[a-ws2]' --ddp-world-size=1,2 --ddp-save-baseline"
+    assert (
+        command
+        == "pytest 'test_a.py::test_b[a-ws2]' --ddp-world-size=1,2 --ddp-save-baseline"
+    )
 
 
 @pytest.mark.parametrize(
@@ -60,18 +92,27 @@ def test_a_test_is_named_as_it_was_collected_whatever_a_conftest_makes_of_it(
     [
         ([], ""),
         (["--ddp-steps=50", "--ddp-json=a.json", "-x", "-v"], ""),
-        (["--ddp-backend", "gloo", "--ddp-warmup=9", "--ddp-steps=50"], " --ddp-backend=gloo --ddp-warmup=9"),
+        (
+            ["--ddp-backend", "gloo", "--ddp-warmup=9", "--ddp-steps=50"],
+            " --ddp-backend=gloo --ddp-warmup=9",
+        ),
         (["--ddp-baseline-dir", "my baselines"], " '--ddp-baseline-dir=my baselines'"),
     ],
 )
 def test_the_command_that_accepts_has_the_options_that_choose_the_baseline(
-    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, asked: list[str], kept: str
+    pytester: pytest.Pytester,
+    monkeypatch: pytest.MonkeyPatch,
+    asked: list[str],
+    kept: str,
 ) -> None:
     monkeypatch.delenv("PYTEST_ADDOPTS", raising=False)
     write(pytester.path / "perf/test_step.py")
     item = collected(pytester, "perf", *asked)
     settings = state.settings_of(item)
-    assert accept_command(item, settings) == f"pytest perf/test_step.py::test_step{kept} --ddp-save-baseline"
+    assert (
+        accept_command(item, settings)
+        == f"pytest perf/test_step.py::test_step{kept} --ddp-save-baseline"
+    )
     item.config.workerinput = {}  # type: ignore[attr-defined]
     assert accept_command(item, settings).endswith(f"{kept} -n 0 --ddp-save-baseline")
 
@@ -85,7 +126,11 @@ def test_the_command_that_accepts_has_the_options_that_choose_the_baseline(
     ],
 )
 def test_the_command_that_accepts_has_the_runs_rootdir_and_ini_file(
-    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, files: list[str], asked: list[str], more: str
+    pytester: pytest.Pytester,
+    monkeypatch: pytest.MonkeyPatch,
+    files: list[str],
+    asked: list[str],
+    more: str,
 ) -> None:
     monkeypatch.delenv("PYTEST_ADDOPTS", raising=False)
     write(pytester.path / "a/test_a.py", pytester.path / "b/test_b.py")
@@ -113,14 +158,29 @@ def test_the_command_that_accepts_has_the_runs_rootdir_and_ini_file(
     ],
 )
 def test_an_option_whose_value_moves_the_rootdir_is_named_with_what_to_write(
-    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, asked: list[str], moved: bool
+    pytester: pytest.Pytester,
+    monkeypatch: pytest.MonkeyPatch,
+    asked: list[str],
+    moved: bool,
 ) -> None:
-    write(*(pytester.path / file for file in ("project/tests/test_a.py", "tests/test_b.py", "base/x", "run.json")))
+    write(
+        *(
+            pytester.path / file
+            for file in (
+                "project/tests/test_a.py",
+                "tests/test_b.py",
+                "base/x",
+                "run.json",
+            )
+        )
+    )
     (pytester.path / "project/my.ini").write_text("[pytest]\n")
     monkeypatch.chdir(pytester.path / "project")
     config = pytester.parseconfig("-p", "no:randomly", *asked)
     option, value = asked[-2:] if moved else ("", "")
-    assert moved_rootdir(config) == moved * (
-        f"pytest takes {value} for a path of tests, and its rootdir is {pytester.path}: write {option}={value}, or set "
-        "it in an ini file"
+    assert (
+        moved_rootdir(config)
+        == moved
+        * f"pytest takes {value} for a path of tests, and its rootdir is {pytester.path}: write"
+        f" {option}={value}, or set it in an ini file"
     )

@@ -14,7 +14,14 @@ from typing import Any
 
 import pytest
 
-from pytest_ddpperf.launch import Launcher, Observer, failed_ranks, output, placement, run
+from pytest_ddpperf.launch import (
+    Launcher,
+    Observer,
+    failed_ranks,
+    output,
+    placement,
+    run,
+)
 from pytest_ddpperf.launch import launcher as launcher_module
 from pytest_ddpperf.launch.failed_ranks import (
     describe_differing,
@@ -53,17 +60,28 @@ def flat(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_ranks_get_disjoint_equal_shares_or_take_turns(
-    world_size: int, usable: tuple[int, ...], cpus: tuple[tuple[int, ...], ...], per_rank: int
+    world_size: int,
+    usable: tuple[int, ...],
+    cpus: tuple[tuple[int, ...], ...],
+    per_rank: int,
 ) -> None:
-    placed = placement.place(world_size, {"OMP_NUM_THREADS": str(max(per_rank, 1))}, usable)
+    placed = placement.place(
+        world_size, {"OMP_NUM_THREADS": str(max(per_rank, 1))}, usable
+    )
     assert placed == placement.place(world_size, {}, usable)
     assert placed.threads == 0
-    assert (placed.cpus, placed.cores_per_rank, placed.cores) == (cpus, per_rank, len(usable))
+    assert (placed.cpus, placed.cores_per_rank, placed.cores) == (
+        cpus,
+        per_rank,
+        len(usable),
+    )
     assert placed.pinned
     assert placed.used == tuple(sorted({cpu for rank in cpus for cpu in rank}))
 
 
-def test_hardware_threads_of_a_core_stay_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hardware_threads_of_a_core_stay_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for cpu in range(4):  # cpu 0 and 2 are one core, 1 and 3 another
         folder = tmp_path / f"cpu{cpu}" / "topology"
         folder.mkdir(parents=True)
@@ -71,7 +89,10 @@ def test_hardware_threads_of_a_core_stay_together(tmp_path: Path, monkeypatch: p
         (folder / "core_id").write_text(f"{cpu % 2}\n")
     monkeypatch.setattr(placement, "_CPUS", tmp_path)
     assert placement.place(2, {}, (0, 1, 2, 3)).cpus == ((0, 2), (1, 3))
-    assert placement.place(2, {"OMP_NUM_THREADS": "3"}, (0, 1, 2, 3)).cpus == ((0, 1, 2, 3),) * 2
+    assert (
+        placement.place(2, {"OMP_NUM_THREADS": "3"}, (0, 1, 2, 3)).cpus
+        == ((0, 1, 2, 3),) * 2
+    )
 
 
 @pytest.mark.usefixtures("flat")
@@ -84,7 +105,11 @@ def test_ranks_with_more_threads_than_their_share_has_cores_share_all(
 ) -> None:
     placed = placement.place(world_size, {"OMP_NUM_THREADS": asked}, usable)
     assert placed.cpus == (usable,) * world_size
-    assert (placed.cores, placed.cores_per_rank, placed.pinned) == (len(usable), 0, False)
+    assert (placed.cores, placed.cores_per_rank, placed.pinned) == (
+        len(usable),
+        0,
+        False,
+    )
     assert placed.threads == threads
 
 
@@ -98,9 +123,15 @@ def test_under_a_quota_ranks_share_all_cores_and_have_threads_for_their_time(
     usable = tuple(range(8))
     placed = placement.place(2, {}, usable, quota)
     assert placed.cpus == (usable, usable)
-    assert (placed.cores, placed.cores_per_rank, placed.pinned) == (count, per_rank, False)
+    assert (placed.cores, placed.cores_per_rank, placed.pinned) == (
+        count,
+        per_rank,
+        False,
+    )
     assert (placed.own_threads, placed.quota) == (threads, True)
-    assert placement.place(2, {}, usable, 8.0) == placement.place(2, {}, usable), "which is no less than the cores"
+    assert placement.place(2, {}, usable, 8.0) == placement.place(2, {}, usable), (
+        "which is no less than the cores"
+    )
 
 
 def test_without_affinity_nobody_is_pinned(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -123,12 +154,18 @@ with placement.hold([Path(sys.argv[1])], lambda path: None):
 """
 
 
-def test_another_process_is_waited_for_and_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_process_is_waited_for_and_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv(placement.SWITCH)
     first, second = tmp_path / "cpu0", tmp_path / "cpu1"
     first.mkdir()
     second.mkdir()
-    holder = subprocess.Popen([sys.executable, "-c", HOLDER, second], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    holder = subprocess.Popen(
+        [sys.executable, "-c", HOLDER, second],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
     assert holder.stdin is not None
     assert holder.stdout is not None
     try:
@@ -148,26 +185,36 @@ def test_another_process_is_waited_for_and_named(tmp_path: Path, monkeypatch: py
     finally:
         holder.kill()
         holder.wait()
-    with placement.hold([first, second], lambda path: pytest.fail(f"{path} was not released")):
+    with placement.hold(
+        [first, second], lambda path: pytest.fail(f"{path} was not released")
+    ):
         assert placement.holder(second) is None
     monkeypatch.setenv(placement.SWITCH, "off")
     with placement.hold([tmp_path / "missing"], lambda path: None):
         pass
 
 
-def test_devices_are_held_where_there_are_some_else_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_devices_are_held_where_there_are_some_else_cores(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "pci" / "0000:17:00.0").mkdir(parents=True)
     for cpu in (0, 1, 2):
         (tmp_path / "cpu" / f"cpu{cpu}").mkdir(parents=True)
     monkeypatch.setattr(placement, "_PCI", tmp_path / "pci")
     monkeypatch.setattr(placement, "_CPUS", tmp_path / "cpu")
     assert [path.name for path in placement.resources((2, 0))] == ["cpu0", "cpu2"]
-    assert [path.name for path in placement.resources((2, 0), ["0000:17:00.0"])] == ["0000:17:00.0"]
-    assert placement.resources((7,)) == (Path("/"),), "one lock for the whole host where sysfs tells nothing"
+    assert [path.name for path in placement.resources((2, 0), ["0000:17:00.0"])] == [
+        "0000:17:00.0"
+    ]
+    assert placement.resources((7,)) == (Path("/"),), (
+        "one lock for the whole host where sysfs tells nothing"
+    )
 
 
 @pytest.mark.parametrize(
-    ("visible", "paused"), [(None, ["17"]), ("1", ["17", "65", "ca"])], ids=["as probed", "chosen by the test"]
+    ("visible", "paused"),
+    [(None, ["17"]), ("1", ["17", "65", "ca"])],
+    ids=["as probed", "chosen by the test"],
 )
 def test_the_devices_that_a_launch_runs_on_are_held(
     monkeypatch: pytest.MonkeyPatch, visible: str | None, paused: list[str]
@@ -179,11 +226,15 @@ def test_the_devices_that_a_launch_runs_on_are_held(
     monkeypatch.setattr(launcher, "_launch", lambda *args: delivery)
     launcher.probe((), 60.0)
     asked: list[list[str]] = []
-    monkeypatch.setattr(launcher_module, "resources", lambda cores, addresses: asked.append(addresses))
+    monkeypatch.setattr(
+        launcher_module, "resources", lambda cores, addresses: asked.append(addresses)
+    )
     monkeypatch.setattr(launcher_module, "hold", lambda *args: None)
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    launcher.alone_here(Plan(world_size=1, backend="nccl", device="cuda"), 1, Observer())
+    launcher.alone_here(
+        Plan(world_size=1, backend="nccl", device="cuda"), 1, Observer()
+    )
     assert asked == [paused]
 
 
@@ -203,7 +254,13 @@ def test_a_rank_on_a_gpu_has_threads_for_its_share_of_the_cores_and_is_not_pinne
 ) -> None:
     plan = Plan(world_size=4, backend="nccl", device="cuda")
     placed = placement.place(4, {}, usable=(*range(16),))
-    request = LaunchRequest(plan=plan, payload=b"", modules={}, placement=placed, part=Part(processes=plan.part(0)))
+    request = LaunchRequest(
+        plan=plan,
+        payload=b"",
+        modules={},
+        placement=placed,
+        part=Part(processes=plan.part(0)),
+    )
     fields = request.fields(tmp_path, in_stretches=False)
     assert (fields["threads"], fields["cpus"]) == (4, ((),) * 4)
 
@@ -214,18 +271,35 @@ def test_a_rank_on_a_gpu_has_threads_for_its_share_of_the_cores_and_is_not_pinne
 @pytest.mark.parametrize(
     ("started", "said"),
     [
-        ({0: [(1, "all_reduce", 4), (2, "all_reduce", 8)], 1: [(1, "all_reduce", 4), (2, "all_reduce", 8)]}, ""),
         (
-            {0: [(1, "all_reduce", 4)], 1: [(1, "all_reduce", 4), (2, "all_gather", 8)], 2: []},
+            {
+                0: [(1, "all_reduce", 4), (2, "all_reduce", 8)],
+                1: [(1, "all_reduce", 4), (2, "all_reduce", 8)],
+            },
+            "",
+        ),
+        (
+            {
+                0: [(1, "all_reduce", 4)],
+                1: [(1, "all_reduce", 4), (2, "all_gather", 8)],
+                2: [],
+            },
             "rank 2 never entered all_reduce 1 (4 bytes); ranks 0 and 1 wait for it",
         ),
         (
-            {0: [(7, "all_reduce", 4)], 1: [(7, "all_reduce", 4), (8, "all_gather", 8000)], 2: [(7, "all_reduce", 4)]},
+            {
+                0: [(7, "all_reduce", 4)],
+                1: [(7, "all_reduce", 4), (8, "all_gather", 8000)],
+                2: [(7, "all_reduce", 4)],
+            },
             "ranks 0 and 2 never entered all_gather 8 (8,000 bytes); rank 1 waits for it",
         ),
         (
             {0: [(3, "all_reduce", 4)], 1: [(3, "all_reduce", 8)]},
-            "ranks entered different collectives 3: rank 0 all_reduce (4 bytes), rank 1 all_reduce (8 bytes)",
+            (
+                "ranks entered different collectives 3: rank 0 all_reduce (4 bytes), rank 1"
+                " all_reduce (8 bytes)"
+            ),
         ),
         ({0: [(3, "all_to_all", 4)], 1: [(3, "all_to_all", 8)]}, ""),  # as they may
         ({0: [], 1: []}, ""),
@@ -235,13 +309,21 @@ def test_a_rank_on_a_gpu_has_threads_for_its_share_of_the_cores_and_is_not_pinne
 def test_the_rank_that_never_entered_a_collective_is_named(
     started: dict[int, list[tuple[int, str, int]]], said: str
 ) -> None:
-    assert describe_differing({rank: {"0": each} for rank, each in started.items()}) == said
+    assert (
+        describe_differing({rank: {"0": each} for rank, each in started.items()})
+        == said
+    )
 
 
 def test_who_may_not_be_in_a_process_group_is_not_missed_there() -> None:
     both, one = [(1, "all_reduce", 4)], [(1, "all_reduce", 4), (2, "broadcast", 4)]
     said = "rank 2 never entered broadcast 2 (4 bytes) of process group 5; rank 1 waits for it"
-    assert describe_differing({0: {"0": both}, 1: {"0": both, "5": one}, 2: {"0": both, "5": both}}) == said
+    assert (
+        describe_differing(
+            {0: {"0": both}, 1: {"0": both, "5": one}, 2: {"0": both, "5": both}}
+        )
+        == said
+    )
     assert describe_differing({0: {"0": both}, 1: {"0": both, "5": one}}) == ""
 
 
@@ -249,18 +331,32 @@ def test_who_may_not_be_in_a_process_group_is_not_missed_there() -> None:
 
 
 def test_what_an_outer_launcher_said_is_scrubbed_and_the_rest_stays() -> None:
-    outer = {"RANK": "3", "MASTER_ADDR": "node1", "SLURM_PROCID": "3", "TORCHELASTIC_RUN_ID": "x", "PMI_RANK": "1"}
+    outer = {
+        "RANK": "3",
+        "MASTER_ADDR": "node1",
+        "SLURM_PROCID": "3",
+        "TORCHELASTIC_RUN_ID": "x",
+        "PMI_RANK": "1",
+    }
     reported = for_ranks(
-        {**outer, "HOME": "/root", "GLOO_SOCKET_IFNAME": "eth0", "SLURM_JOB_ID": "7"}, 4, Part(processes=(0, 1, 2, 3))
+        {**outer, "HOME": "/root", "GLOO_SOCKET_IFNAME": "eth0", "SLURM_JOB_ID": "7"},
+        4,
+        Part(processes=(0, 1, 2, 3)),
     )
     assert reported.keys().isdisjoint(outer)
     assert (reported["HOME"], reported["SLURM_JOB_ID"]) == ("/root", "7")
-    assert (reported["WORLD_SIZE"], reported["LOCAL_WORLD_SIZE"], reported["NODE_RANK"]) == ("4", "4", "0")
+    assert (
+        reported["WORLD_SIZE"],
+        reported["LOCAL_WORLD_SIZE"],
+        reported["NODE_RANK"],
+    ) == ("4", "4", "0")
     assert reported["GLOO_SOCKET_IFNAME"] == "eth0", "the user's choice"
     assert reported["TP_SOCKET_IFNAME"] == reported["NCCL_SOCKET_IFNAME"] == "lo"
 
 
-def test_ranks_of_one_of_several_nodes_are_told_so_and_meet_the_others_over_its_interface() -> None:
+def test_ranks_of_one_of_several_nodes_are_told_so_and_meet_the_others_over_its_interface() -> (
+    None
+):
     part = Part(processes=(2, 3), node=1, store=("10.0.0.1", 4000), interface="eth1")
     reported = for_ranks({"GROUP_RANK": "1", "HOME": "/root"}, 4, part)
     assert (reported["WORLD_SIZE"], reported["LOCAL_WORLD_SIZE"]) == ("4", "2")
@@ -272,24 +368,49 @@ def test_ranks_of_one_of_several_nodes_are_told_so_and_meet_the_others_over_its_
 @pytest.mark.parametrize(
     "name",
     [
-        *("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "OPENBLAS_CORETYPE", "TORCHINDUCTOR_FREEZING"),
+        *(
+            "ATEN_CPU_CAPABILITY",
+            "ONEDNN_MAX_CPU_ISA",
+            "OPENBLAS_CORETYPE",
+            "TORCHINDUCTOR_FREEZING",
+        ),
         *("TORCHDYNAMO_DISABLE", "CUBLAS_WORKSPACE_CONFIG", "LD_LIBRARY_PATH"),
     ],
 )
 def test_a_variable_that_changes_how_libraries_compute_is_recorded(name: str) -> None:
-    others = {"HOME": "/root", "TORCHINDUCTOR_CACHE_DIR": "/tmp/1", "TORCHINDUCTOR_REDIS_URL": "redis://:secret@host"}
+    others = {
+        "HOME": "/root",
+        "TORCHINDUCTOR_CACHE_DIR": "/tmp/1",
+        "TORCHINDUCTOR_REDIS_URL": "redis://:secret@host",
+    }
     assert recorded({name: "a value", **others}) == {f"env:{name}": "a value"}
 
 
 def test_only_an_allow_list_of_variables_is_recorded() -> None:
-    environ = {"NCCL_ALGO": "Ring", "AWS_SECRET": "x", "OMP_NUM_THREADS": "1", "CUDA_LAUNCH_BLOCKING": "1"}
-    assert recorded(environ) == {"env:NCCL_ALGO": "Ring", "env:OMP_NUM_THREADS": "1", "env:CUDA_LAUNCH_BLOCKING": "1"}
+    environ = {
+        "NCCL_ALGO": "Ring",
+        "AWS_SECRET": "x",
+        "OMP_NUM_THREADS": "1",
+        "CUDA_LAUNCH_BLOCKING": "1",
+    }
+    assert recorded(environ) == {
+        "env:NCCL_ALGO": "Ring",
+        "env:OMP_NUM_THREADS": "1",
+        "env:CUDA_LAUNCH_BLOCKING": "1",
+    }
     assert read_at_import(environ) == {"OMP_NUM_THREADS": "1"}
 
 
 def test_search_paths_and_folders_of_caches_need_no_other_template() -> None:
-    folders = {"PYTHONPATH": "a", "PYTHONPYCACHEPREFIX": "b", "TORCHINDUCTOR_CACHE_DIR": "c", "TORCH_HOME": "d"}
-    assert read_at_import({**folders, "LD_LIBRARY_PATH": "e"}) == {"LD_LIBRARY_PATH": "e"}
+    folders = {
+        "PYTHONPATH": "a",
+        "PYTHONPYCACHEPREFIX": "b",
+        "TORCHINDUCTOR_CACHE_DIR": "c",
+        "TORCH_HOME": "d",
+    }
+    assert read_at_import({**folders, "LD_LIBRARY_PATH": "e"}) == {
+        "LD_LIBRARY_PATH": "e"
+    }
 
 
 # --- ends
@@ -307,35 +428,60 @@ def test_ends_have_names() -> None:
 
 
 def error(rank: int, when: float, **kwargs: object) -> RankError:
-    return RankError(**{"rank": rank, "when": when, "phase": "setup", "summary": "x", **kwargs})  # type: ignore[arg-type]
+    return RankError(
+        **{"rank": rank, "when": when, "phase": "setup", "summary": "x", **kwargs}
+    )  # type: ignore[arg-type]
 
 
 def test_the_earliest_that_is_no_lost_connection_comes_first() -> None:
-    found = launch_error([error(0, 1.0, lost_connection=True), error(2, 3.0), error(1, 2.0)], ())
+    found = launch_error(
+        [error(0, 1.0, lost_connection=True), error(2, 3.0), error(1, 2.0)], ()
+    )
     assert (found.cause.rank, [other.rank for other in found.others]) == (1, [2, 0])
-    assert launch_error([error(1, 2.0, lost_connection=True), error(0, 1.0, lost_connection=True)], ()).cause.rank == 0
+    assert (
+        launch_error(
+            [error(1, 2.0, lost_connection=True), error(0, 1.0, lost_connection=True)],
+            (),
+        ).cause.rank
+        == 0
+    )
 
 
 def test_what_helps_a_program_that_ended_early_is_said_if_no_rank_went_on() -> None:
-    ended = error(1, 1.0, summary="the program ended after 2 steps", advice="let it take 5")
-    later = error(0, 2.0, summary="the program ended after 2 steps", advice="let it take 5")
+    ended = error(
+        1, 1.0, summary="the program ended after 2 steps", advice="let it take 5"
+    )
+    later = error(
+        0, 2.0, summary="the program ended after 2 steps", advice="let it take 5"
+    )
     delivered = error(0, math.inf, summary="had delivered its result")
     at_work = error(0, 2.0, summary="was still running")
     for other in (later, at_work):
-        assert launch_error([other, ended], ()).cause.summary == "the program ended after 2 steps: let it take 5"
-    assert launch_error([delivered, ended], ()).cause.summary == (
-        "the program ended after 2 steps, while other ranks went on"
+        assert (
+            launch_error([other, ended], ()).cause.summary
+            == "the program ended after 2 steps: let it take 5"
+        )
+    assert (
+        launch_error([delivered, ended], ()).cause.summary
+        == "the program ended after 2 steps, while other ranks went on"
     )
-    assert launch_error([at_work, ended], (), "rank 0 waits for it").cause.summary == (
-        "the program ended after 2 steps, while other ranks went on; rank 0 waits for it"
+    assert (
+        launch_error([at_work, ended], (), "rank 0 waits for it").cause.summary
+        == "the program ended after 2 steps, while other ranks went on; rank 0 waits for it"
     )
 
 
-def test_each_failure_gives_the_others_time_anew_to_say_what_they_saw(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_failure_gives_the_others_time_anew_to_say_what_they_saw(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Many ranks on few cores lose their connections one after the other."""
     plan, now = Plan(world_size=5, backend="gloo", device="cpu"), 0.0
     request = LaunchRequest(
-        plan=plan, payload=b"", modules={}, placement=placement.place(5, {}), part=Part(processes=plan.part(0))
+        plan=plan,
+        payload=b"",
+        modules={},
+        placement=placement.place(5, {}),
+        part=Part(processes=plan.part(0)),
     )
     launch: Any = run.Launch(None, request, Observer())  # type: ignore[arg-type]
     launch._deadline, launch._ranks = 100.0, [Peer(number, None) for number in range(5)]  # type: ignore[arg-type]
@@ -349,7 +495,9 @@ def test_each_failure_gives_the_others_time_anew_to_say_what_they_saw(monkeypatc
 
     monkeypatch.setattr(run, "time", SimpleNamespace(monotonic=lambda: now))
     monkeypatch.setattr(launch, "_wait", wait)
-    monkeypatch.setattr(launch, "_give_up", lambda *_, **__: pytest.fail("nobody was to be given up"))
+    monkeypatch.setattr(
+        launch, "_give_up", lambda *_, **__: pytest.fail("nobody was to be given up")
+    )
     launch._collect(lambda rank: rank.settled)
     assert all(rank.error for rank in launch._ranks)
 
@@ -371,7 +519,9 @@ def test_stacks_are_waited_for_until_all_are_whole(
         assert asked
         now += failed_ranks._STACKS_LONGEST_SECONDS / len(looks)
 
-    monkeypatch.setattr(failed_ranks, "time", SimpleNamespace(monotonic=lambda: now, sleep=sleep))
+    monkeypatch.setattr(
+        failed_ranks, "time", SimpleNamespace(monotonic=lambda: now, sleep=sleep)
+    )
     failed_ranks.await_stacks(lambda: asked.append("now"), lambda: next(sizes))
     assert list(sizes) == []
 
@@ -385,7 +535,16 @@ def test_stacks_are_all_there_with_the_outermost_frame_of_the_main_thread() -> N
         '  File "train.py", line 7 in step\n',
         '  File "<string>", line 9 in <module>\n',
     ]
-    assert [failed_ranks.frames_written("".join(dump[:lines])) for lines in range(6)] == [0, 0, 0, 0, 0, 4]
+    assert [
+        failed_ranks.frames_written("".join(dump[:lines])) for lines in range(6)
+    ] == [
+        0,
+        0,
+        0,
+        0,
+        0,
+        4,
+    ]
     assert failed_ranks.frames_written("".join(dump[:4]) + "  ...\n") == 3
 
 
@@ -393,17 +552,26 @@ OUR_THREAD = 'Thread 0x2 (most recent call first):\n  File "lifecycle.py", line 
 
 
 @pytest.mark.parametrize("other", ["", OUR_THREAD], ids=["alone", "after ours"])
-def test_a_heading_without_frames_is_no_stack_yet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, other: str) -> None:
+def test_a_heading_without_frames_is_no_stack_yet(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, other: str
+) -> None:
     heading = f"{other}Current thread 0x1 (most recent call first):\n"
     frame = '  File "train.py", line 7 in step\n  File "<string>", line 9 in <module>\n'
     looks = iter([heading, heading, heading, heading + frame])
     file = tmp_path / "rank0.stacks"
-    sleeping = SimpleNamespace(monotonic=lambda: 0.0, sleep=lambda _: file.write_text(next(looks, heading + frame)))
+    sleeping = SimpleNamespace(
+        monotonic=lambda: 0.0,
+        sleep=lambda _: file.write_text(next(looks, heading + frame)),
+    )
     monkeypatch.setattr(failed_ranks, "time", sleeping)
-    board: Any = SimpleNamespace(describe=lambda number, warmup: "setup", phase=lambda number: None)
+    board: Any = SimpleNamespace(
+        describe=lambda number, warmup: "setup", phase=lambda number: None
+    )
     plan = Plan(world_size=1, backend="gloo", device="cpu")
     rank: Any = SimpleNamespace(number=0, resting=None, error=None, result=None)
-    failed_ranks.Diagnosis(tmp_path, board, plan, lambda: None, lambda: None).add_hanging([rank], 0, at_deadline=True)
+    failed_ranks.Diagnosis(
+        tmp_path, board, plan, lambda: None, lambda: None
+    ).add_hanging([rank], 0, at_deadline=True)
     assert "in step" in rank.error.traceback
 
 
@@ -412,9 +580,19 @@ def test_a_launch_that_is_too_late_names_the_setting_of_its_timeout(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, setting: str
 ) -> None:
     monkeypatch.setattr(failed_ranks, "await_stacks", lambda send, sizes: None)
-    plan = Plan(world_size=1, backend="gloo", device="cpu", timeout_seconds=5.0, timeout_setting=setting)
-    board: Any = SimpleNamespace(describe=lambda number, warmup: "setup", phase=lambda number: None)
-    diagnosis = failed_ranks.Diagnosis(tmp_path, board, plan, lambda: None, lambda: None)
+    plan = Plan(
+        world_size=1,
+        backend="gloo",
+        device="cpu",
+        timeout_seconds=5.0,
+        timeout_setting=setting,
+    )
+    board: Any = SimpleNamespace(
+        describe=lambda number, warmup: "setup", phase=lambda number: None
+    )
+    diagnosis = failed_ranks.Diagnosis(
+        tmp_path, board, plan, lambda: None, lambda: None
+    )
     rank: Any = SimpleNamespace(number=0, resting=None, error=None, result=None)
     diagnosis.add_hanging([rank], 0.0, at_deadline=True)
     assert rank.error.summary == f"did not end within 5 s ({setting})"
@@ -422,12 +600,20 @@ def test_a_launch_that_is_too_late_names_the_setting_of_its_timeout(
     assert f"did not end within 5 s ({setting});" in note
 
 
-def test_a_result_that_comes_after_the_deadline_is_too_late(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_result_that_comes_after_the_deadline_is_too_late(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     rank: Any = SimpleNamespace(number=0, resting=None, error=None, result=None)
-    monkeypatch.setattr(failed_ranks, "await_stacks", lambda send, sizes: setattr(rank, "result", b"{}"))
+    monkeypatch.setattr(
+        failed_ranks, "await_stacks", lambda send, sizes: setattr(rank, "result", b"{}")
+    )
     plan = Plan(world_size=1, backend="gloo", device="cpu", timeout_seconds=0.001)
-    board: Any = SimpleNamespace(describe=lambda number, warmup: "setup", phase=lambda number: None)
-    diagnosis = failed_ranks.Diagnosis(tmp_path, board, plan, lambda: None, lambda: None)
+    board: Any = SimpleNamespace(
+        describe=lambda number, warmup: "setup", phase=lambda number: None
+    )
+    diagnosis = failed_ranks.Diagnosis(
+        tmp_path, board, plan, lambda: None, lambda: None
+    )
     diagnosis.add_hanging([rank], 0.0, at_deadline=False)
     assert rank.error is None
     diagnosis.add_hanging([rank], 0.0, at_deadline=True)
@@ -447,18 +633,28 @@ OURS = str(Path(placement.__file__).parents[1] / "rank" / "rpc.py")
     ("innermost", "waits"),
     [
         ("/x/torch/distributed/c10d.py", True),
-        (OURS, True),  # the wait for a future is in ours, and that for parameter servers
+        # the wait for a future is in ours, and that for parameter servers
+        (OURS, True),
         (f'/usr/lib/python3.11/threading.py", line 1 in acquire\n  File "{OURS}', True),
         ("test_a.py", False),
-        ('/usr/lib/python3.11/threading.py", line 1 in acquire\n  File "test_a.py', False),
+        (
+            '/usr/lib/python3.11/threading.py", line 1 in acquire\n  File "test_a.py',
+            False,
+        ),
     ],
 )
-def test_of_ranks_that_hang_those_inside_torch_or_ours_wait_for_the_others(innermost: str, waits: bool) -> None:
+def test_of_ranks_that_hang_those_inside_torch_or_ours_wait_for_the_others(
+    innermost: str, waits: bool
+) -> None:
     assert waits_for_others("setup", STACKS.format(innermost=innermost)) is waits
 
 
 def test_who_waits_and_who_idles_is_not_the_first_cause() -> None:
-    waiting, idle, lost = error(0, 1.0, waits=True), error(2, math.inf), error(3, 0.5, lost_connection=True)
+    waiting, idle, lost = (
+        error(0, 1.0, waits=True),
+        error(2, math.inf),
+        error(3, 0.5, lost_connection=True),
+    )
     found = launch_error([waiting, error(1, 1.0), idle, lost], ())
     assert (found.cause.rank, [other.rank for other in found.others]) == (1, [0, 3, 2])
     assert launch_error([idle, lost], ()).cause.rank == 3
@@ -468,7 +664,10 @@ def test_of_servers_those_at_work_for_others_may_be_at_fault() -> None:
     handler = 'Thread 0x1 (most recent call first):\n  File "{}", line 5 in f\n'
     handler += '  File "/x/torch/distributed/rpc/internal.py", line 8 in _run_function'
     idle = "Current thread 0x2 (most recent call first):"
-    at_work, asking = (f"{handler.format(place)}\n\n{idle}" for place in ("test_a.py", "/x/torch/rpc/api.py"))
+    at_work, asking = (
+        f"{handler.format(place)}\n\n{idle}"
+        for place in ("test_a.py", "/x/torch/rpc/api.py")
+    )
     assert not failed_ranks._handlers(idle)
     assert failed_ranks._handlers(at_work)
     assert waits_for_others("serving", asking)
@@ -477,7 +676,10 @@ def test_of_servers_those_at_work_for_others_may_be_at_fault() -> None:
 
 def test_the_processes_of_a_launch_have_names() -> None:
     ranks = Plan(world_size=2, backend="gloo", device="cpu")
-    assert [ranks.name(process) for process in range(ranks.processes)] == ["rank 0", "rank 1"]
+    assert [ranks.name(process) for process in range(ranks.processes)] == [
+        "rank 0",
+        "rank 1",
+    ]
     assert (ranks.rpc, ranks.roles) == (False, "")
     roles = replace(ranks, parameter_servers=3, master=True)
     names = ["trainer0", "trainer1", "ps0", "ps1", "ps2", "master"]
@@ -496,4 +698,6 @@ def test_of_a_progress_bar_the_last_state_is_kept(tmp_path: Path) -> None:
 def test_the_middle_of_a_long_output_is_cut(tmp_path: Path) -> None:
     (tmp_path / "rank0.out").write_text("begin" + "x" * 100_000 + "end")
     (written,) = output.read(tmp_path, {0: "rank 0"})
-    assert re.fullmatch(r"begin(x+)\n\.\.\. 36,008 bytes cut \.\.\.\n(x+)end", written.stdout)
+    assert re.fullmatch(
+        r"begin(x+)\n\.\.\. 36,008 bytes cut \.\.\.\n(x+)end", written.stdout
+    )

@@ -1,4 +1,5 @@
-"""Notes on launches, how long their windows are, and both sides of a comparison, by launches that never ran."""
+"""Notes on launches, how long their windows are, and both sides of a comparison, by launches that
+never ran."""
 
 from __future__ import annotations
 
@@ -40,17 +41,28 @@ LAUNCH = LaunchSamples(
     output=(),
 )
 UNFIT = replace(
-    LAUNCH, unfit="rank 0 recompiled at step 1: raise --ddp-warmup", notes=("rank 0's clean-up did not end",)
+    LAUNCH,
+    unfit="rank 0 recompiled at step 1: raise --ddp-warmup",
+    notes=("rank 0's clean-up did not end",),
 )
 UNSETTLED = replace(LAUNCH, unsettled="compiling", warmup=25)
-SILENT, TINY = replace(LAUNCH, is_silent=True), replace(LAUNCH, step_seconds=(1e-5, 1e-5))
-DOUBTED = [replace(LAUNCH, doubts={"first step": f"the first timed step took {ratio}x"}) for ratio in (12, 13)]
+SILENT, TINY = (
+    replace(LAUNCH, is_silent=True),
+    replace(LAUNCH, step_seconds=(1e-5, 1e-5)),
+)
+DOUBTED = [
+    replace(LAUNCH, doubts={"first step": f"the first timed step took {ratio}x"})
+    for ratio in (12, 13)
+]
 
 
 def launches(*taken: LaunchSamples) -> Launches:
     """The launches of one side, in their order."""
     left = iter(taken)
-    every = Launches(Plan(world_size=1, backend="gloo", device="cpu", warmup=5), lambda *_: next(left))
+    every = Launches(
+        Plan(world_size=1, backend="gloo", device="cpu", warmup=5),
+        lambda *_: next(left),
+    )
     every.take(len(taken))
     return every
 
@@ -72,40 +84,80 @@ def launches(*taken: LaunchSamples) -> Launches:
             ("2 of 3 launches: rank 0 recompiled at step 1: raise --ddp-warmup",),
             True,
         ),
-        ((UNSETTLED,), ("after 25 warm-up steps (5 asked) ranks were still compiling",), False),
+        (
+            (UNSETTLED,),
+            ("after 25 warm-up steps (5 asked) ranks were still compiling",),
+            False,
+        ),
         ((LAUNCH, *DOUBTED), ("the first timed step took 12x",), False),
         ((LAUNCH, DOUBTED[0]), (), False),
-        ((SILENT, SILENT), ("no collective in a step: is the model wrapped in DDP?",), False),
+        (
+            (SILENT, SILENT),
+            ("no collective in a step: is the model wrapped in DDP?",),
+            False,
+        ),
         ((SILENT, LAUNCH), (), False),
         (
             (TINY, TINY),
-            ("a step takes less than 20 us, and the clock and the loop have a large part: let it do more",),
+            (
+                (
+                    "a step takes less than 20 us, and the clock and the loop have a large part:"
+                    " let it do more"
+                ),
+            ),
             False,
         ),
         ((), (), False),
     ],
     ids=[
-        *("fit", "one unfit", "most unfit", "unsettled", "most doubted", "half doubted"),
+        *(
+            "fit",
+            "one unfit",
+            "most unfit",
+            "unsettled",
+            "most doubted",
+            "half doubted",
+        ),
         *("silent", "not always silent", "tiny", "none"),
     ],
 )
-def test_notes_on_launches(taken: tuple[LaunchSamples, ...], notes: tuple[str, ...], mostly: bool) -> None:
+def test_notes_on_launches(
+    taken: tuple[LaunchSamples, ...], notes: tuple[str, ...], mostly: bool
+) -> None:
     every = launches(*taken)
     assert (every.notes(), every.mostly_unfit) == (notes, mostly)
 
 
 def test_a_counter_that_launches_do_not_agree_on_is_unknown_but_for_memory() -> None:
     counts: tuple[Counters, ...] = (
-        {"rpc.calls": 4, "rpc.bytes": 80, "gradient_bytes": None, "peak_rss.bytes": 9, "peak_memory.bytes": None},
-        {"rpc.calls": 4, "rpc.bytes": 96, "gradient_bytes": 40, "peak_rss.bytes": 8, "peak_memory.bytes": None},
+        {
+            "rpc.calls": 4,
+            "rpc.bytes": 80,
+            "gradient_bytes": None,
+            "peak_rss.bytes": 9,
+            "peak_memory.bytes": None,
+        },
+        {
+            "rpc.calls": 4,
+            "rpc.bytes": 96,
+            "gradient_bytes": 40,
+            "peak_rss.bytes": 8,
+            "peak_memory.bytes": None,
+        },
     )
     taken = [replace(LAUNCH, counters=counters) for counters in counts]
     unknown = {"rpc.bytes": None, "gradient_bytes": None, "peak_memory.bytes": None}
-    assert measurement(taken, Environment()).counters == {"rpc.calls": 4, "peak_rss.bytes": 9, **unknown}
+    assert measurement(taken, Environment()).counters == {
+        "rpc.calls": 4,
+        "peak_rss.bytes": 9,
+        **unknown,
+    }
 
 
 def test_who_compares_nothing_is_not_advised_how_to_measure() -> None:
-    assert launches(UNFIT, UNSETTLED).notes(advise=False) == ("rank 0's clean-up did not end",)
+    assert launches(UNFIT, UNSETTLED).notes(advise=False) == (
+        "rank 0's clean-up did not end",
+    )
 
 
 # --- how long windows are
@@ -132,19 +184,25 @@ def job(turns: str = "launches") -> Job:
 
 
 class Both:
-    """The launches of both sides, and the orders that they got: "n pause 7", "b stretch", "b launch", ..."""
+    """The launches of both sides, and the orders that they got: "n pause 7", "b stretch", "b
+    launch", ..."""
 
     def __init__(
         self,
-        fails: Callable[[str, str, int], Exception | None] = lambda side, what, alive: None,
+        fails: Callable[[str, str, int], Exception | None] = lambda side, what, alive: (
+            None
+        ),
         turns: str = "stretches",
     ) -> None:
-        """`fails(side, what, alive)` is what happens to an order while so many launches are alive."""
+        """`fails(side, what, alive)` is what happens to an order while so many launches are
+        alive."""
         self.reported: list[str] = []
         self.alive = 0
         self._fails = fails
         base: Any = SimpleNamespace(
-            begin=lambda nodeid, label, plan: SimpleNamespace(plan=PLAN, batch_size=None, facts={}),
+            begin=lambda nodeid, label, plan: SimpleNamespace(
+                plan=PLAN, batch_size=None, facts={}
+            ),
             pause=lambda observer, steps: self.pause("b", steps),
             measure=lambda observer, steps: self.launch("b", steps),
             lacking=lambda files: "",
@@ -170,10 +228,14 @@ class Both:
 
         def deliver() -> LaunchSamples:
             self._note(side, "deliver")
-            return replace(LAUNCH, step_seconds=(0.1,) * (steps or 7), stretches=tuple(taken))
+            return replace(
+                LAUNCH, step_seconds=(0.1,) * (steps or 7), stretches=tuple(taken)
+            )
 
         try:
-            yield SimpleNamespace(steps=steps or 7, step_seconds=0.01, stretch=stretch, deliver=deliver)
+            yield SimpleNamespace(
+                steps=steps or 7, step_seconds=0.01, stretch=stretch, deliver=deliver
+            )
         finally:
             self.alive -= 1
 
@@ -205,23 +267,36 @@ def test_both_sides_of_a_pair_are_alive_and_run_the_same_stretches() -> None:
 
 
 def test_windows_of_a_device_keep_as_many_steps_on_both_sides() -> None:
-    """A window is longer than what is kept of it. A side that is asked for all steps of the other one keeps more."""
+    """A window is longer than what is kept of it. A side that is asked for all steps of the other
+    one keeps more."""
     both = Both()
     plan = replace(PLAN, device="cuda", timing="free", min_seconds=1.0, most_steps=7)
     both.side._job = replace(both.side._job, plan=plan)
     both.take(2)
-    assert sorted(each for each in both.reported if "pause" in each) == ["b pause", "b pause 7", "n pause", "n pause 7"]
+    assert sorted(each for each in both.reported if "pause" in each) == [
+        "b pause",
+        "b pause 7",
+        "n pause",
+        "n pause 7",
+    ]
 
 
-PROBLEM = LaunchError(RankError(rank=1, when=0.0, phase="setup", summary="OSError: address in use"), (), ())
+PROBLEM = LaunchError(
+    RankError(rank=1, when=0.0, phase="setup", summary="OSError: address in use"),
+    (),
+    (),
+)
 
 
 @pytest.mark.parametrize("side", ["n", "b"])
 @pytest.mark.parametrize("what", ["pause", "stretch"])
-def test_what_fails_only_with_both_sides_alive_is_measured_one_after_the_other(side: str, what: str) -> None:
+def test_what_fails_only_with_both_sides_alive_is_measured_one_after_the_other(
+    side: str, what: str
+) -> None:
     def fails(who: str, order: str, alive: int) -> Exception | None:
         problem = PROBLEM if who == "n" else BaseSideError(str(PROBLEM))
-        second = alive == 1 if what == "pause" else alive == 2 and who == side  # whichever is drawn to start first
+        # whichever is drawn to start first
+        second = alive == 1 if what == "pause" else alive == 2 and who == side
         return problem if order == what and second else None
 
     both = Both(fails)
@@ -230,7 +305,9 @@ def test_what_fails_only_with_both_sides_alive_is_measured_one_after_the_other(s
     assert (both.side.error, *sides) == ("", 5, 5)
     assert {"n launch 7", "b launch 7"} <= {*both.reported}
     (note,) = both.side.notes(Verdict(status=Status.PASS, reason=""), both.current)
-    assert note.endswith("with both sides alive, rank 1 failed in setup: OSError: address in use")
+    assert note.endswith(
+        "with both sides alive, rank 1 failed in setup: OSError: address in use"
+    )
     assert both.alive == 0
 
 
@@ -238,7 +315,9 @@ def test_what_fails_only_with_both_sides_alive_is_measured_one_after_the_other(s
 def test_a_later_pair_that_fails_is_an_error(side: str) -> None:
     both = Both()
     both.take(1)
-    both._fails = lambda who, order, alive: (PROBLEM if side == "n" else BaseSideError("gone")) if who == side else None
+    both._fails = lambda who, order, alive: (
+        (PROBLEM if side == "n" else BaseSideError("gone")) if who == side else None
+    )
     if side == "n":
         with pytest.raises(LaunchError, match="address in use"):
             both.take(2)
@@ -251,13 +330,28 @@ def test_a_side_that_lacks_what_git_ignores_is_not_compared() -> None:
     both = Both()
     both.side._base.lacking = lambda files: "git ignores fast.so"  # type: ignore[method-assign]
     both.take(2)
-    assert (both.side.error, len(both.current.taken), both.side.measurements()) == ("git ignores fast.so", 2, ())
+    assert (both.side.error, len(both.current.taken), both.side.measurements()) == (
+        "git ignores fast.so",
+        2,
+        (),
+    )
 
 
 @pytest.mark.parametrize("what", ["stretch", "deliver", "launch"])
-def test_what_fails_on_the_baseline_side_leaves_the_current_side_alone(what: str) -> None:
+def test_what_fails_on_the_baseline_side_leaves_the_current_side_alone(
+    what: str,
+) -> None:
     turns = "launches" if what == "launch" else "stretches"
-    both = Both(lambda who, order, alive: BaseSideError("gone") if who == "b" and order != "pause" else None, turns)
+    both = Both(
+        lambda who, order, alive: (
+            BaseSideError("gone") if who == "b" and order != "pause" else None
+        ),
+        turns,
+    )
     both.take(2)
-    assert (both.side.error, len(both.current.taken), both.side.measurements()) == ("gone", 2, ())
+    assert (both.side.error, len(both.current.taken), both.side.measurements()) == (
+        "gone",
+        2,
+        (),
+    )
     assert both.reported.count("b launch") <= 1, "it is not tried once more"

@@ -24,21 +24,48 @@ CPU: dict[str, Scalar] = {
     "backends": "gloo",
     "default_backends": "cpu:gloo,cuda:nccl,xpu:xccl,mps:gloo",
 }
-GPUS: dict[str, Scalar] = {**CPU, "device_type": "cuda", "device_count": 8, "backends": "gloo,nccl"}
+GPUS: dict[str, Scalar] = {
+    **CPU,
+    "device_type": "cuda",
+    "device_count": 8,
+    "backends": "gloo,nccl",
+}
 
 
 def settings(source: str = "command line", **asked: Any) -> Settings:
     values: dict[str, Any] = {
-        "world_sizes": (2,), "trainers": 2, "parameter_servers": 2, "backend": "auto", "device": "auto",
-        "warmup": 5, "steps": 30, "min_seconds": 1.0, "launches": 5, "max_launches": 20,
-        "limits": (), "timing": "auto", "turns": "auto", "timeout_seconds": 300.0,
+        "world_sizes": (2,),
+        "trainers": 2,
+        "parameter_servers": 2,
+        "backend": "auto",
+        "device": "auto",
+        "warmup": 5,
+        "steps": 30,
+        "min_seconds": 1.0,
+        "launches": 5,
+        "max_launches": 20,
+        "limits": (),
+        "timing": "auto",
+        "turns": "auto",
+        "timeout_seconds": 300.0,
         "preload": (),
-        "baseline_dir": Path("/"), "baseline_missing": "warn", "fail_on": None,
-        "save_baseline": False, "extend_baseline": False,
-        "against": None, "against_setup": None, "against_python": None, "against_env": None, "against_option": None,
-        "disable": False, "json_path": None,
-    }  # fmt: skip
-    sources = {field.name: source if field.name in asked else "default" for field in fields(Settings)}
+        "baseline_dir": Path("/"),
+        "baseline_missing": "warn",
+        "fail_on": None,
+        "save_baseline": False,
+        "extend_baseline": False,
+        "against": None,
+        "against_setup": None,
+        "against_python": None,
+        "against_env": None,
+        "against_option": None,
+        "disable": False,
+        "json_path": None,
+    }
+    sources = {
+        field.name: source if field.name in asked else "default"
+        for field in fields(Settings)
+    }
     return Settings(**{**values, **asked}, sources=sources)
 
 
@@ -49,7 +76,12 @@ def settings(source: str = "command line", **asked: Any) -> Settings:
         (GPUS, {}, 8, ("nccl", "cuda", "auto: 8 CUDA devices")),
         (GPUS, {}, 9, ("gloo", "cpu", "auto: 8 CUDA devices for 9 ranks")),
         ({**GPUS, "device_count": 1}, {}, 1, ("nccl", "cuda", "auto: 1 CUDA device")),
-        ({**GPUS, "backends": "gloo"}, {}, 2, ("gloo", "cpu", "auto: 8 CUDA devices for 2 ranks")),
+        (
+            {**GPUS, "backends": "gloo"},
+            {},
+            2,
+            ("gloo", "cpu", "auto: 8 CUDA devices for 2 ranks"),
+        ),
         (GPUS, {"device": "cpu"}, 2, ("gloo", "cpu", "for cpu")),
         (GPUS, {"device": "cuda"}, 2, ("nccl", "cuda", "for cuda")),
         (GPUS, {"device": "cuda", "backend": "gloo"}, 2, ("gloo", "cuda", "for cuda")),
@@ -58,21 +90,51 @@ def settings(source: str = "command line", **asked: Any) -> Settings:
     ],
 )
 def test_what_auto_comes_to(
-    facts: dict[str, Scalar], asked: dict[str, Any], world_size: int, place: tuple[str, str, str]
+    facts: dict[str, Scalar],
+    asked: dict[str, Any],
+    world_size: int,
+    place: tuple[str, str, str],
 ) -> None:
     backend, device, why = place
-    assert resolve(settings(**asked), world_size, facts) == Place(backend=backend, device=device, why=why)
+    assert resolve(settings(**asked), world_size, facts) == Place(
+        backend=backend, device=device, why=why
+    )
 
 
 @pytest.mark.parametrize(
     ("facts", "asked", "world_size", "words"),
     [
-        (CPU, {"backend": "nccl"}, 2, "--ddp-backend: 'nccl': this torch (2.13.0) has gloo"),
+        (
+            CPU,
+            {"backend": "nccl"},
+            2,
+            "--ddp-backend: 'nccl': this torch (2.13.0) has gloo",
+        ),
         (CPU, {"device": "cuda"}, 2, "--ddp-device: 'cuda': no accelerator here"),
-        (CPU, {"device": "cdua"}, 2, "no accelerator here; torch knows cpu, cuda, xpu, mps; did you mean cuda?"),
-        (GPUS, {"device": "cdua"}, 2, "8 cuda devices here; torch knows cpu, cuda, xpu, mps; did you mean cuda?"),
-        (GPUS, {"device": "xpu", "backend": "gloo"}, 2, "--ddp-device: 'xpu': 8 cuda devices here"),
-        (GPUS, {"backend": "nccl", "world_sizes": (16,)}, 16, "a rank needs a device of its own; 8 cuda devices here"),
+        (
+            CPU,
+            {"device": "cdua"},
+            2,
+            "no accelerator here; torch knows cpu, cuda, xpu, mps; did you mean cuda?",
+        ),
+        (
+            GPUS,
+            {"device": "cdua"},
+            2,
+            "8 cuda devices here; torch knows cpu, cuda, xpu, mps; did you mean cuda?",
+        ),
+        (
+            GPUS,
+            {"device": "xpu", "backend": "gloo"},
+            2,
+            "--ddp-device: 'xpu': 8 cuda devices here",
+        ),
+        (
+            GPUS,
+            {"backend": "nccl", "world_sizes": (16,)},
+            16,
+            "a rank needs a device of its own; 8 cuda devices here",
+        ),
     ],
 )
 def test_what_is_missing_is_refused_to_the_command_line_and_skips_a_marker(
@@ -88,21 +150,35 @@ def test_what_is_missing_is_refused_to_the_command_line_and_skips_a_marker(
 def test_a_backend_nobody_knows_is_a_mistake_in_a_marker_too() -> None:
     with pytest.raises(MarkerError) as marked:
         resolve(settings("marker", backend="glo"), 2, GPUS)
-    assert str(marked.value).endswith("'glo': this torch (2.13.0) has gloo, nccl; did you mean gloo?")
+    assert str(marked.value).endswith(
+        "'glo': this torch (2.13.0) has gloo, nccl; did you mean gloo?"
+    )
     with pytest.raises(OptionError, match="'glo'") as refused:
         resolve(settings(backend="glo"), 2, CPU)
     assert not isinstance(refused.value, MarkerError)
 
 
-@pytest.mark.parametrize(("metric", "what"), [("cpu_p50", "CPU time is"), ("forward", "phases are")])
+@pytest.mark.parametrize(
+    ("metric", "what"), [("cpu_p50", "CPU time is"), ("forward", "phases are")]
+)
 def test_cpu_time_and_phases_are_limited_on_cpu_only(metric: str, what: str) -> None:
     limited = settings(limits=(Limit(metric=metric, value=0.05, unit="%"),))
     assert resolve(limited, 2, CPU).device == "cpu"
-    with pytest.raises(OptionError, match=f"{what} measured on CPU only, not on cuda") as refused:
+    with pytest.raises(
+        OptionError, match=f"{what} measured on CPU only, not on cuda"
+    ) as refused:
         resolve(limited, 2, GPUS)
     assert not isinstance(refused.value, MarkerError)
     with pytest.raises(MarkerError, match=f"{what} measured on CPU only, not on cuda"):
-        resolve(replace(limited, backend="nccl", sources={**limited.sources, "backend": "marker"}), 2, GPUS)
+        resolve(
+            replace(
+                limited,
+                backend="nccl",
+                sources={**limited.sources, "backend": "marker"},
+            ),
+            2,
+            GPUS,
+        )
 
 
 # --- what is said of it
@@ -117,7 +193,10 @@ class Base:
 
 
 ALONE = "2 ranks over gloo (auto: no CUDA device), each pinned to 1 core of 2"
-SHARING = "2 ranks over gloo (auto: no CUDA device): 2 x 2 threads (OMP_NUM_THREADS) share 2 cores, expect noise"
+SHARING = (
+    "2 ranks over gloo (auto: no CUDA device): 2 x 2 threads (OMP_NUM_THREADS) share 2 cores,"
+    " expect noise"
+)
 
 
 @pytest.mark.parametrize(
@@ -129,7 +208,11 @@ SHARING = "2 ranks over gloo (auto: no CUDA device): 2 x 2 threads (OMP_NUM_THRE
     ],
 )
 def test_who_shares_cores_is_reported_before_anything_is_measured(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, environ: dict[str, str], base: Any, words: list[str]
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    environ: dict[str, str],
+    base: Any,
+    words: list[str],
 ) -> None:
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     for name, value in environ.items():
@@ -148,7 +231,9 @@ def test_a_file_is_shown_from_the_top_of_the_repository(tmp_path: Path) -> None:
     rootdir.mkdir(parents=True)
     file = rootdir / "tests" / "test_a.py"
     session = Session(settings(), rootdir, dict)
-    assert session.shown(file) == "tests/test_a.py", "from rootdir, where there is no repository"
+    assert session.shown(file) == "tests/test_a.py", (
+        "from rootdir, where there is no repository"
+    )
     git(rootdir.parent, "init", "-q")
     session = Session(settings(), rootdir, dict)
     assert session.shown(file) == "python/tests/test_a.py"
@@ -179,13 +264,19 @@ def test_ranks_are_dealt_over_all_nodes_unless_a_marker_asks_for_few(
 
 def test_ranks_divide_evenly_over_nodes() -> None:
     run = settings(world_sizes=(9,))
-    with pytest.raises(OptionError, match="--ddp-world-size: 9: divides evenly over the 2 nodes"):
+    with pytest.raises(
+        OptionError, match="--ddp-world-size: 9: divides evenly over the 2 nodes"
+    ):
         nodes_for(run, run, 9, 2)
     with pytest.raises(MarkerError, match="divides evenly"):
         nodes_for(settings("marker", world_sizes=(3,), nodes=2), run, 3, 2)
 
 
-@pytest.mark.parametrize(("nodes", "there"), [(1, "torchrun started no other node"), (2, "2 there")])
-def test_a_test_that_wants_more_nodes_than_there_are_is_skipped(nodes: int, there: str) -> None:
+@pytest.mark.parametrize(
+    ("nodes", "there"), [(1, "torchrun started no other node"), (2, "2 there")]
+)
+def test_a_test_that_wants_more_nodes_than_there_are_is_skipped(
+    nodes: int, there: str
+) -> None:
     with pytest.raises(Unavailable, match=there):
         nodes_for(settings("marker", nodes=3), settings(), 6, nodes)

@@ -1,4 +1,5 @@
-"""A run as Markdown: what it says, where it is cut, and that nothing a user named is read as Markdown."""
+"""A run as Markdown: what it says, where it is cut, and that nothing a user named is read as
+Markdown."""
 
 from __future__ import annotations
 
@@ -22,14 +23,20 @@ from tests.unit.test_report import FAILED, measurement, outcome, verdict
 
 
 def report(*outcomes: Outcome, messages: Sequence[str] = (), **kwargs: Any) -> str:
-    return markdown.report(reports.report(outcomes, RunInfo(**kwargs), messages=messages))
+    return markdown.report(
+        reports.report(outcomes, RunInfo(**kwargs), messages=messages)
+    )
 
 
 ACCEPT = "pytest x --ddp-save-baseline"
 RED = reports.explained(
-    outcome(verdict(Status.REGRESSED, differences=("torch 2.12 -> 2.13",))), [measurement(0.1)], ACCEPT
+    outcome(verdict(Status.REGRESSED, differences=("torch 2.12 -> 2.13",))),
+    [measurement(0.1)],
+    ACCEPT,
 )
-DOUBT = outcome(verdict(Status.INCONCLUSIVE, "not-significant"), nodeid="doubt", accept=ACCEPT)
+DOUBT = outcome(
+    verdict(Status.INCONCLUSIVE, "not-significant"), nodeid="doubt", accept=ACCEPT
+)
 NEW = outcome(verdict(Status.NO_BASELINE, "no-baseline"), nodeid="new")
 GREEN = outcome(verdict(Status.PASS), nodeid="green")
 FREE = outcome(verdict(Status.NOT_GATED, "gate-off"), nodeid="free")
@@ -37,7 +44,14 @@ FREE = outcome(verdict(Status.NOT_GATED, "gate-off"), nodeid="free")
 
 def test_it_reads_from_the_counts_over_what_is_wrong_to_what_is_well() -> None:
     noted = replace(NEW, notes=("there is one for x",))
-    reported = report(GREEN, noted, RED, FREE, messages=["2 tests, of which one is odd"], facts={"torch": "2.13.0"})
+    reported = report(
+        GREEN,
+        noted,
+        RED,
+        FREE,
+        messages=["2 tests, of which one is odd"],
+        facts={"torch": "2.13.0"},
+    )
     assert (
         reported
         == """\
@@ -83,19 +97,33 @@ accept:   pytest x --ddp-save-baseline
 
 
 def test_if_nothing_needs_attention_the_table_is_open() -> None:
-    reported = report(GREEN, problem="no test imported a file that differs", commit=f"{'c0ffee' * 6}-dirty")
-    begin = "(1 of 1 compared)\n\n`no test imported a file that differs`\n\n<details open><summary>1 PASS</summary>\n"
+    reported = report(
+        GREEN,
+        problem="no test imported a file that differs",
+        commit=f"{'c0ffee' * 6}-dirty",
+    )
+    begin = (
+        "(1 of 1 compared)\n\n`no test imported a file that differs`\n\n<details open><summary>1"
+        " PASS</summary>\n"
+    )
     assert begin in reported
     assert "- `commit c0ffeec with uncommitted changes`\n" in reported
-    assert report() == "<!-- pytest-ddpperf -->\n## nothing measured (0 of 0 compared)\n"
+    assert (
+        report() == "<!-- pytest-ddpperf -->\n## nothing measured (0 of 0 compared)\n"
+    )
 
 
 @pytest.mark.parametrize("form", ["markdown", "html"])
-def test_the_command_reports_a_run_as_the_run_itself_did(form: str, tmp_path: Path) -> None:
+def test_the_command_reports_a_run_as_the_run_itself_did(
+    form: str, tmp_path: Path
+) -> None:
     if form == "html":
         pytest.importorskip("matplotlib", reason="pages are drawn by matplotlib")
     run = RunResults(
-        RunInfo(commit="c0ffee" * 6), messages=["only main has test_x"], facts={"torch": "2.13.0"}, skipped=1
+        RunInfo(commit="c0ffee" * 6),
+        messages=["only main has test_x"],
+        facts={"torch": "2.13.0"},
+        skipped=1,
     )
     run.usage_error = "no test imported a file that differs"
     run.take({"outcomes": [codec.encode(GREEN)], "never_measured": "test_a.py::test_b"})
@@ -103,15 +131,25 @@ def test_the_command_reports_a_run_as_the_run_itself_did(form: str, tmp_path: Pa
     (tmp_path / "run.json").write_text(codec.dumps(run.data()))
     assert main([form, str(tmp_path / "run.json"), "-o", str(tmp_path / "out")]) == 0
     reported = (tmp_path / "out").read_text()
-    assert "1 passed, 1 skipped, 1 never measured, 2 other failures (1 of 1 compared)" in reported
-    assert reported == (markdown.report if form == "markdown" else page.html)(run.stored())
+    assert (
+        "1 passed, 1 skipped, 1 never measured, 2 other failures (1 of 1 compared)"
+        in reported
+    )
+    assert reported == (markdown.report if form == "markdown" else page.html)(
+        run.stored()
+    )
 
 
 def test_another_version_is_named_with_the_files_that_differ() -> None:
-    red = replace(outcome(verdict(Status.REGRESSED)), baseline_side=BESIDE, baseline_path="")
+    red = replace(
+        outcome(verdict(Status.REGRESSED)), baseline_side=BESIDE, baseline_path=""
+    )
     reported = report(red, facts={"against": "origin/main (1a2b3c4)"})
     assert "(limit 10 %): changed: src/net.py` |" in reported
-    assert "\nmeasured: 2 interleaved launches of each side; origin/main (1a2b3c4) and 5d6e7f8\n```" in reported
+    assert (
+        "\nmeasured: 2 interleaved launches of each side; origin/main (1a2b3c4) and 5d6e7f8\n```"
+        in reported
+    )
     assert "accept" not in reported
     assert "- `against origin/main (1a2b3c4)`\n" in reported
 
@@ -139,9 +177,15 @@ def rows(reported: str, status: str) -> int:
     return len(re.findall(rf"^\| \**{status}\** ", reported, re.MULTILINE))
 
 
-@pytest.mark.parametrize("measured", [RED, DOUBT, NEW, GREEN, FAILED], ids=lambda measured: str(measured.verdict))
+@pytest.mark.parametrize(
+    "measured",
+    [RED, DOUBT, NEW, GREEN, FAILED],
+    ids=lambda measured: str(measured.verdict),
+)
 def test_fifty_rows_are_shown_and_the_others_counted(measured: Outcome) -> None:
-    text = report(*many(measured), messages=["of the run"] * 30, facts={"torch": "2.13.0"})
+    text = report(
+        *many(measured), messages=["of the run"] * 30, facts={"torch": "2.13.0"}
+    )
     assert len(text) <= 60_000
     status = str(measured.verdict) if measured.verdict is not None else "failed"
     assert rows(text, status) == 50
@@ -152,7 +196,10 @@ def test_fifty_rows_are_shown_and_the_others_counted(measured: Outcome) -> None:
 
 def test_the_worst_rows_come_first() -> None:
     text = report(*many(GREEN, 40), *many(NEW, 3), *many(DOUBT, 12), *many(RED, 3))
-    shown = [rows(text, status) for status in ("REGRESSED", "INCONCLUSIVE", "NO BASELINE", "PASS")]
+    shown = [
+        rows(text, status)
+        for status in ("REGRESSED", "INCONCLUSIVE", "NO BASELINE", "PASS")
+    ]
     assert shown == [3, 12, 3, 32]
 
 
@@ -207,10 +254,17 @@ def outside_of_code(reported: str) -> str:
 
 def with_name(name: str) -> list[Outcome]:
     nodeid = f"tests/test_a.py::test_step[{name}]"
-    common: Any = {"nodeid": nodeid, "test": TestId(module="tests/test_a", name=f"test_step[{name}]"), "notes": (name,)}
+    common: Any = {
+        "nodeid": nodeid,
+        "test": TestId(module="tests/test_a", name=f"test_step[{name}]"),
+        "notes": (name,),
+    }
     judged: Sequence[Outcome] = [
         outcome(
-            verdict(Status.REGRESSED, differences=(f"VARIABLE {name} -> 1",)), evidence=(name,), accept=name, **common
+            verdict(Status.REGRESSED, differences=(f"VARIABLE {name} -> 1",)),
+            evidence=(name,),
+            accept=name,
+            **common,
         ),
         outcome(verdict(Status.INCONCLUSIVE, "not-significant"), **common),
         outcome(verdict(Status.NO_BASELINE), baseline_path=name, **common),
@@ -228,12 +282,20 @@ def test_the_title_of_a_section_stays_on_its_line() -> None:
 def test_a_hostile_name_stays_in_code(name: str) -> None:
     def named(name: str) -> str:
         facts = {"torch": name, "cpu_model": name, "places": name}
-        return report(*with_name(name), problem=name, messages=[name], commit=name, facts=facts)
+        return report(
+            *with_name(name), problem=name, messages=[name], commit=name, facts=facts
+        )
 
     reported, harmless = named(name), outside_of_code(named("plain")).splitlines()
     assert len(reported) <= 60_000
     assert all(character.isprintable() or character == "\n" for character in reported)
-    assert {line.count("|") for line in reported.splitlines() if line.startswith("| ")} == {4}
+    assert {
+        line.count("|") for line in reported.splitlines() if line.startswith("| ")
+    } == {4}
     lines = outside_of_code(reported).splitlines()
-    assert [line for line in lines if "CODE" not in line] == [line for line in harmless if "CODE" not in line]
-    assert {re.sub(r"[\d.]+", "", line) for line in lines} == {re.sub(r"[\d.]+", "", line) for line in harmless}
+    assert [line for line in lines if "CODE" not in line] == [
+        line for line in harmless if "CODE" not in line
+    ]
+    assert {re.sub(r"[\d.]+", "", line) for line in lines} == {
+        re.sub(r"[\d.]+", "", line) for line in harmless
+    }

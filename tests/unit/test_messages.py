@@ -25,10 +25,16 @@ FAILED = RankError(rank=1, when=math.inf, phase="setup", summary="ValueError: x"
 
 def sent(message: Order | Event) -> Any:
     """Return a message as it arrives, from JSON."""
-    return codec.decode(type(message), json.loads(json.dumps(codec.encode_message(message))))
+    return codec.decode(
+        type(message), json.loads(json.dumps(codec.encode_message(message)))
+    )
 
 
-@pytest.mark.parametrize("message", [*map(Order, OrderKind), *map(Event, EventKind)], ids=lambda message: message.kind)
+@pytest.mark.parametrize(
+    "message",
+    [*map(Order, OrderKind), *map(Event, EventKind)],
+    ids=lambda message: message.kind,
+)
 def test_a_message_of_each_kind_arrives(message: Order | Event) -> None:
     assert sent(message) == message
 
@@ -69,14 +75,21 @@ def test_fields_that_only_the_other_side_knows_are_ignored() -> None:
     assert order == Order(OrderKind.LAUNCH, steps=3)
 
 
-def test_a_remote_pytest_of_another_version_says_so_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_remote_pytest_of_another_version_says_so_and_nothing_else(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """What it says next may mean something else to the leader, and what the leader says to it."""
     monkeypatch.setattr(remote_worker.faulthandler, "register", lambda *_, **__: None)
     ours, theirs = socket.socketpair()
     with ours:
         with pytest.raises(SystemExit):
-            remote_worker.main(theirs.detach(), {"sys_path": None, "version": "0.0", "trees": "of another kind"})
+            remote_worker.main(
+                theirs.detach(),
+                {"sys_path": None, "version": "0.0", "trees": "of another kind"},
+            )
         leader = Lines(ours)
         messages = leader.receive()
         assert messages is not None
-        assert [codec.decode(Event, message) for message in messages] == [Event(EventKind.HELLO, version=__version__)]
+        assert [codec.decode(Event, message) for message in messages] == [
+            Event(EventKind.HELLO, version=__version__)
+        ]

@@ -1,4 +1,5 @@
-"""Nodes without any: roles, proofs, the door, clocks, interfaces, a follower and its leader over a socket pair."""
+"""Nodes without any: roles, proofs, the door, clocks, interfaces, a follower and its leader over a
+socket pair."""
 
 from __future__ import annotations
 
@@ -61,14 +62,19 @@ TORCHRUN = {
 
 def test_a_role_is_torchruns() -> None:
     found = role(TORCHRUN)
-    assert found == Role(node=1, nodes=2, local_rank=0, address="head", port=29500, hosted=True, run="7")
+    assert found == Role(
+        node=1, nodes=2, local_rank=0, address="head", port=29500, hosted=True, run="7"
+    )
     assert (found.leads, found.follows) == (False, True)
     assert replace(found, node=0).leads
     assert not replace(found, local_rank=3).follows
     assert not replace(found, node=0, local_rank=3).leads
 
 
-@pytest.mark.parametrize("environ", [{}, {"RANK": "1", "WORLD_SIZE": "2"}, {**TORCHRUN, "GROUP_WORLD_SIZE": "1"}])
+@pytest.mark.parametrize(
+    "environ",
+    [{}, {"RANK": "1", "WORLD_SIZE": "2"}, {**TORCHRUN, "GROUP_WORLD_SIZE": "1"}],
+)
 def test_one_node_has_no_roles(environ: dict[str, str]) -> None:
     assert role(environ) is None
 
@@ -87,10 +93,27 @@ def test_variables_that_are_not_whole_are_told(wrong: dict[str, str]) -> None:
 # --- parts of a plan
 
 
-def test_processes_are_dealt_over_nodes_in_order_and_those_that_serve_are_on_the_first() -> None:
-    plan = Plan(world_size=4, nodes=2, backend="gloo", device="cpu", parameter_servers=2, master=True)
+def test_processes_are_dealt_over_nodes_in_order_and_those_that_serve_are_on_the_first() -> (
+    None
+):
+    plan = Plan(
+        world_size=4,
+        nodes=2,
+        backend="gloo",
+        device="cpu",
+        parameter_servers=2,
+        master=True,
+    )
     assert [plan.part(node) for node in range(2)] == [(0, 1, 4, 5, 6), (2, 3)]
-    assert [plan.node_of(process) for process in range(plan.processes)] == [0, 0, 1, 1, 0, 0, 0]
+    assert [plan.node_of(process) for process in range(plan.processes)] == [
+        0,
+        0,
+        1,
+        1,
+        0,
+        0,
+        0,
+    ]
 
 
 # --- clocks
@@ -130,7 +153,13 @@ class Door:
 
     def admit(self, nodes: Sequence[int]) -> None:
         def run() -> None:
-            self.came = rendezvous.admit(self.socket, KEY, nodes, time.monotonic() + SOON_SECONDS, self.dropped.append)
+            self.came = rendezvous.admit(
+                self.socket,
+                KEY,
+                nodes,
+                time.monotonic() + SOON_SECONDS,
+                self.dropped.append,
+            )
 
         self._thread = threading.Thread(target=run)
         self._thread.start()
@@ -142,7 +171,9 @@ class Door:
             lines.socket.close()
 
     def untrusted(self) -> socket.socket:
-        return self._closing.enter_context(socket.create_connection(("127.0.0.1", self.port), SOON_SECONDS))
+        return self._closing.enter_context(
+            socket.create_connection(("127.0.0.1", self.port), SOON_SECONDS)
+        )
 
 
 @pytest.fixture
@@ -161,7 +192,9 @@ def ended(connected: socket.socket) -> bool:
 def test_who_knows_the_secret_comes_in(at_the_door: Door) -> None:
     at_the_door.admit([1, 2])
     for node in (2, 1):
-        with rendezvous.connect_to_leader("127.0.0.1", at_the_door.port, KEY, node).socket:
+        with rendezvous.connect_to_leader(
+            "127.0.0.1", at_the_door.port, KEY, node
+        ).socket:
             pass
     at_the_door.end()
     assert at_the_door.came.keys() == {1, 2}
@@ -175,7 +208,9 @@ def test_a_wrong_secret_is_told_at_both_ends(at_the_door: Door) -> None:
     rendezvous.connect_to_leader("127.0.0.1", at_the_door.port, KEY, 1).socket.close()
     at_the_door.end()
     (reported,) = at_the_door.dropped
-    assert reported.startswith("a connection from 127.0.0.1 was dropped: its proof is wrong")
+    assert reported.startswith(
+        "a connection from 127.0.0.1 was dropped: its proof is wrong"
+    )
 
 
 def framed(data: bytes) -> bytes:
@@ -195,7 +230,9 @@ ATTACKS = {
 def test_who_proves_nothing_is_dropped_and_does_no_harm(
     at_the_door: Door, attack: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rendezvous, "_PROOF_SECONDS", 1 if attack == "silence" else int(SOON_SECONDS))
+    monkeypatch.setattr(
+        rendezvous, "_PROOF_SECONDS", 1 if attack == "silence" else int(SOON_SECONDS)
+    )
     sends, said = ATTACKS[attack]
     at_the_door.admit([1])
     untrusted = at_the_door.untrusted()
@@ -214,13 +251,17 @@ def test_who_proves_nothing_is_dropped_and_does_no_harm(
     assert said in dropped
 
 
-def test_whoever_comes_while_others_prove_nothing_waits(at_the_door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_whoever_comes_while_others_prove_nothing_waits(
+    at_the_door: Door, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(rendezvous, "_MOST_UNTRUSTED", 1)
     untrusted = at_the_door.untrusted()
     at_the_door.admit([1])
     assert untrusted.recv(1)  # the challenge: there is room for no other
     with ThreadPoolExecutor(1) as background:
-        came = background.submit(rendezvous.connect_to_leader, "127.0.0.1", at_the_door.port, KEY, 1)
+        came = background.submit(
+            rendezvous.connect_to_leader, "127.0.0.1", at_the_door.port, KEY, 1
+        )
         untrusted.close()
         came.result(SOON_SECONDS).socket.close()
     at_the_door.end()
@@ -237,9 +278,15 @@ def test_the_interface_of_loopback_is_found() -> None:
     assert rendezvous.link_of("no-such-link") == ""
 
 
-def test_a_link_is_its_kind_and_its_rate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_link_is_its_kind_and_its_rate(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(rendezvous, "_CLASS", tmp_path)
-    for name, kind, speed in (("eth0", "1", "25000"), ("ib0", "32", "200000"), ("veth", "1", "-1")):
+    for name, kind, speed in (
+        ("eth0", "1", "25000"),
+        ("ib0", "32", "200000"),
+        ("veth", "1", "-1"),
+    ):
         (tmp_path / name).mkdir()
         (tmp_path / name / "type").write_text(kind + "\n")
         (tmp_path / name / "speed").write_text(speed + "\n")
@@ -261,7 +308,10 @@ class Follows:
         closing.enter_context(theirs)
         closing.enter_context(ours)
         self._lines = Lines(theirs)
-        self.send(EventKind.NODE_JOINED, **{"host": "b", "lock_order": "b", "versions": VERSIONS, **joined})
+        self.send(
+            EventKind.NODE_JOINED,
+            **{"host": "b", "lock_order": "b", "versions": VERSIONS, **joined},
+        )
         self.node = Node(1, Lines(ours), SOON_SECONDS)
 
     def send(self, kind: EventKind, **fields: Any) -> None:
@@ -289,7 +339,9 @@ def closing() -> Iterator[ExitStack]:
         yield stack
 
 
-HERE = Sources(python="3", prefix="/", files={"a.py": "1", "b.py": "2", "only_here.py": "3"})
+HERE = Sources(
+    python="3", prefix="/", files={"a.py": "1", "b.py": "2", "only_here.py": "3"}
+)
 
 
 MACHINE = {"device_type": "cpu", "device_count": 0}
@@ -318,14 +370,20 @@ def test_devices_and_the_files_that_both_imported_have_to_be_the_same(
     assert follows.node.tests.known == {"test_a.py::test_a"}
 
 
-def test_another_version_of_what_has_to_be_the_same_is_refused(closing: ExitStack) -> None:
+def test_another_version_of_what_has_to_be_the_same_is_refused(
+    closing: ExitStack,
+) -> None:
     follows = Follows(closing, versions={**VERSIONS, "pytest": "8.0"})
-    with pytest.raises(NodesError, match=r"node 1 \(b\) has pytest 8.0, the first node 9.2"):
+    with pytest.raises(
+        NodesError, match=r"node 1 \(b\) has pytest 8.0, the first node 9.2"
+    ):
         follows.node.check(VERSIONS)
     Follows(closing).node.check(VERSIONS)
 
 
-def test_what_a_node_reported_before_its_pytest_died_is_received_first(closing: ExitStack) -> None:
+def test_what_a_node_reported_before_its_pytest_died_is_received_first(
+    closing: ExitStack,
+) -> None:
     follows = Follows(closing)
     follows.send(EventKind.STRETCH_DONE)
     follows.send(EventKind.DIED, text="it died")
@@ -336,10 +394,14 @@ def test_what_a_node_reported_before_its_pytest_died_is_received_first(closing: 
     with pytest.raises(BaseSideError, match="it died"):
         line.send(Order(OrderKind.LEAVE_TEST))
     line.close(3)
-    assert follows.received() == [Order(OrderKind.EXIT, status=3)], "for the process that torchrun started is there"
+    assert follows.received() == [Order(OrderKind.EXIT, status=3)], (
+        "for the process that torchrun started is there"
+    )
 
 
-def test_a_pytest_of_a_node_that_is_stopped_is_ended_and_reported(closing: ExitStack, tmp_path: Path) -> None:
+def test_a_pytest_of_a_node_that_is_stopped_is_ended_and_reported(
+    closing: ExitStack, tmp_path: Path
+) -> None:
     ours, theirs = map(closing.enter_context, socket.socketpair())
     remote_pytest = RemotePytest("node 1", sys.executable, os.environ, tmp_path)
     closing.callback(remote_pytest.close)
@@ -373,13 +435,22 @@ def test_the_verdict_is_every_nodes_but_what_is_saved_is_the_first_nodes() -> No
     def reported(status: Status, reason: str) -> Verdict:
         return following._verdict(Verdict(status=status, reason=reason))
 
-    assert reported(Status.PASS, "within-limits") == Verdict(status=Status.PASS, reason="within-limits")
+    assert reported(Status.PASS, "within-limits") == Verdict(
+        status=Status.PASS, reason="within-limits"
+    )
     assert reported(Status.NO_BASELINE, "missing").status is Status.NO_BASELINE
     follows = Verdict(status=Status.NOT_GATED, reason="follows")
     assert reported(Status.NOT_GATED, "saving") == following._verdict(None) == follows
 
 
-RERUNS = ("--reruns", "--reruns-delay", "--only-rerun", "--rerun-except", "--force-reruns", "--max-suite-reruns")
+RERUNS = (
+    "--reruns",
+    "--reruns-delay",
+    "--only-rerun",
+    "--rerun-except",
+    "--force-reruns",
+    "--max-suite-reruns",
+)
 
 
 @pytest.mark.parametrize("option", RERUNS)
@@ -394,20 +465,33 @@ def test_a_pytest_that_is_led_runs_no_test_again_by_itself(option: str) -> None:
 
 @pytest.mark.parametrize("when", ["setup", "call", "teardown"])
 @pytest.mark.parametrize("over", [False, True])
-def test_what_a_pytest_that_is_led_tells_of_a_test_is_no_failure_there(when: str, over: bool) -> None:
+def test_what_a_pytest_that_is_led_tells_of_a_test_is_no_failure_there(
+    when: str, over: bool
+) -> None:
     """Or a plugin would run it again by itself, after some delay."""
-    remote_pytest = base_module.WorkerPlugin(SimpleNamespace(over=over), own_tests=False)  # type: ignore[arg-type]
-    report = pytest.TestReport("test_a", ("test_a.py", 1, "test_a"), {}, "failed", OVER_TEXT, when)  # type: ignore[arg-type]
-    making = remote_pytest.pytest_runtest_makereport(SimpleNamespace(path="test_a.py"), None)  # type: ignore[arg-type]
+    remote_pytest = base_module.WorkerPlugin(
+        SimpleNamespace(over=over), own_tests=False
+    )  # type: ignore[arg-type]
+    report = pytest.TestReport(
+        "test_a", ("test_a.py", 1, "test_a"), {}, "failed", OVER_TEXT, when
+    )  # type: ignore[arg-type]
+    making = remote_pytest.pytest_runtest_makereport(
+        SimpleNamespace(path="test_a.py"), None
+    )  # type: ignore[arg-type]
     next(making)
     with pytest.raises(StopIteration) as stopped:
         making.send(report)
     assert stopped.value.value.outcome == "skipped"
     assert base_module._why(stopped.value.value) == OVER_TEXT
-    assert (remote_pytest._broken, remote_pytest._apart) == (when != "call", when != "call" and not over)
+    assert (remote_pytest._broken, remote_pytest._apart) == (
+        when != "call",
+        when != "call" and not over,
+    )
 
 
-def test_what_fails_on_another_node_as_its_test_is_left_is_told_and_all_are_left_at_once(closing: ExitStack) -> None:
+def test_what_fails_on_another_node_as_its_test_is_left_is_told_and_all_are_left_at_once(
+    closing: ExitStack,
+) -> None:
     several = [Follows(closing), Follows(closing)]
     for number, follows in enumerate(several, 1):
         follows.node.line.name = f"node {number}"
@@ -415,7 +499,9 @@ def test_what_fails_on_another_node_as_its_test_is_left_is_told_and_all_are_left
     first, second = several
 
     def answer() -> None:
-        assert second.received() == [Order(OrderKind.LEAVE_TEST)], "before the first has ended"
+        assert second.received() == [Order(OrderKind.LEAVE_TEST)], (
+            "before the first has ended"
+        )
         second.send(EventKind.LOCKS_ACQUIRED)  # late, and for nobody
         second.send(EventKind.TEST_ENDED, apart="Error: not removed")
         first.send(EventKind.TEST_ENDED, text="over")
@@ -431,7 +517,9 @@ def test_what_fails_on_another_node_as_its_test_is_left_is_told_and_all_are_left
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_what_a_test_asked_for_is_told_on_all_nodes_before_it_is_left(closing: ExitStack, fails: bool) -> None:
+def test_what_a_test_asked_for_is_told_on_all_nodes_before_it_is_left(
+    closing: ExitStack, fails: bool
+) -> None:
     """Its body goes on there to its end: what is torn down may need what it did."""
     follows = Follows(closing)
     tests = follows.node.tests
@@ -447,8 +535,14 @@ def test_what_a_test_asked_for_is_told_on_all_nodes_before_it_is_left(closing: E
     follows.send(EventKind.TEST_ENDED, apart="not removed")
     other_nodes.leave()
     orders = follows.received()
-    assert [order.kind for order in orders] == [OrderKind.RUN_TEST, OrderKind.END_MEASUREMENT, OrderKind.LEAVE_TEST]
-    assert (orders[1].error, orders[1].results) == (("rank 1 failed", ()) if fails else (None, (b"one",)))
+    assert [order.kind for order in orders] == [
+        OrderKind.RUN_TEST,
+        OrderKind.END_MEASUREMENT,
+        OrderKind.LEAVE_TEST,
+    ]
+    assert (orders[1].error, orders[1].results) == (
+        ("rank 1 failed", ()) if fails else (None, (b"one",))
+    )
     assert other_nodes.failed() == [f"{follows.node}: not removed"]
 
 
@@ -459,15 +553,21 @@ def test_what_fails_on_another_node_is_an_error_of_the_tests_teardown(
     ended: list[bool] = []
     other_nodes = SimpleNamespace(failed=lambda: ["node 1: Error: not removed"])
     sections: list[tuple[str, ...]] = []
-    run: Any = SimpleNamespace(end_test=lambda: ended.append(True), other_nodes=other_nodes)
-    item: Any = SimpleNamespace(nodeid="a", add_report_section=lambda *section: sections.append(section))
+    run: Any = SimpleNamespace(
+        end_test=lambda: ended.append(True), other_nodes=other_nodes
+    )
+    item: Any = SimpleNamespace(
+        nodeid="a", add_report_section=lambda *section: sections.append(section)
+    )
     monkeypatch.setattr(running, "is_distributed", lambda item: True)
     ending = running.RunningTests(run).pytest_runtest_teardown(item)
     next(ending)
     if here:
         with pytest.raises(ValueError, match=here):
             ending.throw(ValueError(here))
-        assert sections == [("teardown", "of another node", "node 1: Error: not removed")]
+        assert sections == [
+            ("teardown", "of another node", "node 1: Error: not removed")
+        ]
     else:
         with pytest.raises(pytest.fail.Exception, match="node 1: Error: not removed"):
             ending.send(None)
@@ -492,19 +592,36 @@ def test_a_node_that_does_not_answer_is_asked_and_then_gone(
 
 
 TWO_NODES = Plan(world_size=2, nodes=2, backend="gloo", device="cpu")
-CALL = Event(EventKind.READY, asks_for="a call", label="f", plan=replace(TWO_NODES, warmup=2), number=2)
+CALL = Event(
+    EventKind.READY,
+    asks_for="a call",
+    label="f",
+    plan=replace(TWO_NODES, warmup=2),
+    number=2,
+)
 
 
 @pytest.mark.parametrize(
     ("there", "said"),
     [
-        ({"asks_for": "a measurement", "label": ""}, "for a measurement there, and for a call (f) on the first"),
+        (
+            {"asks_for": "a measurement", "label": ""},
+            "for a measurement there, and for a call (f) on the first",
+        ),
         ({"label": "g"}, "for a call (g) there, and for a call (f) on the first node"),
-        ({"number": 1}, "as number 1 there is number 2 on the first node: does something run the test again"),
-        ({"plan": replace(TWO_NODES, warmup=5)}, "for warmup 5 there, and for 2 on the first node"),
+        (
+            {"number": 1},
+            "as number 1 there is number 2 on the first node: does something run the test again",
+        ),
+        (
+            {"plan": replace(TWO_NODES, warmup=5)},
+            "for warmup 5 there, and for 2 on the first node",
+        ),
     ],
 )
-def test_what_nodes_ask_for_has_to_be_the_same(closing: ExitStack, there: dict[str, Any], said: str) -> None:
+def test_what_nodes_ask_for_has_to_be_the_same(
+    closing: ExitStack, there: dict[str, Any], said: str
+) -> None:
     follows = Follows(closing)
     same = {"asks_for": "a call", "label": "f", "plan": CALL.plan, "number": 2}
     follows.send(EventKind.READY, **{**same, **there})
@@ -514,8 +631,11 @@ def test_what_nodes_ask_for_has_to_be_the_same(closing: ExitStack, there: dict[s
     follows.node.await_ready(CALL)
 
 
-def test_locks_are_taken_node_by_node_in_the_order_of_their_hosts(closing: ExitStack) -> None:
-    """Whoever leads: two runs that lead from either end of the same nodes cannot wait for each other in a ring."""
+def test_locks_are_taken_node_by_node_in_the_order_of_their_hosts(
+    closing: ExitStack,
+) -> None:
+    """Whoever leads: two runs that lead from either end of the same nodes cannot wait for each
+    other in a ring."""
     follows = Follows(closing, lock_order="host a")
     taken: list[str] = []
 
@@ -551,8 +671,14 @@ def test_a_wait_for_what_this_very_launch_has_is_an_error(closing: ExitStack) ->
     here = nullcontext([Path("/cores/0")])
     follows.send(EventKind.WAITING_FOR_LOCK, resources=("/cores/0",))
     follows.send(EventKind.LOCKS_ACQUIRED, resources=("/cores/0",))  # once it is free
-    reported = r"^node 1 \(b\) is on the same machine and the same cores or devices as node 0: give each node its own"
-    with pytest.raises(BaseSideError, match=reported), alone([follows.node], "pod-a boot", here, Observer()):
+    reported = (
+        r"^node 1 \(b\) is on the same machine and the same cores or devices as node 0: give each"
+        r" node its own"
+    )
+    with (
+        pytest.raises(BaseSideError, match=reported),
+        alone([follows.node], "pod-a boot", here, Observer()),
+    ):
         pass
     assert follows.kinds() == [OrderKind.ACQUIRE_LOCKS, OrderKind.RELEASE_LOCKS]
 
@@ -566,7 +692,8 @@ class Parted:
     def __init__(self, closing: ExitStack) -> None:
         self.follows = Follows(closing)
         node = self.follows.node
-        node.line.offset = lambda: Offset(at_ns=0.0, ns=1000e9, half_width_ns=1000.0)  # the clock is ahead by 1,000 s
+        # the clock is ahead by 1,000 s
+        node.line.offset = lambda: Offset(at_ns=0.0, ns=1000e9, half_width_ns=1000.0)
         plan = Plan(world_size=4, nodes=2, backend="gloo", device="cpu")
         names = {rank: f"rank {rank} (node {rank // 2})" for rank in range(4)}
         self.parts = Parts(plan, ("127.0.0.1", 1), [node], names)
@@ -587,7 +714,13 @@ def parted(closing: ExitStack) -> Parted:
 
 
 def error(rank: int, when: float) -> RankError:
-    return RankError(rank=rank, when=when, phase="setup", summary="ValueError: x", name=f"rank {rank}")
+    return RankError(
+        rank=rank,
+        when=when,
+        phase="setup",
+        summary="ValueError: x",
+        name=f"rank {rank}",
+    )
 
 
 def test_results_of_other_nodes_arrive_by_rank(parted: Parted) -> None:
@@ -604,7 +737,9 @@ def test_results_of_other_nodes_arrive_by_rank(parted: Parted) -> None:
     assert (parted.parts.errors, parted.parts.notes) == ([], ["odd"])
 
 
-def test_an_error_is_in_order_by_the_clock_of_the_node_that_leads(parted: Parted) -> None:
+def test_an_error_is_in_order_by_the_clock_of_the_node_that_leads(
+    parted: Parted,
+) -> None:
     parted.follows.send(EventKind.RANK_FAILED, errors=(error(3, 1007.0),))
     parted.receive(lambda: bool(parted.parts.errors))
     (found,) = parted.parts.errors
@@ -614,13 +749,20 @@ def test_an_error_is_in_order_by_the_clock_of_the_node_that_leads(parted: Parted
 
 def test_what_is_given_up_was_so_when_all_were(parted: Parted) -> None:
     parted.parts.stop(9.0, at_deadline=True)
-    parted.follows.send(EventKind.SHARE_ENDED, errors=(error(2, 1012.0),), waiting=(error(3, math.inf),))
+    parted.follows.send(
+        EventKind.SHARE_ENDED, errors=(error(2, 1012.0),), waiting=(error(3, math.inf),)
+    )
     parted.parts.await_end()
-    assert [(found.rank, found.when) for found in parted.parts.errors] == [(2, 9.0), (3, math.inf)]
+    assert [(found.rank, found.when) for found in parted.parts.errors] == [
+        (2, 9.0),
+        (3, math.inf),
+    ]
     assert parted.follows.received() == [Order(OrderKind.STOP_RANKS, at_deadline=True)]
 
 
-def test_a_node_that_goes_after_it_delivered_is_an_error_for_its_clock_is_not_known(parted: Parted) -> None:
+def test_a_node_that_goes_after_it_delivered_is_an_error_for_its_clock_is_not_known(
+    parted: Parted,
+) -> None:
     def gone() -> Offset:
         raise BaseSideError("node 1 (b) is gone")
 
@@ -632,7 +774,9 @@ def test_a_node_that_goes_after_it_delivered_is_an_error_for_its_clock_is_not_kn
 
 
 @pytest.mark.parametrize("kind", [EventKind.LAUNCH_FAILED, EventKind.TEST_ENDED])
-def test_a_part_that_cannot_be_is_an_error_of_its_first_rank(parted: Parted, kind: EventKind) -> None:
+def test_a_part_that_cannot_be_is_an_error_of_its_first_rank(
+    parted: Parted, kind: EventKind
+) -> None:
     parted.follows.send(kind, text="no space")
     parted.receive(lambda: bool(parted.parts.errors))
     (found,) = parted.parts.errors
@@ -649,7 +793,9 @@ def test_a_node_that_goes_is_an_error_and_not_a_wait(parted: Parted) -> None:
     assert parted.parts.channels() == []
 
 
-def test_a_node_that_does_not_end_its_ranks_is_not_waited_for(parted: Parted, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_node_that_does_not_end_its_ranks_is_not_waited_for(
+    parted: Parted, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(parts_module, "_END_SECONDS", 0.2)
     parted.parts.stop(1.0, at_deadline=False)
     parted.parts.await_end()

@@ -1,4 +1,5 @@
-"""What a process of a launch opens, and what the interpreters that it starts import, without torch."""
+"""What a process of a launch opens, and what the interpreters that it starts import, without
+torch."""
 
 from __future__ import annotations
 
@@ -31,7 +32,9 @@ def trees(tmp_path: Path) -> Trees:
         (folder / "data.txt").write_text(side)
         (folder / "same.txt").write_text("same")
     (tmp_path / "launch").mkdir()
-    return Trees(current=str(tmp_path / "current"), base=str(tmp_path / "base"), kept=())
+    return Trees(
+        current=str(tmp_path / "current"), base=str(tmp_path / "base"), kept=()
+    )
 
 
 def run(trees: Trees, *command: str, path: str = "", **more: str) -> str:
@@ -39,8 +42,19 @@ def run(trees: Trees, *command: str, path: str = "", **more: str) -> str:
     launch = Path(trees.current).parent / "launch"
     (launch / "request.json").write_text(json.dumps({"trees": asdict(trees)}))
     path = os.pathsep.join(filter(None, (path, trees.current)))
-    environ = {**os.environ, **for_children({"PYTHONPATH": path}, launch), "PYTHONDONTWRITEBYTECODE": "1", **more}
-    ended = subprocess.run([sys.executable, *command], env=environ, cwd=launch.parent, capture_output=True, text=True)
+    environ = {
+        **os.environ,
+        **for_children({"PYTHONPATH": path}, launch),
+        "PYTHONDONTWRITEBYTECODE": "1",
+        **more,
+    }
+    ended = subprocess.run(
+        [sys.executable, *command],
+        env=environ,
+        cwd=launch.parent,
+        capture_output=True,
+        text=True,
+    )
     assert ended.stderr == ""
     return ended.stdout.strip()
 
@@ -56,7 +70,10 @@ def one(trees: Trees) -> Trees:
 def test_an_interpreter_imports_the_code_of_its_side(trees: Trees) -> None:
     assert run(trees, "-m", "pkg.worker") == "base"
     assert run(one(trees), "-m", "pkg.worker") == "current"
-    assert {within for within, _ in opened(trees).files(trees)} == {"pkg/__init__.py", "pkg/worker.py"}
+    assert {within for within, _ in opened(trees).files(trees)} == {
+        "pkg/__init__.py",
+        "pkg/worker.py",
+    }
 
 
 SPAWNS = """
@@ -81,33 +98,53 @@ def test_its_children_do_so_too(trees: Trees, method: str) -> None:
     assert ("pkg/worker.py", trees.own("pkg/worker.py")) in opened(trees).files(trees)
 
 
-def test_files_that_are_read_are_listed_and_those_that_the_run_wrote_are_no_inputs(trees: Trees) -> None:
+def test_files_that_are_read_are_listed_and_those_that_the_run_wrote_are_no_inputs(
+    trees: Trees,
+) -> None:
     top = Path(trees.current)
     began = time.time() + 1
     reads = "import sqlite3; open('pkg/data.txt').read(); open(b'pkg/same.txt').read()"
-    writes = "open('new.txt', 'w').write('1'); open('gone.txt', 'w'); sqlite3.connect('pkg/data.db')"
+    writes = (
+        "open('new.txt', 'w').write('1'); open('gone.txt', 'w'); "
+        "sqlite3.connect('pkg/data.db')"
+    )
     (top / "pkg/data.db").touch()
     run(
         one(trees),
         "-c",
-        f"import os; os.chdir({trees.current!r}); {reads}; {writes}; open({str(top.parent / 'x')!r}, 'w')",
+        f"import os; os.chdir({trees.current!r}); {reads}; {writes};"
+        f" open({str(top.parent / 'x')!r}, 'w')",
     )
-    assert list(opened(trees).digests(one(trees), began)) == ["pkg/data.db", "pkg/data.txt", "pkg/same.txt"]
+    assert list(opened(trees).digests(one(trees), began)) == [
+        "pkg/data.db",
+        "pkg/data.txt",
+        "pkg/same.txt",
+    ]
     os.utime(top / "pkg/data.txt", (SOON, SOON))
     found = opened(trees).digests(one(trees), began)
-    assert [name for name, digest in found.items() if digest] == ["pkg/data.db", "pkg/same.txt"]
+    assert [name for name, digest in found.items() if digest] == [
+        "pkg/data.db",
+        "pkg/same.txt",
+    ]
 
 
-def test_a_file_of_the_other_tree_is_refused_unless_it_is_the_same(trees: Trees) -> None:
+def test_a_file_of_the_other_tree_is_refused_unless_it_is_the_same(
+    trees: Trees,
+) -> None:
     run(trees, "-c", f"open({trees.current + '/pkg/same.txt'!r}).read()")
     opened(trees).refuse_strays(trees)
     run(trees, "-c", f"open({trees.current + '/pkg/data.txt'!r}).read()")
-    with pytest.raises(BaseSideError, match=r"read from the working tree, not from the version .*: pkg/data.txt$"):
+    with pytest.raises(
+        BaseSideError,
+        match=r"read from the working tree, not from the version .*: pkg/data.txt$",
+    ):
         opened(trees).refuse_strays(trees)
     opened(trees).refuse_strays(one(trees))
 
 
-def test_data_that_only_the_working_tree_has_is_shared_and_code_is_not(trees: Trees) -> None:
+def test_data_that_only_the_working_tree_has_is_shared_and_code_is_not(
+    trees: Trees,
+) -> None:
     for name in ("shared.bin", "tool.py"):
         Path(trees.current, name).write_text("")
     run(trees, "-c", f"open({trees.current + '/shared.bin'!r}).read()")
@@ -127,10 +164,15 @@ def test_data_that_only_the_working_tree_has_is_shared_and_code_is_not(trees: Tr
         "subprocess.run([sys.executable, '-X', 'dev', '-W', 'ignore', '-E', '-c', ''])",
         "subprocess.run([sys.executable, '-c', ''], env={**os.environ, 'PYTHONPATH': 'scripts'})",
         "os.system(f'{sys.executable!r} -S -c 1')",
-        "subprocess.run(['bash', '-lc', f'true; echo \"it\\'s\"; true && {sys.executable} -BI -c 1'])",
+        (
+            "subprocess.run(['bash', '-lc', f'true; echo \"it\\'s\"; true && {sys.executable} -BI"
+            " -c 1'])"
+        ),
     ],
 )
-def test_an_interpreter_that_does_not_read_its_variables_is_not_proved(trees: Trees, started: str) -> None:
+def test_an_interpreter_that_does_not_read_its_variables_is_not_proved(
+    trees: Trees, started: str
+) -> None:
     run(trees, "-c", f"import os, subprocess, sys; {started}")
     with pytest.raises(BaseSideError, match="may have run code of the working tree"):
         opened(trees).refuse_strays(trees)
@@ -145,8 +187,14 @@ def test_an_interpreter_that_does_not_read_its_variables_is_not_proved(trees: Tr
         "['sh', '-c', 'true -I/usr/include/python3.11 -I/usr/include/torch']",
     ],
 )
-def test_an_interpreter_with_its_variables_and_other_commands_are_proved(trees: Trees, command: str) -> None:
-    run(trees, "-c", f"import subprocess, sys; subprocess.run({command}, stdout=subprocess.DEVNULL)")
+def test_an_interpreter_with_its_variables_and_other_commands_are_proved(
+    trees: Trees, command: str
+) -> None:
+    run(
+        trees,
+        "-c",
+        f"import subprocess, sys; subprocess.run({command}, stdout=subprocess.DEVNULL)",
+    )
     opened(trees).refuse_strays(trees)
 
 
@@ -170,11 +218,18 @@ def test_a_library_in_a_folder_that_is_linked_is_refused(trees: Trees) -> None:
         opened(trees).refuse_strays(trees)
 
 
-def test_the_sitecustomize_of_the_environment_runs_too(trees: Trees, tmp_path: Path) -> None:
+def test_the_sitecustomize_of_the_environment_runs_too(
+    trees: Trees, tmp_path: Path
+) -> None:
     folder = tmp_path / "own"
     folder.mkdir()
     (folder / "sitecustomize.py").write_text("print('own')\n")
-    told = run(trees, "-c", "import sitecustomize; print(sitecustomize.__file__)", path=str(folder))
+    told = run(
+        trees,
+        "-c",
+        "import sitecustomize; print(sitecustomize.__file__)",
+        path=str(folder),
+    )
     assert told.splitlines() == ["own", str(folder / "sitecustomize.py")]
     assert run(trees, "-c", "pass") in ("", "own")  # an environment may have one
 
@@ -200,9 +255,18 @@ def test_an_interpreter_outside_of_a_launch_is_as_ever(trees: Trees) -> None:
 
 
 @pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
-def test_a_library_from_elsewhere_is_listed_by_its_name(trees: Trees, tmp_path: Path) -> None:
+def test_a_library_from_elsewhere_is_listed_by_its_name(
+    trees: Trees, tmp_path: Path
+) -> None:
     library = tmp_path / "elsewhere" / "libfast.so"
     library.parent.mkdir()
-    subprocess.run(["cc", "-shared", "-x", "c", "/dev/null", "-o", str(library)], check=True)
-    run(trees, "-c", f"import ctypes; ctypes.CDLL(None); ctypes.CDLL('libc.so.6'); ctypes.CDLL({str(library)!r})")
+    subprocess.run(
+        ["cc", "-shared", "-x", "c", "/dev/null", "-o", str(library)], check=True
+    )
+    run(
+        trees,
+        "-c",
+        "import ctypes; ctypes.CDLL(None); ctypes.CDLL('libc.so.6');"
+        f" ctypes.CDLL({str(library)!r})",
+    )
     assert list(opened(trees).libraries) == ["libfast.so"]

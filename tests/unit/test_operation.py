@@ -13,7 +13,16 @@ from pytest_ddpperf.rank.operation import _Buffers
 from pytest_ddpperf.records.errors import DdpPerfError
 from pytest_ddpperf.records.plan import OPS, collective
 
-DTYPES = ("float32", "bfloat16", "float16", "int8", "uint8", "float8_e4m3fn", "float8_e5m2", "int64")
+DTYPES = (
+    "float32",
+    "bfloat16",
+    "float16",
+    "int8",
+    "uint8",
+    "float8_e4m3fn",
+    "float8_e5m2",
+    "int64",
+)
 SUMMING = ("all_reduce", "reduce_scatter", "reduce")
 
 
@@ -22,7 +31,9 @@ def buffers(op: str, ranks: int, dtype: str, count: int = 64) -> Any:
     blocks = ranks if op in ("all_gather", "all_to_all", "reduce_scatter") else 1
     ctx: Any = SimpleNamespace(rank=0, device=torch.device("cpu"))
     element = getattr(torch, dtype)
-    return _Buffers(ctx, collective(op, count * blocks * element.itemsize, dtype, ranks), element)
+    return _Buffers(
+        ctx, collective(op, count * blocks * element.itemsize, dtype, ranks), element
+    )
 
 
 def all_sent(op: str, ranks: int, dtype: str, count: int = 64) -> list[Tensor]:
@@ -35,13 +46,21 @@ def received(op: str, sent: list[Tensor], rank: int) -> Tensor:
     """What `rank` should have of it."""
     ranks = len(sent)
     if op in SUMMING:
-        total = torch.stack(sent).to(torch.complex128 if sent[0].is_complex() else torch.float64).sum(0)
-        return (total.chunk(ranks)[rank] if op == "reduce_scatter" else total).to(sent[0].dtype)
+        total = (
+            torch.stack(sent)
+            .to(torch.complex128 if sent[0].is_complex() else torch.float64)
+            .sum(0)
+        )
+        return (total.chunk(ranks)[rank] if op == "reduce_scatter" else total).to(
+            sent[0].dtype
+        )
     if op == "broadcast":
         return sent[0]
     if op == "send_recv":
         return sent[rank - 1]
-    return torch.cat([part if op == "all_gather" else part.chunk(ranks)[rank] for part in sent])
+    return torch.cat(
+        [part if op == "all_gather" else part.chunk(ranks)[rank] for part in sent]
+    )
 
 
 def check(op: str, ranks: int, dtype: str, got: Tensor) -> None:
@@ -64,9 +83,13 @@ def test_sums_are_exact_in_every_dtype(ranks: int, dtype: str) -> None:
 
 
 @pytest.mark.parametrize("op", OPS)
-@pytest.mark.parametrize("dtype", [*DTYPES, "bool", "float64", "complex64", "uint16", "float8_e4m3fnuz"])
+@pytest.mark.parametrize(
+    "dtype", [*DTYPES, "bool", "float64", "complex64", "uint16", "float8_e4m3fnuz"]
+)
 @pytest.mark.parametrize("ranks", [2, 11])
-def test_the_right_result_passes_and_that_of_another_rank_fails(op: str, dtype: str, ranks: int) -> None:
+def test_the_right_result_passes_and_that_of_another_rank_fails(
+    op: str, dtype: str, ranks: int
+) -> None:
     sent = all_sent(op, ranks, dtype)
     check(op, ranks, dtype, received(op, sent, 0))
     if op == "send_recv" and dtype != "bool":

@@ -12,7 +12,8 @@ from pytest_ddpperf.measuring.baseline_side import stretch_lengths
 
 
 def drawn(steps: int, warm: float, real: float, seed: int) -> list[int]:
-    """Return the stretches of a window whose steps last `warm` seconds in the warm-up and `real` ones afterwards."""
+    """Return the stretches of a window whose steps last `warm` seconds in the warm-up and `real`
+    ones afterwards."""
     lengths = stretch_lengths(steps, warm, random.Random(seed))
     found = [next(lengths)]
     while length := lengths.send(real):
@@ -21,7 +22,9 @@ def drawn(steps: int, warm: float, real: float, seed: int) -> list[int]:
 
 
 def least(steps: int, step_seconds: float) -> int:
-    return max(3, min(steps // 8, math.ceil(0.03 / step_seconds) if step_seconds else 0))
+    return max(
+        3, min(steps // 8, math.ceil(0.03 / step_seconds) if step_seconds else 0)
+    )
 
 
 @pytest.mark.parametrize("steps", [1, 2, 3, 7, 30, 150, 400])
@@ -54,6 +57,8 @@ def test_the_step_that_is_not_counted_is_no_certain_one_of_two_or_four() -> None
         found = [0] * every
         for seed in range(50):
             lengths = drawn(150, 0.005, 0.005, seed)
-            for before in accumulate((length + 1 for length in lengths[:-1]), initial=0):
+            for before in accumulate(
+                (length + 1 for length in lengths[:-1]), initial=0
+            ):
                 found[before % every] += 1
         assert min(found) > 0.8 * sum(found) / every

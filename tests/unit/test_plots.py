@@ -10,7 +10,16 @@ import pytest
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from pytest_ddpperf.suite.tables import Plot, Scaling, Spread, boxes, lines, save, spread_of, stacks
+from pytest_ddpperf.suite.tables import (
+    Plot,
+    Scaling,
+    Spread,
+    boxes,
+    lines,
+    save,
+    spread_of,
+    stacks,
+)
 
 
 def drawn(plot: Plot) -> Axes:
@@ -20,7 +29,9 @@ def drawn(plot: Plot) -> Axes:
 
 
 def result(ranks: int, *launches: list[float]) -> Any:
-    return SimpleNamespace(world_size=ranks, backend="gloo", step_seconds=launches, p50=launches[0][1])
+    return SimpleNamespace(
+        world_size=ranks, backend="gloo", step_seconds=launches, p50=launches[0][1]
+    )
 
 
 def legend(axes: Axes) -> list[str]:
@@ -31,8 +42,14 @@ def test_a_line_a_variant_with_its_spread_as_bars_or_as_a_band() -> None:
     few = {1.0: Spread(1.0, 0.5, 2.0), 2.0: Spread(3.0, 2.0, 3.5)}
     axes = drawn(lines("L", "ranks", "s", {"a": few}))
     (container,) = axes.containers
-    assert [list(segment[:, 1]) for segment in container[2][0].get_segments()] == [[0.5, 2.0], [2.0, 3.5]]
-    assert (axes.get_xscale(), [label.get_text() for label in axes.get_xticklabels()]) == ("log", ["1", "2"])
+    assert [list(segment[:, 1]) for segment in container[2][0].get_segments()] == [
+        [0.5, 2.0],
+        [2.0, 3.5],
+    ]
+    assert (
+        axes.get_xscale(),
+        [label.get_text() for label in axes.get_xticklabels()],
+    ) == ("log", ["1", "2"])
     assert legend(axes) == ["a"]
 
     many = {float(place): Spread(1.0, 0.5, 2.0) for place in range(11)}
@@ -42,7 +59,10 @@ def test_a_line_a_variant_with_its_spread_as_bars_or_as_a_band() -> None:
 
 
 def test_a_part_that_only_some_have_is_drawn_of_those() -> None:
-    parts = {"overlapped": {"backward": 2.0}, "not": {"backward": 1.0, "communication": 5.0}}
+    parts = {
+        "overlapped": {"backward": 2.0},
+        "not": {"backward": 1.0, "communication": 5.0},
+    }
     wholes = {"overlapped": Spread(2.0, 2.0, 2.0), "not": Spread(6.0, 6.0, 6.0)}
     axes = drawn(stacks("S", parts, wholes))
     heights = [patch.get_height() for patch in axes.patches]  # type: ignore[attr-defined]
@@ -62,4 +82,6 @@ def test_efficiency_over_ranks_is_compared_with_the_fewest() -> None:
     table.add("GPT", result(1, [2.0, 2.0]))
     _, one, two = table.lines()
     assert (one.split()[-1], two.split()[-1]) == ("100%", "50%")
-    assert spread_of(result(1, [1.0, 2.0], [6.0, 6.0]), 2) == pytest.approx((1.0, 0.75, 3.0))
+    assert spread_of(result(1, [1.0, 2.0], [6.0, 6.0]), 2) == pytest.approx(
+        (1.0, 0.75, 3.0)
+    )

@@ -12,14 +12,30 @@ import pytest
 
 from pytest_ddpperf.records.outcome import BaselineSide, Version
 from pytest_ddpperf.records.plan import Plan
-from pytest_ddpperf.records.samples import Interval, Measurement, Samples, Status, Verdict
-from pytest_ddpperf.records.step_phases import FORWARD, OPTIMIZER, PHASES, RANK_WAIT, Finding, StepPhases
+from pytest_ddpperf.records.samples import (
+    Interval,
+    Measurement,
+    Samples,
+    Status,
+    Verdict,
+)
+from pytest_ddpperf.records.step_phases import (
+    FORWARD,
+    OPTIMIZER,
+    PHASES,
+    RANK_WAIT,
+    Finding,
+    StepPhases,
+)
 from pytest_ddpperf.report import causes as words
 from tests.unit.test_report import comparison
 
 
-def side(step: float, *, cpu: Sequence[float] | None, own: Sequence[float] = ()) -> Measurement:
-    """In ms: the group's step, and each rank's CPU time and own step; without `own` all are as long as the group's."""
+def side(
+    step: float, *, cpu: Sequence[float] | None, own: Sequence[float] = ()
+) -> Measurement:
+    """In ms: the group's step, and each rank's CPU time and own step; without `own` all are as long
+    as the group's."""
 
     def launches(by_rank: Sequence[float]) -> tuple[tuple[tuple[float, ...], ...], ...]:
         return (tuple((ms / 1000,) * 3 for ms in by_rank),) * 2
@@ -34,14 +50,23 @@ def side(step: float, *, cpu: Sequence[float] | None, own: Sequence[float] = ())
 
 
 def causes(
-    now: Measurement, *base: Measurement, metric: str = "p50", status: Status = Status.REGRESSED
+    now: Measurement,
+    *base: Measurement,
+    metric: str = "p50",
+    status: Status = Status.REGRESSED,
 ) -> tuple[str, ...]:
     """Return the causes of a verdict on `metric` between the first session and now."""
     before, after = (side.samples.step_seconds[0][0] for side in (base[0], now))
     interval = Interval(estimate=after / before - 1, low=0.0, high=9.0)
-    change = comparison(status, metric, baseline_seconds=before, now_seconds=after, change=interval)
-    plan = Plan(world_size=len(now.samples.rank_seconds[0]), backend="gloo", device="cpu")
-    return words.find_causes(Verdict(status=status, reason="x", comparisons=(change,)), plan, now, base)
+    change = comparison(
+        status, metric, baseline_seconds=before, now_seconds=after, change=interval
+    )
+    plan = Plan(
+        world_size=len(now.samples.rank_seconds[0]), backend="gloo", device="cpu"
+    )
+    return words.find_causes(
+        Verdict(status=status, reason="x", comparisons=(change,)), plan, now, base
+    )
 
 
 BASE = side(11, cpu=(10, 10))
@@ -50,7 +75,11 @@ BASE = side(11, cpu=(10, 10))
 @pytest.mark.parametrize(
     ("now", "base", "found"),
     [
-        (side(30, cpu=(10, 29)), [BASE], ("rank 1: CPU time +19.0 ms (the step: +19.0 ms)",)),
+        (
+            side(30, cpu=(10, 29)),
+            [BASE],
+            ("rank 1: CPU time +19.0 ms (the step: +19.0 ms)",),
+        ),
         (
             side(30, cpu=(10, 29, 11, 28)),
             [side(11, cpu=(10, 10, 10, 10))],
@@ -59,21 +88,43 @@ BASE = side(11, cpu=(10, 10))
         (
             side(30, cpu=(20, 29)),
             [BASE],
-            ("every rank computes longer: CPU time +10.0 ms to +19.0 ms (the step: +19.0 ms)",),
+            (
+                "every rank computes longer: CPU time +10.0 ms to +19.0 ms (the step: +19.0 ms)",
+            ),
         ),
         # Rank 1 is late by sleeping; that rank 0's CPU time rose, too, has nothing to do with it.
         (side(31, cpu=(10.13, 10)), [BASE], None),
-        (side(31, cpu=(19.9, 10)), [BASE], ("waiting more than computing: CPU time +9.90 ms (the step: +20.0 ms)",)),
-        (side(31, cpu=(20.1, 10)), [BASE], ("rank 0: CPU time +10.1 ms (the step: +20.0 ms)",)),
-        (side(31, cpu=(11, 31)), [side(11, cpu=None, own=(11, 11))], ()),  # the baseline has no CPU time
-        (side(30, cpu=(29,)), [side(11, cpu=(10,))], ("it computes longer: CPU time +19.0 ms (the step: +19.0 ms)",)),
+        (
+            side(31, cpu=(19.9, 10)),
+            [BASE],
+            ("waiting more than computing: CPU time +9.90 ms (the step: +20.0 ms)",),
+        ),
+        (
+            side(31, cpu=(20.1, 10)),
+            [BASE],
+            ("rank 0: CPU time +10.1 ms (the step: +20.0 ms)",),
+        ),
+        # the baseline has no CPU time
+        (side(31, cpu=(11, 31)), [side(11, cpu=None, own=(11, 11))], ()),
+        (
+            side(30, cpu=(29,)),
+            [side(11, cpu=(10,))],
+            ("it computes longer: CPU time +19.0 ms (the step: +19.0 ms)",),
+        ),
         (side(31, cpu=(10, 10)), [side(11, cpu=(10, 10, 10, 10))], ()),
     ],
     ids=[
-        "one rank", "two ranks", "all ranks", "sleep", "below half", "above half", "unknown before", "alone",
+        "one rank",
+        "two ranks",
+        "all ranks",
+        "sleep",
+        "below half",
+        "above half",
+        "unknown before",
+        "alone",
         "other ranks",
     ],
-)  # fmt: skip
+)
 def test_the_figures_of_ranks_name_the_cause(
     now: Measurement, base: list[Measurement], found: tuple[str, ...] | None
 ) -> None:
@@ -85,18 +136,32 @@ def test_the_figures_of_ranks_name_the_cause(
 
 
 def with_page_faults(side: Measurement, *by_launch: float) -> Measurement:
-    return replace(side, samples=replace(side.samples, page_faults=tuple((0.0, each) for each in by_launch)))
+    return replace(
+        side,
+        samples=replace(
+            side.samples, page_faults=tuple((0.0, each) for each in by_launch)
+        ),
+    )
 
 
 @pytest.mark.parametrize(
     ("faults", "said"),
     [
-        ((8158, 8158), ["page faults 0 -> 8,158 a step: the allocator may give memory back in each step"]),
+        (
+            (8158, 8158),
+            [
+                "page faults 0 -> 8,158 a step: the allocator may give memory back in each step"
+            ],
+        ),
         ((4000, 0), []),  # 2,000 in the median: 2 ms of 19
     ],
 )
-def test_page_faults_that_rose_are_a_cause(faults: tuple[float, ...], said: list[str]) -> None:
-    found = causes(with_page_faults(side(30, cpu=(10, 29)), *faults), with_page_faults(BASE, 0, 0))
+def test_page_faults_that_rose_are_a_cause(
+    faults: tuple[float, ...], said: list[str]
+) -> None:
+    found = causes(
+        with_page_faults(side(30, cpu=(10, 29)), *faults), with_page_faults(BASE, 0, 0)
+    )
     assert [each for each in found if "page faults" in each] == said
 
 
@@ -105,24 +170,39 @@ def test_ranks_are_compared_by_as_many_steps_as_the_sides() -> None:
     assert BASE.samples.cpu_seconds is not None
     more = replace(
         BASE.samples,
-        step_seconds=tuple((*launch, *(9.0,) * 9) for launch in BASE.samples.step_seconds),
-        rank_seconds=tuple(tuple((*rank, *(9.0,) * 9) for rank in launch) for launch in BASE.samples.rank_seconds),
-        cpu_seconds=tuple(tuple((*rank, *(9.0,) * 9) for rank in launch) for launch in BASE.samples.cpu_seconds),
+        step_seconds=tuple(
+            (*launch, *(9.0,) * 9) for launch in BASE.samples.step_seconds
+        ),
+        rank_seconds=tuple(
+            tuple((*rank, *(9.0,) * 9) for rank in launch)
+            for launch in BASE.samples.rank_seconds
+        ),
+        cpu_seconds=tuple(
+            tuple((*rank, *(9.0,) * 9) for rank in launch)
+            for launch in BASE.samples.cpu_seconds
+        ),
     )
     assert causes(now, replace(BASE, samples=more)) == causes(now, BASE)
 
 
 def test_a_limit_on_cpu_time_is_explained_by_cpu_time_alone() -> None:
     found = causes(side(31, cpu=(30, 29), own=(31, 11)), BASE, metric="cpu_p90")
-    assert found == ("every rank computes longer: CPU time +19.0 ms to +20.0 ms (the step: +20.0 ms)",)
+    assert found == (
+        "every rank computes longer: CPU time +19.0 ms to +20.0 ms (the step: +20.0 ms)",
+    )
 
 
 def test_what_got_better_has_no_cause() -> None:
-    assert causes(side(11, cpu=(10, 10)), side(31, cpu=(10, 30)), status=Status.IMPROVED) == ()
+    assert (
+        causes(side(11, cpu=(10, 10)), side(31, cpu=(10, 30)), status=Status.IMPROVED)
+        == ()
+    )
 
 
 def test_a_cause_is_about_the_metric_of_the_headline() -> None:
-    p10 = comparison(Status.REGRESSED, "p10", change=Interval(estimate=2.0, low=1.0, high=3.0))
+    p10 = comparison(
+        Status.REGRESSED, "p10", change=Interval(estimate=2.0, low=1.0, high=3.0)
+    )
     p50 = comparison(Status.REGRESSED, "p50", baseline_seconds=0.011, now_seconds=0.03)
     verdict = Verdict(status=Status.REGRESSED, reason="x", comparisons=(p10, p50))
     plan = Plan(world_size=2, backend="gloo", device="cpu")
@@ -142,23 +222,44 @@ def in_phases(forward: float, seed: int) -> Measurement:
     return Measurement(samples=samples, phases=tuple(found), counters={"buckets": seed})
 
 
-INTERLEAVED = BaselineSide(version=Version(ref="self", commit="", now=""), order="bn" * 6)
+INTERLEAVED = BaselineSide(
+    version=Version(ref="self", commit="", now=""), order="bn" * 6
+)
 
 
 @pytest.mark.parametrize(
     ("status", "interleaved", "now", "found"),
     [
-        (Status.REGRESSED, None, 5, ("forward +2.00 ms (the step: +2.00 ms)", "buckets 1 -> 2")),
-        (Status.REGRESSED, INTERLEAVED, 5, ("forward +2.00 ms (the step: +2.00 ms)", "buckets 1 -> 2")),
+        (
+            Status.REGRESSED,
+            None,
+            5,
+            ("forward +2.00 ms (the step: +2.00 ms)", "buckets 1 -> 2"),
+        ),
+        (
+            Status.REGRESSED,
+            INTERLEAVED,
+            5,
+            ("forward +2.00 ms (the step: +2.00 ms)", "buckets 1 -> 2"),
+        ),
         # By a slower machine all phases of a stored baseline may take longer.
         (Status.INCONCLUSIVE, None, 5, ("buckets 1 -> 2",)),
-        (Status.INCONCLUSIVE, INTERLEAVED, 5, ("forward +2.00 ms (the step: +2.00 ms)", "buckets 1 -> 2")),
+        (
+            Status.INCONCLUSIVE,
+            INTERLEAVED,
+            5,
+            ("forward +2.00 ms (the step: +2.00 ms)", "buckets 1 -> 2"),
+        ),
         (Status.PASS, INTERLEAVED, 5, ()),
         (
             Status.REGRESSED,
             INTERLEAVED,
             6.5,
-            ("forward +3.50 ms (the step: +2.00 ms)", "buckets 1 -> 2", "all else: -1.50 ms"),
+            (
+                "forward +3.50 ms (the step: +2.00 ms)",
+                "buckets 1 -> 2",
+                "all else: -1.50 ms",
+            ),
         ),
     ],
 )
@@ -166,10 +267,14 @@ def test_phases_are_words_of_a_failure(
     status: Status, interleaved: BaselineSide | None, now: float, found: tuple[str, ...]
 ) -> None:
     interval = Interval(estimate=0.2, low=0.0, high=9.0)
-    change = comparison(status, "p50", baseline_seconds=0.01, now_seconds=0.012, change=interval)
+    change = comparison(
+        status, "p50", baseline_seconds=0.01, now_seconds=0.012, change=interval
+    )
     verdict = Verdict(status=status, reason="x", comparisons=(change,))
     plan = Plan(world_size=2, backend="gloo", device="cpu")
-    _, said = words.explain(verdict, plan, in_phases(now, 2), [in_phases(3, 1)], 0.015, interleaved)
+    _, said = words.explain(
+        verdict, plan, in_phases(now, 2), [in_phases(3, 1)], 0.015, interleaved
+    )
     assert [re.sub(r"[+-](\d\.\d)\d ms( of|$)", r"\1 ms\2", line) for line in said] == [
         re.sub(r"[+-](\d\.\d)\d ms( of|$)", r"\1 ms\2", line) for line in found
     ]
@@ -177,9 +282,18 @@ def test_phases_are_words_of_a_failure(
 
 def test_the_rise_of_the_step_stands_once() -> None:
     interval = Interval(estimate=0.2, low=0.1, high=0.3)
-    change = comparison(Status.REGRESSED, "p50", baseline_seconds=0.01, now_seconds=0.012, change=interval)
+    change = comparison(
+        Status.REGRESSED,
+        "p50",
+        baseline_seconds=0.01,
+        now_seconds=0.012,
+        change=interval,
+    )
     verdict = Verdict(status=Status.REGRESSED, reason="x", comparisons=(change,))
-    found = [Finding(phases=(phase,), seconds=0.001, share=0.5) for phase in (FORWARD, OPTIMIZER)]
+    found = [
+        Finding(phases=(phase,), seconds=0.001, share=0.5)
+        for phase in (FORWARD, OPTIMIZER)
+    ]
     plan = Plan(world_size=2, backend="gloo", device="cpu")
     said = words.find_causes(verdict, plan, in_phases(4, 2), [in_phases(3, 1)], found)
     assert said == ("forward +1.00 ms (the step: +2.00 ms)", "optimizer +1.00 ms")
@@ -187,8 +301,14 @@ def test_the_rise_of_the_step_stands_once() -> None:
 
 def with_slow_steps(*launches: Sequence[int]) -> Measurement:
     """Two ranks whose steps take 10 ms, but for those of these numbers, which take 150 ms."""
-    seconds = tuple(tuple(0.15 if step in slow else 0.01 for step in range(30)) for slow in launches)
-    return Measurement(samples=Samples(step_seconds=seconds, rank_seconds=tuple((each, each) for each in seconds)))
+    seconds = tuple(
+        tuple(0.15 if step in slow else 0.01 for step in range(30)) for slow in launches
+    )
+    return Measurement(
+        samples=Samples(
+            step_seconds=seconds, rank_seconds=tuple((each, each) for each in seconds)
+        )
+    )
 
 
 @pytest.mark.parametrize(
@@ -198,15 +318,23 @@ def with_slow_steps(*launches: Sequence[int]) -> Measurement:
         (((0,), (17,)), "1 of 30 steps takes 150 ms"),
     ],
 )
-def test_few_slow_steps_are_named_with_their_share(slow: tuple[Sequence[int], ...], cause: str) -> None:
+def test_few_slow_steps_are_named_with_their_share(
+    slow: tuple[Sequence[int], ...], cause: str
+) -> None:
     now, base = with_slow_steps(*slow), with_slow_steps((), ())
     mean = fmean(step for launch in now.samples.step_seconds for step in launch)
     rise = Interval(estimate=mean / 0.01 - 1, low=0.1, high=2.0)
-    change = comparison(Status.REGRESSED, "mean", baseline_seconds=0.01, now_seconds=mean, change=rise)
+    change = comparison(
+        Status.REGRESSED, "mean", baseline_seconds=0.01, now_seconds=mean, change=rise
+    )
     verdict = Verdict(status=Status.REGRESSED, reason="x", comparisons=(change,))
     plan = Plan(world_size=2, backend="gloo", device="cpu")
     assert words.find_causes(verdict, plan, now, [base])[0] == cause
 
 
 def test_slow_steps_are_no_cause_where_all_steps_became_slower() -> None:
-    assert not [cause for cause in causes(side(30, cpu=(10, 29)), BASE, metric="mean") if "step takes" in cause]
+    assert not [
+        cause
+        for cause in causes(side(30, cpu=(10, 29)), BASE, metric="mean")
+        if "step takes" in cause
+    ]

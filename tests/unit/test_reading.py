@@ -17,9 +17,19 @@ from pytest_ddpperf.report import json_report
 from tests.unit.test_report import FAILED, comparison, measurement, outcome, verdict
 
 RUN = RunInfo(
-    id="7e1", created="2026-01-02T03:04:05+00:00", version="0.1", commit="c0ffee", committed="then", skipped=2
+    id="7e1",
+    created="2026-01-02T03:04:05+00:00",
+    version="0.1",
+    commit="c0ffee",
+    committed="then",
+    skipped=2,
 )
-LOUD = replace(RUN, other_failures=1, problem="nothing differs", messages=("only main has a", "not in this clone: b"))
+LOUD = replace(
+    RUN,
+    other_failures=1,
+    problem="nothing differs",
+    messages=("only main has a", "not in this clone: b"),
+)
 
 
 def written(path: Path, *outcomes: Outcome, run: RunInfo = RUN) -> Path:
@@ -27,7 +37,9 @@ def written(path: Path, *outcomes: Outcome, run: RunInfo = RUN) -> Path:
     return path
 
 
-def changed(path: Path, *place: str | int, to: Any = None, without: bool = False) -> Path:
+def changed(
+    path: Path, *place: str | int, to: Any = None, without: bool = False
+) -> Path:
     """A report with one field that is another, or gone."""
     data = json.loads(path.read_text())
     inner = data
@@ -51,9 +63,16 @@ def test_a_report_comes_back_as_it_was(tmp_path: Path) -> None:
 
 
 def test_sections_of_several_runs_follow_one_another(tmp_path: Path) -> None:
-    runs = [replace(RUN, id=str(n), sections={"tables": (f"of {n}",), f"only {n}": ("a",)}) for n in range(2)]
+    runs = [
+        replace(RUN, id=str(n), sections={"tables": (f"of {n}",), f"only {n}": ("a",)})
+        for n in range(2)
+    ]
     paths = [written(tmp_path / f"{run.id}.json", run=run) for run in runs]
-    assert json_report.read(paths).run.sections == {"tables": ("of 0", "of 1"), "only 0": ("a",), "only 1": ("a",)}
+    assert json_report.read(paths).run.sections == {
+        "tables": ("of 0", "of 1"),
+        "only 0": ("a",),
+        "only 1": ("a",),
+    }
 
 
 @pytest.mark.parametrize(
@@ -61,17 +80,34 @@ def test_sections_of_several_runs_follow_one_another(tmp_path: Path) -> None:
     [
         (None, "cannot be read: No such file or directory"),
         (b" \n", "the file is empty"),
-        (b'{"schema": 1', "is not JSON, or not all of it: Expecting ',' delimiter: line 1 column 13 (char 12)"),
+        (
+            b'{"schema": 1',
+            "is not JSON, or not all of it: Expecting ',' delimiter: line 1 column 13 (char 12)",
+        ),
         (b"[" * 100_000, "is not JSON, or not all of it: "),
         (b"\xff\xfe", "is not JSON, or not all of it: "),
         (b"[]", "is not a report: it holds no JSON object"),
-        (b'{"benchmarks": []}', "is not a report of pytest --ddp-json: it has no schema and measurements"),
-        (b'{"schema": true, "measurements": []}', "is not a report of pytest --ddp-json"),
-        (b'{"schema": 99, "measurements": []}', "has schema 99; this version of pytest-ddpperf reads up to 1: upgrade"),
-        (b'{"schema": 1, "measurements": [3]}', "measurements[0]: expected `object`, got `int`"),
+        (
+            b'{"benchmarks": []}',
+            "is not a report of pytest --ddp-json: it has no schema and measurements",
+        ),
+        (
+            b'{"schema": true, "measurements": []}',
+            "is not a report of pytest --ddp-json",
+        ),
+        (
+            b'{"schema": 99, "measurements": []}',
+            "has schema 99; this version of pytest-ddpperf reads up to 1: upgrade",
+        ),
+        (
+            b'{"schema": 1, "measurements": [3]}',
+            "measurements[0]: expected `object`, got `int`",
+        ),
     ],
 )
-def test_what_is_no_report_is_named_with_what_is_wrong(tmp_path: Path, content: bytes | None, problem: str) -> None:
+def test_what_is_no_report_is_named_with_what_is_wrong(
+    tmp_path: Path, content: bytes | None, problem: str
+) -> None:
     path = tmp_path / "a.json"
     if content is not None:
         path.write_bytes(content)
@@ -88,26 +124,45 @@ def test_what_is_no_report_is_named_with_what_is_wrong(tmp_path: Path, content: 
         (("summary", "skipped"), "1", "skipped: expected `int`, got `str`"),
         (("messages", 1), 7, "messages[1]: expected `str`, got `int`"),
         (("base",), {"commit": 7}, "base.commit: expected `str`, got `int`"),
-        (("only_in_base",), [{"ranks": "2 gloo"}], "only_in_base[0]: object missing required field `name`"),
-        (("measurements", 1, "plan", "world_size"), "2", "measurements[1].plan.world_size: expected `int`, got"),
+        (
+            ("only_in_base",),
+            [{"ranks": "2 gloo"}],
+            "only_in_base[0]: object missing required field `name`",
+        ),
+        (
+            ("measurements", 1, "plan", "world_size"),
+            "2",
+            "measurements[1].plan.world_size: expected `int`, got",
+        ),
         (
             ("measurements", 1, "measurement", "samples", "step_seconds", 0, 1),
             -1.0,
-            "measurements[1].measurement.samples.step_seconds[0][1]: -1.0 is not a positive duration",
+            (
+                "measurements[1].measurement.samples.step_seconds[0][1]: -1.0 is not a positive"
+                " duration"
+            ),
         ),
         (
             ("measurements", 1, "measurement", "samples", "rank_seconds", 0),
             [],
             "measurements[1].measurement.samples.rank_seconds[0]: 0 ranks, not 1",
         ),
-        (("measurements", 1, "verdict", "status"), "FINE", "measurements[1].verdict.status: invalid enum value 'FINE'"),
+        (
+            ("measurements", 1, "verdict", "status"),
+            "FINE",
+            "measurements[1].verdict.status: invalid enum value 'FINE'",
+        ),
     ],
 )
 def test_a_broken_field_is_named_with_its_place(
     tmp_path: Path, place: tuple[Any, ...], value: Any, problem: str
 ) -> None:
     run = replace(LOUD, facts={"torch": "2.13"})
-    path = changed(written(tmp_path / "a.json", FAILED, outcome(verdict(Status.PASS)), run=run), *place, to=value)
+    path = changed(
+        written(tmp_path / "a.json", FAILED, outcome(verdict(Status.PASS)), run=run),
+        *place,
+        to=value,
+    )
     with pytest.raises(FileError) as failed:
         json_report.read([path])
     assert str(failed.value).startswith(f"{path}: {problem}")
@@ -118,20 +173,37 @@ def test_a_broken_field_is_named_with_its_place(
 
 GOOD = outcome(verdict(Status.PASS))
 BAD = replace(FAILED, nodeid=GOOD.nodeid, test=GOOD.test, plan=GOOD.plan)
-OTHER = outcome(verdict(Status.PASS), nodeid="m.py::b", test=TestId(module="m", name="b"))
+OTHER = outcome(
+    verdict(Status.PASS), nodeid="m.py::b", test=TestId(module="m", name="b")
+)
 LATER = replace(RUN, id="7e2", created="2026-01-02T04:00:00+00:00")
 LAST = replace(RUN, id="7e3", created="2026-01-02T05:00:00+00:00")
 
 
-def joined(folder: Path, *measured: tuple[Outcome, RunInfo]) -> json_report.StoredReport:
+def joined(
+    folder: Path, *measured: tuple[Outcome, RunInfo]
+) -> json_report.StoredReport:
     return json_report.read(
-        [written(folder / f"{number}.json", each, run=run) for number, (each, run) in enumerate(measured)]
+        [
+            written(folder / f"{number}.json", each, run=run)
+            for number, (each, run) in enumerate(measured)
+        ]
     )
 
 
 def test_several_reports_have_the_counts_and_messages_of_all(tmp_path: Path) -> None:
-    runs = LOUD, RUN, replace(LOUD, messages=("not in this clone: b", "c")), replace(RUN, problem="no such backend")
-    report = json_report.read([written(tmp_path / f"{number}.json", run=run) for number, run in enumerate(runs)])
+    runs = (
+        LOUD,
+        RUN,
+        replace(LOUD, messages=("not in this clone: b", "c")),
+        replace(RUN, problem="no such backend"),
+    )
+    report = json_report.read(
+        [
+            written(tmp_path / f"{number}.json", run=run)
+            for number, run in enumerate(runs)
+        ]
+    )
     assert report.paths == tuple(tmp_path / f"{number}.json" for number in range(4))
     assert report.run.problem == "nothing differs; no such backend"
     assert report.run.messages == ("only main has a", "not in this clone: b", "c")
@@ -148,7 +220,14 @@ def test_several_reports_have_the_counts_and_messages_of_all(tmp_path: Path) -> 
         ((GOOD, LATER), (BAD, RUN)),
         ((BAD, RUN), (BAD, LATER), (GOOD, LAST)),
     ],
-    ids=["later last", "later first", "passed again", "failed again", "failed before", "three"],
+    ids=[
+        "later last",
+        "later first",
+        "passed again",
+        "failed again",
+        "failed before",
+        "three",
+    ],
 )
 def test_of_reruns_the_run_that_ended_last_counts(
     measured: tuple[tuple[Outcome, RunInfo], ...], tmp_path: Path
@@ -156,15 +235,27 @@ def test_of_reruns_the_run_that_ended_last_counts(
     report = joined(tmp_path, *measured)
     last, run = max(measured, key=lambda each: each[1].created)
     assert report.outcomes == (last,)
-    assert report.messages == (f"{last.nodeid}: measured in several reports: that of {run.created} counts",)
+    assert report.messages == (
+        f"{last.nodeid}: measured in several reports: that of {run.created} counts",
+    )
 
 
 def test_reports_of_several_commits_are_named_and_have_none(tmp_path: Path) -> None:
-    third = outcome(verdict(Status.PASS), nodeid="m.py::c", test=TestId(module="m", name="c"))
+    third = outcome(
+        verdict(Status.PASS), nodeid="m.py::c", test=TestId(module="m", name="c")
+    )
     dirty = replace(LATER, commit=f"{'decade' * 6}-dirty")
-    report = joined(tmp_path, (GOOD, RUN), (OTHER, dirty), (third, replace(LATER, commit=RUN.commit)))
+    report = joined(
+        tmp_path,
+        (GOOD, RUN),
+        (OTHER, dirty),
+        (third, replace(LATER, commit=RUN.commit)),
+    )
     assert report.messages == (
-        "these reports are not of one commit: c0ffee (0.json, 2.json); decaded with uncommitted changes (1.json)",
+        (
+            "these reports are not of one commit: c0ffee (0.json, 2.json); decaded with uncommitted"
+            " changes (1.json)"
+        ),
     )
     assert (report.run.commit, report.run.committed) == ("", "")
     alike = json_report.read([tmp_path / "0.json", tmp_path / "2.json"])

@@ -30,13 +30,24 @@ from pytest_ddpperf.records.samples import (
     TestId,
     Verdict,
 )
-from pytest_ddpperf.report import causes, json_report, sentences, summary, terminal, text
+from pytest_ddpperf.report import (
+    causes,
+    json_report,
+    sentences,
+    summary,
+    terminal,
+    text,
+)
 from pytest_ddpperf.wire.channels import Phase
 from tests import reports
 
 
 def measurement(
-    level: float = 0.2, *, ranks: Sequence[float] = (1.0, 1.0), cpu: bool = True, examples: Any = None
+    level: float = 0.2,
+    *,
+    ranks: Sequence[float] = (1.0, 1.0),
+    cpu: bool = True,
+    examples: Any = None,
 ) -> Measurement:
     """Two launches of three steps; `ranks` scales each rank's own and CPU time."""
     steps = (level, level, level)
@@ -52,8 +63,13 @@ def measurement(
     )
 
 
-def comparison(status: Status = Status.REGRESSED, metric: str = "p50", **kwargs: Any) -> Comparison:
-    slower, same = Interval(estimate=0.123, low=0.081, high=0.167), Interval(estimate=0.01, low=-0.01, high=0.03)
+def comparison(
+    status: Status = Status.REGRESSED, metric: str = "p50", **kwargs: Any
+) -> Comparison:
+    slower, same = (
+        Interval(estimate=0.123, low=0.081, high=0.167),
+        Interval(estimate=0.01, low=-0.01, high=0.03),
+    )
     return Comparison(
         **{
             "limit": Limit(metric=metric, value=0.1, unit="%"),
@@ -73,7 +89,10 @@ def comparison(status: Status = Status.REGRESSED, metric: str = "p50", **kwargs:
 
 
 def risen(
-    metric: str = "rpc.bytes", before: int = 1000, now: int = 1250, status: Status = Status.REGRESSED
+    metric: str = "rpc.bytes",
+    before: int = 1000,
+    now: int = 1250,
+    status: Status = Status.REGRESSED,
 ) -> CounterChange:
     limit = Limit(metric=metric, value=0.0, unit="%")
     return CounterChange(limit=limit, status=status, baseline=before, now=now)
@@ -95,7 +114,19 @@ def outcome(judged: Verdict | None, **kwargs: Any) -> Outcome:
             "verdict": judged,
             "fails": judged == "REGRESSED",
             "measurement": measurement() if judged is not None else None,
-            "costs": (LaunchCost(start=0.02, group=0.01, setup=0.3, warmup=1.0, steps=0.6, end=0.01),) * 2,
+            "costs": (
+                (
+                    LaunchCost(
+                        start=0.02,
+                        group=0.01,
+                        setup=0.3,
+                        warmup=1.0,
+                        steps=0.6,
+                        end=0.01,
+                    ),
+                )
+                * 2
+            ),
             "baseline_path": "baselines/cpu/tests/test_a/test_step.json",
             **kwargs,
         }
@@ -106,7 +137,12 @@ def problems(*outcomes: Outcome) -> list[str]:
     return list(sentences.problems(outcomes))
 
 
-FAILED = outcome(None, error="launch 1 of 2: rank 1 failed in setup: ValueError: bad", measurement=None, fails=True)
+FAILED = outcome(
+    None,
+    error="launch 1 of 2: rank 1 failed in setup: ValueError: bad",
+    measurement=None,
+    fails=True,
+)
 GREEN, NEW = outcome(verdict(Status.PASS)), outcome(verdict(Status.NO_BASELINE))
 
 
@@ -115,10 +151,15 @@ GREEN, NEW = outcome(verdict(Status.PASS)), outcome(verdict(Status.NO_BASELINE))
 
 @pytest.mark.parametrize(
     ("time", "bandwidth"),
-    [((0.25, 0.0, 1.0), (-0.2, -0.5, 0.0)), ((3.0, -1.0, 1e300), (-0.75, -1.0, 1e9 - 1))],
+    [
+        ((0.25, 0.0, 1.0), (-0.2, -0.5, 0.0)),
+        ((3.0, -1.0, 1e300), (-0.75, -1.0, 1e9 - 1)),
+    ],
     ids=["slower", "bounds beyond all use"],
 )
-def test_a_change_of_bandwidth_is_that_of_time_upside_down(time: Any, bandwidth: Any) -> None:
+def test_a_change_of_bandwidth_is_that_of_time_upside_down(
+    time: Any, bandwidth: Any
+) -> None:
     change = Interval(**dict(zip(("estimate", "low", "high"), time, strict=True)))
     slower = replace(comparison(metric="busbw", resolution=0.25), change=change)
     reported = text.changed(slower)
@@ -126,7 +167,10 @@ def test_a_change_of_bandwidth_is_that_of_time_upside_down(time: Any, bandwidth:
     assert text.resolution(slower) == pytest.approx(0.2)
     assert text.changed(replace(slower, limit=comparison().limit)) == change
     red = replace(verdict(Status.REGRESSED), comparisons=(slower,))
-    assert dict(summary.junit_properties(outcome(red)))["ddpperf.ratio"] == f"{1 + bandwidth[0]:.4f}"
+    assert (
+        dict(summary.junit_properties(outcome(red)))["ddpperf.ratio"]
+        == f"{1 + bandwidth[0]:.4f}"
+    )
 
 
 @pytest.mark.parametrize(
@@ -146,13 +190,27 @@ def test_seconds_have_three_digits_and_a_unit(value: float, written: str) -> Non
     assert text.seconds(value) == written
 
 
-def test_both_sides_have_one_unit_and_a_change_of_more_than_double_is_a_factor() -> None:
+def test_both_sides_have_one_unit_and_a_change_of_more_than_double_is_a_factor() -> (
+    None
+):
     assert text.in_one_unit([0.00979, 0.0197]) == (["9.79", "19.7"], "ms")
     assert text.seconds(0.0201, signed=True) == "+20.1 ms"
-    changes = [Interval(estimate=e, low=low, high=h) for e, low, h in ((-0.013, -0.05, 0.026), (0.51, -0.09, 1e9))]
-    assert list(map(text.interval, changes)) == ["-1.3 % [-5.0, +2.6]", "+51 % [-9, +9999]"]
-    assert text.interval(Interval(estimate=1.36, low=1.08, high=1.68)) == "2.36x [2.08, 2.68]"
-    assert text.interval(Interval(estimate=0.13, low=-0.004, high=0.27)) == "+13 % [+0, +27]"
+    changes = [
+        Interval(estimate=e, low=low, high=h)
+        for e, low, h in ((-0.013, -0.05, 0.026), (0.51, -0.09, 1e9))
+    ]
+    assert list(map(text.interval, changes)) == [
+        "-1.3 % [-5.0, +2.6]",
+        "+51 % [-9, +9999]",
+    ]
+    assert (
+        text.interval(Interval(estimate=1.36, low=1.08, high=1.68))
+        == "2.36x [2.08, 2.68]"
+    )
+    assert (
+        text.interval(Interval(estimate=0.13, low=-0.004, high=0.27))
+        == "+13 % [+0, +27]"
+    )
     assert text.counter_change(risen("rpc.calls", 0, 3)) == "was 0"
 
 
@@ -165,7 +223,13 @@ def test_a_line_is_as_wide_as_the_terminal_and_no_amount_is_torn() -> None:
 
 
 def test_the_header_names_versions_and_places() -> None:
-    facts = {"torch": "2.13.0", "python": "3.11.7", "cuda": "13.0", "nccl": "2.29", "cpu_model": "AMD EPYC"}
+    facts = {
+        "torch": "2.13.0",
+        "python": "3.11.7",
+        "cuda": "13.0",
+        "nccl": "2.29",
+        "cpu_model": "AMD EPYC",
+    }
     facts |= {"device_count": 8, "device_model": "NVIDIA H200", "topology": "GPU0 X\n"}
     facts["places"] = "8 ranks over nccl (auto: 8 CUDA devices), a cuda device each"
     quiet = list(terminal.header(facts, verbose=False))
@@ -173,14 +237,37 @@ def test_the_header_names_versions_and_places() -> None:
         "ddpperf: torch 2.13.0, Python 3.11.7, CUDA 13.0, NCCL 2.29; 8 x NVIDIA H200; AMD EPYC",
         "ddpperf: 8 ranks over nccl (auto: 8 CUDA devices), a cuda device each",
     ]
-    assert list(terminal.header(facts, verbose=True)) == [*quiet, "nvidia-smi topo -m", "GPU0 X"]
-    assert list(terminal.header(facts, verbose=False, width=60))[-1] == "         device each"
+    assert list(terminal.header(facts, verbose=True)) == [
+        *quiet,
+        "nvidia-smi topo -m",
+        "GPU0 X",
+    ]
+    assert (
+        list(terminal.header(facts, verbose=False, width=60))[-1]
+        == "         device each"
+    )
 
 
 def test_a_row_has_both_sides_the_change_and_the_verdict() -> None:
-    counted = verdict(Status.REGRESSED, "counter-rose", comparisons=(comparison(Status.PASS),), counters=(risen(),))
-    rpc = Plan(world_size=2, backend="gloo", device="cpu", parameter_servers=3, master=True)
-    assert list(terminal.table([outcome(verdict(Status.REGRESSED)), NEW, FAILED, outcome(counted, plan=rpc)])) == [
+    counted = verdict(
+        Status.REGRESSED,
+        "counter-rose",
+        comparisons=(comparison(Status.PASS),),
+        counters=(risen(),),
+    )
+    rpc = Plan(
+        world_size=2, backend="gloo", device="cpu", parameter_servers=3, master=True
+    )
+    assert list(
+        terminal.table(
+            [
+                outcome(verdict(Status.REGRESSED)),
+                NEW,
+                FAILED,
+                outcome(counted, plan=rpc),
+            ]
+        )
+    ) == [
         "                            ranks       p50: before -> now  change [range]   verdict",
         "tests/test_a.py::test_step  2 gloo           100 -> 200 ms  +12 % [+8, +17]  REGRESSED",
         "tests/test_a.py::test_step  2 gloo                  200 ms                   NO BASELINE",
@@ -198,22 +285,33 @@ def test_without_a_comparison_a_row_has_the_step_time_alone() -> None:
 @pytest.mark.parametrize("verbosity", [-1, 0, 1])
 @pytest.mark.parametrize("width", [80, 100])
 def test_no_line_is_wider_than_the_terminal(width: int, verbosity: int) -> None:
-    outcomes = [*reports.of_each_kind(), replace(GREEN, nodeid=f"tests/{'deep/' * 20}test_a.py::test_b[{'x' * 200}]")]
+    outcomes = [
+        *reports.of_each_kind(),
+        replace(GREEN, nodeid=f"tests/{'deep/' * 20}test_a.py::test_b[{'x' * 200}]"),
+    ]
     messages = [f"a message of {'many ' * 40}words"]
-    lines = list(terminal.report(outcomes, RunInfo(), messages, verbosity=verbosity, width=width))
+    lines = list(
+        terminal.report(outcomes, RunInfo(), messages, verbosity=verbosity, width=width)
+    )
     assert max(map(len, lines)) <= width
     assert "too noisy" in "\n".join(lines)
 
 
 def test_a_failure_is_as_wide_as_the_terminal_but_for_the_command_to_paste() -> None:
     judged = verdict(Status.REGRESSED, differences=("torch 2.12.0 -> 2.13.0",))
-    long = outcome(judged, evidence=("waiting for RPC " * 9,), notes=("a note " * 20,), accept=f"pytest {'a' * 90}")
+    long = outcome(
+        judged,
+        evidence=("waiting for RPC " * 9,),
+        notes=("a note " * 20,),
+        accept=f"pytest {'a' * 90}",
+    )
     *lines, accept = sentences.gate_failure(long, 80).splitlines()
     assert max(map(len, lines)) <= 80
     assert accept == f"accept:   pytest {'a' * 90}"
 
 
-EXAMPLES = (((10, 10, 40), (10, 10, 40)),) * 2  # two ranks; the steps process 20, 20, 80 examples in 0.2 s
+# two ranks; the steps process 20, 20, 80 examples in 0.2 s
+EXAMPLES = (((10, 10, 40), (10, 10, 40)),) * 2
 
 
 @pytest.mark.parametrize(
@@ -221,30 +319,55 @@ EXAMPLES = (((10, 10, 40), (10, 10, 40)),) * 2  # two ranks; the steps process 2
     [
         (outcome(verdict(Status.REGRESSED)), "320/s"),  # 2 ranks x 32 examples / 0.2 s
         (outcome(verdict(Status.REGRESSED), batch_size=None), "-"),
-        (outcome(verdict(Status.REGRESSED), measurement=measurement(examples=EXAMPLES)), "100/s"),
+        (
+            outcome(
+                verdict(Status.REGRESSED), measurement=measurement(examples=EXAMPLES)
+            ),
+            "100/s",
+        ),
     ],
     ids=["batch size", "no batch size", "examples"],
 )
-def test_details_have_percentiles_and_rates_of_the_group_and_of_each_rank(measured: Outcome, rate: str) -> None:
+def test_details_have_percentiles_and_rates_of_the_group_and_of_each_rank(
+    measured: Outcome, rate: str
+) -> None:
     _, name, head, group, *ranks = terminal.details([measured])
     assert name == "tests/test_a.py::test_step"
     rates = ["ex/sec"] if rate != "-" else []  # no columns of what is not known
-    assert head.split() == ["sec/iter", *[word for q in (50, 75, 90, 95) for word in (f"p{q}", *rates)], "CPU", "p50"]
+    assert head.split() == [
+        "sec/iter",
+        *[word for q in (50, 75, 90, 95) for word in (f"p{q}", *rates)],
+        "CPU",
+        "p50",
+    ]
     assert group.split()[: 2 + len(rates)] == ["all", "0.200", *[rate] * len(rates)]
     assert ranks[0].split()[:3] == ["rank", "0", "0.200"]
     assert ranks[1].split()[-1] == "0.200"
 
 
 def test_details_have_counters_costs_and_error_rates() -> None:
-    counted = replace(measurement(), counters={"rpc.bytes": 12345, "rpc.calls": None, "rpc.bytes.master": 0})
+    counted = replace(
+        measurement(),
+        counters={"rpc.bytes": 12345, "rpc.calls": None, "rpc.bytes.master": 0},
+    )
     first = comparison(Status.PASS, drift=0.041)
-    compared = verdict(Status.PASS, comparisons=(first, comparison(Status.PASS, "p10", alarm_rate=0.0077)), sessions=1)
-    lines = list(terminal.details([outcome(compared, measurement=counted, seconds=12.3), NEW, GREEN]))
+    compared = verdict(
+        Status.PASS,
+        comparisons=(first, comparison(Status.PASS, "p10", alarm_rate=0.0077)),
+        sessions=1,
+    )
+    lines = list(
+        terminal.details(
+            [outcome(compared, measurement=counted, seconds=12.3), NEW, GREEN]
+        )
+    )
     assert lines[6:9] == [
         "  smallest detectable change: 8 % (p50), 8 % (p10)",
         "  a step: rpc.bytes 12,345",
-        "  cost: 2 launches, 12 s; a launch (median): start 20.0 ms, group 10.0 ms, setup 300 ms, warmup 1.00 s, "
-        "steps 600 ms, end 10.0 ms",
+        (
+            "  cost: 2 launches, 12 s; a launch (median): start 20.0 ms, group 10.0 ms, setup 300"
+            " ms, warmup 1.00 s, steps 600 ms, end 10.0 ms"
+        ),
     ]
     assert lines[-2:] == [
         "expected false alarms in a run like this: 0.016 (at most 1.5 % in each of 2 tests)",
@@ -256,16 +379,29 @@ def test_details_have_counters_costs_and_error_rates() -> None:
     ("outcomes", "run", "line"),
     [
         ([], RunInfo(), "nothing measured (0 of 0 compared)"),
-        ([NEW] * 5, RunInfo(), "5 without baseline (0 of 5 compared): record baselines with --ddp-save-baseline"),
+        (
+            [NEW] * 5,
+            RunInfo(),
+            "5 without baseline (0 of 5 compared): record baselines with --ddp-save-baseline",
+        ),
         (
             [GREEN, outcome(verdict(Status.REGRESSED)), NEW, FAILED],
             RunInfo(skipped=1),
-            "compared with baselines: 1 regressed, 1 passed, 1 without baseline, 1 failed to measure, 1 skipped "
-            "(2 of 4 compared)",
+            (
+                "compared with baselines: 1 regressed, 1 passed, 1 without baseline, 1 failed to"
+                " measure, 1 skipped (2 of 4 compared)"
+            ),
         ),
-        ([GREEN], RunInfo(other_failures=3), "compared with baselines: 1 passed, 3 other failures (1 of 1 compared)"),
         (
-            [outcome(verdict(Status.NOT_GATED, "saving"), saved=1), outcome(verdict(Status.NOT_GATED, "saving"))],
+            [GREEN],
+            RunInfo(other_failures=3),
+            "compared with baselines: 1 passed, 3 other failures (1 of 1 compared)",
+        ),
+        (
+            [
+                outcome(verdict(Status.NOT_GATED, "saving"), saved=1),
+                outcome(verdict(Status.NOT_GATED, "saving")),
+            ],
             RunInfo(),
             "1 not gated, 1 saved (0 of 2 compared)",
         ),
@@ -277,20 +413,36 @@ def test_the_last_line_counts(outcomes: list[Outcome], run: RunInfo, line: str) 
 
 
 def test_the_last_line_says_how_long_the_run_waited_for_others() -> None:
-    waited = [replace(FAILED, seconds=100.0, waited_seconds=90.0), replace(GREEN, seconds=75.0, waited_seconds=47.2)]
+    waited = [
+        replace(FAILED, seconds=100.0, waited_seconds=90.0),
+        replace(GREEN, seconds=75.0, waited_seconds=47.2),
+    ]
     line = "compared with baselines: 1 passed, 1 failed to measure (1 of 2 compared) in 175 s"
-    assert summary.last_line(waited, RunInfo(), with_cost=True) == f"{line} (137 s of it waiting for other runs)"
+    assert (
+        summary.last_line(waited, RunInfo(), with_cost=True)
+        == f"{line} (137 s of it waiting for other runs)"
+    )
     alone = [replace(each, waited_seconds=0.0) for each in waited]
     assert summary.last_line(alone, RunInfo(), with_cost=True) == line
 
 
-def coarse(nodeid: str = "tests/test_a.py::test_step", sessions: int = 2, **needed: int | None) -> Outcome:
-    """By metric how many launches it needs; the smallest detectable change has as many percent as its metric says."""
+def coarse(
+    nodeid: str = "tests/test_a.py::test_step", sessions: int = 2, **needed: int | None
+) -> Outcome:
+    """By metric how many launches it needs; the smallest detectable change has as many percent as
+    its metric says."""
     comparisons = tuple(
-        comparison(Status.PASS, metric, resolution=int(metric[1:]) / 100, launches_needed=launches)
+        comparison(
+            Status.PASS,
+            metric,
+            resolution=int(metric[1:]) / 100,
+            launches_needed=launches,
+        )
         for metric, launches in needed.items()
     )
-    return outcome(verdict(Status.PASS, comparisons=comparisons, sessions=sessions), nodeid=nodeid)
+    return outcome(
+        verdict(Status.PASS, comparisons=comparisons, sessions=sessions), nodeid=nodeid
+    )
 
 
 def diverged(status: Status, before: float | None, now: float | None) -> Outcome:
@@ -304,60 +456,125 @@ SLOWER = comparison(Status.PASS, change=Interval(estimate=0.097, low=0.05, high=
 @pytest.mark.parametrize(
     ("reported", "line"),
     [
-        (outcome(verdict(Status.INCONCLUSIVE, "not-significant")), "launches of the same code differ by as much"),
-        (outcome(verdict(Status.INCONCLUSIVE, "not-confirmed")), "further launches did not confirm it"),
+        (
+            outcome(verdict(Status.INCONCLUSIVE, "not-significant")),
+            "launches of the same code differ by as much",
+        ),
+        (
+            outcome(verdict(Status.INCONCLUSIVE, "not-confirmed")),
+            "further launches did not confirm it",
+        ),
         (
             outcome(verdict(Status.INCONCLUSIVE, "recompiled")),
             "steps of most launches are not alike: see the notes",
         ),
         (
             outcome(verdict(Status.INCONCLUSIVE, "machine-slower")),
-            "the machine is slower: the baseline's own code is as slow today (not checked: data outside the "
-            "repository, and what fixtures, native libraries or other programs read)",
+            (
+                "the machine is slower: the baseline's own code is as slow today (not checked: data"
+                " outside the repository, and what fixtures, native libraries or other programs"
+                " read)"
+            ),
         ),
-        (coarse(p11=40, p50=80), f"{NOISY} 11 % (p11), 50 % (p50); raise --ddp-launches to 80"),
-        (coarse(p11=40, p50=None), f"{NOISY} 11 % (p11), 50 % (p50); add sessions with --ddp-extend-baseline"),
-        (coarse(p11=None, sessions=10), f"{NOISY} 11 % (p11); compare with --ddp-against"),
-        (coarse(p50=650), f"{NOISY} 50 % (p50); compare with --ddp-against, or raise the limit"),
-        (replace(coarse(p50=300), costs=(LaunchCost(),) * 80), f"{NOISY} 50 % (p50); raise --ddp-launches to 300"),
+        (
+            coarse(p11=40, p50=80),
+            f"{NOISY} 11 % (p11), 50 % (p50); raise --ddp-launches to 80",
+        ),
+        (
+            coarse(p11=40, p50=None),
+            f"{NOISY} 11 % (p11), 50 % (p50); add sessions with --ddp-extend-baseline",
+        ),
+        (
+            coarse(p11=None, sessions=10),
+            f"{NOISY} 11 % (p11); compare with --ddp-against",
+        ),
+        (
+            coarse(p50=650),
+            f"{NOISY} 50 % (p50); compare with --ddp-against, or raise the limit",
+        ),
+        (
+            replace(coarse(p50=300), costs=(LaunchCost(),) * 80),
+            f"{NOISY} 50 % (p50); raise --ddp-launches to 300",
+        ),
         (
             replace(coarse(p50=300), costs=(LaunchCost(),) * 80, seconds=240.0),
             f"{NOISY} 50 % (p50); raise --ddp-launches to 300 (about 15 min)",
         ),
         (replace(coarse(p50=300), baseline_path=""), f"{NOISY} 50 % (p50)"),
-        (outcome(verdict(Status.PASS, comparisons=(SLOWER,))), "p50 +9.7 %: slower, within the limit of 10 %"),
+        (
+            outcome(verdict(Status.PASS, comparisons=(SLOWER,))),
+            "p50 +9.7 %: slower, within the limit of 10 %",
+        ),
         (outcome(verdict(Status.IMPROVED)), "accept it with --ddp-save-baseline"),
-        (diverged(Status.IMPROVED, 2.31, 2.58), "computes something else: loss 2.31 -> 2.58"),
-        (diverged(Status.PASS, 2.3125, 2.3125125), "computes something else: loss 2.3125 -> 2.3125125"),
+        (
+            diverged(Status.IMPROVED, 2.31, 2.58),
+            "computes something else: loss 2.31 -> 2.58",
+        ),
+        (
+            diverged(Status.PASS, 2.3125, 2.3125125),
+            "computes something else: loss 2.3125 -> 2.3125125",
+        ),
         (diverged(Status.PASS, None, 0.0), "computes something else: loss nan -> 0"),
         (
-            outcome(verdict(Status.INCOMPARABLE, "must-match", differences=("batch_size 32 -> 64",))),
+            outcome(
+                verdict(
+                    Status.INCOMPARABLE,
+                    "must-match",
+                    differences=("batch_size 32 -> 64",),
+                )
+            ),
             "batch_size 32 -> 64: measure as before, or save a new baseline",
         ),
         (
-            outcome(verdict(Status.INCOMPARABLE, "unknown-counter-now", differences=("rpc.bytes",))),
+            outcome(
+                verdict(
+                    Status.INCOMPARABLE,
+                    "unknown-counter-now",
+                    differences=("rpc.bytes",),
+                )
+            ),
             "rpc.bytes: it is unknown, or differs between launches",
         ),
         (
             outcome(verdict(Status.INCOMPARABLE, "no-cpu-time")),
-            "CPU time is limited, and the baseline has none: measure as before, or save a new baseline",
+            (
+                "CPU time is limited, and the baseline has none: measure as before, or save a new"
+                " baseline"
+            ),
         ),
-        (outcome(verdict(Status.INCOMPARABLE, "no-cpu-time-now")), "CPU time is limited, and the ranks used none"),
+        (
+            outcome(verdict(Status.INCOMPARABLE, "no-cpu-time-now")),
+            "CPU time is limited, and the ranks used none",
+        ),
         (
             outcome(verdict(Status.NOT_GATED, "no-supported-limit")),
             "its limits need more --ddp-steps or --ddp-launches",
         ),
         (
             outcome(verdict(Status.NOT_GATED, "debugging-variable")),
-            "a debugging variable is set (CUDA_LAUNCH_BLOCKING, TORCH_DISTRIBUTED_DEBUG=DETAIL or NCCL_DEBUG=TRACE): "
-            "unset it",
+            (
+                "a debugging variable is set (CUDA_LAUNCH_BLOCKING, TORCH_DISTRIBUTED_DEBUG=DETAIL"
+                " or NCCL_DEBUG=TRACE): unset it"
+            ),
         ),
-        (outcome(verdict(Status.NOT_GATED, "saving")), "not saved: the test did not pass, or it is a rerun"),
         (
-            outcome(verdict(Status.PASS, comparisons=(), dropped=("p10:10%: it needs 2", "p50:10%: it needs 2"))),
+            outcome(verdict(Status.NOT_GATED, "saving")),
+            "not saved: the test did not pass, or it is a rerun",
+        ),
+        (
+            outcome(
+                verdict(
+                    Status.PASS,
+                    comparisons=(),
+                    dropped=("p10:10%: it needs 2", "p50:10%: it needs 2"),
+                )
+            ),
             "dropped the default limits p10:10%, p50:10%: it needs 2",
         ),
-        (replace(GREEN, notes=("rank 0's clean-up did not end",)), "rank 0's clean-up did not end"),
+        (
+            replace(GREEN, notes=("rank 0's clean-up did not end",)),
+            "rank 0's clean-up did not end",
+        ),
         (FAILED, "launch 1 of 2: rank 1 failed in setup: ValueError: bad"),
     ],
 )
@@ -366,18 +583,30 @@ def test_a_problem_is_one_line(reported: Outcome, line: str) -> None:
 
 
 COARSE = comparison(Status.PASS, resolution=0.45, launches_needed=99)
-ZERO = (risen("all_reduce.count", 1, 0, Status.PASS), risen("collectives.count", 1, 0, Status.PASS))
+ZERO = (
+    risen("all_reduce.count", 1, 0, Status.PASS),
+    risen("collectives.count", 1, 0, Status.PASS),
+)
 ANOTHER_WARMUP = {"reason": "must-match", "differences": ("warmup 5 -> 2",)}
 
 
 @pytest.mark.parametrize(
     ("reported", "lines"),
     [
-        (outcome(verdict(Status.INCONCLUSIVE, "not-confirmed")), ["further launches did not confirm it"]),
         (
-            outcome(verdict(Status.INCONCLUSIVE, "machine-slower"), stored_verdict=verdict(Status.REGRESSED)),
-            ["p50 +12 % against the baseline: the machine is slower: the baseline's own code is as slow today (not "
-             "checked: data outside the repository, and what fixtures, native libraries or other programs read)"],
+            outcome(verdict(Status.INCONCLUSIVE, "not-confirmed")),
+            ["further launches did not confirm it"],
+        ),
+        (
+            outcome(
+                verdict(Status.INCONCLUSIVE, "machine-slower"),
+                stored_verdict=verdict(Status.REGRESSED),
+            ),
+            [
+                "p50 +12 % against the baseline: the machine is slower: the baseline's own code is"
+                " as slow today (not checked: data outside the repository, and what fixtures,"
+                " native libraries or other programs read)"
+            ],
         ),
         (replace(NEW, notes=("there is no baseline",)), ["there is no baseline"]),
         (
@@ -385,43 +614,80 @@ ANOTHER_WARMUP = {"reason": "must-match", "differences": ("warmup 5 -> 2",)}
             ["warmup 5 -> 2: measure as before, or save a new baseline"],
         ),
         (
-            outcome(verdict(Status.PASS, comparisons=(COARSE,)), notes=("only with more words",)),
-            ["too noisy for a 10 % limit: the smallest change it can detect is 45 % (p50); compare with "
-             "--ddp-against, or raise the limit"],
+            outcome(
+                verdict(Status.PASS, comparisons=(COARSE,)),
+                notes=("only with more words",),
+            ),
+            [
+                "too noisy for a 10 % limit: the smallest change it can detect is 45 % (p50);"
+                " compare with --ddp-against, or raise the limit"
+            ],
         ),
-        (outcome(verdict(Status.PASS, counters=ZERO)), ["fell to 0: all_reduce.count 1 -> 0"]),
         (
-            outcome(verdict(Status.IMPROVED, dropped=("gradient_bytes:0%: unknown now",))),
+            outcome(verdict(Status.PASS, counters=ZERO)),
+            ["fell to 0: all_reduce.count 1 -> 0"],
+        ),
+        (
+            outcome(
+                verdict(Status.IMPROVED, dropped=("gradient_bytes:0%: unknown now",))
+            ),
             ["dropped the default limit gradient_bytes:0%: unknown now"],
         ),
         (replace(GREEN, notes=("rank 0's clean-up did not end",)), []),
         (outcome(verdict(Status.IMPROVED)), []),
         (FAILED, []),
     ],
-)  # fmt: skip
-def test_what_leaves_a_verdict_in_doubt_is_shown_with_q_too(reported: Outcome, lines: list[str]) -> None:
+)
+def test_what_leaves_a_verdict_in_doubt_is_shown_with_q_too(
+    reported: Outcome, lines: list[str]
+) -> None:
     shown = list(terminal.report([reported], RunInfo(), (), verbosity=-1, width=1_000))
-    assert [line.removeprefix("test_step: ") for line in shown if line.startswith("test_step: ")] == lines
+    assert [
+        line.removeprefix("test_step: ")
+        for line in shown
+        if line.startswith("test_step: ")
+    ] == lines
 
 
 @pytest.mark.parametrize("reason", ["not-confirmed", "undecided"])
-def test_a_range_beyond_the_limit_that_decides_nothing_says_why_it_is_not_enough(reason: str) -> None:
+def test_a_range_beyond_the_limit_that_decides_nothing_says_why_it_is_not_enough(
+    reason: str,
+) -> None:
     limit = Limit(metric="mean", value=0.25, unit="%", default=True)
     wide = Interval(estimate=1.02, low=0.7, high=1.41)
     mean = comparison(Status.INCONCLUSIVE, limit=limit, change=wide)
-    reported = outcome(verdict(Status.INCONCLUSIVE, reason, comparisons=(comparison(Status.PASS), mean)))
+    reported = outcome(
+        verdict(
+            Status.INCONCLUSIVE, reason, comparisons=(comparison(Status.PASS), mean)
+        )
+    )
     assert terminal.change(reported) == "mean 2.02x [1.70, 2.41]"
     (line,) = problems(reported)
-    assert line == (
-        "test_step: its range is of all launches, and the later ones alone do not confirm it: raise --ddp-launches"
+    assert (
+        line
+        == "test_step: its range is of all launches, and the later ones alone do not confirm it:"
+        " raise --ddp-launches"
     )
 
 
-def test_what_holds_for_several_tests_is_said_once_and_what_is_counted_is_not_said() -> None:
-    noted = [replace(NEW, nodeid=f"a.py::test_{name}", notes=("there is one for x",)) for name in "abcd"]
-    assert problems(*noted) == ["4 tests (test_a, test_b, test_c, ...): there is one for x"]
-    gates_off = (outcome(verdict(Status.NOT_GATED, reason)) for reason in ("gate-off", "disabled"))
-    assert problems(*gates_off, outcome(verdict(Status.NOT_GATED, "saving"), saved=1)) == []
+def test_what_holds_for_several_tests_is_said_once_and_what_is_counted_is_not_said() -> (
+    None
+):
+    noted = [
+        replace(NEW, nodeid=f"a.py::test_{name}", notes=("there is one for x",))
+        for name in "abcd"
+    ]
+    assert problems(*noted) == [
+        "4 tests (test_a, test_b, test_c, ...): there is one for x"
+    ]
+    gates_off = (
+        outcome(verdict(Status.NOT_GATED, reason))
+        for reason in ("gate-off", "disabled")
+    )
+    assert (
+        problems(*gates_off, outcome(verdict(Status.NOT_GATED, "saving"), saved=1))
+        == []
+    )
     named = replace(noted[0], test=TestId(module="m", name="t", label="forward"))
     assert problems(named) == ["test_a (forward): there is one for x"]
 
@@ -430,18 +696,35 @@ def test_what_holds_for_several_tests_is_said_once_and_what_is_counted_is_not_sa
 
 
 def test_the_cause_of_a_slowdown_comes_before_another_loss() -> None:
-    red = replace(diverged(Status.REGRESSED, 2.31, 2.58), fails=True, evidence=("data +2.00 ms (the step: +2.10 ms)",))
+    red = replace(
+        diverged(Status.REGRESSED, 2.31, 2.58),
+        fails=True,
+        evidence=("data +2.00 ms (the step: +2.10 ms)",),
+    )
     why = "\nwhy: data +2.00 ms (the step: +2.10 ms); computes something else: loss 2.31 -> 2.58\n"
     assert why in sentences.gate_failure(red)
 
 
 def test_a_faster_test_that_computes_something_else_is_not_to_be_accepted() -> None:
-    red = replace(diverged(Status.IMPROVED, 2.31, 2.58), fails=True, traces="out/test_step")
-    assert "\nwhy: computes something else: loss 2.31 -> 2.58\n" in sentences.gate_failure(red)
+    red = replace(
+        diverged(Status.IMPROVED, 2.31, 2.58), fails=True, traces="out/test_step"
+    )
+    assert (
+        "\nwhy: computes something else: loss 2.31 -> 2.58\n"
+        in sentences.gate_failure(red)
+    )
     assert "\ntraces:   out/test_step" in sentences.gate_failure(red)
-    assert sentences.headline(red) == "DIVERGED: computes something else: loss 2.31 -> 2.58"
-    assert summary.last_line([red]).startswith("compared with baselines: 1 diverged (1 of 1")
-    assert sentences.verdict_of(replace(red, error="the baseline could not be saved")) == "IMPROVED"
+    assert (
+        sentences.headline(red)
+        == "DIVERGED: computes something else: loss 2.31 -> 2.58"
+    )
+    assert summary.last_line([red]).startswith(
+        "compared with baselines: 1 diverged (1 of 1"
+    )
+    assert (
+        sentences.verdict_of(replace(red, error="the baseline could not be saved"))
+        == "IMPROVED"
+    )
     quiet = diverged(Status.PASS, 2.31, 2.58)
     assert summary.concern(quiet) is summary.Concern.DOUBTFUL
 
@@ -454,11 +737,19 @@ def test_a_failed_gate_reads_from_the_result_to_the_command_that_accepts() -> No
         steps=3,
         launch_seconds={"p50": (0.1, 0.1)},
     )
-    judged = verdict(Status.REGRESSED, differences=("torch 2.12 -> 2.13",), counters=(risen(status=Status.PASS),))
-    red = reports.explained(
-        outcome(judged, sessions=(session,) * 3), [measurement(0.1)], "pytest x --ddp-save-baseline"
+    judged = verdict(
+        Status.REGRESSED,
+        differences=("torch 2.12 -> 2.13",),
+        counters=(risen(status=Status.PASS),),
     )
-    assert sentences.gate_failure(codec.decode(Outcome, codec.encode(red))).splitlines() == [
+    red = reports.explained(
+        outcome(judged, sessions=(session,) * 3),
+        [measurement(0.1)],
+        "pytest x --ddp-save-baseline",
+    )
+    assert sentences.gate_failure(
+        codec.decode(Outcome, codec.encode(red))
+    ).splitlines() == [
         "REGRESSED: step time p50 100 -> 200 ms, +12 % [+8, +17] (limit 10 %)",
         "why: every rank computes longer: CPU time +100 ms (the step: +100 ms); torch 2.12 -> 2.13",
         "",
@@ -477,7 +768,9 @@ def test_no_line_of_a_failed_gate_is_wider_than_the_terminal() -> None:
     command = f"pytest {'a' * 40} -c pytest.ini --rootdir .. --ddp-save-baseline"
     judged = verdict(Status.REGRESSED, differences=("torch 2.12 -> 2.13",))
     compared = replace(outcome(judged), accept=command, notes=("many words " * 20,))
-    missing = replace(outcome(verdict(Status.NO_BASELINE)), accept=command, baseline_path="b")
+    missing = replace(
+        outcome(verdict(Status.NO_BASELINE)), accept=command, baseline_path="b"
+    )
     for width, red in ((60, compared), (80, compared), (60, missing)):
         failure = sentences.gate_failure(red, width)
         assert max(map(len, failure.splitlines())) <= width
@@ -499,23 +792,41 @@ def test_a_failure_says_how_long_trainers_waited_for_rpc() -> None:
 
     roles = Plan(world_size=2, backend="gloo", device="cpu", parameter_servers=1)
     before = [waiting(0.1, (0.05, 0.0))]
-    found, words = causes.explain(verdict(Status.REGRESSED), roles, waiting(0.2, (0.15, 0.0)), before, 0.015)
+    found, words = causes.explain(
+        verdict(Status.REGRESSED), roles, waiting(0.2, (0.15, 0.0)), before, 0.015
+    )
     assert words == ("waiting for RPC +100 ms (the step: +100 ms)",)
-    assert [(each.phases, each.rank) for each in found] == [(("waiting_for_RPC",), None)]
+    assert [(each.phases, each.rank) for each in found] == [
+        (("waiting_for_RPC",), None)
+    ]
 
 
 def test_of_default_limits_on_counters_only_those_that_changed_are_shown() -> None:
     limit = Limit(metric="buckets", value=0.0, unit="%", default=True)
-    same, more = (CounterChange(limit=limit, status=Status.PASS, baseline=4, now=now) for now in (4, 5))
+    same, more = (
+        CounterChange(limit=limit, status=Status.PASS, baseline=4, now=now)
+        for now in (4, 5)
+    )
     rows = sentences.metrics(verdict(Status.PASS, counters=(same, more)), GREEN.plan)
     assert rows[2:] == [("buckets", "4", "5", "+25 %", "0 %")]
-    dropped = verdict(Status.PASS, dropped=tuple(f"{name}:0%: unknown now" for name in COUNTERS[:5]))
+    dropped = verdict(
+        Status.PASS, dropped=tuple(f"{name}:0%: unknown now" for name in COUNTERS[:5])
+    )
     (note,) = sentences.left_out(dropped)
-    assert note == "dropped the default limits rpc.calls:0%, rpc.bytes:0%, all_reduce.count:0%, ...: unknown now"
+    assert (
+        note
+        == "dropped the default limits rpc.calls:0%, rpc.bytes:0%, all_reduce.count:0%, ...:"
+        " unknown now"
+    )
 
 
 def test_a_counter_that_rose_is_the_result() -> None:
-    red = verdict(Status.REGRESSED, "counter-rose", comparisons=(comparison(Status.PASS),), counters=(risen(),))
+    red = verdict(
+        Status.REGRESSED,
+        "counter-rose",
+        comparisons=(comparison(Status.PASS),),
+        counters=(risen(),),
+    )
     first = sentences.gate_failure(outcome(red)).splitlines()[0]
     assert first == "REGRESSED: rpc.bytes 1,000 -> 1,250, +25 % (limit 0 %)"
     assert dict(summary.junit_properties(outcome(red)))["ddpperf.metric"] == "rpc.bytes"
@@ -525,42 +836,94 @@ def test_a_counter_that_rose_is_the_result() -> None:
 @pytest.mark.parametrize(
     ("judged", "first"),
     [
-        (verdict(Status.NO_BASELINE), "NO BASELINE (step time p50 200 ms): record one with --ddp-save-baseline"),
+        (
+            verdict(Status.NO_BASELINE),
+            "NO BASELINE (step time p50 200 ms): record one with --ddp-save-baseline",
+        ),
         (
             verdict(Status.INCOMPARABLE, "must-match", differences=("warmup 5 -> 2",)),
-            "INCOMPARABLE (step time p50 200 ms): warmup 5 -> 2: measure as before, or save a new baseline",
+            (
+                "INCOMPARABLE (step time p50 200 ms): warmup 5 -> 2: measure as before, or save a"
+                " new baseline"
+            ),
         ),
-        (verdict(Status.NOT_GATED, "gate-off"), "NOT GATED (step time p50 200 ms): gate=False"),
+        (
+            verdict(Status.NOT_GATED, "gate-off"),
+            "NOT GATED (step time p50 200 ms): gate=False",
+        ),
     ],
 )
-def test_a_gate_that_fails_without_a_comparison_says_why_and_what_records(judged: Verdict, first: str) -> None:
-    reported = sentences.gate_failure(outcome(judged, notes=("there is a baseline for x",), accept="c"))
-    assert reported.splitlines() == [first, "note:     there is a baseline for x", "record:   c"]
+def test_a_gate_that_fails_without_a_comparison_says_why_and_what_records(
+    judged: Verdict, first: str
+) -> None:
+    reported = sentences.gate_failure(
+        outcome(judged, notes=("there is a baseline for x",), accept="c")
+    )
+    assert reported.splitlines() == [
+        first,
+        "note:     there is a baseline for x",
+        "record:   c",
+    ]
 
 
 def test_steps_that_send_nothing_any_more_are_no_improvement_in_any_report() -> None:
     lost = ("gradients are no longer synchronised: all_reduce.count 1 -> 0",)
-    faster = comparison(Status.IMPROVED, change=Interval(estimate=-0.8, low=-0.82, high=-0.78), now_seconds=0.02)
-    judged = verdict(Status.INCOMPARABLE, "not-synchronised", differences=lost, comparisons=(faster,), counters=ZERO)
+    faster = comparison(
+        Status.IMPROVED,
+        change=Interval(estimate=-0.8, low=-0.82, high=-0.78),
+        now_seconds=0.02,
+    )
+    judged = verdict(
+        Status.INCOMPARABLE,
+        "not-synchronised",
+        differences=lost,
+        comparisons=(faster,),
+        counters=ZERO,
+    )
     quiet = outcome(replace(judged, diverged=LossChange(before=2.31, now=2.58)))
-    why = f"{lost[0]}: if that is meant, name its limit with --ddp-threshold, or save a new baseline"
+    why = (
+        f"{lost[0]}: if that is meant, name its limit with --ddp-threshold, or save a new "
+        "baseline"
+    )
     losses = "computes something else: loss 2.31 -> 2.58"
-    assert problems(quiet) == [f"test_step: {why}; {losses}", "test_step: fell to 0: all_reduce.count 1 -> 0"]
+    assert problems(quiet) == [
+        f"test_step: {why}; {losses}",
+        "test_step: fell to 0: all_reduce.count 1 -> 0",
+    ]
     red = replace(quiet, fails=True)
-    assert sentences.headline(red) == f"INCOMPARABLE p50 -80 % (limit 10 %): {why}; {losses}"
+    assert (
+        sentences.headline(red)
+        == f"INCOMPARABLE p50 -80 % (limit 10 %): {why}; {losses}"
+    )
     assert sentences.gate_failure(red, 1_000).splitlines()[:2] == [
         "INCOMPARABLE: step time p50 100 -> 20.0 ms, -80 % [-82, -78] (limit 10 %)",
         f"why: {why}; {losses}",
     ]
     assert summary.last_line([red]).startswith("1 incomparable (0 of 1 compared)")
     live = outcome(judged, baseline_path="")
-    assert problems(live)[0] == f"test_step: {why.removesuffix(', or save a new baseline')}"
+    assert (
+        problems(live)[0]
+        == f"test_step: {why.removesuffix(', or save a new baseline')}"
+    )
 
 
 def test_a_failed_launch_shows_the_first_cause_then_the_others() -> None:
-    cause = RankError(rank=1, when=1.0, phase="step 7 of 30", summary="ValueError: bad", traceback="Traceback A\n")
+    cause = RankError(
+        rank=1,
+        when=1.0,
+        phase="step 7 of 30",
+        summary="ValueError: bad",
+        traceback="Traceback A\n",
+    )
     same = replace(cause, rank=2)
-    lost = RankError(rank=0, when=0.9, phase="step 7 of 30", summary="reset", traceback="B", lost_connection=True)
+    lost = RankError(
+        rank=0,
+        when=0.9,
+        phase="step 7 of 30",
+        summary="reset",
+        traceback="B",
+        lost_connection=True,
+    )
     assert str(LaunchError(cause, (lost, same), ())).splitlines() == [
         "rank 1 failed in step 7 of 30: ValueError: bad",
         "",
@@ -576,7 +939,9 @@ def test_a_failed_launch_shows_the_first_cause_then_the_others() -> None:
 
 
 def test_junit_has_the_verdict_in_strings_and_no_samples() -> None:
-    assert dict(summary.junit_properties(outcome(verdict(Status.REGRESSED, "beyond-limit")))) == {
+    assert dict(
+        summary.junit_properties(outcome(verdict(Status.REGRESSED, "beyond-limit")))
+    ) == {
         "ddpperf.verdict": "REGRESSED",
         "ddpperf.reason": "beyond-limit",
         "ddpperf.metric": "p50",
@@ -585,33 +950,61 @@ def test_junit_has_the_verdict_in_strings_and_no_samples() -> None:
         "ddpperf.resolution": "0.0800",
         "ddpperf.p50": "0.200000000",
     }
-    named = outcome(verdict(Status.NO_BASELINE), test=TestId(module="m", name="t", label="forward"))
+    named = outcome(
+        verdict(Status.NO_BASELINE), test=TestId(module="m", name="t", label="forward")
+    )
     assert ("ddpperf.forward.verdict", "NO BASELINE") in summary.junit_properties(named)
 
 
 def test_all_reports_show_the_same_change_of_several() -> None:
     most = comparison(metric="p10", change=Interval(estimate=0.5, low=0.4, high=0.6))
     red = outcome(verdict(Status.REGRESSED, comparisons=(most, comparison())))
-    assert sentences.gate_failure(red).startswith("REGRESSED: step time p50 100 -> 200 ms, +12 % [+8, +17]")
+    assert sentences.gate_failure(red).startswith(
+        "REGRESSED: step time p50 100 -> 200 ms, +12 % [+8, +17]"
+    )
     assert sentences.headline(red).startswith("REGRESSED p50 +12 %")
     properties = dict(summary.junit_properties(red))
-    assert (properties["ddpperf.metric"], properties["ddpperf.ratio"]) == ("p50", "1.1230")
+    assert (properties["ddpperf.metric"], properties["ddpperf.ratio"]) == (
+        "p50",
+        "1.1230",
+    )
     assert properties["ddpperf.interval"] == "1.0810..1.1670"
 
 
 def test_the_json_has_everything_and_the_same_counts() -> None:
     outcomes = [outcome(verdict(Status.REGRESSED)), FAILED]
-    run = RunInfo(id="7e1", created="now", commit="c0ffee", committed="then", facts={"torch": "2.13.0"}, skipped=1)
+    run = RunInfo(
+        id="7e1",
+        created="now",
+        commit="c0ffee",
+        committed="then",
+        facts={"torch": "2.13.0"},
+        skipped=1,
+    )
     data = json_report.report(outcomes, run)
     again = json.loads(codec.dumps(data))
     assert again["schema"] == 1
-    assert [again[name] for name in ("run_id", "created", "commit", "committed")] == ["7e1", "now", "c0ffee", "then"]
+    assert [again[name] for name in ("run_id", "created", "commit", "committed")] == [
+        "7e1",
+        "now",
+        "c0ffee",
+        "then",
+    ]
     assert again["machine"] == {"torch": "2.13.0"}
-    assert again["summary"]["regressed"] == again["summary"]["failed"] == again["summary"]["skipped"] == 1
+    assert (
+        again["summary"]["regressed"]
+        == again["summary"]["failed"]
+        == again["summary"]["skipped"]
+        == 1
+    )
     first, second = again["measurements"]
     assert first["percentile_seconds"] == {f"p{q}": 0.2 for q in (10, 50, 75, 90, 95)}
     assert first["measurement"]["samples"]["step_seconds"] == [[0.2, 0.2, 0.2]] * 2
-    assert first["verdict"]["comparisons"][0]["change"] == {"estimate": 0.123, "low": 0.081, "high": 0.167}
+    assert first["verdict"]["comparisons"][0]["change"] == {
+        "estimate": 0.123,
+        "low": 0.081,
+        "high": 0.167,
+    }
     assert second["verdict"] is None
     assert second["error"].endswith("ValueError: bad")
 
@@ -624,22 +1017,58 @@ Pair = tuple[int, int]
 @pytest.mark.parametrize(
     ("phase", "step", "launch", "test", "p50_seconds", "line"),
     [
-        (Phase.STEPS, (30, 50), (2, 5), (1, 1), 0.2431, "launch 2/5, step 30/50, p50 so far 243 ms"),
+        (
+            Phase.STEPS,
+            (30, 50),
+            (2, 5),
+            (1, 1),
+            0.2431,
+            "launch 2/5, step 30/50, p50 so far 243 ms",
+        ),
         (Phase.WARMUP, (3, 5), (2, 5), (1, 1), None, "launch 2/5, warm-up 3/5"),
         (Phase.SETUP, (0, 0), (0, 0), (1, 1), None, "setup"),
         (Phase.STEPS, (0, 0), (0, 0), (1, 1), None, "the function"),
-        (Phase.DELIVERY, (50, 50), (2, 5), (3, 12), None, "test 3/12, launch 2/5, collecting"),
+        (
+            Phase.DELIVERY,
+            (50, 50),
+            (2, 5),
+            (3, 12),
+            None,
+            "test 3/12, launch 2/5, collecting",
+        ),
     ],
 )
 def test_progress_has_its_place(
-    phase: Phase, step: Pair, launch: Pair, test: Pair, p50_seconds: float | None, line: str
+    phase: Phase,
+    step: Pair,
+    launch: Pair,
+    test: Pair,
+    p50_seconds: float | None,
+    line: str,
 ) -> None:
-    assert watch.progress_line(phase, step, launch=launch, test=test, p50_seconds=p50_seconds) == line
+    assert (
+        watch.progress_line(
+            phase, step, launch=launch, test=test, p50_seconds=p50_seconds
+        )
+        == line
+    )
 
 
 def test_waiting_names_what_is_waited_for() -> None:
     wait = "waiting for another timed run"
-    assert watch.waiting_line(Path("/cpu0"), 4321, 10.2) == f"{wait} (pid 4321) to release its cores, 10 s"
-    assert watch.waiting_line(Path("/0000:17:00.0"), 4321, 20.0) == f"{wait} (pid 4321) to release its devices, 20 s"
-    assert watch.waiting_line(Path("/"), None, 80.0) == f"{wait} to release its cores, 80 s"
-    assert watch.waiting_line(Path("node 1 (b)/cpu3"), None, 9.0) == f"{wait} on node 1 (b) to release its cores, 9 s"
+    assert (
+        watch.waiting_line(Path("/cpu0"), 4321, 10.2)
+        == f"{wait} (pid 4321) to release its cores, 10 s"
+    )
+    assert (
+        watch.waiting_line(Path("/0000:17:00.0"), 4321, 20.0)
+        == f"{wait} (pid 4321) to release its devices, 20 s"
+    )
+    assert (
+        watch.waiting_line(Path("/"), None, 80.0)
+        == f"{wait} to release its cores, 80 s"
+    )
+    assert (
+        watch.waiting_line(Path("node 1 (b)/cpu3"), None, 9.0)
+        == f"{wait} on node 1 (b) to release its cores, 9 s"
+    )

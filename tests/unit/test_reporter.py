@@ -21,12 +21,35 @@ def refuse(name: str) -> list[str]:
     [
         (None, False),
         (SimpleNamespace(cov_controller=None), False),  # --no-cov
-        (SimpleNamespace(cov_controller=SimpleNamespace(cov=SimpleNamespace(get_option=lambda name: WHOLE))), False),
-        (SimpleNamespace(cov_controller=SimpleNamespace(cov=SimpleNamespace(get_option=lambda name: WHOLE[:1]))), True),
-        (SimpleNamespace(cov_controller=SimpleNamespace(cov=SimpleNamespace(get_option=refuse))), True),
+        (
+            SimpleNamespace(
+                cov_controller=SimpleNamespace(
+                    cov=SimpleNamespace(get_option=lambda name: WHOLE)
+                )
+            ),
+            False,
+        ),
+        (
+            SimpleNamespace(
+                cov_controller=SimpleNamespace(
+                    cov=SimpleNamespace(get_option=lambda name: WHOLE[:1])
+                )
+            ),
+            True,
+        ),
+        (
+            SimpleNamespace(
+                cov_controller=SimpleNamespace(cov=SimpleNamespace(get_option=refuse))
+            ),
+            True,
+        ),
     ],
     ids=["not installed", "off", "set", "set in part", "before 7.10"],
 )
-def test_ranks_are_not_covered_unless_all_patches_are_set(plugin: Any, covers_none: bool) -> None:
-    config: Any = SimpleNamespace(pluginmanager=SimpleNamespace(get_plugin=lambda name: plugin))
+def test_ranks_are_not_covered_unless_all_patches_are_set(
+    plugin: Any, covers_none: bool
+) -> None:
+    config: Any = SimpleNamespace(
+        pluginmanager=SimpleNamespace(get_plugin=lambda name: plugin)
+    )
     assert _covers_no_ranks(config) is covers_none

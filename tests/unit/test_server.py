@@ -1,4 +1,5 @@
-"""What the rank server leaves when it ends; what it does for ranks is tested on launches. Here without torch."""
+"""What the rank server leaves when it ends; what it does for ranks is tested on launches. Here
+without torch."""
 
 from __future__ import annotations
 
@@ -92,7 +93,11 @@ def test_what_a_rank_leaves_in_its_group_ends_with_it(waitid: str) -> None:
     """macOS has waitid from Python 3.13 on."""
     environ = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
     reported = subprocess.run(
-        [sys.executable, "-c", ENDED, waitid], env=environ, check=True, capture_output=True, text=True
+        [sys.executable, "-c", ENDED, waitid],
+        env=environ,
+        check=True,
+        capture_output=True,
+        text=True,
     )
     until(lambda: gone([int(reported.stdout)]))
 
@@ -120,14 +125,18 @@ def test_a_server_takes_folders_along_and_pytests_own_only_if_that_was_killed(
             if folder != folders[1] or launch == "over":
                 send(lines, ServerMessage(ServerKind.END_LAUNCH))
                 assert lines.receive() == [{"kind": "launch ended"}]
-        assert all(folder.exists() for folder in folders), "pytest reads it after the end"
+        assert all(folder.exists() for folder in folders), (
+            "pytest reads it after the end"
+        )
         if end == "stopped":
             send(lines, ServerMessage(ServerKind.STOP_SERVER))
         if end == "signalled":
             process.send_signal(signal.SIGTERM)
             process.wait(60)
     assert process.wait(60) == 0
-    assert [path.name for path in tmp_path.iterdir() if path.name != "pytests"] == ["before"]
+    assert [path.name for path in tmp_path.iterdir() if path.name != "pytests"] == [
+        "before"
+    ]
     assert folders[2].exists() == (end == "stopped")
 
 
@@ -190,10 +199,16 @@ def test_an_error_of_a_rank_that_has_no_log_yet_is_written() -> None:
     assert written.endswith("ValueError: before it has a log\n")
 
 
-def test_a_rank_that_has_nowhere_to_write_its_stacks_does_not_end_of_being_asked_for_them() -> None:
+def test_a_rank_that_has_nowhere_to_write_its_stacks_does_not_end_of_being_asked_for_them() -> (
+    None
+):
     with leader(RANK_THAT_ENDS_WHEN_TOLD) as (lines, _), ask_for_rank(lines) as channel:
         assert channel.recv(4) == b"here"
-        for request in (ServerKind.DUMP_STACKS, ServerKind.PAUSE_RANKS, ServerKind.RESUME_RANKS):
+        for request in (
+            ServerKind.DUMP_STACKS,
+            ServerKind.PAUSE_RANKS,
+            ServerKind.RESUME_RANKS,
+        ):
             send(lines, ServerMessage(request))
         await_answer(lines, ServerKind.RANKS_PAUSED)
         channel.send(b"x")
@@ -201,7 +216,10 @@ def test_a_rank_that_has_nowhere_to_write_its_stacks_does_not_end_of_being_asked
 
 
 def test_a_store_ends_with_its_launch_where_the_kernel_tells_no_children() -> None:
-    with leader(STORE_WHERE_NO_CHILDREN_ARE_TOLD) as (lines, process), socket.socket() as bound:
+    with (
+        leader(STORE_WHERE_NO_CHILDREN_ARE_TOLD) as (lines, process),
+        socket.socket() as bound,
+    ):
         send(lines, ServerMessage(ServerKind.HOLD_STORE), bound.fileno())
         until(lambda: descendants(process.pid))
         store = descendants(process.pid)
@@ -210,16 +228,22 @@ def test_a_store_ends_with_its_launch_where_the_kernel_tells_no_children() -> No
         assert gone(store)
 
 
-def test_a_server_that_has_not_started_yet_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_that_has_not_started_yet_is_not_waited_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     ours, theirs = socket.socketpair()
     with theirs:
         server = RankServer(Templates())
         server._lines = Lines(ours)
-        monkeypatch.setattr(server, "_has_ended", lambda seconds: pytest.fail("it hears nothing"))
+        monkeypatch.setattr(
+            server, "_has_ended", lambda seconds: pytest.fail("it hears nothing")
+        )
         server.stop()
 
 
-def test_a_template_is_asked_to_end_before_it_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_template_is_asked_to_end_before_it_is_waited_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     said: list[str] = []
     child: Any = SimpleNamespace(
         lines=SimpleNamespace(send=lambda message: None),

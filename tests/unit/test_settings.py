@@ -21,7 +21,9 @@ PATHS = {
 
 
 @pytest.fixture
-def read(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Settings]:
+def read(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., Settings]:
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
     monkeypatch.delenv("PYTEST_ADDOPTS", raising=False)
     pytester.plugins = [_Registers()]
@@ -30,7 +32,10 @@ def read(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Callable
 
 @pytest.mark.parametrize("option", PATHS)
 def test_a_path_may_begin_with_the_home_folder(
-    option: str, read: Callable[..., Settings], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    option: str,
+    read: Callable[..., Settings],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     assert getattr(read(f"{option}=~/there"), PATHS[option]) == tmp_path / "there"

@@ -32,12 +32,16 @@ def config(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest
     monkeypatch.delenv("SET_BY_A_CONFTEST", raising=False)
     monkeypatch.setattr(sys, "path", list(sys.path))
     pytester.makeconftest(CONFTEST)
-    config = pytester.parseconfigure("-p", "no:randomly", "--hidden=2048", "-q", "--ddp-steps=5")
+    config = pytester.parseconfigure(
+        "-p", "no:randomly", "--hidden=2048", "-q", "--ddp-steps=5"
+    )
     os.environ.pop("SET_BY_A_CONFTEST")
     return config
 
 
-def test_own_options_are_those_of_conftests_that_are_plain_and_no_secret(config: pytest.Config) -> None:
+def test_own_options_are_those_of_conftests_that_are_plain_and_no_secret(
+    config: pytest.Config,
+) -> None:
     config.option.loadgroup = False  # as xdist does in its workers
     assert own_options(config) == {
         "--hidden": "2048",
@@ -54,14 +58,20 @@ def test_a_run_began_before_its_conftests(config: pytest.Config) -> None:
     assert "/added/by/a/conftest" not in snapshot.sys_path
 
 
-REFUSED = "not supported with coverage in ranks: add --no-cov, or run pytest without coverage"
+REFUSED = (
+    "not supported with coverage in ranks: add --no-cov, or run pytest without coverage"
+)
 
 
-@pytest.mark.parametrize("variable", ["COVERAGE_PROCESS_CONFIG", "COV_CORE_DATAFILE", "COVERAGE_PROCESS_START"])
+@pytest.mark.parametrize(
+    "variable",
+    ["COVERAGE_PROCESS_CONFIG", "COV_CORE_DATAFILE", "COVERAGE_PROCESS_START"],
+)
 def test_ranks_that_are_traced_are_not_compared_with_those_of_another_version(
     pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, variable: str
 ) -> None:
-    """By pytest-cov, of which a remote pytest does not know, or by pytest under coverage, which may trace one side."""
+    """By pytest-cov, of which a remote pytest does not know, or by pytest under coverage, which may
+    trace one side."""
     monkeypatch.setenv(variable, "")
     configured = pytester.parseconfigure("-p", "no:randomly").stash[RUN]
     assert callable(configured._confirms())
@@ -75,11 +85,16 @@ def test_ranks_that_are_traced_are_not_compared_with_those_of_another_version(
 
 
 SECRETS = (
-    "hub_token token --api-key apikey db_password auth db-pass secret_access_key accesstoken --hub-tokens api-keys "
-    "--credentials-json auth_header token-value"
+    "hub_token token --api-key apikey db_password auth db-pass secret_access_key accesstoken"
+    " --hub-tokens api-keys --credentials-json auth_header token-value"
 )
-PLAIN = "max_tokens --max-new-tokens --tokens --eos-token-id tokenizer --fast-tokenizer passes author bypass"
+PLAIN = (
+    "max_tokens --max-new-tokens --tokens --eos-token-id tokenizer --fast-tokenizer passes author"
+    " bypass"
+)
 
 
 def test_secrets_are_known_by_their_names() -> None:
-    assert [name for name in f"{SECRETS} {PLAIN}".split() if holds_secret(name)] == SECRETS.split()
+    assert [
+        name for name in f"{SECRETS} {PLAIN}".split() if holds_secret(name)
+    ] == SECRETS.split()

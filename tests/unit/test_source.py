@@ -56,18 +56,26 @@ def project(tmp_path: Path) -> Project:
     return Project(top)
 
 
-def test_the_tree_is_of_all_files_but_baselines_ignored_ones_and_caches(project: Project) -> None:
+def test_the_tree_is_of_all_files_but_baselines_ignored_ones_and_caches(
+    project: Project,
+) -> None:
     commit = project.commit()
     before = project.tree()
     assert project.tree(commit) == before
     for name in ("baselines/b.json", "built", "net.pyc"):
         project.write(name, "x")
     assert project.tree() == before
-    objects = sorted(path for path in (project.top / ".git").rglob("*") if path.is_file())
+    objects = sorted(
+        path for path in (project.top / ".git").rglob("*") if path.is_file()
+    )
     contents = {path: path.read_bytes() for path in objects}
     project.write("data.txt", "untracked")
     assert project.tree() != before
-    assert {path: path.read_bytes() for path in (project.top / ".git").rglob("*") if path.is_file()} == contents
+    assert {
+        path: path.read_bytes()
+        for path in (project.top / ".git").rglob("*")
+        if path.is_file()
+    } == contents
 
 
 def test_it_is_the_recorded_commit(project: Project) -> None:
@@ -101,11 +109,18 @@ def test_an_amended_commit_is_found_by_its_tree_alone(project: Project) -> None:
     git(project.top, "gc", "--quiet", "--prune=now")
     found = project.source(session)
     assert (found.commit, found.fetch) == ("", f"git fetch origin {session.commit}")
-    assert found.why == f"commit {session.commit[:12]} of the baseline is not in this clone"
+    assert (
+        found.why
+        == f"commit {session.commit[:12]} of the baseline is not in this clone"
+    )
 
 
 def test_code_that_git_ignored_is_named(project: Project) -> None:
-    session = replace(project.session(project.commit()), tree="", inputs={"data/x": "1", "fast/_c.so": "1"})
+    session = replace(
+        project.session(project.commit()),
+        tree="",
+        inputs={"data/x": "1", "fast/_c.so": "1"},
+    )
     why = "the baseline does not identify its code: git ignored fast/_c.so"
     assert project.source(session) == Source(why=why)
 
@@ -114,10 +129,15 @@ def test_files_that_were_never_committed_are_in_no_commit(project: Project) -> N
     commit = project.commit()
     project.write("data.txt", "1")
     session = project.session(f"{commit}-dirty")
-    assert project.source(session).why == "the baseline was recorded with files that are in no commit"
+    assert (
+        project.source(session).why
+        == "the baseline was recorded with files that are in no commit"
+    )
 
 
-def test_a_shallow_clone_has_a_command_that_fetches_it(project: Project, tmp_path: Path) -> None:
+def test_a_shallow_clone_has_a_command_that_fetches_it(
+    project: Project, tmp_path: Path
+) -> None:
     session = project.session(commit := project.commit())
     project.commit()
     project.write("net.py", "second\n")
@@ -130,8 +150,12 @@ def test_a_shallow_clone_has_a_command_that_fetches_it(project: Project, tmp_pat
 
 
 @pytest.mark.parametrize("tree", ["", "a" * 40])
-def test_outside_git_and_without_a_tree_there_is_none(tmp_path: Path, tree: str) -> None:
+def test_outside_git_and_without_a_tree_there_is_none(
+    tmp_path: Path, tree: str
+) -> None:
     session = Recording(measurement=MEASUREMENT, commit="", tree=tree)
-    found = find_source(session, tmp_path / "a.json", tmp_path, Path(os.path.abspath(os.sep)))
+    found = find_source(
+        session, tmp_path / "a.json", tmp_path, Path(os.path.abspath(os.sep))
+    )
     assert found.commit == ""
     assert ("does not identify its code" in found.why) == (tree == "")

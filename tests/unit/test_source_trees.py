@@ -1,4 +1,5 @@
-"""Which of two trees a module comes from. What changes how a process imports runs in processes of its own."""
+"""Which of two trees a module comes from. What changes how a process imports runs in processes of
+its own."""
 
 from __future__ import annotations
 
@@ -15,11 +16,17 @@ import pytest
 from pytest_ddpperf.wire import source_trees as trees_module
 from pytest_ddpperf.wire.source_trees import Trees, file_digest
 
-TREES = Trees(current="/w/current", base="/t/base", kept=("/w/current/tests", "/w/current/test_top.py"))
+TREES = Trees(
+    current="/w/current",
+    base="/t/base",
+    kept=("/w/current/tests", "/w/current/test_top.py"),
+)
 INSTALLED = "venv/lib/python3/site-packages"
 
 
-def test_an_interpreter_below_the_top_is_not_of_the_tree_but_one_above_does_not_matter() -> None:
+def test_an_interpreter_below_the_top_is_not_of_the_tree_but_one_above_does_not_matter() -> (
+    None
+):
     prefix = os.path.realpath(sys.prefix)
     below = replace(TREES, current=os.path.dirname(prefix))
     assert below.within(os.path.join(prefix, "lib", "a.py")) is None
@@ -74,7 +81,11 @@ def trees(tmp_path: Path) -> Trees:
     top = tmp_path / "with blanks"
     for folder in ("current", "base"):
         (top / folder).mkdir(parents=True)
-    return Trees(current=str(top / "current"), base=str(top / "base"), kept=(str(top / "current/tests"),))
+    return Trees(
+        current=str(top / "current"),
+        base=str(top / "base"),
+        kept=(str(top / "current/tests"),),
+    )
 
 
 def write(top: str, *files: str) -> None:
@@ -105,15 +116,19 @@ def process(
     result: str = "found",
     python: str = sys.executable,
 ) -> object:
-    """Return what a process that works in the version's tree prints after it imported modules, paths shortened.
+    """Return what a process that works in the version's tree prints after it imported modules,
+    paths shortened.
 
-    `path` is relative to the current tree; `mapping` has the files by which an editable install finds a module.
+    `path` is relative to the current tree; `mapping` has the files by which an editable install
+    finds a module.
     """
     code = CODE.format(mapping=mapping or {}, after=after, result=result)
     folders = [*(os.path.join(trees.current, folder) for folder in path), str(OURS)]
     environ = {**os.environ, "PYTHONPATH": os.pathsep.join(folders)}
     command = [python, "-c", code, json.dumps(asdict(trees)), *names]
-    run = subprocess.run(command, cwd=trees.base, env=environ, capture_output=True, text=True)
+    run = subprocess.run(
+        command, cwd=trees.base, env=environ, capture_output=True, text=True
+    )
     assert run.returncode == 0, run.stderr
     return json.loads(run.stdout.replace(os.path.dirname(trees.current) + os.sep, ""))
 
@@ -131,8 +146,16 @@ def missing(name: str) -> str:
     ],
     ids=["PYTHONPATH", "inserted", "of the version"],
 )
-def test_a_package_below_src_is_the_versions(trees: Trees, path: tuple[str, ...], after: str) -> None:
-    write_both(trees, "src/pkg/__init__.py", "src/pkg/mod.py", "src/pkg/sub/deep.py", "src/ns/a.py")
+def test_a_package_below_src_is_the_versions(
+    trees: Trees, path: tuple[str, ...], after: str
+) -> None:
+    write_both(
+        trees,
+        "src/pkg/__init__.py",
+        "src/pkg/mod.py",
+        "src/pkg/sub/deep.py",
+        "src/ns/a.py",
+    )
     write(trees.base, "src/pkg/old.py", "src/ns/old.py")
     write(trees.current, "src/pkg/new.py", "src/new.py")
     names = ["pkg", "pkg.mod", "pkg.sub.deep", "pkg.old", "ns.a", "ns.old"]
@@ -146,14 +169,24 @@ def test_a_package_below_src_is_the_versions(trees: Trees, path: tuple[str, ...]
 
 
 def test_a_flat_package_and_tests_next_to_it_are_the_versions(trees: Trees) -> None:
-    write_both(trees, "pkg/__init__.py", "module.py", "tests/__init__.py", "tests/test_a.py")
+    write_both(
+        trees, "pkg/__init__.py", "module.py", "tests/__init__.py", "tests/test_a.py"
+    )
     assert process(trees, "pkg", "module", "tests.test_a", path=()) == [
-        "base/pkg/__init__.py", "base/module.py", "base/tests/test_a.py",
-    ]  # fmt: skip
+        "base/pkg/__init__.py",
+        "base/module.py",
+        "base/tests/test_a.py",
+    ]
 
 
 def test_what_an_editable_install_finds_is_the_versions(trees: Trees) -> None:
-    write_both(trees, "lib/pkg/__init__.py", "lib/pkg/mod.py", "lib/single.py", "lib/became_package.py")
+    write_both(
+        trees,
+        "lib/pkg/__init__.py",
+        "lib/pkg/mod.py",
+        "lib/single.py",
+        "lib/became_package.py",
+    )
     write(trees.current, "lib/gone.py", "lib/became_module/__init__.py")
     Path(trees.base, "lib/became_package.py").unlink()
     write(trees.base, "lib/became_package/__init__.py", "lib/became_module.py")
@@ -166,21 +199,36 @@ def test_what_an_editable_install_finds_is_the_versions(trees: Trees) -> None:
         **{name: [f"lib/{name}.py"] for name in ("single", "gone", "became_package")},
     }
     assert process(trees, *mapping, "pkg.mod", mapping=mapping, path=()) == [
-        "base/lib/pkg/__init__.py", "outside/third.py", "base/lib/became_module.py", "base/lib/single.py",
-        missing("gone"), "base/lib/became_package/__init__.py", "base/lib/pkg/mod.py",
-    ]  # fmt: skip
+        "base/lib/pkg/__init__.py",
+        "outside/third.py",
+        "base/lib/became_module.py",
+        "base/lib/single.py",
+        missing("gone"),
+        "base/lib/became_package/__init__.py",
+        "base/lib/pkg/mod.py",
+    ]
 
 
 @pytest.mark.parametrize("folder", ["../lib", f"../{INSTALLED}", INSTALLED])
 def test_what_a_link_leads_to_is_the_versions(trees: Trees, folder: str) -> None:
-    write_both(trees, "src/pkg/__init__.py", "src/pkg/mod.py", "src/single.py", "src/ns/part.py")
+    write_both(
+        trees,
+        "src/pkg/__init__.py",
+        "src/pkg/mod.py",
+        "src/single.py",
+        "src/ns/part.py",
+    )
     write(trees.current, "src/pkg/new.py", "src/new.py")
     for name in ("pkg", "single.py", "ns", "new.py"):
         link(trees, f"{folder}/{name}", f"src/{name}")
     names = ("pkg", "pkg.mod", "single", "ns.part", "new")
     assert process(trees, *names, path=(folder,)) == [
-        *(f"base/src/{file}.py" for file in ("pkg/__init__", "pkg/mod", "single", "ns/part")), missing("new"),
-    ]  # fmt: skip
+        *(
+            f"base/src/{file}.py"
+            for file in ("pkg/__init__", "pkg/mod", "single", "ns/part")
+        ),
+        missing("new"),
+    ]
     files = ["src/pkg/__init__.py", "src/pkg/mod.py"]
     assert process(trees, "pkg.mod", path=(folder,), result="trees.imported()") == files
     one = replace(trees, base=trees.current)
@@ -191,8 +239,14 @@ def test_the_path_is_that_of_the_version(trees: Trees) -> None:
     write(trees.current, "tests/a.py", "src/a.py", "lib/site-packages/a.py")
     path = ("src", "tests", "lib/site-packages", "", "gone")
     assert process(trees, path=path, result="sys.path[:7]") == [
-        "", "base/src", "base/tests", "current/lib/site-packages", "base", "base/gone", str(OURS),
-    ]  # fmt: skip
+        "",
+        "base/src",
+        "base/tests",
+        "current/lib/site-packages",
+        "base",
+        "base/gone",
+        str(OURS),
+    ]
 
 
 # --- what was imported
@@ -202,11 +256,15 @@ def test_the_others_are_asked_once_for_a_module_that_nobody_has(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And again when it may have come."""
-    trees = Trees(current=str(tmp_path / "current"), base=str(tmp_path / "base"), kept=())
+    trees = Trees(
+        current=str(tmp_path / "current"), base=str(tmp_path / "base"), kept=()
+    )
     asked: list[str] = []
 
     class Other:
-        def find_spec(self, name: str, path: object = None, target: object = None) -> None:
+        def find_spec(
+            self, name: str, path: object = None, target: object = None
+        ) -> None:
             asked.append(name)
 
     monkeypatch.setattr(trees_module, "_found_nowhere", set())
@@ -227,22 +285,39 @@ def test_what_was_imported_from_the_other_tree_is_refused(trees: Trees) -> None:
     write(trees.current, *files)
     write(trees.base, "src/pkg/__init__.py")
     after = f"for file in {files}: load(file)"
-    assert process(trees, "pkg", after=after, result="refusal()") == REFUSED + "flat.py, src/pkg/mod.py"
-    assert process(replace(trees, base=trees.current), after=after, result="refusal()") is None, "there is one tree"
+    assert (
+        process(trees, "pkg", after=after, result="refusal()")
+        == REFUSED + "flat.py, src/pkg/mod.py"
+    )
+    assert (
+        process(replace(trees, base=trees.current), after=after, result="refusal()")
+        is None
+    ), "there is one tree"
     after = "for letter in 'fedcba': load(f'src/{letter}.py')"
     found = process(trees, after=after, result="refusal()")
     assert found == REFUSED + "src/a.py, src/b.py, src/c.py, src/d.py, src/e.py, ..."
 
 
-def test_a_link_of_the_version_that_leads_to_the_other_tree_is_refused(trees: Trees) -> None:
+def test_a_link_of_the_version_that_leads_to_the_other_tree_is_refused(
+    trees: Trees,
+) -> None:
     write(trees.current, "src/two.py")
     Path(trees.base, "src").mkdir()
     Path(trees.base, "src/one.py").symlink_to(Path(trees.current, "src/two.py"))
     assert process(trees, "one", result="refusal()") == REFUSED + "src/two.py"
 
 
-def test_the_versions_own_files_are_listed_and_what_is_outside_by_its_top_level_modules(trees: Trees) -> None:
-    write_both(trees, "src/pkg/__init__.py", "src/pkg/mod.py", "src/pkg/unused.py", "src/ns/a.py", "tests/helper.py")
+def test_the_versions_own_files_are_listed_and_what_is_outside_by_its_top_level_modules(
+    trees: Trees,
+) -> None:
+    write_both(
+        trees,
+        "src/pkg/__init__.py",
+        "src/pkg/mod.py",
+        "src/pkg/unused.py",
+        "src/ns/a.py",
+        "tests/helper.py",
+    )
     write(trees.current, f"{INSTALLED}/dep/sub/mod.py")
     write(os.path.dirname(trees.current), "outside/third.py")
     write(os.path.dirname(trees.current), "outside/ns2/part.py")
@@ -276,7 +351,9 @@ def test_a_digest_changes_with_what_a_file_holds(tmp_path: Path) -> None:
     trees = Trees(current=str(tmp_path), base=str(tmp_path), kept=())
     found = trees.digests(names)
     assert list(found) == names
-    assert found["lf.py"] == found["crlf.py"], "git may end the lines of a text otherwise in each tree"
+    assert found["lf.py"] == found["crlf.py"], (
+        "git may end the lines of a text otherwise in each tree"
+    )
     assert len(set(found.values())) == 5
     (tmp_path / "lf.py").write_text("more")
     assert file_digest(str(tmp_path / "lf.py")) not in found.values()

@@ -132,7 +132,9 @@ def module(tmp_path: Path) -> ModuleType:
 
 
 def seen(module: ModuleType, step: str, top: Path) -> list[tuple[str, str, str]]:
-    sampler = StackSampler(Trees(current=str(top), base=str(top), kept=()), lambda: True)
+    sampler = StackSampler(
+        Trees(current=str(top), base=str(top), kept=()), lambda: True
+    )
 
     def look() -> None:
         sampler._take(sys._getframe(1))
@@ -144,7 +146,8 @@ def seen(module: ModuleType, step: str, top: Path) -> list[tuple[str, str, str]]
     assert sampler.samples.taken == 1
     functions = sampler.samples.functions
     return [
-        (file, function.rpartition(".")[2], re.split("[.:]", caller)[-1]) for file, function, caller, _ in functions
+        (file, function.rpartition(".")[2], re.split("[.:]", caller)[-1])
+        for file, function, caller, _ in functions
     ]
 
 
@@ -156,7 +159,10 @@ def seen(module: ModuleType, step: str, top: Path) -> list[tuple[str, str, str]]
         ("step_of_a_model", [("net.py", "use", "forward")]),
         ("step_of_a_model_from_elsewhere", []),
         ("step_with_a_backward_pass", [("net.py", "use", "backward")]),
-        ("step_within_a_backward_pass", [("net.py", "<lambda>", "step_within_a_backward_pass")]),
+        (
+            "step_within_a_backward_pass",
+            [("net.py", "<lambda>", "step_within_a_backward_pass")],
+        ),
         ("step_that_loads", [("net.py", "use", "__getitem__")]),
         ("step_that_loads_what_another_package_reads", []),
         ("step_that_collates", [("net.py", "step_that_collates", "")]),
@@ -173,12 +179,15 @@ def test_the_innermost_function_of_the_repository_counts(
 
 def test_a_thread_that_waits_in_torch_counts_for_no_function(tmp_path: Path) -> None:
     """A backward pass in C++ may be that of any module, and a wait is another rank's time."""
-    code = compile("def backward(look):\n    look()", str(tmp_path / "elsewhere.py"), "exec")
+    code = compile(
+        "def backward(look):\n    look()", str(tmp_path / "elsewhere.py"), "exec"
+    )
     outside: dict[str, Any] = {"__name__": "torch.autograd"}
     exec(code, outside)
     top = str(Path(__file__).parents[2])
     sampler = StackSampler(Trees(current=top, base=top, kept=()), lambda: True)
-    outside["backward"](lambda: sampler._take(sys._getframe(1)))  # of this test, which is of the repository
+    # of this test, which is of the repository
+    outside["backward"](lambda: sampler._take(sys._getframe(1)))
     assert (sampler.samples.taken, sampler.samples.functions) == (1, ())
 
 
@@ -192,5 +201,8 @@ def test_only_the_steps_of_the_window_are_sampled() -> None:
         while sampler.samples.taken < 3:
             time.sleep(0.001)
     ((file, function, _, count), *_) = sampler.samples.functions
-    assert (file, function) == ("tests/unit/test_stacks.py", "test_only_the_steps_of_the_window_are_sampled")
+    assert (file, function) == (
+        "tests/unit/test_stacks.py",
+        "test_only_the_steps_of_the_window_are_sampled",
+    )
     assert count == sampler.samples.taken

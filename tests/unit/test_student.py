@@ -9,7 +9,14 @@ from pytest_ddpperf.verdict.stats import t_cdf, t_quantile
 
 @pytest.mark.parametrize(
     ("freedom", "expected"),
-    [(1, 6.313751515), (2, 2.919985580), (4, 2.131846786), (8, 1.859548038), (30, 1.697260887), (2.5, 2.558218614)],
+    [
+        (1, 6.313751515),
+        (2, 2.919985580),
+        (4, 2.131846786),
+        (8, 1.859548038),
+        (30, 1.697260887),
+        (2.5, 2.558218614),
+    ],
 )
 def test_t_quantile_agrees_with_tables(freedom: float, expected: float) -> None:
     assert t_quantile(0.95, freedom) == pytest.approx(expected, abs=1e-8)

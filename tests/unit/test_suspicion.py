@@ -38,13 +38,29 @@ from tests.unit.test_report import comparison
 LIMIT = Limit(metric="p50", value=0.1, unit="%")
 
 
-def verdict(status: Status, estimate: float, *, high: float | None = None, limit: Limit = LIMIT) -> Verdict:
-    change = Interval(estimate=estimate, low=estimate - 0.05, high=estimate + 0.05 if high is None else high)
-    compared = comparison(status, limit=limit, now_seconds=0.1 * (1 + estimate), change=change, resolution=0.01)
+def verdict(
+    status: Status, estimate: float, *, high: float | None = None, limit: Limit = LIMIT
+) -> Verdict:
+    change = Interval(
+        estimate=estimate,
+        low=estimate - 0.05,
+        high=estimate + 0.05 if high is None else high,
+    )
+    compared = comparison(
+        status,
+        limit=limit,
+        now_seconds=0.1 * (1 + estimate),
+        change=change,
+        resolution=0.01,
+    )
     return Verdict(status=status, reason="from-the-baseline", comparisons=(compared,))
 
 
-SUSPECTED = [verdict(Status.REGRESSED, 0.3), verdict(Status.INCONCLUSIVE, 0.3), verdict(Status.PASS, 0.08)]
+SUSPECTED = [
+    verdict(Status.REGRESSED, 0.3),
+    verdict(Status.INCONCLUSIVE, 0.3),
+    verdict(Status.PASS, 0.08),
+]
 NOT_SLOWER = verdict(Status.PASS, 0.01)
 
 
@@ -56,7 +72,8 @@ NOT_SLOWER = verdict(Status.PASS, 0.01)
         (Status.PASS, 0.06, LIMIT, True),
         (Status.REGRESSED, 0.3, LIMIT, True),
         (Status.INCONCLUSIVE, 0.3, LIMIT, True),
-        (Status.PASS, 0.06, Limit(metric="p50", value=0.02, unit="ms"), False),  # 6 of 20 ms
+        # 6 of 20 ms
+        (Status.PASS, 0.06, Limit(metric="p50", value=0.02, unit="ms"), False),
         (Status.PASS, 0.16, Limit(metric="p50", value=0.02, unit="ms"), True),
         (Status.PASS, 0.06, Limit(metric="busbw", value=0.1, unit="%"), True),
         (Status.NO_BASELINE, 0.3, LIMIT, False),
@@ -79,7 +96,9 @@ def test_the_fastest_launches_of_the_lowest_percentile_raise_a_suspicion(
     """Of a baseline that other work made slower: its mean hides slower code."""
     (p50,) = verdict(Status.PASS, -0.1).comparisons
     p10 = replace(p50, limit=replace(LIMIT, metric="p10"), fastest=low)
-    both = replace(verdict(Status.PASS, -0.1), comparisons=(replace(p50, fastest=high), p10))
+    both = replace(
+        verdict(Status.PASS, -0.1), comparisons=(replace(p50, fastest=high), p10)
+    )
     assert is_suspected(both) is expected
 
 
@@ -90,18 +109,25 @@ def test_what_improved_by_both_stays_so() -> None:
 
 
 def test_counters_need_no_second_look() -> None:
-    assert not is_suspected(replace(verdict(Status.REGRESSED, 0.3), reason="counter-rose"))
+    assert not is_suspected(
+        replace(verdict(Status.REGRESSED, 0.3), reason="counter-rose")
+    )
 
 
 def test_no_machine_makes_a_counter_rise() -> None:
     risen = CounterChange(
-        limit=Limit(metric="rpc.bytes", value=0.0, unit="%"), status=Status.REGRESSED, baseline=1, now=2
+        limit=Limit(metric="rpc.bytes", value=0.0, unit="%"),
+        status=Status.REGRESSED,
+        baseline=1,
+        now=2,
     )
     stored = replace(verdict(Status.REGRESSED, 0.3), counters=(risen,))
     assert confirm(stored, NOT_SLOWER, ()) is stored
 
 
-def test_a_measurement_with_mostly_unfit_launches_keeps_its_reason_unless_the_code_is_slower() -> None:
+def test_a_measurement_with_mostly_unfit_launches_keeps_its_reason_unless_the_code_is_slower() -> (
+    None
+):
     stored = without_steady_windows(verdict(Status.PASS, 0.08))
     assert is_suspected(stored)
     assert confirm(stored, NOT_SLOWER, ()) is stored
@@ -120,7 +146,11 @@ def test_steps_that_leave_work_behind_are_not_called_faster() -> None:
 def with_page_faults(*by_launch: float) -> Measurement:
     """Return launches of steps of 10 ms."""
     steps = ((0.01,) * 3,) * len(by_launch)
-    samples = Samples(step_seconds=steps, rank_seconds=(steps,), page_faults=tuple((each, 0.0) for each in by_launch))
+    samples = Samples(
+        step_seconds=steps,
+        rank_seconds=(steps,),
+        page_faults=tuple((each, 0.0) for each in by_launch),
+    )
     return Measurement(samples=samples)
 
 
@@ -151,10 +181,16 @@ def test_launches_of_two_speeds_pass_only_if_a_slowdown_would_have_been_seen(
 
 @pytest.mark.parametrize("stored", SUSPECTED)
 @pytest.mark.parametrize("causes", [(), ("torch 2.12 -> 2.13",)])
-def test_slower_interleaved_is_red_whatever_else_differs(stored: Verdict, causes: tuple[str, ...]) -> None:
+def test_slower_interleaved_is_red_whatever_else_differs(
+    stored: Verdict, causes: tuple[str, ...]
+) -> None:
     stored = replace(stored, differences=("host a -> b",))
     found = confirm(stored, verdict(Status.REGRESSED, 0.2), causes)
-    assert (found.status, found.reason, found.differences) == (Status.REGRESSED, "confirmed", ("host a -> b",))
+    assert (found.status, found.reason, found.differences) == (
+        Status.REGRESSED,
+        "confirmed",
+        ("host a -> b",),
+    )
     assert found.comparisons[0].change.estimate == 0.2
 
 
@@ -168,21 +204,34 @@ def test_what_may_be_the_cause_leaves_the_stored_verdict(stored: Verdict) -> Non
     "interleaved",
     [
         verdict(Status.INCONCLUSIVE, 0.2, high=0.3),
-        replace(NOT_SLOWER, comparisons=(replace(NOT_SLOWER.comparisons[0], settled=False),)),
+        replace(
+            NOT_SLOWER, comparisons=(replace(NOT_SLOWER.comparisons[0], settled=False),)
+        ),
         replace(NOT_SLOWER, comparisons=()),
     ],
     ids=["open", "not settled", "another limit"],
 )
-def test_a_comparison_that_decides_nothing_leaves_the_stored_verdict(stored: Verdict, interleaved: Verdict) -> None:
+def test_a_comparison_that_decides_nothing_leaves_the_stored_verdict(
+    stored: Verdict, interleaved: Verdict
+) -> None:
     interleaved = replace(
-        interleaved, comparisons=tuple(replace(c, change=replace(c.change, high=0.3)) for c in interleaved.comparisons)
+        interleaved,
+        comparisons=tuple(
+            replace(c, change=replace(c.change, high=0.3))
+            for c in interleaved.comparisons
+        ),
     )
     assert confirm(stored, interleaved, ()) is stored
 
 
 def test_a_bound_that_excludes_the_claim_is_enough() -> None:
-    stored, interleaved = verdict(Status.REGRESSED, 0.8), verdict(Status.PASS, 0.02, high=0.3)
-    interleaved = replace(interleaved, comparisons=(replace(interleaved.comparisons[0], settled=False),))
+    stored, interleaved = (
+        verdict(Status.REGRESSED, 0.8),
+        verdict(Status.PASS, 0.02, high=0.3),
+    )
+    interleaved = replace(
+        interleaved, comparisons=(replace(interleaved.comparisons[0], settled=False),)
+    )
     assert confirm(stored, interleaved, ()).reason == MACHINE_SLOWER
 
 
@@ -194,14 +243,18 @@ def test_a_bound_that_excludes_the_claim_is_enough() -> None:
         (Status.PASS, Status.PASS, "within-limit"),
     ],
 )
-def test_code_that_is_not_slower_is_not_the_cause(stored: Status, status: Status, reason: str) -> None:
+def test_code_that_is_not_slower_is_not_the_cause(
+    stored: Status, status: Status, reason: str
+) -> None:
     found = confirm(replace(verdict(stored, 0.3), sessions=3), NOT_SLOWER, ())
     assert (found.status, found.sessions) == (status, 3)
     assert found.reason == reason or status is stored is Status.PASS
     assert found.comparisons[0].change.estimate == 0.01
 
 
-def test_a_comparison_that_was_given_up_near_its_limit_leaves_the_stored_verdict() -> None:
+def test_a_comparison_that_was_given_up_near_its_limit_leaves_the_stored_verdict() -> (
+    None
+):
     stored = verdict(Status.REGRESSED, 2.0)
     given_up = replace(verdict(Status.PASS, 0.11, high=0.14), reason="undecided")
     assert confirm(stored, given_up, ()) is stored
@@ -211,16 +264,37 @@ def test_a_comparison_that_was_given_up_near_its_limit_leaves_the_stored_verdict
 def test_what_else_differs_may_be_the_cause(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("UNREAD_NOW", "5")
     same = {"host": "a", "torch": "2.13.0", "read:SAME": "unset", "clock_mhz": 900}
-    recorded = {**same, "env:GLOO_X": "1", "read:READ": "unset", "read:UNREAD_NOW": variables.digest("5"), "--own": 1}
-    current = {**same, "env:GLOO_X": "2", "read:READ": variables.digest("6"), "clock_mhz": 800, "read:NEW": "unset"}
-    measured: Any = SimpleNamespace(environment=Environment(recorded=current), current=SimpleNamespace(taken=[]))
+    recorded = {
+        **same,
+        "env:GLOO_X": "1",
+        "read:READ": "unset",
+        "read:UNREAD_NOW": variables.digest("5"),
+        "--own": 1,
+    }
+    current = {
+        **same,
+        "env:GLOO_X": "2",
+        "read:READ": variables.digest("6"),
+        "clock_mhz": 800,
+        "read:NEW": "unset",
+    }
+    measured: Any = SimpleNamespace(
+        environment=Environment(recorded=current), current=SimpleNamespace(taken=[])
+    )
     samples = Samples(step_seconds=((0.1,),), rank_seconds=(((0.1,),),))
-    session = Recording(measurement=Measurement(samples=samples, environment=Environment(recorded=recorded)))
+    session = Recording(
+        measurement=Measurement(
+            samples=samples, environment=Environment(recorded=recorded)
+        )
+    )
     baseline = Baseline(test=TestId(module="m", name="t"), sessions=(session,))
     found = list(_changed_facts(measured, baseline))
     assert found == ["GLOO_X 1 -> 2", f"READ unset -> {variables.digest('6')}"]
     monkeypatch.setenv("UNREAD_NOW", "7")
-    assert f"UNREAD_NOW {variables.digest('5')} -> {variables.digest('7')}" in _changed_facts(measured, baseline)
+    assert (
+        f"UNREAD_NOW {variables.digest('5')} -> {variables.digest('7')}"
+        in _changed_facts(measured, baseline)
+    )
 
 
 @pytest.mark.parametrize(
@@ -239,7 +313,11 @@ def test_only_a_time_that_no_drift_explains_is_implausible(
 ) -> None:
     def session(milliseconds: float) -> Measurement:
         """The first launch was disturbed."""
-        samples = replace(MEASUREMENT.samples, step_seconds=((1.0,) * 10, (milliseconds / 1e3,) * 10))
+        samples = replace(
+            MEASUREMENT.samples, step_seconds=((1.0,) * 10, (milliseconds / 1e3,) * 10)
+        )
         return replace(MEASUREMENT, samples=samples)
 
-    assert implausible_ratio([*map(session, recorded)], session(now)) == pytest.approx(ratio)
+    assert implausible_ratio([*map(session, recorded)], session(now)) == pytest.approx(
+        ratio
+    )

@@ -18,22 +18,42 @@ from pytest_ddpperf.records.plan import Plan
 def traced(prefix: Path) -> str:
     """As rank 1, alone."""
     plan = Plan(world_size=2, backend="gloo", device="cpu", trace=str(prefix))
-    alone: Any = SimpleNamespace(rank=1, device=torch.device("cpu"), barrier=lambda: None)
+    alone: Any = SimpleNamespace(
+        rank=1, device=torch.device("cpu"), barrier=lambda: None
+    )
     return tracing.trace(lambda: torch.ones(1) + 1, plan, alone, alone)
 
 
 def test_a_trace_names_its_steps_and_the_origin_of_its_clock(tmp_path: Path) -> None:
     assert traced(tmp_path / "new" / "now") == ""
-    found = json.loads(gzip.decompress((tmp_path / "new" / "now-rank1.json.gz").read_bytes()))
-    names = [event["name"] for event in found["traceEvents"] if event.get("cat") == "user_annotation"]
-    assert [name for name in names if name.startswith("step")] == ["step 1", "step 2", "step 3"]
+    found = json.loads(
+        gzip.decompress((tmp_path / "new" / "now-rank1.json.gz").read_bytes())
+    )
+    names = [
+        event["name"]
+        for event in found["traceEvents"]
+        if event.get("cat") == "user_annotation"
+    ]
+    assert [name for name in names if name.startswith("step")] == [
+        "step 1",
+        "step 2",
+        "step 3",
+    ]
     assert found["baseTimeNanoseconds"]
 
 
-def test_a_trace_that_is_large_or_cannot_be_written_is_noted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_trace_that_is_large_or_cannot_be_written_is_noted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     file = tmp_path / "file"
     file.touch()
-    assert traced(file / "now") == f"the trace of rank 1 could not be written: File exists: {file}"
+    assert (
+        traced(file / "now")
+        == f"the trace of rank 1 could not be written: File exists: {file}"
+    )
     monkeypatch.setattr(tracing, "_MOST_BYTES", 1)
-    assert traced(tmp_path / "now") == "the trace of rank 1 was removed: 0 MB of at most 0 MB"
+    assert (
+        traced(tmp_path / "now")
+        == "the trace of rank 1 was removed: 0 MB of at most 0 MB"
+    )
     assert list(tmp_path.iterdir()) == [file]

@@ -24,7 +24,9 @@ def _watched(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     os.environ.__class__ = os._Environ
 
 
-def test_each_way_to_read_a_variable_is_noted_with_its_first_value(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_way_to_read_a_variable_is_noted_with_its_first_value(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     assert os.environ["OURS_SET"] == os.getenv("OURS_SET") == "1"
     assert os.environ.get("OURS_UNSET", "x") == "x"
     assert "OURS_ASKED" not in os.environ
@@ -41,10 +43,17 @@ def test_each_way_to_read_a_variable_is_noted_with_its_first_value(monkeypatch: 
 
 
 def test_a_copy_of_all_variables_reads_none() -> None:
-    copies = [dict(os.environ), os.environ.copy(), {**os.environ}, dict(os.environ.items())]
+    copies = [
+        dict(os.environ),
+        os.environ.copy(),
+        {**os.environ},
+        dict(os.environ.items()),
+    ]
     assert all(copy["OURS_SET"] == "1" for copy in copies)
     assert variables.read_so_far() == {}
-    assert {name: os.environ[name] for name in os.environ if name.startswith("OURS_")} == {"OURS_SET": "1"}
+    assert {
+        name: os.environ[name] for name in os.environ if name.startswith("OURS_")
+    } == {"OURS_SET": "1"}
     assert variables.read_so_far() == {"OURS_SET": variables.digest("1")}
 
 
@@ -56,6 +65,14 @@ def test_what_the_standard_library_reads_does_not_count() -> None:
 
 
 def test_what_is_recorded_or_differs_by_process_is_left_out() -> None:
-    read = {"OURS": "unset", "NCCL_ALGO": "digest 1", "RANK": "digest 2", "PYTEST_CURRENT_TEST": "digest 3"}
+    read = {
+        "OURS": "unset",
+        "NCCL_ALGO": "digest 1",
+        "RANK": "digest 2",
+        "PYTEST_CURRENT_TEST": "digest 3",
+    }
     read["CI"] = "unset"
-    assert read_by([read, {"OURS": "digest 4", "THEIRS": "unset"}]) == {"read:OURS": "unset", "read:THEIRS": "unset"}
+    assert read_by([read, {"OURS": "digest 4", "THEIRS": "unset"}]) == {
+        "read:OURS": "unset",
+        "read:THEIRS": "unset",
+    }

@@ -10,12 +10,26 @@ import pytest
 
 from pytest_ddpperf.options.definitions import FAIL_ON_NAMES
 from pytest_ddpperf.records.plan import COUNTER_LIMITS, SENT, TIME_LIMITS, Limit
-from pytest_ddpperf.records.samples import Environment, Measurement, Samples, Scalar, Status, Verdict
+from pytest_ddpperf.records.samples import (
+    Environment,
+    Measurement,
+    Samples,
+    Scalar,
+    Status,
+    Verdict,
+)
 from pytest_ddpperf.records.step_phases import FORWARD, PHASES, RANK_WAIT, StepPhases
 from pytest_ddpperf.report.text import loss_change
 from pytest_ddpperf.verdict.decision import fails, judge
 from pytest_ddpperf.verdict.stats import Drift
-from pytest_ddpperf.verdict.times import ASSUMED_DRIFT, coarse, judge_times, of_one_length, resolutions, unsupported
+from pytest_ddpperf.verdict.times import (
+    ASSUMED_DRIFT,
+    coarse,
+    judge_times,
+    of_one_length,
+    resolutions,
+    unsupported,
+)
 
 NO_DRIFT = Drift(floor=0.0, share=0.0, freedom=8)
 P50 = Limit(metric="p50", value=0.10, unit="%")
@@ -41,7 +55,11 @@ def measurement(
         samples=Samples(
             step_seconds=tuple(launch(level) for level in levels),
             rank_seconds=tuple((launch(level), launch(level)) for level in levels),
-            cpu_seconds=None if cpu is None else tuple((launch(level / 2), launch(level)) for level in cpu),
+            cpu_seconds=(
+                None
+                if cpu is None
+                else tuple((launch(level / 2), launch(level)) for level in cpu)
+            ),
         ),
         environment=Environment(must_match=must or {}, recorded=recorded or {}),
     )
@@ -51,7 +69,9 @@ def times(factor: float, levels: Sequence[float] = STEADY) -> tuple[float, ...]:
     return tuple(factor * level for level in levels)
 
 
-def decide(now: Measurement, base: Measurement | None, *limits: Limit, **kwargs: Any) -> Verdict:
+def decide(
+    now: Measurement, base: Measurement | None, *limits: Limit, **kwargs: Any
+) -> Verdict:
     """As if sessions did not drift, unless said otherwise."""
     sessions = () if base is None else (base,)
     return judge(now, sessions, limits or (P50,), **{"assumed": NO_DRIFT, **kwargs})
@@ -89,12 +109,17 @@ BUSBW = Limit(metric="busbw", value=0.2, unit="%")
         (1.1, STEADY, MS, "PASS", None),
         (0.8, STEADY, MS, "IMPROVED", None),
         (1.24, STEADY, BUSBW, "PASS", None),
-        (1.26, STEADY, BUSBW, "REGRESSED", None),  # bandwidth falls by 20 % at 1 / 0.8 = 1.25
+        # bandwidth falls by 20 % at 1 / 0.8 = 1.25
+        (1.26, STEADY, BUSBW, "REGRESSED", None),
         (0.79, STEADY, BUSBW, "IMPROVED", None),
     ],
 )
 def test_limit_and_evidence_decide(
-    factor: float, levels: Sequence[float], limit: Limit, status: str, reason: str | None
+    factor: float,
+    levels: Sequence[float],
+    limit: Limit,
+    status: str,
+    reason: str | None,
 ) -> None:
     verdict = decide(measurement(times(factor, levels)), measurement(levels), limit)
     assert (verdict.status.value, verdict.reason) == (status, reason or verdict.reason)
@@ -116,16 +141,21 @@ def test_cpu_time_is_compared_with_cpu_time() -> None:
 
 
 def with_phases(measured: Measurement, *forward: tuple[float, ...]) -> Measurement:
-    """With so many seconds of forward by launch and rank; of a launch without any, phases are unknown."""
+    """With so many seconds of forward by launch and rank; of a launch without any, phases are
+    unknown."""
     phases = []
     for of_ranks in forward:
-        unknown: dict[str, tuple[float | None, ...]] = {name: (None,) * len(of_ranks) for name in (*PHASES, RANK_WAIT)}
+        unknown: dict[str, tuple[float | None, ...]] = {
+            name: (None,) * len(of_ranks) for name in (*PHASES, RANK_WAIT)
+        }
         phases.append(StepPhases(steps=9, own={**unknown, FORWARD: of_ranks}, path={}))
     return replace(measured, phases=tuple(phases))
 
 
 @pytest.mark.parametrize("interleaved", [False, True])
-def test_a_phase_is_compared_with_itself_on_the_rank_that_it_takes_longest(interleaved: bool) -> None:
+def test_a_phase_is_compared_with_itself_on_the_rank_that_it_takes_longest(
+    interleaved: bool,
+) -> None:
     limit = Limit(metric=FORWARD, value=0.05, unit="%")
     base = with_phases(measurement(STEADY), *((level, 0.1) for level in STEADY))
     slower = with_phases(measurement(STEADY), *((1.1 * level, 0.1) for level in STEADY))
@@ -134,15 +164,24 @@ def test_a_phase_is_compared_with_itself_on_the_rank_that_it_takes_longest(inter
     assert [c.status for c in verdict.comparisons] == [Status.REGRESSED, Status.PASS]
     assert verdict.comparisons[0].change.estimate == pytest.approx(0.1)
     assert decide(base, base, limit, interleaved=interleaved) == "PASS"
-    assert decide(base, base, replace(limit, metric="backward")).reason == "no-phase-now"
+    assert (
+        decide(base, base, replace(limit, metric="backward")).reason == "no-phase-now"
+    )
 
 
 def test_a_limit_on_a_phase_that_is_unknown_or_takes_no_time_is_incomparable() -> None:
     limit = Limit(metric=FORWARD, value=0.05, unit="%")
-    plain, known = measurement(STEADY), with_phases(measurement(STEADY), *((level, level) for level in STEADY))
+    plain, known = (
+        measurement(STEADY),
+        with_phases(measurement(STEADY), *((level, level) for level in STEADY)),
+    )
     verdict = decide(known, plain, limit)
     assert (verdict.status, verdict.reason) == (Status.INCOMPARABLE, "no-phase")
-    for other in (plain, with_phases(plain, (1.0, 1.0)), with_phases(plain, *((0.0, 0.0) for _ in STEADY))):
+    for other in (
+        plain,
+        with_phases(plain, (1.0, 1.0)),
+        with_phases(plain, *((0.0, 0.0) for _ in STEADY)),
+    ):
         assert decide(other, known, limit).reason == "no-phase-now"
     assert resolutions(known, [limit, P50]).keys() == {FORWARD, "p50"}
     assert resolutions(plain, [limit, P50]).keys() == {"p50"}
@@ -153,7 +192,9 @@ def test_a_cpu_limit_without_cpu_time_is_incomparable() -> None:
     verdict = decide(measurement(STEADY, cpu=STEADY), measurement(STEADY), limit)
     assert (verdict.status, verdict.reason) == (Status.INCOMPARABLE, "no-cpu-time")
     idle = measurement(STEADY, cpu=(0.0, 1.0, 1.0, 1.0, 1.0))
-    assert decide(idle, measurement(STEADY, cpu=STEADY), limit).reason == "no-cpu-time-now"
+    assert (
+        decide(idle, measurement(STEADY, cpu=STEADY), limit).reason == "no-cpu-time-now"
+    )
     assert decide(measurement(STEADY, cpu=STEADY), idle, limit).reason == "no-cpu-time"
 
 
@@ -172,7 +213,9 @@ def followed_by(short: Measurement, factor: float, *, steps: int = 60) -> Measur
     def longer(launch: Sequence[float]) -> tuple[float, ...]:
         return (*launch, *(factor * launch[0],) * steps)
 
-    def by_rank(table: Sequence[Sequence[Sequence[float]]]) -> tuple[tuple[tuple[float, ...], ...], ...]:
+    def by_rank(
+        table: Sequence[Sequence[Sequence[float]]],
+    ) -> tuple[tuple[tuple[float, ...], ...], ...]:
         return tuple(tuple(map(longer, launch)) for launch in table)
 
     return replace(
@@ -181,20 +224,28 @@ def followed_by(short: Measurement, factor: float, *, steps: int = 60) -> Measur
             step_seconds=tuple(map(longer, samples.step_seconds)),
             rank_seconds=by_rank(samples.rank_seconds),
             cpu_seconds=by_rank(samples.cpu_seconds),
-            examples=tuple(tuple((1,) * (steps + 30) for _ in launch) for launch in samples.rank_seconds),
+            examples=tuple(
+                tuple((1,) * (steps + 30) for _ in launch)
+                for launch in samples.rank_seconds
+            ),
             blocked_seconds=by_rank(samples.rank_seconds),
         ),
     )
 
 
 def test_all_that_is_known_of_a_step_is_cut_with_it() -> None:
-    short, longer = measurement(STEADY, cpu=STEADY).samples, followed_by(measurement(STEADY, cpu=STEADY), 2.0).samples
+    short, longer = (
+        measurement(STEADY, cpu=STEADY).samples,
+        followed_by(measurement(STEADY, cpu=STEADY), 2.0).samples,
+    )
     cut, kept = of_one_length([longer, short])
     assert kept is short
     assert (longer.steps, cut.steps) == (90, 30)
     assert (cut.step_seconds, cut.rank_seconds, cut.cpu_seconds) == (
-        short.step_seconds, short.rank_seconds, short.cpu_seconds,
-    )  # fmt: skip
+        short.step_seconds,
+        short.rank_seconds,
+        short.cpu_seconds,
+    )
     assert cut.blocked_seconds == short.rank_seconds
     assert cut.examples == (((1,) * 30,) * 2,) * len(STEADY)
 
@@ -205,11 +256,23 @@ def test_without_a_baseline_there_is_no_verdict_on_speed() -> None:
 
 
 def test_facts_that_must_match_make_it_incomparable_and_are_named() -> None:
-    now = measurement(STEADY, must={"batch_size": 64, "warmup": 5}, recorded={"torch": "2.13.0", "clock_mhz": 1755})
-    base = measurement(STEADY, must={"batch_size": 32, "warmup": 5}, recorded={"torch": "2.12.0", "clock_mhz": 1980})
+    now = measurement(
+        STEADY,
+        must={"batch_size": 64, "warmup": 5},
+        recorded={"torch": "2.13.0", "clock_mhz": 1755},
+    )
+    base = measurement(
+        STEADY,
+        must={"batch_size": 32, "warmup": 5},
+        recorded={"torch": "2.12.0", "clock_mhz": 1980},
+    )
     verdict = decide(now, base)
     assert (verdict.status, verdict.reason) == (Status.INCOMPARABLE, "must-match")
-    assert verdict.differences == ("batch_size 32 -> 64", "torch 2.12.0 -> 2.13.0", "clock_mhz 1980 -> 1755")
+    assert verdict.differences == (
+        "batch_size 32 -> 64",
+        "torch 2.12.0 -> 2.13.0",
+        "clock_mhz 1980 -> 1755",
+    )
 
 
 def test_recorded_facts_that_differ_are_reported() -> None:
@@ -223,11 +286,20 @@ def test_recorded_facts_that_differ_are_reported() -> None:
 @pytest.mark.parametrize(
     ("before", "after", "differences"),
     [
-        ({"clock_mhz": 1965.0, "temperature_c": 39.0}, {"clock_mhz": 1980.0, "temperature_c": 36.0}, ()),
-        ({"clock_mhz": 1980.0, "temperature_c": 36.0}, {"clock_mhz": 1965.0, "temperature_c": 39.0}, ()),
+        (
+            {"clock_mhz": 1965.0, "temperature_c": 39.0},
+            {"clock_mhz": 1980.0, "temperature_c": 36.0},
+            (),
+        ),
+        (
+            {"clock_mhz": 1980.0, "temperature_c": 36.0},
+            {"clock_mhz": 1965.0, "temperature_c": 39.0},
+            (),
+        ),
         ({"clock_mhz": 1980.0}, {"clock_mhz": 1200.0}, ("clock_mhz 1980.0 -> 1200.0",)),
         ({"clock_mhz": 1980.0}, {}, ()),
-        ({"clock_mhz": "1980.0 + 1965.0"}, {"clock_mhz": "1200.0 + 1980.0"}, ()),  # of two devices
+        # of two devices
+        ({"clock_mhz": "1980.0 + 1965.0"}, {"clock_mhz": "1200.0 + 1980.0"}, ()),
         ({"slowdown": "heat or power"}, {}, ()),
         (
             {"temperature_c": 60.0},
@@ -239,7 +311,9 @@ def test_recorded_facts_that_differ_are_reported() -> None:
 def test_clocks_and_temperatures_are_reported_only_if_they_may_explain_a_slowdown(
     before: Any, after: Any, differences: tuple[str, ...]
 ) -> None:
-    verdict = decide(measurement(times(1.2), recorded=after), measurement(STEADY, recorded=before))
+    verdict = decide(
+        measurement(times(1.2), recorded=after), measurement(STEADY, recorded=before)
+    )
     assert verdict == "REGRESSED"
     assert verdict.differences == differences
 
@@ -266,16 +340,22 @@ def test_with_no_limit_left_nothing_is_gated() -> None:
 # --- sessions, resolution, several limits
 
 
-def test_the_fastest_launches_are_compared_too_where_sides_are_of_other_occasions() -> None:
+def test_the_fastest_launches_are_compared_too_where_sides_are_of_other_occasions() -> (
+    None
+):
     busy = measurement((1.0, 1.5, 1.6, 1.5, 1.4))
-    (found,) = judge(measurement(times(1.2)), [busy, measurement(STEADY)], (P50,)).comparisons
+    (found,) = judge(
+        measurement(times(1.2)), [busy, measurement(STEADY)], (P50,)
+    ).comparisons
     assert found.change.estimate < 0.05
     assert found.fastest == pytest.approx(1.2 * 0.99 / (1.0 * 0.99) ** 0.5 - 1)
     turned = judge(measurement(times(1.2)), [busy], (P50,), interleaved=True)
     assert turned.comparisons[0].fastest is None
 
 
-def test_another_host_drifts_further_and_sessions_of_one_host_say_little_of_it() -> None:
+def test_another_host_drifts_further_and_sessions_of_one_host_say_little_of_it() -> (
+    None
+):
     def on(host: str | None, level: float = 1.0) -> Measurement:
         return measurement(times(level), recorded={"host": host} if host else {})
 
@@ -284,55 +364,81 @@ def test_another_host_drifts_further_and_sessions_of_one_host_say_little_of_it()
 
     own = [on("a", level) for level in (1.0, 1.001, 0.999)]
     one = resolved(on("a"), own[0])
-    assert resolved(on(None), on(None)) == pytest.approx(one), "what does not tell its host is taken for the same"
+    assert resolved(on(None), on(None)) == pytest.approx(one), (
+        "what does not tell its host is taken for the same"
+    )
     assert resolved(on("b"), own[0]) > 1.5 * one
-    assert resolved(on("b"), *own) > 0.98 * resolved(on("b"), own[0]), "three sessions of one host are one of another"
+    assert resolved(on("b"), *own) > 0.98 * resolved(on("b"), own[0]), (
+        "three sessions of one host are one of another"
+    )
     assert resolved(on("a"), *own) < one
-    other_nodes = [on(host, level) for host, level in zip("acd", (1.0, 1.001, 0.999), strict=True)]
-    assert resolved(on("b"), *other_nodes) < resolved(on("b"), *own), "three hosts tell how hosts differ"
+    other_nodes = [
+        on(host, level) for host, level in zip("acd", (1.0, 1.001, 0.999), strict=True)
+    ]
+    assert resolved(on("b"), *other_nodes) < resolved(on("b"), *own), (
+        "three hosts tell how hosts differ"
+    )
 
 
 def test_how_likely_a_false_red_is_follows_from_limit_and_noise() -> None:
     side = measurement(NOISY)
     wide, narrow = (
-        judge(side, [side], (Limit(metric="p50", value=value, unit="%"),), level=0.05).comparisons[0]
+        judge(
+            side, [side], (Limit(metric="p50", value=value, unit="%"),), level=0.05
+        ).comparisons[0]
         for value in (5.0, 0.01)
     )
-    assert wide.alarm_rate < narrow.alarm_rate == pytest.approx(0.05), "the limit asks for more than the level"
+    assert wide.alarm_rate < narrow.alarm_rate == pytest.approx(0.05), (
+        "the limit asks for more than the level"
+    )
 
 
 def test_sessions_that_agree_make_the_gate_finer_and_such_that_do_not_coarser() -> None:
     now = measurement(times(1.15))
     alike = [measurement(times(level)) for level in (1.0, 1.001, 0.999, 1.0, 1.002)]
     apart = [measurement(times(level)) for level in (1.0, 1.3, 0.8, 1.1, 0.75)]
-    one, five, wild = (judge(now, sessions, (P50,)).comparisons[0].resolution for sessions in (alike[:1], alike, apart))
+    one, five, wild = (
+        judge(now, sessions, (P50,)).comparisons[0].resolution
+        for sessions in (alike[:1], alike, apart)
+    )
     assert five < one < wild
     assert judge(now, alike, (P50,)) == "REGRESSED"
     assert judge(now, apart, (P50,)) == "INCONCLUSIVE"
 
 
 def test_the_resolution_is_told_with_what_would_make_it_finer() -> None:
-    comparison = decide(measurement(times(1, NEARLY)), measurement(STEADY)).comparisons[0]
+    comparison = decide(measurement(times(1, NEARLY)), measurement(STEADY)).comparisons[
+        0
+    ]
     assert comparison.resolution > 0.11
     assert comparison.launches_needed is not None
     assert 5 < comparison.launches_needed < 20
     coarse_base = decide(measurement(NOISY), measurement(NOISY)).comparisons[0]
     assert coarse_base.resolution > 1
-    assert coarse_base.launches_needed is None, "it is the baseline that allows no finer one"
+    assert coarse_base.launches_needed is None, (
+        "it is the baseline that allows no finer one"
+    )
     fine = decide(measurement(STEADY), measurement(STEADY)).comparisons[0]
     assert fine.resolution < 0.1
     assert fine.launches_needed is None
-    drifting = decide(measurement(STEADY), measurement(STEADY), assumed=ASSUMED_DRIFT).comparisons[0]
+    drifting = decide(
+        measurement(STEADY), measurement(STEADY), assumed=ASSUMED_DRIFT
+    ).comparisons[0]
     assert drifting.resolution > 0.1
     assert drifting.launches_needed is None
 
 
 def test_resolutions_of_a_measurement_are_those_against_one_like_it() -> None:
     current = measurement(NOISY)
-    assert resolutions(current, [P50])["p50"] == decide(current, current).comparisons[0].resolution
+    assert (
+        resolutions(current, [P50])["p50"]
+        == decide(current, current).comparisons[0].resolution
+    )
     assert coarse(current, [P50])
     assert not coarse(measurement(STEADY), [P50])
-    assert not coarse(measurement(STEADY), [Limit(metric="p50", value=100.0, unit="ms")])
+    assert not coarse(
+        measurement(STEADY), [Limit(metric="p50", value=100.0, unit="ms")]
+    )
     assert coarse(measurement(STEADY), [Limit(metric="p50", value=0.001, unit="ms")])
 
 
@@ -347,15 +453,25 @@ def test_evidence_is_shared_among_limits_and_tests() -> None:
 
 def test_the_bounds_exclude_no_change_exactly_where_there_is_evidence() -> None:
     for level in (0.5, 0.1, 0.05, 0.01, 0.001):
-        (comparison,) = decide(measurement(times(1.25, NEARLY)), measurement(NEARLY), level=level).comparisons
+        (comparison,) = decide(
+            measurement(times(1.25, NEARLY)), measurement(NEARLY), level=level
+        ).comparisons
         assert (comparison.change.low > 0) == (comparison.status is Status.REGRESSED)
         assert comparison.level == level
 
 
 def test_settled_says_whether_launches_could_still_turn_it() -> None:
     assert decide(measurement(STEADY), measurement(STEADY)).comparisons[0].settled
-    assert not decide(measurement(times(1.05, NEARLY)), measurement(NEARLY)).comparisons[0].settled
-    assert not decide(measurement(times(1.2, NOISY)), measurement(NOISY), level=0.05).comparisons[0].settled
+    assert (
+        not decide(measurement(times(1.05, NEARLY)), measurement(NEARLY))
+        .comparisons[0]
+        .settled
+    )
+    assert (
+        not decide(measurement(times(1.2, NOISY)), measurement(NOISY), level=0.05)
+        .comparisons[0]
+        .settled
+    )
 
 
 # --- properties, over random figures
@@ -371,7 +487,9 @@ def noisy(source: random.Random, launches: int, steps: int = 30) -> Measurement:
         samples=Samples(
             step_seconds=groups,
             rank_seconds=tuple((group, tuple(reversed(group))) for group in groups),
-            cpu_seconds=tuple((group, tuple(step / 2 for step in group)) for group in groups),
+            cpu_seconds=tuple(
+                (group, tuple(step / 2 for step in group)) for group in groups
+            ),
         )
     )
 
@@ -391,10 +509,15 @@ def mapped(measured: Measurement, change: Callable[[Any], Any]) -> Measurement:
 
 
 def scaled(table: Any, factor: float) -> Any:
-    return tuple(scaled(row, factor) if isinstance(row, tuple) else row * factor for row in table)
+    return tuple(
+        scaled(row, factor) if isinstance(row, tuple) else row * factor for row in table
+    )
 
 
-LIMITS = tuple(Limit(metric=metric, value=0.1, unit="%") for metric in ("p10", "p50", "p90", "cpu_p50"))
+LIMITS = tuple(
+    Limit(metric=metric, value=0.1, unit="%")
+    for metric in ("p10", "p50", "p90", "cpu_p50")
+)
 SEEDS = range(20)
 
 
@@ -406,7 +529,14 @@ def check_same_figures(one: Verdict, other: Verdict) -> None:
 
 def figures(verdict: Verdict) -> list[tuple[float, ...]]:
     return [
-        (c.change.estimate, c.change.low, c.change.high, c.p_value, c.resolution, c.drift or 0.0)
+        (
+            c.change.estimate,
+            c.change.low,
+            c.change.high,
+            c.p_value,
+            c.resolution,
+            c.drift or 0.0,
+        )
         for c in verdict.comparisons
     ]
 
@@ -414,11 +544,17 @@ def figures(verdict: Verdict) -> list[tuple[float, ...]]:
 @pytest.mark.parametrize("seed", SEEDS)
 def test_scaling_the_current_side_scales_every_ratio_by_just_that(seed: int) -> None:
     source = random.Random(seed)
-    now, base, factor = noisy(source, 5), [noisy(source, 4) for _ in range(seed % 3 + 1)], source.uniform(0.5, 2)
+    now, base, factor = (
+        noisy(source, 5),
+        [noisy(source, 4) for _ in range(seed % 3 + 1)],
+        source.uniform(0.5, 2),
+    )
     before = judge(now, base, LIMITS)
     after = judge(mapped(now, lambda table: scaled(table, factor)), base, LIMITS)
     for one, other in zip(before.comparisons, after.comparisons, strict=True):
-        assert 1 + other.change.estimate == pytest.approx((1 + one.change.estimate) * factor)
+        assert 1 + other.change.estimate == pytest.approx(
+            (1 + one.change.estimate) * factor
+        )
         assert other.now_seconds == pytest.approx(one.now_seconds * factor)
 
 
@@ -455,21 +591,33 @@ def test_the_order_of_launches_and_of_ranks_changes_nothing(seed: int) -> None:
 @pytest.mark.parametrize("interleaved", [True, False], ids=["paired", "sessions"])
 @pytest.mark.parametrize("unit", ["%", "ms"])
 @pytest.mark.parametrize("seed", SEEDS)
-def test_swapping_the_sides_mirrors_the_verdict(seed: int, unit: Literal["%", "ms"], interleaved: bool) -> None:
+def test_swapping_the_sides_mirrors_the_verdict(
+    seed: int, unit: Literal["%", "ms"], interleaved: bool
+) -> None:
     source = random.Random(seed)
     now, base = noisy(source, 5), noisy(source, 5 if interleaved else 4)
-    now = mapped(now, lambda table: scaled(table, source.choice((0.5, 0.9, 1.0, 1.1, 2.0))))
-    limits = [replace(limit, unit=unit, value=0.1 if unit == "%" else 0.005) for limit in LIMITS]
+    now = mapped(
+        now, lambda table: scaled(table, source.choice((0.5, 0.9, 1.0, 1.1, 2.0)))
+    )
+    limits = [
+        replace(limit, unit=unit, value=0.1 if unit == "%" else 0.005)
+        for limit in LIMITS
+    ]
     there = judge(now, [base], limits, interleaved=interleaved)
     back = judge(base, [now], limits, interleaved=interleaved)
     mirror = {Status.REGRESSED: Status.IMPROVED, Status.IMPROVED: Status.REGRESSED}
     for one, other in zip(there.comparisons, back.comparisons, strict=True):
-        if one.reason == "not-significant":  # what might be better passes, what might be worse is left open
+        # what might be better passes, what might be worse is left open
+        if one.reason == "not-significant":
             assert other.reason == "not-significant"
         else:
             assert other.status is mirror.get(one.status, one.status)
-        assert math.log1p(other.change.estimate) == pytest.approx(-math.log1p(one.change.estimate))
-        assert math.log1p(other.change.low) == pytest.approx(-math.log1p(one.change.high))
+        assert math.log1p(other.change.estimate) == pytest.approx(
+            -math.log1p(one.change.estimate)
+        )
+        assert math.log1p(other.change.low) == pytest.approx(
+            -math.log1p(one.change.high)
+        )
         assert other.p_value == pytest.approx(one.p_value)
 
 
@@ -478,22 +626,42 @@ def test_swapping_the_sides_mirrors_the_verdict(seed: int, unit: Literal["%", "m
 def test_what_is_no_duration_is_an_error_not_a_verdict(side: str, value: float) -> None:
     broken = replace(
         measurement(STEADY),
-        samples=replace(measurement(STEADY).samples, step_seconds=((1.0, value, 1.0) * 10, (1.0,) * 30)),
+        samples=replace(
+            measurement(STEADY).samples,
+            step_seconds=((1.0, value, 1.0) * 10, (1.0,) * 30),
+        ),
     )
-    pair = (broken, measurement(STEADY)) if side == "current" else (measurement(STEADY), broken)
+    pair = (
+        (broken, measurement(STEADY))
+        if side == "current"
+        else (measurement(STEADY), broken)
+    )
     with pytest.raises(ValueError, match="is not a duration in seconds"):
         decide(*pair)
 
 
 def test_a_single_sample_is_an_error_not_a_verdict() -> None:
-    with pytest.raises(ValueError, match="a baseline of a single launch: a comparison needs 2 a side"):
+    with pytest.raises(
+        ValueError, match="a baseline of a single launch: a comparison needs 2 a side"
+    ):
         decide(measurement(STEADY), measurement((1.0,)))
 
 
-@pytest.mark.parametrize("sessions", [[STEADY, STEADY], [STEADY[:-1]]], ids=["two sessions", "fewer launches"])
-def test_launches_that_have_no_partner_were_not_interleaved(sessions: list[Sequence[float]]) -> None:
+@pytest.mark.parametrize(
+    "sessions",
+    [[STEADY, STEADY], [STEADY[:-1]]],
+    ids=["two sessions", "fewer launches"],
+)
+def test_launches_that_have_no_partner_were_not_interleaved(
+    sessions: list[Sequence[float]],
+) -> None:
     with pytest.raises(ValueError, match=r"launches and .*: they were not interleaved"):
-        judge(measurement(STEADY), list(map(measurement, sessions)), (P50,), interleaved=True)
+        judge(
+            measurement(STEADY),
+            list(map(measurement, sessions)),
+            (P50,),
+            interleaved=True,
+        )
 
 
 # --- launches in turns
@@ -501,7 +669,9 @@ def test_launches_that_have_no_partner_were_not_interleaved(sessions: list[Seque
 
 def test_what_drifts_from_pair_to_pair_cancels() -> None:
     drifting = (1.0, 1.5, 0.7, 1.2, 2.0)
-    now = tuple(1.2 * level * wobble for level, wobble in zip(drifting, STEADY, strict=True))
+    now = tuple(
+        1.2 * level * wobble for level, wobble in zip(drifting, STEADY, strict=True)
+    )
     assert decide(measurement(now), measurement(drifting)).status is Status.INCONCLUSIVE
     verdict = decide(measurement(now), measurement(drifting), interleaved=True)
     assert verdict == "REGRESSED"
@@ -519,8 +689,16 @@ def test_a_pair_that_differs_by_chance_is_no_evidence() -> None:
 
 
 def test_in_turns_only_what_is_asked_of_a_step_must_match() -> None:
-    now = measurement(STEADY, must={"deterministic": True, "batch_size": 4}, recorded={"torch": "2.13"})
-    base = measurement(STEADY, must={"deterministic": False, "batch_size": 4}, recorded={"torch": "2.12"})
+    now = measurement(
+        STEADY,
+        must={"deterministic": True, "batch_size": 4},
+        recorded={"torch": "2.13"},
+    )
+    base = measurement(
+        STEADY,
+        must={"deterministic": False, "batch_size": 4},
+        recorded={"torch": "2.12"},
+    )
     assert decide(now, base) == "INCOMPARABLE"
     verdict = decide(now, base, interleaved=True)
     assert verdict == "PASS"
@@ -530,16 +708,27 @@ def test_in_turns_only_what_is_asked_of_a_step_must_match() -> None:
     assert (verdict, verdict.differences[0]) == ("INCOMPARABLE", "batch_size 8 -> 4")
     other = measurement(STEADY, must={"batch_size": 4, "test:bucket_mb": 25})
     verdict = decide(now, other, interleaved=True)
-    assert (verdict, verdict.differences[0]) == ("INCOMPARABLE", "bucket_mb 25 -> unset")
+    assert (verdict, verdict.differences[0]) == (
+        "INCOMPARABLE",
+        "bucket_mb 25 -> unset",
+    )
 
 
 def test_in_turns_the_sides_may_have_other_cores() -> None:
     now, base = (
-        replace(measurement(STEADY), environment=Environment(key={"cores": 2, "cores_per_rank": share, "pinned": pin}))
+        replace(
+            measurement(STEADY),
+            environment=Environment(
+                key={"cores": 2, "cores_per_rank": share, "pinned": pin}
+            ),
+        )
         for share, pin in ((1, True), (0, False))
     )
     verdict = decide(now, base, interleaved=True)
-    assert (verdict, verdict.differences) == ("PASS", ("cores_per_rank 0 -> 1", "pinned False -> True"))
+    assert (verdict, verdict.differences) == (
+        "PASS",
+        ("cores_per_rank 0 -> 1", "pinned False -> True"),
+    )
 
 
 # --- support
@@ -559,8 +748,12 @@ def test_unsupported_says_what_a_limit_needs() -> None:
 def test_what_a_verdict_does_to_a_test(status: Status) -> None:
     verdict = Verdict(status=status, reason="x")
     missing = status in (Status.NO_BASELINE, Status.INCOMPARABLE)
-    assert fails(verdict, fail_on=None, baseline_missing="warn") == (status is Status.REGRESSED)
-    assert fails(verdict, fail_on=None, baseline_missing="fail") == (status is Status.REGRESSED or missing)
+    assert fails(verdict, fail_on=None, baseline_missing="warn") == (
+        status is Status.REGRESSED
+    )
+    assert fails(verdict, fail_on=None, baseline_missing="fail") == (
+        status is Status.REGRESSED or missing
+    )
 
 
 NOT_GATED = frozenset({"not-gated"})
@@ -572,12 +765,18 @@ NOT_GATED = frozenset({"not-gated"})
         ("debugging-variable", None, "fail", True),
         ("debugging-variable", None, "warn", False),
         ("saving", NOT_GATED, "fail", False),
-        *((reason, NOT_GATED, "warn", True) for reason in ("gate-off", "disabled", "debugging-variable")),
+        *(
+            (reason, NOT_GATED, "warn", True)
+            for reason in ("gate-off", "disabled", "debugging-variable")
+        ),
         ("no-supported-limit", NOT_GATED, "warn", True),
     ],
 )
 def test_a_reason_to_compare_nothing_fails_only_where_that_is_asked(
-    reason: str, fail_on: frozenset[str] | None, missing: Literal["warn", "fail"], failed: bool
+    reason: str,
+    fail_on: frozenset[str] | None,
+    missing: Literal["warn", "fail"],
+    failed: bool,
 ) -> None:
     verdict = Verdict(status=Status.NOT_GATED, reason=reason)
     assert fails(verdict, fail_on=fail_on, baseline_missing=missing) == failed
@@ -602,33 +801,59 @@ def test_fail_on_has_a_name_for_every_verdict_but_pass() -> None:
 
 def with_loss(*launches: Sequence[float | None]) -> Measurement:
     steady = measurement(STEADY)
-    return replace(steady, samples=replace(steady.samples, losses=tuple(map(tuple, launches)) or None))
+    return replace(
+        steady,
+        samples=replace(steady.samples, losses=tuple(map(tuple, launches)) or None),
+    )
 
 
 SAME = ((2.25, 2.0),) * 3
 NAN = ((2.25, None),) * 3
 SPREAD = ((2.0,), (2.2,), (2.4,), (1.9,))
-LONGER = ((2.25, 2.0, 9.0), (2.25, 2.0), (2.25, 2.0))  # by a step that not all launches have
+# by a step that not all launches have
+LONGER = ((2.25, 2.0, 9.0), (2.25, 2.0), (2.25, 2.0))
 DIVERGED: list[tuple[Any, Any, str]] = [
-    (((2.25, 2.0 + 6e-6),) * 3, SAME, "2.125 -> 2.125003"), (SPREAD, ((0.0,), (0.2,), (0.4,)), "0.2 -> 2.12"),
-    (NAN, SAME, "2.12 -> nan"), ((*SAME, (2.25, None)), SAME, "2.12 -> nan"), (SAME, NAN, "nan -> 2.12"),
-    *((now, SAME, "") for now in (SAME, LONGER, ((2.25, 2.0 + 4e-6),) * 3, (), ((),) * 3)),
-    (SPREAD, ((1.8,), (2.0,), (2.2,)), ""), (SAME[:1], ((9.0, 9.0),), ""), (NAN, NAN, ""), (SAME, (), ""),
-]  # fmt: skip
+    (((2.25, 2.0 + 6e-6),) * 3, SAME, "2.125 -> 2.125003"),
+    (SPREAD, ((0.0,), (0.2,), (0.4,)), "0.2 -> 2.12"),
+    (NAN, SAME, "2.12 -> nan"),
+    ((*SAME, (2.25, None)), SAME, "2.12 -> nan"),
+    (SAME, NAN, "nan -> 2.12"),
+    *(
+        (now, SAME, "")
+        for now in (SAME, LONGER, ((2.25, 2.0 + 4e-6),) * 3, (), ((),) * 3)
+    ),
+    (SPREAD, ((1.8,), (2.0,), (2.2,)), ""),
+    (SAME[:1], ((9.0, 9.0),), ""),
+    (NAN, NAN, ""),
+    (SAME, (), ""),
+]
 
 
 @pytest.mark.parametrize(("now", "before", "found"), DIVERGED)
-def test_losses_that_differ_by_more_than_launches_do_are_noted(now: Any, before: Any, found: str) -> None:
+def test_losses_that_differ_by_more_than_launches_do_are_noted(
+    now: Any, before: Any, found: str
+) -> None:
     verdict = decide(with_loss(*now), with_loss(*before))
     assert verdict.status is Status.PASS
-    assert (loss_change(verdict.diverged) if verdict.diverged is not None else "") == found
-    assert fails(verdict, fail_on=frozenset({"diverged"}), baseline_missing="warn") == bool(found)
+    assert (
+        loss_change(verdict.diverged) if verdict.diverged is not None else ""
+    ) == found
+    assert fails(
+        verdict, fail_on=frozenset({"diverged"}), baseline_missing="warn"
+    ) == bool(found)
     assert not fails(verdict, fail_on=frozenset({"improved"}), baseline_missing="warn")
 
 
-def test_losses_are_compared_with_the_last_session_and_not_where_nothing_is_compared() -> None:
+def test_losses_are_compared_with_the_last_session_and_not_where_nothing_is_compared() -> (
+    None
+):
     other = with_loss(*((9.0, 9.0),) * 3)
-    assert judge(with_loss(*SAME), [other, with_loss(*SAME)], (P50,), assumed=NO_DRIFT).diverged is None
+    assert (
+        judge(
+            with_loss(*SAME), [other, with_loss(*SAME)], (P50,), assumed=NO_DRIFT
+        ).diverged
+        is None
+    )
     assert decide(with_loss(*SAME), other, not_gated="saving").diverged is None
 
 
@@ -666,7 +891,10 @@ REDUCED = Limit(metric="all_reduce.bytes", value=0.10, unit="%")
 def test_counts_have_no_noise(
     before: int | None, now: int | None, limits: list[Limit], status: str, reason: str
 ) -> None:
-    current, base = (replace(measurement(STEADY), counters={"rpc.bytes": count}) for count in (now, before))
+    current, base = (
+        replace(measurement(STEADY), counters={"rpc.bytes": count})
+        for count in (now, before)
+    )
     verdict = decide(current, base, *limits)
     assert (verdict.status.value, verdict.reason) == (status, reason)
 
@@ -674,16 +902,26 @@ def test_counts_have_no_noise(
 def test_a_default_limit_on_a_counter_is_dropped_and_a_loss_is_reported() -> None:
     counted = replace(measurement(STEADY), counters={"rpc.bytes": 8})
     assert decide(counted, measurement(STEADY), P50, DEFAULT).dropped == ()
-    assert decide(measurement(STEADY), counted, P50, DEFAULT).dropped == ("rpc.bytes:0%: unknown now",)
+    assert decide(measurement(STEADY), counted, P50, DEFAULT).dropped == (
+        "rpc.bytes:0%: unknown now",
+    )
     assert decide(measurement(STEADY), measurement(STEADY), P50, DEFAULT).dropped == ()
-    assert decide(measurement(STEADY), counted, P50, BYTES).differences[0] == "rpc.bytes is unknown now"
+    assert (
+        decide(measurement(STEADY), counted, P50, BYTES).differences[0]
+        == "rpc.bytes is unknown now"
+    )
 
 
 def test_the_gravest_of_times_and_counters_is_the_verdict() -> None:
     few, many = ({"all_reduce.bytes": count} for count in (1000, 2000))
 
-    def decided(factor: float, before: dict[str, int], now: dict[str, int]) -> tuple[str, str]:
-        sides = replace(measurement(times(factor)), counters=now), replace(measurement(STEADY), counters=before)
+    def decided(
+        factor: float, before: dict[str, int], now: dict[str, int]
+    ) -> tuple[str, str]:
+        sides = (
+            replace(measurement(times(factor)), counters=now),
+            replace(measurement(STEADY), counters=before),
+        )
         verdict = decide(*sides, P50, REDUCED)
         return verdict.status.value, verdict.reason
 
@@ -697,10 +935,20 @@ def test_the_gravest_of_times_and_counters_is_the_verdict() -> None:
 
 @pytest.mark.parametrize(
     ("now", "limit", "verdict"),
-    [(8, DEFAULT, "NOT GATED"), (7, DEFAULT, "NOT GATED"), (9, DEFAULT, "REGRESSED"), (8, BYTES, "PASS")],
+    [
+        (8, DEFAULT, "NOT GATED"),
+        (7, DEFAULT, "NOT GATED"),
+        (9, DEFAULT, "REGRESSED"),
+        (8, BYTES, "PASS"),
+    ],
 )
-def test_where_no_time_is_compared_a_default_limit_only_finds_regressions(now: int, limit: Limit, verdict: str) -> None:
-    current, base = (replace(measurement((1.0,)), counters={"rpc.bytes": count}) for count in (now, 8))
+def test_where_no_time_is_compared_a_default_limit_only_finds_regressions(
+    now: int, limit: Limit, verdict: str
+) -> None:
+    current, base = (
+        replace(measurement((1.0,)), counters={"rpc.bytes": count})
+        for count in (now, 8)
+    )
     assert decide(current, base, P50, limit) == verdict
 
 
@@ -714,7 +962,12 @@ COUNTS = dict.fromkeys((f"{kind}.count" for kind in (*SENT, "collectives")), 0)
 DDP = {**COUNTS, "all_reduce.count": 1, "collectives.count": 1, "gradient_bytes": 4000}
 NO_DDP = {**COUNTS, "gradient_bytes": None}
 POWER_SGD = {**DDP, "all_reduce.count": None, "collectives.count": None}
-FSDP = {**NO_DDP, "all_gather.count": 2, "reduce_scatter.count": 1, "collectives.count": 3}
+FSDP = {
+    **NO_DDP,
+    "all_gather.count": 2,
+    "reduce_scatter.count": 1,
+    "collectives.count": 3,
+}
 BROADCASTS = {**NO_DDP, "broadcast.count": 2, "collectives.count": 2}
 LOST = "gradients are no longer synchronised: all_reduce.count 1 -> 0"
 
@@ -726,36 +979,62 @@ LOST = "gradients are no longer synchronised: all_reduce.count 1 -> 0"
         (DDP, NO_DDP, 1.0, "INCOMPARABLE", LOST),
         (DDP, NO_DDP, 1.5, "REGRESSED", ""),
         ({**DDP, "gradient_bytes": None}, COUNTS, 0.2, "INCOMPARABLE", LOST),
-        (POWER_SGD, NO_DDP, 0.2, "INCOMPARABLE",
-         "gradients are no longer synchronised: gradient_bytes 4,000 -> unknown"),
-        (BROADCASTS, NO_DDP, 0.2, "INCOMPARABLE", "a step no longer sends anything: broadcast.count 2 -> 0"),
+        (
+            POWER_SGD,
+            NO_DDP,
+            0.2,
+            "INCOMPARABLE",
+            "gradients are no longer synchronised: gradient_bytes 4,000 -> unknown",
+        ),
+        (
+            BROADCASTS,
+            NO_DDP,
+            0.2,
+            "INCOMPARABLE",
+            "a step no longer sends anything: broadcast.count 2 -> 0",
+        ),
         (DDP, FSDP, 0.2, "REGRESSED", ""),  # it sends more of another kind
         (DDP, dict.fromkeys(COUNTS), 0.2, "IMPROVED", ""),
         (NO_DDP, NO_DDP, 0.2, "IMPROVED", ""),
     ],
-)  # fmt: skip
+)
 def test_steps_that_send_nothing_any_more_are_not_called_faster(
     before: Any, now: Any, factor: float, status: str, difference: str
 ) -> None:
-    sides = replace(measurement(times(factor)), counters=now), replace(measurement(STEADY), counters=before)
+    sides = (
+        replace(measurement(times(factor)), counters=now),
+        replace(measurement(STEADY), counters=before),
+    )
     verdict = decide(*sides, P50, *COUNTER_LIMITS)
     assert (verdict.status.value, "".join(verdict.differences)) == (status, difference)
     assert (verdict.reason == "not-synchronised") is (status == "INCOMPARABLE")
 
 
-def test_lost_traffic_is_accepted_by_a_limit_of_the_users_and_is_none_of_rpc_or_of_one_collective() -> None:
-    now, base = replace(measurement(times(0.2)), counters=NO_DDP), replace(measurement(STEADY), counters=DDP)
+def test_lost_traffic_is_accepted_by_a_limit_of_the_users_and_is_none_of_rpc_or_of_one_collective() -> (
+    None
+):
+    now, base = (
+        replace(measurement(times(0.2)), counters=NO_DDP),
+        replace(measurement(STEADY), counters=DDP),
+    )
     accepted = Limit(metric="all_reduce.count", value=0.0, unit="%")
     assert decide(now, base, P50, accepted) == "IMPROVED"
     assert decide(now, base, P50, REDUCED) == "INCOMPARABLE"
-    for facts in ({"key": {"roles": "2 trainers 1 ps"}}, {"must_match": {"collective": "all_reduce of 4MiB float32"}}):
-        sides = (replace(side, environment=Environment(**facts)) for side in (now, base))
+    for facts in (
+        {"key": {"roles": "2 trainers 1 ps"}},
+        {"must_match": {"collective": "all_reduce of 4MiB float32"}},
+    ):
+        sides = (
+            replace(side, environment=Environment(**facts)) for side in (now, base)
+        )
         assert decide(*sides, P50, *COUNTER_LIMITS) == "IMPROVED"
 
 
 def test_losses_that_differ_are_noted_of_steps_that_send_nothing_any_more() -> None:
     now, base = with_loss(*((9.0, 9.0),) * 3), with_loss(*SAME)
-    verdict = decide(replace(now, counters=NO_DDP), replace(base, counters=DDP), P50, *COUNTER_LIMITS)
+    verdict = decide(
+        replace(now, counters=NO_DDP), replace(base, counters=DDP), P50, *COUNTER_LIMITS
+    )
     assert verdict == "INCOMPARABLE"
     assert verdict.diverged is not None
 
@@ -772,18 +1051,26 @@ STRETCHES = [(10, 10, 10)] * 5
 
 
 def disturbed(factor: float, *, stretch: int) -> Measurement:
-    """Steps that take `factor` times as long, and in one stretch of each window five times as long as that."""
+    """Steps that take `factor` times as long, and in one stretch of each window five times as long
+    as that."""
     steady = measurement(times(factor))
     launches = tuple(
-        tuple(seconds * 5 if number // 10 == stretch else seconds for number, seconds in enumerate(launch))
+        tuple(
+            seconds * 5 if number // 10 == stretch else seconds
+            for number, seconds in enumerate(launch)
+        )
         for launch in steady.samples.step_seconds
     )
     return replace(steady, samples=replace(steady.samples, step_seconds=launches))
 
 
-@pytest.mark.parametrize(("metric", "change"), [("p25", 0.2), ("p50", 0.2), ("p75", 0.2), ("p10", 0.2), ("p90", 4.4)])
+@pytest.mark.parametrize(
+    ("metric", "change"),
+    [("p25", 0.2), ("p50", 0.2), ("p75", 0.2), ("p10", 0.2), ("p90", 4.4)],
+)
 def test_the_middle_is_compared_stretch_by_stretch(metric: str, change: float) -> None:
-    """Bursts that meet a third of one side's steps are in its 90th percentile, and not in what most stretches show."""
+    """Bursts that meet a third of one side's steps are in its 90th percentile, and not in what most
+    stretches show."""
     limit = Limit(metric=metric, value=0.10, unit="%")
     now, base = disturbed(1.2, stretch=2), measurement(STEADY)
     verdict = decide(now, base, limit, interleaved=True, stretches=STRETCHES)
@@ -793,20 +1080,30 @@ def test_the_middle_is_compared_stretch_by_stretch(metric: str, change: float) -
 
 def test_a_burst_in_either_side_is_no_change_of_the_code() -> None:
     one, other = disturbed(1.0, stretch=0), disturbed(1.0, stretch=2)
-    for now, base in ((one, other), (one, measurement(STEADY)), (measurement(STEADY), other)):
-        comparison = decide(now, base, interleaved=True, stretches=STRETCHES).comparisons[0]
+    for now, base in (
+        (one, other),
+        (one, measurement(STEADY)),
+        (measurement(STEADY), other),
+    ):
+        comparison = decide(
+            now, base, interleaved=True, stretches=STRETCHES
+        ).comparisons[0]
         assert comparison.change.estimate == pytest.approx(0.0, abs=0.002)
 
 
 @pytest.mark.parametrize(("metric", "change"), [("p50", 0.0), ("p10", 0.2)])
-def test_a_pair_that_differs_much_is_left_out_of_the_middle(metric: str, change: float) -> None:
+def test_a_pair_that_differs_much_is_left_out_of_the_middle(
+    metric: str, change: float
+) -> None:
     """One of five is 1.2 ** 5 times as slow throughout."""
     slow = measurement(times(1.2**5)).samples
     steady = measurement(STEADY)
     launches = (slow.step_seconds[0], *steady.samples.step_seconds[1:])
     now = replace(steady, samples=replace(steady.samples, step_seconds=launches))
     limit = Limit(metric=metric, value=0.10, unit="%")
-    comparison = decide(now, steady, limit, interleaved=True, stretches=STRETCHES).comparisons[0]
+    comparison = decide(
+        now, steady, limit, interleaved=True, stretches=STRETCHES
+    ).comparisons[0]
     assert comparison.change.estimate == pytest.approx(change, abs=0.002)
 
 
@@ -821,18 +1118,26 @@ def test_a_window_that_took_no_turns_is_compared_as_a_whole() -> None:
 def test_cpu_time_is_compared_as_a_whole() -> None:
     limit = Limit(metric="cpu_p50", value=0.10, unit="%")
     now, base = measurement(STEADY, cpu=times(1.2)), measurement(STEADY, cpu=STEADY)
-    verdicts = [decide(now, base, limit, interleaved=True, stretches=every) for every in ((), STRETCHES)]
+    verdicts = [
+        decide(now, base, limit, interleaved=True, stretches=every)
+        for every in ((), STRETCHES)
+    ]
     assert verdicts[0] == verdicts[1]
 
 
 # --- several nodes
 
 
-def over_nodes(seconds: float, apart: float, *, own: float | None = None) -> Measurement:
+def over_nodes(
+    seconds: float, apart: float, *, own: float | None = None
+) -> Measurement:
     steps = ((seconds, seconds * 1.01),) * 3
     first = ((own or seconds, (own or seconds) * 1.01),) * 3
     samples = Samples(
-        step_seconds=steps, rank_seconds=(steps[:1],) * 3, node_seconds=first, clock_seconds=(apart, apart, apart)
+        step_seconds=steps,
+        rank_seconds=(steps[:1],) * 3,
+        node_seconds=first,
+        clock_seconds=(apart, apart, apart),
     )
     return Measurement(samples=samples)
 
@@ -848,8 +1153,13 @@ def test_steps_of_all_nodes_are_compared_where_their_clocks_are_known() -> None:
 
 
 @pytest.mark.parametrize("apart", [(4e-6, 300e-6), (300e-6, 4e-6)])
-def test_else_those_of_the_first_node_on_both_sides_and_it_is_said(apart: tuple[float, float]) -> None:
-    now, before = over_nodes(0.01, apart[0], own=0.018), over_nodes(0.01, apart[1], own=0.009)
+def test_else_those_of_the_first_node_on_both_sides_and_it_is_said(
+    apart: tuple[float, float],
+) -> None:
+    now, before = (
+        over_nodes(0.01, apart[0], own=0.018),
+        over_nodes(0.01, apart[1], own=0.009),
+    )
     verdict = judge_times(now, [before], LIMIT)
     assert (verdict.status, verdict.first_node) == (Status.REGRESSED, True)
     assert verdict.comparisons[0].now_seconds == pytest.approx(0.018, rel=0.02)
@@ -858,7 +1168,9 @@ def test_else_those_of_the_first_node_on_both_sides_and_it_is_said(apart: tuple[
 
 def test_one_node_has_one_clock() -> None:
     steps = ((0.01, 0.0101),) * 3
-    alone = Measurement(samples=Samples(step_seconds=steps, rank_seconds=(steps[:1],) * 3))
+    alone = Measurement(
+        samples=Samples(step_seconds=steps, rank_seconds=(steps[:1],) * 3)
+    )
     assert not judge_times(alone, [alone], LIMIT).first_node
 
 
@@ -866,7 +1178,8 @@ def test_slow_steps_that_no_percentile_shows_are_a_regression_of_the_mean() -> N
     limits = tuple(replace(limit, default=False) for limit in TIME_LIMITS)
     before = measurement(STEADY)
     slower = tuple(
-        tuple(15 * s if k % 10 == 9 else s for k, s in enumerate(each)) for each in before.samples.step_seconds
+        tuple(15 * s if k % 10 == 9 else s for k, s in enumerate(each))
+        for each in before.samples.step_seconds
     )
     now = replace(before, samples=replace(before.samples, step_seconds=slower))
     verdict = decide(now, before, *limits)

@@ -41,12 +41,20 @@ def test_next():
 """
 ARGUMENTS = ("-p", "no:randomly", "-p", "no:benchmark", "-p", "no:cacheprovider")
 WAIT = "waiting for another timed run"
-REPORTED = [f"{WAIT} (pid 4321) to release its cores, {seconds} s" for seconds in (10, 20)]
+REPORTED = [
+    f"{WAIT} (pid 4321) to release its cores, {seconds} s" for seconds in (10, 20)
+]
 
 
 @pytest.mark.parametrize(
     ("option", "tests"),
-    [("-q", ["..*100%*"]), ("-v", ["test_waits.py::test_waits PASSED*", "test_waits.py::test_next PASSED*"])],
+    [
+        ("-q", ["..*100%*"]),
+        (
+            "-v",
+            ["test_waits.py::test_waits PASSED*", "test_waits.py::test_next PASSED*"],
+        ),
+    ],
 )
 def test_a_long_wait_is_reported_rarely_and_on_lines_of_its_own(
     pytester: pytest.Pytester, option: str, tests: list[str]
@@ -80,7 +88,8 @@ def test_a_terminal_shows_a_wait_while_it_lasts_and_a_dumb_one_in_lines(
 
 
 @pytest.mark.parametrize(
-    ("seconds", "shown"), [(30.0, ", 8 min left (fewer --ddp-steps shorten it)"), (3.0, ""), (0.0, "")]
+    ("seconds", "shown"),
+    [(30.0, ", 8 min left (fewer --ddp-steps shorten it)"), (3.0, ""), (0.0, "")],
 )
 def test_a_long_test_says_how_long_it_still_takes_and_what_shortens_it(
     monkeypatch: pytest.MonkeyPatch, seconds: float, shown: str
@@ -90,7 +99,9 @@ def test_a_long_test_says_how_long_it_still_takes_and_what_shortens_it(
     monkeypatch.setattr(watch.time, "monotonic", lambda: clock[0])
     config: Any = SimpleNamespace(
         getoption=lambda *asked: "fd",
-        pluginmanager=SimpleNamespace(get_plugin=lambda name: SimpleNamespace(isatty=True)),
+        pluginmanager=SimpleNamespace(
+            get_plugin=lambda name: SimpleNamespace(isatty=True)
+        ),
         get_terminal_writer=lambda: SimpleNamespace(),
         stash={RUN: SimpleNamespace(begun=[1], items=[1])},
     )
@@ -101,5 +112,6 @@ def test_a_long_test_says_how_long_it_still_takes_and_what_shortens_it(
     watcher.waiting(Path("/cpu0"))  # which says nothing of the launch
     clock[0] += seconds
     drawn.clear()
-    watcher.progress(Phase.STEPS, 5, 30, ())  # 10 of 35 steps, in the first of 5 launches
+    # 10 of 35 steps, in the first of 5 launches
+    watcher.progress(Phase.STEPS, 5, 30, ())
     assert drawn == [shown]

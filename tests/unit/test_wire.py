@@ -10,7 +10,14 @@ from pathlib import Path
 import pytest
 
 from pytest_ddpperf.records.plan import UPDATE, Plan
-from pytest_ddpperf.wire.channels import Board, Kind, Lines, Phase, send_frame, take_frames
+from pytest_ddpperf.wire.channels import (
+    Board,
+    Kind,
+    Lines,
+    Phase,
+    send_frame,
+    take_frames,
+)
 
 PLAN = Plan(world_size=2, backend="gloo", device="cpu", warmup=5)
 
@@ -21,10 +28,16 @@ def pair() -> tuple[socket.socket, socket.socket]:
 
 
 @pytest.mark.parametrize("piece", [1, 3, 9, 10, 1000])
-def test_frames_are_put_together_from_any_pieces(pair: tuple[socket.socket, socket.socket], piece: int) -> None:
+def test_frames_are_put_together_from_any_pieces(
+    pair: tuple[socket.socket, socket.socket], piece: int
+) -> None:
     one, other = pair
     with one, other:
-        for kind, data in ((Kind.RESULT, b"x" * 100), (Kind.ERROR, b""), (Kind.DONE, b"")):
+        for kind, data in (
+            (Kind.RESULT, b"x" * 100),
+            (Kind.ERROR, b""),
+            (Kind.DONE, b""),
+        ):
             send_frame(one, kind, data)
         one.shutdown(socket.SHUT_WR)
         arrived, frames = bytearray(), []
@@ -34,7 +47,9 @@ def test_frames_are_put_together_from_any_pieces(pair: tuple[socket.socket, sock
     assert frames == [(Kind.RESULT, b"x" * 100), (Kind.ERROR, b""), (Kind.DONE, b"")]
 
 
-def test_lines_carry_descriptors_in_their_order(pair: tuple[socket.socket, socket.socket], tmp_path: Path) -> None:
+def test_lines_carry_descriptors_in_their_order(
+    pair: tuple[socket.socket, socket.socket], tmp_path: Path
+) -> None:
     one, other = pair
     with one, other:
         sender, receiver = Lines(one), Lines(other)
@@ -61,7 +76,11 @@ def test_the_board_tells_where_each_rank_is(tmp_path: Path) -> None:
     written.set_steps(1, 2)
     written.marks(1)[:] = memoryview(bytes(8 * 3)).cast("q")
     assert (read.steps(0), read.steps(1), len(read.marks(1))) == (0, 2, 3)
-    assert (read.phase(0), read.phase(1), read.entered(1, Phase.WARMUP)) == (Phase.START, Phase.WARMUP, 17)
+    assert (read.phase(0), read.phase(1), read.entered(1, Phase.WARMUP)) == (
+        Phase.START,
+        Phase.WARMUP,
+        17,
+    )
     assert read.describe(1, PLAN) == "warm-up step 2 of 5"
     written.enter(1, Phase.STEPS, 18)
     written.row(1)[Board.STEP_CELL] = 1
@@ -72,6 +91,8 @@ def test_the_board_tells_where_each_rank_is(tmp_path: Path) -> None:
     assert read.describe(0, PLAN) == "the start"
     written.enter(0, Phase.SETUP, 18)
     assert read.describe(0, PLAN) == "setup"
-    assert read.describe(0, replace(PLAN, boundary=UPDATE)) == "the program's first steps"
+    assert (
+        read.describe(0, replace(PLAN, boundary=UPDATE)) == "the program's first steps"
+    )
     for board in (written, read):
         board.close()

@@ -21,7 +21,14 @@ from tests.unit.test_report import FAILED, comparison, outcome, risen, verdict
         (FAILED, Concern.FAILS),
         (outcome(verdict(Status.NO_BASELINE), fails=True), Concern.FAILS),
         (outcome(verdict(Status.IMPROVED), fails=True), Concern.FAILS),
-        (outcome(verdict(Status.NOT_GATED, "saving"), fails=True, error="baseline x: no space left"), Concern.FAILS),
+        (
+            outcome(
+                verdict(Status.NOT_GATED, "saving"),
+                fails=True,
+                error="baseline x: no space left",
+            ),
+            Concern.FAILS,
+        ),
         (outcome(verdict(Status.REGRESSED), fails=False), Concern.DOUBTFUL),
         (replace(FAILED, fails=False), Concern.DOUBTFUL),
         (outcome(verdict(Status.INCONCLUSIVE)), Concern.DOUBTFUL),
@@ -40,8 +47,12 @@ def test_what_is_to_be_looked_at(measured: Outcome, concern: Concern) -> None:
 
 
 def by(status: Status, change: float, name: str, *counters: CounterChange) -> Outcome:
-    changed = replace(comparison(status), change=Interval(estimate=change, low=change, high=change))
-    return outcome(verdict(status, comparisons=(changed,), counters=counters), nodeid=name)
+    changed = replace(
+        comparison(status), change=Interval(estimate=change, low=change, high=change)
+    )
+    return outcome(
+        verdict(status, comparisons=(changed,), counters=counters), nodeid=name
+    )
 
 
 def test_the_worst_is_first_by_concern_verdict_and_size() -> None:

@@ -28,24 +28,46 @@ def reported(run: RunInfo, measured: Path) -> list[str]:
     return report.messages
 
 
-def test_why_there_is_no_commit_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_why_there_is_no_commit_is_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (said,) = reported(RunInfo(), tmp_path)
     assert said.startswith(f"{NO_COMMIT}: fatal: not a git repository")
     commit(tmp_path)
     assert reported(RunInfo(), tmp_path) == [NO_COMMIT]
-    known = replace(RunInfo(), commit="c0ffee" * 6 + "c0ff-dirty", committed="2026-01-02T03:04:05+00:00")
+    known = replace(
+        RunInfo(),
+        commit="c0ffee" * 6 + "c0ff-dirty",
+        committed="2026-01-02T03:04:05+00:00",
+    )
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert reported(RunInfo(), tmp_path) == [f"{NO_COMMIT}: git is not installed, or not on PATH"]
+    assert reported(RunInfo(), tmp_path) == [
+        f"{NO_COMMIT}: git is not installed, or not on PATH"
+    ]
     assert reported(known, tmp_path) == [
-        "--ddp-history: nothing was added: the working tree differs from commit c0ffeec0ffee: commit what is measured"
+        "--ddp-history: nothing was added: the working tree differs from commit c0ffeec0ffee:"
+        " commit what is measured"
     ]
 
 
-def of_a_pytest(pytester: pytest.Pytester, *arguments: str) -> tuple[pytest.RunResult, dict[str, Any], str]:
+def of_a_pytest(
+    pytester: pytest.Pytester, *arguments: str
+) -> tuple[pytest.RunResult, dict[str, Any], str]:
     """How it ended, and its JSON and its Markdown behind the marker."""
-    fixed = ("-p", "no:randomly", "-p", "no:benchmark", "--ddp-json=out.json", "--ddp-markdown=out.md")
+    fixed = (
+        "-p",
+        "no:randomly",
+        "-p",
+        "no:benchmark",
+        "--ddp-json=out.json",
+        "--ddp-markdown=out.md",
+    )
     result = pytester.runpytest_inprocess(*fixed, *arguments)
-    return result, json.loads(Path("out.json").read_text()), Path("out.md").read_text().partition("\n")[2]
+    return (
+        result,
+        json.loads(Path("out.json").read_text()),
+        Path("out.md").read_text().partition("\n")[2],
+    )
 
 
 def test_reports_of_a_red_run_do_not_look_green(pytester: pytest.Pytester) -> None:

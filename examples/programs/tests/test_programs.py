@@ -2,7 +2,8 @@
 
     pytest examples/programs --ddp-against HEAD~1
 
-The script is not in this folder of tests, which both sides of a comparison have from the working tree.
+The script is not in this folder of tests, which both sides of a comparison have from the working
+tree.
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ import pytest
 
 def test_script(ddp_benchmark: Any) -> None:
     train = Path(__file__).parents[1] / "train.py"
-    ddp_benchmark.script(str(train), args=["--batch-size=4", "--width=64"], batch_size=16)
+    ddp_benchmark.script(
+        str(train), args=["--batch-size=4", "--width=64"], batch_size=16
+    )
 
 
 @pytest.mark.parametrize("micro_batches", [1, 4])
@@ -28,7 +31,9 @@ def test_transformers(ddp_benchmark: Any, micro_batches: int) -> None:
         import torch
         from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
 
-        model = GPT2LMHeadModel(GPT2Config(n_layer=2, n_head=2, n_embd=64, vocab_size=256, n_positions=64))
+        model = GPT2LMHeadModel(
+            GPT2Config(n_layer=2, n_head=2, n_embd=64, vocab_size=256, n_positions=64)
+        )
         tokens = torch.randint(256, (4096, 32))
         arguments = TrainingArguments(
             output_dir=tempfile.mkdtemp(),
@@ -60,7 +65,9 @@ def test_lightning(ddp_benchmark: Any, automatic: bool) -> None:
             def __init__(self) -> None:
                 super().__init__()
                 self.automatic_optimization = automatic
-                self.model = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.ReLU(), torch.nn.Linear(256, 64))
+                self.model = torch.nn.Sequential(
+                    torch.nn.Linear(64, 256), torch.nn.ReLU(), torch.nn.Linear(256, 64)
+                )
 
             def training_step(self, batch: Any, index: int) -> Any:
                 loss = (self.model(batch[0]) - batch[0]).square().mean()
@@ -97,8 +104,12 @@ def test_accelerate(ddp_benchmark: Any) -> None:
         import torch
         from accelerate import Accelerator
 
-        accelerator = Accelerator(cpu=ctx.device.type == "cpu", gradient_accumulation_steps=2)
-        model = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.ReLU(), torch.nn.Linear(256, 64))
+        accelerator = Accelerator(
+            cpu=ctx.device.type == "cpu", gradient_accumulation_steps=2
+        )
+        model = torch.nn.Sequential(
+            torch.nn.Linear(64, 256), torch.nn.ReLU(), torch.nn.Linear(256, 64)
+        )
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
         dataset = torch.utils.data.TensorDataset(torch.randn(4096, 64))
         loader = torch.utils.data.DataLoader(dataset, batch_size=16)

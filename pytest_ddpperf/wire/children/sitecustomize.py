@@ -1,5 +1,6 @@
-"""Imported by every interpreter that a rank starts, because this folder comes first on its PYTHONPATH: it imports the
-user's code from the rank's side, and notes the files that it opens. The `sitecustomize` of the environment runs too."""
+"""Imported by every interpreter that a rank starts, because this folder comes first on its
+PYTHONPATH: it imports the user's code from the rank's side, and notes the files that it opens. The
+`sitecustomize` of the environment runs too."""
 
 import contextlib
 import importlib
@@ -12,8 +13,13 @@ if _folder:
         from pytest_ddpperf.wire import opened
 
         opened.begin_child(_folder)
-    except Exception:  # without this plugin, or with another version of it: what the interpreter runs is not known
-        with contextlib.suppress(OSError), open(os.path.join(_folder, "opened"), "ab") as _log:
+    except Exception:
+        # without this plugin, or with another version of it: what the interpreter runs
+        # is not known
+        with (
+            contextlib.suppress(OSError),
+            open(os.path.join(_folder, "opened"), "ab") as _log,
+        ):
             _log.write(b"p" + os.fsencode(sys.executable) + b"\0")
 
 _here = os.path.dirname(os.path.abspath(__file__))
