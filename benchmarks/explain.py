@@ -63,7 +63,7 @@ CONFTEST = """
 import os
 import time
 from pathlib import Path
-from pytest_ddpperf.measuring.baseline_side import Interleaved
+from pytest_ddpperf.compare.baseline_side import Interleaved
 
 sample = Interleaved.sample_stacks
 

@@ -47,10 +47,10 @@ from _models import MODELS, training
 from neighbour import neighbour
 
 from pytest_ddpperf.baseline import Store
+from pytest_ddpperf.compare.launches import Job, Launches
+from pytest_ddpperf.compare.measurement import Measured, carry_out
+from pytest_ddpperf.compare.stopping_rule import follow, schedule
 from pytest_ddpperf.launch import Launcher, Observer
-from pytest_ddpperf.measuring.launches import Job, Launches
-from pytest_ddpperf.measuring.measurement import Measured, carry_out
-from pytest_ddpperf.measuring.stopping_rule import follow, schedule
 from pytest_ddpperf.options.settings import make_plan, read_settings
 from pytest_ddpperf.records.messages import Event, EventKind
 from pytest_ddpperf.records.outcome import Version

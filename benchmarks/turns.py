@@ -42,8 +42,8 @@ from _common import done, launchers_of_both_sides, progress, table
 from _models import MODELS, PLANTS, planted
 from neighbour import neighbour
 
+from pytest_ddpperf.compare.baseline_side import interleave
 from pytest_ddpperf.launch import Launcher, Observer
-from pytest_ddpperf.measuring.baseline_side import interleave
 from pytest_ddpperf.options.settings import make_plan
 from pytest_ddpperf.records.samples import LaunchSamples
 from pytest_ddpperf.verdict.stats import by_stretches, quantile, t_quantile

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
+from pytest_ddpperf import text
 from pytest_ddpperf.launch.placement import kernel_list, quota_cores, usable_cores
-from pytest_ddpperf.report import text
 from pytest_ddpperf.wire.boot import (
     contents,
     kernel_numbers,

@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from pytest_ddpperf import git
+from pytest_ddpperf import git, text
 from pytest_ddpperf.baseline import Store
 from pytest_ddpperf.cli import console
 from pytest_ddpperf.cli.comparisons import (
@@ -36,7 +36,6 @@ from pytest_ddpperf.records import codec
 from pytest_ddpperf.records.outcome import Outcome
 from pytest_ddpperf.records.plan import Limit
 from pytest_ddpperf.records.samples import Comparison, Recording, Scalar, Status
-from pytest_ddpperf.report import text
 from pytest_ddpperf.verdict import stats, times
 
 _ABOUT = """\

@@ -15,11 +15,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from pytest_ddpperf import text
 from pytest_ddpperf.baseline import Store
 from pytest_ddpperf.cli import console
 from pytest_ddpperf.records.errors import BaselineError
 from pytest_ddpperf.records.samples import Baseline
-from pytest_ddpperf.report import figures, json_report, markdown, terminal, text
+from pytest_ddpperf.report import figures, json_report, markdown, terminal
 
 _SHARDS = (
     "Several reports, the shards of a CI job for example, become one; if several measured the same"

@@ -16,14 +16,14 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from pytest_ddpperf import __version__, git
+from pytest_ddpperf import __version__, git, text
 from pytest_ddpperf.cli import console
 from pytest_ddpperf.history.bisection import SAME
 from pytest_ddpperf.records.errors import NOTHING_DIFFERS
 from pytest_ddpperf.records.outcome import Outcome
 from pytest_ddpperf.records.plan import Limit
 from pytest_ddpperf.records.samples import Comparison
-from pytest_ddpperf.report import json_report, sentences, text
+from pytest_ddpperf.report import json_report, sentences
 from pytest_ddpperf.verdict import stats, times
 
 

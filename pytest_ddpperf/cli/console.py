@@ -13,10 +13,9 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, TextIO, TypeVar
 
-from pytest_ddpperf import __version__, files
+from pytest_ddpperf import __version__, files, text
 from pytest_ddpperf.records import codec
 from pytest_ddpperf.records.errors import DdpPerfError
-from pytest_ddpperf.report import text
 from pytest_ddpperf.report.json_report import StoredReport
 from pytest_ddpperf.wire import boot
 

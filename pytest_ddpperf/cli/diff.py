@@ -9,6 +9,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
+from pytest_ddpperf import text
 from pytest_ddpperf.cli import console
 from pytest_ddpperf.options import parse
 from pytest_ddpperf.options.definitions import FAIL_ON_NAMES
@@ -16,7 +17,7 @@ from pytest_ddpperf.records import codec
 from pytest_ddpperf.records.outcome import Outcome
 from pytest_ddpperf.records.plan import TIME_LIMITS, Limit, limits_for
 from pytest_ddpperf.records.samples import Recording, Status, Verdict
-from pytest_ddpperf.report import causes, diff_report, json_report, text
+from pytest_ddpperf.report import causes, diff_report, json_report
 from pytest_ddpperf.report.json_report import Entry, StoredReport, gone_of, identity
 from pytest_ddpperf.verdict import decision, times
 

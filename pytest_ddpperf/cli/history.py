@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from pytest_ddpperf import git
+from pytest_ddpperf import git, text
 from pytest_ddpperf.cli import console
 from pytest_ddpperf.history import entries
 from pytest_ddpperf.history.change_points import MIN_POINTS
@@ -27,7 +27,7 @@ from pytest_ddpperf.history.series import (
 from pytest_ddpperf.options import parse
 from pytest_ddpperf.records.errors import FileError, GitError
 from pytest_ddpperf.records.plan import Limit
-from pytest_ddpperf.report import figures, history_report, json_report, text
+from pytest_ddpperf.report import figures, history_report, json_report
 
 _DESCRIPTION = """\
 Finds the commits at which tests became slower or faster for good, in a history to which

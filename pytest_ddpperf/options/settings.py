@@ -1,7 +1,7 @@
 """Command line + ini + marker -> one frozen Settings; nothing else reads pytest's config.
 
 Knows what may be asked, not what this machine has: whether a backend or a device exists,
-`measuring.session` finds out.
+`plugin.session` finds out.
 """
 
 from __future__ import annotations

@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
-from pytest_ddpperf.measuring import measurement
-from pytest_ddpperf.measuring.launches import Job
-from pytest_ddpperf.measuring.measurement import CollectiveResult, Measured, Result
+from pytest_ddpperf import text
+from pytest_ddpperf.compare import measurement
+from pytest_ddpperf.compare.launches import Job
+from pytest_ddpperf.compare.measurement import CollectiveResult, Measured, Result
 from pytest_ddpperf.options.definitions import MARKER
 from pytest_ddpperf.options.settings import Settings, make_plan
 from pytest_ddpperf.plugin import running
@@ -54,7 +55,7 @@ from pytest_ddpperf.records.plan import (
     in_words,
 )
 from pytest_ddpperf.records.samples import RankOutput, TestId
-from pytest_ddpperf.report import sentences, summary, text
+from pytest_ddpperf.report import sentences, summary
 from pytest_ddpperf.verdict.times import TEST_LEVEL
 from pytest_ddpperf.wire import payload
 from pytest_ddpperf.wire.variables import digest
@@ -62,7 +63,7 @@ from pytest_ddpperf.wire.variables import digest
 if TYPE_CHECKING:
     from _pytest.outcomes import Failed
 
-    from pytest_ddpperf.measuring.session import Place
+    from pytest_ddpperf.plugin.session import Place
 else:
     # the same class by its public name, which type checkers cannot follow
     Failed = pytest.fail.Exception

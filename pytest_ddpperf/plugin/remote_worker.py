@@ -14,12 +14,12 @@ from typing import NoReturn
 import pytest
 
 from pytest_ddpperf import __version__
-from pytest_ddpperf.measuring.leader_connection import (
+from pytest_ddpperf.plugin import state
+from pytest_ddpperf.plugin.items import is_distributed, nodeid_of
+from pytest_ddpperf.plugin.leader_connection import (
     LeaderConnection,
     NodeLeaderConnection,
 )
-from pytest_ddpperf.plugin import state
-from pytest_ddpperf.plugin.items import is_distributed, nodeid_of
 from pytest_ddpperf.records import codec
 from pytest_ddpperf.records.errors import DdpPerfError
 from pytest_ddpperf.records.messages import Event, EventKind, OrderKind, StartPytest

@@ -14,7 +14,7 @@ import pytest
 from pytest_ddpperf.plugin.state import Run
 
 if TYPE_CHECKING:
-    from pytest_ddpperf.measuring.results import RunResults
+    from pytest_ddpperf.plugin.results import RunResults
 
 
 class Reporter:
@@ -76,7 +76,7 @@ class Reporter:
     def _summarise(self, terminalreporter: Any) -> None:
         run = self._run
         from pytest_ddpperf.report.summary import annotated
-        from pytest_ddpperf.report.text import terminal_width
+        from pytest_ddpperf.text import terminal_width
 
         terminalreporter.section("distributed performance")
         verbosity = run.config.getoption("verbose")
@@ -192,7 +192,7 @@ def _add_to_history(report: RunResults, root: Path, measured: Path) -> None:
     from pytest_ddpperf.git import git
     from pytest_ddpperf.history import entries
     from pytest_ddpperf.records.errors import GitError
-    from pytest_ddpperf.report.text import several
+    from pytest_ddpperf.text import several
 
     entry = entries.make_entry(report.outcomes, report.run)
     why = entries.why_unfit(report.run)

@@ -26,12 +26,12 @@ from pytest_ddpperf.plugin.items import (
 if TYPE_CHECKING:
     from _pytest.outcomes import Failed
 
+    from pytest_ddpperf.compare.confirm import SideOf
     from pytest_ddpperf.launch.template import Templates
-    from pytest_ddpperf.measuring.confirm import SideOf
-    from pytest_ddpperf.measuring.leader_connection import LeaderConnection
-    from pytest_ddpperf.measuring.results import RunResults
-    from pytest_ddpperf.measuring.session import Session
     from pytest_ddpperf.options.settings import Settings
+    from pytest_ddpperf.plugin.leader_connection import LeaderConnection
+    from pytest_ddpperf.plugin.results import RunResults
+    from pytest_ddpperf.plugin.session import Session
     from pytest_ddpperf.remote.nodes import OtherNodes
     from pytest_ddpperf.remote.version import BaseSide
 
@@ -182,7 +182,7 @@ class Run:
         """Return what measures; the first call makes it. Raises DdpPerfError under
         pytest-forked."""
         if self._session is None:
-            from pytest_ddpperf.measuring.session import Session
+            from pytest_ddpperf.plugin.session import Session
             from pytest_ddpperf.records.errors import DdpPerfError
 
             # results and rank servers would end with each test
@@ -264,7 +264,7 @@ class Run:
     def report(self) -> RunResults:
         """Return the results of the run; the first call begins them."""
         if self._report is None:
-            from pytest_ddpperf.measuring.results import (
+            from pytest_ddpperf.plugin.results import (
                 RunResults,
                 describe_run,
                 uncommitted_files,
@@ -389,7 +389,7 @@ def own_settings(item: pytest.Item) -> Settings:
 
 def plain_failure(problem: str) -> Failed:
     """Return an ordinary test failure without a traceback of ours."""
-    from pytest_ddpperf.report import text
+    from pytest_ddpperf import text
 
     return pytest.fail.Exception(
         "\n".join(text.wrap_text(problem, text.terminal_width())), pytrace=False

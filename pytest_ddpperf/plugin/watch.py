@@ -15,11 +15,11 @@ from typing import Any
 
 import pytest
 
+from pytest_ddpperf import text
+from pytest_ddpperf.compare.measurement import Measured
 from pytest_ddpperf.launch import Observer, placement
-from pytest_ddpperf.measuring.measurement import Measured
 from pytest_ddpperf.plugin.state import RUN
 from pytest_ddpperf.records.samples import LaunchSamples
-from pytest_ddpperf.report import text
 from pytest_ddpperf.verdict.stats import quantile
 from pytest_ddpperf.wire.channels import Phase
 

@@ -1,7 +1,7 @@
 """Messages between processes, sent as JSON.
 
 First those between pytest (`launch.server_client`) and its rank server (`rank.fork_server`), then
-those between a leading pytest (`remote`) and a remote one (`measuring.leader_connection`): orders
+those between a leading pytest (`remote`) and a remote one (`plugin.leader_connection`): orders
 and events. Each is of a kind that says what it means and which fields it has.
 """
 

@@ -12,6 +12,7 @@ from contextlib import suppress
 from dataclasses import asdict
 from typing import NoReturn
 
+from pytest_ddpperf import text
 from pytest_ddpperf.launch import Observer
 from pytest_ddpperf.launch.remote_ranks import Offset, offset
 from pytest_ddpperf.records import codec
@@ -21,7 +22,6 @@ from pytest_ddpperf.records.plan import Plan
 from pytest_ddpperf.records.samples import RankError, Scalar
 from pytest_ddpperf.remote.process import START_SECONDS, Line, RemotePytest, Tests
 from pytest_ddpperf.remote.worktree import differing_files
-from pytest_ddpperf.report import text
 from pytest_ddpperf.wire.channels import Lines, readable
 
 # A node that is asked answers at once, whatever its tests do, unless it is stopped, hangs or is cut

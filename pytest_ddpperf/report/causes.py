@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from statistics import median
 
+from pytest_ddpperf import text
 from pytest_ddpperf.explain import find
 from pytest_ddpperf.records.outcome import BaselineSide
 from pytest_ddpperf.records.plan import Plan
@@ -21,7 +22,7 @@ from pytest_ddpperf.records.samples import (
     Verdict,
 )
 from pytest_ddpperf.records.step_phases import Finding
-from pytest_ddpperf.report import sentences, text
+from pytest_ddpperf.report import sentences
 from pytest_ddpperf.verdict import stats
 from pytest_ddpperf.verdict.decision import FAULT_SECONDS
 from pytest_ddpperf.verdict.times import of_one_length

@@ -10,11 +10,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from pytest_ddpperf import text
 from pytest_ddpperf.records.errors import FileError
 from pytest_ddpperf.records.outcome import Outcome, RunInfo
 from pytest_ddpperf.records.plan import OF_TEST
 from pytest_ddpperf.records.samples import Scalar, Status
-from pytest_ddpperf.report import sentences, terminal, text
+from pytest_ddpperf.report import sentences, terminal
 from pytest_ddpperf.report.json_report import Entry, StoredReport
 from pytest_ddpperf.report.summary import last_line
 from pytest_ddpperf.verdict import stats

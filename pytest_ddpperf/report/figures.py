@@ -13,11 +13,11 @@ from importlib.util import find_spec
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
+from pytest_ddpperf import text
 from pytest_ddpperf.records.errors import MissingExtraError
 from pytest_ddpperf.records.outcome import Outcome
 from pytest_ddpperf.records.samples import Comparison
 from pytest_ddpperf.records.step_phases import PHASES, Means
-from pytest_ddpperf.report import text
 from pytest_ddpperf.verdict import stats
 from pytest_ddpperf.verdict.times import PERCENTILES, launch_figures, of_one_length
 

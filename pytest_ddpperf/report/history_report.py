@@ -10,6 +10,7 @@ from itertools import pairwise
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
+from pytest_ddpperf import text
 from pytest_ddpperf.history.change_points import MIN_POINTS
 from pytest_ddpperf.history.series import (
     ChangeStatus,
@@ -17,7 +18,7 @@ from pytest_ddpperf.history.series import (
     HistoryChange,
     Series,
 )
-from pytest_ddpperf.report import figures, text
+from pytest_ddpperf.report import figures
 from pytest_ddpperf.report.page import rendered
 
 if TYPE_CHECKING:

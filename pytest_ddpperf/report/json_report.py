@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+from pytest_ddpperf import text
 from pytest_ddpperf.baseline import nonsense
 from pytest_ddpperf.records import codec
 from pytest_ddpperf.records.errors import FileError
 from pytest_ddpperf.records.outcome import Outcome, RunInfo
-from pytest_ddpperf.report import text
 from pytest_ddpperf.report.summary import count
 from pytest_ddpperf.verdict import stats
 

@@ -14,9 +14,10 @@ from collections.abc import Iterator, Sequence
 from html import escape
 from pathlib import Path
 
+from pytest_ddpperf import text
 from pytest_ddpperf.records.outcome import Outcome, RunInfo
 from pytest_ddpperf.records.samples import Status
-from pytest_ddpperf.report import diff_report, sentences, summary, terminal, text
+from pytest_ddpperf.report import diff_report, sentences, summary, terminal
 from pytest_ddpperf.report.json_report import Gone, StoredReport
 
 # A bot finds the comment that it should replace by this marker.

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from pytest_ddpperf import text
 from pytest_ddpperf.records.outcome import Outcome, RunInfo
 from pytest_ddpperf.records.samples import Environment, LaunchRankSteps, Scalar, Status
 from pytest_ddpperf.report import (
@@ -16,7 +17,6 @@ from pytest_ddpperf.report import (
     sentences,
     summary,
     terminal,
-    text,
 )
 from pytest_ddpperf.report.json_report import StoredReport
 from pytest_ddpperf.verdict import stats

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from pytest_ddpperf import text
 from pytest_ddpperf.records.outcome import Outcome
 from pytest_ddpperf.records.plan import MEAN, Plan, without_totals
 from pytest_ddpperf.records.samples import (
@@ -14,7 +15,6 @@ from pytest_ddpperf.records.samples import (
     Status,
     Verdict,
 )
-from pytest_ddpperf.report import text
 from pytest_ddpperf.verdict import stats
 from pytest_ddpperf.verdict.decision import NOT_SYNCHRONISED
 

@@ -6,10 +6,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from enum import IntEnum
 
+from pytest_ddpperf import text
 from pytest_ddpperf.git import first_changed_line
 from pytest_ddpperf.records.outcome import Outcome, RunInfo
 from pytest_ddpperf.records.samples import CounterChange, Status
-from pytest_ddpperf.report import sentences, text
+from pytest_ddpperf.report import sentences
 from pytest_ddpperf.verdict import stats
 
 # The counts of a run by verdict, in the order of its last line: those that were compared, then the

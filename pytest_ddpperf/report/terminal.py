@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from statistics import median
 
+from pytest_ddpperf import text
 from pytest_ddpperf.records.outcome import Outcome, RunInfo
 from pytest_ddpperf.records.plan import Collective
 from pytest_ddpperf.records.samples import (
@@ -16,7 +17,7 @@ from pytest_ddpperf.records.samples import (
     Samples,
     Scalar,
 )
-from pytest_ddpperf.report import sentences, text
+from pytest_ddpperf.report import sentences
 from pytest_ddpperf.report.summary import last_line
 from pytest_ddpperf.verdict import stats
 from pytest_ddpperf.verdict.times import TEST_LEVEL

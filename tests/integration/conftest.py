@@ -17,10 +17,10 @@ from typing import Any
 import pytest
 
 import pytest_ddpperf
+from pytest_ddpperf import text
 from pytest_ddpperf.launch import launcher, template
 from pytest_ddpperf.launch.server_client import RankServer
 from pytest_ddpperf.launch.template import Templates, read_at_import
-from pytest_ddpperf.report import text
 from pytest_ddpperf.wire.source_trees import Trees
 
 # A step that lasts LASTS milliseconds on a simulated clock of its rank: it takes no time, and load

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from pytest_ddpperf.measuring.results import RunResults
+from pytest_ddpperf.plugin.results import RunResults
 from pytest_ddpperf.records.codec import encode
 from pytest_ddpperf.records.outcome import BaselineSide, Outcome, RunInfo, Version
 from pytest_ddpperf.records.plan import Plan

@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 
 from pytest_ddpperf.baseline import Store
+from pytest_ddpperf.compare import measurement, stopping_rule
+from pytest_ddpperf.compare.launches import Job
+from pytest_ddpperf.compare.measurement import Measured, build_outcome, carry_out
 from pytest_ddpperf.launch import Observer
-from pytest_ddpperf.measuring import measurement, stopping_rule
-from pytest_ddpperf.measuring.launches import Job
-from pytest_ddpperf.measuring.leader_connection import LeaderConnection
-from pytest_ddpperf.measuring.measurement import Measured, build_outcome, carry_out
 from pytest_ddpperf.options.settings import make_plan
+from pytest_ddpperf.plugin.leader_connection import LeaderConnection
 from pytest_ddpperf.records.plan import Limit, Plan
 from pytest_ddpperf.records.samples import LaunchCost, LaunchSamples, TestId
 from tests.unit.test_launches import LAUNCH, UNFIT

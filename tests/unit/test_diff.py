@@ -15,7 +15,7 @@ import pytest
 
 from pytest_ddpperf.baseline import Store
 from pytest_ddpperf.cli.main import main
-from pytest_ddpperf.measuring.measurement import build_outcome
+from pytest_ddpperf.compare.measurement import build_outcome
 from pytest_ddpperf.options import parse
 from pytest_ddpperf.records.outcome import Outcome, RunInfo
 from pytest_ddpperf.records.plan import Plan

@@ -11,15 +11,15 @@ from typing import Any
 import pytest
 
 from pytest_ddpperf.baseline import Store
-from pytest_ddpperf.measuring.baseline_side import Stored
-from pytest_ddpperf.measuring.launches import Job, Launches
-from pytest_ddpperf.measuring.measurement import Measured, Result
-from pytest_ddpperf.measuring.session import Session
+from pytest_ddpperf.compare.baseline_side import Stored
+from pytest_ddpperf.compare.launches import Job, Launches
+from pytest_ddpperf.compare.measurement import Measured, Result
 from pytest_ddpperf.plugin.items import name_of, nodeid_of
+from pytest_ddpperf.plugin.session import Session
 from pytest_ddpperf.records.errors import DdpPerfError
 from pytest_ddpperf.records.outcome import Outcome
 from pytest_ddpperf.records.samples import Environment, Status
-from pytest_ddpperf.report.text import last_lines
+from pytest_ddpperf.text import last_lines
 from tests.unit.test_launches import LAUNCH
 from tests.unit.test_machine import CPU
 from tests.unit.test_report import verdict

@@ -19,6 +19,7 @@ PACKAGE = Path(__file__).parents[2] / "pytest_ddpperf"
 # Each may import those before it only.
 LAYERS = (
     "records",
+    "text",
     "files",
     "git",
     "wire",
@@ -31,7 +32,7 @@ LAYERS = (
     "rank",
     "launch",
     "remote",
-    "measuring",
+    "compare",
     "doctor",
     "plugin",
     "cli",

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_ddpperf.measuring.confirm import (
+from pytest_ddpperf.compare.confirm import (
     find_changed_inputs,
     find_inputs,
     select_code,

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_ddpperf.measuring.launches import distributions
+from pytest_ddpperf.compare.launches import distributions
 from pytest_ddpperf.records.samples import Distribution
 
 

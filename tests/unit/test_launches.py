@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
+from pytest_ddpperf.compare.baseline_side import Interleaved
+from pytest_ddpperf.compare.launches import CurrentSide, Job, Launches, measurement
 from pytest_ddpperf.launch import Observer
-from pytest_ddpperf.measuring.baseline_side import Interleaved
-from pytest_ddpperf.measuring.launches import CurrentSide, Job, Launches, measurement
 from pytest_ddpperf.records.errors import BaseSideError, LaunchError
 from pytest_ddpperf.records.plan import Plan
 from pytest_ddpperf.records.samples import (

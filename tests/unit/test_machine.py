@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from pytest_ddpperf.launch import placement
-from pytest_ddpperf.measuring.session import Place, Session, nodes_for, resolve
 from pytest_ddpperf.options.settings import Settings
+from pytest_ddpperf.plugin.session import Place, Session, nodes_for, resolve
 from pytest_ddpperf.records.errors import MarkerError, OptionError, Unavailable
 from pytest_ddpperf.records.plan import Limit
 from pytest_ddpperf.records.samples import Scalar

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from pytest_ddpperf.cli.main import main
-from pytest_ddpperf.measuring.results import RunResults
+from pytest_ddpperf.plugin.results import RunResults
 from pytest_ddpperf.records import codec
 from pytest_ddpperf.records.outcome import Outcome, RunInfo
 from pytest_ddpperf.records.samples import Status, TestId

@@ -12,11 +12,12 @@ from typing import Any
 
 import pytest
 
+from pytest_ddpperf import text
 from pytest_ddpperf.records.errors import MissingExtraError
 from pytest_ddpperf.records.outcome import Outcome
 from pytest_ddpperf.records.samples import TestId
 from pytest_ddpperf.records.step_phases import PHASES
-from pytest_ddpperf.report import figures, page, sentences, text
+from pytest_ddpperf.report import figures, page, sentences
 from pytest_ddpperf.report.json_report import StoredReport
 from tests import reports
 from tests.reports import Drawn

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from pytest_ddpperf import text
 from pytest_ddpperf.plugin import watch
 from pytest_ddpperf.records import codec
 from pytest_ddpperf.records.errors import LaunchError
@@ -30,14 +31,7 @@ from pytest_ddpperf.records.samples import (
     TestId,
     Verdict,
 )
-from pytest_ddpperf.report import (
-    causes,
-    json_report,
-    sentences,
-    summary,
-    terminal,
-    text,
-)
+from pytest_ddpperf.report import causes, json_report, sentences, summary, terminal
 from pytest_ddpperf.wire.channels import Phase
 from tests import reports
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from pytest_ddpperf.compare.confirm import Source, find_source
 from pytest_ddpperf.git import tree_of
-from pytest_ddpperf.measuring.confirm import Source, find_source
 from pytest_ddpperf.records.samples import Recording
 from tests.git import git
 from tests.unit.test_codec import MEASUREMENT

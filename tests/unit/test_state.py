@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from pytest_ddpperf.measuring.session import Session
 from pytest_ddpperf.plugin import items as items_module
 from pytest_ddpperf.plugin import state
 from pytest_ddpperf.plugin.items import (
@@ -17,6 +16,7 @@ from pytest_ddpperf.plugin.items import (
     named_tests,
     with_place,
 )
+from pytest_ddpperf.plugin.session import Session
 from pytest_ddpperf.records.errors import MarkerError
 
 Collect = Callable[..., list[pytest.Item]]

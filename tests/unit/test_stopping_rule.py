@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from pytest_ddpperf.measuring.launches import Job, measurement
-from pytest_ddpperf.measuring.stopping_rule import Judge
+from pytest_ddpperf.compare.launches import Job, measurement
+from pytest_ddpperf.compare.stopping_rule import Judge
 from pytest_ddpperf.records.plan import Limit
 from pytest_ddpperf.records.samples import (
     GOES_ON,

@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 import torch
 
-from pytest_ddpperf.measuring.session import nodes_for
 from pytest_ddpperf.options.settings import with_markers
+from pytest_ddpperf.plugin.session import nodes_for
 from pytest_ddpperf.plugin.state import RUN
 from pytest_ddpperf.suite import (
     conftest,

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from pytest_ddpperf.measuring.confirm import _changed_facts
+from pytest_ddpperf.compare.confirm import _changed_facts
 from pytest_ddpperf.records.plan import Limit
 from pytest_ddpperf.records.samples import (
     Baseline,

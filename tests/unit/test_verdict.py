@@ -19,7 +19,7 @@ from pytest_ddpperf.records.samples import (
     Verdict,
 )
 from pytest_ddpperf.records.step_phases import FORWARD, PHASES, RANK_WAIT, StepPhases
-from pytest_ddpperf.report.text import loss_change
+from pytest_ddpperf.text import loss_change
 from pytest_ddpperf.verdict.decision import fails, judge
 from pytest_ddpperf.verdict.stats import Drift
 from pytest_ddpperf.verdict.times import (

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from pytest_ddpperf.measuring.results import RunResults
 from pytest_ddpperf.plugin import reporter
+from pytest_ddpperf.plugin.results import RunResults
 from pytest_ddpperf.records import codec
 from pytest_ddpperf.records.outcome import RunInfo
 from pytest_ddpperf.records.samples import Status

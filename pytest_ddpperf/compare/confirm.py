@@ -15,6 +15,9 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from pytest_ddpperf import text
+from pytest_ddpperf.compare.launches import distributions, modules_imported
+from pytest_ddpperf.compare.measurement import Measured, does_fail
 from pytest_ddpperf.git import (
     commit_named,
     git,
@@ -23,8 +26,6 @@ from pytest_ddpperf.git import (
     top_level,
     tree_of,
 )
-from pytest_ddpperf.measuring.launches import distributions, modules_imported
-from pytest_ddpperf.measuring.measurement import Measured, does_fail
 from pytest_ddpperf.records.errors import AgainstError, DdpPerfError, GitError
 from pytest_ddpperf.records.samples import (
     Baseline,
@@ -35,7 +36,6 @@ from pytest_ddpperf.records.samples import (
     Status,
 )
 from pytest_ddpperf.remote.version import BaseSide, for_people
-from pytest_ddpperf.report import text
 from pytest_ddpperf.verdict import decision
 from pytest_ddpperf.wire.source_trees import file_digest, is_code
 from pytest_ddpperf.wire.variables import READ, digest

@@ -23,8 +23,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 
-from pytest_ddpperf.measuring.baseline_side import Interleaved, Stored
-from pytest_ddpperf.measuring.launches import CurrentSide, Job, measurement
+from pytest_ddpperf.compare.baseline_side import Interleaved, Stored
+from pytest_ddpperf.compare.launches import CurrentSide, Job, measurement
 from pytest_ddpperf.records.samples import (
     GOES_ON,
     Environment,

@@ -11,30 +11,31 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
+from pytest_ddpperf import text
 from pytest_ddpperf.baseline import Store
-from pytest_ddpperf.git import checked_out, tree_of
-from pytest_ddpperf.launch import Launcher, Observer
-from pytest_ddpperf.launch.launcher import unpickle
-from pytest_ddpperf.launch.placement import place as cores_of
-from pytest_ddpperf.launch.template import Templates
-from pytest_ddpperf.measuring import measurement
-from pytest_ddpperf.measuring.confirm import (
+from pytest_ddpperf.compare import measurement
+from pytest_ddpperf.compare.confirm import (
     Confirmation,
     SideOf,
     find_inputs,
     select_code,
 )
-from pytest_ddpperf.measuring.launches import Job
-from pytest_ddpperf.measuring.leader_connection import (
+from pytest_ddpperf.compare.launches import Job
+from pytest_ddpperf.compare.measurement import Measured
+from pytest_ddpperf.git import checked_out, tree_of
+from pytest_ddpperf.launch import Launcher, Observer
+from pytest_ddpperf.launch.launcher import unpickle
+from pytest_ddpperf.launch.placement import place as cores_of
+from pytest_ddpperf.launch.template import Templates
+from pytest_ddpperf.options.definitions import MARKER
+from pytest_ddpperf.options.parse import near
+from pytest_ddpperf.options.settings import Settings, where
+from pytest_ddpperf.plugin.leader_connection import (
     LeaderConnection,
     NodeLeaderConnection,
     ready_call,
     ready_job,
 )
-from pytest_ddpperf.measuring.measurement import Measured
-from pytest_ddpperf.options.definitions import MARKER
-from pytest_ddpperf.options.parse import near
-from pytest_ddpperf.options.settings import Settings, where
 from pytest_ddpperf.records.errors import (
     BaselineError,
     GitError,
@@ -48,7 +49,7 @@ from pytest_ddpperf.records.samples import LaunchSamples, Scalar, Status
 from pytest_ddpperf.remote.nodes import OtherNodes
 from pytest_ddpperf.remote.version import BaseSide
 from pytest_ddpperf.remote.worktree import one_tree
-from pytest_ddpperf.report import sentences, text
+from pytest_ddpperf.report import sentences
 from pytest_ddpperf.verdict import decision
 from pytest_ddpperf.wire import payload
 

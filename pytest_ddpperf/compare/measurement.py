@@ -10,19 +10,20 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from pytest_ddpperf import text
 from pytest_ddpperf.baseline import Store
-from pytest_ddpperf.explain import find_slower_file
-from pytest_ddpperf.launch import Launcher, Observer
-from pytest_ddpperf.measuring import launches
-from pytest_ddpperf.measuring.baseline_side import Interleaved, Stored, shown
-from pytest_ddpperf.measuring.launches import (
+from pytest_ddpperf.compare import launches
+from pytest_ddpperf.compare.baseline_side import Interleaved, Stored, shown
+from pytest_ddpperf.compare.launches import (
     CurrentSide,
     Job,
     Launches,
     measurement,
     recorded,
 )
-from pytest_ddpperf.measuring.stopping_rule import Judge
+from pytest_ddpperf.compare.stopping_rule import Judge
+from pytest_ddpperf.explain import find_slower_file
+from pytest_ddpperf.launch import Launcher, Observer
 from pytest_ddpperf.records.outcome import Outcome
 from pytest_ddpperf.records.plan import Collective
 from pytest_ddpperf.records.samples import (
@@ -40,7 +41,7 @@ from pytest_ddpperf.records.samples import (
 )
 from pytest_ddpperf.records.step_phases import by_rank, over_ranks
 from pytest_ddpperf.remote.version import BaseSide
-from pytest_ddpperf.report import causes, text
+from pytest_ddpperf.report import causes
 from pytest_ddpperf.verdict import decision, times
 from pytest_ddpperf.verdict.stats import geometric_mean, launch_means, launch_quantiles
 

@@ -12,15 +12,15 @@ from pathlib import Path
 from typing import Any
 
 from pytest_ddpperf.baseline import Store
+from pytest_ddpperf.compare import measurement
+from pytest_ddpperf.compare.baseline_side import Stored
+from pytest_ddpperf.compare.launches import CurrentSide, Job, Launches
+from pytest_ddpperf.compare.measurement import Measured
 from pytest_ddpperf.launch import Launcher, Observer
 from pytest_ddpperf.launch.failed_ranks import text_with_output
 from pytest_ddpperf.launch.launcher import unpickle
 from pytest_ddpperf.launch.remote_ranks import Part
 from pytest_ddpperf.launch.template import Templates
-from pytest_ddpperf.measuring import measurement
-from pytest_ddpperf.measuring.baseline_side import Stored
-from pytest_ddpperf.measuring.launches import CurrentSide, Job, Launches
-from pytest_ddpperf.measuring.measurement import Measured
 from pytest_ddpperf.records import codec
 from pytest_ddpperf.records.errors import BaseSideError, DdpPerfError
 from pytest_ddpperf.records.messages import (

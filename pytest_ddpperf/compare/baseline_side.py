@@ -14,9 +14,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from pytest_ddpperf.baseline import Store, environment
+from pytest_ddpperf.compare.launches import CurrentSide, Job, Launches, measurement
 from pytest_ddpperf.launch import Observer
 from pytest_ddpperf.launch.paused_launch import PausedLaunch
-from pytest_ddpperf.measuring.launches import CurrentSide, Job, Launches, measurement
 from pytest_ddpperf.records.errors import BaseSideError, DdpPerfError, LaunchError
 from pytest_ddpperf.records.messages import Event
 from pytest_ddpperf.records.outcome import BaselineSide, StoredSession, Version
