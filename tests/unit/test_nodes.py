@@ -22,9 +22,9 @@ from typing import Any
 import pytest
 
 from pytest_ddpperf import __version__
-from pytest_ddpperf.compare import leader_connection as following
 from pytest_ddpperf.launch import Observer
 from pytest_ddpperf.launch.remote_ranks import Clock, Offset, offset
+from pytest_ddpperf.plugin import leader_connection as following
 from pytest_ddpperf.plugin import remote_worker as base_module
 from pytest_ddpperf.plugin import running
 from pytest_ddpperf.plugin.leader_connection import OVER as OVER_TEXT
