@@ -73,10 +73,14 @@ def printable(text: str) -> str:
 
 def wrapped(line: str, width: int = WIDTH, indent: str = "  ") -> list[str]:
     """Return a line as one or several of at most `width` characters; those after the first are
-    indented."""
+    indented. A longer word, as a path, stays whole, so that it can be copied."""
     joined = line.replace(" %", "\u00a0%")  # so that an amount stays on one line
     lines = textwrap.wrap(
-        joined, width, subsequent_indent=indent, break_on_hyphens=False
+        joined,
+        width,
+        subsequent_indent=indent,
+        break_on_hyphens=False,
+        break_long_words=False,
     )
     return [each.replace("\u00a0", " ") for each in lines] or [""]
 
