@@ -13,10 +13,11 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, TextIO, TypeVar
 
-from pytest_ddpperf import __version__, files, text
+from pytest_ddpperf import files, text
 from pytest_ddpperf.records import codec
 from pytest_ddpperf.records.errors import DdpPerfError
 from pytest_ddpperf.report.json_report import StoredReport
+from pytest_ddpperf.version import __version__
 from pytest_ddpperf.wire import boot
 
 # Never 2, argparse's own for usage: make turns any failure into 2.
