@@ -80,8 +80,7 @@ def test_all_reduce_by_backend(
     cells = {
         "Backend": backend,
         "Workers": result.world_size,
-        "Data_Size": f"{megabytes}MB",
+        "Data Size": f"{megabytes}MB",
+        "Time (s)": f"{result.p50:.6f}",
     }
-    tables.add(
-        "All-reduce by backend, p50", **cells, **{"Time_(s)": f"{result.p50:.6f}"}
-    )
+    tables.add("All-reduce by backend, p50", cells)
