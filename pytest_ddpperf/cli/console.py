@@ -109,6 +109,25 @@ T = TypeVar("T")
 Matches = Callable[[str], bool]
 
 
+def add_path(
+    parser: argparse.ArgumentParser,
+    name: str,
+    what: str,
+    *,
+    metavar: str = "PATH",
+    default: Path | None = None,
+) -> None:
+    """Add an option that takes a path."""
+    parser.add_argument(name, type=Path, metavar=metavar, default=default, help=what)
+
+
+def add_baseline_dir(parser: argparse.ArgumentParser, *names: str) -> None:
+    """Add the option for the folder of baselines."""
+    default = Path("baselines")
+    what = f"the folder of baselines (default: {default})"
+    parser.add_argument(*names, type=Path, default=default, metavar="DIR", help=what)
+
+
 def add_k(parser: argparse.ArgumentParser, what: str = "measurements") -> None:
     chosen = f"only {what} with NAME in their name, in any case; * and ? as in a shell"
     parser.add_argument(
