@@ -69,23 +69,39 @@ def add_parser(subparsers: Any) -> None:
         metavar="TEST",
         help="the test, as pytest takes it: tests/test_step.py::test_train",
     )
-    good = "a commit that is fast enough (default: the baseline's)"
-    parser.add_argument("--good", metavar="REF", help=good)
-    bad = "a commit that is slower (default: the working tree)"
-    parser.add_argument("--bad", metavar="REF", help=bad)
-    facts = (
-        "keep the code, and compare with the variables and distributions that the baseline has"
-        " otherwise"
+    parser.add_argument(
+        "--good",
+        metavar="REF",
+        help="a commit that is fast enough (default: the baseline's)",
     )
-    parser.add_argument("--facts", action="store_true", help=facts)
-    build = (
-        "with --facts: a command that makes the environment {venv} with the distributions"
-        " {requirements}"
+    parser.add_argument(
+        "--bad",
+        metavar="REF",
+        help="a commit that is slower (default: the working tree)",
     )
-    parser.add_argument("--build", metavar="CMD", help=build)
+    parser.add_argument(
+        "--facts",
+        action="store_true",
+        help=(
+            "keep the code, and compare with the variables and distributions that the baseline has"
+            " otherwise"
+        ),
+    )
+    parser.add_argument(
+        "--build",
+        metavar="CMD",
+        help=(
+            "with --facts: a command that makes the environment {venv} with the distributions"
+            " {requirements}"
+        ),
+    )
     console.add_baseline_dir(parser, "--baseline-dir")
-    kept = "add the answer to the history in this folder: see ddpperf history"
-    console.add_path(parser, "--history", kept, metavar="DIR")
+    console.add_path(
+        parser,
+        "--history",
+        "add the answer to the history in this folder: see ddpperf history",
+        metavar="DIR",
+    )
     console.add_path(parser, "--json", "write the answer as JSON, too")
     parser.set_defaults(run=_run)
 

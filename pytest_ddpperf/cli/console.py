@@ -67,13 +67,9 @@ def _print(lines: Iterable[str], stream: TextIO | None) -> None:
         return
     reported = "".join(f"{text.printable(line)}\n" for line in lines)
     encoding = stream.encoding or "utf-8"
+    encodable = reported.encode(encoding, "backslashreplace").decode(encoding)
     try:
-        print(
-            reported.encode(encoding, "backslashreplace").decode(encoding),
-            end="",
-            file=stream,
-            flush=True,
-        )
+        print(encodable, end="", file=stream, flush=True)
     except OSError as error:
         # so that Python can flush it at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
@@ -97,12 +93,8 @@ _SCHEMA = 1
 def write_json(path: Path, answer: Mapping[str, Any]) -> None:
     """Write what a command found, with the time and the version, or raise UsageError."""
     created = datetime.now(timezone.utc).isoformat(timespec="seconds")
-    write(
-        path,
-        codec.dumps(
-            {"schema": _SCHEMA, "created": created, "version": __version__, **answer}
-        ),
-    )
+    content = {"schema": _SCHEMA, "created": created, "version": __version__, **answer}
+    write(path, codec.dumps(content))
 
 
 T = TypeVar("T")
@@ -128,6 +120,12 @@ def add_baseline_dir(parser: argparse.ArgumentParser, *names: str) -> None:
     parser.add_argument(*names, type=Path, default=default, metavar="DIR", help=what)
 
 
+def add_reports(parser: argparse.ArgumentParser) -> None:
+    """Add the argument for reports."""
+    what = "a report of pytest --ddp-json"
+    parser.add_argument("reports", type=Path, nargs="+", metavar="JSON", help=what)
+
+
 def add_k(parser: argparse.ArgumentParser, what: str = "measurements") -> None:
     chosen = f"only {what} with NAME in their name, in any case; * and ? as in a shell"
     parser.add_argument(
@@ -136,22 +134,25 @@ def add_k(parser: argparse.ArgumentParser, what: str = "measurements") -> None:
 
 
 def _name_filter(pattern: str) -> Matches:
-    glob = f"*{pattern.lower()}*"
-    return lambda name: (
-        pattern.lower() in name.lower() or fnmatchcase(name.lower(), glob)
-    )
+    part = pattern.lower()
+
+    def is_chosen(name: str) -> bool:
+        name = name.lower()
+        return part in name or fnmatchcase(name, f"*{part}*")
+
+    return is_chosen
 
 
 def matching(report: StoredReport, matches: Matches | None) -> StoredReport:
     """The measurements whose node id, or the name of whose call, fits."""
     if matches is None:
         return report
-    fits = (
+    entries = [
         entry
         for entry in report.entries
         if matches(f"{entry.outcome.nodeid} {entry.outcome.test.label}")
-    )
-    return replace(report, entries=tuple(fits))
+    ]
+    return replace(report, entries=tuple(entries))
 
 
 def read_as(parser: Callable[[str], T]) -> Callable[[str], T]:
