@@ -35,9 +35,11 @@ def add_run(subparsers: Any) -> None:
         " steps goes. Nothing is stored. Example: ddpperf run --world-size 2 train.py"
         " --batch-size=8"
     )
-    usage = "%(prog)s [-h] [--world-size N] [--backend NAME] PROGRAM [ARGUMENT ...]"
     parser = subparsers.add_parser(
-        "run", help="time a training program", description=about, usage=usage
+        "run",
+        help="time a training program",
+        description=about,
+        usage="%(prog)s [-h] [--world-size N] [--backend NAME] PROGRAM [ARGUMENT ...]",
     )
     parser.add_argument(
         "--world-size", default="2", metavar="N", help="ranks (default: 2)"
@@ -47,8 +49,12 @@ def add_run(subparsers: Any) -> None:
         default="auto",
         help="auto, gloo, nccl, or any torch backend (default: auto)",
     )
-    what = "a file and its arguments; for a module: -- -m MODULE"
-    parser.add_argument("program", nargs=argparse.PARSER, metavar="PROGRAM", help=what)
+    parser.add_argument(
+        "program",
+        nargs=argparse.PARSER,
+        metavar="PROGRAM",
+        help="a file and its arguments; for a module: -- -m MODULE",
+    )
     parser.set_defaults(run=_run)
 
 
@@ -205,8 +211,11 @@ def add_doctor(subparsers: Any) -> None:
         "Check cores, clocks, load, memory and GPUs, and print advice where something can be"
         " better. It takes seconds and starts no ranks. The exit status is 0, whatever is found."
     )
-    what = "check what makes measurements on this machine less steady"
-    parser = subparsers.add_parser("doctor", help=what, description=about)
+    parser = subparsers.add_parser(
+        "doctor",
+        help="check what makes measurements on this machine less steady",
+        description=about,
+    )
     console.add_path(parser, "--json", "write the checks as JSON, too")
     parser.set_defaults(run=_doctor)
 

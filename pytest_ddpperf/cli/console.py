@@ -116,20 +116,33 @@ def add_path(
 def add_baseline_dir(parser: argparse.ArgumentParser, *names: str) -> None:
     """Add the option for the folder of baselines."""
     default = Path("baselines")
-    what = f"the folder of baselines (default: {default})"
-    parser.add_argument(*names, type=Path, default=default, metavar="DIR", help=what)
+    parser.add_argument(
+        *names,
+        type=Path,
+        default=default,
+        metavar="DIR",
+        help=f"the folder of baselines (default: {default})",
+    )
 
 
 def add_reports(parser: argparse.ArgumentParser) -> None:
     """Add the argument for reports."""
-    what = "a report of pytest --ddp-json"
-    parser.add_argument("reports", type=Path, nargs="+", metavar="JSON", help=what)
+    parser.add_argument(
+        "reports",
+        type=Path,
+        nargs="+",
+        metavar="JSON",
+        help="a report of pytest --ddp-json",
+    )
 
 
 def add_k(parser: argparse.ArgumentParser, what: str = "measurements") -> None:
-    chosen = f"only {what} with NAME in their name, in any case; * and ? as in a shell"
     parser.add_argument(
-        "-k", type=_name_filter, dest="matches", metavar="NAME", help=chosen
+        "-k",
+        type=_name_filter,
+        dest="matches",
+        metavar="NAME",
+        help=f"only {what} with NAME in their name, in any case; * and ? as in a shell",
     )
 
 

@@ -82,12 +82,13 @@ def _add_add(commands: Any) -> None:
 
 
 def _add_accept(commands: Any) -> None:
-    about = (
-        "Adds a file for review for each change point of the test at that commit which is"
-        " REGRESSED; if there is none, for each that is IMPROVED."
-    )
     parser = commands.add_parser(
-        "accept", help="accept a change point that is meant to stay", description=about
+        "accept",
+        help="accept a change point that is meant to stay",
+        description=(
+            "Adds a file for review for each change point of the test at that commit which is"
+            " REGRESSED; if there is none, for each that is IMPROVED."
+        ),
     )
     parser.add_argument(
         "commit",
@@ -108,16 +109,15 @@ def _add_accept(commands: Any) -> None:
 
 
 def _add_threshold(parser: argparse.ArgumentParser) -> None:
-    what = (
-        "the metrics, p10, p50 or p90, and the change that is allowed, as p10:3%%,p50:3%% (default:"
-        " p10:0%%)"
-    )
     parser.add_argument(
         "--threshold",
         type=console.read_as(_limits),
         default=(Limit(metric="p10", value=0.0, unit="%"),),
         metavar="LIST",
-        help=what,
+        help=(
+            "the metrics, p10, p50 or p90, and the change that is allowed, as p10:3%%,p50:3%%"
+            " (default: p10:0%%)"
+        ),
     )
 
 

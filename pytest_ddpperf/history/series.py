@@ -182,15 +182,18 @@ def build_series(entries: Sequence[HistoryEntry]) -> list[Series]:
         for facts, runs in by_facts.items():
             _, last = runs[-1]
             different = sorted(facts - common, key=str)
-            series = Series(
-                test=last.test,
-                environment=last.environment,
-                must_match=last.must_match,
-                runs=tuple(entry for entry, _ in runs),
-                measurements=tuple(measurement for _, measurement in runs),
-                distinction=", ".join(f"{name} {value}" for name, value in different),
+            found.append(
+                Series(
+                    test=last.test,
+                    environment=last.environment,
+                    must_match=last.must_match,
+                    runs=tuple(entry for entry, _ in runs),
+                    measurements=tuple(measurement for _, measurement in runs),
+                    distinction=", ".join(
+                        f"{name} {value}" for name, value in different
+                    ),
+                )
             )
-            found.append(series)
     return found
 
 

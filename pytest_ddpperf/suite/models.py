@@ -152,7 +152,8 @@ class ResNet(nn.Module):
         for stage, depth in enumerate(depths):
             for index in range(depth):
                 stride = 2 if stage and not index else 1
-                width, outputs = groups * group_width << stage, 256 << stage
+                width = groups * group_width << stage
+                outputs = 256 << stage
                 blocks.append(Bottleneck(channels, width, outputs, stride, groups))
                 channels = outputs
         self.blocks = nn.Sequential(*blocks)

@@ -64,8 +64,9 @@ def _add_costs(
         deviation = stdev(values) if len(values) > 1 else 0.0
         cells[name.format("avg")] = f"{fmean(values):.6g}"
         cells[name.format("std")] = f"{deviation:.3g}"
-    title = f"Data parallel training of GPT {model} on {result.world_size} ranks"
-    tables.add_column(title, cells)
+    tables.add_column(
+        f"Data parallel training of GPT {model} on {result.world_size} ranks", cells
+    )
 
 
 # --- communication that is not hidden, by torch's profiler

@@ -113,13 +113,15 @@ def _add_losses(
         iteration = next(n for n, loss in enumerate(means[every]) if loss <= target)
         reached[every] = each.seconds * iteration
         last = _last_losses(each)
-        cells = {
-            "synchronised": f"every {every}",
-            "loss": f"{means[every][-1]:.4f} ({min(last):.4f} to {max(last):.4f})",
-            "iteration": f"{each.seconds:.6f}s",
-            f"to a loss of {target:.2f}": f"{reached[every]:.3f}s",
-        }
-        tables.add(title, cells)
+        tables.add(
+            title,
+            {
+                "synchronised": f"every {every}",
+                "loss": f"{means[every][-1]:.4f} ({min(last):.4f} to {max(last):.4f})",
+                "iteration": f"{each.seconds:.6f}s",
+                f"to a loss of {target:.2f}": f"{reached[every]:.3f}s",
+            },
+        )
     first = min(reached, key=reached.__getitem__)
     answer = "it pays to synchronise less often"
     if first == 1:

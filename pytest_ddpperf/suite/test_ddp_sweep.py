@@ -52,11 +52,12 @@ class SweepTable:
         yield "PyTorch distributed benchmark suite"
         yield "-----------------------------------"
         yield ""
-        further = (
+        yield from describe(
+            result,
             f"* Distributed backend: {result.backend}",
             f"* Maximum bucket size: {self._bucket_mb}MB",
+            heading="--- nvidia-smi topo -m ---",
         )
-        yield from describe(result, *further, heading="--- nvidia-smi topo -m ---")
         yield "--------------------------"
         titles = f"{'sec/iter':>14}{'ex/sec':>10}" * len(PERCENTILES)
         for model in RESNETS:

@@ -213,12 +213,14 @@ def _add_round(
     """Show latency and throughput; `count` is the work of a trainer in a step."""
     title = "Over RPC (p50 of a step; from the fastest launch to the slowest)"
     rate = count * result.world_size / result.p50
-    cells = {
-        "workload": workload,
-        "step": spread_of(result),
-        "rate": f"{rate:,.0f} {unit}/s",
-    }
-    tables.add(title, cells)
+    tables.add(
+        title,
+        {
+            "workload": workload,
+            "step": spread_of(result),
+            "rate": f"{rate:,.0f} {unit}/s",
+        },
+    )
 
 
 # --- a parameter server
@@ -281,7 +283,8 @@ def test_parameter_server(rpc_benchmark: RpcBenchmark, tables: Tables) -> None:
 
 # --- a server of gradients
 
-ROWS, SEQUENCE = 1000, 16  # of an embedding, and of a sentence
+ROWS = 1000  # of an embedding
+SEQUENCE = 16  # words of a sentence
 
 _arrived: dict[int, tuple[list[Tensor], torch.futures.Future[Tensor]]] = {}  # by bucket
 
@@ -380,7 +383,8 @@ def test_gradient_server(
 
 # --- an agent and its observers
 
-STATE, ACTIONS = 64, 8
+STATE = 64
+ACTIONS = 8
 ACTIONS_A_ROUND = 5  # of each observer
 
 # in the agent

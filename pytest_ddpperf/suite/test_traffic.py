@@ -30,7 +30,8 @@ from pytest_ddpperf.suite.tables import Tables
 from pytest_ddpperf.suite.workloads import Size, Step, training
 
 BATCHES = (1, 4, 16)
-CHANNELS, PIXELS = 8, 12  # of what goes over the boundary
+CHANNELS = 8  # of what goes over the boundary
+PIXELS = 12  # of its edge
 FLOAT = 4  # bytes
 OPTIMIZERS: dict[str, Callable[[nn.Module], torch.optim.Optimizer]] = {
     "SGD": lambda net: torch.optim.SGD(net.parameters(), lr=0.1),
@@ -43,8 +44,10 @@ second_part: list[nn.Module] = []  # on a parameter server
 def _add_traffic(
     tables: Tables, trained: str, batch: int, way: str, count: int
 ) -> None:
-    cells = {"trained": trained, "batch": batch, "way": way, "bytes": f"{count:,}"}
-    tables.add("Bytes of tensors that a step sends, by batch size", cells)
+    tables.add(
+        "Bytes of tensors that a step sends, by batch size",
+        {"trained": trained, "batch": batch, "way": way, "bytes": f"{count:,}"},
+    )
 
 
 def counted(result: Result, counter: str) -> int:
@@ -206,16 +209,17 @@ def test_wire(
         senders = nodes  # between nodes, a node is as one rank
         where = f"between {nodes} nodes"
     least = RINGS[op](senders) * payload
-    cells = {
-        "sent by": op,
-        "ranks": ranks,
-        "payload": f"{payload:,}",
-        "ring": f"{least:,.0f}",
-        "counted": f"{sent:,.0f}",
-        "share": f"{sent / payload:.2f} x payload",
-    }
-    title = f"Bytes that all ranks send {where}: the least of a ring, and what the system counts"
-    tables.add(title, cells)
+    tables.add(
+        f"Bytes that all ranks send {where}: the least of a ring, and what the system counts",
+        {
+            "sent by": op,
+            "ranks": ranks,
+            "payload": f"{payload:,}",
+            "ring": f"{least:,.0f}",
+            "counted": f"{sent:,.0f}",
+            "share": f"{sent / payload:.2f} x payload",
+        },
+    )
     assert sent >= least
 
 
@@ -252,15 +256,14 @@ def test_wire_of_rpc(
     )
     if sent < payload:
         pytest.skip("the nodes share memory: the tensor went over no interface")
-    cells = {
-        "tensor": f"{payload:,}",
-        "counted": f"{sent:,.0f}",
-        "share": f"{sent / payload:.2f} x tensor",
-    }
-    title = (
-        f"Bytes that an RPC with a tensor there and back sends between {nodes} nodes"
+    tables.add(
+        f"Bytes that an RPC with a tensor there and back sends between {nodes} nodes",
+        {
+            "tensor": f"{payload:,}",
+            "counted": f"{sent:,.0f}",
+            "share": f"{sent / payload:.2f} x tensor",
+        },
     )
-    tables.add(title, cells)
     assert sent >= 2 * payload
 
 
@@ -288,12 +291,13 @@ def test_nccl_algorithm(
     sizes = [1 << power for power in (10, 20, 25) if 1 << power <= size.most_bytes]
     for result in collective_benchmark("all_reduce", sizes, dtype="float32"):
         wire = RINGS["all_reduce"](result.world_size) * result.size
-        cells = {
-            "algorithm": f"{variable}={value}",
-            "bytes": f"{result.size:,}",
-            "on the wire": f"{wire:,.0f}",
-            "step": f"{result.p50:.6f}s",
-            "busbw": f"{result.busbw:.2f} GB/s",
-        }
-        title = "All-reduce by NCCL's algorithm (p50; on the wire: of all ranks, by arithmetic)"
-        tables.add(title, cells)
+        tables.add(
+            "All-reduce by NCCL's algorithm (p50; on the wire: of all ranks, by arithmetic)",
+            {
+                "algorithm": f"{variable}={value}",
+                "bytes": f"{result.size:,}",
+                "on the wire": f"{wire:,.0f}",
+                "step": f"{result.p50:.6f}s",
+                "busbw": f"{result.busbw:.2f} GB/s",
+            },
+        )

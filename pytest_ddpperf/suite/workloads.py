@@ -217,14 +217,15 @@ def _make_net(model: str, size: Size) -> nn.Module:
     if model not in GPTS:
         return RESNETS[model]()
     width, layers, heads = GPTS[model]
-    config = GPTConfig(
-        vocabulary=VOCABULARY,
-        context=size.tokens,
-        layers=layers,
-        heads=heads,
-        width=width,
+    return GPT(
+        GPTConfig(
+            vocabulary=VOCABULARY,
+            context=size.tokens,
+            layers=layers,
+            heads=heads,
+            width=width,
+        )
     )
-    return GPT(config)
 
 
 class _Uninitialised(TorchFunctionMode):
