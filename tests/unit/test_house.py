@@ -1,5 +1,5 @@
 """Rules of the package: imports go down only and never in a circle, torch and pytest stay in few
-packages, and size and density have limits."""
+packages, code is not squeezed, and its size has limits."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tokenize
 from collections.abc import Iterator, Mapping
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -62,6 +63,7 @@ def package_of(module: str) -> str:
     return parts[1] if len(parts) > 1 else parts[0]
 
 
+@cache
 def imports_of(path: Path) -> set[str]:
     """Return the names of all modules that a file imports, inside functions and for type checking
     too."""
@@ -212,6 +214,94 @@ def test_a_run_without_distributed_tests_imports_the_table_of_options_and_the_ho
         "pytest_ddpperf",
         *(f"pytest_ddpperf.{package}" for package in modules),
     ]
+
+
+# --- plain code
+
+COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
+FLAGS = (ast.Compare, ast.BoolOp)
+# These packages have such code. Take a package out once it has none.
+STILL_SQUEEZED = (
+    "compare",
+    "explain",
+    "launch",
+    "options",
+    "plugin",
+    "rank",
+    "records",
+    "remote",
+    "report",
+    "verdict",
+)
+
+
+def is_flag(node: ast.expr) -> bool:
+    """Whether an expression is a bool, as far as one can see."""
+    if isinstance(node, ast.UnaryOp):
+        return isinstance(node.op, ast.Not)
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+        return node.func.id in ("bool", "any", "all", "isinstance")
+    return isinstance(node, FLAGS)
+
+
+def nested_comprehensions(node: ast.AST) -> int:
+    """Return how many comprehensions are inside each other, at most."""
+    inside = [nested_comprehensions(child) for child in ast.iter_child_nodes(node)]
+    return isinstance(node, COMPREHENSIONS) + max(inside, default=0)
+
+
+def squeezed(tree: ast.Module) -> Iterator[str]:
+    """Yield what ruff has no rule for: code that saves a line and costs the reader more."""
+    for node in ast.walk(tree):
+        found = ""
+        match node:
+            case ast.Expr(value=ast.ListComp() | ast.SetComp() | ast.DictComp()):
+                found = "a comprehension for its effect: write a loop"
+            case ast.Expr(value=ast.BoolOp() | ast.IfExp()):
+                found = "a condition for its effect: write an if"
+            case ast.IfExp() if ast.IfExp in map(type, ast.iter_child_nodes(node)):
+                found = "a condition inside a condition: write an if"
+            case ast.Assign(targets=[_, _, *_]):
+                found = "several assignments at once: write one a line"
+            case ast.BinOp(left=left, op=ast.Mult(), right=right):
+                if is_flag(left) or is_flag(right):
+                    found = "a product with a flag: write an if"
+            case ast.Starred(value=ast.Call(func=ast.Name(id="filter"))):
+                found = "*filter(...): write an if"
+        if isinstance(node, COMPREHENSIONS) and nested_comprehensions(node) > 2:
+            found = "three comprehensions inside each other: write a loop"
+        if found:
+            yield f"line {node.lineno}: {found}"
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_code_is_not_squeezed(path: Path) -> None:
+    if package_of(module_of(path)) not in STILL_SQUEEZED:
+        assert list(squeezed(ast.parse(path.read_text()))) == []
+
+
+@pytest.mark.parametrize(
+    ("code", "found"),
+    [
+        ("[print(each) for each in (1, 2)]", "a comprehension for its effect"),
+        ("found and print(found)", "a condition for its effect"),
+        ("x = a if b else c if d else e", "a condition inside a condition"),
+        ("a = b = 0", "several assignments at once"),
+        ("x = 's' * (number != 1)", "a product with a flag"),
+        ("x = 2 * (not a)", "a product with a flag"),
+        ("x = bool(a) * 'with changes'", "a product with a flag"),
+        ("x = [*filter(None, a)]", "*filter"),
+        ("x = [[[c for c in b] for b in a] for a in d]", "three comprehensions"),
+    ],
+)
+def test_the_check_sees_squeezed_code(code: str, found: str) -> None:
+    (problem,) = squeezed(ast.parse(code))
+    assert problem.startswith(f"line 1: {found}")
+
+
+def test_the_check_lets_plain_code_pass() -> None:
+    plain = "print(2 * a, [[c for c in b] for b in a])\nx = 1 if a and b else 2\n"
+    assert list(squeezed(ast.parse(plain))) == []
 
 
 # --- size
