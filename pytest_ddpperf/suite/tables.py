@@ -87,9 +87,8 @@ class Tables:
             test, _, parameters = name.partition("[")
             alike.setdefault((test, reason), []).append(parameters.removesuffix("]"))
         for (test, reason), each in alike.items():
-            if any(each):
-                test += f"[{', '.join(each)}]"
-            yield f"skipped: {test}: {reason}"
+            parameters = f"[{', '.join(each)}]" if any(each) else ""
+            yield f"skipped: {test}{parameters}: {reason}"
 
     def all_plots(self) -> Iterator[Plot]:
         """Yield the figures of all tables."""

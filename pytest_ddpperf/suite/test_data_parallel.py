@@ -114,11 +114,11 @@ def _covered(intervals: Iterable[Interval], within: Interval) -> float:
     reached, end = within
     covered = 0.0
     for began, ended in sorted(intervals):
-        began = max(began, reached)
-        ended = min(ended, end)
-        if ended > began:
-            covered += ended - began
-            reached = ended
+        start = max(began, reached)
+        stop = min(ended, end)
+        if stop > start:
+            covered += stop - start
+            reached = stop
     return covered
 
 
