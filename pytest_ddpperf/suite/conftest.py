@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -11,10 +11,17 @@ from typing import Any
 
 import pytest
 
-from pytest_ddpperf import DdpBenchmark, DdpRun, add_section, node_count
+from pytest_ddpperf import (
+    Context,
+    DdpBenchmark,
+    DdpRun,
+    Result,
+    add_section,
+    node_count,
+)
 from pytest_ddpperf.suite import workloads
-from pytest_ddpperf.suite.tables import Tables, save
-from pytest_ddpperf.suite.workloads import Fits, Need, Size, SweepRow, Timed
+from pytest_ddpperf.suite.tables import Latencies, Tables, save
+from pytest_ddpperf.suite.workloads import Fits, Need, Size, Step, SweepRow, Timed
 
 _HERE = Path(__file__).parent
 _TABLES = pytest.StashKey[Tables]()
@@ -171,3 +178,24 @@ def timed(ddp_benchmark: DdpBenchmark, fits: Fits, size: Size, tokens: int) -> T
     """Call it with a set-up, and with the model and the number of iterations of a step, as
     `time_step`."""
     return partial(workloads.time_step, ddp_benchmark, fits, size, tokens)
+
+
+@pytest.fixture
+def compared(timed: Timed, tables: Tables) -> Timed:
+    """Call it with an experiment, one of its variants, and what `timed` takes: the step times of
+    all variants are compared in a table."""
+    return partial(time_variant, timed, tables)
+
+
+def time_variant(
+    timed: Timed,
+    tables: Tables,
+    experiment: str,
+    variant: str,
+    setup: Callable[[Context], Step],
+    model: str = "",
+    iterations: int = 1,
+) -> Result:
+    result = timed(setup, model, iterations)
+    tables.get(Latencies).add(experiment, variant, result, iterations)
+    return result

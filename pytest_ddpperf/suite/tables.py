@@ -41,8 +41,7 @@ class Tables:
     def get(self, kind: type[T]) -> T:
         """Return the table of that kind, made empty: it has `lines()` as its users know them, and
         `plots()`."""
-        table: T = self._tables.setdefault(kind, kind())
-        return table
+        return self._tables.setdefault(kind, kind())
 
     def add(self, title: str, cells: Mapping[str, object]) -> None:
         """Add a row to the plain table of that title."""

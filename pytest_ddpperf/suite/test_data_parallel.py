@@ -130,25 +130,25 @@ def _interval(event: Any) -> Interval:
 
 
 def _is_step(event: Any) -> bool:
-    return bool(event.name == _STEP and event.device_type.name == "CPU")
+    return event.name == _STEP and event.device_type.name == "CPU"
 
 
 def _is_communication(event: Any, backend: str) -> bool:
     """Whether it is a kernel of NCCL, or Gloo did it, on its own threads."""
     if backend == "nccl":
         return _is_kernel(event) and "nccl" in event.name.lower()
-    return bool(event.is_async and event.name.startswith("gloo:"))
+    return event.is_async and event.name.startswith("gloo:")
 
 
 def _is_computation(event: Any, thread: int) -> bool:
     """Whether the training thread did it: while it waits for Gloo it is in no event but the
     step."""
-    return bool(event.thread == thread and not event.is_async and not _is_step(event))
+    return event.thread == thread and not event.is_async and not _is_step(event)
 
 
 def _is_kernel(event: Any) -> bool:
     """Whether it is a kernel or a copy that ran on the accelerator, not an annotation."""
-    return bool(
+    return (
         event.device_type.name == "CUDA"
         and not getattr(event, "is_user_annotation", False)
         and event.name != _STEP
@@ -168,7 +168,7 @@ def written_out(
     def step() -> None:
         before = wrapped.seconds_waited
         optimizer.zero_grad()
-        loss(wrapped).backward()  # type: ignore[no-untyped-call]
+        loss(wrapped).backward()
         wrapped.finish()
         optimizer.step()
         ctx.record("comm_seconds", wrapped.seconds_waited - before)

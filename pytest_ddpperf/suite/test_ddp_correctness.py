@@ -55,7 +55,7 @@ def learn(ctx: Context, size: Size, every: int, sequences: int) -> Learned:
             last = iteration % every == 0
             with nullcontext() if last else ddp.no_sync():
                 value = loss(ddp)
-                (value / every).backward()  # type: ignore[no-untyped-call]
+                (value / every).backward()
             values.append(value.detach())
             if last:
                 optimizer.step()
@@ -180,7 +180,7 @@ def order_of_buckets(ctx: Context) -> list[list[int]]:
 
     for number, parameter in enumerate(net.parameters()):
         numbers[parameter.data_ptr()] = number
-        parameter.register_post_accumulate_grad_hook(note_ready)  # type: ignore[no-untyped-call]
+        parameter.register_post_accumulate_grad_hook(note_ready)
     ddp = DistributedDataParallel(net, bucket_cap_mb=0.002)
     add_hook(ddp, note_bucket)
     for _ in range(2):

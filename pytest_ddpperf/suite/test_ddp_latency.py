@@ -26,7 +26,6 @@ from pytest_ddpperf.suite.tables import (
     PHASES,
     BestBuckets,
     Breakdown,
-    Latencies,
     Scaling,
     Tables,
     spread_of,
@@ -86,7 +85,7 @@ def phased(ctx: Context, model: str, size: Size, variant: str) -> Step:
             marks = [now()]
             value = loss(ddp)
             marks.append(now())
-            value.backward()  # type: ignore[no-untyped-call]
+            value.backward()
             if variant == NOT_OVERLAPPED:
                 reduce()
             marks.append(now())
@@ -113,7 +112,7 @@ def test_latency_breakdown(
 @pytest.mark.parametrize("bucket", BUCKETS_MB, ids=lambda megabytes: f"{megabytes}mb")
 @pytest.mark.parametrize("model", ["gpt", "resnet50", "resnet101"])
 def test_bucket_latency(
-    timed: Timed, model: str, bucket: int, size: Size, tables: Tables
+    compared: Timed, model: str, bucket: int, size: Size, tables: Tables
 ) -> None:
     """The size of DDP's buckets against the latency of a step, from an all-reduce a gradient to one
     for all."""
@@ -126,8 +125,12 @@ def test_bucket_latency(
     if any(gradients <= smaller < bucket for smaller in BUCKETS_MB):
         pytest.skip("a smaller bucket holds all gradients")
     cap = bucket or 1e-6
-    result = timed(lambda ctx: ddp_training(ctx, name, size, bucket_cap_mb=cap), name)
-    tables.get(Latencies).add(f"Bucket size, {model}", f"{bucket} MB", result)
+    result = compared(
+        f"Bucket size, {model}",
+        f"{bucket} MB",
+        lambda ctx: ddp_training(ctx, name, size, bucket_cap_mb=cap),
+        name,
+    )
     tables.get(BestBuckets).add(model, gradients, bucket, result)
 
 
@@ -151,7 +154,7 @@ def test_scalability(
 
 
 @pytest.mark.parametrize("every", SYNC_EVERY)
-def test_sync_every(timed: Timed, every: int, size: Size, tables: Tables) -> None:
+def test_sync_every(compared: Timed, every: int, size: Size) -> None:
     """Gradients reduced every 1, 2, 4 and 8 iterations: what skipping synchronisation saves an
     iteration."""
     iterations = max(SYNC_EVERY)
@@ -166,16 +169,18 @@ def test_sync_every(timed: Timed, every: int, size: Size, tables: Tables) -> Non
             for iteration in range(1, iterations + 1):
                 last = iteration % every == 0
                 with nullcontext() if last else ddp.no_sync():
-                    loss(ddp).backward()  # type: ignore[no-untyped-call]
+                    loss(ddp).backward()
                 if last:
                     optimizer.step()
                     optimizer.zero_grad()
 
         return step
 
-    result = timed(setup, iterations=iterations)
-    tables.get(Latencies).add(
-        "Synchronisation every n iterations", f"every {every}", result, iterations
+    compared(
+        "Synchronisation every n iterations",
+        f"every {every}",
+        setup,
+        iterations=iterations,
     )
 
 
@@ -190,7 +195,7 @@ HOOKS: dict[str, Hook | None] = {
 
 
 @pytest.mark.parametrize("hook", HOOKS)
-def test_compression(timed: Timed, hook: str, size: Size, tables: Tables) -> None:
+def test_compression(compared: Timed, hook: str, size: Size) -> None:
     """Gradients compressed by DDP's communication hooks: fp16, bf16, PowerSGD."""
     if hook == "PowerSGD":
         pytest.importorskip("numpy", reason="torch's PowerSGD needs NumPy")
@@ -210,7 +215,7 @@ def test_compression(timed: Timed, hook: str, size: Size, tables: Tables) -> Non
         # each rank.
         return ddp_training(ctx, size.gpt, size, prepare=prepare, bucket_cap_mb=1000)
 
-    tables.get(Latencies).add("Gradient compression", hook, timed(setup))
+    compared("Gradient compression", hook, setup)
 
 
 OPTIONS: dict[str, dict[str, bool]] = {
@@ -223,14 +228,16 @@ OPTIONS: dict[str, dict[str, bool]] = {
 
 
 @pytest.mark.parametrize("option", OPTIONS)
-def test_option(timed: Timed, option: str, size: Size, tables: Tables) -> None:
+def test_option(compared: Timed, option: str, size: Size) -> None:
     """What DDP's options cost or save: static_graph, gradient_as_bucket_view,
     find_unused_parameters, buffers."""
     options: dict[str, Any] = OPTIONS[option]
-    result = timed(
-        lambda ctx: ddp_training(ctx, "resnet50", size, **options), "resnet50"
+    compared(
+        "Options",
+        option,
+        lambda ctx: ddp_training(ctx, "resnet50", size, **options),
+        "resnet50",
     )
-    tables.get(Latencies).add("Options", option, result)
 
 
 class LeftOut(nn.Module):
@@ -243,11 +250,11 @@ class LeftOut(nn.Module):
         self._turns = count(place)
 
     def forward(self, values: Tensor) -> Tensor:
-        return values if next(self._turns) % 2 else torch.as_tensor(self.block(values))
+        return values if next(self._turns) % 2 else self.block(values)
 
 
 @pytest.mark.parametrize("share", [0.0, 0.5])
-def test_layer_dropping(timed: Timed, share: float, size: Size, tables: Tables) -> None:
+def test_layer_dropping(compared: Timed, share: float, size: Size) -> None:
     """Half of the blocks left out, the same on all ranks: they are not computed, and zeros are
     reduced for them."""
 
@@ -259,11 +266,11 @@ def test_layer_dropping(timed: Timed, share: float, size: Size, tables: Tables) 
                 setattr(blocks, number, LeftOut(block, int(number)))
         return training(DistributedDataParallel(net, find_unused_parameters=True), loss)
 
-    tables.get(Latencies).add("Layer dropping", f"{share:.0%}", timed(setup))
+    compared("Layer dropping", f"{share:.0%}", setup)
 
 
 @pytest.mark.parametrize("groups", GROUPS)
-def test_round_robin(timed: Timed, groups: int, size: Size, tables: Tables) -> None:
+def test_round_robin(compared: Timed, groups: int, size: Size) -> None:
     """Buckets dealt to 1, 3 and 5 process groups in turn, which torch's own round-robin group once
     did."""
 
@@ -280,7 +287,7 @@ def test_round_robin(timed: Timed, groups: int, size: Size, tables: Tables) -> N
     def setup(ctx: Context) -> Step:
         return ddp_training(ctx, size.gpt, size, prepare=deal, bucket_cap_mb=1)
 
-    tables.get(Latencies).add("Process groups in turn", str(groups), timed(setup))
+    compared("Process groups in turn", str(groups), setup)
 
 
 # --- backends
@@ -312,7 +319,7 @@ SHARDED = ("DDP", "FSDP2", "DDP, ZeroRedundancyOptimizer")
 
 
 @pytest.mark.parametrize("kind", SHARDED)
-def test_sharding(timed: Timed, kind: str, size: Size, tables: Tables) -> None:
+def test_sharding(compared: Timed, kind: str, size: Size) -> None:
     """The same step under DDP, under FSDP2, and with an optimizer whose state is sharded."""
 
     def setup(ctx: Context) -> Step:
@@ -337,4 +344,4 @@ def test_sharding(timed: Timed, kind: str, size: Size, tables: Tables) -> None:
         )
         return training(ddp, loss, optimizer)
 
-    tables.get(Latencies).add("Sharding", kind, timed(setup))
+    compared("Sharding", kind, setup)

@@ -76,8 +76,7 @@ class HybridModel(nn.Module):
         for table in self.tables:  # one after another
             module = table if isinstance(table, RemoteModule) else table.rpc_sync()
             lookups.append(module.forward(indices, offsets))
-        scores: Tensor = self.dense(torch.cat(lookups, dim=1).to(self._device))
-        return scores
+        return self.dense(torch.cat(lookups, dim=1).to(self._device))
 
     def parameter_references(self) -> list[RRef[Any]]:
         """Return references to all parameters, local and remote, for a DistributedOptimizer."""
@@ -165,7 +164,7 @@ def trainer(ctx: RpcContext, tables: Sequence[Any]) -> Callable[[], int]:
 
     torch.manual_seed(ctx.seed)
     model = HybridModel(tables, ctx.device)
-    optimizer: Any = DistributedOptimizer(  # type: ignore[no-untyped-call]
+    optimizer: Any = DistributedOptimizer(
         torch.optim.SGD, model.parameter_references(), lr=0.05
     )
     batches = epoch_of_batches(random.Random(ctx.rank))
@@ -267,7 +266,7 @@ def test_parameter_server(rpc_benchmark: RpcBenchmark, tables: Tables) -> None:
             values = inputs
             for number in range(layers):
                 values = torch.tanh(values @ parameters[number].requires_grad_())
-            F.mse_loss(values, targets).backward()  # type: ignore[no-untyped-call]
+            F.mse_loss(values, targets).backward()
             pushed = []
             for server, share in zip(servers, shares, strict=True):
                 gradients = {number: layer.grad for number, layer in share.items()}
@@ -307,10 +306,7 @@ def average_when_all_arrived(
 def average_on_request(bucket: int, gradient: Tensor, trainers: int) -> Tensor:
     """As `average_when_all_arrived`, but a thread of the server waits for each gradient; a server
     has 16 threads."""
-    future: torch.futures.Future[Tensor] = average_when_all_arrived(
-        bucket, gradient, trainers
-    )
-    return future.wait()
+    return average_when_all_arrived(bucket, gradient, trainers).wait()
 
 
 SERVERS = {"batched": average_when_all_arrived, "by request": average_on_request}
@@ -359,12 +355,11 @@ def test_gradient_server(
             if gradient.is_sparse not in TO_SERVER[sent]:
                 return default_hooks.allreduce_hook(group, bucket)
             number = bucket.index()
-            answer: torch.futures.Future[Tensor] = rpc.rpc_async(
+            return rpc.rpc_async(
                 servers[number % len(servers)],
                 SERVERS[server],
                 (number, gradient, ctx.world_size),
             )
-            return answer
 
         add_hook(ddp, reduce)
         optimizer = torch.optim.SGD(ddp.parameters(), lr=0.01)
@@ -436,7 +431,7 @@ second_stage: list[DistributedDataParallel] = []  # of a parameter server
 
 def run_second_stage(values: Tensor) -> Tensor:
     with lock:  # of several micro-batches, one after the other
-        return torch.as_tensor(second_stage[0](values))
+        return second_stage[0](values)
 
 
 def second_stage_parameters() -> list[Any]:
@@ -467,7 +462,7 @@ def test_pipeline(
         first_stage = DistributedDataParallel(layers)
         parameters = rpc.rpc_sync(next_stage, second_stage_parameters)
         parameters += [rpc.RRef(parameter) for parameter in first_stage.parameters()]
-        optimizer: Any = DistributedOptimizer(torch.optim.SGD, parameters, lr=0.05)  # type: ignore[no-untyped-call]
+        optimizer: Any = DistributedOptimizer(torch.optim.SGD, parameters, lr=0.05)
         inputs = torch.randn(parts, BATCH // parts, WIDTH)
         targets = torch.randint(10, (BATCH,))
 

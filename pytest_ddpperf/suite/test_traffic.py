@@ -81,7 +81,7 @@ def test_ddp_traffic(
 
 def run_second_part(values: Tensor, uses: int) -> Tensor:
     """Use the values so often. Called by a trainer."""
-    outputs = [torch.as_tensor(second_part[0](values)) for _ in range(uses)]
+    outputs = [second_part[0](values) for _ in range(uses)]
     return torch.stack(outputs).sum(0)
 
 

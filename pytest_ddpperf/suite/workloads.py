@@ -137,10 +137,10 @@ def uses_cuda(config: pytest.Config, ranks: int) -> bool:
     """Whether so many ranks of one machine have a CUDA device each, as the plugin chooses."""
     device = read_option(config, "ddp_device", "auto")
     if device != "auto":
-        return bool(device == "cuda")
+        return device == "cuda"
     backend = read_option(config, "ddp_backend", "auto")
     if backend != "auto":
-        return bool(backend == "nccl")
+        return backend == "nccl"
     return torch.cuda.device_count() >= ranks
 
 
@@ -256,7 +256,7 @@ def training(
 
     def step() -> None:
         optimizer.zero_grad()
-        loss(net).backward()  # type: ignore[no-untyped-call]
+        loss(net).backward()
         optimizer.step()
 
     return step
