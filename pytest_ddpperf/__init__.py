@@ -7,8 +7,10 @@ for, since pytest imports this package in every run.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
+
+from pytest_ddpperf.marks import step_end
+from pytest_ddpperf.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from pytest_ddpperf.compare.measurement import CollectiveResult, Result
@@ -25,26 +27,17 @@ if TYPE_CHECKING:
 __all__ = [
     "CollectiveBenchmark",
     "CollectiveResult",
+    "Context",
     "DdpBenchmark",
     "DdpRun",
     "GateFailed",
     "Result",
     "RpcBenchmark",
+    "RpcContext",
+    "add_section",
+    "node_count",
+    "step_end",
 ]
-__all__ += ["Context", "RpcContext", "add_section", "node_count", "step_end"]
-__version__ = "0.1.0"
-
-# what to call, in a rank that times a program by its marks
-_marks: list[Callable[[], None]] = []
-
-
-def step_end() -> None:
-    """Say that a step of a training loop has ended, for `ddp_benchmark.loop(..., boundary="mark")`.
-
-    Outside of a rank that is timed it does nothing, so a program may keep it."""
-    for mark in _marks:
-        mark()
-
 
 _HOMES = {
     **dict.fromkeys(("CollectiveResult", "Result"), "compare.measurement"),

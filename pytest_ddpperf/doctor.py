@@ -32,20 +32,16 @@ _SAMPLE_SECONDS = 1.0  # long enough for the load of a core to be known to a few
 _BUSY = 0.1  # of a core: below this, an idle system is that busy with itself
 
 _FIELDS = (
-    *(
-        "index",
-        "name",
-        "persistence_mode",
-        "enforced.power.limit",
-        "clocks.sm",
-        "clocks.max.sm",
-    ),
-    *(
-        "utilization.gpu",
-        "mig.mode.current",
-        "compute_mode",
-        "ecc.errors.uncorrected.volatile.total",
-    ),
+    "index",
+    "name",
+    "persistence_mode",
+    "enforced.power.limit",
+    "clocks.sm",
+    "clocks.max.sm",
+    "utilization.gpu",
+    "mig.mode.current",
+    "compute_mode",
+    "ecc.errors.uncorrected.volatile.total",
 )
 # The mask of what lowers the clocks. Drivers from 535 on use the first name; nvidia-smi answers
 # nothing at all if it is asked for a name that it does not know.
@@ -104,20 +100,15 @@ def _versions() -> Iterator[Check]:
 def _cores(root: Path, usable: Sequence[int]) -> Iterator[Check]:
     info = contents(root / "proc/cpuinfo")
     model = re.search(r"^model name\s*:\s*(.+)$", info, re.MULTILINE)
-    virtual = (
-        "virtual machine"
-        if re.search(r"^flags\b.*\bhypervisor\b", info, re.MULTILINE)
-        else ""
-    )
     online = len(kernel_numbers(contents(root / _CPU / "online"))) or len(usable)
-    count = (
-        f"{len(usable)} of {online} cores"
-        if online > len(usable)
-        else text.several(online, "core")
-    )
-    yield Check(
-        "cores", ", ".join(filter(None, [count, model[1] if model else "", virtual]))
-    )
+    facts = [text.several(online, "core")]
+    if online > len(usable):
+        facts = [f"{len(usable)} of {online} cores"]
+    if model:
+        facts.append(model[1])
+    if re.search(r"^flags\b.*\bhypervisor\b", info, re.MULTILINE):
+        facts.append("virtual machine")
+    yield Check("cores", ", ".join(facts))
     siblings = [_siblings(root, core, usable) for core in usable]
     shared = {group for group in siblings if len(group) > 1}
     if shared:
@@ -162,10 +153,11 @@ def _quota(root: Path, usable: Sequence[int]) -> Iterator[Check]:
 def _clocks(root: Path, usable: Sequence[int]) -> Iterator[Check]:
     governors = {
         contents(root / _CPU / f"cpu{core}/cpufreq/scaling_governor") for core in usable
-    } - {""}
+    }
+    governors.discard("")
     if governors:
-        slow = governors - {"performance"}
-        advice = "cpupower frequency-set -g performance" if slow else ""
+        is_slow = governors != {"performance"}
+        advice = "cpupower frequency-set -g performance" if is_slow else ""
         yield Check("governor", ", ".join(sorted(governors)), advice)
 
 

@@ -24,15 +24,14 @@ _END_SECONDS = 5.0  # for a command to end after SIGTERM
 _GIT_SECONDS = 10.0
 # Variables that git sets for its hooks: with them, every command would be about that repository.
 _OF_A_HOOK = (
-    *(
-        "GIT_DIR",
-        "GIT_WORK_TREE",
-        "GIT_INDEX_FILE",
-        "GIT_OBJECT_DIRECTORY",
-        "GIT_COMMON_DIR",
-        "GIT_NAMESPACE",
-    ),
-    *("GIT_PREFIX", "GIT_ALTERNATE_OBJECT_DIRECTORIES"),
+    "GIT_DIR",
+    "GIT_WORK_TREE",
+    "GIT_INDEX_FILE",
+    "GIT_OBJECT_DIRECTORY",
+    "GIT_COMMON_DIR",
+    "GIT_NAMESPACE",
+    "GIT_PREFIX",
+    "GIT_ALTERNATE_OBJECT_DIRECTORIES",
 )
 
 
@@ -196,11 +195,13 @@ def tree_of(top: Path, without: Path, commit: str = "") -> str:
             ),
         }
         apart = partial(git, top, variables=variables, offline=bool(commit))
-        apart(*(("read-tree", commit) if commit else ("add", "--all", "--", ".")))
+        if commit:
+            apart("read-tree", commit)
+        else:
+            apart("add", "--all", "--", ".")
         left_out = ["*.pyc"]
-        if (real := Path(os.path.realpath(without))).is_relative_to(
-            top
-        ) and real != top:
+        real = Path(os.path.realpath(without))
+        if top in real.parents:
             left_out.append(real.relative_to(top).as_posix())
         apart(
             "rm",
@@ -328,11 +329,12 @@ def first_changed_line(commit: str, file: str) -> int:
 def worktrees(top: Path) -> list[Path]:
     """The folders of all worktrees of a repository, whether they still exist or not; raises
     GitError."""
-    lines = git(top, "worktree", "list", "--porcelain").splitlines()
+    said = git(top, "worktree", "list", "--porcelain")
+    start = "worktree "
     return [
-        Path(line.removeprefix("worktree "))
-        for line in lines
-        if line.startswith("worktree ")
+        Path(line.removeprefix(start))
+        for line in said.splitlines()
+        if line.startswith(start)
     ]
 
 

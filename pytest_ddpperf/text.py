@@ -108,7 +108,7 @@ def wrap_for_terminal(lines: Iterable[str]) -> Iterator[str]:
 def commit(recorded: str) -> str:
     """Return a recorded commit in seven digits: "1a2b3c4", "1a2b3c4 with uncommitted changes"."""
     digits, dirty, _ = recorded.partition("-dirty")
-    return digits[:7] + " with uncommitted changes" * bool(dirty)
+    return f"{digits[:7]} with uncommitted changes" if dirty else digits[:7]
 
 
 def ranks(plan: Plan) -> str:
@@ -137,8 +137,9 @@ def some(items: Sequence[str], most: int = 5) -> str:
 
 def several(number: int, what: str) -> str:
     """Return the number with its noun: "1 run", "2 runs", "2 launches"."""
-    plural = "es" if what.endswith("ch") else "s"
-    return f"{number} {what}{plural * (number != 1)}"
+    if number != 1:
+        what += "es" if what.endswith("ch") else "s"
+    return f"{number} {what}"
 
 
 def seconds(value: float, *, signed: bool = False) -> str:
@@ -304,7 +305,7 @@ MOST_LINES_OF_FAILURE = 100  # of a launch that failed
 def last_lines(texts: Iterable[str], most: int) -> str:
     """Return the last lines of what the last launch wrote, of those that wrote anything; the first
     one says so."""
-    launches = [*filter(None, texts)]
+    launches = [text for text in texts if text]
     lines = launches[-1].splitlines()
     if len(launches) > 1 or len(lines) > most:
         lines = [

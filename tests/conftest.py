@@ -8,6 +8,18 @@ import signal
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+# Properties are tried with the same few examples on every machine, however slow it is.
+settings.register_profile(
+    "same",
+    derandomize=True,
+    database=None,
+    deadline=None,
+    max_examples=25,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+settings.load_profile("same")
 
 # Prefixes of variables that change what git, torch and its libraries do.
 _OF_THE_USER = (

@@ -17,7 +17,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from statistics import fmean
+from typing import Any, NamedTuple
 
 from pytest_ddpperf import git, text
 from pytest_ddpperf.baseline import Store
@@ -78,25 +79,30 @@ def add_parser(subparsers: Any) -> None:
         metavar="REF",
         help="a commit that is slower (default: the working tree)",
     )
-    facts = (
-        "keep the code, and compare with the variables and distributions that the baseline has"
-        " otherwise"
-    )
-    parser.add_argument("--facts", action="store_true", help=facts)
-    build = (
-        "with --facts: a command that makes the environment {venv} with the distributions"
-        " {requirements}"
-    )
-    parser.add_argument("--build", metavar="CMD", help=build)
-    what = "the folder of baselines (default: baselines)"
     parser.add_argument(
-        "--baseline-dir", type=Path, default=Path("baselines"), metavar="DIR", help=what
+        "--facts",
+        action="store_true",
+        help=(
+            "keep the code, and compare with the variables and distributions that the baseline has"
+            " otherwise"
+        ),
     )
-    kept = "add the answer to the history in this folder: see ddpperf history"
-    parser.add_argument("--history", type=Path, metavar="DIR", help=kept)
     parser.add_argument(
-        "--json", type=Path, metavar="PATH", help="write the answer as JSON, too"
+        "--build",
+        metavar="CMD",
+        help=(
+            "with --facts: a command that makes the environment {venv} with the distributions"
+            " {requirements}"
+        ),
     )
+    console.add_baseline_dir(parser, "--baseline-dir")
+    console.add_path(
+        parser,
+        "--history",
+        "add the answer to the history in this folder: see ddpperf history",
+        metavar="DIR",
+    )
+    console.add_path(parser, "--json", "write the answer as JSON, too")
     parser.set_defaults(run=_run)
 
 
@@ -104,12 +110,9 @@ def _run(arguments: argparse.Namespace) -> int:
     # so that it ends the pytest that it started
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     runs = Runs(arguments.test, arguments.options)
+    search = _of_facts if arguments.facts else _of_commits
     try:
-        answer = (
-            _of_facts(arguments, runs)
-            if arguments.facts
-            else _of_commits(arguments, runs)
-        )
+        answer = search(arguments, runs)
     except console.UsageError:
         # what stands in the way may be outside the repository, and soon be otherwise
         runs.forget()
@@ -147,13 +150,25 @@ def _of_commits(arguments: argparse.Namespace, runs: Runs) -> Answer:
     return search.answer(ends)
 
 
+class Rise(NamedTuple):
+    """The rise of one metric between the ends."""
+
+    became_slower: bool | None  # None if that is open
+    outcome: Outcome
+    comparison: Comparison
+    search: bisection.Bisection  # which has yet to begin
+
+
 class CommitSearch:
     """The search for a commit, from the options of the command."""
 
     def __init__(self, arguments: argparse.Namespace, runs: Runs) -> None:
         """Raises GitError and UsageError."""
-        self._runs, self._history, self._test = runs, arguments.history, arguments.test
-        top, head = runs.top, git.commit_named(runs.top, "HEAD")
+        self._runs = runs
+        self._history = arguments.history
+        self._test = arguments.test
+        top = runs.top
+        head = git.commit_named(top, "HEAD")
         good = git.commit_named(top, arguments.good or _fast_commit(arguments))
         bad = head if arguments.bad is None else git.commit_named(top, arguments.bad)
         is_changed = bool(git.changed_files(top, head))
@@ -166,8 +181,11 @@ class CommitSearch:
             )
         # Whether the slow end is the working tree, with which all are compared.
         self._ends_here = self._commits[-1] == "" or (bad == head and not is_changed)
-        self._first = list[Compared]()  # looks at both ends
-        self._last = [Compared()] * self._ends_here
+        # looks at both ends
+        self._first: list[Compared] = []
+        self._last: list[Compared] = []
+        if self._ends_here:
+            self._last.append(Compared())
         # the measurement, and what of it, that is searched for
         self._slower: tuple[Outcome, Limit]
         self._key = ("", "")
@@ -179,52 +197,43 @@ class CommitSearch:
         slower beyond its limit. Raises UsageError."""
         for again in range(len(_LAUNCHES)):
             self._look_at_ends(again)
-            rises = [*self._rises()]
-            if slower := [each for each in rises if each[0]]:
-                _, outcome, compared, found = min(
-                    slower, key=lambda each: each[-1].whole.p_value()
-                )
-                self._slower, self._key = (
-                    (outcome, compared.limit),
-                    key_of(outcome, compared.limit),
-                )
-                return found
-            if all(is_slower is False for is_slower, *_ in rises):
+            rises = list(self._rises())
+            slower = [rise for rise in rises if rise.became_slower]
+            if slower:
+                found = min(slower, key=lambda rise: rise.search.whole.p_value())
+                limit = found.comparison.limit
+                self._slower = found.outcome, limit
+                self._key = key_of(found.outcome, limit)
+                return found.search
+            if all(rise.became_slower is False for rise in rises):
                 break
         return None
 
     def _look_at_ends(self, again: int) -> None:
         """Add a comparison of both ends; raises UsageError."""
+        ends = [(0, self._first)]
+        if not self._ends_here:
+            ends.append((-1, self._last))
         try:
-            for place, looks in ((0, self._first), (-1, self._last))[
-                : 2 - self._ends_here
-            ]:
-                words = f"{len(self._runs.used) + 1}: comparing the ends"
-                looks.append(
-                    compare(
-                        self._runs,
-                        f"--ddp-against={self._commits[place]}",
-                        again=again,
-                        doing=words,
-                    )
-                )
+            for place, looks in ends:
+                doing = f"{len(self._runs.used) + 1}: comparing the ends"
+                against = f"--ddp-against={self._commits[place]}"
+                looks.append(compare(self._runs, against, again=again, doing=doing))
         except NotMeasured as why:
             console.warn(self._runs.output())
             raise console.UsageError(f"the ends cannot be compared: {why}") from None
 
-    def _rises(
-        self,
-    ) -> Iterator[tuple[bool | None, Outcome, Comparison, bisection.Bisection]]:
-        """Yield what was compared in each measurement: whether it became slower, and its rise
-        between the ends."""
+    def _rises(self) -> Iterator[Rise]:
+        """Yield the rises between the ends, of all that was compared."""
         for outcome in self._first[-1].outcomes or self._last[-1].outcomes:
-            for each in (
-                outcome.verdict.comparisons if outcome.verdict is not None else ()
-            ):
+            if outcome.verdict is None:
+                continue
+            for each in outcome.verdict.comparisons:
                 with suppress(NotMeasured):
-                    found = self._between_ends(key_of(outcome, each.limit))
+                    search = self._between_ends(key_of(outcome, each.limit))
                     bound = times.bound(each.limit, math.log(each.baseline_seconds))
-                    yield found.became_slower(bound, each.level), outcome, each, found
+                    became_slower = search.became_slower(bound, each.level)
+                    yield Rise(became_slower, outcome, each, search)
 
     def _between_ends(self, key: tuple[str, str]) -> bisection.Bisection:
         """Return a search that has yet to begin; raises NotMeasured."""
@@ -245,16 +254,11 @@ class CommitSearch:
             by_cpu_time = self._between_ends(key)
             if 2 * by_cpu_time.whole.estimate > found.whole.estimate:
                 self._search(by_cpu_time, key)
-                first = [
-                    place
-                    for gap in by_cpu_time.gaps()
-                    for place in (gap.before, gap.after)
-                ]
-                found.skipped = {
-                    place: why
-                    for place, why in by_cpu_time.skipped.items()
-                    if place not in self._seen
-                }
+                for gap in by_cpu_time.gaps():
+                    first += [gap.before, gap.after]
+                for place, why in by_cpu_time.skipped.items():
+                    if place not in self._seen:
+                        found.skipped[place] = why
         self._search(found, self._key, first)
 
     def _search(
@@ -264,54 +268,49 @@ class CommitSearch:
         first: Sequence[int] = (),
     ) -> None:
         """Measure these commits `first`, then those between them."""
-        places = iter(
-            [place for place in dict.fromkeys(first) if place not in found.measured]
-        )
-        while (place := next(places, None) or found.next()) is not None:
+        places = [
+            place for place in dict.fromkeys(first) if place not in found.measured
+        ]
+        while (place := places.pop(0) if places else found.next()) is not None:
             looks: list[Compared] = []
-            left = len(first) if place in first else found.left()
+            is_first = place in first
+            doing = self._where(len(first) if is_first else found.left())
             for launches in _LAUNCHES:
                 try:
-                    looks.append(
-                        self._look(
-                            place, launches, again=len(looks), doing=self._where(left)
-                        )
-                    )
+                    looks.append(self._look(place, launches, len(looks), doing))
                     self._seen[place] = difference(looks, self._key)
                     by_all = difference(looks, key)
                 except NotMeasured as why:
                     found.skipped[place] = str(why)
                     break
-                if found.decide(
-                    place, by_all, one_side=place in first or launches == _LAUNCHES[-1]
-                ):
+                one_side = is_first or launches == _LAUNCHES[-1]
+                if found.decide(place, by_all, one_side=one_side):
                     break
             else:
                 found.skipped[place] = bisection.UNDECIDED
 
-    def _look(self, place: int, launches: int, *, again: int, doing: str) -> Compared:
+    def _look(self, place: int, launches: int, again: int, doing: str) -> Compared:
         outcome, limit = self._slower
         steps = max(_STEPS, math.ceil(stats.steps_needed(limit.percentile) / launches))
+        most = 2 * max(launches, outcome.launches)
         asked = (
-            *(
-                f"--ddp-launches={launches}",
-                f"--ddp-max-launches={2 * max(launches, outcome.launches)}",
-            ),
-            *(f"--ddp-min-time={_WINDOW_SECONDS}", f"--ddp-steps={steps}"),
-            *(
-                f"--ddp-threshold={self._key[1]}:{_NO_LIMIT}",
-                f"--ddp-against={self._commits[place]}",
-            ),
+            f"--ddp-launches={launches}",
+            f"--ddp-max-launches={most}",
+            f"--ddp-min-time={_WINDOW_SECONDS}",
+            f"--ddp-steps={steps}",
+            f"--ddp-threshold={self._key[1]}:{_NO_LIMIT}",
+            f"--ddp-against={self._commits[place]}",
         )
         return compare(self._runs, *asked, again=again, doing=doing)
 
     def _where(self, left: int) -> str:
         done = len(self._runs.used)
         more = max(left - 1, 1).bit_length()
-        minutes = math.ceil(
-            more * sum(self._runs.seconds) / max(len(self._runs.seconds), 1) / 60
-        )
-        when = f", {minutes} min" if minutes else ""
+        seconds = self._runs.seconds
+        when = ""
+        if seconds:
+            minutes = math.ceil(more * fmean(seconds) / 60)
+            when = f", {minutes} min"
         return f"{done + 1} of about {done + more}: {text.several(left, 'commit')} left{when}"
 
     def _named(self, place: int) -> str:
@@ -319,41 +318,40 @@ class CommitSearch:
 
     def not_slower(self) -> Answer:
         """Return why there is nothing to look for."""
-        between, rises = f"from {self._named(0)} to {self._named(-1)}", [*self._rises()]
-        why = [f"{self._test}: nothing to look for {between}", self._first[-1].same]
+        between = f"from {self._named(0)} to {self._named(-1)}"
+        lines = [
+            f"{self._test}: nothing to look for {between}",
+            self._first[-1].same,
+        ]
+        rises = list(self._rises())
         if rises:
-            judged = self._first[-1].slowest()[0].verdict if self._ends_here else None
-            counters = (
-                [each for each in judged.counters if each.status is Status.REGRESSED]
-                if judged
-                else []
-            )
-            rose = [
-                f"{each.limit.metric} {each.baseline:,} -> {each.now:,}"
-                for each in counters
-            ]
+            is_open = any(rise.became_slower is None for rise in rises)
             figures = [
-                f"{each.limit.metric} {_interval(found.whole, each.level)}"
-                for _, _, each, found in rises
+                f"{rise.comparison.limit.metric}"
+                f" {_interval(rise.search.whole, rise.comparison.level)}"
+                for rise in rises
             ]
-            is_open = any(is_slower is None for is_slower, *_ in rises)
-            said = (
-                ": too noisy to decide whether it became"
-                if is_open
-                else " did not become"
-            )
-            only = (
-                "; times did not rise beyond a limit, but counters did"
-                if counters and not is_open
-                else ""
-            )
-            why = [
-                f"{self._test}{said} slower beyond its limit {between}{only}",
-                ", ".join([*figures, *rose]),
-            ]
-        return Answer(
-            found=False, lines=why, data={**self._ends, "commits": [], "found": []}
-        )
+            rose = self._counters_that_rose()
+            what = "did not become slower beyond its limit"
+            lines = [f"{self._test} {what} {between}", ", ".join([*figures, *rose])]
+            if is_open:
+                what = "too noisy to decide whether it became slower beyond its limit"
+                lines[0] = f"{self._test}: {what} {between}"
+            elif rose:
+                lines[0] += "; times did not rise beyond a limit, but counters did"
+        data = {**self._ends, "commits": [], "found": []}
+        return Answer(found=False, lines=lines, data=data)
+
+    def _counters_that_rose(self) -> list[str]:
+        if not self._ends_here:
+            return []
+        verdict = self._first[-1].slowest()[0].verdict
+        assert verdict is not None
+        return [
+            f"{each.limit.metric} {each.baseline:,} -> {each.now:,}"
+            for each in verdict.counters
+            if each.status is Status.REGRESSED
+        ]
 
     @property
     def _ends(self) -> dict[str, Any]:
@@ -365,41 +363,21 @@ class CommitSearch:
 
     def answer(self, found: bisection.Bisection) -> Answer:
         """Return what the search found; raises GitError and FileError."""
-        top, level = self._runs.top, found.level
-        commits: list[dict[str, Any]] = []
-        rows = [("commit", "date", "slower than the first [range]", "subject")]
-        measured = {**self._seen, **found.measured}
-        for place in sorted({*measured, *found.skipped}):
-            row = _described(top, self._commits[place])
-            if place not in found.skipped:
-                change = bisection.interval(
-                    bisection.rise(measured[0], measured[place]), level
-                )
-                commits.append({**row, "change": codec.encode(change)})
-                shown = text.interval(change) if place else "-"
-            else:
-                commits.append({**row, "skipped": found.skipped[place]})
-                shown = f"passed over: {found.skipped[place]}"
-            rows.append(
-                (
-                    self._named(place),
-                    row["date"],
-                    shown,
-                    text.shortened(row["subject"], 60),
-                )
-            )
+        whole = _interval(found.whole, found.level)
+        rows, commits = self._rows(found)
         lines = [
-            (
-                f"{self._test}: {self._key[1]} {_interval(found.whole, level)} from"
-                f" {self._named(0)} to {self._named(-1)}"
-            ),
+            f"{self._test}: {self._key[1]} {whole} from {self._named(0)} to {self._named(-1)}",
+            "",
+            *text.aligned(rows, left=(2,)),
             "",
         ]
-        lines += [*text.aligned(rows, left=(2,)), ""]
-        gaps = [self._gap(found, gap) for gap in found.gaps()]
-        for words, _ in gaps:
+        gaps = []
+        left = 1.0
+        for gap in found.gaps():
+            words, data = self._gap(found, gap)
             lines += words
-        left = 1 - sum(each["share"] for _, each in gaps)
+            gaps.append(data)
+            left -= data["share"]
         if not gaps:
             lines.append(
                 "this difference is not evident enough for a search: try again on a quieter machine"
@@ -409,75 +387,90 @@ class CommitSearch:
                 f"the other {text.amount(left)} of it are smaller changes, or noise"
             )
         evidence = self._slower[0].evidence if self._first[-1].outcomes else ()
-        lines += [
-            f"the working tree, compared with {self._named(0)}: {'; '.join(evidence)}"
-        ] * bool(evidence)
-        cost = f"{len(self._runs.used)} comparisons, {sum(self._runs.seconds) / 60:.1f} min"
+        if evidence:
+            lines.append(
+                f"the working tree, compared with {self._named(0)}: {'; '.join(evidence)}"
+            )
+        error_rate = bisection.ERROR_RATE
         lines.append(
-            f"a wrong commit is named in at most {text.amount(bisection.ERROR_RATE)} of searches;"
-            f" {cost}"
+            f"a wrong commit is named in at most {text.amount(error_rate)} of searches;"
+            f" {len(self._runs.used)} comparisons, {sum(self._runs.seconds) / 60:.1f} min"
         )
-        data = {
+        answer = {
             **self._ends,
             "commits": commits,
-            "found": [each for _, each in gaps],
+            "found": gaps,
             "evidence": list(evidence),
+            "error_rate": error_rate,
         }
-        return Answer(
-            found=bool(gaps),
-            lines=lines,
-            data={**data, "error_rate": bisection.ERROR_RATE},
-        )
+        return Answer(found=bool(gaps), lines=lines, data=answer)
+
+    def _rows(
+        self, found: bisection.Bisection
+    ) -> tuple[list[Sequence[str]], list[dict[str, Any]]]:
+        """Return a row for each commit, and the commits as JSON."""
+        rows: list[Sequence[str]] = [
+            ("commit", "date", "slower than the first [range]", "subject")
+        ]
+        commits = []
+        measured = {**self._seen, **found.measured}
+        for place in sorted({*measured, *found.skipped}):
+            commit: dict[str, Any] = _described(self._runs.top, self._commits[place])
+            if place in found.skipped:
+                commit["skipped"] = found.skipped[place]
+                shown = f"passed over: {found.skipped[place]}"
+            else:
+                rise = bisection.rise(measured[0], measured[place])
+                change = bisection.interval(rise, found.level)
+                commit["change"] = codec.encode(change)
+                shown = text.interval(change) if place else "-"
+            subject = text.shortened(commit["subject"], 60)
+            rows.append((self._named(place), commit["date"], shown, subject))
+            commits.append(commit)
+        return rows, commits
 
     def _gap(
         self, found: bisection.Bisection, gap: bisection.Gap
     ) -> tuple[list[str], dict[str, Any]]:
         """Return a gap in which the test became slower, in words and as JSON; it is added to the
         history."""
-        before, after = self._commits[gap.before], self._commits[gap.after]
-        change, part = (
-            bisection.interval(gap.rise, found.level),
-            gap.rise.estimate / found.whole.estimate,
-        )
-        row, files = (
-            _described(self._runs.top, after),
-            git.files_between(self._runs.top, before, after),
-        )
-        is_one = gap.after - gap.before == 1
-        where = (
-            f"at {self._named(gap.after)}"
-            if is_one
-            else f"after {before[:12]}, up to {self._named(gap.after)}"
-        )
-        lines = [
-            f"slower {where}: {text.interval(change)}, {text.amount(min(part, 1.0))} of the change"
-        ]
-        if is_one and after:
-            lines.append(
-                f"  {row['author']}, {row['date']}: {text.shortened(row['subject'])}"
-            )
-        elif not is_one:
-            lines.append(f"  any of these {gap.after - gap.before} commits may be it")
+        before = self._commits[gap.before]
+        after = self._commits[gap.after]
+        change = bisection.interval(gap.rise, found.level)
+        part = gap.rise.estimate / found.whole.estimate
+        commit = _described(self._runs.top, after)
+        files = git.files_between(self._runs.top, before, after)
+        count = gap.after - gap.before
+        where = f"at {self._named(gap.after)}"
+        if count > 1:
+            where = f"after {before[:12]}, up to {self._named(gap.after)}"
+        share = text.amount(min(part, 1.0))
+        lines = [f"slower {where}: {text.interval(change)}, {share} of the change"]
+        if count > 1:
+            lines.append(f"  any of these {count} commits may be it")
+        elif after:
+            subject = text.shortened(commit["subject"])
+            lines.append(f"  {commit['author']}, {commit['date']}: {subject}")
         lines.append(f"  changes {text.some(files)}")
-        if self._history is not None and is_one and after:
-            test, (good, *_, bad) = (
-                replace(self._slower[0].test, label=""),
-                self._commits,
-            )
+        if self._history is not None and count == 1 and after:
             record = entries.BisectedChange(
-                test=test, good=good, bad=bad, commit=after, subject=row["subject"]
+                test=replace(self._slower[0].test, label=""),
+                good=self._commits[0],
+                bad=self._commits[-1],
+                commit=after,
+                subject=commit["subject"],
             )
-            lines.append(
-                f"  added to the history: {entries.add_change(self._history, record)}"
-            )
+            path = entries.add_change(self._history, record)
+            lines.append(f"  added to the history: {path}")
         data = {
+            **commit,
             "before": before,
             "change": codec.encode(change),
             "share": part,
             "files": files,
-            "split": is_one,
+            "split": count == 1,
         }
-        return lines, {**row, **data}
+        return lines, data
 
 
 def _interval(found: stats.Difference, level: float) -> str:
@@ -485,9 +478,9 @@ def _interval(found: stats.Difference, level: float) -> str:
 
 
 def _described(top: Path, commit: str) -> dict[str, str]:
-    author, date, subject = (
-        git.described(top, commit) if commit else ("", "", "uncommitted changes")
-    )
+    author, date, subject = "", "", "uncommitted changes"
+    if commit:
+        author, date, subject = git.described(top, commit)
     return {"commit": commit, "author": author, "date": date, "subject": subject}
 
 
@@ -502,19 +495,19 @@ def _fast_commit(arguments: argparse.Namespace) -> str:
 
 def _last_session(arguments: argparse.Namespace) -> Recording:
     """Return the newest session of the test's baselines; raises UsageError and BaselineError."""
-    store, test, sessions = Store(arguments.baseline_dir), arguments.test, []
+    store = Store(arguments.baseline_dir)
+    test = arguments.test
+    sessions = []
     for path in store.files() if store.root.is_dir() else ():
         baseline = store.read_file(path)
-        named = f"{baseline.test.module}.py::{baseline.test.name}"
-        if any(
-            name == test or test.endswith(f"/{name}")
-            for name in (named, named.partition("[")[0])
-        ):
+        name = f"{baseline.test.module}.py::{baseline.test.name}"
+        without_parameters, _, _ = name.partition("[")
+        if f"/{test}".endswith((f"/{name}", f"/{without_parameters}")):
             sessions.append(baseline.sessions[-1])
     if not sessions:
-        missing = f"{store.root} has no baseline of this test"
         raise console.UsageError(
-            f"{missing}: name a fast commit with --good, or --baseline-dir"
+            f"{store.root} has no baseline of this test: name a fast commit with --good, or"
+            " --baseline-dir"
         )
     return max(sessions, key=lambda session: session.created)
 
@@ -532,51 +525,49 @@ def _of_facts(arguments: argparse.Namespace, runs: Runs) -> Answer:
     if not measured:
         raise console.UsageError(f"{arguments.test} was not measured")
     facts = _facts(session, measured[0].measured.environment.recorded)
-    rows, found = (
-        [("fact", "before -> now", "change [range]", "verdict")],
-        list[dict[str, Any]](),
-    )
+    rows = [("fact", "before -> now", "change [range]", "verdict")]
+    found = []
+    slower = []
     for number, (name, before, now) in enumerate(facts, 1):
         progress(f"{number} of {len(facts)}: {name}")
-        try:
-            compared = compare(runs, _set_back(arguments, runs, name, before))
-            if not compared.outcomes:
-                raise NotMeasured("nothing differs")
-            outcome, change = compared.slowest()
-            cells = (
-                f"{change.limit.metric} {text.interval(text.changed(change))}",
-                str(outcome.verdict),
-            )
-        except NotMeasured as why:
-            cells = "-", f"not measured: {why}"
-        rows.append(
-            (
-                name.removeprefix(_VARIABLE),
-                f"{before or 'unset'} -> {now or 'unset'}",
-                *cells,
-            )
-        )
+        change, verdict = _compare_with(arguments, runs, name, before)
+        short_name = name.removeprefix(_VARIABLE)
+        values = f"{before or 'unset'} -> {now or 'unset'}"
+        rows.append((short_name, values, change, verdict))
+        if verdict == Status.REGRESSED.value:
+            slower.append(f"{short_name} {values}")
         found.append(
             {
                 "fact": name,
                 "before": before,
                 "now": now,
-                "change": cells[0],
-                "verdict": cells[1],
+                "change": change,
+                "verdict": verdict,
             }
         )
-    slower = [row for row in rows if row[3] == Status.REGRESSED.value]
-    lines = (
-        [*text.aligned(rows, left=(1, 2))]
-        if facts
-        else ["variables and distributions are as in the baseline"]
-    )
-    by = f"slower by {text.some([f'{row[0]} {row[1]}' for row in slower])}"
-    lines += [
-        "",
-        f"{arguments.test}: {by if slower else 'no fact alone makes it slower beyond its limit'}",
-    ]
+    lines = ["variables and distributions are as in the baseline"]
+    if facts:
+        lines = list(text.aligned(rows, left=(1, 2)))
+    answer = "no fact alone makes it slower beyond its limit"
+    if slower:
+        answer = f"slower by {text.some(slower)}"
+    lines += ["", f"{arguments.test}: {answer}"]
     return Answer(found=bool(slower), lines=lines, data={"facts": found})
+
+
+def _compare_with(
+    arguments: argparse.Namespace, runs: Runs, name: str, before: str
+) -> tuple[str, str]:
+    """Return the change and the verdict where a fact is as it was."""
+    try:
+        compared = compare(runs, _set_back(arguments, runs, name, before))
+        if not compared.outcomes:
+            raise NotMeasured("nothing differs")
+    except NotMeasured as why:
+        return "-", f"not measured: {why}"
+    outcome, comparison = compared.slowest()
+    change = text.interval(text.changed(comparison))
+    return f"{comparison.limit.metric} {change}", str(outcome.verdict)
 
 
 _VARIABLE = "env:"
@@ -587,14 +578,10 @@ def _facts(session: Recording, now: Mapping[str, Scalar]) -> list[tuple[str, str
     from importlib import metadata  # costs more than all else here
 
     before = session.measurement.environment.recorded
-    names = sorted(
-        name
-        for name in {*before, *now}
-        if name.startswith(_VARIABLE) and before.get(name) != now.get(name)
-    )
-    facts = [
-        (name, str(before.get(name) or ""), str(now.get(name) or "")) for name in names
-    ]
+    facts = []
+    for name in sorted({*before, *now}):
+        if name.startswith(_VARIABLE) and before.get(name) != now.get(name):
+            facts.append((name, str(before.get(name) or ""), str(now.get(name) or "")))
     for name, distribution in sorted(session.distributions.items()):
         installed = ""
         with suppress(metadata.PackageNotFoundError):
@@ -622,14 +609,8 @@ def _set_back(arguments: argparse.Namespace, runs: Runs, name: str, before: str)
         shutil.rmtree(venv, ignore_errors=True)  # of a build that was interrupted
         ended = git.run_whole(command, os.environ)
         if ended.returncode or not venv.is_dir():
-            said = (
-                (ended.stdout + ended.stderr)
-                .decode(errors="replace")
-                .strip()
-                .splitlines()
-            )
-            raise NotMeasured(
-                f"{command} failed: {said[-1] if said else 'it made no environment'}"
-            )
+            output = (ended.stdout + ended.stderr).decode(errors="replace").strip()
+            *_, last = output.splitlines() or ["it made no environment"]
+            raise NotMeasured(f"{command} failed: {last}")
         (venv / "built").touch()
     return f"--ddp-against-python={venv / 'bin/python'}"

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -32,14 +32,14 @@ def add_run(subparsers: Any) -> None:
     """Add `run`."""
     about = (
         "Run a training program on several ranks, as torchrun does, and show where the time of its"
-        " steps goes. "
+        " steps goes. Nothing is stored. Example: ddpperf run --world-size 2 train.py"
+        " --batch-size=8"
     )
-    about += (
-        "Nothing is stored. Example: ddpperf run --world-size 2 train.py --batch-size=8"
-    )
-    usage = "%(prog)s [-h] [--world-size N] [--backend NAME] PROGRAM [ARGUMENT ...]"
     parser = subparsers.add_parser(
-        "run", help="time a training program", description=about, usage=usage
+        "run",
+        help="time a training program",
+        description=about,
+        usage="%(prog)s [-h] [--world-size N] [--backend NAME] PROGRAM [ARGUMENT ...]",
     )
     parser.add_argument(
         "--world-size", default="2", metavar="N", help="ranks (default: 2)"
@@ -49,8 +49,12 @@ def add_run(subparsers: Any) -> None:
         default="auto",
         help="auto, gloo, nccl, or any torch backend (default: auto)",
     )
-    what = "a file and its arguments; for a module: -- -m MODULE"
-    parser.add_argument("program", nargs=argparse.PARSER, metavar="PROGRAM", help=what)
+    parser.add_argument(
+        "program",
+        nargs=argparse.PARSER,
+        metavar="PROGRAM",
+        help="a file and its arguments; for a module: -- -m MODULE",
+    )
     parser.set_defaults(run=_run)
 
 
@@ -62,49 +66,24 @@ atexit.register(lambda: os.getppid() == {parent} or shutil.rmtree({folder!r}))
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    program = (
-        arguments.program[1:] if arguments.program[0] == "--" else arguments.program
-    )
-    if program[:1] != ["-m"] and not Path(program[0]).is_file():
-        raise console.UsageError(f"{program[0]}: there is no such file")
-    named = 1 + (program[:1] == ["-m"])
-    call = [json.dumps(each) for each in program[:named]]
-    if rest := program[named:]:
-        call.append(f"args={json.dumps(rest)}")
-    test = (
-        f"def test_train(ddp_benchmark):\n    ddp_benchmark.script({', '.join(call)})\n"
-    )
+    program = arguments.program
+    if program[0] == "--":
+        program = program[1:]
+    test = _test_of(program)
     with tempfile.TemporaryDirectory() as folder:
-        file, report = Path(folder) / "test_train.py", Path(folder) / "run.json"
-        file.write_text(
-            _REMOVES_ITSELF.format(folder=folder, parent=os.getpid()) + test
-        )
-        of_pytest = (
-            "-q",
-            "-c",
-            os.devnull,
+        file = Path(folder) / "test_train.py"
+        report = Path(folder) / "run.json"
+        removes_itself = _REMOVES_ITSELF.format(folder=folder, parent=os.getpid())
+        file.write_text(removes_itself + test)
+        command = [
+            *(sys.executable, "-m", "pytest", "-q", "-c", os.devnull),
+            *("-p", "no:cacheprovider", "-p", "no:benchmark"),
             f"--rootdir={os.getcwd()}",
-            "-p",
-            "no:cacheprovider",
-            "-p",
-            "no:benchmark",
-        )
-        asked = (
             f"--ddp-world-size={arguments.world_size}",
             f"--ddp-backend={arguments.backend}",
-        )
-        others = (
             f"--ddp-baseline-dir={folder}",
             "--ddp-baseline-missing=warn",
             f"--ddp-json={report}",
-        )
-        command = [
-            sys.executable,
-            "-m",
-            "pytest",
-            *of_pytest,
-            *asked,
-            *others,
             str(file),
         ]
         ended = subprocess.run(
@@ -112,44 +91,46 @@ def _run(arguments: argparse.Namespace) -> int:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
+            check=False,
             preexec_fn=console.end_with_us(),
         )
-        outcomes = (
-            [entry.outcome for entry in json_report.read([report]).entries]
-            if report.exists()
-            else []
-        )
-        if ended.returncode or not outcomes:
-            console.say(ended.stdout.splitlines())
-            return console.NAMED_VERDICT
+        outcomes = []
+        if report.exists():
+            outcomes = [entry.outcome for entry in json_report.read([report]).entries]
+    if ended.returncode or not outcomes:
+        console.say(ended.stdout.splitlines())
+        return console.NAMED_VERDICT
     # below the name of the test, which is ours
     _, _, *lines = terminal.details(outcomes)
+    advice = "A test that does the same, say tests/perf/test_train.py:"
     of_test = textwrap.indent(test, "    ").splitlines()
-    console.say(
-        [
-            shlex.join(program),
-            *lines,
-            "A test that does the same, say tests/perf/test_train.py:",
-            "",
-            *of_test,
-        ]
-    )
+    console.say([shlex.join(program), *lines, advice, "", *of_test])
     return console.OK
+
+
+def _test_of(program: Sequence[str]) -> str:
+    """Return a test that times the program; raises UsageError if it is no file."""
+    named = 2 if program[0] == "-m" else 1
+    if named == 1 and not Path(program[0]).is_file():
+        raise console.UsageError(f"{program[0]}: there is no such file")
+    call = list(map(json.dumps, program[:named]))
+    if rest := program[named:]:
+        call.append(f"args={json.dumps(rest)}")
+    script = f"ddp_benchmark.script({', '.join(call)})"
+    return f"def test_train(ddp_benchmark):\n    {script}\n"
 
 
 def add_reports(subparsers: Any) -> None:
     """Add `html` and `markdown`."""
     about = (
         "Draw what pytest --ddp-json wrote as one HTML file with figures, which needs no network."
-        " It needs "
+        f" It needs matplotlib and Jinja2: pip install 'pytest-ddpperf[report]'. {_SHARDS}"
     )
-    about += f"matplotlib and Jinja2: pip install 'pytest-ddpperf[report]'. {_SHARDS}"
     _add_report(subparsers, "html", "draw runs as one HTML file", about, _html)
     about = (
         "Write what pytest --ddp-json wrote as Markdown: the worst 50 measurements first."
-        f" {_SHARDS} "
+        f" {_SHARDS} The file that GITHUB_STEP_SUMMARY names is appended to."
     )
-    about += "The file that GITHUB_STEP_SUMMARY names is appended to."
     _add_report(subparsers, "markdown", "write runs as Markdown", about, _markdown)
 
 
@@ -161,13 +142,7 @@ def _add_report(
     run: Callable[[argparse.Namespace], int],
 ) -> None:
     parser = subparsers.add_parser(name, help=short, description=description)
-    parser.add_argument(
-        "reports",
-        type=Path,
-        nargs="+",
-        metavar="JSON",
-        help="a report of pytest --ddp-json",
-    )
+    console.add_reports(parser)
     parser.add_argument(
         "-o",
         "--output",
@@ -198,19 +173,16 @@ def add_baseline(subparsers: Any) -> None:
     parser = subparsers.add_parser("baseline", help="list stored baselines")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     listed = commands.add_parser("list", help="list what is stored, by environment")
-    what = "the folder of baselines (default: baselines)"
     # errors advise the second, which pytest has
-    names = "--baseline-dir", "--ddp-baseline-dir"
-    listed.add_argument(
-        *names, type=Path, default=Path("baselines"), metavar="DIR", help=what
-    )
+    console.add_baseline_dir(listed, "--baseline-dir", "--ddp-baseline-dir")
     console.add_k(listed, "tests and environments")
     listed.set_defaults(run=_list)
 
 
 def _list(arguments: argparse.Namespace) -> int:
     """List the baselines; one that cannot be read is named, and ends the command with status 4."""
-    store, status = Store(arguments.baseline_dir), console.OK
+    store = Store(arguments.baseline_dir)
+    status = console.OK
     chosen: dict[str, list[Baseline]] = {}
     for path in store.files():
         name = path.relative_to(store.root).parts[0]
@@ -221,20 +193,15 @@ def _list(arguments: argparse.Namespace) -> int:
             status = console.USAGE_ERROR
             continue
         test = baseline.test
-        if arguments.matches is None or arguments.matches(
-            f"{name} {test.module}::{test.name} {test.label}"
-        ):
+        found = f"{name} {test.module}::{test.name} {test.label}"
+        if arguments.matches is None or arguments.matches(found):
             chosen.setdefault(name, []).append(baseline)
     for name, baselines in chosen.items():
-        console.say(
-            text.wrap_for_terminal((*terminal.baseline_table(name, baselines), ""))
-        )
+        table = terminal.baseline_table(name, baselines)
+        console.say(text.wrap_for_terminal((*table, "")))
     stored = text.several(sum(map(len, chosen.values())), "baseline")
-    console.say(
-        [
-            f"{stored} in {text.several(len(chosen), 'environment')} (*: uncommitted changes)"
-        ]
-    )
+    environments = text.several(len(chosen), "environment")
+    console.say([f"{stored} in {environments} (*: uncommitted changes)"])
     return status
 
 
@@ -242,14 +209,14 @@ def add_doctor(subparsers: Any) -> None:
     """Add `doctor`."""
     about = (
         "Check cores, clocks, load, memory and GPUs, and print advice where something can be"
-        " better. It takes "
+        " better. It takes seconds and starts no ranks. The exit status is 0, whatever is found."
     )
-    about += "seconds and starts no ranks. The exit status is 0, whatever is found."
-    what = "check what makes measurements on this machine less steady"
-    parser = subparsers.add_parser("doctor", help=what, description=about)
-    parser.add_argument(
-        "--json", type=Path, metavar="PATH", help="write the checks as JSON, too"
+    parser = subparsers.add_parser(
+        "doctor",
+        help="check what makes measurements on this machine less steady",
+        description=about,
     )
+    console.add_path(parser, "--json", "write the checks as JSON, too")
     parser.set_defaults(run=_doctor)
 
 
@@ -258,33 +225,26 @@ def _doctor(arguments: argparse.Namespace) -> int:
 
     checks = run_checks()
     width = max(len(check.name) for check in checks)
-    lines = []
     below = " " * (width + 4)
+    lines = []
+    with_advice = 0
     for check in checks:
-        lines.append(
-            f"{'!' if check.advice else ' '} {check.name.ljust(width)}  {check.fact}"
-        )
-        lines += [f"{below}-> {check.advice}"] if check.advice else ()
-    advice = sum(bool(check.advice) for check in checks)
-    lines += [
-        "",
-        (
-            f"{advice} of {len(checks)} checks have advice"
-            if advice
-            else "nothing to change was found"
-        ),
-    ]
-    lines = [
-        part
-        for line in lines
-        for part in text.wrapped(line, text.terminal_width(), below)
-    ]
-    console.say(
-        [
-            *lines,
-            "smallest change that can be detected here: pytest TESTS --ddp-against self",
-        ]
+        mark = "!" if check.advice else " "
+        lines.append(f"{mark} {check.name.ljust(width)}  {check.fact}")
+        if check.advice:
+            with_advice += 1
+            lines.append(f"{below}-> {check.advice}")
+    lines.append("")
+    if with_advice:
+        lines.append(f"{with_advice} of {len(checks)} checks have advice")
+    else:
+        lines.append("nothing to change was found")
+    for line in lines:
+        console.say(text.wrapped(line, text.terminal_width(), below))
+    advice = (
+        "smallest change that can be detected here: pytest TESTS --ddp-against self"
     )
+    console.say([advice])
     if arguments.json is not None:
         console.write_json(arguments.json, {"checks": list(map(asdict, checks))})
     return console.OK

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from pytest_ddpperf import __version__, git, text
+from pytest_ddpperf import git, text
 from pytest_ddpperf.cli import console
 from pytest_ddpperf.history.bisection import SAME
 from pytest_ddpperf.records.errors import NOTHING_DIFFERS
@@ -25,6 +25,7 @@ from pytest_ddpperf.records.plan import Limit
 from pytest_ddpperf.records.samples import Comparison
 from pytest_ddpperf.report import json_report, sentences
 from pytest_ddpperf.verdict import stats, times
+from pytest_ddpperf.version import __version__
 
 
 def progress(words: str) -> None:

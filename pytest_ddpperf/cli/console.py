@@ -13,10 +13,11 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, TextIO, TypeVar
 
-from pytest_ddpperf import __version__, files, text
+from pytest_ddpperf import files, text
 from pytest_ddpperf.records import codec
 from pytest_ddpperf.records.errors import DdpPerfError
 from pytest_ddpperf.report.json_report import StoredReport
+from pytest_ddpperf.version import __version__
 from pytest_ddpperf.wire import boot
 
 # Never 2, argparse's own for usage: make turns any failure into 2.
@@ -66,13 +67,9 @@ def _print(lines: Iterable[str], stream: TextIO | None) -> None:
         return
     reported = "".join(f"{text.printable(line)}\n" for line in lines)
     encoding = stream.encoding or "utf-8"
+    encodable = reported.encode(encoding, "backslashreplace").decode(encoding)
     try:
-        print(
-            reported.encode(encoding, "backslashreplace").decode(encoding),
-            end="",
-            file=stream,
-            flush=True,
-        )
+        print(encodable, end="", file=stream, flush=True)
     except OSError as error:
         # so that Python can flush it at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
@@ -96,42 +93,79 @@ _SCHEMA = 1
 def write_json(path: Path, answer: Mapping[str, Any]) -> None:
     """Write what a command found, with the time and the version, or raise UsageError."""
     created = datetime.now(timezone.utc).isoformat(timespec="seconds")
-    write(
-        path,
-        codec.dumps(
-            {"schema": _SCHEMA, "created": created, "version": __version__, **answer}
-        ),
-    )
+    content = {"schema": _SCHEMA, "created": created, "version": __version__, **answer}
+    write(path, codec.dumps(content))
 
 
 T = TypeVar("T")
 Matches = Callable[[str], bool]
 
 
-def add_k(parser: argparse.ArgumentParser, what: str = "measurements") -> None:
-    chosen = f"only {what} with NAME in their name, in any case; * and ? as in a shell"
+def add_path(
+    parser: argparse.ArgumentParser,
+    name: str,
+    what: str,
+    *,
+    metavar: str = "PATH",
+    default: Path | None = None,
+) -> None:
+    """Add an option that takes a path."""
+    parser.add_argument(name, type=Path, metavar=metavar, default=default, help=what)
+
+
+def add_baseline_dir(parser: argparse.ArgumentParser, *names: str) -> None:
+    """Add the option for the folder of baselines."""
+    default = Path("baselines")
     parser.add_argument(
-        "-k", type=_name_filter, dest="matches", metavar="NAME", help=chosen
+        *names,
+        type=Path,
+        default=default,
+        metavar="DIR",
+        help=f"the folder of baselines (default: {default})",
+    )
+
+
+def add_reports(parser: argparse.ArgumentParser) -> None:
+    """Add the argument for reports."""
+    parser.add_argument(
+        "reports",
+        type=Path,
+        nargs="+",
+        metavar="JSON",
+        help="a report of pytest --ddp-json",
+    )
+
+
+def add_k(parser: argparse.ArgumentParser, what: str = "measurements") -> None:
+    parser.add_argument(
+        "-k",
+        type=_name_filter,
+        dest="matches",
+        metavar="NAME",
+        help=f"only {what} with NAME in their name, in any case; * and ? as in a shell",
     )
 
 
 def _name_filter(pattern: str) -> Matches:
-    glob = f"*{pattern.lower()}*"
-    return lambda name: (
-        pattern.lower() in name.lower() or fnmatchcase(name.lower(), glob)
-    )
+    part = pattern.lower()
+
+    def is_chosen(name: str) -> bool:
+        name = name.lower()
+        return part in name or fnmatchcase(name, f"*{part}*")
+
+    return is_chosen
 
 
 def matching(report: StoredReport, matches: Matches | None) -> StoredReport:
     """The measurements whose node id, or the name of whose call, fits."""
     if matches is None:
         return report
-    fits = (
+    entries = [
         entry
         for entry in report.entries
         if matches(f"{entry.outcome.nodeid} {entry.outcome.test.label}")
-    )
-    return replace(report, entries=tuple(fits))
+    ]
+    return replace(report, entries=tuple(entries))
 
 
 def read_as(parser: Callable[[str], T]) -> Callable[[str], T]:

@@ -68,42 +68,27 @@ def _add_show(commands: Any) -> None:
     )
     _add_threshold(parser)
     console.add_k(parser, "series")
-    parser.add_argument(
-        "--html",
-        type=Path,
-        metavar="PATH",
-        help="also write a page with a figure of each series",
-    )
+    console.add_path(parser, "--html", "also write a page with a figure of each series")
     parser.set_defaults(run=show)
 
 
 def _add_add(commands: Any) -> None:
     parser = commands.add_parser("add", help="add runs that were reported as JSON")
-    parser.add_argument(
-        "reports",
-        type=Path,
-        nargs="+",
-        metavar="JSON",
-        help="reports of pytest --ddp-json",
-    )
-    parser.add_argument(
-        "--to",
-        type=Path,
-        default=_DEFAULT_FOLDER,
-        metavar="DIR",
-        help="default: history",
+    console.add_reports(parser)
+    console.add_path(
+        parser, "--to", "default: history", metavar="DIR", default=_DEFAULT_FOLDER
     )
     parser.set_defaults(run=add)
 
 
 def _add_accept(commands: Any) -> None:
-    about = (
-        "Adds a file for review for each change point of the test at that commit which is"
-        " REGRESSED; if there is "
-    )
-    about += "none, for each that is IMPROVED."
     parser = commands.add_parser(
-        "accept", help="accept a change point that is meant to stay", description=about
+        "accept",
+        help="accept a change point that is meant to stay",
+        description=(
+            "Adds a file for review for each change point of the test at that commit which is"
+            " REGRESSED; if there is none, for each that is IMPROVED."
+        ),
     )
     parser.add_argument(
         "commit",
@@ -124,17 +109,15 @@ def _add_accept(commands: Any) -> None:
 
 
 def _add_threshold(parser: argparse.ArgumentParser) -> None:
-    what = (
-        "the metrics, p10, p50 or p90, and the change that is allowed, as p10:3%%,p50:3%% (default:"
-        " p10:0%%)"
-    )
-    default = (Limit(metric="p10", value=0.0, unit="%"),)
     parser.add_argument(
         "--threshold",
         type=console.read_as(_limits),
-        default=default,
+        default=(Limit(metric="p10", value=0.0, unit="%"),),
         metavar="LIST",
-        help=what,
+        help=(
+            "the metrics, p10, p50 or p90, and the change that is allowed, as p10:3%%,p50:3%%"
+            " (default: p10:0%%)"
+        ),
     )
 
 
@@ -155,30 +138,24 @@ def show(arguments: argparse.Namespace) -> int:
     analysis = _analyze(arguments)
 
     def is_chosen(series: Series) -> bool:
-        return arguments.matches is None or arguments.matches(
-            f"{series.test} {series.environment}"
-        )
+        name = f"{series.test} {series.environment}"
+        return arguments.matches is None or arguments.matches(name)
 
     if arguments.html is not None:
         console.write(arguments.html, history_report.history_html(analysis))
-    hint = partial(
-        _which_commit,
-        arguments.folder,
-        entries.read_changes(arguments.folder, entries.BisectedChange),
-    )
-    console.say(
-        text.wrap_for_terminal(history_report.history_lines(analysis, is_chosen, hint))
-    )
+    bisected = entries.read_changes(arguments.folder, entries.BisectedChange)
+    hint = partial(_which_commit, arguments.folder, bisected)
+    lines = history_report.history_lines(analysis, is_chosen, hint)
+    console.say(text.wrap_for_terminal(lines))
     if analysis.short == len(analysis.series):
         console.complain(
             f"{arguments.folder}: nothing to judge: no series has {MIN_POINTS} runs"
         )
         return console.NOTHING_IN_COMMON
-    is_slower = any(
-        change.status is ChangeStatus.REGRESSED and is_chosen(change.series)
-        for change in analysis.changes
-    )
-    return console.NAMED_VERDICT if is_slower else console.OK
+    for change in analysis.changes:
+        if change.status is ChangeStatus.REGRESSED and is_chosen(change.series):
+            return console.NAMED_VERDICT
+    return console.OK
 
 
 _PLACE = ("world_size", "backend")
@@ -188,44 +165,37 @@ def _which_commit(
     folder: Path, bisected: Sequence[entries.BisectedChange], change: HistoryChange
 ) -> Iterator[str]:
     """Yield which of several commits made a test slower, or the command that finds it."""
-    good, bad, test = (
-        change.before.commit,
-        change.after.commit,
-        replace(change.series.test, label=""),
-    )
-    found = [
-        each
-        for each in bisected
-        if (each.test, each.good, each.bad) == (test, good, bad)
-    ]
-    yield from (
-        f"slower at {each.commit[:12]}: {text.shortened(each.subject)}"
-        for each in found
-    )
-    if change.status is ChangeStatus.REGRESSED and not found:
-        with suppress(GitError):  # the history may be of another repository
-            if len(git.first_parents(Path.cwd(), good, bad)) > 1:
-                name = shlex.quote(f"{test.module}.py::{test.name}")
-                ends = f"--good {good[:12]} --bad {bad[:12]}"
-                known = change.series.must_match
-                place = [
-                    f"--ddp-{each.replace('_', '-')}={known[each]}"
-                    for each in _PLACE
-                    if each in known
-                ]
-                command = (
-                    f"ddpperf bisect {name} {ends} --history {shlex.quote(str(folder))}"
-                )
-                yield f"which commit: {' '.join([command, *['--'] * bool(place), *place])}"
+    good = change.before.commit
+    bad = change.after.commit
+    test = replace(change.series.test, label="")
+    is_found = False
+    for each in bisected:
+        if (each.test, each.good, each.bad) == (test, good, bad):
+            is_found = True
+            yield f"slower at {each.commit[:12]}: {text.shortened(each.subject)}"
+    if is_found or change.status is not ChangeStatus.REGRESSED:
+        return
+    with suppress(GitError):  # the history may be of another repository
+        if len(git.first_parents(Path.cwd(), good, bad)) > 1:
+            command = [
+                *("ddpperf", "bisect", f"{test.module}.py::{test.name}"),
+                *("--good", good[:12], "--bad", bad[:12], "--history", str(folder)),
+            ]
+            known = change.series.must_match
+            place = [
+                f"--ddp-{name.replace('_', '-')}={known[name]}"
+                for name in _PLACE
+                if name in known
+            ]
+            if place:
+                command += ["--", *place]
+            yield f"which commit: {shlex.join(command)}"
 
 
 def _analyze(arguments: argparse.Namespace) -> HistoryAnalysis:
     series = build_series(entries.read_entries(arguments.folder))
-    return analyze(
-        series,
-        arguments.threshold,
-        entries.read_changes(arguments.folder, entries.AcceptedChange),
-    )
+    accepted = entries.read_changes(arguments.folder, entries.AcceptedChange)
+    return analyze(series, arguments.threshold, accepted)
 
 
 def add(arguments: argparse.Namespace) -> int:
@@ -233,12 +203,10 @@ def add(arguments: argparse.Namespace) -> int:
     lines = []
     for path in arguments.reports:
         report = json_report.read([path])
-        why = (
-            "it compares two runs: add the report of the run itself"
-            if report.bases
-            else ""
-        )
-        if why := why or entries.why_unfit(report.runs[0]):
+        why = entries.why_unfit(report.runs[0])
+        if report.bases:
+            why = "it compares two runs: add the report of the run itself"
+        if why:
             raise FileError(path, f"cannot be added: {why}")
         entry = entries.make_entry(report.outcomes, report.runs[0])
         if entry.measurements:
@@ -267,11 +235,12 @@ def accept(arguments: argparse.Namespace) -> int:
         )
     lines = []
     for change in chosen:
-        path = entries.add_change(
-            arguments.folder, make_acceptance(change, arguments.message)
+        acceptance = make_acceptance(change, arguments.message)
+        path = entries.add_change(arguments.folder, acceptance)
+        size = f"{change.metric} {text.interval(change.change)}"
+        lines.append(
+            f"{size} in {change.series.environment}: accepted in {path}: commit it"
         )
-        size = f"{change.metric} {text.interval(change.change)} in {change.series.environment}"
-        lines.append(f"{size}: accepted in {path}: commit it")
     console.say(lines)
     return console.OK
 
@@ -283,23 +252,21 @@ def _changes_at(
     not one."""
     names = sorted({str(series.test) for series in analysis.series})
     chosen = [test] if test in names else [name for name in names if test in name]
-    if len(chosen) != 1:
-        problem = (
-            f"several tests have that name: {', '.join(chosen)}"
-            if chosen
-            else "the history has no such test"
+    if not chosen:
+        raise console.UsageError(f"{test}: the history has no such test")
+    if len(chosen) > 1:
+        raise console.UsageError(
+            f"{test}: several tests have that name: {', '.join(chosen)}"
         )
-        raise console.UsageError(f"{test}: {problem}")
     changes = [
         change for change in analysis.changes if str(change.series.test) == chosen[0]
     ]
     found = [change for change in changes if change.after.commit.startswith(commit)]
     if len({change.after.commit for change in found}) != 1:
-        places = ", ".join(
-            sorted({change.after.commit[:12] for change in found or changes})
-        )
+        commits = {change.after.commit[:12] for change in found or changes}
+        places = ", ".join(sorted(commits)) or "none"
         problem = "several change points" if found else "no change point"
         raise console.UsageError(
-            f"{chosen[0]} has {problem} at {commit}; all: {places or 'none'}"
+            f"{chosen[0]} has {problem} at {commit}; all: {places}"
         )
     return found

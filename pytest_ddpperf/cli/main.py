@@ -8,9 +8,9 @@ import traceback
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from pytest_ddpperf import __version__
 from pytest_ddpperf.cli import bisect, commands, console, diff, history
 from pytest_ddpperf.records import errors
+from pytest_ddpperf.version import __version__
 
 _NAMED = (
     errors.BaselineError,

@@ -69,7 +69,8 @@ class Bisection:
         """Return whether the test became slower beyond the bound, a logarithm, at this error rate.
         None if that is open: the estimate is beyond half the bound, and a rise beyond the bound is
         not excluded."""
-        estimate, reach = self.whole.estimate, self.whole.reach(level)
+        estimate = self.whole.estimate
+        reach = self.whole.reach(level)
         if estimate > max(bound, reach):
             return True
         return None if estimate > max(bound / 2, bound - reach) else False
@@ -78,48 +79,39 @@ class Bisection:
         """Yield the gaps in which the test became slower, by evidence and by a part worth looking
         for."""
         for before, after in pairwise(sorted(self.measured)):
-            found = Gap(
-                before=before,
-                after=after,
-                rise=rise(self.measured[before], self.measured[after]),
-            )
-            if self._is_slower(found.rise):
-                yield found
+            found = rise(self.measured[before], self.measured[after])
+            if self._is_slower(found):
+                yield Gap(before=before, after=after, rise=found)
 
     def _is_slower(self, rise: Difference) -> bool:
-        return rise.estimate > max(
-            rise.reach(self.level), LEAST_PART * self.whole.estimate
-        )
+        least = LEAST_PART * self.whole.estimate
+        return rise.estimate > max(rise.reach(self.level), least)
 
     def next(self) -> int | None:
         """Return the commit to measure next, in the middle of the largest gap that can be split;
         None at the end."""
         for gap in sorted(self.gaps(), key=lambda gap: -gap.rise.estimate):
             places = range(gap.before + 1, gap.after)
-            between = [place for place in places if place not in self.skipped]
-            if (
-                between
-                and [self.skipped.get(place) for place in places].count(UNDECIDED)
-                < MOST_UNDECIDED
-            ):
-                return min(
-                    between, key=lambda place: abs(2 * place - gap.before - gap.after)
-                )
+            undecided = [
+                place for place in places if self.skipped.get(place) == UNDECIDED
+            ]
+            left = [place for place in places if place not in self.skipped]
+            if left and len(undecided) < MOST_UNDECIDED:
+                middle = (gap.before + gap.after) / 2
+                return min(left, key=lambda place: abs(place - middle))
         return None
 
     def decide(self, place: int, found: Difference, *, one_side: bool = False) -> bool:
         """Take a measurement of the commit if it shows on which side of it the test became slower,
         or that it did on both; return whether it does. With `one_side` it may leave open whether
         the test became slower on the other."""
-        before, after = (
-            max(p for p in self.measured if p < place),
-            min(p for p in self.measured if p > place),
-        )
-        sides = rise(self.measured[before], found), rise(found, self.measured[after])
-        slower = [*map(self._is_slower, sides)]
-        is_one_side = abs(sides[0].estimate - sides[1].estimate) / 2 > found.reach(
-            self.level
-        )
+        before = max(each for each in self.measured if each < place)
+        after = min(each for each in self.measured if each > place)
+        rise_before = rise(self.measured[before], found)
+        rise_after = rise(found, self.measured[after])
+        slower = [self._is_slower(rise_before), self._is_slower(rise_after)]
+        difference = abs(rise_before.estimate - rise_after.estimate)
+        is_one_side = difference / 2 > found.reach(self.level)
         if is_one_side or all(slower) or (one_side and any(slower)):
             self.measured[place] = found
             return True
@@ -127,15 +119,15 @@ class Bisection:
 
     def left(self) -> int:
         """Return how many commits may still be a slower one."""
-        return sum(
-            gap.after - gap.before for gap in self.gaps() if gap.after - gap.before > 1
-        )
+        widths = [gap.after - gap.before for gap in self.gaps()]
+        return sum(width for width in widths if width > 1)
 
 
 def interval(rise: Difference, level: float) -> Interval:
     """Return a rise as a relative change with its bounds."""
     reach = rise.reach(level)
-    estimate, low, high = (
-        math.expm1(rise.estimate + by) for by in (0.0, -reach, reach)
+    return Interval(
+        estimate=math.expm1(rise.estimate),
+        low=math.expm1(rise.estimate - reach),
+        high=math.expm1(rise.estimate + reach),
     )
-    return Interval(estimate=estimate, low=low, high=high)

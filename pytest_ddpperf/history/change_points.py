@@ -74,20 +74,19 @@ def weigh_runs(
     "Linear models and empirical Bayes methods for assessing differential expression", Statistical
     Applications in Genetics and Molecular Biology 3 (2004).
     """
-    usual = (
-        pooled(spreads).variance if any(spread.freedom for spread in spreads) else 0.0
-    )
+    usual = 0.0
+    if any(spread.freedom for spread in spreads):
+        usual = pooled(spreads).variance
     prior = Part(usual, _PRIOR_FREEDOM)
     own = [
         pooled([prior, spread]).variance / (spread.freedom + 1) for spread in spreads
     ]
     between = max(0.0, _noise_between(values) - fmean(own))
     noise = [variance + between for variance in own]
+    ones = [1.0] * len(values)
     scale = fmean(noise)
-    relative = (
-        [variance / scale for variance in noise] if scale > 0 else [1.0] * len(values)
-    )
-    return Observations(values, relative, moves or [1.0] * len(values), _UNLIKELY_MOVE)
+    relative = [variance / scale for variance in noise] if scale > 0 else ones
+    return Observations(values, relative, moves or ones, _UNLIKELY_MOVE)
 
 
 def _noise_between(values: Sequence[float]) -> float:
@@ -109,19 +108,23 @@ def find_change_points(observations: Observations, level: float) -> list[ChangeP
     known. In the end each must be found again next to all others.
     """
     found: list[ChangePoint] = []
-    while (
-        point := find_largest(observations, {each.index for each in found})
-    ) is not None:
-        if point.p_value > level:
+    while True:
+        point = find_largest(observations, _indexes(found))
+        if point is None or point.p_value > level:
             break
         found.append(point)
-    for point in list(found) if len(found) > 1 else ():
-        others = [each for each in found if each is not point]
-        again = find_largest(
-            observations, {each.index for each in others}, near=point.index
-        )
-        found = others if again is None or again.p_value > level else [*others, again]
+    if len(found) > 1:
+        for point in list(found):
+            others = [each for each in found if each is not point]
+            again = find_largest(observations, _indexes(others), near=point.index)
+            found = others
+            if again is not None and again.p_value <= level:
+                found.append(again)
     return sorted(found, key=lambda point: point.index)
+
+
+def _indexes(points: Sequence[ChangePoint]) -> set[int]:
+    return {point.index for point in points}
 
 
 def find_largest(
@@ -135,11 +138,9 @@ def find_largest(
     if len(observations.values) - len(resets) < MIN_POINTS:
         return None
     point, distance, noise = _scan(observations, resets, near)
-    if (
-        point is not None
-        and distance > _FAR
-        and (point.p_value <= 10 * _LEVEL or distance > _VERY_FAR)
-    ):
+    if point is None or distance <= _FAR:
+        return point
+    if point.p_value <= 10 * _LEVEL or distance > _VERY_FAR:
         point, _, _ = _scan(replace(observations, noise=noise), resets, near)
     return point
 
@@ -154,16 +155,14 @@ def smallest_change(observations: Observations, level: float) -> float:
     middle = len(observations.values) // 2
     filtered = _filter_by_share(observations, frozenset())
     known = filtered[_minimum([each.deviance() for each in filtered])[1]]
-    point = _change_point(
-        known, estimate_jumps(observations, known)[middle], middle, 1.0
-    )
+    jump = estimate_jumps(observations, known)[middle]
+    point = _change_point(known, jump, middle, 1.0)
 
     def is_found(power: int) -> bool:
         more = point.error * 1.05**power - point.change
-        moved = [
-            value + more * (at >= middle)
-            for at, value in enumerate(observations.values)
-        ]
+        moved = list(observations.values)
+        for index in range(middle, len(moved)):
+            moved[index] += more
         largest = find_largest(replace(observations, values=moved))
         return largest is not None and largest.p_value <= level
 
@@ -180,39 +179,29 @@ def _scan(
     without, best_share = _minimum([each.deviance() for each in filtered])
     filtered = filtered[: best_share + 3]  # a jump leaves less for the drift to explain
     jumps = [estimate_jumps(observations, each) for each in filtered]
-    stretches = [
-        (start, end)
-        for start, end in pairwise([0, *sorted(resets), len(observations.values)])
-        if end - start >= 2 * _MIN_SIDE and (near is None or start <= near < end)
-    ]
+    tried: set[tuple[int, int]] = set()
+    for start, end in pairwise([0, *sorted(resets), len(observations.values)]):
+        if end - start >= 2 * _MIN_SIDE and (near is None or start <= near < end):
+            tried |= {_largest_jump(jump, start, end) for jump in jumps}
     best: tuple[float, int, int] | None = None
-    for index, side in {
-        _largest_jump(jump, start, end) for jump in jumps for start, end in stretches
-    }:
+    for index, side in tried:
         deviances = [
             each.deviance(jump[index][0] ** 2)
             for each, jump in zip(filtered, jumps, strict=True)
         ]
         deviance, share = _minimum(deviances)
-        most = observations.unlikely_move / filtered[share].variance(
-            jumps[share][index][0] ** 2
-        )
-        excess = (
-            without
-            - deviance
-            - _threshold(filtered[0].free + 1, _SHARES[share], side, most)
-        )
+        variance = filtered[share].variance(jumps[share][index][0] ** 2)
+        most = observations.unlikely_move / variance
+        threshold = _threshold(filtered[0].free + 1, _SHARES[share], side, most)
+        excess = without - deviance - threshold
         if best is None or excess > best[0]:
             best = excess, index, share
     if best is None:
         return None, 0.0, observations.noise
     excess, index, share = best
-    point = _change_point(
-        filtered[share],
-        jumps[share][index],
-        index,
-        _p_value(excess, filtered[share].free + 1),
-    )
+    likeliest = filtered[share]
+    p_value = _p_value(excess, likeliest.free + 1)
+    point = _change_point(likeliest, jumps[share][index], index, p_value)
     return point, *_downweigh_far_points(observations, {*resets, index}, _SHARES[share])
 
 
@@ -286,14 +275,13 @@ def _downweigh_far_points(
 ) -> tuple[float, Sequence[float]]:
     """Return the distance of the furthest point in standard errors, and the noise with Huber's
     weights."""
-    distances = [
-        abs(distance) for distance in measure_distances(observations, resets, share)
-    ]
+    distances = list(map(abs, measure_distances(observations, resets, share)))
     scale = 1.4826 * median(distances)
     if scale <= 0 or max(distances) <= _FAR * scale:
         return 0.0, observations.noise
-    rows = zip(observations.noise, distances, strict=True)
-    noise = [each * max(1.0, distance / (_FAR * scale)) ** 2 for each, distance in rows]
+    noise = []
+    for each, distance in zip(observations.noise, distances, strict=True):
+        noise.append(each * max(1.0, distance / (_FAR * scale)) ** 2)
     return max(distances) / scale, noise
 
 
@@ -384,7 +372,8 @@ def estimate_jumps(
     of the American Statistical Association 93 (1998).
     """
     jumps: list[tuple[float, float]] = []
-    behind = weight = 0.0
+    behind = 0.0
+    weight = 0.0
     for scaled, precision, noise in _backwards(observations, known):
         kept = noise * precision  # the part of a jump that is left after the next point
         behind = scaled + kept * behind
@@ -406,7 +395,8 @@ def measure_distances(
     """
     known = filter_level(observations, resets, share)
     distances: list[float] = []
-    behind = weight = 0.0
+    behind = 0.0
+    weight = 0.0
     for scaled, precision, noise in _backwards(observations, known):
         kept = noise * precision
         gain = 1 - kept

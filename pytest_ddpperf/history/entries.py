@@ -84,17 +84,17 @@ class BisectedChange:
 
 def make_entry(outcomes: Iterable[Outcome], run: RunInfo) -> HistoryEntry:
     """Return the measurements of a run that describe its commit alone."""
-    found = [
+    measurements = [
         _measurement_of(outcome)
         for outcome in outcomes
         if _describes_its_commit(outcome)
     ]
-    ordered = sorted(found, key=lambda each: (each.environment, str(each.test)))
+    measurements.sort(key=lambda each: (each.environment, str(each.test)))
     return HistoryEntry(
         commit=run.commit,
         committed=run.committed,
         created=run.created,
-        measurements=tuple(ordered),
+        measurements=tuple(measurements),
     )
 
 
@@ -112,36 +112,36 @@ def _describes_its_commit(outcome: Outcome) -> bool:
 
 
 def _measurement_of(outcome: Outcome) -> HistoryMeasurement:
-    environment, samples = outcome.measured.environment, outcome.measured.samples
+    measured = outcome.measured
+    environment = measured.environment
+    samples = measured.samples
     # The asked number of steps only: percentiles depend on how many steps they are taken from, and
     # the length of a window depends on the speed.
     steps = min(outcome.plan.steps, samples.steps)
     launches = [launch[:steps] for launch in samples.step_seconds[:MAX_LAUNCHES]]
-    seconds = {
-        metric: launch_quantiles(launches, float(metric[1:])) for metric in METRICS
+    launch_seconds = {}
+    for metric in METRICS:
+        quantiles = launch_quantiles(launches, float(metric[1:]))
+        launch_seconds[metric] = tuple(map(_rounded, quantiles))
+    recorded = {}
+    for name, value in environment.recorded.items():
+        if name in _RECORDED or name.startswith(_VARIABLE):
+            recorded[name] = value
+    phases = {}
+    for name, seconds in measured.mean_phases.items():
+        if seconds is not None:
+            phases[name] = _rounded(seconds)
+    counters = {
+        name: count for name, count in measured.counters.items() if count is not None
     }
     return HistoryMeasurement(
         test=outcome.test,
         environment=environment_name(environment),
         must_match={**environment.must_match, "steps": steps},
-        recorded={
-            name: value
-            for name, value in environment.recorded.items()
-            if name in _RECORDED or name.startswith(_VARIABLE)
-        },
-        counters={
-            name: count
-            for name, count in outcome.measured.counters.items()
-            if count is not None
-        },
-        launch_seconds={
-            metric: tuple(map(_rounded, values)) for metric, values in seconds.items()
-        },
-        phases={
-            name: _rounded(taken)
-            for name, taken in outcome.measured.mean_phases.items()
-            if taken is not None
-        },
+        recorded=recorded,
+        counters=counters,
+        launch_seconds=launch_seconds,
+        phases=phases,
     )
 
 
@@ -212,9 +212,9 @@ def read_entries(folder: Path) -> list[HistoryEntry]:
     entries = []
     for path, content in _read_files(folder):
         entry = _decode(HistoryEntry, path, content)
-        problem = _invalid_field(entry) or next(
-            filter(None, map(_invalid_durations, entry.measurements)), ""
-        )
+        problem = _invalid_field(entry)
+        for measurement in entry.measurements:
+            problem = problem or _invalid_durations(measurement)
         if problem:
             raise FileError(path, problem)
         entries.append(entry)

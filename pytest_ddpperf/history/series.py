@@ -53,15 +53,17 @@ class Series:
         gaps = [abs(after - before) for before, after in pairwise(times)]
         usual = median(gaps) if gaps else 0.0
         # A machine drifts further in a longer time, and from run to run at least.
-        moves = [1.0, *(max(1.0, gap / usual) if usual > 0 else 1.0 for gap in gaps)]
-        logs = [
-            list(map(math.log, each.launch_seconds[metric]))
-            for each in self.measurements
-        ]
-        spreads = [
-            Part(variance(run) if len(run) > 1 else 0.0, len(run) - 1) for run in logs
-        ]
-        return change_points.weigh_runs(list(map(fmean, logs)), spreads, moves)
+        moves = [1.0]
+        for gap in gaps:
+            moves.append(max(1.0, gap / usual) if usual > 0 else 1.0)
+        means = []
+        spreads = []
+        for measurement in self.measurements:
+            logs = list(map(math.log, measurement.launch_seconds[metric]))
+            means.append(fmean(logs))
+            spread = variance(logs) if len(logs) > 1 else 0.0
+            spreads.append(Part(spread, len(logs) - 1))
+        return change_points.weigh_runs(means, spreads, moves)
 
 
 class ChangeStatus(Enum):
@@ -101,44 +103,49 @@ class HistoryChange:
         """Return the phase of the step that makes up at least half of the change, and its change in
         seconds."""
         runs = self.series.measurements
-        sides = (
-            runs[max(self.index - _RUNS_BEFORE, 0) : self.index],
-            runs[self.index : self.index + self.runs_since],
-        )
-        before, after = ([run.phases for run in side if run.phases] for side in sides)
+        start = max(self.index - _RUNS_BEFORE, 0)
+        before = _known_phases(runs[start : self.index])
+        after = _known_phases(runs[self.index : self.index + self.runs_since])
         if not (before and after):
             return None
         change = self.seconds[1] - self.seconds[0]
-        known = [
-            name for name in PHASES if all(name in run for run in (*before, *after))
-        ]
-        moved = {
-            name: fmean(run[name] for run in after) - fmean(run[name] for run in before)
-            for name in known
-        }
-        name = max(known, key=lambda name: moved[name] / change, default="")
-        return (
-            (name, moved[name]) if name and moved[name] / change >= _MAIN_PART else None
-        )
+        moved = {}
+        for name in PHASES:
+            if all(name in phases for phases in (*before, *after)):
+                moved[name] = _mean_of(name, after) - _mean_of(name, before)
+        if not moved:
+            return None
+        name = max(moved, key=lambda name: moved[name] / change)
+        return (name, moved[name]) if moved[name] / change >= _MAIN_PART else None
 
     def differences(self) -> Iterator[str]:
         """Yield what else changed there: "torch 2.12 -> 2.13", "all_reduce.count 5 -> 6"."""
         before, after = self.series.measurements[self.index - 1 : self.index + 1]
-        recorded, counted = (
-            (before.recorded, after.recorded),
-            (before.counters, after.counters),
-        )
-        names = [
-            (recorded, name) for name in sorted({*before.recorded, *after.recorded})
-        ]
+        recorded = {*before.recorded, *after.recorded}
+        yield from _differences(sorted(recorded), before.recorded, after.recorded)
         # Another version of the plugin may not have a counter.
         exact = before.counters.keys() & after.counters.keys() - {*MEMORY_COUNTERS}
-        for (old, new), name in (*names, *((counted, name) for name in sorted(exact))):
-            if old.get(name) != new.get(name):
-                yield (
-                    f"{name.removeprefix('env:')} {old.get(name, 'unset')} ->"
-                    f" {new.get(name, 'unset')}"
-                )
+        yield from _differences(sorted(exact), before.counters, after.counters)
+
+
+def _known_phases(
+    measurements: Sequence[HistoryMeasurement],
+) -> list[Mapping[str, float]]:
+    return [each.phases for each in measurements if each.phases]
+
+
+def _mean_of(phase: str, runs: Sequence[Mapping[str, float]]) -> float:
+    return fmean(phases[phase] for phases in runs)
+
+
+def _differences(
+    names: Sequence[str], before: Mapping[str, Scalar], after: Mapping[str, Scalar]
+) -> Iterator[str]:
+    for name in names:
+        old = before.get(name, "unset")
+        new = after.get(name, "unset")
+        if old != new:
+            yield f"{name.removeprefix('env:')} {old} -> {new}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,40 +164,36 @@ class HistoryAnalysis:
         return sum(len(series.runs) < MIN_POINTS for series in self.series)
 
 
+_Run = tuple[HistoryEntry, HistoryMeasurement]
+
+
 def build_series(entries: Sequence[HistoryEntry]) -> list[Series]:
     """Return all series by test and environment."""
-    groups: dict[
-        tuple[TestId, str],
-        dict[
-            frozenset[tuple[str, Scalar]], list[tuple[HistoryEntry, HistoryMeasurement]]
-        ],
-    ] = {}
+    groups: dict[tuple[str, str], dict[frozenset[tuple[str, Scalar]], list[_Run]]] = {}
     for entry in entries:
         for measurement in entry.measurements:
-            by_facts = groups.setdefault(
-                (measurement.test, measurement.environment), {}
-            )
+            key = str(measurement.test), measurement.environment
             facts = frozenset(measurement.must_match.items())
+            by_facts = groups.setdefault(key, {})
             by_facts.setdefault(facts, []).append((entry, measurement))
     found = []
-    for _, by_facts in sorted(
-        groups.items(), key=lambda item: (str(item[0][0]), item[0][1])
-    ):
+    for _, by_facts in sorted(groups.items()):
         common = frozenset.intersection(*by_facts)
         for facts, runs in by_facts.items():
-            entries, measurements = zip(*runs, strict=True)
-            last = measurements[-1]
-            series = Series(
-                test=last.test,
-                environment=last.environment,
-                must_match=last.must_match,
-                runs=entries,
-                measurements=measurements,
-                distinction=", ".join(
-                    f"{name} {value}" for name, value in sorted(facts - common, key=str)
-                ),
+            _, last = runs[-1]
+            different = sorted(facts - common, key=str)
+            found.append(
+                Series(
+                    test=last.test,
+                    environment=last.environment,
+                    must_match=last.must_match,
+                    runs=tuple(entry for entry, _ in runs),
+                    measurements=tuple(measurement for _, measurement in runs),
+                    distinction=", ".join(
+                        f"{name} {value}" for name, value in different
+                    ),
+                )
             )
-            found.append(series)
     return found
 
 
@@ -212,36 +215,29 @@ def analyze(
     ]
     observations = [each.observe(limit.metric) for each, limit in candidates]
     largest = [change_points.find_largest(each) for each in observations]
-    evidence = holm(
-        [point.p_value if point is not None else 1.0 for point in largest], LEVEL
-    )
+    p_values = [1.0 if point is None else point.p_value for point in largest]
     changes: list[HistoryChange] = []
     unchanged: list[tuple[Series, str, float]] = []
-    for (each, limit), observed, enough in zip(
-        candidates, observations, evidence, strict=True
+    for (each, limit), observed, evidence in zip(
+        candidates, observations, holm(p_values, LEVEL), strict=True
     ):
-        points = (
-            change_points.find_change_points(observed, enough.level)
-            if enough.enough
-            else []
-        )
+        points: list[ChangePoint] = []
+        if evidence.enough:
+            points = change_points.find_change_points(observed, evidence.level)
         if points:
             changes += _judge_points(each, limit, observed.values, points, accepted)
         else:
-            unchanged.append(
-                (
-                    each,
-                    limit.metric,
-                    change_points.smallest_change(observed, enough.level),
-                )
-            )
+            smallest = change_points.smallest_change(observed, evidence.level)
+            unchanged.append((each, limit.metric, smallest))
     order = list(ChangeStatus)
     changes.sort(
         key=lambda change: (order.index(change.status), -abs(change.change.estimate))
     )
-    metrics = [limit.metric for limit in limits]
     return HistoryAnalysis(
-        series=series, metrics=metrics, changes=changes, unchanged=unchanged
+        series=series,
+        metrics=[limit.metric for limit in limits],
+        changes=changes,
+        unchanged=unchanged,
     )
 
 
@@ -256,18 +252,18 @@ def _judge_points(
     ends = [*(point.index for point in points[1:]), len(values)]
     for number, (point, end) in enumerate(zip(points, ends, strict=True)):
         low, high = point.bounds()
-        before = math.exp(
-            fmean(values[max(point.index - _RUNS_BEFORE, 0) : point.index])
-        )
+        first = max(point.index - _RUNS_BEFORE, 0)
+        before = math.exp(fmean(values[first : point.index]))
         allowed = math.log1p(limit.value if limit.unit == "%" else limit.value / before)
         later = sum(each.change for each in points[number + 1 :])
         why = whys.get(point.index, "")
+        status = ChangeStatus.ACCEPTED
+        if not why:
+            status = _status_of(point.change, later, allowed)
         yield HistoryChange(
             series=series,
             metric=limit.metric,
-            status=ChangeStatus.ACCEPTED
-            if why
-            else _status_of(point.change, later, allowed),
+            status=status,
             index=point.index,
             change=Interval(estimate=math.expm1(point.change), low=low, high=high),
             seconds=(before, before * math.exp(point.change)),
@@ -299,14 +295,13 @@ def _match_accepted(
     for each in accepted:
         if (each.environment, each.test, each.must_match, each.metric) != key:
             continue
-        places = [
-            index for index, run in enumerate(series.runs) if run.commit == each.commit
-        ]
-        fitting = [point.index for point in points if _is_no_larger(point, each.change)]
-        distance, index = min(
-            ((abs(i - place), i) for i in fitting for place in places),
-            default=(math.inf, 0),
-        )
+        distances = []
+        for place, run in enumerate(series.runs):
+            if run.commit == each.commit:
+                for point in points:
+                    if _is_no_larger(point, each.change):
+                        distances.append((abs(point.index - place), point.index))
+        distance, index = min(distances, default=(math.inf, 0))
         if distance <= _INDEX_ERROR:
             whys[index] = each.why
     return whys

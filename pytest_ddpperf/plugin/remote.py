@@ -15,7 +15,6 @@ from pathlib import Path
 
 import pytest
 
-from pytest_ddpperf import __version__
 from pytest_ddpperf.launch.server_client import inherited
 from pytest_ddpperf.options.settings import read_settings
 from pytest_ddpperf.plugin.items import conftests, named_tests
@@ -29,6 +28,7 @@ from pytest_ddpperf.remote.process import START_SECONDS, RemotePytest
 from pytest_ddpperf.remote.rendezvous import Role, TorchrunStore, interface_of, role
 from pytest_ddpperf.remote.version import BaseSide, Invocation, spelt_out
 from pytest_ddpperf.remote.worktree import one_tree
+from pytest_ddpperf.version import __version__
 from pytest_ddpperf.wire.boot import die_with_parent
 
 

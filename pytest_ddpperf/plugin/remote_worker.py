@@ -13,7 +13,6 @@ from typing import NoReturn
 
 import pytest
 
-from pytest_ddpperf import __version__
 from pytest_ddpperf.plugin import state
 from pytest_ddpperf.plugin.items import is_distributed, nodeid_of
 from pytest_ddpperf.plugin.leader_connection import (
@@ -25,6 +24,7 @@ from pytest_ddpperf.records.errors import DdpPerfError
 from pytest_ddpperf.records.messages import Event, EventKind, OrderKind, StartPytest
 from pytest_ddpperf.records.samples import Scalar
 from pytest_ddpperf.remote.worktree import sources_here
+from pytest_ddpperf.version import __version__
 from pytest_ddpperf.wire.boot import die_with_parent
 from pytest_ddpperf.wire.channels import Lines, Message
 from pytest_ddpperf.wire.source_trees import install

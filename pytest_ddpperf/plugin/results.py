@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-from pytest_ddpperf import __version__, text
+from pytest_ddpperf import text
 from pytest_ddpperf.git import changed_files, checked_out, ignored_files
 from pytest_ddpperf.records import codec
 from pytest_ddpperf.records.errors import GitError
@@ -19,6 +19,7 @@ from pytest_ddpperf.records.outcome import Outcome, RunInfo
 from pytest_ddpperf.records.samples import Scalar
 from pytest_ddpperf.report import json_report, terminal
 from pytest_ddpperf.text import terminal_width
+from pytest_ddpperf.version import __version__
 
 
 def describe_run(rootdir: Path) -> RunInfo:

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import torch
 import torch.distributed as dist
 
-import pytest_ddpperf
+from pytest_ddpperf import marks
 from pytest_ddpperf.rank import context, sampling, warm_up
 from pytest_ddpperf.rank.counters import Meter
 from pytest_ddpperf.rank.updates import Updates
@@ -365,7 +365,7 @@ def _mark_steps(
             fail(error)
 
     if boundary == MARK:
-        pytest_ddpperf._marks.append(mark)
+        marks.called.append(mark)
         return
     module, _, path = boundary.partition(":")
     *owners, last = path.split(".")

@@ -15,7 +15,6 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NoReturn
 
-from pytest_ddpperf import __version__
 from pytest_ddpperf.launch import Observer, describe_end
 from pytest_ddpperf.launch.failed_ranks import await_stacks
 from pytest_ddpperf.records import codec
@@ -29,6 +28,7 @@ from pytest_ddpperf.records.messages import (
     StartPytest,
 )
 from pytest_ddpperf.records.samples import Scalar
+from pytest_ddpperf.version import __version__
 from pytest_ddpperf.wire import boot
 from pytest_ddpperf.wire.channels import Lines, Phase, readable
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from pytest_ddpperf import __version__, text
+from pytest_ddpperf import text
 from pytest_ddpperf.launch import Observer
 from pytest_ddpperf.launch.paused_launch import dropping
 from pytest_ddpperf.launch.template import Templates, read_at_import
@@ -39,6 +39,7 @@ from pytest_ddpperf.records.plan import Plan
 from pytest_ddpperf.records.samples import LaunchSamples
 from pytest_ddpperf.remote.process import START_SECONDS, RemotePytest, Tests
 from pytest_ddpperf.remote.worktree import Checkout, differing_files
+from pytest_ddpperf.version import __version__
 from pytest_ddpperf.wire import boot
 from pytest_ddpperf.wire.source_trees import Trees
 

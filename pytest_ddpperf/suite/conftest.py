@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -11,10 +11,17 @@ from typing import Any
 
 import pytest
 
-from pytest_ddpperf import DdpBenchmark, DdpRun, add_section, node_count
+from pytest_ddpperf import (
+    Context,
+    DdpBenchmark,
+    DdpRun,
+    Result,
+    add_section,
+    node_count,
+)
 from pytest_ddpperf.suite import workloads
-from pytest_ddpperf.suite.tables import Tables, save
-from pytest_ddpperf.suite.workloads import Fits, Need, Size, SweepRow, Timed
+from pytest_ddpperf.suite.tables import Latencies, Tables, save
+from pytest_ddpperf.suite.workloads import Fits, Need, Size, Step, SweepRow, Timed
 
 _HERE = Path(__file__).parent
 _TABLES = pytest.StashKey[Tables]()
@@ -33,40 +40,35 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     machines = node_count(metafunc.config)
     here = max(1, workloads.largest_world(metafunc.config) // machines)
     rows = [SweepRow(1, ranks) for ranks in _doubled(here)]
-    rows += [
-        SweepRow(several, several * here)
-        for several in _doubled(machines)
-        if several > 1
-    ]
+    rows += [SweepRow(several, several * here) for several in _doubled(machines)[1:]]
     if "sweep_row" in metafunc.fixturenames:
-        metafunc.parametrize(
-            "sweep_row", [_row(row, row.name, row) for row in (SweepRow(1, 0), *rows)]
-        )
+        sweep = [_row(row, row.name, row) for row in (SweepRow(1, 0), *rows)]
+        metafunc.parametrize("sweep_row", sweep)
     if "scaled_ranks" in metafunc.fixturenames:
-        metafunc.parametrize(
-            "scaled_ranks", [_row(row.ranks, f"{row.ranks}-ranks", row) for row in rows]
-        )
+        scaled = [_row(row.ranks, f"{row.ranks}-ranks", row) for row in rows]
+        metafunc.parametrize("scaled_ranks", scaled)
 
 
 def _doubled(most: int) -> list[int]:
-    return [*(1 << power for power in range(20) if 1 << power < most), most]
+    """Return 1, 2, 4, ..., and the most."""
+    numbers = []
+    number = 1
+    while number < most:
+        numbers.append(number)
+        number *= 2
+    return [*numbers, most]
 
 
 def _row(value: object, name: str, row: SweepRow) -> Any:
-    return pytest.param(
-        value,
-        id=name,
-        marks=pytest.mark.ddp(world_size=row.ranks or 1, nodes=row.machines),
-    )
+    mark = pytest.mark.ddp(world_size=row.ranks or 1, nodes=row.machines)
+    return pytest.param(value, id=name, marks=mark)
 
 
 def pytest_collection_modifyitems(
     config: pytest.Config, items: list[pytest.Item]
 ) -> None:
-    if (
-        config.getoption("ddp_suite_plots") is not None
-        and find_spec("matplotlib") is None
-    ):
+    drawn = config.getoption("ddp_suite_plots") is not None
+    if drawn and find_spec("matplotlib") is None:
         raise pytest.UsageError(
             "--ddp-suite-plots needs matplotlib: pip install 'pytest-ddpperf[plots]'"
         )
@@ -78,38 +80,35 @@ def pytest_collection_modifyitems(
 def _open_settings(config: pytest.Config) -> dict[str, Any]:
     """Return the settings of the size that the run leaves open. The limits suit only its own
     launches and steps."""
-    settings = dict(workloads.chosen_size(config).settings)
-    given = {
-        name
-        for name in settings
-        if workloads.read_option(config, f"ddp_{name}", None) is not None
-    }
-    if "launches" in given:
-        given.add("max_launches")
+    settings = workloads.chosen_size(config).settings
+    given = set()
+    for name in settings:
+        if workloads.read_option(config, f"ddp_{name}", None) is not None:
+            given.add(name)
     if given & {"launches", "steps"}:
         given.add("threshold")
-    return {name: value for name, value in settings.items() if name not in given}
+    if "launches" in given:
+        given.add("max_launches")
+    return {name: settings[name] for name in settings if name not in given}
 
 
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
-    folder, tables = (
-        session.config.getoption("ddp_suite_plots"),
-        session.config.stash[_TABLES],
-    )
-    if folder is not None and not session.config.option.collectonly:
+    config = session.config
+    tables = config.stash[_TABLES]
+    folder = config.getoption("ddp_suite_plots")
+    if folder is not None and not config.option.collectonly:
+        place = config.invocation_params.dir / os.path.expanduser(folder)
         try:
-            place = session.config.invocation_params.dir / os.path.expanduser(folder)
             tables.drawn = list(save(tables.all_plots(), place))
-            tables.problem = (
-                ""
-                if tables.drawn
-                else "--ddp-suite-plots: nothing was measured that has a figure"
-            )
+            if not tables.drawn:
+                tables.problem = (
+                    "--ddp-suite-plots: nothing was measured that has a figure"
+                )
         except Exception as error:  # the tables are shown all the same
             tables.problem = f"--ddp-suite-plots: {type(error).__name__}: {error}"
             session.exitstatus = max(exitstatus, pytest.ExitCode.TESTS_FAILED)
     if lines := list(tables.lines()):
-        add_section(session.config, "pytest_ddpperf.suite", lines)
+        add_section(config, "pytest_ddpperf.suite", lines)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -155,20 +154,21 @@ def fits(
     def check(model: str, sequences: int | None = None) -> None:
         # Not if it is sure to fit: where batches are small, the copies of parameters are most of
         # what a step needs. Other machines may have less.
-        least = (
-            workloads.COPIES * workloads.gradient_bytes(model, size) * ddp_world_size
-        )
+        gradients = workloads.gradient_bytes(model, size)
+        least = workloads.COPIES * gradients * ddp_world_size
+        is_one_machine = node_count(request.config) == 1
         if (
             size.name != "full"
-            and node_count(request.config) == 1
+            and is_one_machine
             and least < workloads.free_memory() / 2
         ):
             return
         case = model, sequences, ddp_world_size, marks
         if case not in tried:
             tried[case] = ddp_run(workloads.first_step, model, size, sequences)
-        for need in filter(None, tried[case]):
-            need.require()
+        for need in tried[case]:
+            if need is not None:
+                need.require()
 
     return check
 
@@ -178,3 +178,24 @@ def timed(ddp_benchmark: DdpBenchmark, fits: Fits, size: Size, tokens: int) -> T
     """Call it with a set-up, and with the model and the number of iterations of a step, as
     `time_step`."""
     return partial(workloads.time_step, ddp_benchmark, fits, size, tokens)
+
+
+@pytest.fixture
+def compared(timed: Timed, tables: Tables) -> Timed:
+    """Call it with an experiment, one of its variants, and what `timed` takes: the step times of
+    all variants are compared in a table."""
+    return partial(time_variant, timed, tables)
+
+
+def time_variant(
+    timed: Timed,
+    tables: Tables,
+    experiment: str,
+    variant: str,
+    setup: Callable[[Context], Step],
+    model: str = "",
+    iterations: int = 1,
+) -> Result:
+    result = timed(setup, model, iterations)
+    tables.get(Latencies).add(experiment, variant, result, iterations)
+    return result

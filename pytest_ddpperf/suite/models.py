@@ -52,15 +52,11 @@ class Block(nn.Module):
             for part in self.qkv(x).chunk(3, dim=-1)
         )
         mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True)
-        attended: Tensor = self.projection(
-            mixed.transpose(1, 2).reshape(batch, tokens, width)
-        )
-        return attended
+        return self.projection(mixed.transpose(1, 2).reshape(batch, tokens, width))
 
     def forward(self, x: Tensor) -> Tensor:
         x = x + self.attention(self.attention_norm(x))
-        fed: Tensor = x + self.feed_forward(x)
-        return fed
+        return x + self.feed_forward(x)
 
 
 class GPT(nn.Module):
@@ -123,8 +119,7 @@ class Bottleneck(nn.Module):
         self.relu = nn.ReLU(inplace=True)
 
     def forward(self, x: Tensor) -> Tensor:
-        added: Tensor = self.relu(self.residual(x) + self.shortcut(x))
-        return added
+        return self.relu(self.residual(x) + self.shortcut(x))
 
 
 class ResNet(nn.Module):
@@ -152,7 +147,8 @@ class ResNet(nn.Module):
         for stage, depth in enumerate(depths):
             for index in range(depth):
                 stride = 2 if stage and not index else 1
-                width, outputs = groups * group_width << stage, 256 << stage
+                width = groups * group_width << stage
+                outputs = 256 << stage
                 blocks.append(Bottleneck(channels, width, outputs, stride, groups))
                 channels = outputs
         self.blocks = nn.Sequential(*blocks)
@@ -166,8 +162,7 @@ class ResNet(nn.Module):
                 )
 
     def forward(self, images: Tensor) -> Tensor:
-        logits: Tensor = self.head(self.blocks(self.stem(images)))
-        return logits
+        return self.head(self.blocks(self.stem(images)))
 
 
 RESNETS: Mapping[str, Callable[[], ResNet]] = {

@@ -8,7 +8,7 @@ import subprocess
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean, median
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar
 
 from pytest_ddpperf import Result
 
@@ -17,12 +17,10 @@ if TYPE_CHECKING:
 
 
 PHASES = ("forward", "backward", "optimizer")
-ALONE, OVERLAPPED, NOT_OVERLAPPED = (
-    "without communication",
-    "overlapped",
-    "not overlapped",
-)
-
+ALONE = "without communication"
+OVERLAPPED = "overlapped"
+NOT_OVERLAPPED = "not overlapped"
+PERCENTILES = (50, 75, 90, 95)  # of PyTorch's benchmarks
 
 T = TypeVar("T")
 
@@ -37,25 +35,22 @@ class Tables:
         self.plots: list[Plot] = []  # of single tests
         self._tables: dict[type[Any], Any] = {}
         self._rows: dict[str, list[Mapping[str, object]]] = {}  # by title
-        # by title and column
-        self._columns: dict[str, dict[str, Mapping[str, object]]] = {}
+        self._with_columns: set[str] = set()  # titles
         self._texts: list[Iterable[str]] = []
 
     def get(self, kind: type[T]) -> T:
         """Return the table of that kind, made empty: it has `lines()` as its users know them, and
         `plots()`."""
-        table: T = self._tables.setdefault(kind, kind())
-        return table
+        return self._tables.setdefault(kind, kind())
 
-    def add(self, title: str, **cells: object) -> None:
-        """Add a row to the plain table of that title; underscores in column names become spaces."""
-        self._rows.setdefault(title, []).append(
-            {name.replace("_", " "): cell for name, cell in cells.items()}
-        )
+    def add(self, title: str, cells: Mapping[str, object]) -> None:
+        """Add a row to the plain table of that title."""
+        self._rows.setdefault(title, []).append(cells)
 
-    def add_column(self, title: str, name: str, cells: Mapping[str, object]) -> None:
-        """Add a column to the table of that title, with a cell for each row."""
-        self._columns.setdefault(title, {})[name] = cells
+    def add_column(self, title: str, cells: Mapping[str, object]) -> None:
+        """Add a column to the plain table of that title."""
+        self._with_columns.add(title)
+        self.add(title, cells)
 
     def add_text(self, text: Iterable[str]) -> None:
         """Add a table that is text already."""
@@ -63,30 +58,26 @@ class Tables:
 
     def lines(self) -> Iterator[str]:
         """Yield all tables, then what was skipped and drawn."""
-        for text in (*self._texts, *(table.lines() for table in self._tables.values())):
-            yield from (*text, "")
-        for title, rows in self._rows.items():
-            yield from (
-                title,
-                *markdown(
-                    [
-                        list(rows[0]),
-                        *([str(cell) for cell in row.values()] for row in rows),
-                    ]
-                ),
-                "",
-            )
-        for title, columns in self._columns.items():
-            names = next(iter(columns.values()))
-            by_row = [
-                [name, *(str(cells[name]) for cells in columns.values())]
-                for name in names
-            ]
-            yield from (title, *markdown([["", *columns], *by_row]), "")
+        texts = [*self._texts, *(table.lines() for table in self._tables.values())]
+        for title in sorted(self._rows, key=self._with_columns.__contains__):
+            texts.append(self._plain_table(title))
+        for text in texts:
+            yield from text
+            yield ""
         yield from self._not_measured()
-        yield from (f"drawn: {path}" for path in self.drawn)
+        for path in self.drawn:
+            yield f"drawn: {path}"
         if self.problem:
             yield self.problem
+
+    def _plain_table(self, title: str) -> Iterator[str]:
+        table: list[Sequence[str]] = [list(self._rows[title][0])]
+        for row in self._rows[title]:
+            table.append([str(cell) for cell in row.values()])
+        if title in self._with_columns:
+            table = list(zip(*table, strict=True))
+        yield title
+        yield from markdown(table)
 
     def _not_measured(self) -> Iterator[str]:
         """Yield a line per test and reason, with all parameters that have it."""
@@ -95,9 +86,8 @@ class Tables:
             test, _, parameters = name.partition("[")
             alike.setdefault((test, reason), []).append(parameters.removesuffix("]"))
         for (test, reason), each in alike.items():
-            yield (
-                f"skipped: {test}" + f"[{', '.join(each)}]" * any(each) + f": {reason}"
-            )
+            parameters = f"[{', '.join(each)}]" if any(each) else ""
+            yield f"skipped: {test}{parameters}: {reason}"
 
     def all_plots(self) -> Iterator[Plot]:
         """Yield the figures of all tables."""
@@ -109,14 +99,10 @@ class Tables:
 def markdown(rows: Sequence[Sequence[str]]) -> Iterator[str]:
     """Yield a Markdown table; the first row has the titles."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in (rows[0], [":" + "-" * (width - 1) for width in widths], *rows[1:]):
-        yield (
-            "| "
-            + " | ".join(
-                cell.ljust(width) for cell, width in zip(row, widths, strict=True)
-            )
-            + " |"
-        )
+    line_below_titles = [":".ljust(width, "-") for width in widths]
+    for row in (rows[0], line_below_titles, *rows[1:]):
+        cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
+        yield f"| {' | '.join(cells)} |"
 
 
 _ESCAPE = re.compile(r"\x1b\[[0-9;]*m")
@@ -141,17 +127,40 @@ def describe(result: Result, *further: str, heading: str) -> Iterator[str]:
     yield from _ESCAPE.sub("", called.stdout or called.stderr).splitlines()
 
 
+def percentile_cells(percentile: Callable[[float], float], count: float) -> str:
+    """Return the seconds at each percentile and the rate of so many examples, as PyTorch's
+    benchmarks show them."""
+    cells = ""
+    for q in PERCENTILES:
+        seconds = percentile(q)
+        cells += f"  p{q:02d}:  {seconds:1.3f}s  {count / seconds:6.0f}/s"
+    return cells
+
+
 def slowest_ranks(
     launches: Iterable[Sequence[Sequence[float | None]]],
 ) -> list[list[float]]:
     """Return launch x step: the value of the rank that recorded the most."""
-    return [
-        [
-            max(value for value in step if value is not None)
-            for step in zip(*launch, strict=True)
-        ]
-        for launch in launches
-    ]
+    slowest = []
+    for launch in launches:
+        steps = zip(*launch, strict=True)
+        slowest.append([_largest(step) for step in steps])
+    return slowest
+
+
+def _largest(values: Iterable[float | None]) -> float:
+    return max(value for value in values if value is not None)
+
+
+class Spread(NamedTuple):
+    """A value over several launches or seeds, with the least and the most."""
+
+    middle: float
+    least: float
+    most: float
+
+    def __str__(self) -> str:
+        return f"{self.middle:.6f}s ({self.least:.6f} to {self.most:.6f})"
 
 
 def spread_of(result: Result, iterations: int = 1) -> Spread:
@@ -161,52 +170,58 @@ def spread_of(result: Result, iterations: int = 1) -> Spread:
     return Spread(result.p50 / iterations, min(each), max(each))
 
 
+def spread_around_mean(values: Sequence[float]) -> Spread:
+    """Return the mean, the least and the most of some values."""
+    return Spread(fmean(values), min(values), max(values))
+
+
+class Timing(NamedTuple):
+    """The seconds of an iteration: in all launches, and in each step."""
+
+    spread: Spread
+    steps: list[float]
+
+
 class Latencies:
     """Step times by experiment and variant, compared with the variant that was measured first."""
 
     def __init__(self) -> None:
-        # By experiment, ranks and variant: the result, and how many iterations a step has.
-        self._results: dict[str, dict[int, dict[str, tuple[Result, int]]]] = {}
+        # by experiment, ranks and variant
+        self._taken: dict[str, dict[int, dict[str, Timing]]] = {}
 
     def add(
         self, experiment: str, variant: str, result: Result, iterations: int = 1
     ) -> None:
         """Add a variant, whose step may have several iterations."""
         # fewer ranks may have found devices
-        by_ranks = self._results.setdefault(f"{experiment}, {result.backend}", {})
-        by_ranks.setdefault(result.world_size, {})[variant] = result, iterations
+        by_ranks = self._taken.setdefault(f"{experiment}, {result.backend}", {})
+        steps = [step / iterations for launch in result.step_seconds for step in launch]
+        timing = Timing(spread_of(result, iterations), steps)
+        by_ranks.setdefault(result.world_size, {})[variant] = timing
 
     def lines(self) -> Iterator[str]:
-        for experiment, by_ranks in self._results.items():
+        for experiment, by_ranks in self._taken.items():
             for ranks, taken in sorted(by_ranks.items()):
                 yield (
                     f"{experiment}, {ranks} ranks (p50 of an iteration; from the fastest launch to"
                     " the slowest)"
                 )
-                spreads = {
-                    variant: spread_of(*measured) for variant, measured in taken.items()
-                }
-                first = next(iter(spreads.values())).middle
-                fastest = min(spread.middle for spread in spreads.values())
-                for variant, spread in spreads.items():
-                    best = "  fastest" * (spread.middle == fastest and len(spreads) > 1)
-                    yield f"  {variant:>28}:  {spread}  {spread.middle / first - 1:+7.1%}{best}"
+                middles = [timing.spread.middle for timing in taken.values()]
+                for variant, (spread, _) in taken.items():
+                    change = spread.middle / middles[0] - 1
+                    row = f"  {variant:>28}:  {spread}  {change:+7.1%}"
+                    if len(taken) > 1 and spread.middle == min(middles):
+                        row += "  fastest"
+                    yield row
 
     def plots(self) -> Iterator[Plot]:
-        for experiment, by_ranks in self._results.items():
-            over_ranks: dict[str, dict[int, Spread]] = {}
+        for experiment, by_ranks in self._taken.items():
+            over_ranks: dict[str, dict[float, Spread]] = {}
             for ranks, taken in sorted(by_ranks.items()):
-                seconds = {}
-                for variant, (result, iterations) in taken.items():
-                    seconds[variant] = [
-                        step / iterations
-                        for launch in result.step_seconds
-                        for step in launch
-                    ]
-                    over_ranks.setdefault(variant, {})[ranks] = spread_of(
-                        result, iterations
-                    )
-                yield boxes(f"{experiment}, {ranks} ranks", experiment, seconds)
+                steps = {variant: timing.steps for variant, timing in taken.items()}
+                yield boxes(f"{experiment}, {ranks} ranks", experiment, steps)
+                for variant, timing in taken.items():
+                    over_ranks.setdefault(variant, {})[ranks] = timing.spread
             if len(by_ranks) > 1:
                 yield _plot_over_ranks(f"{experiment} over ranks", over_ranks)
 
@@ -215,12 +230,11 @@ class Scaling:
     """Step times by model over numbers of ranks, each rank with the same work."""
 
     def __init__(self) -> None:
-        self._spreads: dict[str, dict[int, Spread]] = {}
+        self._spreads: dict[str, dict[float, Spread]] = {}
 
     def add(self, model: str, result: Result) -> None:
-        self._spreads.setdefault(f"{model}, {result.backend}", {})[
-            result.world_size
-        ] = spread_of(result)
+        by_ranks = self._spreads.setdefault(f"{model}, {result.backend}", {})
+        by_ranks[result.world_size] = spread_of(result)
 
     def lines(self) -> Iterator[str]:
         yield (
@@ -236,144 +250,105 @@ class Scaling:
         yield _plot_over_ranks("Latency over ranks", self._spreads)
 
 
-def _plot_over_ranks(title: str, spreads: Mapping[str, Mapping[int, Spread]]) -> Plot:
-    sorted_spreads = {
-        name: {float(ranks): points[ranks] for ranks in sorted(points)}
-        for name, points in spreads.items()
-    }
-    return lines(title, "ranks", "seconds an iteration", sorted_spreads)
+def _plot_over_ranks(title: str, spreads: Mapping[str, Mapping[float, Spread]]) -> Plot:
+    return lines(title, "ranks", "seconds an iteration", spreads)
 
 
 class Breakdown:
     """Step times by phase: medians over steps, of the slowest rank."""
 
+    # the width of each column
+    COLUMNS: ClassVar = {
+        "forward": 11,
+        "backward": 11,
+        "communication": 14,
+        "optimizer": 11,
+        "total": 11,
+    }
+
     def __init__(self) -> None:
-        # By model and ranks, then by variant: a launch's phases.
-        self._taken: dict[str, dict[str, list[dict[str, float]]]] = {}
+        # By model and ranks, variant and phase: the seconds of each launch.
+        self._taken: dict[str, dict[str, dict[str, list[float]]]] = {}
 
     def add(self, model: str, variant: str, result: Result) -> None:
-        by_phase = {
-            phase: list(map(median, slowest_ranks(result.recorded[phase])))
-            for phase in PHASES
-        }
-        launches = [
-            dict(zip(by_phase, launch, strict=True))
-            for launch in zip(*by_phase.values(), strict=True)
-        ]
-        self._taken.setdefault(
-            f"{model}, {result.backend}, {result.world_size} ranks", {}
-        )[variant] = launches
+        trained = f"{model}, {result.backend}, {result.world_size} ranks"
+        phases = self._taken.setdefault(trained, {}).setdefault(variant, {})
+        for phase in PHASES:
+            launches = slowest_ranks(result.recorded[phase])
+            phases[phase] = [median(launch) for launch in launches]
 
-    def _parts(self) -> Iterator[tuple[str, dict[str, dict[str, float]]]]:
-        """Yield, by model and ranks, the phases of each variant over launches, with communication
-        separated."""
-        for trained, by_variant in self._taken.items():
-            means = {
-                variant: {
-                    phase: fmean(launch[phase] for launch in launches)
-                    for phase in PHASES
-                }
-                for variant, launches in by_variant.items()
-            }
-            alone = means.get(ALONE, {}).get("backward")
-            yield (
-                trained,
-                {
-                    variant: _separate(phases, alone)
-                    for variant, phases in means.items()
-                },
-            )
+    def _parts(self, trained: str) -> dict[str, dict[str, float]]:
+        """Return the mean phases of each variant, with communication separated: the backward pass
+        takes as long as alone, if that is known, and communication adds the rest."""
+        parts: dict[str, dict[str, float]] = {}
+        for variant, phases in self._taken[trained].items():
+            parts[variant] = {phase: fmean(each) for phase, each in phases.items()}
+        if ALONE in parts:
+            alone = parts[ALONE]["backward"]
+            for phases_of_variant in parts.values():
+                whole = phases_of_variant["backward"]
+                phases_of_variant["backward"] = min(whole, alone)
+                phases_of_variant["communication"] = max(whole - alone, 0.0)
+        return parts
 
     def lines(self) -> Iterator[str]:
-        for trained, parts in self._parts():
+        for trained in self._taken:
             yield (
                 f"Latency breakdown, {trained} (p50 of each phase; communication: what it adds to"
                 " backward)"
             )
-            yield (
-                f"  {'':>24} {'forward':>11} {'backward':>11} {'communication':>14}"
-                f" {'optimizer':>11} {'total':>11}"
-            )
-            totals = {variant: sum(each.values()) for variant, each in parts.items()}
-            for variant, each in parts.items():
-                apart = (
-                    f"{each['communication']:13.6f}s"
-                    if "communication" in each
-                    else f"{'-':>14}"
-                )
-                cells = (
-                    f"{each['forward']:10.6f}s {each['backward']:10.6f}s {apart}"
-                    f" {each['optimizer']:10.6f}s"
-                )
-                yield f"  {variant:>24} {cells} {totals[variant]:10.6f}s"
-            if {OVERLAPPED, NOT_OVERLAPPED} <= totals.keys():
+            titles = [name.rjust(width) for name, width in self.COLUMNS.items()]
+            yield f"  {'':>24} {' '.join(titles)}"
+            totals = {}
+            for variant, phases in self._parts(trained).items():
+                totals[variant] = sum(phases.values())
+                phases["total"] = totals[variant]
+                row = f"  {variant:>24}"
+                for name, width in self.COLUMNS.items():
+                    cell = f"{phases[name]:.6f}s" if name in phases else "-"
+                    row += f" {cell:>{width}}"
+                yield row
+            if OVERLAPPED in totals and NOT_OVERLAPPED in totals:
                 saved = 1 - totals[OVERLAPPED] / totals[NOT_OVERLAPPED]
-                share = f"{'saves' if saved >= 0 else 'costs'} {abs(saved):.0%}"
                 yield (
-                    f"  overlap {share} of a step (the paper, ResNet-50: 38 % over NCCL, 27 % over"
-                    " Gloo)"
+                    f"  overlap {'saves' if saved >= 0 else 'costs'} {abs(saved):.0%} of a step"
+                    " (the paper, ResNet-50: 38 % over NCCL, 27 % over Gloo)"
                 )
 
     def plots(self) -> Iterator[Plot]:
-        for trained, parts in self._parts():
+        for trained, by_variant in self._taken.items():
             wholes = {}
-            for variant, launches in self._taken[trained].items():
-                each = [sum(launch.values()) for launch in launches]
-                wholes[variant] = Spread(fmean(each), min(each), max(each))
-            yield stacks(f"Latency breakdown, {trained}", parts, wholes)
+            for variant, phases in by_variant.items():
+                launches = zip(*phases.values(), strict=True)
+                wholes[variant] = spread_around_mean([sum(each) for each in launches])
+            yield stacks(f"Latency breakdown, {trained}", self._parts(trained), wholes)
 
 
 class BestBuckets:
     """Which bucket size is the fastest for each model."""
 
     def __init__(self) -> None:
-        # By backend and ranks, then by model: megabytes of its gradients, and p50 by megabytes of a
-        # bucket.
-        self._taken: dict[str, dict[str, tuple[float, dict[int, float]]]] = {}
+        # By backend and ranks: the megabytes of a model's gradients and its name, and p50 by
+        # megabytes of a bucket.
+        self._taken: dict[str, dict[tuple[float, str], dict[int, float]]] = {}
 
     def add(self, model: str, gradients: float, bucket: int, result: Result) -> None:
-        by_model = self._taken.setdefault(
-            f"{result.backend}, {result.world_size} ranks", {}
-        )
-        by_model.setdefault(model, (gradients, {}))[1][bucket] = result.p50
+        where = f"{result.backend}, {result.world_size} ranks"
+        by_model = self._taken.setdefault(where, {})
+        by_model.setdefault((gradients, model), {})[bucket] = result.p50
 
     def lines(self) -> Iterator[str]:
         for where, by_model in self._taken.items():
-            best = [
-                f"{min(p50, key=p50.__getitem__)} MB for {model} ({gradients:.0f} MB of gradients)"
-                for model, (gradients, p50) in sorted(
-                    by_model.items(), key=lambda each: each[1][0]
+            best = []
+            for (gradients, model), p50 in sorted(by_model.items()):
+                bucket = min(p50, key=p50.__getitem__)
+                best.append(
+                    f"{bucket} MB for {model} ({gradients:.0f} MB of gradients)"
                 )
-            ]
             yield f"Fastest bucket size, {where}: {', '.join(best)}"
 
     def plots(self) -> Iterable[Plot]:
         return ()
-
-
-def _separate(phases: Mapping[str, float], alone: float | None) -> dict[str, float]:
-    """Divide the backward pass into the time it takes alone, if that is known, and what
-    communication adds."""
-    if alone is None:
-        return dict(phases)
-    computed = min(phases["backward"], alone)
-    return {
-        "forward": phases["forward"],
-        "backward": computed,
-        "communication": phases["backward"] - computed,
-        "optimizer": phases["optimizer"],
-    }
-
-
-class Spread(NamedTuple):
-    """A value over several launches or seeds, with the least and the most."""
-
-    middle: float
-    least: float
-    most: float
-
-    def __str__(self) -> str:
-        return f"{self.middle:.6f}s ({self.least:.6f} to {self.most:.6f})"
 
 
 class Plot(NamedTuple):
@@ -402,24 +377,18 @@ def lines(
 
     def draw(axes: Axes) -> None:
         for name, points in spreads.items():
-            places = list(points)
-            middle, least, most = (
-                list(part) for part in zip(*points.values(), strict=True)
-            )
+            places = sorted(points)
+            in_order = [points[place] for place in places]
+            middle, least, most = zip(*in_order, strict=True)
             if len(points) > 10:
                 (line,) = axes.plot(places, middle, label=name)
+                color = line.get_color()
                 axes.fill_between(
-                    places, least, most, color=line.get_color(), alpha=0.25, linewidth=0
+                    places, least, most, color=color, alpha=0.25, linewidth=0
                 )
             else:
-                axes.errorbar(
-                    places,
-                    middle,
-                    yerr=_errors(middle, least, most),
-                    marker="o",
-                    capsize=3,
-                    label=name,
-                )
+                errors = _errors(in_order)
+                axes.errorbar(places, middle, errors, marker="o", capsize=3, label=name)
         axes.set(xlabel=across, ylabel=upwards, ylim=(0, None))
         if across == "ranks":
             axes.set_xscale("log", base=2)
@@ -437,22 +406,18 @@ def stacks(
     whole."""
 
     def draw(axes: Axes) -> None:
-        variants = list(parts)
-        bottom = [0.0] * len(variants)
+        bottom = dict.fromkeys(parts, 0.0)
         for part in dict.fromkeys(part for each in parts.values() for part in each):
-            heights = [parts[variant].get(part, 0.0) for variant in variants]
-            axes.bar(variants, heights, bottom=bottom, label=part, width=0.6)
-            bottom = [b + h for b, h in zip(bottom, heights, strict=True)]
-        middle, least, most = zip(
-            *(wholes[variant] for variant in variants), strict=True
-        )
+            heights = [each.get(part, 0.0) for each in parts.values()]
+            below = list(bottom.values())
+            axes.bar(list(parts), heights, bottom=below, label=part, width=0.6)
+            for variant, height in zip(parts, heights, strict=True):
+                bottom[variant] += height
+        spreads = [wholes[variant] for variant in parts]
+        middle = [spread.middle for spread in spreads]
+        errors = _errors(spreads)
         axes.errorbar(
-            variants,
-            middle,
-            yerr=_errors(middle, least, most),
-            fmt="none",
-            ecolor="black",
-            capsize=4,
+            list(parts), middle, errors, fmt="none", ecolor="black", capsize=4
         )
         axes.set(ylabel="seconds an iteration")
         axes.legend()
@@ -460,13 +425,14 @@ def stacks(
     return Plot(title, draw)
 
 
-def _errors(
-    middle: Sequence[float], least: Sequence[float], most: Sequence[float]
-) -> list[list[float]]:
-    return [
-        [abs(m - end) for m, end in zip(middle, ends, strict=True)]
-        for ends in (least, most)
-    ]
+def _errors(spreads: Iterable[Spread]) -> list[list[float]]:
+    """Return how far the least and the most are from the middle."""
+    below = []
+    above = []
+    for middle, least, most in spreads:
+        below.append(abs(middle - least))
+        above.append(abs(middle - most))
+    return [below, above]
 
 
 def save(plots: Iterable[Plot], folder: Path) -> Iterator[Path]:
@@ -480,8 +446,7 @@ def save(plots: Iterable[Plot], folder: Path) -> Iterator[Path]:
         axes.set_title(plot.title)
         axes.grid(axis="y", alpha=0.3)
         plot.draw(axes)
-        path = (
-            folder / f"{re.sub('[^a-z0-9]+', '-', plot.title.lower()).strip('-')}.png"
-        )
+        name = re.sub("[^a-z0-9]+", "-", plot.title.lower()).strip("-")
+        path = folder / f"{name}.png"
         figure.savefig(path, dpi=150)
         yield path

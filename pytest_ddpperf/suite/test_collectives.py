@@ -77,11 +77,12 @@ def test_all_reduce_by_backend(
     if BACKENDS[backend][1] == "cpu":  # a device holds a few gigabytes
         Need(asked * BUFFERS, ddp_world_size, free_memory()).require()
     (result,) = collective_benchmark("all_reduce", [asked], dtype="float32")
-    cells = {
-        "Backend": backend,
-        "Workers": result.world_size,
-        "Data_Size": f"{megabytes}MB",
-    }
     tables.add(
-        "All-reduce by backend, p50", **cells, **{"Time_(s)": f"{result.p50:.6f}"}
+        "All-reduce by backend, p50",
+        {
+            "Backend": backend,
+            "Workers": result.world_size,
+            "Data Size": f"{megabytes}MB",
+            "Time (s)": f"{result.p50:.6f}",
+        },
     )

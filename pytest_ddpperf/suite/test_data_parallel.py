@@ -47,29 +47,26 @@ def _add_costs(
     wait in it."""
     steps = [seconds for launch in result.step_seconds for seconds in launch]
     cells = {
+        "": variant,
         "model": model,
         "backend": result.backend,
         "world_size": result.world_size,
         "global_batch_size": share_of(size, result.world_size) * result.world_size,
         "warmup_steps": result.environment.must_match.get("warmup"),
         "benchmark_steps": len(steps),
-        **_spread("step_time", steps, "_s"),
-        **_spread("comm_time", [waited for _, waited in waits], "_s"),
-        **_spread("comm_frac", [waited / seconds for seconds, waited in waits], ""),
     }
+    figures = {
+        "step_time_{}_s": steps,
+        "comm_time_{}_s": [waited for _, waited in waits],
+        "comm_frac_{}": [waited / seconds for seconds, waited in waits],
+    }
+    for name, values in figures.items():
+        deviation = stdev(values) if len(values) > 1 else 0.0
+        cells[name.format("avg")] = f"{fmean(values):.6g}"
+        cells[name.format("std")] = f"{deviation:.3g}"
     tables.add_column(
-        f"Data parallel training of GPT {model} on {result.world_size} ranks",
-        variant,
-        cells,
+        f"Data parallel training of GPT {model} on {result.world_size} ranks", cells
     )
-
-
-def _spread(name: str, values: list[float], unit: str) -> dict[str, object]:
-    deviation = stdev(values) if len(values) > 1 else 0.0
-    return {
-        f"{name}_avg{unit}": f"{fmean(values):.6g}",
-        f"{name}_std{unit}": f"{deviation:.3g}",
-    }
 
 
 # --- communication that is not hidden, by torch's profiler
@@ -85,11 +82,9 @@ def profiled(
     """Return the seconds of each step, and of the communication in it during which nothing is
     computed."""
     on_cpu = ctx.device.type == "cpu"
-    activities = (
-        [ProfilerActivity.CPU]
-        if on_cpu
-        else [ProfilerActivity.CPU, ProfilerActivity.CUDA]
-    )
+    activities = [ProfilerActivity.CPU]
+    if not on_cpu:
+        activities.append(ProfilerActivity.CUDA)
     with profile(activities=activities) as taken:
         for _ in range(steps):
             with record_function(_STEP):
@@ -97,40 +92,33 @@ def profiled(
                 if not on_cpu:
                     torch.accelerator.synchronize()
     events = list(taken.events() or ())
-    computed = _computed if on_cpu else _computed_on_device
-    communicated = _communicated_on_device if ctx.backend == "nccl" else _communicated
-    (thread,) = {event.thread for event in events if _is_step(event)}
-    computation = [_interval(event) for event in events if computed(event, thread)]
-    communication = [_interval(event) for event in events if communicated(event)]
-    return [
-        (
-            (ended - began) / 1e6,
-            exposed(communication, computation, (began, ended)) / 1e6,
-        )
-        for began, ended in (_interval(event) for event in events if _is_step(event))
-    ]
-
-
-def exposed(
-    communication: Iterable[Interval], computation: Iterable[Interval], within: Interval
-) -> float:
-    """Return how long something was communicated and nothing computed."""
-    computation = list(computation)
-    return max(
-        0.0,
-        _covered([*communication, *computation], within)
-        - _covered(computation, within),
-    )
+    timed_steps = [event for event in events if _is_step(event)]
+    (thread,) = {event.thread for event in timed_steps}
+    computation: list[Interval] = []
+    communication: list[Interval] = []
+    for event in events:
+        if _is_communication(event, ctx.backend):
+            communication.append(_interval(event))
+        elif _is_kernel(event) if not on_cpu else _is_computation(event, thread):
+            computation.append(_interval(event))
+    waits = []
+    for began, ended in map(_interval, timed_steps):
+        busy = _covered([*communication, *computation], (began, ended))
+        exposed = busy - _covered(computation, (began, ended))
+        waits.append(((ended - began) / 1e6, max(0.0, exposed) / 1e6))
+    return waits
 
 
 def _covered(intervals: Iterable[Interval], within: Interval) -> float:
     """Return the length of the union of the intervals."""
-    reached, covered = within[0], 0.0
+    reached, end = within
+    covered = 0.0
     for began, ended in sorted(intervals):
-        began, ended = max(began, reached), min(ended, within[1])
-        if ended > began:
-            covered += ended - began
-            reached = ended
+        start = max(began, reached)
+        stop = min(ended, end)
+        if stop > start:
+            covered += stop - start
+            reached = stop
     return covered
 
 
@@ -142,31 +130,25 @@ def _interval(event: Any) -> Interval:
 
 
 def _is_step(event: Any) -> bool:
-    return bool(event.name == _STEP and event.device_type.name == "CPU")
+    return event.name == _STEP and event.device_type.name == "CPU"
 
 
-def _communicated(event: Any) -> bool:
-    """Whether Gloo did it, on its own threads."""
-    return bool(event.is_async and event.name.startswith("gloo:"))
+def _is_communication(event: Any, backend: str) -> bool:
+    """Whether it is a kernel of NCCL, or Gloo did it, on its own threads."""
+    if backend == "nccl":
+        return _is_kernel(event) and "nccl" in event.name.lower()
+    return event.is_async and event.name.startswith("gloo:")
 
 
-def _computed(event: Any, thread: int) -> bool:
+def _is_computation(event: Any, thread: int) -> bool:
     """Whether the training thread did it: while it waits for Gloo it is in no event but the
     step."""
-    return bool(event.thread == thread and not event.is_async and not _is_step(event))
-
-
-def _communicated_on_device(event: Any) -> bool:
-    return _is_kernel(event) and "nccl" in event.name.lower()
-
-
-def _computed_on_device(event: Any, thread: int) -> bool:
-    return _is_kernel(event) and "nccl" not in event.name.lower()
+    return event.thread == thread and not event.is_async and not _is_step(event)
 
 
 def _is_kernel(event: Any) -> bool:
     """Whether it is a kernel or a copy that ran on the accelerator, not an annotation."""
-    return bool(
+    return (
         event.device_type.name == "CUDA"
         and not getattr(event, "is_user_annotation", False)
         and event.name != _STEP
@@ -186,7 +168,7 @@ def written_out(
     def step() -> None:
         before = wrapped.seconds_waited
         optimizer.zero_grad()
-        loss(wrapped).backward()  # type: ignore[no-untyped-call]
+        loss(wrapped).backward()
         wrapped.finish()
         optimizer.step()
         ctx.record("comm_seconds", wrapped.seconds_waited - before)
@@ -218,15 +200,12 @@ def measured(timed: Timed, size: Size, tables: Tables) -> Measured:
         model: str, variant: str, wrap: Callable[[nn.Module], Wrapper]
     ) -> Result:
         result = timed(lambda ctx: written_out(ctx, model, wrap, size), model)
-        waited = [
-            seconds
-            for launch in slowest_ranks(result.recorded["comm_seconds"])
-            for seconds in launch
-        ]
+        waited: list[float] = []
+        for launch in slowest_ranks(result.recorded["comm_seconds"]):
+            waited += launch
         steps = [seconds for launch in result.step_seconds for seconds in launch]
-        _add_costs(
-            tables, model, variant, result, size, list(zip(steps, waited, strict=True))
-        )
+        waits = list(zip(steps, waited, strict=True))
+        _add_costs(tables, model, variant, result, size, waits)
         return result
 
     return measure
@@ -266,14 +245,15 @@ def test_torchs(
         name="profiled",
         gate=False,
     ).recorded
-    waits = [
-        max(zip(seconds, waited, strict=True), key=lambda of_rank: of_rank[1])
-        for durations, exposed in zip(
-            recorded["seconds"], recorded["comm_seconds"], strict=True
-        )
-        for seconds, waited in zip(
-            zip(*durations, strict=True), zip(*exposed, strict=True), strict=True
-        )
-    ]
+    waits: list[Any] = []
+    launches = zip(recorded["seconds"], recorded["comm_seconds"], strict=True)
+    for durations, exposed in launches:
+        # by rank, then by step
+        pairs = [
+            list(zip(*rank, strict=True))
+            for rank in zip(durations, exposed, strict=True)
+        ]
+        for step in zip(*pairs, strict=True):
+            waits.append(max(step, key=lambda pair: pair[1]))
     assert all(0 <= waited <= seconds for seconds, waited in waits)
     _add_costs(tables, model, "torch's DDP", result, size, waits)

@@ -6,8 +6,8 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import replace
-from statistics import fmean, median
+from dataclasses import dataclass, replace
+from statistics import median
 from typing import Any
 
 import pytest
@@ -18,8 +18,8 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
 
 from pytest_ddpperf import Context, DdpRun
-from pytest_ddpperf.suite.tables import Spread, Tables, lines
-from pytest_ddpperf.suite.workloads import Fits, Size, workload
+from pytest_ddpperf.suite.tables import Spread, Tables, lines, spread_around_mean
+from pytest_ddpperf.suite.workloads import Fits, Size, add_hook, workload
 
 SYNC_EVERY = (1, 2, 4, 8)
 SEEDS = 3
@@ -30,28 +30,32 @@ BATCHES = {"small": 1, "large": 8}  # sequences of a rank
 HANG_SECONDS = 15
 
 
-def losses(
-    ctx: Context, size: Size, every: int, sequences: int
-) -> tuple[list[list[float]], float]:
-    """Return seed x iteration: the mean loss over ranks on the same batches, before each iteration
-    and after the last, synchronised `every` so many iterations; and the mean seconds of an
-    iteration, the median over seeds."""
-    curves, seconds = [], []
+@dataclass(frozen=True)
+class Learned:
+    """What a rank learned, synchronising every so many iterations."""
+
+    # seed x iteration: the mean loss over ranks on the same batches, before each iteration and
+    # after the last
+    curves: list[list[float]]
+    seconds: float  # of an iteration: the mean, the median over seeds
+
+
+def learn(ctx: Context, size: Size, every: int, sequences: int) -> Learned:
+    """Train once for each seed."""
+    curves = []
+    seconds = []
     for seed in range(SEEDS):
-        net, loss = workload(
-            replace(ctx, seed=ctx.seed + 1000 * seed),
-            size.gpts[0],
-            size,
-            sequences=sequences,
-        )
+        seeded = replace(ctx, seed=ctx.seed + 1000 * seed)
+        net, loss = workload(seeded, size.gpt, size, sequences=sequences)
         ddp = DistributedDataParallel(net)
         optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
-        values, began = [], time.perf_counter()
+        values = []
+        began = time.perf_counter()
         for iteration in range(1, ITERATIONS + 1):
             last = iteration % every == 0
             with nullcontext() if last else ddp.no_sync():
                 value = loss(ddp)
-                (value / every).backward()  # type: ignore[no-untyped-call]
+                (value / every).backward()
             values.append(value.detach())
             if last:
                 optimizer.step()
@@ -60,7 +64,7 @@ def losses(
         dist.all_reduce(means)
         curves.append((means / ctx.world_size).tolist())  # which waits for a device
         seconds.append((time.perf_counter() - began) / ITERATIONS)
-    return curves, median(seconds)
+    return Learned(curves, median(seconds))
 
 
 @pytest.mark.parametrize("batch", BATCHES)
@@ -69,73 +73,78 @@ def test_convergence(
 ) -> None:
     """The loss against iterations and time, synchronised every 1, 2, 4 and 8 iterations: does
     slower convergence erase what latency gains?"""
-    fits(size.gpts[0], BATCHES[batch])
-    results = {
-        every: ddp_run(losses, size, every, BATCHES[batch]) for every in SYNC_EVERY
-    }
-    ranks = len(results[1])
-    curves = {every: by_rank[0][0] for every, by_rank in results.items()}
-    seconds = {
-        every: max(of_rank for _, of_rank in by_rank)
-        for every, by_rank in results.items()
-    }
-    means = {
-        every: list(map(fmean, zip(*by_seed, strict=True)))
-        for every, by_seed in curves.items()
-    }
-    target = max(curve[-1] for curve in means.values())  # what all reach
-    reached = {
-        every: seconds[every]
-        * next(n for n, value in enumerate(curve) if value <= target)
-        for every, curve in means.items()
-    }
+    sequences = BATCHES[batch]
+    fits(size.gpt, sequences)
+    learned: dict[int, Learned] = {}
+    ranks = 0
+    for every in SYNC_EVERY:
+        of_ranks = ddp_run(learn, size, every, sequences)
+        ranks = len(of_ranks)
+        slowest = max(each.seconds for each in of_ranks)
+        learned[every] = replace(of_ranks[0], seconds=slowest)
+    _add_losses(tables, batch, ranks, learned)
+    _plot_losses(tables, batch, ranks, learned)
+    often = _last_losses(learned[SYNC_EVERY[0]])
+    seldom = _last_losses(learned[SYNC_EVERY[-1]])
+    assert max(often) < min(seldom), "more updates on the same samples learn more here"
+
+
+def _spreads(learned: Learned) -> list[Spread]:
+    """Return the loss over seeds, by iteration."""
+    return [spread_around_mean(each) for each in zip(*learned.curves, strict=True)]
+
+
+def _last_losses(learned: Learned) -> list[float]:
+    return [curve[-1] for curve in learned.curves]
+
+
+def _add_losses(
+    tables: Tables, batch: str, ranks: int, learned: dict[int, Learned]
+) -> None:
+    """Add the table, and how often to synchronise to be first at a loss that all reach."""
     title = f"{ITERATIONS} iterations of a {batch} batch, {ranks} ranks ({SEEDS} seeds)"
-    for every, by_seed in curves.items():
-        last = [curve[-1] for curve in by_seed]
+    means = {
+        every: [loss.middle for loss in _spreads(each)]
+        for every, each in learned.items()
+    }
+    target = max(curve[-1] for curve in means.values())
+    reached = {}
+    for every, each in learned.items():
+        iteration = next(n for n, loss in enumerate(means[every]) if loss <= target)
+        reached[every] = each.seconds * iteration
+        last = _last_losses(each)
         tables.add(
             title,
-            synchronised=f"every {every}",
-            loss=f"{means[every][-1]:.4f} ({min(last):.4f} to {max(last):.4f})",
-            iteration=f"{seconds[every]:.6f}s",
-            **{f"to_a_loss_of_{target:.2f}": f"{reached[every]:.3f}s"},
+            {
+                "synchronised": f"every {every}",
+                "loss": f"{means[every][-1]:.4f} ({min(last):.4f} to {max(last):.4f})",
+                "iteration": f"{each.seconds:.6f}s",
+                f"to a loss of {target:.2f}": f"{reached[every]:.3f}s",
+            },
         )
     first = min(reached, key=reached.__getitem__)
-    answer = (
-        "what is saved is lost in learning"
-        if first == 1
-        else "it pays to synchronise less often"
-    )
+    answer = "it pays to synchronise less often"
+    if first == 1:
+        answer = "what is saved is lost in learning"
     tables.add_text(
         [
             f"{batch} batch: synchronised every {first}, the loss is {target:.2f} first: {answer}"
         ]
     )
-    for across, scale in (
-        ("iterations", dict.fromkeys(SYNC_EVERY, 1.0)),
-        ("seconds", seconds),
-    ):
-        spreads = {
-            f"synchronised every {every}": {
-                iteration * scale[every]: Spread(fmean(each), min(each), max(each))
-                for iteration, each in enumerate(zip(*by_seed, strict=True))
+
+
+def _plot_losses(
+    tables: Tables, batch: str, ranks: int, learned: dict[int, Learned]
+) -> None:
+    for across in ("iterations", "seconds"):
+        curves: dict[str, dict[float, Spread]] = {}
+        for every, each in learned.items():
+            scale = each.seconds if across == "seconds" else 1.0
+            curves[f"synchronised every {every}"] = {
+                iteration * scale: loss for iteration, loss in enumerate(_spreads(each))
             }
-            for every, by_seed in curves.items()
-        }
-        tables.plots.append(
-            lines(
-                f"Loss against {across}, {batch} batch, {ranks} ranks",
-                across,
-                "loss",
-                spreads,
-            )
-        )
-    learned, seldom = (
-        [curve[-1] for curve in curves[every]]
-        for every in (SYNC_EVERY[0], SYNC_EVERY[-1])
-    )
-    assert max(learned) < min(seldom), (
-        "more updates on the same samples learn more here"
-    )
+        title = f"Loss against {across}, {batch} batch, {ranks} ranks"
+        tables.plots.append(lines(title, across, "loss", curves))
 
 
 class Layers(nn.Module):
@@ -157,27 +166,23 @@ def order_of_buckets(ctx: Context) -> list[list[int]]:
     """Return the order of parameters in the second iteration: in the buckets, and as their
     gradients were ready."""
     net = Layers(6, 16).to(ctx.device)
-    numbers = {
-        parameter.data_ptr(): number
-        for number, parameter in enumerate(net.parameters())
-    }
+    numbers: dict[int, int] = {}
     in_buckets: list[int] = []
     ready: list[int] = []
-    for parameter in net.parameters():
-        parameter.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
-            lambda parameter: ready.append(numbers[parameter.data_ptr()])
-        )
+
+    def note_ready(parameter: Tensor) -> None:
+        ready.append(numbers[parameter.data_ptr()])
+
+    def note_bucket(group: Any, bucket: Any) -> torch.futures.Future[Tensor]:
+        for parameter in bucket.parameters():
+            in_buckets.append(numbers[parameter.data_ptr()])
+        return default_hooks.allreduce_hook(group, bucket)
+
+    for number, parameter in enumerate(net.parameters()):
+        numbers[parameter.data_ptr()] = number
+        parameter.register_post_accumulate_grad_hook(note_ready)
     ddp = DistributedDataParallel(net, bucket_cap_mb=0.002)
-
-    def noting(bucket: Any) -> torch.futures.Future[Tensor]:
-        in_buckets.extend(
-            numbers[parameter.data_ptr()] for parameter in bucket.parameters()
-        )
-        assert dist.group.WORLD is not None
-        return default_hooks.allreduce_hook(dist.group.WORLD, bucket)
-
-    # Without annotations, which DDP would compare with its own types.
-    ddp.register_comm_hook(None, lambda state, bucket: noting(bucket))
+    add_hook(ddp, note_bucket)
     for _ in range(2):
         in_buckets.clear()
         ready.clear()
@@ -219,14 +224,13 @@ def train_with_unused(ctx: Context, unused_on: tuple[int, ...]) -> tuple[float, 
         Layers(2, 1).to(ctx.device), find_unused_parameters=True
     )
     first, second = net.parameters()
-    for weight in (first, second):
-        torch.nn.init.ones_(weight)
+    nn.init.ones_(first)
+    nn.init.ones_(second)
+    order = (0,) if ctx.rank in unused_on else (0, 1)
     for _ in range(3):
-        first.grad, second.grad = None, torch.full_like(second, 7.0)
-        net(
-            torch.ones(1, 1, device=ctx.device),
-            (0,) if ctx.rank in unused_on else (0, 1),
-        ).sum().backward()
+        first.grad = None
+        second.grad = torch.full_like(second, 7.0)
+        net(torch.ones(1, 1, device=ctx.device), order).sum().backward()
     assert first.grad is not None
     assert second.grad is not None
     return float(first.grad), float(second.grad)
@@ -247,10 +251,8 @@ def test_a_parameter_that_no_rank_uses_keeps_its_gradient(
 ) -> None:
     """With `find_unused_parameters` the gradient of a parameter that no rank uses stays as it
     was."""
-    assert (
-        ddp_run(train_with_unused, tuple(range(ddp_world_size)))
-        == [(1.0, 7.0)] * ddp_world_size
-    )
+    all_ranks = tuple(range(ddp_world_size))
+    assert ddp_run(train_with_unused, all_ranks) == [(1.0, 7.0)] * ddp_world_size
 
 
 @pytest.mark.ddp(timeout=HANG_SECONDS)

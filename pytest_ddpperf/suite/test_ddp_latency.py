@@ -6,9 +6,8 @@ sharded optimizer."""
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
-from itertools import count
+from contextlib import nullcontext
+from itertools import count, pairwise
 from typing import Any
 
 import pytest
@@ -27,16 +26,17 @@ from pytest_ddpperf.suite.tables import (
     PHASES,
     BestBuckets,
     Breakdown,
-    Latencies,
     Scaling,
     Tables,
     spread_of,
 )
 from pytest_ddpperf.suite.workloads import (
     Fits,
+    Hook,
     Size,
     Step,
     Timed,
+    add_hook,
     ddp_training,
     training,
     workload,
@@ -51,7 +51,7 @@ GROUPS = (1, 3, 5)
 
 def name_of(model: str, size: Size) -> str:
     """Return the model's name: a GPT's is the smallest of the size."""
-    return size.gpts[0] if model == "gpt" else model
+    return size.gpt if model == "gpt" else model
 
 
 # --- latency
@@ -72,26 +72,26 @@ def phased(ctx: Context, model: str, size: Size, variant: str) -> Step:
             torch.accelerator.synchronize()
         return time.perf_counter()
 
+    def reduce() -> None:
+        for bucket in reduced_after:
+            gradients = [parameter.grad for parameter in bucket]
+            flat = flatten(gradients) / ctx.world_size
+            dist.all_reduce(flat)
+            unflatten(flat, gradients)
+
     def step() -> None:
         optimizer.zero_grad()
-        quiet: AbstractContextManager[object] = (
-            nullcontext() if variant == OVERLAPPED else ddp.no_sync()
-        )
-        with quiet:
+        with nullcontext() if variant == OVERLAPPED else ddp.no_sync():
             marks = [now()]
             value = loss(ddp)
             marks.append(now())
-            value.backward()  # type: ignore[no-untyped-call]
+            value.backward()
             if variant == NOT_OVERLAPPED:
-                for bucket in reduced_after:
-                    gradients = [parameter.grad for parameter in bucket]
-                    flat = flatten(gradients) / ctx.world_size
-                    dist.all_reduce(flat)
-                    unflatten(flat, gradients)
+                reduce()
             marks.append(now())
         optimizer.step()
         marks.append(now())
-        for phase, began, ended in zip(PHASES, marks, marks[1:], strict=False):
+        for phase, (began, ended) in zip(PHASES, pairwise(marks), strict=True):
             ctx.record(phase, ended - began)
 
     return step
@@ -112,7 +112,7 @@ def test_latency_breakdown(
 @pytest.mark.parametrize("bucket", BUCKETS_MB, ids=lambda megabytes: f"{megabytes}mb")
 @pytest.mark.parametrize("model", ["gpt", "resnet50", "resnet101"])
 def test_bucket_latency(
-    timed: Timed, model: str, bucket: int, size: Size, tables: Tables
+    compared: Timed, model: str, bucket: int, size: Size, tables: Tables
 ) -> None:
     """The size of DDP's buckets against the latency of a step, from an all-reduce a gradient to one
     for all."""
@@ -122,15 +122,15 @@ def test_bucket_latency(
         )
     name = name_of(model, size)
     gradients = workloads.gradient_bytes(name, size) / 2**20
-    if (
-        bucket
-        and max(smaller for smaller in BUCKETS_MB if smaller < bucket) > gradients
-    ):
+    if any(gradients <= smaller < bucket for smaller in BUCKETS_MB):
         pytest.skip("a smaller bucket holds all gradients")
-    result = timed(
-        lambda ctx: ddp_training(ctx, name, size, bucket_cap_mb=bucket or 1e-6), name
+    cap = bucket or 1e-6
+    result = compared(
+        f"Bucket size, {model}",
+        f"{bucket} MB",
+        lambda ctx: ddp_training(ctx, name, size, bucket_cap_mb=cap),
+        name,
     )
-    tables.get(Latencies).add(f"Bucket size, {model}", f"{bucket} MB", result)
     tables.get(BestBuckets).add(model, gradients, bucket, result)
 
 
@@ -143,7 +143,8 @@ def test_scalability(
     fits: Fits,
 ) -> None:
     """The latency of a GPT's step over numbers of ranks; the sweep has the ResNets'."""
-    model, sequences = size.gpts[0], size.sequences  # the same work for each
+    model = size.gpt
+    sequences = size.sequences  # the same work for each
     fits(model, sequences)
     result = ddp_benchmark(
         lambda ctx: ddp_training(ctx, model, size, sequences=sequences),
@@ -153,13 +154,13 @@ def test_scalability(
 
 
 @pytest.mark.parametrize("every", SYNC_EVERY)
-def test_sync_every(timed: Timed, every: int, size: Size, tables: Tables) -> None:
+def test_sync_every(compared: Timed, every: int, size: Size) -> None:
     """Gradients reduced every 1, 2, 4 and 8 iterations: what skipping synchronisation saves an
     iteration."""
     iterations = max(SYNC_EVERY)
 
     def setup(ctx: Context) -> Step:
-        net, loss = workload(ctx, size.gpts[0], size)
+        net, loss = workload(ctx, size.gpt, size)
         ddp = DistributedDataParallel(net)
         optimizer = torch.optim.SGD(ddp.parameters(), lr=0.001)
 
@@ -168,93 +169,75 @@ def test_sync_every(timed: Timed, every: int, size: Size, tables: Tables) -> Non
             for iteration in range(1, iterations + 1):
                 last = iteration % every == 0
                 with nullcontext() if last else ddp.no_sync():
-                    loss(ddp).backward()  # type: ignore[no-untyped-call]
+                    loss(ddp).backward()
                 if last:
                     optimizer.step()
                     optimizer.zero_grad()
 
         return step
 
-    result = timed(setup, iterations=iterations)
-    tables.get(Latencies).add(
-        "Synchronisation every n iterations", f"every {every}", result, iterations
+    compared(
+        "Synchronisation every n iterations",
+        f"every {every}",
+        setup,
+        iterations=iterations,
     )
 
 
 # --- compression, options, groups
 
-Hook = Callable[[Any, Any], torch.futures.Future[Tensor]]
-
-
-def bf16(state: object, bucket: Any) -> torch.futures.Future[Tensor]:
-    """Compress as torch's own hook does, which is only for NCCL."""
-    gradients: Tensor = bucket.buffer()
-    work = dist.all_reduce(
-        gradients.to(torch.bfloat16) / dist.get_world_size(), async_op=True
-    )
-    assert work is not None
-    reduced: torch.futures.Future[list[Tensor]] = work.get_future()
-    return reduced.then(lambda done: gradients.copy_(done.value()[0]))
-
-
-def power_sgd(state: Any, bucket: Any) -> torch.futures.Future[Tensor]:
-    compressed: torch.futures.Future[Tensor] = powerSGD_hook.powerSGD_hook(
-        state, bucket
-    )
-    return compressed
-
-
-def power_sgd_state() -> Any:
-    return powerSGD_hook.PowerSGDState(
-        process_group=None, matrix_approximation_rank=1, start_powerSGD_iter=2
-    )
-
-
-HOOKS: dict[str, tuple[Hook | None, Callable[[], Any]]] = {
-    "none": (None, lambda: None),
-    "fp16": (default_hooks.fp16_compress_hook, lambda: None),
-    "bf16": (bf16, lambda: None),
-    "PowerSGD": (power_sgd, power_sgd_state),
+HOOKS: dict[str, Hook | None] = {
+    "none": None,
+    "fp16": default_hooks.fp16_compress_hook,
+    "bf16": default_hooks.bf16_compress_hook,
+    "PowerSGD": powerSGD_hook.powerSGD_hook,
 }
 
 
 @pytest.mark.parametrize("hook", HOOKS)
-def test_compression(timed: Timed, hook: str, size: Size, tables: Tables) -> None:
+def test_compression(compared: Timed, hook: str, size: Size) -> None:
     """Gradients compressed by DDP's communication hooks: fp16, bf16, PowerSGD."""
     if hook == "PowerSGD":
         pytest.importorskip("numpy", reason="torch's PowerSGD needs NumPy")
+    chosen = HOOKS[hook]
+
+    def prepare(ddp: DistributedDataParallel) -> None:
+        state = None
+        if hook == "PowerSGD":
+            state = powerSGD_hook.PowerSGDState(
+                None, matrix_approximation_rank=1, start_powerSGD_iter=2
+            )
+        if chosen is not None:
+            add_hook(ddp, chosen, state)
 
     def setup(ctx: Context) -> Step:
-        net, loss = workload(ctx, size.gpts[0], size)
         # One bucket: of several, PowerSGD's further all-reduces would begin in another order on
         # each rank.
-        ddp = DistributedDataParallel(net, bucket_cap_mb=1000)
-        chosen, state = HOOKS[hook]
-        if chosen is not None:
-            # Without annotations, which DDP would compare with its own types.
-            ddp.register_comm_hook(state(), lambda state, bucket: chosen(state, bucket))
-        return training(ddp, loss)
+        return ddp_training(ctx, size.gpt, size, prepare=prepare, bucket_cap_mb=1000)
 
-    tables.get(Latencies).add("Gradient compression", hook, timed(setup))
+    compared("Gradient compression", hook, setup)
 
 
-OPTIONS: dict[str, Callable[[], dict[str, bool]]] = {
-    "none": dict,
-    "static_graph": lambda: {"static_graph": True},
-    "gradient_as_bucket_view": lambda: {"gradient_as_bucket_view": True},
-    "find_unused_parameters": lambda: {"find_unused_parameters": True},
-    "buffers not synchronised": workloads.no_buffers,
+OPTIONS: dict[str, dict[str, bool]] = {
+    "none": {},
+    "static_graph": {"static_graph": True},
+    "gradient_as_bucket_view": {"gradient_as_bucket_view": True},
+    "find_unused_parameters": {"find_unused_parameters": True},
+    "buffers not synchronised": workloads.no_buffers(),
 }
 
 
 @pytest.mark.parametrize("option", OPTIONS)
-def test_option(timed: Timed, option: str, size: Size, tables: Tables) -> None:
+def test_option(compared: Timed, option: str, size: Size) -> None:
     """What DDP's options cost or save: static_graph, gradient_as_bucket_view,
     find_unused_parameters, buffers."""
-    result = timed(
-        lambda ctx: ddp_training(ctx, "resnet50", size, **OPTIONS[option]()), "resnet50"
+    options: dict[str, Any] = OPTIONS[option]
+    compared(
+        "Options",
+        option,
+        lambda ctx: ddp_training(ctx, "resnet50", size, **options),
+        "resnet50",
     )
-    tables.get(Latencies).add("Options", option, result)
 
 
 class LeftOut(nn.Module):
@@ -263,50 +246,48 @@ class LeftOut(nn.Module):
 
     def __init__(self, block: nn.Module, place: int) -> None:
         super().__init__()
-        self.block, self._turns = block, count(place)
+        self.block = block
+        self._turns = count(place)
 
     def forward(self, values: Tensor) -> Tensor:
-        return values if next(self._turns) % 2 else torch.as_tensor(self.block(values))
+        return values if next(self._turns) % 2 else self.block(values)
 
 
 @pytest.mark.parametrize("share", [0.0, 0.5])
-def test_layer_dropping(timed: Timed, share: float, size: Size, tables: Tables) -> None:
+def test_layer_dropping(compared: Timed, share: float, size: Size) -> None:
     """Half of the blocks left out, the same on all ranks: they are not computed, and zeros are
     reduced for them."""
 
     def setup(ctx: Context) -> Step:
-        net, loss = workload(ctx, size.gpts[0], size)
+        net, loss = workload(ctx, size.gpt, size)
         blocks = net.get_submodule("blocks")
-        for number, block in list(blocks.named_children()) if share else ():
-            setattr(blocks, number, LeftOut(block, int(number)))
+        if share:
+            for number, block in list(blocks.named_children()):
+                setattr(blocks, number, LeftOut(block, int(number)))
         return training(DistributedDataParallel(net, find_unused_parameters=True), loss)
 
-    tables.get(Latencies).add("Layer dropping", f"{share:.0%}", timed(setup))
+    compared("Layer dropping", f"{share:.0%}", setup)
 
 
 @pytest.mark.parametrize("groups", GROUPS)
-def test_round_robin(timed: Timed, groups: int, size: Size, tables: Tables) -> None:
+def test_round_robin(compared: Timed, groups: int, size: Size) -> None:
     """Buckets dealt to 1, 3 and 5 process groups in turn, which torch's own round-robin group once
     did."""
 
-    def setup(ctx: Context) -> Step:
-        net, loss = workload(ctx, size.gpts[0], size)
-        ddp = DistributedDataParallel(net, bucket_cap_mb=1)
+    def deal(ddp: DistributedDataParallel) -> None:
         dealt = [dist.new_group() for _ in range(groups)]
         turns = count()
 
-        def reduced(bucket: Any) -> torch.futures.Future[Tensor]:
-            work = dist.all_reduce(
-                bucket.buffer(), group=dealt[next(turns) % groups], async_op=True
-            )
-            assert work is not None
-            summed: torch.futures.Future[list[Tensor]] = work.get_future()
-            return summed.then(lambda done: done.value()[0] / ctx.world_size)
+        def reduce(_: object, bucket: Any) -> torch.futures.Future[Tensor]:
+            group: Any = dealt[next(turns) % groups]
+            return default_hooks.allreduce_hook(group, bucket)
 
-        ddp.register_comm_hook(None, lambda state, bucket: reduced(bucket))
-        return training(ddp, loss)
+        add_hook(ddp, reduce)
 
-    tables.get(Latencies).add("Process groups in turn", str(groups), timed(setup))
+    def setup(ctx: Context) -> Step:
+        return ddp_training(ctx, size.gpt, size, prepare=deal, bucket_cap_mb=1)
+
+    compared("Process groups in turn", str(groups), setup)
 
 
 # --- backends
@@ -321,15 +302,15 @@ BACKENDS = {
 @pytest.mark.parametrize(
     "backend",
     [
-        pytest.param(name, marks=pytest.mark.ddp(backend=b, device=d))
-        for name, (b, d) in BACKENDS.items()
+        pytest.param(name, marks=pytest.mark.ddp(backend=backend, device=device))
+        for name, (backend, device) in BACKENDS.items()
     ],
 )
 def test_backend(timed: Timed, backend: str, size: Size, tables: Tables) -> None:
     """The same step over each backend that the machine has, in one run."""
-    result = timed(lambda ctx: ddp_training(ctx, size.gpts[0], size))
-    title = f"A step of GPT {size.gpts[0]} by backend, {result.world_size} ranks (p50)"
-    tables.add(title, backend=backend, step=spread_of(result))
+    result = timed(lambda ctx: ddp_training(ctx, size.gpt, size))
+    title = f"A step of GPT {size.gpt} by backend, {result.world_size} ranks (p50)"
+    tables.add(title, {"backend": backend, "step": spread_of(result)})
 
 
 # --- sharding
@@ -338,11 +319,11 @@ SHARDED = ("DDP", "FSDP2", "DDP, ZeroRedundancyOptimizer")
 
 
 @pytest.mark.parametrize("kind", SHARDED)
-def test_sharding(timed: Timed, kind: str, size: Size, tables: Tables) -> None:
+def test_sharding(compared: Timed, kind: str, size: Size) -> None:
     """The same step under DDP, under FSDP2, and with an optimizer whose state is sharded."""
 
     def setup(ctx: Context) -> Step:
-        net, loss = workload(ctx, size.gpts[0], size)
+        net, loss = workload(ctx, size.gpt, size)
         if kind == "FSDP2":
             from torch.distributed.device_mesh import init_device_mesh
             from torch.distributed.fsdp import fully_shard
@@ -358,12 +339,9 @@ def test_sharding(timed: Timed, kind: str, size: Size, tables: Tables) -> None:
             return training(ddp, loss)
         from torch.distributed.optim import ZeroRedundancyOptimizer
 
-        return training(
-            ddp,
-            loss,
-            ZeroRedundancyOptimizer(
-                ddp.parameters(), torch.optim.SGD, lr=0.001, momentum=0.9
-            ),
+        optimizer = ZeroRedundancyOptimizer(
+            ddp.parameters(), torch.optim.SGD, lr=0.001, momentum=0.9
         )
+        return training(ddp, loss, optimizer)
 
-    tables.get(Latencies).add("Sharding", kind, timed(setup))
+    compared("Sharding", kind, setup)

@@ -11,7 +11,14 @@ from torch.nn.parallel import DistributedDataParallel
 
 from pytest_ddpperf import Context, DdpBenchmark, Result
 from pytest_ddpperf.suite.models import RESNETS
-from pytest_ddpperf.suite.tables import Plot, Scaling, Tables, describe
+from pytest_ddpperf.suite.tables import (
+    PERCENTILES,
+    Plot,
+    Scaling,
+    Tables,
+    describe,
+    percentile_cells,
+)
 from pytest_ddpperf.suite.workloads import (
     Fits,
     Size,
@@ -23,21 +30,21 @@ from pytest_ddpperf.suite.workloads import (
     workload,
 )
 
-PERCENTILES = (50, 75, 90, 95)
-
 
 class SweepTable:
     """The table of the original with the same columns, and the efficiency of the ranks."""
 
     def __init__(self) -> None:
         self._rows: dict[str, dict[SweepRow, Result]] = {}  # by model and row
-        self._images = self._bucket_mb = 0
+        self._images = 0
+        self._bucket_mb = 0
 
     def add(
         self, model: str, row: SweepRow, result: Result, images: int, bucket_mb: int
     ) -> None:
         self._rows.setdefault(model, {})[row] = result
-        self._images, self._bucket_mb = images, bucket_mb
+        self._images = images
+        self._bucket_mb = bucket_mb
 
     def lines(self) -> Iterator[str]:
         result = next(iter(next(iter(self._rows.values())).values()))
@@ -45,23 +52,22 @@ class SweepTable:
         yield "PyTorch distributed benchmark suite"
         yield "-----------------------------------"
         yield ""
-        further = (
+        yield from describe(
+            result,
             f"* Distributed backend: {result.backend}",
             f"* Maximum bucket size: {self._bucket_mb}MB",
+            heading="--- nvidia-smi topo -m ---",
         )
-        yield from describe(result, *further, heading="--- nvidia-smi topo -m ---")
         yield "--------------------------"
-        for model, by_row in sorted(
-            self._rows.items(), key=lambda row: list(RESNETS).index(row[0])
-        ):
+        titles = f"{'sec/iter':>14}{'ex/sec':>10}" * len(PERCENTILES)
+        for model in RESNETS:
+            by_row = self._rows.get(model)
+            if by_row is None:
+                continue
             yield ""
             yield f"Benchmark: {model} with batch size {self._images}"
             yield ""
-            yield (
-                " " * 22
-                + f"{'sec/iter':>14}{'ex/sec':>10}" * len(PERCENTILES)
-                + "  efficiency"
-            )
+            yield f"{'':22}{titles}  efficiency"
             for row, result in sorted(by_row.items()):
                 yield self._row(row, result, by_row.get(SweepRow(1, 1)))
 
@@ -71,13 +77,11 @@ class SweepTable:
     def _row(self, row: SweepRow, result: Result, alone: Result | None) -> str:
         kind = "GPUs" if result.environment.key.get("device_type") == "cuda" else "CPUs"
         text = f"{max(row.ranks, 1):4d} {kind} -- {row.title:>8}:"
-        for q in PERCENTILES:
-            seconds = result.percentile(q)
-            text += f"  p{q:02d}:  {seconds:1.3f}s  {self._images / seconds:6.0f}/s"
+        text += percentile_cells(result.percentile, self._images)
         # A single rank may have a device that many have not.
         if alone is None or alone.backend != result.backend or not row.ranks:
             return text
-        return text + f"  {alone.p50 / result.p50:9.0%}"
+        return f"{text}  {alone.p50 / result.p50:9.0%}"
 
 
 @pytest.mark.ddp(world_size=1)  # each parameter has its own

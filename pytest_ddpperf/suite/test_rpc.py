@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 import random
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -20,18 +21,24 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 import torch.distributed.autograd as dist_autograd
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed import rpc
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.distributed.nn import RemoteModule  # type: ignore[attr-defined]
 from torch.distributed.rpc import RRef
 from torch.nn.parallel import DistributedDataParallel
 
 from pytest_ddpperf import Result, RpcBenchmark, RpcContext
-from pytest_ddpperf.suite.tables import Tables, describe, spread_of
-from pytest_ddpperf.suite.workloads import Step, read_option
+from pytest_ddpperf.suite.tables import (
+    PERCENTILES,
+    Tables,
+    describe,
+    percentile_cells,
+    spread_of,
+)
+from pytest_ddpperf.suite.workloads import Step, add_hook, read_option, training
 
 # --- DDP and RPC
 
@@ -39,7 +46,6 @@ EMBEDDINGS = 300  # rows of each table
 COLUMNS = 64  # of each table
 CLASSES = 8
 BATCHES = 10  # of an epoch
-PERCENTILES = (50, 75, 90, 95)
 ORIGINALS = 8  # trainers, and parameter servers
 
 # indices, offsets of the bags, a target for each bag
@@ -54,13 +60,15 @@ class HybridModel(nn.Module):
         self.tables = tables  # RRefs of EmbeddingBags, or RemoteModules
         self._device = device
         # As in the original, with a single ReLU.
-        layers = [
-            *(nn.Linear(COLUMNS * len(tables), 256), nn.Linear(256, 128), nn.ReLU()),
-            *(nn.Linear(128, 64), nn.Linear(64, 32), nn.Linear(32, CLASSES)),
-        ]
-        self.dense: nn.Module = DistributedDataParallel(
-            nn.Sequential(*layers).to(device)
+        layers = nn.Sequential(
+            nn.Linear(COLUMNS * len(tables), 256),
+            nn.Linear(256, 128),
+            nn.ReLU(),
+            nn.Linear(128, 64),
+            nn.Linear(64, 32),
+            nn.Linear(32, CLASSES),
         )
+        self.dense: nn.Module = DistributedDataParallel(layers.to(device))
 
     def forward(self, indices: Tensor, offsets: Tensor) -> Tensor:
         """Return the scores: bags x CLASSES."""
@@ -68,8 +76,7 @@ class HybridModel(nn.Module):
         for table in self.tables:  # one after another
             module = table if isinstance(table, RemoteModule) else table.rpc_sync()
             lookups.append(module.forward(indices, offsets))
-        scores: Tensor = self.dense(torch.cat(lookups, dim=1).to(self._device))
-        return scores
+        return self.dense(torch.cat(lookups, dim=1).to(self._device))
 
     def parameter_references(self) -> list[RRef[Any]]:
         """Return references to all parameters, local and remote, for a DistributedOptimizer."""
@@ -110,33 +117,31 @@ def hybrid_lines(result: Result) -> Iterator[str]:
     yield ""
     yield "------------------  PyTorch Distributed Benchmark (DDP and RPC) ---------------------"
     yield ""
-    yield (" " * 18 + "  sec/epoch  epoch/sec  " * len(PERCENTILES)).rstrip()
-    trainers = range(len(result.samples[0]))
-    examples = [
-        fmean(
+    titles = "  sec/epoch  epoch/sec  " * len(PERCENTILES)
+    yield f"{'':18}{titles}".rstrip()
+    all_steps: list[float] = []
+    all_examples = 0.0
+    for trainer in range(result.world_size):
+        examples = fmean(
             count or 0.0
             for launch in result.recorded["examples"]
             for count in launch[trainer]
         )
-        for trainer in trainers
-    ]
-    durations = [
-        [step for launch in result.samples for step in launch[trainer]]
-        for trainer in trainers
-    ]
-    for trainer in trainers:
-        yield _row(f"Trainer{trainer}", durations[trainer], examples[trainer])
-    yield _row("All", [step for own in durations for step in own], sum(examples))
+        steps = [step for launch in result.samples for step in launch[trainer]]
+        yield _row(f"Trainer{trainer}", steps, examples)
+        all_steps += steps
+        all_examples += examples
+    yield _row("All", all_steps, all_examples)
 
 
-def _row(who: str, durations: Sequence[float], examples: float) -> str:
-    taken = torch.tensor(durations, dtype=torch.float64)
-    text = f"{who:>12}:"
-    for q in PERCENTILES:
+def _row(who: str, steps: Sequence[float], examples: float) -> str:
+    taken = torch.tensor(steps, dtype=torch.float64)
+
+    def percentile(q: float) -> float:
         # interpolated linearly, as in the original
-        seconds = float(taken.quantile(q / 100))
-        text += f"  p{q:02d}:  {seconds:1.3f}s  {examples / seconds:6.0f}/s"
-    return text
+        return float(taken.quantile(q / 100))
+
+    return f"{who:>12}:{percentile_cells(percentile, examples)}"
 
 
 TABLE: tuple[Any, ...] = nn.EmbeddingBag, (EMBEDDINGS, COLUMNS), {"mode": "sum"}
@@ -159,7 +164,7 @@ def trainer(ctx: RpcContext, tables: Sequence[Any]) -> Callable[[], int]:
 
     torch.manual_seed(ctx.seed)
     model = HybridModel(tables, ctx.device)
-    optimizer: Any = DistributedOptimizer(  # type: ignore[no-untyped-call]
+    optimizer: Any = DistributedOptimizer(
         torch.optim.SGD, model.parameter_references(), lr=0.05
     )
     batches = epoch_of_batches(random.Random(ctx.rank))
@@ -182,24 +187,13 @@ def test_hybrid(rpc_benchmark: RpcBenchmark, pytestconfig: Any, tables: Tables) 
     """Embeddings on parameter servers by RPC, dense layers under DDP: an epoch's time (PyTorch's
     DDP+RPC benchmark); the same with RemoteModules."""
     # As many as in the original if there is a core for each.
-    cores = (
-        len(os.sched_getaffinity(0))
-        if hasattr(os, "sched_getaffinity")
-        else os.cpu_count() or 1
-    )
-    carried = ORIGINALS if cores > 2 * ORIGINALS else 2
-    trainers, servers = (
-        None if read_option(pytestconfig, option, None) else carried
-        for option in ("ddp_trainers", "ddp_parameter_servers")
-    )
+    cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count()
+    roles: dict[str, Any] = {}
+    for role in ("trainers", "parameter_servers"):
+        if not read_option(pytestconfig, f"ddp_{role}", None):
+            roles[role] = ORIGINALS if (cores or 1) > 2 * ORIGINALS else 2
     for name, made in ((None, master), ("RemoteModule", master_of_modules)):
-        result = rpc_benchmark(
-            trainer,
-            master=made,
-            trainers=trainers,
-            parameter_servers=servers,
-            name=name,
-        )
+        result = rpc_benchmark(trainer, master=made, name=name, **roles)
         tables.add_text(hybrid_lines(result))
 
 
@@ -213,15 +207,18 @@ ON_CPU = pytest.mark.ddp(device="cpu", backend="gloo")
 
 
 def _add_round(
-    tables: Tables, workload: str, result: Result, count: int, unit: str
+    tables: Tables, workload: str, result: Result, unit: str, count: int
 ) -> None:
-    """Show latency and throughput; `count` is the work of all trainers in a step."""
+    """Show latency and throughput; `count` is the work of a trainer in a step."""
     title = "Over RPC (p50 of a step; from the fastest launch to the slowest)"
+    rate = count * result.world_size / result.p50
     tables.add(
         title,
-        workload=workload,
-        step=spread_of(result),
-        rate=f"{count / result.p50:,.0f} {unit}/s",
+        {
+            "workload": workload,
+            "step": spread_of(result),
+            "rate": f"{rate:,.0f} {unit}/s",
+        },
     )
 
 
@@ -257,42 +254,36 @@ def test_parameter_server(rpc_benchmark: RpcBenchmark, tables: Tables) -> None:
     def trainer(ctx: RpcContext) -> Step:
         torch.manual_seed(ctx.seed + ctx.rank)
         servers = ctx.workers["parameter_server"]
-        inputs, targets = torch.randn(BATCH, WIDTH), torch.randn(BATCH, WIDTH)
+        inputs = torch.randn(BATCH, WIDTH)
+        targets = torch.randn(BATCH, WIDTH)
 
         def step() -> None:
             pulled = [rpc.rpc_async(server, pull) for server in servers]
             shares = [future.wait() for future in pulled]
-            parameters = {
-                number: layer.requires_grad_()
-                for share in shares
-                for number, layer in share.items()
-            }
+            parameters: dict[int, Tensor] = {}
+            for share in shares:
+                parameters |= share
             values = inputs
             for number in range(layers):
-                values = torch.tanh(values @ parameters[number])
-            F.mse_loss(values, targets).backward()  # type: ignore[no-untyped-call]
-            pushed = [
-                rpc.rpc_async(
-                    server,
-                    push,
-                    ({number: parameters[number].grad for number in share},),
-                )
-                for server, share in zip(servers, shares, strict=True)
-            ]
+                values = torch.tanh(values @ parameters[number].requires_grad_())
+            F.mse_loss(values, targets).backward()
+            pushed = []
+            for server, share in zip(servers, shares, strict=True):
+                gradients = {number: layer.grad for number, layer in share.items()}
+                pushed.append(rpc.rpc_async(server, push, (gradients,)))
             for future in pushed:
                 future.wait()
 
         return step
 
     result = rpc_benchmark(trainer, parameter_server=parameter_server, batch_size=BATCH)
-    _add_round(
-        tables, "parameter server", result, BATCH * len(result.samples[0]), "examples"
-    )
+    _add_round(tables, "parameter server", result, "examples", BATCH)
 
 
 # --- a server of gradients
 
-ROWS, SEQUENCE = 1000, 16  # of an embedding, and of a sentence
+ROWS = 1000  # of an embedding
+SEQUENCE = 16  # words of a sentence
 
 _arrived: dict[int, tuple[list[Tensor], torch.futures.Future[Tensor]]] = {}  # by bucket
 
@@ -315,10 +306,7 @@ def average_when_all_arrived(
 def average_on_request(bucket: int, gradient: Tensor, trainers: int) -> Tensor:
     """As `average_when_all_arrived`, but a thread of the server waits for each gradient; a server
     has 16 threads."""
-    future: torch.futures.Future[Tensor] = average_when_all_arrived(
-        bucket, gradient, trainers
-    )
-    return future.wait()
+    return average_when_all_arrived(bucket, gradient, trainers).wait()
 
 
 SERVERS = {"batched": average_when_all_arrived, "by request": average_on_request}
@@ -362,42 +350,36 @@ def test_gradient_server(
         ddp = DistributedDataParallel(net)
         servers = ctx.workers["parameter_server"]
 
-        def reduce(bucket: Any) -> torch.futures.Future[Tensor]:
-            gradient, number = bucket.buffer(), bucket.index()
-            if gradient.is_sparse in TO_SERVER[sent]:
-                asked = number, gradient, ctx.world_size
-                answer: torch.futures.Future[Tensor] = rpc.rpc_async(
-                    servers[number % len(servers)], SERVERS[server], asked
-                )
-                return answer
-            work = dist.all_reduce(gradient, async_op=True)
-            assert work is not None
-            summed: torch.futures.Future[list[Tensor]] = work.get_future()
-            return summed.then(lambda done: done.value()[0] / ctx.world_size)
+        def reduce(group: Any, bucket: Any) -> torch.futures.Future[Tensor]:
+            gradient = bucket.buffer()
+            if gradient.is_sparse not in TO_SERVER[sent]:
+                return default_hooks.allreduce_hook(group, bucket)
+            number = bucket.index()
+            return rpc.rpc_async(
+                servers[number % len(servers)],
+                SERVERS[server],
+                (number, gradient, ctx.world_size),
+            )
 
-        # Without annotations, which DDP would compare with its own types.
-        ddp.register_comm_hook(None, lambda state, bucket: reduce(bucket))
+        add_hook(ddp, reduce)
         optimizer = torch.optim.SGD(ddp.parameters(), lr=0.01)
-        words, targets = (
-            torch.randint(ROWS, (BATCH, SEQUENCE)),
-            torch.randint(8, (BATCH,)),
+        words = torch.randint(ROWS, (BATCH, SEQUENCE))
+        targets = torch.randint(8, (BATCH,))
+        return training(
+            ddp, lambda net: F.cross_entropy(net(words), targets), optimizer
         )
 
-        def step() -> None:
-            optimizer.zero_grad()
-            F.cross_entropy(ddp(words), targets).backward()  # type: ignore[no-untyped-call]
-            optimizer.step()
-
-        return step
-
     result = rpc_benchmark(trainer, batch_size=BATCH)
-    workload = f"{gradients} gradients, {sent}" + f", {server}" * bool(TO_SERVER[sent])
-    _add_round(tables, workload, result, BATCH * len(result.samples[0]), "examples")
+    workload = f"{gradients} gradients, {sent}"
+    if TO_SERVER[sent]:
+        workload += f", {server}"
+    _add_round(tables, workload, result, "examples", BATCH)
 
 
 # --- an agent and its observers
 
-STATE, ACTIONS = 64, 8
+STATE = 64
+ACTIONS = 8
 ACTIONS_A_ROUND = 5  # of each observer
 
 # in the agent
@@ -438,13 +420,8 @@ def test_agent_and_observers(
         return round_of_all
 
     result = rpc_benchmark(agent, trainers=1, parameter_servers=observers)
-    _add_round(
-        tables,
-        f"agent, {observers} observers",
-        result,
-        ACTIONS_A_ROUND * observers,
-        "actions",
-    )
+    actions = ACTIONS_A_ROUND * observers
+    _add_round(tables, f"agent, {observers} observers", result, "actions", actions)
 
 
 # --- a pipeline
@@ -454,7 +431,7 @@ second_stage: list[DistributedDataParallel] = []  # of a parameter server
 
 def run_second_stage(values: Tensor) -> Tensor:
     with lock:  # of several micro-batches, one after the other
-        return torch.as_tensor(second_stage[0](values))
+        return second_stage[0](values)
 
 
 def second_stage_parameters() -> list[Any]:
@@ -481,16 +458,13 @@ def test_pipeline(
 
         torch.manual_seed(ctx.seed)
         next_stage = ctx.workers["parameter_server"][ctx.rank]
-        first_stage = DistributedDataParallel(
-            nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU())
-        )
+        layers = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU())
+        first_stage = DistributedDataParallel(layers)
         parameters = rpc.rpc_sync(next_stage, second_stage_parameters)
         parameters += [rpc.RRef(parameter) for parameter in first_stage.parameters()]
-        optimizer: Any = DistributedOptimizer(torch.optim.SGD, parameters, lr=0.05)  # type: ignore[no-untyped-call]
-        inputs, targets = (
-            torch.randn(parts, BATCH // parts, WIDTH),
-            torch.randint(10, (BATCH,)),
-        )
+        optimizer: Any = DistributedOptimizer(torch.optim.SGD, parameters, lr=0.05)
+        inputs = torch.randn(parts, BATCH // parts, WIDTH)
+        targets = torch.randint(10, (BATCH,))
 
         def step() -> None:
             with dist_autograd.context() as context:
@@ -500,10 +474,9 @@ def test_pipeline(
                     for part in inputs
                 ]
                 computed = time.perf_counter()
-                loss = F.cross_entropy(
-                    torch.cat([future.wait() for future in scores]), targets
-                )
+                received = torch.cat([future.wait() for future in scores])
                 waited = time.perf_counter() - computed
+                loss = F.cross_entropy(received, targets)
                 dist_autograd.backward(context, [loss])  # type: ignore[attr-defined]
                 optimizer.step(context)
             ctx.record("bubble", waited / (computed - began + waited))
@@ -517,17 +490,13 @@ def test_pipeline(
         parameter_servers=pipelines,
         batch_size=BATCH,
     )
-    waited = fmean(
+    shares = [
         share or 0.0
         for launch in result.recorded["bubble"]
-        for own in launch
-        for share in own
-    )
-    bubble = f"bubble {waited:.0%} of forward (ideal {1 / (parts + 1):.0%})"
-    _add_round(
-        tables,
-        f"pipeline, {parts} part{'s' * (parts > 1)}, {bubble}",
-        result,
-        BATCH * pipelines,
-        "examples",
-    )
+        for of_rank in launch
+        for share in of_rank
+    ]
+    bubble = f"bubble {fmean(shares):.0%} of forward (ideal {1 / (parts + 1):.0%})"
+    several = "s" if parts > 1 else ""
+    workload = f"pipeline, {parts} part{several}, {bubble}"
+    _add_round(tables, workload, result, "examples", BATCH)

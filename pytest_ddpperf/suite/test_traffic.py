@@ -27,10 +27,11 @@ from pytest_ddpperf import (
     node_count,
 )
 from pytest_ddpperf.suite.tables import Tables
-from pytest_ddpperf.suite.workloads import Size
+from pytest_ddpperf.suite.workloads import Size, Step, training
 
 BATCHES = (1, 4, 16)
-CHANNELS, PIXELS = 8, 12  # of what goes over the boundary
+CHANNELS = 8  # of what goes over the boundary
+PIXELS = 12  # of its edge
 FLOAT = 4  # bytes
 OPTIMIZERS: dict[str, Callable[[nn.Module], torch.optim.Optimizer]] = {
     "SGD": lambda net: torch.optim.SGD(net.parameters(), lr=0.1),
@@ -43,8 +44,10 @@ second_part: list[nn.Module] = []  # on a parameter server
 def _add_traffic(
     tables: Tables, trained: str, batch: int, way: str, count: int
 ) -> None:
-    title = "Bytes of tensors that a step sends, by batch size"
-    tables.add(title, trained=trained, batch=batch, way=way, bytes=f"{count:,}")
+    tables.add(
+        "Bytes of tensors that a step sends, by batch size",
+        {"trained": trained, "batch": batch, "way": way, "bytes": f"{count:,}"},
+    )
 
 
 def counted(result: Result, counter: str) -> int:
@@ -63,19 +66,11 @@ def test_ddp_traffic(
     """DDP reduces as many bytes as there are gradients, whatever the batch size and the
     optimizer."""
 
-    def setup(ctx: Context) -> Callable[[], None]:
-        net = DistributedDataParallel(
-            nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 8)).to(ctx.device)
-        )
-        chosen = OPTIMIZERS[optimizer](net)
+    def setup(ctx: Context) -> Step:
+        layers = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 8))
+        net = DistributedDataParallel(layers.to(ctx.device))
         inputs = torch.randn(batch, 64, device=ctx.device)
-
-        def step() -> None:
-            chosen.zero_grad()
-            net(inputs).sum().backward()
-            chosen.step()
-
-        return step
+        return training(net, lambda net: net(inputs).sum(), OPTIMIZERS[optimizer](net))
 
     result = ddp_benchmark(setup)
     gradients = (64 * 64 + 64 + 64 * 8 + 8) * FLOAT
@@ -86,7 +81,7 @@ def test_ddp_traffic(
 
 def run_second_part(values: Tensor, uses: int) -> Tensor:
     """Use the values so often. Called by a trainer."""
-    outputs = [torch.as_tensor(second_part[0](values)) for _ in range(uses)]
+    outputs = [second_part[0](values) for _ in range(uses)]
     return torch.stack(outputs).sum(0)
 
 
@@ -105,7 +100,7 @@ def test_rpc_traffic(
             nn.Conv2d(CHANNELS, CHANNELS, 3, padding=1, device=ctx.device)
         )
 
-    def trainer(ctx: RpcContext) -> Callable[[], None]:
+    def trainer(ctx: RpcContext) -> Step:
         first_part = nn.Conv2d(3, CHANNELS, 3, padding=1, device=ctx.device)
         images = torch.randn(batch, 3, PIXELS, PIXELS, device=ctx.device)
         (server,) = ctx.workers["parameter_server"]
@@ -127,13 +122,10 @@ def test_rpc_traffic(
     for way in ("forward", "backward"):
         sent = counted(result, f"rpc.bytes.{way}")
         assert sent == 2 * boundary
-        _add_traffic(
-            tables,
-            f"RPC by {call}" + f", used {uses} times" * (uses > 1),
-            batch,
-            way,
-            sent,
-        )
+        trained = f"RPC by {call}"
+        if uses > 1:
+            trained += f", used {uses} times"
+        _add_traffic(tables, trained, batch, way, sent)
 
 
 # --- on the wire
@@ -152,18 +144,15 @@ def bytes_sent(*, loopback: bool) -> int | None:
     """Return the bytes that all processes of this network namespace have sent, over loopback or
     over all other interfaces; None if unknown."""
     try:
-        lines = [
-            line.replace(":", ": ").split()
-            for line in Path("/proc/net/dev").read_text().splitlines()
-            if ":" in line
-        ]
+        lines = Path("/proc/net/dev").read_text().splitlines()
     except OSError:
         return None
-    return sum(
-        int(sent)
-        for name, *received, sent in (line[:10] for line in lines)
-        if (name == "lo:") == loopback
-    )
+    sent = 0
+    for line in lines:
+        name, is_interface, counts = line.partition(":")
+        if is_interface and (name.strip() == "lo") == loopback:
+            sent += int(counts.split()[8])
+    return sent
 
 
 def on_the_wire(ctx: Context, op: str) -> tuple[int, float] | str:
@@ -192,10 +181,10 @@ def on_the_wire(ctx: Context, op: str) -> tuple[int, float] | str:
         dist.barrier()
         call()
         dist.barrier()
-        counted = torch.tensor(
-            ((bytes_sent(loopback=is_one_node) or 0) - before) * (ctx.local_rank == 0)
-        )
-        dist.all_reduce(counted)  # of one rank of each node
+        counted = torch.tensor((bytes_sent(loopback=is_one_node) or 0) - before)
+        if ctx.local_rank:  # one rank counts for each node
+            counted.zero_()
+        dist.all_reduce(counted)
         taken.append(int(counted))
     return payload, median(taken)
 
@@ -210,20 +199,26 @@ def test_wire(
     counts = ddp_run(on_the_wire, op)
     if isinstance(counts[0], str):
         pytest.skip(counts[0])
-    ranks, (payload, sent) = len(counts), counts[0]
-    if nodes > 1 and not sent:
-        pytest.skip("nothing went over an interface but loopback")
-    # between nodes, a node is as one rank
-    least = RINGS[op](nodes if nodes > 1 else ranks) * payload
-    where = f"between {nodes} nodes" if nodes > 1 else "over loopback"
+    ranks = len(counts)
+    payload, sent = counts[0]
+    senders = ranks
+    where = "over loopback"
+    if nodes > 1:
+        if not sent:
+            pytest.skip("nothing went over an interface but loopback")
+        senders = nodes  # between nodes, a node is as one rank
+        where = f"between {nodes} nodes"
+    least = RINGS[op](senders) * payload
     tables.add(
         f"Bytes that all ranks send {where}: the least of a ring, and what the system counts",
-        sent_by=op,
-        ranks=ranks,
-        payload=f"{payload:,}",
-        ring=f"{least:,.0f}",
-        counted=f"{sent:,.0f}",
-        share=f"{sent / payload:.2f} x payload",
+        {
+            "sent by": op,
+            "ranks": ranks,
+            "payload": f"{payload:,}",
+            "ring": f"{least:,.0f}",
+            "counted": f"{sent:,.0f}",
+            "share": f"{sent / payload:.2f} x payload",
+        },
     )
     assert sent >= least
 
@@ -239,7 +234,7 @@ def test_wire_of_rpc(
         pytest.skip("on one machine RPC goes through shared memory")
     payload = 1_000_000
 
-    def trainer(ctx: RpcContext) -> Callable[[], None]:
+    def trainer(ctx: RpcContext) -> Step:
         (server,) = ctx.workers["parameter_server"]
         values = torch.zeros(payload // FLOAT)
 
@@ -261,14 +256,13 @@ def test_wire_of_rpc(
     )
     if sent < payload:
         pytest.skip("the nodes share memory: the tensor went over no interface")
-    title = (
-        f"Bytes that an RPC with a tensor there and back sends between {nodes} nodes"
-    )
     tables.add(
-        title,
-        tensor=f"{payload:,}",
-        counted=f"{sent:,.0f}",
-        share=f"{sent / payload:.2f} x tensor",
+        f"Bytes that an RPC with a tensor there and back sends between {nodes} nodes",
+        {
+            "tensor": f"{payload:,}",
+            "counted": f"{sent:,.0f}",
+            "share": f"{sent / payload:.2f} x tensor",
+        },
     )
     assert sent >= 2 * payload
 
@@ -299,9 +293,11 @@ def test_nccl_algorithm(
         wire = RINGS["all_reduce"](result.world_size) * result.size
         tables.add(
             "All-reduce by NCCL's algorithm (p50; on the wire: of all ranks, by arithmetic)",
-            algorithm=f"{variable}={value}",
-            bytes=f"{result.size:,}",
-            on_the_wire=f"{wire:,.0f}",
-            step=f"{result.p50:.6f}s",
-            busbw=f"{result.busbw:.2f} GB/s",
+            {
+                "algorithm": f"{variable}={value}",
+                "bytes": f"{result.size:,}",
+                "on the wire": f"{wire:,.0f}",
+                "step": f"{result.p50:.6f}s",
+                "busbw": f"{result.busbw:.2f} GB/s",
+            },
         )

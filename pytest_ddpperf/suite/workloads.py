@@ -4,8 +4,10 @@ random."""
 from __future__ import annotations
 
 import inspect
+import math
 import resource
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -54,6 +56,11 @@ class Size:
     tokens: int  # of a sequence
     most_bytes: int  # of a collective's buffer
     sequences: int = 4  # per step, over all ranks
+
+    @property
+    def gpt(self) -> str:
+        """The name of the smallest GPT."""
+        return self.gpts[0]
 
 
 # DDP rebuilds its buckets after the first step: three warm-up steps are enough to see that
@@ -121,30 +128,29 @@ class SweepRow(NamedTuple):
     @property
     def title(self) -> str:
         """The row's name in the table."""
-        return (
-            f"{self.machines}M/{self.ranks // self.machines}G"
-            if self.ranks
-            else "no ddp"
-        )
+        if not self.ranks:
+            return "no ddp"
+        return f"{self.machines}M/{self.ranks // self.machines}G"
 
 
 def uses_cuda(config: pytest.Config, ranks: int) -> bool:
     """Whether so many ranks of one machine have a CUDA device each, as the plugin chooses."""
-    device, backend = (
-        read_option(config, f"ddp_{name}", "auto") for name in ("device", "backend")
-    )
-    if device != "auto" or backend != "auto":
-        return bool(device == "cuda" or (device == "auto" and backend == "nccl"))
+    device = read_option(config, "ddp_device", "auto")
+    if device != "auto":
+        return device == "cuda"
+    backend = read_option(config, "ddp_backend", "auto")
+    if backend != "auto":
+        return backend == "nccl"
     return torch.cuda.device_count() >= ranks
 
 
 def chosen_size(config: pytest.Config) -> Size:
     """Return the size of the run."""
     name = read_option(config, "ddp_suite_size", "auto")
-    ranks = -(-largest_world(config) // node_count(config))
-    return SIZES[
-        ("full" if uses_cuda(config, ranks) else "small") if name == "auto" else name
-    ]
+    if name == "auto":
+        ranks = math.ceil(largest_world(config) / node_count(config))
+        name = "full" if uses_cuda(config, ranks) else "small"
+    return SIZES[name]
 
 
 # --- training
@@ -161,13 +167,14 @@ def time_step(
 ) -> Result:
     """Time the step of a set-up, unless its model does not fit; by default the model is the first
     GPT of the size. A step may have several iterations."""
-    model = model or size.gpts[0]
-    if model in GPTS and model not in size.gpts:
-        pytest.skip(f"GPT {model} is too large for --ddp-suite-size {size.name}")
+    model = model or size.gpt
+    batch_size = size.images
+    if model in GPTS:
+        batch_size = iterations * tokens
+        if model not in size.gpts:
+            pytest.skip(f"GPT {model} is too large for --ddp-suite-size {size.name}")
     fits(model)
-    return ddp_benchmark(
-        setup, batch_size=iterations * tokens if model in GPTS else size.images
-    )
+    return ddp_benchmark(setup, batch_size=batch_size)
 
 
 def share_of(size: Size, world_size: int) -> int:
@@ -229,16 +236,16 @@ class _Uninitialised(TorchFunctionMode):
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
-        is_random = func.__name__ in ("normal_", "uniform_", "kaiming_uniform_")
-        return [*args, *kwargs.values()][0] if is_random else func(*args, **kwargs)
+        if func.__name__ in ("normal_", "uniform_", "kaiming_uniform_"):
+            return args[0] if args else kwargs["tensor"]
+        return func(*args, **kwargs)
 
 
 def gradient_bytes(model: str, size: Size) -> int:
     """Return the bytes of a model's gradients."""
     with torch.device("meta"), _Uninitialised():
-        return 4 * sum(
-            parameter.numel() for parameter in _make_net(model, size).parameters()
-        )
+        net = _make_net(model, size)
+    return sum(parameter.nbytes for parameter in net.parameters())
 
 
 def training(
@@ -249,7 +256,7 @@ def training(
 
     def step() -> None:
         optimizer.zero_grad()
-        loss(net).backward()  # type: ignore[no-untyped-call]
+        loss(net).backward()
         optimizer.step()
 
     return step
@@ -261,22 +268,36 @@ def ddp_training(
     size: Size,
     *,
     sequences: int | None = None,
+    prepare: Callable[[DistributedDataParallel], object] | None = None,
     **options: Any,
 ) -> Step:
     """Return a training step of a model under DDP with these options; `sequences` as of a
-    `workload`."""
+    `workload`. `prepare` is called with the wrapped model."""
     net, loss = workload(ctx, model, size, sequences=sequences)
-    return training(DistributedDataParallel(net, **options), loss)
+    ddp = DistributedDataParallel(net, **options)
+    if prepare is not None:
+        prepare(ddp)
+    return training(ddp, loss)
+
+
+# The first argument is the hook's state; torch's own hooks take a process group, or None for all
+# ranks.
+Hook = Callable[[Any, Any], torch.futures.Future[Tensor]]
+
+
+def add_hook(ddp: DistributedDataParallel, hook: Hook, state: object = None) -> None:
+    """Let a hook reduce the buckets of DDP."""
+    # Without annotations, which DDP would compare with its own types, and under a name for which it
+    # has no rules.
+    ddp.register_comm_hook(state, lambda state, bucket: hook(state, bucket))
 
 
 def no_buffers() -> dict[str, bool]:
     """Return DDP's argument for not synchronising buffers, by its name in this torch."""
     names = inspect.signature(DistributedDataParallel.__init__).parameters
-    return {
-        "forward_sync_buffers"
-        if "forward_sync_buffers" in names
-        else "broadcast_buffers": False
-    }
+    if "forward_sync_buffers" in names:
+        return {"forward_sync_buffers": False}
+    return {"broadcast_buffers": False}
 
 
 # --- memory
@@ -292,27 +313,19 @@ class Need(NamedTuple):
     def require(self) -> None:
         """Skip a test whose ranks need more than is free."""
         if self.each * self.ranks > self.free:
-            ranks = f" on each of {self.ranks} ranks" * (self.ranks > 1)
-            pytest.skip(
-                f"needs about {self.each / 2**30:.1f} GiB{ranks}, {self.free / 2**30:.1f} GiB are"
-                " free"
-            )
+            each = f"about {self.each / 2**30:.1f} GiB"
+            if self.ranks > 1:
+                each += f" on each of {self.ranks} ranks"
+            pytest.skip(f"needs {each}, {self.free / 2**30:.1f} GiB are free")
 
 
 def free_memory() -> float:
     """Return the bytes of this machine's memory that are free; infinity if unknown."""
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-    except OSError:
-        return float("inf")
-    return next(
-        (
-            int(line.split()[1]) * 1024.0
-            for line in lines
-            if line.startswith("MemAvailable:")
-        ),
-        float("inf"),
-    )
+    with suppress(OSError):
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024.0
+    return math.inf
 
 
 def first_step(
@@ -322,9 +335,12 @@ def first_step(
     others wait."""
     if ctx.local_rank:
         return None
-    on_cpu = ctx.device.type == "cpu"
-    free = free_memory() if on_cpu else torch.accelerator.get_memory_info(ctx.device)[0]
-    ranks = ctx.local_world_size if on_cpu else 1  # each has a device of its own
+    if ctx.device.type == "cpu":
+        free: float = free_memory()
+        ranks = ctx.local_world_size
+    else:
+        free, _ = torch.accelerator.get_memory_info(ctx.device)
+        ranks = 1  # each has a device of its own
     gradients = gradient_bytes(model, size)
     if COPIES * gradients * ranks > free:  # too much to be tried
         return Need(COPIES * gradients, ranks, free)

@@ -33,8 +33,7 @@ class Wrapper(nn.Module):
             dist.broadcast(parameter.data, 0)
 
     def forward(self, *inputs: Tensor) -> Tensor:
-        output: Tensor = self.module(*inputs)
-        return output
+        return self.module(*inputs)
 
     def finish(self) -> None:
         """Average the gradients over ranks."""
@@ -89,7 +88,7 @@ class Bucketed(Wrapper):
             missing = {id(parameter) for parameter in bucket}
             hook = partial(self._count_down, bucket, missing)
             for parameter in bucket:
-                parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
+                parameter.register_post_accumulate_grad_hook(hook)
 
     def _count_down(
         self, bucket: Sequence[Tensor], missing: set[int], parameter: Tensor

@@ -1,5 +1,14 @@
-"""Whole pytest runs on real Gloo ranks. Importing torch takes three seconds, so runs share this
-process and its rank servers unless a test asks for a process of its own."""
+"""Whole pytest runs on real Gloo ranks.
+
+A run of the fixture `run` differs from a user's in two ways, unless the test asks for a process of
+its own:
+
+- It is in this process, and takes the rank servers that earlier runs started. A user's run starts
+  its own, which import torch for three seconds. So `RankServer` and `Templates` are replaced by
+  `KeptServer` and `KeptTemplates`, which pass everything on and do not end with a run.
+- Reports have one line for each sentence, however long, so that a pattern can match it. So
+  `text.wrapped` is replaced. tests/unit/test_report.py has how lines are wrapped.
+"""
 
 from __future__ import annotations
 
@@ -195,7 +204,8 @@ def run(
     def run(
         *args: str, small: bool = True, benchmark: bool = False, own: bool = False
     ) -> pytest.RunResult:
-        """`own`: in a process of its own, with a rank server of its own."""
+        """Run in this process with the kept rank servers (see the module's docstring); with `own`,
+        in a process of its own as a user does, where nothing is replaced."""
         fixed = ["-p", "no:randomly", "-p", "no:cacheprovider"]
         fixed += [] if benchmark else ["-p", "no:benchmark"]
         fixed += SMALL if small else []
@@ -205,7 +215,6 @@ def run(
             patch.syspath_prepend(str(pytester.path))  # as `python -m pytest` has it
             patch.setattr(launcher, "RankServer", kept_servers.rank_server)
             patch.setattr(template, "Templates", kept_servers.templates)
-            # so that one pattern fits a line
             patch.setattr(text, "wrapped", lambda line, *width: [line])
             return pytester.runpytest_inprocess(*fixed, *args)
 

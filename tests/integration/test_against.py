@@ -1,5 +1,5 @@
-"""Another version measured beside the code at hand. After each run the repository is byte for byte
-as it was."""
+"""Another version, measured next to the working tree. After each run the repository is byte for
+byte as it was."""
 
 from __future__ import annotations
 
@@ -106,10 +106,15 @@ def repository(
     return repository
 
 
-def test_a_slower_version_is_caught_and_named_and_what_the_other_lacks_has_no_baseline(
+def measured(report: Any, name: str) -> Any:
+    """Return the measurement of a test in a JSON report."""
+    return next(m for m in report["measurements"] if m["nodeid"].endswith(name))
+
+
+def test_a_slower_version_is_caught_and_named_in_every_report(
     repository: Repository, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is found by a link from outside the repository."""
+    """The slower package is found by a link from outside the repository."""
     linked = repository.top.parent / "linked"
     linked.mkdir()
     (linked / "speed").symlink_to(repository.root / "src/speed")
@@ -121,21 +126,83 @@ def test_a_slower_version_is_caught_and_named_and_what_the_other_lacks_has_no_ba
         "tests/test_step.py",
         STEP,
         """
-        import pathlib, sqlite3
-
         def test_slower(ddp_benchmark):
             result = ddp_benchmark(lambda ctx: lasting(ctx, speed.MILLISECONDS), batch_size=4)
             assert result.verdict != "PASS"
 
         @pytest.mark.ddp(turns="launches")
-        @pytest.mark.parametrize("size", speed.SIZES)
-        def test_size(ddp_benchmark, size):
+        def test_whole_launches(ddp_benchmark):
             ddp_benchmark(lasting)
 
-        def test_two(ddp_benchmark):
+        def test_three(ddp_benchmark):
             ddp_benchmark(lasting, name="first")
             ddp_benchmark(lasting, name="ungated", gate=False)
             ddp_benchmark(lasting, name="last")
+    """,
+    )
+    repository.write("src/speed/__init__.py", SECOND)
+    second = repository.commit()
+    # Uncommitted work is of the current side, tests are on both.
+    repository.write("src/speed/__init__.py", SECOND + "# more\n")
+    monkeypatch.setenv("GITHUB_ACTIONS", "true")
+    with repository.untouched():
+        reports = "--ddp-json=out/run.json", "--junitxml=out/junit.xml"
+        result = run("tests", "--ddp-against", "HEAD~1", *FEW, *reports)
+    assert result.ret == 1
+    against = f"HEAD~1 ({repository.first[:7]})"
+    result.stdout.fnmatch_lines(
+        [
+            f"ddpperf: against {against}",
+            "REGRESSED: step time p50 * (limit 300 %)",
+            "why: *changed: python code/src/speed/__init__.py",
+            "  p50 * 300 %",
+            (
+                f"measured: 4 interleaved launches of each side; {against} and {second[:7]} with"
+                " uncommitted changes"
+            ),
+        ]
+    )
+    assert (
+        last_line(result)
+        == f"compared with {against}: 1 regressed, 3 passed, 1 not gated (4 of 5 compared)"
+    )
+    text = result.stdout.str()
+    assert "accept:" not in text
+    title = "REGRESSED%3A tests/test_step.py%3A%3Atest_slower"
+    file = "python code/src/speed/__init__.py"
+    annotation = f"::error title={title},file={file},line=2::REGRESSED p50 "
+    assert f"\n{annotation}" in text
+
+    junit = (repository.root / "out/junit.xml").read_text()
+    for name, value in (("against", against), ("against_commit", repository.first)):
+        assert f'<property name="ddpperf.{name}" value="{value}"' in junit
+
+    report = json.loads((repository.root / "out/run.json").read_text())
+    slower = measured(report, "test_slower")
+    baseline_side = slower["baseline_side"]
+    assert baseline_side["version"]["commit"] == repository.first
+    assert baseline_side["version"]["now"] == f"{second}-dirty"
+    assert len(baseline_side["measurement"]["samples"]["step_seconds"]) == 4
+    order = baseline_side["order"]
+    assert [sorted(order[k : k + 2]) for k in range(0, 8, 2)] == [["b", "n"]] * 4
+    steps = slower["measurement"]["samples"]["step_seconds"]
+    assert [sum(pair) for pair in baseline_side["stretches"]] == list(map(len, steps))
+    by_launches = measured(report, "test_whole_launches")
+    assert by_launches["baseline_side"]["stretches"] == []
+
+
+def test_what_cannot_be_measured_on_one_side_says_why(
+    repository: Repository, run: Run
+) -> None:
+    """What the other version lacks or refuses has no baseline. What fails in the current one is
+    red."""
+    repository.write(
+        "tests/test_step.py",
+        STEP,
+        """
+        @pytest.mark.parametrize("size", speed.SIZES)
+        def test_size(ddp_benchmark, size):
+            ddp_benchmark(lasting)
 
         def test_refuses(ddp_benchmark):
             if speed.OLD:
@@ -152,33 +219,6 @@ def test_a_slower_version_is_caught_and_named_and_what_the_other_lacks_has_no_ba
                 if speed.OLD and ctx.rank == 1:
                     os.kill(os.getpid(), signal.SIGKILL)
                 return lasting(ctx)
-            ddp_benchmark(setup)
-
-        def test_one_at_a_time(ddp_benchmark):
-            def setup(ctx):
-                step = lasting(ctx)
-                if ctx.rank == 0:  # as of a fixed port
-                    os.close(os.open(OUT + "/alone", os.O_CREAT | os.O_EXCL))
-                yield step
-                if ctx.rank == 0:
-                    os.unlink(OUT + "/alone")
-
-            os.makedirs(OUT, exist_ok=True)
-            ddp_benchmark(setup)
-
-        def test_locks(ddp_benchmark):
-            # From its fifth step on, rank 0 holds the lock but between two steps of every four.
-            def setup(ctx):
-                database = sqlite3.connect(pathlib.Path(OUT).parents[2] / "database", timeout=0.1, isolation_level=None)
-                step, calls = lasting(ctx, speed.MILLISECONDS), iter(range(1000))
-                def locking():
-                    call = next(calls) - 5
-                    if ctx.rank == 0 and call >= 0 and call % 4 == 0:
-                        if database.in_transaction:
-                            database.execute("COMMIT")
-                        database.execute("BEGIN IMMEDIATE")
-                    step()
-                return locking
             ddp_benchmark(setup)
 
         class Hurried:  # far ahead when both ranks hang
@@ -224,48 +264,14 @@ def test_a_slower_version_is_caught_and_named_and_what_the_other_lacks_has_no_ba
     )
     repository.write("src/speed/__init__.py", SECOND)
     repository.write(
-        "src/speed/new.py",
-        STEP.replace("import speed", "from speed import MILLISECONDS"),
-        """
-        def setup(ctx):
-            return lasting(ctx)
-    """,
+        "src/speed/new.py", STEP, "def setup(ctx):\n    return lasting(ctx)\n"
     )
-    second = repository.commit()
-    # Uncommitted work is of the side at hand, tests are on both.
-    repository.write("src/speed/__init__.py", SECOND + "# more\n")
+    repository.commit()
     with repository.untouched():
-        reports = "--ddp-json=out/run.json", "--junitxml=out/junit.xml"
-        monkeypatch.setenv("GITHUB_ACTIONS", "true")
-        result = run("tests", "--ddp-against", "HEAD~1", *FEW, *reports)
+        result = run("tests", "--ddp-against", "HEAD~1", *FEW)
     assert result.ret == 1
     against = f"HEAD~1 ({repository.first[:7]})"
-    result.stdout.fnmatch_lines(
-        [
-            f"ddpperf: against {against}",
-            "REGRESSED: step time p50 * (limit 300 %)",
-            "why: *changed: python code/src/speed/__init__.py",
-            "  p50 * 300 %",
-            (
-                f"measured: 4 interleaved launches of each side; {against} and {second[:7]} with"
-                " uncommitted changes"
-            ),
-        ]
-    )
-    result.stdout.fnmatch_lines(
-        ["note:     measured one launch after the other: *database is locked*"]
-    )
-    text = result.stdout.str()
-    assert "accept:" not in text
-    assert "test_locks: measured one launch after the other" not in text, (
-        "its failure has that note"
-    )
-    assert "ValueError: broken in the new one" in text
-    slower = "REGRESSED%3A tests/test_step.py%3A%3Atest_slower"
-    assert (
-        f"\n::error title={slower},file=python code/src/speed/__init__.py,line=2::REGRESSED p50 "
-        in text
-    )
+    assert "ValueError: broken in the new one" in result.stdout.str()
     result.stdout.fnmatch_lines(
         [
             f"test_new: {against} was not measured:",
@@ -278,7 +284,6 @@ def test_a_slower_version_is_caught_and_named_and_what_the_other_lacks_has_no_ba
             "*not in old ones*",
             f"test_rank_dies: {against} was not measured:",
             "rank 1 failed in setup: killed by SIGKILL*",
-            "test_one_at_a_time: measured one launch after the other: *FileExistsError*",
             f"test_rank_hangs: {against} was not measured:",
             "rank ? failed in setup: did not end within 300 s (--ddp-timeout)",
             "test_fails_here: launch 1 of 2: rank * failed in setup: ValueError*",
@@ -286,34 +291,63 @@ def test_a_slower_version_is_caught_and_named_and_what_the_other_lacks_has_no_ba
             f"pytest of {against} died: exited with status 3*",
             f"test_after_it: {against} was not measured:",
             f"pytest of {against} died: exited with status 3",
-            (
-                f"compared with {against}: 2 regressed, 4 passed, 8 without baseline, 1 not gated,"
-                " 1 failed to *"
-            ),
+            (f"compared with {against}: 1 passed, 8 without baseline, 1 failed to *"),
         ]
     )
-    junit = (repository.root / "out/junit.xml").read_text()
-    assert f'<property name="ddpperf.against" value="{against}"' in junit
-    assert (
-        f'<property name="ddpperf.against_commit" value="{repository.first}"' in junit
+
+
+def test_launches_that_cannot_be_alive_together_are_measured_one_after_the_other(
+    repository: Repository, run: Run
+) -> None:
+    repository.write(
+        "tests/test_step.py",
+        STEP,
+        """
+        import pathlib, sqlite3
+
+        def test_one_at_a_time(ddp_benchmark):
+            def setup(ctx):
+                step = lasting(ctx)
+                if ctx.rank == 0:  # as of a fixed port
+                    os.close(os.open(OUT + "/alone", os.O_CREAT | os.O_EXCL))
+                yield step
+                if ctx.rank == 0:
+                    os.unlink(OUT + "/alone")
+
+            os.makedirs(OUT, exist_ok=True)
+            ddp_benchmark(setup)
+
+        def test_locks(ddp_benchmark):
+            # From its fifth step on, rank 0 holds the lock but between two steps of every four.
+            def setup(ctx):
+                database = sqlite3.connect(pathlib.Path(OUT).parents[2] / "database", timeout=0.1, isolation_level=None)
+                step, calls = lasting(ctx, speed.MILLISECONDS), iter(range(1000))
+                def locking():
+                    call = next(calls) - 5
+                    if ctx.rank == 0 and call >= 0 and call % 4 == 0:
+                        if database.in_transaction:
+                            database.execute("COMMIT")
+                        database.execute("BEGIN IMMEDIATE")
+                    step()
+                return locking
+            ddp_benchmark(setup)
+    """,
     )
-    report = json.loads((repository.root / "out/run.json").read_text())
-    slower = next(
-        m for m in report["measurements"] if m["nodeid"].endswith("test_slower")
+    repository.write("src/speed/__init__.py", SECOND)
+    repository.commit()
+    with repository.untouched():
+        result = run("tests", "--ddp-against", "HEAD~1", *FEW)
+    against = f"HEAD~1 ({repository.first[:7]})"
+    result.stdout.fnmatch_lines(
+        [
+            "REGRESSED: step time p50 * (limit 300 %)",
+            "note:     measured one launch after the other: *database is locked*",
+            "test_one_at_a_time: measured one launch after the other: *FileExistsError*",
+            f"compared with {against}: 1 regressed, 1 passed (2 of 2 compared)*",
+        ]
     )
-    beside = slower["baseline_side"]
-    assert beside["version"]["commit"] == repository.first
-    assert beside["version"]["now"] == f"{second}-dirty"
-    assert len(beside["measurement"]["samples"]["step_seconds"]) == 4
-    assert sorted(beside["order"]) == ["b"] * 4 + ["n"] * 4
-    assert all(sorted(beside["order"][k : k + 2]) == ["b", "n"] for k in range(0, 8, 2))
-    assert len(beside["stretches"]) == 4
-    steps = slower["measurement"]["samples"]["step_seconds"]
-    assert [sum(pair) for pair in beside["stretches"]] == list(map(len, steps))
-    by_launches = next(
-        m for m in report["measurements"] if m["nodeid"].endswith("test_size[2]")
-    )
-    assert by_launches["baseline_side"]["stretches"] == []
+    # its failure has that note
+    result.stdout.no_fnmatch_line("test_locks: measured one launch after the other*")
 
 
 def test_a_test_that_a_conftest_renames_is_compared_and_a_comparison_that_fails_is_red_under_ci(

@@ -25,18 +25,6 @@ def test_step(ddp_benchmark):
 )
 
 
-def test_a_test_may_measure_something_else_with_pytest_benchmark(
-    pytester: pytest.Pytester, run: Run
-) -> None:
-    pytester.makepyfile(
-        test_both=ONE.replace(
-            "test_step(ddp_benchmark)", "test_both(benchmark, ddp_benchmark)"
-        )
-        + "    assert benchmark(lambda: 5) == 5\n"
-    )
-    run("-W", "error", benchmark=True, own=True).assert_outcomes(passed=1)
-
-
 def test_a_test_that_is_interrupted_makes_pytest_benchmark_say_nothing(
     pytester: pytest.Pytester, run: Run
 ) -> None:
@@ -79,63 +67,65 @@ def test_what_ends_a_test_from_outside_shows_no_frame_of_ours(
     assert "pytest_ddpperf/" not in result.stdout.str()
 
 
-def test_pytest_benchmark_reports_the_same_samples(
-    pytester: pytest.Pytester, run: Run
-) -> None:
-    pytester.makepyfile(
-        test_one=ONE
-        + """
+NEXT_TO_BENCHMARK = (
+    ONE
+    + """
 def test_theirs(benchmark):
     benchmark(lambda: None)
+def test_both(benchmark, ddp_benchmark):
+    ddp_benchmark(lasting)
+    assert benchmark(lambda: 5) == 5
 def test_rank_dies(ddp_benchmark):
     ddp_benchmark(lambda ctx: lambda: os._exit(7))
 def test_plain():
     pass
 """
-    )
-    result = run(
-        "--benchmark-json=theirs.json",
-        "--ddp-json=ours.json",
-        "-W",
-        "error",
-        benchmark=True,
-        own=True,
-    )
-    result.assert_outcomes(passed=3, failed=1)
-    shown = result.stdout.str()
-    assert (
-        re.findall(r"^(test_step|test_theirs) ", shown, re.MULTILINE).count("test_step")
-        == 1
-    )
+)
+
+
+def rows_of_benchmarks(shown: str) -> list[str]:
+    """Return the tests that pytest-benchmark's table has."""
+    return re.findall(r"^(test_step|test_theirs|test_both) ", shown, re.MULTILINE)
+
+
+def test_pytest_benchmark_reports_the_same_samples_and_what_else_a_test_measures(
+    pytester: pytest.Pytester, run: Run
+) -> None:
+    pytester.makepyfile(test_one=NEXT_TO_BENCHMARK)
+    reports = "--benchmark-json=theirs.json", "--ddp-json=ours.json"
+    result = run(*reports, "-W", "error", benchmark=True, own=True)
+    result.assert_outcomes(passed=4, failed=1)
+    assert rows_of_benchmarks(result.stdout.str()).count("test_step") == 1
     theirs = json.loads((pytester.path / "theirs.json").read_text())["benchmarks"]
     ours = json.loads((pytester.path / "ours.json").read_text())["measurements"]
     (step,) = (entry for entry in theirs if entry["name"] == "test_step")
-    samples = [
-        s
-        for launch in ours[0]["measurement"]["samples"]["step_seconds"]
-        for s in launch
-    ]
+    launches = ours[0]["measurement"]["samples"]["step_seconds"]
+    samples = [seconds for launch in launches for seconds in launch]
     assert step["stats"]["data"] == pytest.approx(samples, abs=1e-9)
     assert len(samples) == 30
     assert step["extra_info"]["ddpperf"]["verdict"] == "NO BASELINE"
     assert step["extra_info"]["ddpperf"]["p50"] == pytest.approx(
         ours[0]["percentile_seconds"]["p50"], abs=1e-9
     )
+
+
+def test_the_options_of_pytest_benchmark_are_obeyed(
+    pytester: pytest.Pytester, run: Run
+) -> None:
+    pytester.makepyfile(test_one=NEXT_TO_BENCHMARK)
     run("--benchmark-only", "-k", "step or plain", benchmark=True).assert_outcomes(
-        passed=1, skipped=1, deselected=2
+        passed=1, skipped=1, deselected=3
     )
     run("--benchmark-skip", "-k", "step or plain", benchmark=True).assert_outcomes(
-        passed=1, skipped=1, deselected=2
+        passed=1, skipped=1, deselected=3
     )
     run("--benchmark-cprofile=cumtime", "-k", "step", benchmark=True).assert_outcomes(
-        passed=1, deselected=3
+        passed=1, deselected=4
     )
     shown = run("-k", "step or theirs", benchmark=True).stdout.str()
-    assert re.findall(r"^(test_step|test_theirs) ", shown, re.MULTILINE) == [
-        "test_theirs"
-    ]
+    assert rows_of_benchmarks(shown) == ["test_theirs"]
     result = run("--benchmark-disable", "-k", "step", benchmark=True)
-    result.assert_outcomes(passed=1, deselected=3)
+    result.assert_outcomes(passed=1, deselected=4)
     assert last_line(result) == "1 without baseline (0 of 1 compared)"
 
 

@@ -157,7 +157,7 @@ def test_it_runs_disabled_and_rows_have_their_own_numbers_of_ranks(run: Run) -> 
 
 
 def test_figures_are_drawn_and_named(pytester: pytest.Pytester, run: Run) -> None:
-    asked = "breakdown and resnet50 or sync_every and (1 or 8)"
+    asked = "breakdown and gpt or sync_every and (1 or 8)"
     result = run(*SUITE, "-k", asked, "--ddp-suite-plots=figures", *ONCE, small=False)
     assert result.parseoutcomes()["passed"] == 5
     result.stdout.fnmatch_lines_random(
@@ -166,11 +166,11 @@ def test_figures_are_drawn_and_named(pytester: pytest.Pytester, run: Run) -> Non
             "  overlap [sc]* *% of a step (the paper, ResNet-50: 38 % over NCCL, 27 % over Gloo)",
             "Synchronisation every n iterations, gloo, 2 ranks (p50 *)",
             "  *every 8:  *s (* to *) *%*",
-            "drawn: */figures/latency-breakdown-resnet50-gloo-2-ranks.png",
+            "drawn: */figures/latency-breakdown-gpt-gloo-2-ranks.png",
         ]
     )
     assert sorted(path.stem for path in (pytester.path / "figures").iterdir()) == [
-        "latency-breakdown-resnet50-gloo-2-ranks",
+        "latency-breakdown-gpt-gloo-2-ranks",
         "synchronisation-every-n-iterations-gloo-2-ranks",
     ]
 

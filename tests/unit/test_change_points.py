@@ -10,6 +10,8 @@ from itertools import accumulate
 from statistics import median
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from pytest_ddpperf.history.change_points import (
     Observations,
@@ -67,21 +69,28 @@ def found(values: Sequence[float], level: float = 0.01) -> list[tuple[int, bool]
 # --- the local level
 
 
-@pytest.mark.parametrize("share", [0.0, 0.3, 5.0])
-def test_a_jump_explains_what_the_innovations_lose_by_it(share: float) -> None:
-    values = jumping(gaussian(12), (7, 2.0))
+@given(
+    values=st.lists(st.floats(-5, 5), min_size=12, max_size=12),
+    index=st.integers(1, 11),
+    share=st.floats(0, 5),
+)
+def test_a_jump_explains_what_the_innovations_lose_by_it(
+    values: list[float], index: int, share: float
+) -> None:
     known = filter_level(observed(values), set(), share)
-    jumps = estimate_jumps(observed(values), known)
-    in_errors, error = jumps[7]
+    in_errors, error = estimate_jumps(observed(values), known)[index]
     size = in_errors * error
-    without = filter_level(observed(jumping(values, (7, -size))), set(), share)
-    assert without.squares == pytest.approx(known.squares - in_errors**2)
+    without = filter_level(observed(jumping(values, (index, -size))), set(), share)
+    assert without.squares == pytest.approx(known.squares - in_errors**2, abs=1e-9)
     nearby = [
-        filter_level(observed(jumping(values, (7, -size + by))), set(), share).squares
+        filter_level(
+            observed(jumping(values, (index, -size + by))), set(), share
+        ).squares
         for by in (-0.01, 0.01)
     ]
     assert min(nearby) > without.squares
-    assert known.deviance(in_errors**2) == pytest.approx(without.deviance())
+    if without.squares > 1e-3:  # else it is rounding, whose logarithm may be any
+        assert known.deviance(in_errors**2) == pytest.approx(without.deviance())
 
 
 def test_without_drift_a_jump_is_the_difference_of_means() -> None:

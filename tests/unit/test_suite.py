@@ -287,7 +287,8 @@ BENCHMARKS = [
     for module in (test_data_parallel, test_ddp_latency, test_ddp_sweep)
     for name, test in inspect.getmembers(module, inspect.isfunction)
     if name.startswith("test_")
-    and {"ddp_benchmark", "timed"} & inspect.signature(test).parameters.keys()
+    and {"ddp_benchmark", "timed", "compared"}
+    & inspect.signature(test).parameters.keys()
 ]
 
 
@@ -310,6 +311,7 @@ def batch_size(test: Callable[..., None], size: Size, **further: Any) -> int:
         **further,
     }
     given["timed"] = partial(workloads.time_step, asked, given["fits"], size, tokens)  # type: ignore[arg-type]
+    given["compared"] = partial(conftest.time_variant, given["timed"], given["tables"])
     with pytest.raises(AskedError) as caught:
         test(**{name: given[name] for name in inspect.signature(test).parameters})
     return int(caught.value.args[0]["batch_size"])

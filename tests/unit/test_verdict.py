@@ -1,12 +1,13 @@
 from __future__ import annotations
 
 import math
-import random
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from pytest_ddpperf.options.definitions import FAIL_ON_NAMES
 from pytest_ddpperf.records.plan import COUNTER_LIMITS, SENT, TIME_LIMITS, Limit
@@ -474,15 +475,18 @@ def test_settled_says_whether_launches_could_still_turn_it() -> None:
     )
 
 
-# --- properties, over random figures
+# --- properties
+
+# The steps of a launch, in percent of its level: a few that recur.
+SHAPES = st.lists(st.integers(50, 200), min_size=6, max_size=6)
+FACTORS = st.floats(0.01, 100)
 
 
-def noisy(source: random.Random, launches: int, steps: int = 30) -> Measurement:
-    def launch() -> tuple[float, ...]:
-        level = source.lognormvariate(-3, 0.2)
-        return tuple(level * source.lognormvariate(0, 0.3) for _ in range(steps))
-
-    groups = tuple(launch() for _ in range(launches))
+def launches_of(levels: Sequence[int], shapes: Sequence[Sequence[int]]) -> Measurement:
+    groups = tuple(
+        tuple(level * percent / 100_000 for percent in shape * 5)
+        for level, shape in zip(levels, shapes, strict=True)
+    )
     return Measurement(
         samples=Samples(
             step_seconds=groups,
@@ -491,6 +495,16 @@ def noisy(source: random.Random, launches: int, steps: int = 30) -> Measurement:
                 (group, tuple(step / 2 for step in group)) for group in groups
             ),
         )
+    )
+
+
+def measurements(launches: int) -> st.SearchStrategy[Measurement]:
+    """Of launches whose levels differ: in milliseconds."""
+    levels = st.integers(20, 100)
+    return st.builds(
+        launches_of,
+        st.lists(levels, min_size=launches, max_size=launches, unique=True),
+        st.lists(SHAPES, min_size=launches, max_size=launches),
     )
 
 
@@ -518,7 +532,6 @@ LIMITS = tuple(
     Limit(metric=metric, value=0.1, unit="%")
     for metric in ("p10", "p50", "p90", "cpu_p50")
 )
-SEEDS = range(20)
 
 
 def check_same_figures(one: Verdict, other: Verdict) -> None:
@@ -541,14 +554,14 @@ def figures(verdict: Verdict) -> list[tuple[float, ...]]:
     ]
 
 
-@pytest.mark.parametrize("seed", SEEDS)
-def test_scaling_the_current_side_scales_every_ratio_by_just_that(seed: int) -> None:
-    source = random.Random(seed)
-    now, base, factor = (
-        noisy(source, 5),
-        [noisy(source, 4) for _ in range(seed % 3 + 1)],
-        source.uniform(0.5, 2),
-    )
+@given(
+    now=measurements(5),
+    base=st.lists(measurements(4), min_size=1, max_size=3),
+    factor=FACTORS,
+)
+def test_scaling_the_current_side_scales_every_ratio_by_just_that(
+    now: Measurement, base: list[Measurement], factor: float
+) -> None:
     before = judge(now, base, LIMITS)
     after = judge(mapped(now, lambda table: scaled(table, factor)), base, LIMITS)
     for one, other in zip(before.comparisons, after.comparisons, strict=True):
@@ -558,21 +571,24 @@ def test_scaling_the_current_side_scales_every_ratio_by_just_that(seed: int) -> 
         assert other.now_seconds == pytest.approx(one.now_seconds * factor)
 
 
-@pytest.mark.parametrize("seed", SEEDS)
-def test_scaling_everything_changes_nothing(seed: int) -> None:
-    source = random.Random(seed)
-    now, base, factor = noisy(source, 5), noisy(source, 4), source.uniform(0.01, 100)
+@given(now=measurements(5), base=measurements(4), factor=FACTORS)
+def test_scaling_everything_changes_nothing(
+    now: Measurement, base: Measurement, factor: float
+) -> None:
     before = judge(now, [base], LIMITS)
     larger = [mapped(side, lambda table: scaled(table, factor)) for side in (now, base)]
     check_same_figures(before, judge(larger[0], larger[1:], LIMITS))
 
 
-@pytest.mark.parametrize("seed", SEEDS)
-def test_the_order_of_launches_and_of_ranks_changes_nothing(seed: int) -> None:
-    source = random.Random(seed)
-    now, base = noisy(source, 5), [noisy(source, 4) for _ in range(3)]
+@given(
+    now=measurements(5),
+    base=st.lists(measurements(4), min_size=3, max_size=3),
+    order=st.permutations(range(5)),
+)
+def test_the_order_of_launches_and_of_ranks_changes_nothing(
+    now: Measurement, base: list[Measurement], order: list[int]
+) -> None:
     before = judge(now, base, LIMITS)
-    order = random.Random(seed).sample(range(5), 5)
     launches = mapped(now, lambda table: tuple(table[index] for index in order))
     cpu = now.samples.cpu_seconds
     assert cpu is not None
@@ -590,15 +606,22 @@ def test_the_order_of_launches_and_of_ranks_changes_nothing(seed: int) -> None:
 
 @pytest.mark.parametrize("interleaved", [True, False], ids=["paired", "sessions"])
 @pytest.mark.parametrize("unit", ["%", "ms"])
-@pytest.mark.parametrize("seed", SEEDS)
+@given(
+    now=measurements(5),
+    of_pairs=measurements(5),
+    of_a_session=measurements(4),
+    factor=st.sampled_from([0.5, 0.9, 1.0, 1.1, 2.0]),
+)
 def test_swapping_the_sides_mirrors_the_verdict(
-    seed: int, unit: Literal["%", "ms"], interleaved: bool
+    unit: Literal["%", "ms"],
+    interleaved: bool,
+    now: Measurement,
+    of_pairs: Measurement,
+    of_a_session: Measurement,
+    factor: float,
 ) -> None:
-    source = random.Random(seed)
-    now, base = noisy(source, 5), noisy(source, 5 if interleaved else 4)
-    now = mapped(
-        now, lambda table: scaled(table, source.choice((0.5, 0.9, 1.0, 1.1, 2.0)))
-    )
+    now = mapped(now, lambda table: scaled(table, factor))
+    base = of_pairs if interleaved else of_a_session
     limits = [
         replace(limit, unit=unit, value=0.1 if unit == "%" else 0.005)
         for limit in LIMITS
