@@ -36,7 +36,9 @@ from pytest_ddpperf.rank import (
     group,
     layout,
     operation,
+    recorder,
     sampling,
+    sent,
 )
 from pytest_ddpperf.rank.context import Context, RpcContext
 from pytest_ddpperf.records import codec
@@ -221,7 +223,7 @@ CleanUp = Callable[[], None]
 def _work(rank: Rank, folder: Path, request: Message) -> None:
     rank.enter(Phase.START)
     os.environ.clear()
-    os.environ.update(counters.RECORDER_SIZE | request["environ"])
+    os.environ.update(recorder.RECORDER_SIZE | request["environ"])
     tempfile.tempdir = None  # what the rank server found
     here: list[int] = request["processes"]  # all that this node has
     index = here.index(rank.number)
@@ -238,7 +240,7 @@ def _work(rank: Rank, folder: Path, request: Message) -> None:
         opened.watch(str(folder), rank.trees)
     payload.install(request["modules"])
     if rank.plan.device == "cuda":
-        counters.watch_graphs()
+        sent.watch_graphs()
     if rank.plan.rpc:
         # before the user's code is imported and this process joins the RPC world
         _rpc().meter.install()
@@ -283,7 +285,7 @@ def _tell_started(folder: Path, rank: Rank) -> None:
     while True:
         pipe.read_bytes()
         path.with_suffix(".part").write_text(
-            json.dumps(counters.started(rank.own_group))
+            json.dumps(recorder.started(rank.own_group))
         )
         path.with_suffix(".part").rename(path)
 

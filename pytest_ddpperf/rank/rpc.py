@@ -27,7 +27,7 @@ from torch.distributed.rpc import api, internal
 
 from pytest_ddpperf.rank import group, sampling
 from pytest_ddpperf.rank.context import Role, RpcContext
-from pytest_ddpperf.rank.counters import Count, Meter
+from pytest_ddpperf.rank.counters import Figures, Meter
 from pytest_ddpperf.records.plan import Plan
 
 # Typed as Any because torch's type hints leave out what is used here.
@@ -113,7 +113,7 @@ class RpcMeter(Meter):
             except Exception:  # whoever waits for it sees it
                 self._bytes_known = False
 
-    def close(self) -> dict[str, Count]:
+    def close(self) -> Figures:
         self._counting = False
         # Calls of builtin and TorchScript functions do not pass the pickler.
         known = self._bytes_known and self._pickled_requests == self._requests
