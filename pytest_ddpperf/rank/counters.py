@@ -12,7 +12,7 @@ import torch
 
 from pytest_ddpperf.rank import modules, recorder, torch_names
 from pytest_ddpperf.rank.context import noting
-from pytest_ddpperf.rank.group import OwnGroup
+from pytest_ddpperf.rank.group import NoGroup
 from pytest_ddpperf.rank.sent import SENT_IS, Sent
 
 Figures = dict[str, int | None]
@@ -30,15 +30,14 @@ class Meter:
         return 0
 
     @contextmanager
-    def counting(self, own: OwnGroup | None, device: torch.device) -> Iterator[Figures]:
+    def counting(self, own: NoGroup, device: torch.device) -> Iterator[Figures]:
         """Count a step that is taken within, on all ranks; what is yielded has the figures
-        afterwards. Without a group of our `own` the steps of ranks are not kept apart. A figure
+        afterwards. Without a group of our own the steps of ranks are not kept apart. A figure
         that cannot be read is missing, and `self.notes` say why."""
-        if own is None:
+        if not own.name:
             recorder.record_something()
-        barrier = own.barrier if own is not None else lambda: None
         gc.collect()  # modules that a set-up made and dropped live in cycles
-        barrier()  # so that the recorder holds something, if it is on
+        own.barrier()  # so that the recorder holds something, if it is on
         sent = Sent(own)
         reduced: dict[int, list[int]] = {}
         with noting(SENT_IS, sent.problems):
@@ -48,16 +47,16 @@ class Meter:
             if device.type != "cpu":
                 torch.accelerator.reset_peak_memory_stats(device)
         self.begin()
-        barrier()  # what a step of another's asks of this process is counted here, too
+        own.barrier()  # what a step of another's asks of this process is counted here, too
         figures: Figures = {}
         with sent.watching():
             yield figures
         with noting(_MEMORY_IS, self.notes):
             figures |= _peak_memory(device)
         self.end()
-        barrier()  # a later step of another's must not be counted in this one
+        own.barrier()  # a later step of another's must not be counted in this one
         figures |= self.close()
-        barrier()  # nor before this one was
+        own.barrier()  # nor before this one was
         with noting(SENT_IS, sent.problems):
             reducing = modules.reducing(reduced)
             figures |= modules.gradient_sizes(reducing) | sent.figures(reducing or ())

@@ -16,8 +16,8 @@ from typing import Any, NoReturn
 
 import pytest_ddpperf
 from pytest_ddpperf.rank import context
-from pytest_ddpperf.rank.loop_states import Learning, Rank, Shared, Timing, Warming
-from pytest_ddpperf.rank.stamps import PhaseWatch
+from pytest_ddpperf.rank.loop_states import Learning, Timing, Warming
+from pytest_ddpperf.rank.timed_rank import TimedRank
 from pytest_ddpperf.rank.updates import Updates
 from pytest_ddpperf.records.errors import DdpPerfError, EndedEarly, short_repr
 from pytest_ddpperf.records.plan import MARK, UPDATE, Program
@@ -25,11 +25,13 @@ from pytest_ddpperf.records.samples import Window
 
 
 class Loop:
-    """The steps of a program, in the process that makes it and not in its children."""
+    """The steps of a program, in the process that makes it and not in its children. `deliver` takes
+    what was measured, and does not return."""
 
-    def __init__(self, shared: Shared) -> None:
+    def __init__(self, rank: TimedRank, deliver: Callable[[Window], NoReturn]) -> None:
         self._pid = os.getpid()
-        self._state: Learning | Warming | Timing = Learning(shared)
+        self._deliver = deliver
+        self._state: Learning | Warming | Timing = Learning(rank)
 
     def learned(self, ended_ns: list[int]) -> bool:
         """It is known where steps end, or turns out to be otherwise; some have ended at these
@@ -42,8 +44,12 @@ class Loop:
 
     def step_ended(self, passes: int) -> None:
         """A step of so many backward passes has ended."""
-        if os.getpid() == self._pid:
-            self._state = self._state.step_ended(passes)
+        if os.getpid() != self._pid:
+            return
+        state = self._state.step_ended(passes)
+        if isinstance(state, Window):
+            self._deliver(state)
+        self._state = state
 
     def unfinished(self, ended: str) -> EndedEarly:
         """Say how far the program came; `ended` says how it ended."""
@@ -52,17 +58,16 @@ class Loop:
 
 
 def run(
-    rank: Rank,
-    ctx: context.Context,
+    rank: TimedRank,
     program: Any,
     deliver: Callable[[Window], NoReturn],
-    fail: Any,
+    fail: Callable[[BaseException], None],
+    end_child: Callable[..., None],
 ) -> NoReturn:
     """Run a program until its window is over. `fail` reports an error and ends the rank; in a child
-    of the rank it does nothing."""
-    # Before the updates are watched: what ends a step is stamped before the step ends.
-    phases = PhaseWatch(rank.plan, ctx)
-    loop = Loop(Shared(rank, ctx, rank.board.row(rank.number), phases, deliver))
+    of the rank it does nothing. `end_child` ends such a child, with an error or without."""
+    loop = Loop(rank, deliver)
+    # The phases of `rank` are stamped by now: what ends a step is stamped before the step ends.
     if rank.plan.boundary == UPDATE:
         Updates(loop.step_ended, loop.learned, fail).install()
     try:
@@ -73,10 +78,10 @@ def run(
         if isinstance(program, Program):
             _run(program)
         else:
-            context.call_keeping_locals(program, ctx)
+            context.call_keeping_locals(program, rank.ctx)
         ended = "the program ended"
     except SystemExit as error:
-        rank.end_child(error)
+        end_child(error)
         if error.code not in (None, 0):
             raise DdpPerfError(
                 f"the program called sys.exit({short_repr(error.code)}): {_last_line()}"
@@ -86,7 +91,7 @@ def run(
         last = [frame for frame in frames if "_sitebuiltins" not in frame.filename][-1]
         where = f"{last.filename.removeprefix(os.getcwd() + os.sep)}:{last.lineno}"
         ended = f"the program called sys.exit({error.code or 0}) in {where}"
-    rank.end_child()
+    end_child()
     raise loop.unfinished(ended)
 
 

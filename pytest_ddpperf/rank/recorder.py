@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from pytest_ddpperf.rank import torch_names
-from pytest_ddpperf.rank.group import OwnGroup
+from pytest_ddpperf.rank.group import NoGroup
 
 # What is read of an entry.
 _FIELDS = {
@@ -46,7 +46,7 @@ def record_something() -> None:
         alone.barrier().wait()  # type: ignore[attr-defined]
 
 
-def entries(own: OwnGroup | None) -> tuple[list[Entry], int] | None:
+def entries(own: NoGroup) -> tuple[list[Entry], int] | None:
     """Return the entries, each with the place of its "recorder", and since when all are known, in
     ns of CLOCK_REALTIME.
 
@@ -65,7 +65,7 @@ def entries(own: OwnGroup | None) -> tuple[list[Entry], int] | None:
                 is_on = True
                 if not entry.keys() >= _FIELDS:
                     return None
-                if own is None or entry["process_group"][0] != own.name:
+                if entry["process_group"][0] != own.name:
                     found.append({**entry, "recorder": place})
             oldest = min(kept, key=itemgetter("record_id"), default=None)
             if oldest is not None and oldest["record_id"] > 0:
@@ -85,7 +85,7 @@ def dtype_of(recorded: str) -> torch.dtype | None:
 _TOLD = 100
 
 
-def started(own: OwnGroup | None) -> dict[str, list[tuple[int, str, int]]]:
+def started(own: NoGroup) -> dict[str, list[tuple[int, str, int]]]:
     """Return the last collectives that this rank started, by process group: number, name and
     bytes."""
     found: dict[str, list[tuple[int, str, int]]] = {}
@@ -108,9 +108,7 @@ def started(own: OwnGroup | None) -> dict[str, list[tuple[int, str, int]]]:
 _CLOCK_MOVED_NS = 50_000
 
 
-def starts(
-    own: OwnGroup | None, before_ns: int
-) -> tuple[list[tuple[int, str]], int] | None:
+def starts(own: NoGroup, before_ns: int) -> tuple[list[tuple[int, str]], int] | None:
     """Return when each collective was started, on CLOCK_MONOTONIC, with a name that is the same on
     all ranks; and since when all are known. Point-to-point operations are left out.
 

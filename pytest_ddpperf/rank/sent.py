@@ -14,7 +14,7 @@ import re
 import threading
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -22,7 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from pytest_ddpperf.rank import recorder, torch_names
 from pytest_ddpperf.rank.context import noting
-from pytest_ddpperf.rank.group import OwnGroup
+from pytest_ddpperf.rank.group import NoGroup
 from pytest_ddpperf.rank.modules import bytes_of
 from pytest_ddpperf.records.plan import COPIES, POINT_TO_POINT, SENT
 
@@ -75,9 +75,10 @@ class Dispatched(TorchDispatchMode):  # type: ignore[no-untyped-call]
     # else flex attention and its kin would fail under it
     supports_higher_order_operators = True
 
-    def __init__(self) -> None:
+    def __init__(self, problems: list[str]) -> None:
+        """`problems` get why something is not counted."""
         super().__init__()  # type: ignore[no-untyped-call]
-        self.problems: list[str] = []  # why something was not counted
+        self.problems = problems
         self.operations: list[Operation] = []
         self.copies: Counter[str] = Counter()
 
@@ -130,48 +131,7 @@ class Dispatched(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self.copies["host_syncs"] += 1
 
 
-class _Hooked:
-    """Records the operations that process groups but our own issue, by their hooks."""
-
-    def __init__(self, problems: list[str]) -> None:
-        # of the main thread and of torch's threads. The threads of a step may go on after it
-        self.issued: list[Operation] = []
-        self.seen: list[Operation] = []  # of all threads
-        self._problems = problems
-
-    @contextmanager
-    def watching(self, own: OwnGroup | None) -> Iterator[None]:
-        names = torch_names.need("torch.distributed.distributed_c10d:_world.pg_names")
-        groups = [
-            group for group, name in names.items() if own is None or name != own.name
-        ]
-        for group in groups:
-            group.register_pre_hook(_HOOK, self._note)
-        try:
-            yield
-        finally:
-            for group in groups:
-                group.unregister_pre_hook(_HOOK)
-
-    def _note(self, given: Any) -> None:
-        with noting(SENT_IS, self._problems):
-            self._take(given)
-
-    def _take(self, given: Any) -> None:
-        kind = _kind(given.name.name.lower())
-        if not kind:
-            return
-        comes_out = kind in _BYTES_COME_OUT
-        moved = given.output_tensors if comes_out else given.input_tensors
-        operation = _operation(kind, moved)
-        self.seen.append(operation)
-        # To Python, a thread that it did not start is a dummy.
-        main: Any = threading._MainThread  # type: ignore[attr-defined]
-        if isinstance(threading.current_thread(), (main, threading._DummyThread)):
-            self.issued.append(operation)
-
-
-def recorded(own: OwnGroup | None) -> dict[tuple[int, int], Operation] | None:
+def recorded(own: NoGroup) -> dict[tuple[int, int], Operation] | None:
     """Return what the flight recorders have but barriers, by recorder and number; None as
     `recorder.entries`."""
     known = recorder.entries(own)
@@ -215,39 +175,62 @@ def watch_graphs() -> None:
 class Sent:
     """What a step sends and copies."""
 
-    def __init__(self, own: OwnGroup | None) -> None:
+    def __init__(self, own: NoGroup) -> None:
         """Groups of our `own` do not count. The recorder must hold something by now."""
+        self.problems = [*_unwatched]  # why something is not known
         self._own = own
-        self._dispatched = Dispatched()
-        # why something is not known
-        self.problems = self._dispatched.problems
-        self.problems += _unwatched
-        self._hooked = _Hooked(self.problems)
-        self._replayed = False
+        self._dispatched = Dispatched(self.problems)
+        # what process groups issue, by their hooks: those of the main thread and of torch's
+        # threads, and all of them. The threads of a step may go on after it
+        self._issued: list[Operation] = []
+        self._hooked: list[Operation] = []
         self._recorded: list[Operation] | None = None
+        self._is_hidden = False  # some operations were seen by no source
 
     @contextmanager
     def watching(self) -> Iterator[None]:
         """Watch the step that is taken within."""
         before, graphs = recorded(self._own), _replays
-        with ExitStack() as watched:
-            watched.enter_context(self._dispatched)
-            if HAS_HOOKS:
-                watched.enter_context(self._hooked.watching(self._own))
-            yield
-        self._replayed = _replays > graphs
+        groups = self._groups()
+        for group in groups:
+            group.register_pre_hook(_HOOK, self._note)
+        try:
+            with self._dispatched:
+                yield
+        finally:
+            for group in groups:
+                group.unregister_pre_hook(_HOOK)
+        self._is_hidden = _replays > graphs
         after = recorded(self._own)
         if before is not None and after is not None:
             self._recorded = [after[number] for number in after.keys() - before.keys()]
 
-    def _is_hidden(self) -> bool:
-        """Return whether some operations were seen by no source."""
-        return self._replayed or bool(self.problems)
+    def _groups(self) -> list[Any]:
+        """Return the process groups whose hooks are used."""
+        if not HAS_HOOKS:
+            return []
+        names = torch_names.need("torch.distributed.distributed_c10d:_world.pg_names")
+        return [group for group, name in names.items() if name != self._own.name]
+
+    def _note(self, given: Any) -> None:
+        """Note an operation that a process group is about to issue."""
+        with noting(SENT_IS, self.problems):
+            kind = _kind(given.name.name.lower())
+            if not kind:
+                return
+            comes_out = kind in _BYTES_COME_OUT
+            moved = given.output_tensors if comes_out else given.input_tensors
+            operation = _operation(kind, moved)
+            self._hooked.append(operation)
+            # To Python, a thread that it did not start is a dummy.
+            main: Any = threading._MainThread  # type: ignore[attr-defined]
+            if isinstance(threading.current_thread(), (main, threading._DummyThread)):
+                self._issued.append(operation)
 
     def copies(self) -> dict[str, int | None]:
         """Return what the step copied between the host and a device, and how often the host
         waited for it; {} if that is unknown."""
-        if self._is_hidden():
+        if self._is_hidden or self.problems:
             return {}
         return {name: self._dispatched.copies[name] for name in COPIES}
 
@@ -256,11 +239,10 @@ class Sent:
         sources differ. `reducing` is as `modules.reducing` returns it."""
         issued, seen = self._dispatched.operations, self._recorded
         if HAS_HOOKS:
-            issued, seen = self._hooked.issued, self._hooked.seen
             # Groups that the step makes have no hooks.
-            if _amounts(self._dispatched.operations) - _amounts(seen):
-                seen = None
-        if self._is_hidden():
+            unhooked = _amounts(issued) - _amounts(self._hooked)
+            issued, seen = self._issued, None if unhooked else self._hooked
+        if self._is_hidden or self.problems:
             seen = None
         return _figures(issued, seen, reducing)
 
@@ -271,26 +253,27 @@ def _figures(
     reducing: Iterable[Mapping[str, Any]],
 ) -> dict[str, int | None]:
     one, other = _amounts(issued), _amounts(seen or ())
-    differing = {
-        kind for kind, dtype in one | other if one[kind, dtype] != other[kind, dtype]
-    }
-    by_kind = {kind: [each for each in issued if each.kind == kind] for kind in SENT}
-    by_kind["collectives"] = [
-        each for each in issued if each.kind not in POINT_TO_POINT
+    differing = {amount[0] for amount in (one - other) | (other - one)}
+    # of used parameters, one a backward
+    bitmaps = [
+        (module["num_parameter_tensors"], torch.int32)
+        for module in reducing
+        if module["find_unused_parameters"]
     ]
-    for module in reducing:
-        if module["find_unused_parameters"]:
-            # of used parameters, one a backward
-            bitmap = (module["num_parameter_tensors"], torch.int32)
-            by_kind["all_reduce"] = [
-                each
-                for each in by_kind["all_reduce"]
-                if (each.elements, each.dtype) != bitmap
-            ]
     figures: dict[str, int | None] = {}
-    for kind, operations in by_kind.items():
-        family = {"all_reduce" if kind in _REDUCING else kind}
-        differs = differing if kind == "collectives" else differing & family
+    for kind in (*SENT, "collectives"):
+        if kind == "collectives":
+            differs = bool(differing)
+            operations = [each for each in issued if each.kind not in POINT_TO_POINT]
+        else:
+            differs = ("all_reduce" if kind in _REDUCING else kind) in differing
+            operations = [each for each in issued if each.kind == kind]
+        if kind == "all_reduce":
+            operations = [
+                each
+                for each in operations
+                if (each.elements, each.dtype) not in bitmaps
+            ]
         is_known = seen is not None and not differs
         size = sum(each.size for each in operations)
         figures[f"{kind}.count"] = len(operations) if is_known else None

@@ -34,7 +34,7 @@ from torch.optim.optimizer import (
 from pytest_ddpperf.rank import recorder, torch_names
 from pytest_ddpperf.rank.clock import StepClock
 from pytest_ddpperf.rank.context import Context
-from pytest_ddpperf.rank.group import OwnGroup
+from pytest_ddpperf.rank.group import NoGroup
 from pytest_ddpperf.rank.modules import replicas
 from pytest_ddpperf.rank.pieces import (
     IN_BACKWARD,
@@ -266,7 +266,7 @@ class PhaseWatch:
                 self._give_up(f"{type(error).__name__}: {error}")
 
     def phases(
-        self, steps: Sequence[tuple[int, int]], own: OwnGroup | None
+        self, steps: Sequence[tuple[int, int]], own: NoGroup
     ) -> RankPhases | None:
         """Return the phases of the last counted `steps`, each a begin and an end."""
         if not self._is_on:
@@ -283,7 +283,7 @@ class PhaseWatch:
             self._give_up("one of its passes did not end within it")
         return found
 
-    def _arrivals(self, own: OwnGroup | None) -> tuple[Starts, int] | None:
+    def _arrivals(self, own: NoGroup) -> tuple[Starts, int] | None:
         """Return what was started, collectives and messages, and since when all is known."""
         if not (self._on_cpu and self._stamps.knows_partners):
             return None

@@ -14,11 +14,10 @@ import torch
 
 from pytest_ddpperf.rank import context, environment, torch_names
 from pytest_ddpperf.rank.context import Context
-from pytest_ddpperf.rank.counters import Meter, count_compilations
-from pytest_ddpperf.rank.group import OwnGroup
+from pytest_ddpperf.rank.counters import count_compilations
+from pytest_ddpperf.rank.group import NoGroup
 from pytest_ddpperf.rank.sent import recorded
-from pytest_ddpperf.rank.stamps import PhaseWatch
-from pytest_ddpperf.records.plan import Plan
+from pytest_ddpperf.rank.timed_rank import TimedRank
 from pytest_ddpperf.wire.channels import Board, Phase
 
 Step = Callable[[], Any]
@@ -47,49 +46,41 @@ TELLING = 3
 _COUNTED_FROM = 3
 
 
-def warm_up(
-    step: Step,
-    plan: Plan,
-    ctx: Context,
-    board: Board,
-    meter: Meter,
-    own: OwnGroup,
-    phases: PhaseWatch,
-) -> WarmUp:
+def warm_up(step: Step, rank: TimedRank) -> WarmUp:
     """Take the asked steps, and more until no rank's last one changed anything, up to a cap."""
-    row, cell = board.row(ctx.rank), Board.STEP_CELL
-    board.enter(ctx.rank, Phase.WARMUP, time.monotonic_ns())
+    ctx, own, asked = rank.ctx, rank.own, rank.plan.warmup
+    rank.enter(Phase.WARMUP)
     counters: Mapping[str, int | None] = {}
-    if plan.warmup == 0:
+    if asked == 0:
         return WarmUp(steps=0, unsettled="", counters=counters)
     watch = Steadiness(ctx.device)
     step_ns, sent = list[int](), list[int]()
     losses = list[Any]()
-    counted = max(plan.warmup - 2, _COUNTED_FROM - 1)
-    watched = (0, counted) if plan.warmup >= _COUNTED_FROM else ()
-    for index in range(plan.warmup + WARMUP_BEYOND):
-        if index >= plan.warmup - 1:
+    counted = max(asked - 2, _COUNTED_FROM - 1)
+    watched = (0, counted) if asked >= _COUNTED_FROM else ()
+    for index in range(asked + WARMUP_BEYOND):
+        if index >= asked - 1:
             watch.changed()
-        row[cell] = index
+        rank.row[Board.STEP_CELL] = index
         before = recorded(own) if index in watched else None
         began = time.monotonic_ns()
         if index and index in watched:
-            with meter.counting(own, ctx.device) as counters:
+            with rank.meter.counting(own, ctx.device) as counters:
                 step()
         else:
             # Before the step that is counted: what this makes torch.compile do is over then.
-            finds = index == max(plan.warmup - 4, 0)
-            with phases.finding_modules() if finds else nullcontext():
+            finds = index == max(asked - 4, 0)
+            with rank.phases.finding_modules() if finds else nullcontext():
                 context.read_returned(step(), ctx.record)
-        if ctx.device.type != "cpu":
+        if not rank.on_cpu:
             torch.accelerator.synchronize()
         step_ns.append(time.monotonic_ns() - began)
         loss = ctx.figures.pop("loss", None)
-        if index >= plan.warmup:
+        if index >= asked:
             losses.append(loss)
         if index in watched and (after := recorded(own)) is not None:
             sent.append(len(after.keys() - (before or {}).keys()))
-        if index >= plan.warmup - 1:
+        if index >= asked - 1:
             unsettled = watch.unsettled(own)
             if not unsettled:
                 break
@@ -97,7 +88,7 @@ def warm_up(
         steps=index + 1,
         unsettled=unsettled,
         counters=counters,
-        notes=meter.notes,
+        notes=rank.meter.notes,
         sent=sent,
         losses=losses,
         step_ns=min(step_ns[-TELLING:]),
@@ -115,12 +106,13 @@ def count_free_steps(step_ns: int) -> int:
     return max(TELLING, math.ceil(_FREELY_SECONDS * 1e9 / max(step_ns, 1)))
 
 
-def warm_up_freely(step: Step, warmed: WarmUp, ctx: Context, own: OwnGroup) -> WarmUp:
+def warm_up_freely(step: Step, warmed: WarmUp, rank: TimedRank) -> WarmUp:
     """Take more steps as the window does, without waiting for the device after each: its queue
     fills, and memory that is in use until then is allocated now."""
+    ctx = rank.ctx
     slowed = False
     losses = [*warmed.losses]
-    (step_ns,) = own.maximum([warmed.step_ns])
+    (step_ns,) = rank.own.maximum([warmed.step_ns])
     for index in range(count_free_steps(step_ns)):
         context.read_returned(step(), ctx.record)
         losses.append(ctx.figures.get("loss"))
@@ -166,13 +158,10 @@ class Steadiness:
         self._before = now
         return [after != earlier for after, earlier in zip(now, before, strict=True)]
 
-    def unsettled(self, own: OwnGroup | None) -> str:
+    def unsettled(self, own: NoGroup) -> str:
         """Describe what the last step changed in any rank; all ranks call it together. Without a
-        group of our `own`, of this rank."""
-        changes: Sequence[int] = self.changed()
-        if own is not None:
-            changes = own.maximum(changes)
-        causes = zip(_CAUSES, changes, strict=True)
+        group of our own, of this rank."""
+        causes = zip(_CAUSES, own.maximum(self.changed()), strict=True)
         return ", ".join(cause for cause, has_changed in causes if has_changed)
 
 

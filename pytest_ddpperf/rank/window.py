@@ -10,12 +10,9 @@ from typing import Any, NamedTuple
 import torch
 
 from pytest_ddpperf.rank import clock, context, environment
-from pytest_ddpperf.rank.context import Context
-from pytest_ddpperf.rank.counters import Meter, count_compilations
-from pytest_ddpperf.rank.group import OwnGroup
-from pytest_ddpperf.rank.stamps import PhaseWatch
+from pytest_ddpperf.rank.counters import count_compilations
+from pytest_ddpperf.rank.timed_rank import TimedRank
 from pytest_ddpperf.rank.warm_up import WarmUp, allocator_growth
-from pytest_ddpperf.records.plan import Plan
 from pytest_ddpperf.records.samples import Scalar, Window
 
 # That a step leaves on a device to be read after the window: its loss, its examples, and some that
@@ -45,16 +42,10 @@ class Stretch:
     """Steps in a row, which their caller takes between `begin` and `finish`, and `mark`s each."""
 
     def __init__(
-        self,
-        marks_ns: memoryview,
-        plan: Plan,
-        ctx: Context,
-        meter: Meter,
-        *,
-        uncounted: int,
+        self, marks_ns: memoryview, rank: TimedRank, *, uncounted: bool
     ) -> None:
         """There is a mark for the begin of the first step, and one for the end of each. The first
-        `uncounted` steps do not count."""
+        step may be `uncounted`."""
         self.marks_ns = marks_ns
         self.length = length = len(marks_ns) - 1  # in the end, the steps that are kept
         self.uncounted = uncounted
@@ -62,17 +53,17 @@ class Stretch:
         self.page_faults = 0
         # the memory of the device that is in use or kept, in these steps
         self.has_grown = False
-        self._device, self._ctx, self._meter = ctx.device, ctx, meter
-        self._on_cpu = ctx.device.type == "cpu"
-        if not self._on_cpu:
+        self._rank = rank
+        self._ctx = rank.ctx
+        if not rank.on_cpu:
             # The allocator keeps this memory for copies of figures: it need not ask the device in
             # the window.
             blocks = range(length * _FIGURES // _COPIES + 1)
-            room = [torch.empty(_BLOCK, device=self._device) for _ in blocks]
+            room = [torch.empty(_BLOCK, device=rank.ctx.device) for _ in blocks]
             del room
             torch.accelerator.synchronize()
-        self._allocated = allocator_growth(self._device)
-        self.timer = clock.StepClock(plan.timing, self._device, marks_ns)
+        self._allocated = allocator_growth(rank.ctx.device)
+        self.timer = clock.StepClock(rank.plan.timing, rank.ctx.device, marks_ns)
         self._cpu = clock.CpuClock()
         # Cumulative: before the first step, and after each.
         self._cpu_ns = [0] * (length + 1)
@@ -88,14 +79,14 @@ class Stretch:
         self._faults_before = clock.page_faults()
         self.timer.start()
         self._cpu_ns[0] = self._cpu.read_ns()
-        self._blocked_ns[0] = self._meter.blocked_ns()
+        self._blocked_ns[0] = self._rank.meter.blocked_ns()
 
     def mark(self, returned: Any = None) -> None:
         """Mark the end of a step, and keep what it returned and recorded."""
         step = self.steps
         self.timer.mark(step)
         self.steps = after = step + 1
-        if self._on_cpu:
+        if self._rank.on_cpu:
             self._cpu_ns[after] = self._cpu.read_ns()
         if returned is not None:
             # the usual ones without a call
@@ -109,7 +100,7 @@ class Stretch:
             self._recorded[step] = dict(figures)
             figures.clear()
         self._graphs[after] = count_compilations()
-        self._blocked_ns[after] = self._meter.blocked_ns()
+        self._blocked_ns[after] = self._rank.meter.blocked_ns()
 
     def finish(
         self, kept: int, at_step: Callable[[int], None] = lambda step: None
@@ -120,15 +111,18 @@ class Stretch:
         self.page_faults = clock.page_faults() - self._faults_before
         # One that is left out may need more memory, as an evaluation does.
         if kept == self.steps:
-            self.has_grown = allocator_growth(self._device) != self._allocated
+            now = allocator_growth(self._ctx.device)
+            self.has_grown = now != self._allocated
         self.length = kept
+        self._rank.phases.end(self.timer)
 
     @property
     def counted(self) -> int:
         """The number of steps that count."""
         return max(self.length - self.uncounted, 0)
 
-    def counted_steps(self) -> list[TimedStep]:
+    def timed_steps(self) -> list[TimedStep]:
+        """Return all steps that are kept, counted or not."""
         return [
             TimedStep(
                 self.marks_ns[step],
@@ -139,70 +133,57 @@ class Stretch:
                 self._returned[step],
                 self._recorded[step],
             )
-            for step in range(self.uncounted, self.length)
+            for step in range(self.length)
         ]
-
-    def all_ns(self) -> list[int]:
-        """Return how long each step took, counted or not."""
-        marks = self.marks_ns[: self.length + 1]
-        return [after - before for before, after in pairwise(marks)]
-
-    def losses(self) -> list[Any]:
-        """Return the loss that each step recorded, counted or not."""
-        return [figures.get("loss") for figures in self._recorded[: self.length]]
 
 
 def window_of(
-    taken: Sequence[Stretch],
-    lengths: Sequence[int],
-    warmed: WarmUp,
-    phases: PhaseWatch,
-    own: OwnGroup | None,
-    ctx: Context,
-    plan: Plan,
+    taken: Sequence[Stretch], lengths: Sequence[int], warmed: WarmUp, rank: TimedRank
 ) -> Window:
     """Return what a window measured; `lengths` are the counted steps of its stretches. If there are
     more steps than the plan has room for, that many are kept, evenly spread."""
+    plan, ctx = rank.plan, rank.ctx
     # First, for what is asked for below takes time. Threads of RPC poll, with nothing to do.
     goes_on = not plan.rpc and environment.goes_on()
     notes = [*warmed.notes]
     facts = environment.of_rank(ctx, notes)
-    steps = [step for stretch in taken for step in stretch.counted_steps()]
-    marks = [
-        tuple(stretch.marks_ns[stretch.uncounted : stretch.length + 1])
-        for stretch in taken
-        if stretch.counted
-    ]
+    all_steps, steps = list[TimedStep](), list[TimedStep]()
+    marks = []
+    for stretch in taken:
+        timed = stretch.timed_steps()
+        all_steps += timed
+        steps += timed[stretch.uncounted :]
+        if stretch.counted:
+            marks.append(
+                tuple(stretch.marks_ns[stretch.uncounted : stretch.length + 1])
+            )
     compiled = _first_that_compiled(steps)
     why_unfit = _why_unfit(taken, compiled, warmed, facts)
     if len(steps) > plan.room:
         kept, lengths = _spread(lengths, plan.room)
         steps = [steps[index] for index in kept]
         marks = [(step.begin_ns, step.end_ns) for step in steps]
-    losses = [*warmed.losses]
-    for stretch in taken:
-        losses += stretch.losses()
-    on_cpu = ctx.device.type == "cpu"
+    losses = [step.recorded.get("loss") for step in all_steps]
     page_faults = sum(stretch.page_faults for stretch in taken)
-    all_steps = sum(stretch.steps for stretch in taken)
-    found = phases.phases([(step.begin_ns, step.end_ns) for step in steps], own)
+    faulted = sum(stretch.steps for stretch in taken)
+    times = [(step.begin_ns, step.end_ns) for step in steps]
     return Window(
         marks_ns=tuple(marks),
-        cpu_ns=tuple(step.cpu_ns for step in steps) if on_cpu else None,
+        cpu_ns=tuple(step.cpu_ns for step in steps) if rank.on_cpu else None,
         examples=context.count_examples([step.returned for step in steps]),
         blocked_ns=tuple(step.blocked_ns for step in steps),
         counters=warmed.counters,
-        losses=context.first_losses(losses),
+        losses=context.first_losses([*warmed.losses, *losses]),
         recorded=context.figures_by_name([step.recorded for step in steps]),
         sent=tuple(warmed.sent),
-        first_ratio=_first_ratio(taken) if warmed.steps and not compiled else 0.0,
+        first_ratio=_first_ratio(all_steps) if warmed.steps and not compiled else 0.0,
         unsettled=warmed.unsettled,
         warmup=warmed.steps,
-        phases=found,
+        phases=rank.phases.phases(times, rank.own),
         stretches=tuple(lengths),
-        notes=(*notes, *phases.notes),
+        notes=(*notes, *rank.phases.notes),
         facts=facts,
-        page_faults=round(page_faults / max(1, all_steps), 1),
+        page_faults=round(page_faults / max(1, faulted), 1),
         goes_on=goes_on,
         unfit=f"{plan.name(ctx.rank)} {why_unfit}" if why_unfit else "",
     )
@@ -246,10 +227,10 @@ def _spread(lengths: Sequence[int], most: int) -> tuple[list[int], list[int]]:
 _COLD_NS = 1_000_000
 
 
-def _first_ratio(taken: Sequence[Stretch]) -> float:
+def _first_ratio(steps: Sequence[TimedStep]) -> float:
     """Return the first step of the window, counted or not, over the median of the others; 0 if it
     says nothing."""
-    took = [ns for stretch in taken for ns in stretch.all_ns()]
+    took = [step.end_ns - step.begin_ns for step in steps]
     if len(took) < 2 or took[0] <= _COLD_NS:
         return 0.0
     return took[0] / max(median(took[1:]), 1)

@@ -5,11 +5,10 @@ from __future__ import annotations
 import socket
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import replace
 from itertools import pairwise
 from types import MethodType, SimpleNamespace
-from typing import Any, NoReturn
+from typing import Any
 
 import pytest
 import torch
@@ -30,6 +29,7 @@ from pytest_ddpperf.rank import (
     window,
 )
 from pytest_ddpperf.rank.pieces import rank_phases
+from pytest_ddpperf.rank.timed_rank import TimedRank
 from pytest_ddpperf.records.plan import Plan
 from pytest_ddpperf.records.samples import Window
 from pytest_ddpperf.records.step_phases import (
@@ -254,10 +254,9 @@ def accelerator(device: Device, monkeypatch: pytest.MonkeyPatch) -> Device:
     monkeypatch.setattr(modules, "gc", WITHOUT_MODULES)
     # it lasts as long as the process
     monkeypatch.setattr(stamps.Stamps, "install", lambda self: None)
-    for module in (sampling, warm_up):
-        monkeypatch.setattr(
-            module, "time", SimpleNamespace(monotonic_ns=lambda: device.now)
-        )
+    monkeypatch.setattr(
+        warm_up, "time", SimpleNamespace(monotonic_ns=lambda: device.now)
+    )
     return device
 
 
@@ -274,10 +273,18 @@ def measured(step: Any, **window: Any) -> Window:
         phase=lambda rank: Phase.STEPS,
         set_steps=lambda rank, number: None,
     )
-    own: Any = SimpleNamespace(
-        maximum=lambda values: [*map(int, values)], barrier=lambda: None, name="own"
+    return sampling.measure(step, timed_rank(plan, ctx, board))
+
+
+def timed_rank(plan: Plan, ctx: Any, board: Any) -> TimedRank:
+    return TimedRank(
+        plan=plan,
+        ctx=ctx,
+        board=board,
+        meter=counters.Meter(),
+        own=group.NoGroup(),
+        stretches=None,
     )
-    return sampling.measure(step, plan, ctx, board, counters.Meter(), own, None)
 
 
 def test_a_device_warms_up_for_a_second_as_steps_are_timed(accelerator: Device) -> None:
@@ -397,10 +404,10 @@ class Loops:
         )
         monkeypatch.setattr(loop_states, "refuse_wrong_group", lambda *_: None)
         self.begin = self.steps = 0
-        self.windows: list[Window] = []
         row = [0] * 10
         board: Any = SimpleNamespace(
             row=lambda rank: row,
+            enter=lambda *place: None,
             updates=lambda: [row[Board.UPDATES_CELL]],
             begin=lambda rank: self.begin,
             set_begin=lambda rank, number: setattr(self, "begin", number),
@@ -415,29 +422,15 @@ class Loops:
             **window,
         }
         plan = Plan(world_size=1, backend="nccl", device="cuda", **asked)
-        rank: Any = SimpleNamespace(
-            plan=plan,
-            board=board,
-            number=0,
-            enter=lambda phase: None,
-            in_stretches=False,
-        )
         ctx: Any = SimpleNamespace(device=torch.device("cuda"), rank=0, figures={})
 
-        def deliver(window: Window) -> NoReturn:
-            self.windows.append(window)
-            raise StopIteration
-
-        phases = stamps.PhaseWatch(plan, ctx)
-        shared = loop_states.Shared(rank, ctx, board.row(0), phases, deliver)
-        self.state: Any = loop_states.Learning(shared)
+        self.state: Any = loop_states.Learning(timed_rank(plan, ctx, board))
 
     def run(self, step: Callable[[], None]) -> Window:
-        with suppress(StopIteration):
-            while True:
-                step()
-                self.state = self.state.step_ended(1)
-        return self.windows[0]
+        while not isinstance(self.state, Window):
+            step()
+            self.state = self.state.step_ended(1)
+        return self.state
 
 
 def test_a_program_on_a_device_warms_up_and_is_timed_as_a_step_is(
@@ -555,7 +548,7 @@ def test_what_a_replayed_graph_sends_is_unknown(
     replay = MethodType(torch.cuda.CUDAGraph.replay, graph)
     monkeypatch.setattr(sent, "recorded", lambda own: {})
     monkeypatch.setattr(modules, "gc", WITHOUT_MODULES)
-    with counters.Meter().counting(None, torch.device("cpu")) as figures:
+    with counters.Meter().counting(group.NoGroup(), torch.device("cpu")) as figures:
         if replays:
             replay()
     assert replayed == [graph] * replays
@@ -602,7 +595,7 @@ def test_an_allocator_without_figures_is_not_watched(
     monkeypatch.setattr(sent, "recorded", lambda own: {})
     monkeypatch.setattr(modules, "gc", WITHOUT_MODULES)
     meter = counters.Meter()
-    with meter.counting(None, torch.device("cuda")) as figures:
+    with meter.counting(group.NoGroup(), torch.device("cuda")) as figures:
         pass
     assert "peak_memory.bytes" not in figures
     assert figures["host_syncs"] == 0

@@ -44,7 +44,9 @@ def test_a_name_that_torch_lacks_is_none_or_an_error_that_names_it(
     monkeypatch.setitem(NAMES, ABSENT.path, ABSENT)
     assert find(ABSENT.path) is None
     for ask in (need, lambda path: replace(path, lambda original: original)):
-        with pytest.raises(AttributeError, match=r"has no torch\.autograd:absent\.name"):
+        with pytest.raises(
+            AttributeError, match=r"has no torch\.autograd:absent\.name"
+        ):
             ask(ABSENT.path)
 
 
