@@ -92,7 +92,7 @@ def stamps_cost() -> float:
     from pytest_ddpperf.rank.stamps import Stamps
 
     stamps, rounds = Stamps(torch.device("cpu")), 10_000
-    hook, wrapped = stamps._hook(1), stamps._around(lambda: None, 2)
+    hook, wrapped = stamps._hook(1), stamps._around(2)(lambda: None)
     gc.disable()  # as in a window
     began = time.perf_counter()
     for _ in range(rounds):

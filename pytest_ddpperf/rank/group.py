@@ -247,7 +247,21 @@ def join(
     )
 
 
-class OwnGroup:
+class NoGroup:
+    """Without collectives of ours: the ranks of a program need not keep together."""
+
+    name = ""  # in the flight recorders
+
+    def barrier(self) -> None:
+        """Wait for all ranks."""
+        self.maximum([0])
+
+    def maximum(self, values: Sequence[int]) -> list[int]:
+        """Return, for each of `values`, the largest of any rank."""
+        return [*values]
+
+
+class OwnGroup(NoGroup):
     """The process group of this plugin's own collectives, which on the default one would meet those
     of the user's threads. A collective is over when all ranks have joined it."""
 
@@ -262,15 +276,9 @@ class OwnGroup:
         self._device = torch.device("cpu") if gloo is not None else ctx.device
         # Not by `new_group`, if possible: `destroy_process_group` in the user's code would end it.
         self._group: Any = gloo or dist.new_group(timeout=timeout)
-        # in the flight recorders
         self.name = str(getattr(self._group, "group_name", ""))
 
-    def barrier(self) -> None:
-        """Wait for all ranks."""
-        self.maximum([0])
-
     def maximum(self, values: Sequence[int]) -> list[int]:
-        """Return, for each of `values`, the largest of any rank."""
         largest = torch.tensor(values, dtype=torch.int64, device=self._device)
         self._group.allreduce([largest], dist.ReduceOp.MAX).wait()
         return [int(value) for value in largest.tolist()]

@@ -36,9 +36,12 @@ from pytest_ddpperf.rank import (
     group,
     layout,
     operation,
+    recorder,
     sampling,
+    sent,
 )
 from pytest_ddpperf.rank.context import Context, RpcContext
+from pytest_ddpperf.rank.timed_rank import TimedRank
 from pytest_ddpperf.records import codec
 from pytest_ddpperf.records.errors import DdpPerfError, EndedEarly, short_repr
 from pytest_ddpperf.records.plan import Plan
@@ -151,7 +154,7 @@ class Rank:
     channel: socket.socket
     trees: Trees | None  # it reports what it imported from there
     in_stretches: bool  # whether it pauses between stretches of its window
-    own_group: group.OwnGroup | None = None  # of a process that times steps
+    own_group: group.NoGroup = field(default_factory=group.NoGroup)
     pid: int = field(default_factory=os.getpid)
 
     def enter(self, phase: Phase) -> None:
@@ -221,7 +224,7 @@ CleanUp = Callable[[], None]
 def _work(rank: Rank, folder: Path, request: Message) -> None:
     rank.enter(Phase.START)
     os.environ.clear()
-    os.environ.update(counters.RECORDER_SIZE | request["environ"])
+    os.environ.update(recorder.RECORDER_SIZE | request["environ"])
     tempfile.tempdir = None  # what the rank server found
     here: list[int] = request["processes"]  # all that this node has
     index = here.index(rank.number)
@@ -238,7 +241,7 @@ def _work(rank: Rank, folder: Path, request: Message) -> None:
         opened.watch(str(folder), rank.trees)
     payload.install(request["modules"])
     if rank.plan.device == "cuda":
-        counters.watch_graphs()
+        sent.watch_graphs()
     if rank.plan.rpc:
         # before the user's code is imported and this process joins the RPC world
         _rpc().meter.install()
@@ -283,7 +286,7 @@ def _tell_started(folder: Path, rank: Rank) -> None:
     while True:
         pipe.read_bytes()
         path.with_suffix(".part").write_text(
-            json.dumps(counters.started(rank.own_group))
+            json.dumps(recorder.started(rank.own_group))
         )
         path.with_suffix(".part").rename(path)
 
@@ -337,18 +340,15 @@ def _measure_rpc(
 def _timed(
     rank: Rank, ctx: Context, prepared: sampling.Prepared, meter: counters.Meter
 ) -> CleanUp:
-    assert rank.own_group is not None, "only trainers time steps"
-    stretches = rank.stretches if rank.in_stretches else None
+    timed = _timed_rank(rank, ctx, meter)
     with ExitStack() as observed:
         samples = _sample_stacks(rank, observed)
-        window = sampling.measure(
-            prepared.step, rank.plan, ctx, rank.board, meter, rank.own_group, stretches
-        )
+        window = sampling.measure(prepared.step, timed)
     window = replace(window, stacks=samples())
     if rank.plan.trace:
         from pytest_ddpperf.rank import tracing
 
-        problem = tracing.trace(prepared.step, rank.plan, ctx, rank.own_group)
+        problem = tracing.trace(prepared.step, timed)
         window = replace(window, notes=(*window.notes, *filter(None, [problem])))
     if rank.plan.collective is not None:  # its closing check is part of the result
         rank.enter(Phase.CLEANUP)
@@ -356,6 +356,17 @@ def _timed(
     window = replace(window, imported=rank.imported())
     rank.deliver(json.dumps(codec.encode(window)).encode())
     return prepared.clean_up
+
+
+def _timed_rank(rank: Rank, ctx: Context, meter: counters.Meter) -> TimedRank:
+    return TimedRank(
+        plan=rank.plan,
+        ctx=ctx,
+        board=rank.board,
+        meter=meter,
+        own=rank.own_group,
+        stretches=rank.stretches if rank.in_stretches else None,
+    )
 
 
 def _sample_stacks(
@@ -391,7 +402,8 @@ def _run_program(rank: Rank, ctx: Context, program: Any) -> NoReturn:
             _flush()
             os._exit(1)
 
-    loop.run(rank, ctx, program, deliver, fail)
+    timed = _timed_rank(rank, ctx, counters.Meter())
+    loop.run(timed, program, deliver, fail, rank.end_child)
 
 
 def _call(rank: Rank, ctx: Context, function: Any, *args: Any) -> None:

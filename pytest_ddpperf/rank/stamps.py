@@ -1,5 +1,4 @@
-"""Time stamps at the boundaries of a step's phases, without a profiler, and the phases that they
-make.
+"""Time stamps at the boundaries of a step's phases, without a profiler.
 
 A stamp is taken where a forward pass of a module that the step calls itself begins and ends, a
 backward pass, an optimizer's step, and a wait for a collective or a message. They cost a few
@@ -15,17 +14,14 @@ from __future__ import annotations
 import threading
 import time
 import warnings
-from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from functools import wraps
-from itertools import accumulate
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from functools import partial, wraps
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
-import torch.distributed._functional_collectives as functional
 from torch.nn.modules.module import (
     register_module_forward_hook,
     register_module_forward_pre_hook,
@@ -35,24 +31,25 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
+from pytest_ddpperf.rank import recorder, torch_names
 from pytest_ddpperf.rank.clock import StepClock
-from pytest_ddpperf.rank.counters import entries, has_compiled, replicas
-from pytest_ddpperf.rank.group import OwnGroup
-from pytest_ddpperf.records.step_phases import (
-    BACKWARD,
-    DATA,
-    EXPOSED,
-    FORWARD,
-    OPTIMIZER,
-    OTHER,
-    PHASES,
-    RankPhases,
+from pytest_ddpperf.rank.context import Context
+from pytest_ddpperf.rank.group import NoGroup
+from pytest_ddpperf.rank.modules import replicas
+from pytest_ddpperf.rank.pieces import (
+    IN_BACKWARD,
+    IN_FORWARD,
+    IN_OPTIMIZER,
+    IN_WAIT,
+    Stamp,
+    Starts,
+    rank_phases,
+    still_open,
 )
+from pytest_ddpperf.records.plan import Plan
+from pytest_ddpperf.records.step_phases import RankPhases
 
-# What begins, or ends with the opposite sign.
-_FORWARD, _BACKWARD, _OPTIMIZER, _WAIT = 1, 2, 3, 4
-# when, in nanoseconds or as an event that is not placed yet, and what begins or ends
-Stamp = tuple[Any, int]
+_C10D = "torch._C._distributed_c10d"
 
 
 class Stamps:
@@ -75,7 +72,9 @@ class Stamps:
         # whether this process has a DDP module, which the step then trains
         self.has_ddp = False
         self._thread = threading.get_ident()
-        self._modules: list[torch.nn.Module] = []  # that a step calls itself
+        self._modules: dict[
+            int, torch.nn.Module
+        ] = {}  # by id: that a step calls itself
         self._depth = 0  # of forward passes, in the step that finds them
         # When each `send` and `recv` was issued, and again when this thread began to wait for it,
         # with its name.
@@ -90,23 +89,21 @@ class Stamps:
 
         Before the first step: torch.compile would compile an optimizer's step once more. Nothing is
         stamped in what it compiles."""
-        torch.autograd.backward = self._around(torch.autograd.backward, _BACKWARD)
-        torch.autograd.grad = self._around(torch.autograd.grad, _BACKWARD)
+        for name in ("torch.autograd:backward", "torch.autograd:grad"):
+            torch_names.replace(name, self._around(IN_BACKWARD))
         # Of every collective that Python waits for, also in a `dist.all_reduce` without `async_op`.
-        work: Any = torch._C._distributed_c10d.Work
-        work.wait = self._around(work.wait, _WAIT)
+        torch_names.replace(f"{_C10D}:Work.wait", self._around(IN_WAIT))
         if self._device.type == "cpu":
             # Of a functional collective, as DTensor uses them.
-            functional.wait_tensor = self._around(functional.wait_tensor, _WAIT)
-            group: Any = torch._C._distributed_c10d.ProcessGroup
+            torch_names.replace(
+                "torch.distributed._functional_collectives:wait_tensor",
+                self._around(IN_WAIT),
+            )
             for name in ("send", "recv", "recv_anysource"):
-                setattr(
-                    group,
-                    name,
-                    self._naming(getattr(group, name), sends=name == "send"),
-                )
-        register_optimizer_step_pre_hook(self._hook(_OPTIMIZER))
-        register_optimizer_step_post_hook(self._hook(-_OPTIMIZER))
+                naming = partial(self._naming, sends=name == "send")
+                torch_names.replace(f"{_C10D}:ProcessGroup.{name}", naming)
+        register_optimizer_step_pre_hook(self._hook(IN_OPTIMIZER))
+        register_optimizer_step_post_hook(self._hook(-IN_OPTIMIZER))
 
     def clear(self) -> None:
         self.before = still_open(self.taken, self.before)
@@ -143,14 +140,15 @@ class Stamps:
     def place(self, timer: StepClock) -> None:
         """Place the events since the last call on the host's clock. `timer` has finished the
         stretch they are of."""
-        if self._device.type != "cpu":
-            latest = 0
-            for index in range(self._placed, len(self.taken)):
-                event, kind = self.taken[index]
-                # Of streams that do not wait for each other, a later event may be reached first.
-                latest = max(latest, timer.place(event))
-                self.taken[index] = latest, kind
-            self._placed = len(self.taken)
+        if self._device.type == "cpu":
+            return
+        latest = 0
+        for index in range(self._placed, len(self.taken)):
+            event, kind = self.taken[index]
+            # Of streams that do not wait for each other, a later event may be reached first.
+            latest = max(latest, timer.place(event))
+            self.taken[index] = latest, kind
+        self._placed = len(self.taken)
 
     @contextmanager
     def finding_modules(self) -> Iterator[None]:
@@ -171,22 +169,21 @@ class Stamps:
             before.remove()
             after.remove()
         self.has_ddp = bool(replicas())
-        for module in {id(module): module for module in self._modules}.values():
+        for module in self._modules.values():
             # TorchScript's modules take no hooks, nor does a RemoteModule
             with suppress(Exception):
-                module.register_forward_pre_hook(self._hook(_FORWARD), prepend=True)
-                module.register_forward_hook(self._hook(-_FORWARD), always_call=True)
+                module.register_forward_pre_hook(self._hook(IN_FORWARD), prepend=True)
+                module.register_forward_hook(self._hook(-IN_FORWARD), always_call=True)
 
     def _enter(self, module: torch.nn.Module, arguments: Any) -> None:
         if self._is_ours():
-            if not self._depth and not sum(
-                kind for _, kind in self.taken if abs(kind) == _BACKWARD
-            ):
-                self._modules.append(module)
+            if not self._depth and IN_BACKWARD not in still_open(self.taken, ()):
+                self._modules[id(module)] = module
             self._depth += 1
 
     def _leave(self, module: torch.nn.Module, arguments: Any, result: Any) -> None:
-        self._depth -= self._is_ours()
+        if self._is_ours():
+            self._depth -= 1
 
     def _is_ours(self) -> bool:
         """Whether a call is to be stamped. In this order: what torch.compile traces must not reach
@@ -195,23 +192,27 @@ class Stamps:
             return False
         return not self._is_capturing()
 
-    def _around(self, function: Any, kind: int) -> Any:
+    def _around(self, kind: int) -> Callable[[Any], Any]:
+        """Return what wraps a function, whose calls are stamped."""
         append, now, is_ours = self.taken.append, self._now, self._is_ours
         messages, names = self.messages, self._names
 
-        @wraps(function)
-        def stamped(*args: Any, **kwargs: Any) -> Any:
-            if not is_ours():
-                return function(*args, **kwargs)
-            if kind == _WAIT and args[:1] and args[0] in names:
-                messages.append((time.monotonic_ns(), names[args[0]]))
-            append((now(), kind))
-            try:
-                return function(*args, **kwargs)
-            finally:
-                append((now(), -kind))
+        def wrap(function: Any) -> Any:
+            @wraps(function)
+            def stamped(*args: Any, **kwargs: Any) -> Any:
+                if not is_ours():
+                    return function(*args, **kwargs)
+                if kind == IN_WAIT and args[:1] and args[0] in names:
+                    messages.append((time.monotonic_ns(), names[args[0]]))
+                append((now(), kind))
+                try:
+                    return function(*args, **kwargs)
+                finally:
+                    append((now(), -kind))
 
-        return stamped
+            return stamped
+
+        return wrap
 
     def _hook(self, kind: int) -> Callable[..., None]:
         append, now, is_ours = self.taken.append, self._now, self._is_ours
@@ -223,228 +224,71 @@ class Stamps:
         return stamp
 
 
-# By more than so much, the recorder's clock moved against ours while the window was timed.
-_CLOCK_MOVED_NS = 50_000
-# Of a window, the steps of which phases are known: enough for their mean, and cheap to follow
-# through all ranks.
-_LAST = 200
+class PhaseWatch:
+    """What is known of the phases of steps: nothing in an RPC launch, of one collective, and on a
+    device that each step waits for."""
 
+    def __init__(self, plan: Plan, ctx: Context) -> None:
+        self.notes: tuple[str, ...] = ()
+        self._is_program = bool(plan.boundary)
+        self._on_cpu = ctx.device.type == "cpu"
+        self._stamps = Stamps(ctx.device)
+        self._offset_ns = 0
+        self._is_on = not plan.rpc and plan.collective is None
+        if not self._on_cpu and plan.timing != "free":
+            self._is_on = False
+        if self._is_on:
+            try:
+                self._stamps.install()
+            except Exception as error:
+                # of another version of torch: nothing else depends on phases
+                self._give_up(f"{type(error).__name__}: {error}")
 
-class Arrivals:
-    """When collectives and messages of the window are started, on the clock of the stamps."""
+    def _give_up(self, why: str) -> None:
+        self._is_on = False
+        self.notes = (f"phases of the step are unknown: {why}",)
 
-    def __init__(self) -> None:
-        self._offset_ns = _realtime_offset_ns()
+    def finding_modules(self) -> AbstractContextManager[None]:
+        """Find the modules that are stamped, in a step of the warm-up."""
+        return self._stamps.finding_modules() if self._is_on else nullcontext()
 
-    def read(
-        self, own: OwnGroup | None, messages: list[tuple[int, str]]
-    ) -> tuple[list[tuple[int, str]], int] | None:
-        """Return as `_starts`, after the window, with the `messages`; None also if the clocks moved
-        against each other."""
-        offset_ns = _realtime_offset_ns()
-        if (
-            abs(offset_ns - self._offset_ns) > _CLOCK_MOVED_NS
-            or (known := _starts(own)) is None
-        ):
+    def begin(self) -> None:
+        """The window is about to begin."""
+        self._stamps.clear()
+        self._offset_ns = recorder.realtime_offset_ns()
+
+    def end(self, timer: StepClock) -> None:
+        """A stretch of the window has ended, which was marked by `timer`."""
+        if self._is_on:
+            try:
+                self._stamps.place(timer)
+            except RuntimeError as error:
+                self._give_up(f"{type(error).__name__}: {error}")
+
+    def phases(
+        self, steps: Sequence[tuple[int, int]], own: NoGroup
+    ) -> RankPhases | None:
+        """Return the phases of the last counted `steps`, each a begin and an end."""
+        if not self._is_on:
             return None
-        found, since = known
-        collectives = [(when - offset_ns, name) for when, name in found]
-        return sorted([*collectives, *messages]), since - offset_ns if since else 0
-
-
-def _starts(own: OwnGroup | None) -> tuple[list[tuple[int, str]], int] | None:
-    """Return when each collective was started, in order, with a name that is the same on all ranks;
-    and since when all are known. None as `entries`. Point-to-point operations are left out."""
-    if (known := entries(own)) is None:
-        return None
-    kept, since = known
-    found = [
-        (
-            int(entry["time_created_ns"]),
-            f"{entry['process_group'][0]}:{entry['collective_seq_id']}",
+        stamps = self._stamps
+        found = rank_phases(
+            steps,
+            stamps.taken,
+            self._arrivals(own),
+            has_ddp=stamps.has_ddp,
+            before=stamps.before if self._is_program else None,
         )
-        for entry in kept
-        if not entry["is_p2p"]
-    ]
-    return sorted(found), since
+        if found is None:
+            self._give_up("one of its passes did not end within it")
+        return found
 
-
-def _realtime_offset_ns() -> int:
-    """Return CLOCK_REALTIME less CLOCK_MONOTONIC, by the quickest of five readings."""
-    readings = []
-    for _ in range(5):
-        before, real, after = time.monotonic_ns(), time.time_ns(), time.monotonic_ns()
-        readings.append((after - before, real - (before + after) // 2))
-    return min(readings)[1]
-
-
-def rank_phases(
-    steps: Sequence[tuple[int, int]],
-    stamps: Sequence[Stamp],
-    arrivals: tuple[list[tuple[int, str]], int] | None,
-    *,
-    has_ddp: bool,
-    before: Sequence[int] | None = None,
-) -> RankPhases | None:
-    """Return the phases of the last `steps`, each a begin and an end; None if the stamps are not
-    nested.
-
-    `arrivals` are those of `Arrivals.read`. If the step `has_ddp`, backward passes end with a wait.
-    Steps of a program may end within something: `before` is what was open before the first stamp;
-    None of others."""
-    started, since = arrivals if arrivals is not None else ([], 0)
-    known = [step for step in steps[-_LAST:] if step[0] >= since]
-    times = [when for when, _ in stamps]
-    starts = [when for when, _ in started]
-    found, seen, place, open_kinds = [], set[str](), 0, list(before or ())
-    for begin, end in known:
-        first, last = (
-            _first_after(times, stamps, begin),
-            _first_after(times, stamps, end),
-        )
-        own_starts = starts[bisect_right(starts, begin) : bisect_right(starts, end)]
-        open_kinds = still_open(stamps[place:first], open_kinds)
-        step = _Step(
-            begin,
-            own_starts if has_ddp else (),
-            open_kinds,
-            knows_waits=arrivals is not None,
-        )
-        if not step.take(stamps[first:last], end) or (step.open and before is None):
+    def _arrivals(self, own: NoGroup) -> tuple[Starts, int] | None:
+        """Return what was started, collectives and messages, and since when all is known."""
+        if not (self._on_cpu and self._stamps.knows_partners):
             return None
-        place, open_kinds = last, step.open
-        seen |= {phase for phase, _ in step.pieces}
-        found.append(
-            tuple((PHASES.index(phase), until) for phase, until in step.pieces)
-        )
-    if started and EXPOSED not in seen and not has_ddp and has_compiled():
-        arrivals = None  # compiled code waits unseen
-    # of which there may be none
-    seen |= {OTHER} if arrivals is None else {OTHER, EXPOSED}
-    first = known[0][0] if known else 0
-    return RankPhases(
-        steps=tuple(found),
-        seen=tuple(phase for phase in PHASES if phase in seen),
-        arrivals=None
-        if arrivals is None
-        else tuple(started[bisect_left(starts, first) :]),
-    )
-
-
-def _first_after(times: Sequence[int], stamps: Sequence[Stamp], mark: int) -> int:
-    """Return the place of the first stamp after a step's end. Of those at the same time, for a
-    device's clock is coarse, what ends belongs to the step, and what begins does not."""
-    first, last = bisect_left(times, mark), bisect_right(times, mark)
-    depths = [
-        *accumulate(
-            (1 if kind > 0 else -1 for _, kind in stamps[first:last]), initial=0
-        )
-    ]
-    return first + depths.index(min(depths))
-
-
-def still_open(stamps: Sequence[Stamp], before: Sequence[int] = ()) -> list[int]:
-    """Return what began and has not ended, where so much was open before; what never began is left
-    out."""
-    found = list(before)
-    for _, kind in stamps:
-        if kind > 0:
-            found.append(kind)
-        elif found and found[-1] == -kind:
-            found.pop()
-    return found
-
-
-class _Step:
-    """Divides one step into pieces, each a phase and its end."""
-
-    def __init__(
-        self,
-        begin: int,
-        starts: Sequence[int],
-        open_kinds: Sequence[int],
-        *,
-        knows_waits: bool,
-    ) -> None:
-        self.pieces: list[tuple[str, int]] = []
-        self._at = begin
-        self._starts = starts  # of collectives that DDP may wait for
-        self._knows_waits = knows_waits
-        self.open = list(open_kinds)
-        self._waited_until = begin
-        self._gaps: list[int] = []  # pieces whose phase depends on what follows
-        self._last = ""  # phase, gaps and waits left out
-
-    def take(self, stamps: Sequence[Stamp], end: int) -> bool:
-        """Divide the step at its `stamps`; return whether they are well nested."""
-        for when, kind in stamps:
-            self._until(when)
-            if kind > 0:
-                self.open.append(kind)
-            elif self.open and self.open[-1] == -kind:
-                self.open.pop()
-                if kind == -_WAIT:
-                    self._waited_until = when
-                if kind == -_BACKWARD and _BACKWARD not in self.open:
-                    self._expose(when)
-            else:
-                return False
-        self._until(end)
-        self._name_gaps("")
-        return bool(self.pieces)
-
-    def _phase(self) -> str:
-        """Return the phase that lasts now; "" between those that are known."""
-        if _WAIT in self.open:
-            return EXPOSED if self._knows_waits else OTHER
-        # what activation checkpointing computes anew belongs to it
-        if _BACKWARD in self.open:
-            return (
-                OTHER
-                if _OPTIMIZER in self.open[self.open.index(_BACKWARD) :]
-                else BACKWARD
-            )
-        # An optimizer may call a closure, which has the other two, and a module may train within
-        # its forward pass.
-        return (
-            {_FORWARD: FORWARD, _OPTIMIZER: OPTIMIZER}.get(self.open[-1], OTHER)
-            if self.open
-            else ""
-        )
-
-    def _until(self, when: int) -> None:
-        """End the phase that lasts now."""
-        phase = self._phase()
-        if phase in (FORWARD, BACKWARD, OPTIMIZER):
-            self._name_gaps(phase)
-            self._last = phase
-        if when <= self._at:
-            return
-        if self.pieces and self.pieces[-1][0] == phase:
-            self.pieces.pop()
-        elif not phase:
-            self._gaps.append(len(self.pieces))
-        self.pieces.append((phase, when))
-        self._at = when
-
-    def _name_gaps(self, following: str) -> None:
-        phase = OTHER
-        if following == FORWARD:
-            phase = FORWARD if self._last == FORWARD else DATA
-        elif following == BACKWARD and self._last == FORWARD:  # the loss, most likely
-            phase = FORWARD
-        for index in self._gaps:
-            self.pieces[index] = phase, self.pieces[index][1]
-        self._gaps.clear()
-
-    def _expose(self, end: int) -> None:
-        """Of a backward pass that ends now, call what follows the start of its last collective a
-        wait: DDP waits for all of them then, in C++. Not if Python code has waited since."""
-        if not self._knows_waits or not self.pieces or self.pieces[-1][0] != BACKWARD:
-            return
-        index = bisect_right(self._starts, end) - 1
-        if index < 0 or (start := self._starts[index]) <= self._waited_until:
-            return
-        begin = self.pieces[-2][1] if len(self.pieces) > 1 else 0
-        if start > begin:
-            self.pieces[-1:] = [(BACKWARD, start), (EXPOSED, end)]
+        known = recorder.starts(own, self._offset_ns)
+        if known is None:
+            return None
+        collectives, since = known
+        return sorted([*collectives, *self._stamps.messages]), since

@@ -25,10 +25,8 @@ from torch.profiler import (
     supported_activities,
 )
 
-from pytest_ddpperf.rank.context import Context
-from pytest_ddpperf.rank.group import OwnGroup
+from pytest_ddpperf.rank.timed_rank import TimedRank
 from pytest_ddpperf.rank.warm_up import Step
-from pytest_ddpperf.records.plan import Plan
 from pytest_ddpperf.records.samples import StackSamples
 from pytest_ddpperf.wire.source_trees import Trees, real_path
 
@@ -37,23 +35,23 @@ _STEPS = 3
 _MOST_BYTES = 20_000_000
 
 
-def trace(step: Step, plan: Plan, ctx: Context, own: OwnGroup) -> str:
+def trace(step: Step, rank: TimedRank) -> str:
     """Take some more steps and write their trace to `<plan.trace>-rank0.json.gz`; all ranks call it
     together.
 
     Return a note on why there is no trace, else ""."""
-    who, on_cpu = plan.name(ctx.rank), ctx.device.type == "cpu"
-    path = f"{plan.trace}-{who.replace(' ', '')}.json.gz"
+    who = rank.plan.name(rank.ctx.rank)
+    path = f"{rank.plan.trace}-{who.replace(' ', '')}.json.gz"
     activities: Any = [ProfilerActivity.CPU]
-    if not on_cpu:
+    if not rank.on_cpu:
         activities = supported_activities()  # type: ignore[no-untyped-call]
     # Without shapes and stacks, which would make it large.
     with profile(activities=activities) as profiler:
-        own.barrier()  # or the first step would wait for profilers that start later
+        rank.own.barrier()  # or the first step would wait for profilers that start later
         for number in range(1, _STEPS + 1):
             with record_function(f"step {number}"):
                 step()
-        if not on_cpu:
+        if not rank.on_cpu:
             torch.accelerator.synchronize()
     try:
         os.makedirs(os.path.dirname(path), exist_ok=True)

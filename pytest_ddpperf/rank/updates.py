@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable
+from enum import Enum
 from functools import wraps
 from typing import Any
 from weakref import ref
@@ -14,26 +16,156 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
-from pytest_ddpperf.rank.counters import find_objects, replicas
+from pytest_ddpperf.rank import torch_names
+from pytest_ddpperf.rank.modules import find_objects, replicas
 from pytest_ddpperf.records.errors import DdpPerfError
 
 # So many updates show how a program's steps end. An event that ends steps is over if others have
 # come for so many times as long as it usually takes.
 _RUNS = 3
+# So many of the last runs are kept: many more than a step has.
+_KEPT = 1_000
 # So many backward passes without an optimizer that is seen show that there is none, and so many
 # that it cannot be seen: large batches are rarely made of more.
 _FEW_PASSES = 10
 _MOST_PASSES = 256
 
 
-class Updates:
-    """Watches the backward passes and optimizers of this process.
+class Change(Enum):
+    """What the end of a run changes."""
+
+    NOTHING = 0
+    LEARNED = 1  # it is known which event ends steps
+    STEP_ENDED = 2  # another event does from now on, and has ended a step with this run
+    OTHERWISE = 3  # another one would, by all runs so far
+
+
+class StepEnd:
+    """The event that ends steps.
 
     An update is a run of optimizer steps, and updates of a GradScaler, without a backward pass
     between them. The runs of some updates show with which event each kind of them ends. Of several
     kinds (a GAN's), the rarest ends a step. When it no longer happens (another stage of the
     training, an optimizer made anew), those that come end steps.
     """
+
+    def __init__(self) -> None:
+        self.event: object = None  # until it is known
+        self._known: set[object] = set()  # the events that have happened
+        # of the last runs, the event that ended each
+        self._runs: deque[object] = deque(maxlen=_KEPT)
+        self._since = 0  # runs since the one that ended the last step
+        self._longest = _RUNS  # after how many runs such a one comes, at the latest
+
+    def is_ended_by(self, event: object) -> bool:
+        """Return whether a step ends with this event, which has happened."""
+        if event not in self._known and self._longest == 1:
+            self.event = event  # every update ends a step, this one, too
+        self._known.add(event)
+        return event == self.event
+
+    def run_ended(self, event: object) -> Change:
+        """Note how a run ended, and find out which event ends a step, unless the known one may
+        still come."""
+        self._runs.append(event)
+        self._since += 1
+        if event == self.event:
+            self._longest = max(self._since, self._longest)
+            self._since = 0
+            return Change.NOTHING
+        if self._since < self._longest:
+            return Change.NOTHING
+        if self.event is None:
+            self.follow_all()
+            self._longest = 1  # until it is seen
+            return Change.LEARNED
+        runs = [*self._runs]
+        is_new = event not in runs[: -self._since] or self.event not in runs
+        if not is_new and self._since < _RUNS * self._longest:
+            return Change.OTHERWISE
+        self._longest = 1
+        self._follow(runs[-self._since :])
+        return Change.NOTHING if self._since else Change.STEP_ENDED
+
+    def follow_all(self) -> None:
+        """Let steps end as all runs say that are kept."""
+        self._follow([*self._runs])
+
+    def _follow(self, runs: list[object]) -> None:
+        """Let steps end with the rarest event of these last runs, of several with the latest."""
+        self.event = min(reversed(runs), key=runs.count)
+        self._longest = max(self._longest, len(runs) // runs.count(self.event))
+        self._since = runs[::-1].index(self.event)
+
+
+class UnseenUpdates:
+    """Updates without an optimizer that is seen (compiled, of another library).
+
+    A step ends then with a backward pass that synchronises gradients. Others accumulate gradients,
+    which leaves the parameters as they are."""
+
+    def __init__(self) -> None:
+        # whether a backward pass that synchronises gradients is an event
+        self.are_known = False
+        # synchronising passes since the last event; all of them where nothing synchronises
+        self._passes = 0
+        # of the parameters after the last pass
+        self._versions: list[int] = []
+        self._replicas: list[torch.nn.Module] = []
+
+    def clear(self) -> None:
+        """An event has happened."""
+        self._passes = 0
+        self._versions = []
+
+    def passed(self) -> bool:
+        """Return whether a backward pass that has ended is an event. Raises DdpPerfError after many
+        of them without one."""
+        if not self._replicas:  # as they are when some are first found
+            self._replicas = [
+                *replicas(),
+                *filter(_is_fsdp, find_objects(torch.nn.Module)),
+            ]
+        synchronises = any(map(_synchronises, self._replicas))
+        if self.are_known:
+            return synchronises
+        if synchronises or not self._replicas:
+            self._passes += 1
+        before = self._versions
+        self._versions = [
+            each._version for model in self._replicas for each in model.parameters()
+        ]
+        has_none = self._passes == _FEW_PASSES and not find_objects(
+            torch.optim.Optimizer
+        )
+        self.are_known = has_none or before not in ([], self._versions)
+        if (has_none and not synchronises) or self._passes >= _MOST_PASSES:
+            raise DdpPerfError(
+                f"{self._passes} backward passes without an optimizer's update: if it"
+                " accumulates gradients over as many, or its optimizer cannot be seen, say"
+                ' where a step ends (boundary="mark")'
+            )
+        return False
+
+
+def _synchronises(module: Any) -> bool:
+    """Return whether a backward pass of now synchronises the gradients of a DDP or FSDP2 module."""
+    state = module._get_fsdp_state() if _is_fsdp(module) else None
+    shared = getattr(state, "_state_ctx", None)
+    return bool(
+        vars(module).get("require_backward_grad_sync")
+        or getattr(shared, "is_last_backward", False)
+    )
+
+
+def _is_fsdp(module: object) -> bool:
+    """Whether it is an FSDP2 module, by its type: a module's own `__getattr__` may raise
+    anything."""
+    return hasattr(type(module), "_get_fsdp_state")
+
+
+class Updates:
+    """Watches the backward passes and optimizers of this process."""
 
     def __init__(
         self,
@@ -46,34 +178,24 @@ class Updates:
         end, with the times of those so far, in ns; if it returns False, they end as before. `fail`
         gets what either raises."""
         self._on_end, self._on_learned, self._fail = on_end, on_learned, fail
-        self._ender: object = None  # the event that ends a step, once it is known
+        self._end = StepEnd()
+        self._unseen = UnseenUpdates()
         self._last: object = None  # of this run, the last event
         self._last_ns = 0
-        self._known: set[object] = set()  # the events that have happened
-        self._runs: list[object] = []  # of each the last event
-        self._ended_ns: list[int] = []
-        self._since = 0  # runs since the one that ended the last step
-        self._longest = _RUNS  # after how many runs such a one comes, at the latest
+        # how and when the first runs ended, until it is known where steps end
+        self._first_runs: list[tuple[object, int]] = []
         self._open = 0  # backward passes that have not ended: one may call another
-        # since the last step ended; those within an optimizer's step, as LBFGS has, are
-        # one
+        # since the last step ended; those within an optimizer's step, as LBFGS has, are one
         self._passes = 0
         # as many as there were when the optimizer's step under way began
         self._before_step: int | None = None
-        # synchronising passes since the last event; all of them where nothing
-        # synchronises
-        self._unanswered = 0
-        # of the parameters after the last pass without an event since
-        self._versions: list[int] = []
         # whether an optimizer took a step within this backward pass
         self._within = False
-        # whether a backward pass that synchronises gradients is an event
-        self._synchronised = False
 
     def install(self) -> None:
         """Watch from here on."""
-        torch.autograd.backward = self._around(torch.autograd.backward)
-        torch.autograd.grad = self._around(torch.autograd.grad)
+        torch_names.replace("torch.autograd:backward", self._around)
+        torch_names.replace("torch.autograd:grad", self._around)
         register_optimizer_step_pre_hook(self._optimizer_begins)
         register_optimizer_step_post_hook(self._optimizer_ended)
         scaler: Any = torch.amp.GradScaler
@@ -114,7 +236,7 @@ class Updates:
 
     def _begin_pass(self) -> None:
         if not self._open and self._last is not None:
-            self._end_run(self._last)
+            self._end_run()
         self._open += 1
 
     def _end_pass(self) -> None:
@@ -125,38 +247,16 @@ class Updates:
         if self._within:
             self._within = False
             self._happened("a backward pass")
-        elif self._before_step is None and (
-            self._ender is None or self._synchronised or self._passes > _MOST_PASSES
-        ):
-            self._passed_without_optimizer()
-
-    def _passed_without_optimizer(self) -> None:
-        """Where no optimizer is seen (compiled, of another library), a step ends with a backward
-        pass that synchronises gradients. Others accumulate gradients, which leaves the parameters
-        as they are."""
-        replicas = _replicas()
-        synchronises = any(map(_synchronises, replicas))
-        if self._synchronised:
-            if synchronises:
-                self._happened("a synchronisation")
-            return
-        self._unanswered += synchronises or not replicas
-        before, self._versions = (
-            self._versions,
-            [each._version for model in replicas for each in model.parameters()],
-        )
-        has_none = self._unanswered == _FEW_PASSES and not find_objects(
-            torch.optim.Optimizer
-        )
-        self._synchronised = has_none or before not in ([], self._versions)
-        if (has_none and not synchronises) or self._unanswered >= _MOST_PASSES:
-            self._fail(
-                DdpPerfError(
-                    f"{self._unanswered} backward passes without an optimizer's update: if it"
-                    " accumulates gradients over as many, or its optimizer cannot be seen, say"
-                    ' where a step ends (boundary="mark")'
-                )
+        elif (
+            self._before_step is None
+            and (
+                self._end.event is None
+                or self._unseen.are_known
+                or self._passes > _MOST_PASSES
             )
+            and self._call(self._unseen.passed)
+        ):
+            self._happened("a synchronisation")
 
     def _optimizer_begins(self, *_: object) -> None:
         if not torch.compiler.is_compiling():
@@ -174,86 +274,35 @@ class Updates:
         if self._open:
             self._within = True
             return
-        self._last, self._last_ns = event, time.monotonic_ns()
-        self._unanswered, self._versions = 0, []
-        if event not in self._known and self._longest == 1:
-            self._ender = event  # every update ends a step, this one, too
-        self._known.add(event)
-        if event == self._ender:
+        self._last = event
+        self._last_ns = time.monotonic_ns()
+        self._unseen.clear()
+        if self._end.is_ended_by(event):
             self._end_step()
 
     def _end_step(self) -> None:
-        if self._passes:
-            passes, self._passes = self._passes, 0
+        passes, self._passes = self._passes, 0
+        if passes:
             self._call(self._on_end, passes)
+
+    def _end_run(self) -> None:
+        event, self._last = self._last, None
+        if self._end.event is None:
+            self._first_runs.append((event, self._last_ns))
+        change = self._end.run_ended(event)
+        if change is Change.LEARNED:
+            ended = self._end.event
+            ends = [when for each, when in self._first_runs if each == ended]
+            self._first_runs.clear()
+            self._call(self._on_learned, ends)
+        elif change is Change.STEP_ENDED:
+            self._end_step()
+        elif change is Change.OTHERWISE and self._call(self._on_learned, []):
+            # it is a kind of updates that comes more often
+            self._end.follow_all()
 
     def _call(self, function: Callable[..., Any], *args: Any) -> Any:
         try:
             return function(*args)
         except Exception as error:  # which the program might catch
             self._fail(error)
-
-    def _end_run(self, event: object) -> None:
-        """Note how a run ended, and find out which event ends a step, unless the known one may
-        still come."""
-        self._last = None
-        self._runs.append(event)
-        self._ended_ns.append(self._last_ns)
-        self._since += 1
-        if event == self._ender:
-            self._longest = max(self._since, self._longest)
-            self._since = 0
-        elif self._since < self._longest:
-            return
-        elif self._ender is None:
-            self._follow(self._runs)
-            self._longest = 1  # until it is seen
-            runs = zip(self._runs, self._ended_ns, strict=True)
-            self._call(
-                self._on_learned, [when for each, when in runs if each == self._ender]
-            )
-        elif (
-            event not in self._runs[: -self._since]
-            or self._ender not in self._runs
-            or self._since >= _RUNS * self._longest
-        ):
-            self._longest = 1
-            self._follow(self._runs[-self._since :])
-            if not self._since:
-                self._end_step()
-        elif self._call(self._on_learned, []):
-            # it is a kind of updates that comes more often
-            self._follow(self._runs)
-
-    def _follow(self, runs: list[object]) -> None:
-        """Let steps end with the rarest event of these last runs, of several with the latest."""
-        self._ender = min(reversed(runs), key=runs.count)
-        self._longest = max(self._longest, len(runs) // runs.count(self._ender))
-        self._since = runs[::-1].index(self._ender)
-
-
-def _synchronises(module: Any) -> bool:
-    """Return whether a backward pass of now synchronises the gradients of a DDP or FSDP2 module."""
-    state = module._get_fsdp_state() if _is_fsdp(module) else None
-    shared = getattr(state, "_state_ctx", None)
-    return bool(
-        vars(module).get("require_backward_grad_sync")
-        or getattr(shared, "is_last_backward", False)
-    )
-
-
-def _is_fsdp(module: object) -> bool:
-    """Whether it is an FSDP2 module, by its type: a module's own `__getattr__` may raise
-    anything."""
-    return hasattr(type(module), "_get_fsdp_state")
-
-
-_found: list[torch.nn.Module] = []
-
-
-def _replicas() -> Sequence[torch.nn.Module]:
-    """Return the modules of this process that synchronise gradients, as they are when some are
-    first found."""
-    if not _found:
-        _found.extend([*replicas(), *filter(_is_fsdp, find_objects(torch.nn.Module))])
-    return _found

@@ -3,24 +3,22 @@ up."""
 
 from __future__ import annotations
 
-import logging
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
-from pytest_ddpperf.rank import context, environment
+from pytest_ddpperf.rank import context, environment, torch_names
 from pytest_ddpperf.rank.context import Context
-from pytest_ddpperf.rank.counters import Meter, count_compilations, recorded
-from pytest_ddpperf.rank.group import OwnGroup
-from pytest_ddpperf.records.plan import Plan
+from pytest_ddpperf.rank.counters import count_compilations
+from pytest_ddpperf.rank.group import NoGroup
+from pytest_ddpperf.rank.sent import recorded
+from pytest_ddpperf.rank.timed_rank import TimedRank
 from pytest_ddpperf.wire.channels import Board, Phase
-
-if TYPE_CHECKING:
-    from pytest_ddpperf.rank.sampling import PhaseWatch
 
 Step = Callable[[], Any]
 
@@ -48,47 +46,41 @@ TELLING = 3
 _COUNTED_FROM = 3
 
 
-def warm_up(
-    step: Step,
-    plan: Plan,
-    ctx: Context,
-    board: Board,
-    meter: Meter,
-    own: OwnGroup,
-    phases: PhaseWatch,
-) -> WarmUp:
+def warm_up(step: Step, rank: TimedRank) -> WarmUp:
     """Take the asked steps, and more until no rank's last one changed anything, up to a cap."""
-    row, cell = board.row(ctx.rank), Board.STEP_CELL
-    board.enter(ctx.rank, Phase.WARMUP, time.monotonic_ns())
+    ctx, own, asked = rank.ctx, rank.own, rank.plan.warmup
+    rank.enter(Phase.WARMUP)
     counters: Mapping[str, int | None] = {}
-    if plan.warmup == 0:
+    if asked == 0:
         return WarmUp(steps=0, unsettled="", counters=counters)
     watch = Steadiness(ctx.device)
-    step_ns, sent, losses = [], [], []
-    watched = (
-        (0, max(plan.warmup - 2, _COUNTED_FROM - 1))
-        if plan.warmup >= _COUNTED_FROM
-        else ()
-    )
-    for index in range(plan.warmup + WARMUP_BEYOND):
-        if index >= plan.warmup - 1:
+    step_ns, sent = list[int](), list[int]()
+    losses = list[Any]()
+    counted = max(asked - 2, _COUNTED_FROM - 1)
+    watched = (0, counted) if asked >= _COUNTED_FROM else ()
+    for index in range(asked + WARMUP_BEYOND):
+        if index >= asked - 1:
             watch.changed()
-        row[cell] = index
+        rank.row[Board.STEP_CELL] = index
         before = recorded(own) if index in watched else None
         began = time.monotonic_ns()
-        with phases.finding(index, plan.warmup):
-            if index and index in watched:
-                with meter.counting(own, ctx.device) as counters:
-                    step()
-            else:
+        if index and index in watched:
+            with rank.meter.counting(own, ctx.device) as counters:
+                step()
+        else:
+            # Before the step that is counted: what this makes torch.compile do is over then.
+            finds = index == max(asked - 4, 0)
+            with rank.phases.finding_modules() if finds else nullcontext():
                 context.read_returned(step(), ctx.record)
-        if ctx.device.type != "cpu":
+        if not rank.on_cpu:
             torch.accelerator.synchronize()
         step_ns.append(time.monotonic_ns() - began)
-        losses += [ctx.figures.pop("loss", None)] * (index >= plan.warmup)
+        loss = ctx.figures.pop("loss", None)
+        if index >= asked:
+            losses.append(loss)
         if index in watched and (after := recorded(own)) is not None:
             sent.append(len(after.keys() - (before or {}).keys()))
-        if index >= plan.warmup - 1:
+        if index >= asked - 1:
             unsettled = watch.unsettled(own)
             if not unsettled:
                 break
@@ -96,7 +88,7 @@ def warm_up(
         steps=index + 1,
         unsettled=unsettled,
         counters=counters,
-        notes=meter.notes,
+        notes=rank.meter.notes,
         sent=sent,
         losses=losses,
         step_ns=min(step_ns[-TELLING:]),
@@ -114,17 +106,21 @@ def count_free_steps(step_ns: int) -> int:
     return max(TELLING, math.ceil(_FREELY_SECONDS * 1e9 / max(step_ns, 1)))
 
 
-def warm_up_freely(step: Step, warmed: WarmUp, ctx: Context, own: OwnGroup) -> WarmUp:
+def warm_up_freely(step: Step, warmed: WarmUp, rank: TimedRank) -> WarmUp:
     """Take more steps as the window does, without waiting for the device after each: its queue
     fills, and memory that is in use until then is allocated now."""
+    ctx = rank.ctx
     slowed = False
-    for index in range(count_free_steps(*own.maximum([warmed.step_ns]))):
+    losses = [*warmed.losses]
+    (step_ns,) = rank.own.maximum([warmed.step_ns])
+    for index in range(count_free_steps(step_ns)):
         context.read_returned(step(), ctx.record)
-        warmed.losses.append(ctx.figures.get("loss"))
+        losses.append(ctx.figures.get("loss"))
         ctx.figures.clear()
-        slowed |= index == 0 and is_slowed(ctx)  # while the device works
+        if index == 0:
+            slowed = is_slowed(ctx)  # while the device works
     torch.accelerator.synchronize()
-    return replace(warmed, losses=warmed.losses[: context.LOSSES], is_slowed=slowed)
+    return replace(warmed, losses=losses[: context.LOSSES], is_slowed=slowed)
 
 
 # How many steps the warm-up may go on beyond those asked, until nothing changes any more.
@@ -139,18 +135,22 @@ class Steadiness:
         self._device = device
         self._rebuilds = 0
         # DDP reports the rebuilds of its buckets to its log only, whatever log level the user set.
-        log = logging.getLogger("torch.nn.parallel.distributed")
-        log.info, self._info = self._count_rebuild, log.info  # type: ignore[method-assign, assignment]
+        with suppress(AttributeError):  # of another version of torch
+            torch_names.replace(
+                "torch.nn.parallel.distributed:logger.info", self._counting_rebuilds
+            )
         self._before = self._counts()
 
     def _counts(self) -> tuple[int, ...]:
         return count_compilations(), allocator_growth(self._device), self._rebuilds
 
-    def _count_rebuild(
-        self, message: object, *arguments: object, **options: Any
-    ) -> None:
-        self._rebuilds += "buckets have been rebuilt" in str(message)
-        self._info(message, *arguments, **{"stacklevel": 2, **options})
+    def _counting_rebuilds(self, info: Callable[..., None]) -> Callable[..., None]:
+        def counting(message: object, *arguments: object, **options: Any) -> None:
+            if "buckets have been rebuilt" in str(message):
+                self._rebuilds += 1
+            info(message, *arguments, **{"stacklevel": 2, **options})
+
+        return counting
 
     def changed(self) -> list[bool]:
         """Return whether anything changed since the last call, by cause."""
@@ -158,13 +158,11 @@ class Steadiness:
         self._before = now
         return [after != earlier for after, earlier in zip(now, before, strict=True)]
 
-    def unsettled(self, own: OwnGroup | None) -> str:
+    def unsettled(self, own: NoGroup) -> str:
         """Describe what the last step changed in any rank; all ranks call it together. Without a
-        group of our `own`, of this rank."""
-        changes = own.maximum(self.changed()) if own is not None else self.changed()
-        return ", ".join(
-            cause for cause, any_rank in zip(_CAUSES, changes, strict=True) if any_rank
-        )
+        group of our own, of this rank."""
+        causes = zip(_CAUSES, own.maximum(self.changed()), strict=True)
+        return ", ".join(cause for cause, has_changed in causes if has_changed)
 
 
 def allocator_growth(device: torch.device) -> int:
@@ -177,9 +175,8 @@ def allocator_growth(device: torch.device) -> int:
         stats = torch.accelerator.memory_stats(device)
     except RuntimeError:  # an allocator of another kind has none
         return 0
-    return int(stats.get("num_device_alloc", 0)) + int(
-        stats.get("num_alloc_retries", 0)
-    )
+    names = ("num_device_alloc", "num_alloc_retries")
+    return sum(int(stats.get(name, 0)) for name in names)
 
 
 def is_slowed(ctx: Context) -> bool:

@@ -18,7 +18,7 @@ from types import SimpleNamespace
 
 import torch
 import torch.distributed as dist
-from pytest_ddpperf.rank import clock, environment, group, loop, warm_up
+from pytest_ddpperf.rank import clock, environment, group, loop_states, warm_up
 
 warm_up._FREELY_SECONDS = 0.05  # this device has no clock that has to rise
 
@@ -50,7 +50,7 @@ group._pin_near = lambda _: None
 probe, empty, init = environment.probe, torch.empty, dist.init_process_group
 torch.empty = lambda *shape, device=None, **how: empty(*shape, **how)
 dist.init_process_group = lambda backend, device_id=None, **how: init("gloo", **how)
-loop.Loop._refuse_wrong_group = lambda self: None  # the group is Gloo's
+loop_states.refuse_wrong_group = lambda *_: None  # the group is Gloo's
 model = {"device_model": "Pretended", "device_memory_gib": 80}
 environment.device = lambda place: model
 environment.probe = lambda: {

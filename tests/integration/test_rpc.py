@@ -23,8 +23,8 @@ def parameter_server(ctx):
     table["rows"] = torch.arange(10.0)
 
 def trainer(ctx):
-    from pytest_ddpperf.rank import rpc as ours
-    clock = OwnClock(ours)
+    from pytest_ddpperf.rank import rpc_meter
+    clock = OwnClock(rpc_meter)
     def answered(future):
         clock.go_on()
         return future.value()

@@ -18,7 +18,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 from pytest_ddpperf.launch import Launcher
-from pytest_ddpperf.rank.counters import HAS_HOOKS
+from pytest_ddpperf.rank.sent import HAS_HOOKS
 from pytest_ddpperf.records.plan import Plan
 from pytest_ddpperf.records.samples import Counters
 from tests.launch.conftest import Bench, Recorder
@@ -425,12 +425,12 @@ def test_what_a_step_sends_is_unknown_if_it_cannot_be_read(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def setup(ctx: Any) -> Any:
-        from pytest_ddpperf.rank import counters
+        from pytest_ddpperf.rank import sent
 
         def fail(*_: object) -> None:
             raise ValueError("of another version of torch")
 
-        monkeypatch.setattr(counters, "_operation", fail)
+        monkeypatch.setattr(sent, "_operation", fail)
         return training(4)(ctx)
 
     samples = bench.measure(setup, warmup=3)

@@ -22,7 +22,7 @@ from pytest_ddpperf.records.plan import Plan
 from tests.launch.conftest import Bench, Recorder
 
 
-def compiling(at: set[int], rank: int = 0) -> Any:
+def compiling(at: set[int], rank: int = 0, *, fullgraph: bool = False) -> Any:
     """A set-up whose step hands a new function to torch.compile in its calls number `at`, on one
     rank; all ranks return how often they were called so far as their examples."""
 
@@ -33,9 +33,8 @@ def compiling(at: set[int], rank: int = 0) -> Any:
             nonlocal calls
             calls += 1
             if calls in at and ctx.rank == rank:
-                torch.compile(eval(f"lambda x: x + {calls}"), backend="eager")(
-                    torch.ones(2)
-                )
+                add = eval(f"lambda x: x + {calls}")
+                torch.compile(add, backend="eager", fullgraph=fullgraph)(torch.ones(2))
             dist.all_reduce(torch.ones(1))
             return calls
 
@@ -80,8 +79,12 @@ def test_without_warm_up_none_is_added(bench: Bench) -> None:
     assert samples.unfit == "rank 0 recompiled at step 1: raise --ddp-warmup"
 
 
-def test_a_recompilation_in_the_window_is_told_with_its_step(bench: Bench) -> None:
-    samples = bench.measure(compiling({5}, rank=1), warmup=2, steps=4)
+@pytest.mark.parametrize("fullgraph", [False, True])
+def test_a_recompilation_in_the_window_is_told_with_its_step(
+    bench: Bench, fullgraph: bool
+) -> None:
+    setup = compiling({5}, rank=1, fullgraph=fullgraph)
+    samples = bench.measure(setup, warmup=2, steps=4)
     assert samples.unfit == "rank 1 recompiled at step 3: raise --ddp-warmup"
 
 

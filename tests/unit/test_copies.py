@@ -8,7 +8,7 @@ from contextlib import suppress
 import pytest
 import torch
 
-from pytest_ddpperf.rank.counters import _Dispatched
+from pytest_ddpperf.rank.sent import Dispatched
 
 
 @pytest.mark.parametrize(
@@ -30,6 +30,6 @@ from pytest_ddpperf.rank.counters import _Dispatched
 )
 def test_copies_and_waits_are_counted(step: str, counts: dict[str, int]) -> None:
     there, here = torch.empty(2, device="meta"), torch.empty(2)
-    with _Dispatched() as seen, suppress(RuntimeError):  # there is nothing to copy
+    with Dispatched([]) as seen, suppress(RuntimeError):  # there is nothing to copy
         exec(step, {"there": there, "here": here})
     assert {name: count for name, count in seen.copies.items() if count} == counts

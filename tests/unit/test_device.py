@@ -5,11 +5,10 @@ from __future__ import annotations
 import socket
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import replace
 from itertools import pairwise
 from types import MethodType, SimpleNamespace
-from typing import Any, NoReturn
+from typing import Any
 
 import pytest
 import torch
@@ -21,11 +20,16 @@ from pytest_ddpperf.rank import (
     fork_server,
     group,
     lifecycle,
-    loop,
+    loop_states,
+    modules,
     sampling,
+    sent,
     stamps,
     warm_up,
+    window,
 )
+from pytest_ddpperf.rank.pieces import rank_phases
+from pytest_ddpperf.rank.timed_rank import TimedRank
 from pytest_ddpperf.records.plan import Plan
 from pytest_ddpperf.records.samples import Window
 from pytest_ddpperf.records.step_phases import (
@@ -145,8 +149,8 @@ def phases_of(
     busy with loading."""
     taken = stamps.Stamps(torch.device("cuda"))
     begin_forward, end_forward = taken._hook(1), taken._hook(-1)
-    backward = taken._around(lambda: device.work(8 * MS), 2)
-    optimizer = taken._around(lambda: device.work(2 * MS), 3)
+    backward = taken._around(2)(lambda: device.work(8 * MS))
+    optimizer = taken._around(3)(lambda: device.work(2 * MS))
     timer.start()
     for index in range(3):
         device.now += loading * MS
@@ -159,7 +163,7 @@ def phases_of(
         timer.mark(index)
     timer.finish(3)
     taken.place(timer)
-    found = stamps.rank_phases([*pairwise(marks)], taken.taken, None, has_ddp=True)
+    found = rank_phases([*pairwise(marks)], taken.taken, None, has_ddp=True)
     assert found is not None
     steps = []
     for begin, pieces in zip(marks, found.steps, strict=False):
@@ -200,15 +204,16 @@ def test_events_of_another_device_make_phases_unknown(device: Device) -> None:
         raise RuntimeError("events of different devices")
 
     ctx: Any = SimpleNamespace(device=torch.device("cuda"))
-    watch = sampling.PhaseWatch(
+    watch = stamps.PhaseWatch(
         Plan(world_size=1, backend="nccl", device="cuda", timing="step"), ctx
     )
     # each step waits for the device, which has no phases
-    watch.end(SimpleNamespace(timer=None))
+    refusing: Any = SimpleNamespace(place=refuse)
+    watch.end(refusing)
     assert watch.notes == ()
     watch._is_on = True
     watch._stamps.taken.append((torch.Event(enable_timing=True), 1))
-    watch.end(SimpleNamespace(timer=SimpleNamespace(place=refuse)))
+    watch.end(refusing)
     assert watch.notes == (
         "phases of the step are unknown: RuntimeError: events of different devices",
     )
@@ -246,13 +251,12 @@ def accelerator(device: Device, monkeypatch: pytest.MonkeyPatch) -> Device:
     monkeypatch.setattr(
         environment, "device", lambda place: {"device_model": "simulated"}
     )
-    monkeypatch.setattr(counters, "gc", WITHOUT_MODULES)
+    monkeypatch.setattr(modules, "gc", WITHOUT_MODULES)
     # it lasts as long as the process
     monkeypatch.setattr(stamps.Stamps, "install", lambda self: None)
-    for module in (sampling, warm_up):
-        monkeypatch.setattr(
-            module, "time", SimpleNamespace(monotonic_ns=lambda: device.now)
-        )
+    monkeypatch.setattr(
+        warm_up, "time", SimpleNamespace(monotonic_ns=lambda: device.now)
+    )
     return device
 
 
@@ -269,10 +273,18 @@ def measured(step: Any, **window: Any) -> Window:
         phase=lambda rank: Phase.STEPS,
         set_steps=lambda rank, number: None,
     )
-    own: Any = SimpleNamespace(
-        maximum=lambda values: [*map(int, values)], barrier=lambda: None, name="own"
+    return sampling.measure(step, timed_rank(plan, ctx, board))
+
+
+def timed_rank(plan: Plan, ctx: Any, board: Any) -> TimedRank:
+    return TimedRank(
+        plan=plan,
+        ctx=ctx,
+        board=board,
+        meter=counters.Meter(),
+        own=group.NoGroup(),
+        stretches=None,
     )
-    return sampling.measure(step, plan, ctx, board, counters.Meter(), own, None)
 
 
 def test_a_device_warms_up_for_a_second_as_steps_are_timed(accelerator: Device) -> None:
@@ -372,12 +384,12 @@ def test_the_allocator_has_room_for_the_figures_of_a_window(
     memory now and then."""
     measured(lambda: accelerator.work(1 * MS), min_seconds=0.5)
     # 500 x 8 copies of 512 bytes are 1.95 MiB
-    assert accelerator.room == [(sampling._BLOCK,)] * 2
+    assert accelerator.room == [(window._BLOCK,)] * 2
 
 
 def test_steps_that_are_kept_are_spread_over_each_stretch() -> None:
-    assert sampling._spread([40, 20, 1], most=6) == ([0, 13, 26, 40, 50, 60], [3, 2, 1])
-    kept, shares = sampling._spread([3] * 40, most=30)
+    assert window._spread([40, 20, 1], most=6) == ([0, 13, 26, 40, 50, 60], [3, 2, 1])
+    kept, shares = window._spread([3] * 40, most=30)
     assert (len(kept), shares) == (30, [1] * 30), "of some stretches none is kept"
 
 
@@ -388,14 +400,14 @@ class Loops:
         self, accelerator: Device, monkeypatch: pytest.MonkeyPatch, **window: Any
     ) -> None:
         monkeypatch.setattr(
-            loop, "time", SimpleNamespace(monotonic_ns=lambda: accelerator.now)
+            loop_states, "time", SimpleNamespace(monotonic_ns=lambda: accelerator.now)
         )
-        monkeypatch.setattr(loop.Loop, "_refuse_wrong_group", lambda self: None)
+        monkeypatch.setattr(loop_states, "refuse_wrong_group", lambda *_: None)
         self.begin = self.steps = 0
-        self.windows: list[Window] = []
         row = [0] * 10
         board: Any = SimpleNamespace(
             row=lambda rank: row,
+            enter=lambda *place: None,
             updates=lambda: [row[Board.UPDATES_CELL]],
             begin=lambda rank: self.begin,
             set_begin=lambda rank, number: setattr(self, "begin", number),
@@ -410,27 +422,15 @@ class Loops:
             **window,
         }
         plan = Plan(world_size=1, backend="nccl", device="cuda", **asked)
-        rank: Any = SimpleNamespace(
-            plan=plan,
-            board=board,
-            number=0,
-            enter=lambda phase: None,
-            in_stretches=False,
-        )
         ctx: Any = SimpleNamespace(device=torch.device("cuda"), rank=0, figures={})
 
-        def deliver(window: Window) -> NoReturn:
-            self.windows.append(window)
-            raise StopIteration
-
-        self.loop = loop.Loop(rank, ctx, deliver)
+        self.state: Any = loop_states.Learning(timed_rank(plan, ctx, board))
 
     def run(self, step: Callable[[], None]) -> Window:
-        with suppress(StopIteration):
-            while True:
-                step()
-                self.loop.step_ended(1)
-        return self.windows[0]
+        while not isinstance(self.state, Window):
+            step()
+            self.state = self.state.step_ended(1)
+        return self.state
 
 
 def test_a_program_on_a_device_warms_up_and_is_timed_as_a_step_is(
@@ -475,9 +475,11 @@ def test_a_program_that_allocates_device_memory_in_its_window_is_told(
         loops = Loops(accelerator, monkeypatch)
 
         def step(loops: Loops = loops, in_window: bool = when == "window") -> None:
-            accelerator.allocations += (
-                loops.loop._step == 2 if in_window else loops.begin == 0
-            )
+            if in_window:
+                is_timed = isinstance(loops.state, loop_states.Timing)
+                accelerator.allocations += is_timed and loops.state._part.steps == 2
+            else:
+                accelerator.allocations += loops.begin == 0
             accelerator.work(4 * MS)
 
         assert loops.run(step).unfit == unfit
@@ -540,13 +542,13 @@ def test_what_a_replayed_graph_sends_is_unknown(
     """Neither the dispatcher nor a recorder sees it: both would say nothing."""
     replayed: list[object] = []
     monkeypatch.setattr(torch.cuda.CUDAGraph, "replay", replayed.append)
-    counters.watch_graphs()
+    sent.watch_graphs()
     graph: Any = SimpleNamespace()
     # as a set-up keeps it, and returns it as its step
     replay = MethodType(torch.cuda.CUDAGraph.replay, graph)
-    monkeypatch.setattr(counters, "recorded", lambda own: {})
-    monkeypatch.setattr(counters, "gc", WITHOUT_MODULES)
-    with counters.Meter().counting(None, torch.device("cpu")) as figures:
+    monkeypatch.setattr(sent, "recorded", lambda own: {})
+    monkeypatch.setattr(modules, "gc", WITHOUT_MODULES)
+    with counters.Meter().counting(group.NoGroup(), torch.device("cpu")) as figures:
         if replays:
             replay()
     assert replayed == [graph] * replays
@@ -590,10 +592,10 @@ def test_an_allocator_without_figures_is_not_watched(
     for name in ("memory_stats", "reset_peak_memory_stats", "max_memory_allocated"):
         monkeypatch.setattr(torch.accelerator, name, refuse)
     assert warm_up.allocator_growth(torch.device("cuda")) == 0
-    monkeypatch.setattr(counters, "recorded", lambda own: {})
-    monkeypatch.setattr(counters, "gc", WITHOUT_MODULES)
+    monkeypatch.setattr(sent, "recorded", lambda own: {})
+    monkeypatch.setattr(modules, "gc", WITHOUT_MODULES)
     meter = counters.Meter()
-    with meter.counting(None, torch.device("cuda")) as figures:
+    with meter.counting(group.NoGroup(), torch.device("cuda")) as figures:
         pass
     assert "peak_memory.bytes" not in figures
     assert figures["host_syncs"] == 0

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from pytest_ddpperf.launch.phases import step_phases
-from pytest_ddpperf.rank.stamps import rank_phases
+from pytest_ddpperf.rank.pieces import rank_phases
 from pytest_ddpperf.records.samples import Window
 from pytest_ddpperf.records.step_phases import (
     BACKWARD,

@@ -12,16 +12,17 @@ import pytest
 import torch
 
 from pytest_ddpperf.rank import tracing
+from pytest_ddpperf.rank.group import NoGroup
 from pytest_ddpperf.records.plan import Plan
 
 
 def traced(prefix: Path) -> str:
     """As rank 1, alone."""
     plan = Plan(world_size=2, backend="gloo", device="cpu", trace=str(prefix))
-    alone: Any = SimpleNamespace(
-        rank=1, device=torch.device("cpu"), barrier=lambda: None
+    rank: Any = SimpleNamespace(
+        plan=plan, ctx=SimpleNamespace(rank=1), own=NoGroup(), on_cpu=True
     )
-    return tracing.trace(lambda: torch.ones(1) + 1, plan, alone, alone)
+    return tracing.trace(lambda: torch.ones(1) + 1, rank)
 
 
 def test_a_trace_names_its_steps_and_the_origin_of_its_clock(tmp_path: Path) -> None:

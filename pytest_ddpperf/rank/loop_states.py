@@ -1,0 +1,300 @@
+"""What the loop of a program is at, step by step: learning, warming or timing. Each state returns
+the next one.
+
+- `Learning`: it is not known yet where steps end.
+- `Warming`: steps until nothing changes any more, by what rank 0 sees. If it turns out that steps
+  end otherwise, the warm-up begins anew.
+- `Timing`: the window. It begins with the last step of the warm-up. After its last step comes what
+  was measured, wherever the program is.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping
+from contextlib import ExitStack
+from dataclasses import replace
+from itertools import pairwise
+from statistics import multimode
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from pytest_ddpperf.rank import warm_up
+from pytest_ddpperf.rank.timed_rank import TimedRank
+from pytest_ddpperf.rank.window import Stretch, new_marks, window_of
+from pytest_ddpperf.records.errors import DdpPerfError
+from pytest_ddpperf.records.plan import UPDATE, Plan
+from pytest_ddpperf.records.samples import Window
+from pytest_ddpperf.wire.channels import Board, Phase
+
+# So many steps more than the warm-up are enough for most programs: three show where steps end, and
+# in the others DDP rebuilds its buckets, say, and a rank gets ahead of the first one.
+_UNTIL_WINDOW = 7
+
+
+def _advise(rank: TimedRank) -> str:
+    """Advise a program that has ended before its window."""
+    plan, board = rank.plan, rank.board
+    needed = max(board.begin(0), _UNTIL_WINDOW + plan.warmup)
+    return f"let it take {needed + (board.steps(0) or plan.steps)} or more"
+
+
+class Learning:
+    """It is not known yet where steps end: no step has ended."""
+
+    def __init__(self, rank: TimedRank) -> None:
+        self._rank = rank
+
+    def learned(self, ended_ns: list[int]) -> Warming:
+        """It is known where steps end, of which some have ended at these times."""
+        return Warming(self._rank, ended_ns)
+
+    def step_ended(self, passes: int) -> Warming | Timing | Window:
+        """A step of so many backward passes has ended, where the program says so."""
+        return Warming(self._rank, []).step_ended(passes)
+
+    def when(self) -> tuple[str, str]:
+        """Return when the program has ended, and what to do then."""
+        boundary = self._rank.plan.boundary
+        if boundary == UPDATE:
+            return "before its steps were recognized", _advise(self._rank)
+        return "without a step", f"{boundary} never ended one"
+
+
+class Warming:
+    """The warm-up. The first step that is seen to begin finds modules, and the next is counted; not
+    one that is shorter."""
+
+    def __init__(self, rank: TimedRank, ended_ns: list[int]) -> None:
+        refuse_wrong_group(rank.plan, rank.ctx.device)
+        rank.enter(Phase.WARMUP)
+        rank.row[Board.UPDATES_CELL] += len(ended_ns)
+        self._rank = rank
+        self._ended_ns = ended_ns  # of each step
+        self._waited = 0  # steps after which this process waited for the device
+        self._is_seen = False  # whether a step was seen to begin
+        self._passes: list[int] = []  # backward passes of each that was seen to begin
+        self._losses: list[Any] = []
+        self._within = ExitStack()  # what lasts for the step under way
+        self._counters: Mapping[str, int | None] = {}
+        self._steady = warm_up.Steadiness(rank.ctx.device)
+        self._is_slowed = False
+        self._unsettled = ""
+        self._unfit = ""
+
+    def learned(self, ended_ns: list[int]) -> Warming | None:
+        """Steps turn out to end otherwise; None if it is too late: the window is decided."""
+        if self._ended_ns and self._rank.board.begin(0):
+            self._unfit = ENDS_OTHERWISE
+            return None
+        self._within.close()
+        return Warming(self._rank, ended_ns)
+
+    def step_ended(self, passes: int) -> Warming | Timing | Window:
+        rank, board = self._rank, self._rank.board
+        self._within.close()
+        rank.row[Board.UPDATES_CELL] += 1
+        rank.row[Board.STEP_CELL] = len(self._ended_ns)
+        is_free = rank.plan.spreads and board.begin(0) > 0 and self._waited > 1
+        self._mark(is_free)
+        was_seen, self._is_seen = self._is_seen, True
+        if was_seen:
+            self._passes.append(passes)
+            if passes < max(self._passes):
+                self._counters = {}  # of a shorter step
+            if rank.ctx.rank == 0 and not board.begin(0):
+                self._decide()
+        if not is_free:
+            self._steady.changed()
+        beyond = rank.row[Board.UPDATES_CELL] - board.begin(0)
+        if board.steps(0) and beyond > 0:
+            if beyond > 1:
+                raise DdpPerfError(board.describe_updates())
+            usual = max(multimode(self._passes or [passes]))
+            return Timing(rank, self._warmed(), usual, self._unfit).begin()
+        if not was_seen:
+            self._within.enter_context(rank.phases.finding_modules())
+        elif not self._counters:
+            counting = rank.meter.counting(rank.own, rank.ctx.device)
+            self._counters = self._within.enter_context(counting)
+        return self
+
+    def _mark(self, is_free: bool) -> None:
+        """Mark the end of a step: once the device has done its work, unless it `is_free`."""
+        ctx, done = self._rank.ctx, len(self._ended_ns)
+        if not (self._rank.on_cpu or is_free):
+            torch.accelerator.synchronize()
+        self._ended_ns.append(time.monotonic_ns())
+        if not is_free:
+            self._waited = done + 1
+        elif done == self._waited:
+            self._is_slowed = warm_up.is_slowed(ctx)
+        loss = ctx.figures.pop("loss", None)
+        if done >= self._rank.plan.warmup:
+            self._losses.append(loss)
+
+    def _decide(self) -> None:
+        """Let the window begin soon after nothing changes any more, by what rank 0 sees.
+
+        Ranks that synchronise in each update are as far as rank 0. Those that average their models
+        now and then may be ahead."""
+        plan, board = self._rank.plan, self._rank.board
+        beyond = len(self._ended_ns) - plan.warmup
+        if beyond < 0:
+            return
+        self._unsettled = self._steady.unsettled(self._rank.own)
+        if self._unsettled and beyond <= warm_up.WARMUP_BEYOND:
+            return
+        step_ns = max(self._step_ns(), 1)
+        begin = max(board.updates()) + 1
+        if plan.spreads:
+            begin += warm_up.count_free_steps(step_ns)
+        board.set_begin(0, begin)
+        board.set_steps(0, plan.steps_for(step_ns / 1e9))
+
+    def _step_ns(self) -> int:
+        """Return the shortest of the last steps that waited for the device."""
+        last = self._ended_ns[: self._waited][-warm_up.TELLING - 1 :]
+        return min(after - before for before, after in pairwise(last))
+
+    def _warmed(self) -> warm_up.WarmUp:
+        return warm_up.WarmUp(
+            steps=len(self._ended_ns),
+            unsettled=self._unsettled,
+            counters=self._counters,
+            notes=self._rank.meter.notes,
+            losses=self._losses,
+            step_ns=self._step_ns(),
+            is_slowed=self._is_slowed,
+        )
+
+    def when(self) -> tuple[str, str]:
+        """Return when the program has ended, and what to do then."""
+        when = f"after {len(self._ended_ns)} steps, in the warm-up"
+        return when, _advise(self._rank)
+
+
+ENDS_OTHERWISE = "steps end otherwise than in the warm-up: raise --ddp-warmup"
+
+
+class Timing:
+    """The window. A step that is shorter than the usual ones is left out, and its stretch goes on
+    after it, in another part; not the next one, for epochs end otherwise."""
+
+    def __init__(
+        self, rank: TimedRank, warmed: warm_up.WarmUp, usual: int, unfit: str
+    ) -> None:
+        """Steps have as many backward passes as is `usual`."""
+        self._rank = rank
+        self._warmed = warmed
+        self._usual = usual
+        self._unfit = unfit
+        self._taken: list[Stretch] = []  # the parts with counted steps
+        self._counted: list[int] = []  # steps of each stretch that was asked for
+        self._left_out = 0
+        self._is_short = False  # the last step was left out
+
+    def begin(self) -> Timing | Window:
+        rank, steps = self._rank, self._rank.board.steps(0)
+        rank.board.set_steps(rank.ctx.rank, steps)
+        rank.enter(Phase.STEPS)
+        lengths: Iterable[int] = (steps,)
+        if rank.stretches is not None:
+            lengths = rank.stretches(steps, self._warmed.step_ns)
+        self._lengths = iter(lengths)
+        rank.phases.begin()
+        return self._next_stretch()
+
+    def learned(self, ended_ns: list[int]) -> None:
+        """Steps turn out to end otherwise, which is too late."""
+        self._unfit = ENDS_OTHERWISE
+
+    def step_ended(self, passes: int) -> Timing | Window:
+        part, row = self._part, self._rank.row
+        part.mark()
+        row[Board.UPDATES_CELL] += 1
+        row[Board.STEP_CELL] += 1
+        self._is_short = passes < self._usual and not self._is_short
+        if self._is_short:
+            self._left_out += 1
+            kept = part.steps - 1
+            missing = part.length - kept
+            self._end_part(kept)
+            self._begin_part(missing, uncounted=part.uncounted and not kept)
+            return self
+        if passes != self._usual:
+            self._unfit = (
+                f"update {row[Board.UPDATES_CELL]} had {passes} backward passes, and those"
+                f" before {self._usual}: raise --ddp-warmup"
+            )
+        if part.steps == part.length:
+            self._end_part(part.steps)
+            return self._next_stretch()
+        return self
+
+    def _next_stretch(self) -> Timing | Window:
+        """Begin the next stretch; without one, return what was measured."""
+        length = next(self._lengths, None)
+        if length is None:
+            # nothing more is timed, and no stack is sampled
+            self._rank.enter(Phase.DELIVERY)
+            return self._window()
+        self._counted.append(0)
+        self._begin_part(length, uncounted=self._rank.stretches is not None)
+        return self
+
+    def _begin_part(self, length: int, *, uncounted: bool) -> None:
+        self._part = Stretch(new_marks(length), self._rank, uncounted=uncounted)
+        self._part.begin()
+
+    def _end_part(self, kept: int) -> None:
+        self._part.finish(kept)
+        self._counted[-1] += self._part.counted
+        if self._part.counted:
+            self._taken.append(self._part)
+
+    def _window(self) -> Window:
+        counted = [steps for steps in self._counted if steps]
+        found = window_of(self._taken, counted, self._warmed, self._rank)
+        notes = found.notes
+        if self._rank.plan.trace:
+            notes += ("a program that owns its loop is not traced",)
+        unfit = self._unfit or found.unfit
+        return replace(found, unfit=unfit, left_out=self._left_out, notes=notes)
+
+    def when(self) -> tuple[str, str]:
+        """Return when the program has ended, and what to do then."""
+        steps, part = self._rank.board.steps(0), self._part
+        timed = sum(self._counted) + max(part.steps - part.uncounted, 0)
+        return f"after {timed} of {steps} timed steps", (
+            f"let it take {steps - timed} more steps, or ask for fewer (--ddp-steps,"
+            " --ddp-min-time)"
+        )
+
+
+def refuse_wrong_group(plan: Plan, device: torch.device) -> None:
+    """Raise DdpPerfError unless the program has the process group that was asked for."""
+    if not dist.is_initialized():
+        if plan.world_size > 1:
+            raise DdpPerfError(
+                "the program trains without a process group: it has to call"
+                " init_process_group()"
+            )
+        return
+    size = dist.get_world_size()
+    if size != plan.world_size:
+        raise DdpPerfError(
+            f"the program's process group has {size} ranks, and {plan.world_size} were"
+            " asked for"
+        )
+    group: Any = dist.group.WORLD
+    try:
+        backend = group._get_backend(device).name()
+    except RuntimeError:
+        backend = f"no backend for {device.type}"
+    if backend != plan.backend:
+        raise DdpPerfError(
+            f"the program's process group uses {backend}, and {plan.backend} was asked for"
+        )

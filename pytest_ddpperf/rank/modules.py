@@ -1,0 +1,84 @@
+"""The modules of this process: which synchronise gradients, and the bytes of their parameters."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.nn.parameter import is_lazy
+
+from pytest_ddpperf.rank import torch_names
+
+
+def find_objects(kind: type) -> list[Any]:
+    """Return the objects of this process that are of a type; no code of theirs runs."""
+    return [each for each in gc.get_objects() if issubclass(type(each), kind)]
+
+
+def replicas() -> list[DistributedDataParallel]:
+    """Return the DDP modules of this process, without those that were never finished."""
+    found = find_objects(DistributedDataParallel)
+    return [module for module in found if "reducer" in vars(module)]
+
+
+def ready_times() -> dict[int, list[int]]:
+    """Return, by the id of each DDP module, when each of its gradients was ready in the last
+    backward pass that synchronised them."""
+    ready = torch_names.need("torch.distributed:Reducer.get_backward_stats")
+    return {id(module): ready(module.reducer) for module in replicas()}
+
+
+def reducing(before: Mapping[int, list[int]]) -> list[Mapping[str, Any]] | None:
+    """Return what DDP logs of its modules whose gradients were synchronised since `ready_times`
+    was `before`: the copy of a module (an average, a teacher) has a reducer, too. None without a
+    DDP module, and under compiled DDP's Python reducer, which notes no times."""
+    found = replicas()
+    if not found or any(vars(module).get("_use_python_reducer") for module in found):
+        return None
+    log = torch_names.need(
+        "torch.nn.parallel:DistributedDataParallel._get_ddp_logging_data"
+    )
+    after = ready_times()
+    return [
+        log(module)
+        for module in found
+        if any(ready := after[id(module)]) and ready != before.get(id(module))
+    ]
+
+
+def gradient_sizes(logged: list[Mapping[str, Any]] | None) -> dict[str, int | None]:
+    """Return the bytes of the gradients that DDP synchronised, and its buckets, by what `reducing`
+    returned. DDP logs the buckets that it rebuilt one forward later."""
+    if logged is None:
+        return {}
+    gradients = 0
+    buckets = list[int]()
+    for module in logged:
+        gradients += module["total_parameter_size_bytes"]
+        sizes = module.get("rebuilt_bucket_sizes") or module["bucket_sizes"]
+        buckets += map(int, sizes.split(","))
+    return {
+        "gradient_bytes": gradients,
+        "buckets": len(buckets),
+        "buckets.largest_bytes": max(buckets, default=None),
+    }
+
+
+def parameter_bytes() -> int:
+    """Return the bytes of all parameters in this process, of sharded ones the shard. Modules are
+    not asked: a RemoteModule refuses it, for its parameters are elsewhere."""
+    own: dict[int, Any] = {}
+    for module in find_objects(nn.Module):
+        own |= {id(p): p for p in vars(module).get("_parameters", {}).values()}
+    known = (
+        p for p in own.values() if p is not None and not is_lazy(p) and not p.is_meta
+    )
+    return bytes_of(getattr(p, "_local_tensor", p) for p in known)
+
+
+def bytes_of(tensors: Iterable[torch.Tensor]) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)

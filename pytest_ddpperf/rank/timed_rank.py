@@ -1,0 +1,41 @@
+"""A rank that times steps, as all parts of a measurement share it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from pytest_ddpperf.rank.context import Context
+from pytest_ddpperf.rank.counters import Meter
+from pytest_ddpperf.rank.group import NoGroup
+from pytest_ddpperf.rank.stamps import PhaseWatch
+from pytest_ddpperf.records.plan import Plan
+from pytest_ddpperf.wire.channels import Board, Phase
+
+# How many steps each stretch of a window of so many steps has, one after the other; a step lasts so
+# many nanoseconds.
+Stretches = Callable[[int, int], Iterable[int]]
+
+
+@dataclass(slots=True, kw_only=True)
+class TimedRank:
+    """A rank that times steps. From here on its phases are stamped."""
+
+    plan: Plan
+    ctx: Context
+    board: Board
+    meter: Meter
+    own: NoGroup  # for collectives of ours
+    stretches: Stretches | None  # None: the window is one stretch
+    phases: PhaseWatch = field(init=False)
+    row: memoryview = field(init=False)  # of the board
+    on_cpu: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.phases = PhaseWatch(self.plan, self.ctx)
+        self.row = self.board.row(self.ctx.rank)
+        self.on_cpu = self.ctx.device.type == "cpu"
+
+    def enter(self, phase: Phase) -> None:
+        self.board.enter(self.ctx.rank, phase, time.monotonic_ns())

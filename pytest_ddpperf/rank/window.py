@@ -1,0 +1,236 @@
+"""The window of a rank: stretches of timed steps, and what they come to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from itertools import accumulate, pairwise
+from statistics import median
+from typing import Any, NamedTuple
+
+import torch
+
+from pytest_ddpperf.rank import clock, context, environment
+from pytest_ddpperf.rank.counters import count_compilations
+from pytest_ddpperf.rank.timed_rank import TimedRank
+from pytest_ddpperf.rank.warm_up import WarmUp, allocator_growth
+from pytest_ddpperf.records.samples import Scalar, Window
+
+# That a step leaves on a device to be read after the window: its loss, its examples, and some that
+# it records.
+_FIGURES = 8
+# Float32 numbers in 1 MiB, the largest block that CUDA's allocator splits into small ones, and
+# those of 512 B in it.
+_BLOCK, _COPIES = 1 << 18, 2048
+
+
+class TimedStep(NamedTuple):
+    begin_ns: int
+    end_ns: int
+    cpu_ns: int  # 0 off CPU
+    blocked_ns: int
+    has_compiled: bool
+    returned: Any
+    recorded: Mapping[str, Any]
+
+
+def new_marks(steps: int) -> memoryview:
+    """Return memory for the marks of so many steps."""
+    return memoryview(bytearray(8 * (steps + 1))).cast("q")
+
+
+class Stretch:
+    """Steps in a row, which their caller takes between `begin` and `finish`, and `mark`s each."""
+
+    def __init__(
+        self, marks_ns: memoryview, rank: TimedRank, *, uncounted: bool
+    ) -> None:
+        """There is a mark for the begin of the first step, and one for the end of each. The first
+        step may be `uncounted`."""
+        self.marks_ns = marks_ns
+        self.length = length = len(marks_ns) - 1  # in the end, the steps that are kept
+        self.uncounted = uncounted
+        self.steps = 0  # taken so far
+        self.page_faults = 0
+        # the memory of the device that is in use or kept, in these steps
+        self.has_grown = False
+        self._rank = rank
+        self._ctx = rank.ctx
+        if not rank.on_cpu:
+            # The allocator keeps this memory for copies of figures: it need not ask the device in
+            # the window.
+            blocks = range(length * _FIGURES // _COPIES + 1)
+            room = [torch.empty(_BLOCK, device=rank.ctx.device) for _ in blocks]
+            del room
+            torch.accelerator.synchronize()
+        self._allocated = allocator_growth(rank.ctx.device)
+        self.timer = clock.StepClock(rank.plan.timing, rank.ctx.device, marks_ns)
+        self._cpu = clock.CpuClock()
+        # Cumulative: before the first step, and after each.
+        self._cpu_ns = [0] * (length + 1)
+        self._blocked_ns = [0] * (length + 1)
+        self._graphs = [count_compilations()] * (length + 1)
+        # Of each step.
+        self._returned: list[Any] = [None] * length
+        self._recorded: list[Mapping[str, Any]] = [{}] * length
+
+    def begin(self) -> None:
+        """Mark the start of the steps."""
+        self._ctx.figures.clear()  # of warm-up steps, or of set-up
+        self._faults_before = clock.page_faults()
+        self.timer.start()
+        self._cpu_ns[0] = self._cpu.read_ns()
+        self._blocked_ns[0] = self._rank.meter.blocked_ns()
+
+    def mark(self, returned: Any = None) -> None:
+        """Mark the end of a step, and keep what it returned and recorded."""
+        step = self.steps
+        self.timer.mark(step)
+        self.steps = after = step + 1
+        if self._rank.on_cpu:
+            self._cpu_ns[after] = self._cpu.read_ns()
+        if returned is not None:
+            # the usual ones without a call
+            self._returned[step] = (
+                returned
+                if type(returned) is int
+                else context.read_returned(returned, self._ctx.record)
+            )
+        figures = self._ctx.figures
+        if figures:
+            self._recorded[step] = dict(figures)
+            figures.clear()
+        self._graphs[after] = count_compilations()
+        self._blocked_ns[after] = self._rank.meter.blocked_ns()
+
+    def finish(
+        self, kept: int, at_step: Callable[[int], None] = lambda step: None
+    ) -> None:
+        """End after the steps so far, of which the first ones are `kept`; `at_step` is as
+        `StepClock` has it."""
+        self.timer.finish(self.steps, at_step)
+        self.page_faults = clock.page_faults() - self._faults_before
+        # One that is left out may need more memory, as an evaluation does.
+        if kept == self.steps:
+            now = allocator_growth(self._ctx.device)
+            self.has_grown = now != self._allocated
+        self.length = kept
+        self._rank.phases.end(self.timer)
+
+    @property
+    def counted(self) -> int:
+        """The number of steps that count."""
+        return max(self.length - self.uncounted, 0)
+
+    def timed_steps(self) -> list[TimedStep]:
+        """Return all steps that are kept, counted or not."""
+        return [
+            TimedStep(
+                self.marks_ns[step],
+                self.marks_ns[step + 1],
+                self._cpu_ns[step + 1] - self._cpu_ns[step],
+                self._blocked_ns[step + 1] - self._blocked_ns[step],
+                self._graphs[step + 1] != self._graphs[step],
+                self._returned[step],
+                self._recorded[step],
+            )
+            for step in range(self.length)
+        ]
+
+
+def window_of(
+    taken: Sequence[Stretch], lengths: Sequence[int], warmed: WarmUp, rank: TimedRank
+) -> Window:
+    """Return what a window measured; `lengths` are the counted steps of its stretches. If there are
+    more steps than the plan has room for, that many are kept, evenly spread."""
+    plan, ctx = rank.plan, rank.ctx
+    # First, for what is asked for below takes time. Threads of RPC poll, with nothing to do.
+    goes_on = not plan.rpc and environment.goes_on()
+    notes = [*warmed.notes]
+    facts = environment.of_rank(ctx, notes)
+    all_steps, steps = list[TimedStep](), list[TimedStep]()
+    marks = []
+    for stretch in taken:
+        timed = stretch.timed_steps()
+        all_steps += timed
+        steps += timed[stretch.uncounted :]
+        if stretch.counted:
+            marks.append(
+                tuple(stretch.marks_ns[stretch.uncounted : stretch.length + 1])
+            )
+    compiled = _first_that_compiled(steps)
+    why_unfit = _why_unfit(taken, compiled, warmed, facts)
+    if len(steps) > plan.room:
+        kept, lengths = _spread(lengths, plan.room)
+        steps = [steps[index] for index in kept]
+        marks = [(step.begin_ns, step.end_ns) for step in steps]
+    losses = [step.recorded.get("loss") for step in all_steps]
+    page_faults = sum(stretch.page_faults for stretch in taken)
+    faulted = sum(stretch.steps for stretch in taken)
+    times = [(step.begin_ns, step.end_ns) for step in steps]
+    return Window(
+        marks_ns=tuple(marks),
+        cpu_ns=tuple(step.cpu_ns for step in steps) if rank.on_cpu else None,
+        examples=context.count_examples([step.returned for step in steps]),
+        blocked_ns=tuple(step.blocked_ns for step in steps),
+        counters=warmed.counters,
+        losses=context.first_losses([*warmed.losses, *losses]),
+        recorded=context.figures_by_name([step.recorded for step in steps]),
+        sent=tuple(warmed.sent),
+        first_ratio=_first_ratio(all_steps) if warmed.steps and not compiled else 0.0,
+        unsettled=warmed.unsettled,
+        warmup=warmed.steps,
+        phases=rank.phases.phases(times, rank.own),
+        stretches=tuple(lengths),
+        notes=(*notes, *rank.phases.notes),
+        facts=facts,
+        page_faults=round(page_faults / max(1, faulted), 1),
+        goes_on=goes_on,
+        unfit=f"{plan.name(ctx.rank)} {why_unfit}" if why_unfit else "",
+    )
+
+
+def _first_that_compiled(steps: Sequence[TimedStep]) -> int:
+    """Return the first step, from 1, in which torch.compile compiled something; 0 for none."""
+    for number, step in enumerate(steps, 1):
+        if step.has_compiled:
+            return number
+    return 0
+
+
+def _why_unfit(
+    taken: Sequence[Stretch], compiled: int, warmed: WarmUp, facts: Mapping[str, Scalar]
+) -> str:
+    """Return what makes a window unfit, as words that follow the name of its rank; "" for none."""
+    if compiled:
+        return f"recompiled at step {compiled}: raise --ddp-warmup"
+    if any(stretch.has_grown for stretch in taken):
+        return "allocated device memory (an evaluation?): raise --ddp-warmup"
+    if warmed.is_slowed or facts.get("slowdown"):
+        return "was slowed down by heat or power: see ddpperf doctor"
+    return ""
+
+
+def _spread(lengths: Sequence[int], most: int) -> tuple[list[int], list[int]]:
+    """Return the indices of the `most` steps that are kept, and how many each stretch keeps,
+    without those that keep none."""
+    total = sum(lengths)
+    kept, shares = list[int](), list[int]()
+    for begin, end in pairwise(accumulate(lengths, initial=0)):
+        share = end * most // total - begin * most // total
+        if share:
+            shares.append(share)
+            kept += [begin + index * (end - begin) // share for index in range(share)]
+    return kept, shares
+
+
+# Cold caches alone can make a shorter step ten times as long.
+_COLD_NS = 1_000_000
+
+
+def _first_ratio(steps: Sequence[TimedStep]) -> float:
+    """Return the first step of the window, counted or not, over the median of the others; 0 if it
+    says nothing."""
+    took = [step.end_ns - step.begin_ns for step in steps]
+    if len(took) < 2 or took[0] <= _COLD_NS:
+        return 0.0
+    return took[0] / max(median(took[1:]), 1)
