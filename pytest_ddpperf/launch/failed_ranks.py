@@ -12,16 +12,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from pytest_ddpperf.launch import output
+from pytest_ddpperf.launch.ranks import Peer
 from pytest_ddpperf.records.errors import DdpPerfError, LaunchError
 from pytest_ddpperf.records.plan import Plan
 from pytest_ddpperf.records.samples import RankError, RankOutput
 from pytest_ddpperf.wire.channels import Board, Phase
-
-if TYPE_CHECKING:
-    from pytest_ddpperf.launch.run import Peer
 
 
 def describe_exit(status: int, *, delivered: bool = False) -> str:

@@ -21,14 +21,16 @@ from pytest_ddpperf.launch.output import Observer
 from pytest_ddpperf.launch.paused_launch import PausedLaunch, dropping
 from pytest_ddpperf.launch.phases import step_phases
 from pytest_ddpperf.launch.placement import hold, interconnect, place, resources
-from pytest_ddpperf.launch.remote_ranks import Nodes, Part
-from pytest_ddpperf.launch.run import Delivery, Launch, Leader, LocalShareLaunch
-from pytest_ddpperf.launch.server_client import (
-    LaunchRequest,
-    RankServer,
-    read_by,
-    recorded,
+from pytest_ddpperf.launch.remote_ranks import Nodes, Part, RemoteRanks
+from pytest_ddpperf.launch.request import LaunchRequest, read_by, recorded
+from pytest_ddpperf.launch.run import (
+    Delivery,
+    Launch,
+    Leader,
+    LocalShareLaunch,
+    launch_files,
 )
+from pytest_ddpperf.launch.server_client import RankServer
 from pytest_ddpperf.launch.template import Templates, with_hash_seed
 from pytest_ddpperf.records import codec
 from pytest_ddpperf.records.errors import DdpPerfError
@@ -340,9 +342,15 @@ class Launcher:
     def take_part(self, plan: Plan, part: Part, task: bytes, leader: Leader) -> None:
         """Start this node's part of a launch of `plan` that another leads; raises DdpPerfError."""
         self.ready_for(plan)
-        with LocalShareLaunch(
-            self._server, self._request(plan, part, task), Observer()
-        ) as launch:
+        # It looks up when the leader says something.
+        remote = RemoteRanks(leader.socket)
+        request = self._request(plan, part, task)
+        with (
+            launch_files(self._server, request) as files,
+            LocalShareLaunch(
+                self._server, request, files, Observer(), remote
+            ) as launch,
+        ):
             launch.serve(leader)
 
     @contextmanager
@@ -353,17 +361,16 @@ class Launcher:
         on exit.
 
         One at a time, while the caller holds the cores (see `alone`); raises as `measure`."""
-        with self._opened(
-            PausedLaunch, plan, payload.dumps("measure", setup, ()), observer
-        ) as launch:
-            launch.samples = partial(self._samples, plan)
+        make = partial(PausedLaunch, partial(self._samples, plan))
+        task = payload.dumps("measure", setup, ())
+        with self._opened(make, plan, task, observer, in_stretches=True) as launch:
             launch.begin()
             with dropping(launch):
                 yield launch
 
     def _samples(self, plan: Plan, delivery: Delivery) -> LaunchSamples:
         timed = delivery.results[: plan.world_size]
-        windows = [codec.decode(Window, json.loads(result)) for result in timed]
+        windows = [codec.from_json(Window, result) for result in timed]
         placement = place(len(plan.part(0)), os.environ)
         facts: dict[str, Scalar] = {
             **_facts(windows),
@@ -382,7 +389,7 @@ class Launcher:
         # Empty if the process was killed while serving, because a trainer's clean-up did not end.
         served = filter(None, delivery.results[plan.world_size :])
         every = [window.imported for window in windows]
-        every += [codec.decode(Imported, json.loads(result)) for result in served]
+        every += [codec.from_json(Imported, result) for result in served]
         facts |= read_by(imported.variables for imported in every)
         files: dict[str, str] = {}
         if self._trees is not None:
@@ -480,12 +487,19 @@ class Launcher:
 
     @contextmanager
     def _opened(
-        self, kind: type[_L], plan: Plan, task: bytes, observer: Observer
+        self,
+        make: Callable[..., _L],
+        plan: Plan,
+        task: bytes,
+        observer: Observer,
+        *,
+        in_stretches: bool = False,
     ) -> Iterator[_L]:
+        """Yield what `make` returns; its arguments are those of Launch."""
         self.ready_for(plan)
-        part = Part(processes=plan.part(0))
+        part, remote = Part(processes=plan.part(0)), RemoteRanks()
+        bound, master = None, None
         with ExitStack() as opened:
-            remote, bound, master = None, None, None
             if plan.boundary:
                 bound = opened.enter_context(listen("127.0.0.1"))
                 master = bound.getsockname()
@@ -495,8 +509,13 @@ class Launcher:
                 host, port = bound.getsockname()[:2]
                 part = replace(part, store=(host, port), interface=nodes.interface)
                 remote = nodes.parts(plan, (host, port))
-            request = replace(self._request(plan, part, task), master=master)
-            launch = kind(self._server, request, observer, remote, bound)
+            request = replace(
+                self._request(plan, part, task),
+                master=master,
+                in_stretches=in_stretches,
+            )
+            files = opened.enter_context(launch_files(self._server, request))
+            launch = make(self._server, request, files, observer, remote, bound)
             opened.enter_context(launch)
             yield launch
 

@@ -7,8 +7,7 @@ import socket
 import sys
 from collections.abc import Mapping
 
-from pytest_ddpperf.records import codec
-from pytest_ddpperf.records.messages import ServerKind, ServerMessage
+from pytest_ddpperf.records.messages import ForkServer, ServerEnded, StartTemplate
 from pytest_ddpperf.wire import boot
 from pytest_ddpperf.wire.channels import readable
 
@@ -62,35 +61,25 @@ class Template:
         self._child = boot.Child(
             sys.executable, "pytest_ddpperf.rank.template", with_hash_seed(variables)
         )
-        start = ServerMessage(
-            ServerKind.START_TEMPLATE,
-            sys_path=tuple(boot.search_path()),
-            parent=os.getpid(),
-        )
-        self._child.lines.send(codec.encode_message(start))
+        start = StartTemplate(tuple(boot.search_path()), os.getpid())
+        self._child.lines.send(start)
 
     def fork_server(self) -> socket.socket:
         """Return the connection to a new rank server; raises OSError if this process is gone."""
         ours, theirs = socket.socketpair()
         with theirs:
-            self._child.lines.send(
-                codec.encode_message(ServerMessage(ServerKind.FORK_SERVER)),
-                theirs.fileno(),
-            )
+            self._child.lines.send(ForkServer(), theirs.fileno())
         return ours
 
     @property
     def is_alive(self) -> bool:
         return self._child.process.poll() is None
 
-    def news(self, seconds: float) -> list[ServerMessage]:
+    def news(self, seconds: float) -> list[ServerEnded]:
         """Return which rank servers have ended since the last call; wait so long for one."""
-        received = (
-            self._child.lines.receive()
-            if readable([self._child.lines.socket], seconds)
-            else ()
-        )
-        return [codec.decode(ServerMessage, fields) for fields in received or ()]
+        if not readable([self._child.lines.socket], seconds):
+            return []
+        return self._child.lines.receive(ServerEnded) or []
 
     def output(self) -> str:
         return self._child.output()

@@ -34,7 +34,7 @@ from pytest_ddpperf.records.samples import Window
 from pytest_ddpperf.wire.channels import Board, Phase
 
 if TYPE_CHECKING:
-    from pytest_ddpperf.rank.lifecycle import Rank
+    from pytest_ddpperf.rank.process import Rank
 
 
 class Loop:

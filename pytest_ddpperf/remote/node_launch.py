@@ -13,7 +13,21 @@ from pathlib import Path
 from pytest_ddpperf.launch import Observer
 from pytest_ddpperf.launch.remote_ranks import Clock, Offset, RemoteRanks
 from pytest_ddpperf.records.errors import BaseSideError
-from pytest_ddpperf.records.messages import Event, EventKind, Order, OrderKind
+from pytest_ddpperf.records.messages import (
+    AcquireLocks,
+    Event,
+    LaunchFailed,
+    LocksAcquired,
+    Order,
+    RankFailed,
+    ReleaseLocks,
+    ReleaseRanks,
+    ShareEnded,
+    ShareSettled,
+    StopRanks,
+    TakeShare,
+    TestEnded,
+)
 from pytest_ddpperf.records.plan import Plan
 from pytest_ddpperf.records.samples import RankError, RankOutput
 from pytest_ddpperf.remote.node import Node
@@ -87,7 +101,7 @@ class Parts(RemoteRanks):
             self._parts.append(part)
             with self._watched(part):
                 part.before = member.line.offset()
-        self._send(Order(OrderKind.TAKE_SHARE, plan=self._plan, store=self._store))
+        self._send(TakeShare(self._plan, self._store))
 
     def _send(self, order: Order) -> None:
         for part in self._parts:
@@ -104,24 +118,29 @@ class Parts(RemoteRanks):
                     self._take(part, event)
 
     def _take(self, part: _Part, event: Event) -> None:
+        match event:
+            case RankFailed(error):
+                self._failed(part, [error])
+            case ShareSettled(results):
+                part.settled = True
+                self.results |= results
+            case ShareEnded():
+                self._share_ended(part, event)
+            case LaunchFailed(why):
+                self._end(part, why)
+            case TestEnded():
+                problem = "the test ended there during a launch"
+                self._end(part, part.member.tests.ended(event, problem))
+
+    def _share_ended(self, part: _Part, event: ShareEnded) -> None:
+        part.over = True
         self.results |= event.results
-        if event.kind is EventKind.RANK_FAILED:
-            self._failed(part, event.errors)
-        elif event.kind is EventKind.SHARE_SETTLED:
-            part.settled = True
-        elif event.kind is EventKind.SHARE_ENDED:
-            part.over = True
-            # What had not failed before was given up when all were: who was at fault, its place
-            # says, and not its time.
-            self._failed(part, event.errors, self._given_up)
-            part.waiting = [self._by_our_clock(part, error) for error in event.waiting]
-            self.output += event.output
-            self.notes += event.notes
-        elif event.kind in (EventKind.LAUNCH_FAILED, EventKind.TEST_ENDED):
-            problem = "the test ended there during a launch"
-            if event.kind is EventKind.TEST_ENDED:
-                part.member.tests.ended(event, problem)
-            self._end(part, event.text or problem)
+        # What had not failed before was given up when all were: who was at fault, its place says,
+        # and not its time.
+        self._failed(part, event.errors, self._given_up)
+        part.waiting = [self._by_our_clock(part, error) for error in event.waiting]
+        self.output += event.output
+        self.notes += event.notes
 
     def _failed(
         self, part: _Part, errors: Sequence[RankError], when: float = math.inf
@@ -166,12 +185,12 @@ class Parts(RemoteRanks):
 
     def release(self) -> None:
         self._measure_offsets()
-        self._send_to_all(Order(OrderKind.RELEASE_RANKS))
+        self._send_to_all(ReleaseRanks())
 
     def stop(self, when: float, *, at_deadline: bool) -> None:
         if not self._reported:
             self._given_up = when
-        self._send_to_all(Order(OrderKind.STOP_RANKS, at_deadline=at_deadline))
+        self._send_to_all(StopRanks(at_deadline))
 
     def _send_to_all(self, order: Order) -> None:
         if self._reported:
@@ -235,7 +254,7 @@ def alone(
 def _alone_on(
     member: Node, there: _RemoteObserver, late: ExitStack
 ) -> Iterator[Sequence[str]]:
-    member.line.send(Order(OrderKind.ACQUIRE_LOCKS))
+    member.line.send(AcquireLocks())
     try:
         resources = _await_locks(member, there)
     except _SameMachine:
@@ -245,17 +264,22 @@ def _alone_on(
         yield resources
     finally:
         with suppress(BaseSideError):
-            member.line.send(Order(OrderKind.RELEASE_LOCKS))
+            member.line.send(ReleaseLocks())
 
 
 def _await_locks(member: Node, observer: Observer) -> Sequence[str]:
     """Wait until it holds the locks; return of which resources. Raises BaseSideError."""
     event = member.line.receive(observer, _FOR_EVER)
-    if event.kind is EventKind.TEST_ENDED:
-        member.tests.ended(event, "the test ended there before it measured")
-    if event.kind is not EventKind.LOCKS_ACQUIRED:
-        raise BaseSideError(f"{member}: {event.text or event.kind.value}")
-    return event.resources
+    match event:
+        case LocksAcquired(resources):
+            return resources
+        case TestEnded():
+            why = member.tests.ended(event, "the test ended there before it measured")
+        case LaunchFailed(why):
+            pass
+        case _:
+            why = f"it reported {type(event).__name__}"
+    raise BaseSideError(f"{member}: {why}")
 
 
 def _request_end(member: Node, there: _RemoteObserver) -> None:
@@ -263,7 +287,7 @@ def _request_end(member: Node, there: _RemoteObserver) -> None:
     there.taken.clear()
     with suppress(BaseSideError):
         _await_locks(member, there)
-        member.line.send(Order(OrderKind.RELEASE_LOCKS))
+        member.line.send(ReleaseLocks())
 
 
 class _SameMachine(BaseSideError):

@@ -31,12 +31,13 @@ from pytest_ddpperf.launch.failed_ranks import (
     waits_for_others,
 )
 from pytest_ddpperf.launch.launcher import _facts as facts_of_ranks
-from pytest_ddpperf.launch.remote_ranks import Part
-from pytest_ddpperf.launch.run import Peer
-from pytest_ddpperf.launch.server_client import LaunchRequest, for_ranks, recorded
+from pytest_ddpperf.launch.ranks import Peer
+from pytest_ddpperf.launch.remote_ranks import Part, RemoteRanks
+from pytest_ddpperf.launch.request import LaunchRequest, for_ranks, recorded
 from pytest_ddpperf.launch.template import read_at_import
 from pytest_ddpperf.records.plan import Plan
 from pytest_ddpperf.records.samples import RankError
+from pytest_ddpperf.wire.channels import Board
 
 # --- cores
 
@@ -261,8 +262,8 @@ def test_a_rank_on_a_gpu_has_threads_for_its_share_of_the_cores_and_is_not_pinne
         placement=placed,
         part=Part(processes=plan.part(0)),
     )
-    fields = request.fields(tmp_path, in_stretches=False)
-    assert (fields["threads"], fields["cpus"]) == (4, ((),) * 4)
+    for_ranks = request.for_ranks(tmp_path)
+    assert (for_ranks.threads, for_ranks.cpus) == (4, ((),) * 4)
 
 
 # --- hangs
@@ -472,7 +473,7 @@ def test_what_helps_a_program_that_ended_early_is_said_if_no_rank_went_on() -> N
 
 
 def test_each_failure_gives_the_others_time_anew_to_say_what_they_saw(
-    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Many ranks on few cores lose their connections one after the other."""
     plan, now = Plan(world_size=5, backend="gloo", device="cpu"), 0.0
@@ -483,7 +484,9 @@ def test_each_failure_gives_the_others_time_anew_to_say_what_they_saw(
         placement=placement.place(5, {}),
         part=Part(processes=plan.part(0)),
     )
-    launch: Any = run.Launch(None, request, Observer())  # type: ignore[arg-type]
+    files = run.LaunchFiles(tmp_path, Board(tmp_path / "board", 5, 1))
+    server: Any = SimpleNamespace(send=lambda request: None)
+    launch: Any = run.Launch(server, request, files, Observer(), RemoteRanks())
     launch._deadline, launch._ranks = 100.0, [Peer(number, None) for number in range(5)]  # type: ignore[arg-type]
     failing = iter(launch._ranks)
 
