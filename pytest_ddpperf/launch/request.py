@@ -35,37 +35,12 @@ _OUTER_PREFIXES = ("TORCHELASTIC_", "OMPI_COMM_WORLD_", "PMI_", "PMIX_")
 
 # Worth recording: what changes the figures and holds no secrets (the whole environment would end up
 # in git).
-_RECORDED = (
-    *(
-        "NCCL_",
-        "TORCH_",
-        "PYTORCH_",
-        "TORCHINDUCTOR_",
-        "TORCHDYNAMO_",
-        "GLOO_",
-        "OMP_",
-        "MKL_",
-        "KMP_",
-        "MALLOC_",
-    ),
-    *(
-        "ATEN_CPU_CAPABILITY",
-        "ONEDNN_",
-        "DNNL_",
-        "OPENBLAS_",
-        "CUBLAS_",
-        "LD_LIBRARY_PATH",
-        "LD_PRELOAD",
-    ),
-    "PYTHONHASHSEED",
-    *(
-        "CUDA_LAUNCH_BLOCKING",
-        "CUDA_DEVICE_MAX_CONNECTIONS",
-        "CUDA_MODULE_LOADING",
-        "CUDNN_",
-        "NVIDIA_TF32",
-        "TRITON_",
-    ),
+_RECORDED = tuple(
+    """
+    NCCL_ TORCH_ PYTORCH_ TORCHINDUCTOR_ TORCHDYNAMO_ GLOO_ OMP_ MKL_ KMP_ MALLOC_
+    ATEN_CPU_CAPABILITY ONEDNN_ DNNL_ OPENBLAS_ CUBLAS_ LD_LIBRARY_PATH LD_PRELOAD PYTHONHASHSEED
+    CUDA_LAUNCH_BLOCKING CUDA_DEVICE_MAX_CONNECTIONS CUDA_MODULE_LOADING CUDNN_ NVIDIA_TF32 TRITON_
+    """.split()
 )
 # The place of a cache changes no figure, and an address may hold a password.
 _NOT_RECORDED = re.compile("REDIS|URL|_DIR$")
@@ -90,23 +65,18 @@ def for_ranks(
 
     Unless the user chose one, that is loopback on a single node, else the interface to the other
     nodes (but not for NCCL, which may have a better one)."""
-    local = {f"{library}_SOCKET_IFNAME": LOOPBACK for library in ("GLOO", "TP", "NCCL")}
+    interface, libraries = LOOPBACK, ["GLOO", "TP", "NCCL"]
     if part.store is not None:
-        local = {
-            f"{library}_SOCKET_IFNAME": part.interface
-            for library in ("GLOO", "TP")
-            if part.interface
-        }
-    return (
-        local
-        | inherited(with_hash_seed(environ))
-        | {
-            "WORLD_SIZE": str(world_size),
-            "LOCAL_WORLD_SIZE": str(len(part.processes)),
-            "NODE_RANK": str(part.node),
-            "GROUP_RANK": str(part.node),
-        }
-    )
+        interface, libraries = part.interface, ["GLOO", "TP"]
+    local = {f"{library}_SOCKET_IFNAME": interface for library in libraries}
+    return {
+        **(local if interface else {}),
+        **inherited(with_hash_seed(environ)),
+        "WORLD_SIZE": str(world_size),
+        "LOCAL_WORLD_SIZE": str(len(part.processes)),
+        "NODE_RANK": str(part.node),
+        "GROUP_RANK": str(part.node),
+    }
 
 
 def _torchruns(world_size: int, address: str, port: int) -> dict[str, str]:

@@ -13,17 +13,8 @@ from pytest_ddpperf.wire.channels import readable
 
 # Read when a library is imported, so a rank of a template that imported it earlier would not see a
 # change.
-_READ_AT_IMPORT = (
-    "OMP_",
-    "MKL_",
-    "KMP_",
-    "OPENBLAS_",
-    "TORCH",
-    "PYTORCH",
-    "LD_",
-    "PYTHON",
-    "MALLOC_",
-    "GLIBC_",
+_READ_AT_IMPORT = tuple(
+    "OMP_ MKL_ KMP_ OPENBLAS_ TORCH PYTORCH LD_ PYTHON MALLOC_ GLIBC_".split()
 )
 # Of these, search paths, which each rank server and each rank has for itself, and folders of
 # caches.
@@ -43,13 +34,10 @@ def with_hash_seed(environ: Mapping[str, str]) -> dict[str, str]:
 
 def read_at_import(environ: Mapping[str, str]) -> dict[str, str]:
     """Return the variables whose change needs another template."""
-    found = {
+    return {
         name: value
         for name, value in environ.items()
-        if name.startswith(_READ_AT_IMPORT)
-    }
-    return {
-        name: value for name, value in found.items() if not name.endswith(_READ_LATER)
+        if name.startswith(_READ_AT_IMPORT) and not name.endswith(_READ_LATER)
     }
 
 

@@ -22,18 +22,10 @@ from pytest_ddpperf.wire.channels import Lines, readable
 # DDP's constructor imports torch._dynamo lazily, one more second in every rank; test modules import
 # pytest, and their payload comes by cloudpickle; the first forward pass imports the profiler's
 # monitor, and seeding NumPy.
-PRELOAD = (
-    "torch",
-    "torch.distributed",
-    "torch._dynamo",
-    "torch.nn.parallel.distributed",
-    "torch.utils.data",
-    "cloudpickle",
-    "pytest",
-    "pytest_ddpperf.rank.lifecycle",
-    "torch.profiler._cupti_monitor",
-    "numpy.random",
-)
+PRELOAD = """
+    torch torch.distributed torch._dynamo torch.nn.parallel.distributed torch.utils.data
+    cloudpickle pytest pytest_ddpperf.rank.lifecycle torch.profiler._cupti_monitor numpy.random
+""".split()
 
 
 def main(descriptor: int, fields: codec.Json) -> NoReturn:

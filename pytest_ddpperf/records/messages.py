@@ -476,7 +476,7 @@ class LocksAcquired(Message, frozen=True):
 class RankFailed(Message, frozen=True):
     """A rank of this node has failed."""
 
-    error: RankError  # `when` by the clock of the node, as in ShareEnded
+    error: RankError  # `when` by the clock of the node, as in ShareEnded: it says nothing here
 
 
 class ShareSettled(Message, frozen=True):

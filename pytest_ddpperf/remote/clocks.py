@@ -5,20 +5,29 @@ from __future__ import annotations
 import socket
 import struct
 import time
+from collections.abc import Sequence
 
-from pytest_ddpperf.launch.remote_ranks import Offset, offset
+from pytest_ddpperf.launch.remote_ranks import Clock
 
 _LONGEST_SECONDS = 12.0  # for one answer
-# Bounds of a clock's offset come from the luckiest of so many.
+# The bounds come from the luckiest of so many.
 _EXCHANGES = 200
 _CLOCK = struct.Struct("!q")
 
 
-def measure_offset(connected: socket.socket) -> Offset:
-    """Measure the offset of the clock at the other end, which sends its own (`send_clock`). Raises
-    OSError."""
+def compare_clocks(connected: socket.socket) -> Clock:
+    """Compare the clock at the other end, which sends its time (`send_clock`). Raises OSError."""
     connected.setblocking(False)
-    return offset([_exchange(connected) for _ in range(_EXCHANGES)])
+    return closest([_exchange(connected) for _ in range(_EXCHANGES)])
+
+
+def closest(exchanges: Sequence[tuple[int, int, int]]) -> Clock:
+    """Return what exchanges say together. Each is (ours before, theirs, ours after) in nanoseconds:
+    theirs was read between the two."""
+    low = max(theirs - after for _, theirs, after in exchanges)
+    high = min(theirs - before for before, theirs, _ in exchanges)
+    # Apart by less than they drift during the series, the bounds may even have changed places.
+    return Clock(ahead_ns=(low + high) / 2, half_width_ns=abs(high - low) / 2)
 
 
 def send_clock(connected: socket.socket) -> None:

@@ -10,7 +10,7 @@ from typing import NoReturn, TypeVar
 
 from pytest_ddpperf import text
 from pytest_ddpperf.launch import Observer
-from pytest_ddpperf.launch.remote_ranks import Offset
+from pytest_ddpperf.launch.remote_ranks import Clock
 from pytest_ddpperf.records import codec
 from pytest_ddpperf.records.errors import BaseSideError, NodesError
 from pytest_ddpperf.records.messages import (
@@ -31,7 +31,7 @@ from pytest_ddpperf.records.messages import (
 )
 from pytest_ddpperf.records.plan import Plan
 from pytest_ddpperf.records.samples import RankError, Scalar
-from pytest_ddpperf.remote.clocks import measure_offset
+from pytest_ddpperf.remote.clocks import compare_clocks
 from pytest_ddpperf.remote.process import START_SECONDS, Line, Tests
 from pytest_ddpperf.remote.worktree import differing_files
 from pytest_ddpperf.wire.channels import Lines, readable
@@ -135,12 +135,12 @@ class NodeLine(Line):
         if self.dead:
             raise BaseSideError(self.dead)
 
-    def offset(self) -> Offset:
-        """Measure the offset of that node's clock; raises BaseSideError."""
+    def clock(self) -> Clock:
+        """Compare that node's clock with ours; raises BaseSideError."""
         self.send(SendClock())
         self.answer(ClockReady)
         try:
-            found = measure_offset(self._lines.socket)
+            found = compare_clocks(self._lines.socket)
             self._lines.socket.settimeout(_GONE_SECONDS)
             return found
         except OSError:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from pytest_ddpperf.launch import Observer
-from pytest_ddpperf.launch.remote_ranks import Clock, Offset, RemoteRanks
+from pytest_ddpperf.launch.remote_ranks import Clock, RemoteRanks
 from pytest_ddpperf.records.errors import BaseSideError
 from pytest_ddpperf.records.messages import (
     AcquireLocks,
@@ -44,8 +44,7 @@ class _Part:
     """What came of one node's."""
 
     member: Node
-    before: Offset
-    after: Offset | None = None
+    clock: Clock | None = None
     settled: bool = False
     over: bool = False
     failed: set[int] = field(default_factory=set)  # ranks
@@ -64,13 +63,8 @@ class Parts(RemoteRanks):
         names: Mapping[int, str],
     ) -> None:
         """`names` are those of all processes in errors."""
-        self._plan, self._store, self._members, self._names = (
-            plan,
-            store,
-            members,
-            names,
-        )
-        self._parts: list[_Part] = []
+        self._plan, self._store, self._names = plan, store, names
+        self._parts = [_Part(member) for member in members]
         self._reported = False  # that it is over, or given up
         self._given_up = math.inf  # when
         self.errors: list[RankError] = []
@@ -90,17 +84,13 @@ class Parts(RemoteRanks):
 
     def clocks(self) -> Mapping[int, Clock]:
         return {
-            process: Clock(first=part.before, last=part.after or part.before)
+            process: part.clock
             for part in self._parts
+            if part.clock is not None
             for process in self._plan.part(part.member.number)
         }
 
     def begin(self) -> None:
-        for member in self._members:
-            part = _Part(member, Offset(at_ns=0, ns=0, half_width_ns=math.inf))
-            self._parts.append(part)
-            with self._watched(part):
-                part.before = member.line.offset()
         self._send(TakeShare(self._plan, self._store))
 
     def _send(self, order: Order) -> None:
@@ -138,37 +128,22 @@ class Parts(RemoteRanks):
         # What had not failed before was given up when all were: who was at fault, its place says,
         # and not its time.
         self._failed(part, event.errors, self._given_up)
-        part.waiting = [self._by_our_clock(part, error) for error in event.waiting]
+        part.waiting += event.waiting
         self.output += event.output
         self.notes += event.notes
 
     def _failed(
         self, part: _Part, errors: Sequence[RankError], when: float = math.inf
     ) -> None:
+        """Add errors, in the order in which they arrive here; `when` is the latest time."""
+        when = min(when, time.monotonic())
         for error in errors:
             if error.rank not in part.failed:
-                ours = self._by_our_clock(part, error)
                 part.failed.add(error.rank)
-                self.errors.append(replace(ours, when=min(ours.when, when)))
-
-    def _by_our_clock(self, part: _Part, error: RankError) -> RankError:
-        """Return an error with its time by the clock of this node, so that errors of all nodes are
-        in order."""
-        return replace(error, when=error.when - part.before.ns / 1e9)
+                self.errors.append(replace(error, when=when))
 
     def name(self, process: int) -> str:
         return self._names[process]
-
-    def _measure_offsets(self) -> None:
-        """Measure the offsets after the window, if all is well. A node that cannot be asked any
-        more is an error though it has delivered: its clock is unknown."""
-        for part in self._parts if not self.errors else ():
-            if part.after is None:
-                try:
-                    part.after = part.member.line.offset()
-                except BaseSideError as error:
-                    part.over = True
-                    self.errors.append(part.member.lost(self._plan, str(error)))
 
     @contextmanager
     def _watched(self, part: _Part) -> Iterator[None]:
@@ -184,7 +159,14 @@ class Parts(RemoteRanks):
             self.errors.append(part.member.lost(self._plan, problem))
 
     def release(self) -> None:
-        self._measure_offsets()
+        """Let the processes end, once the clocks are compared. A node that cannot be asked any more
+        is an error though it has delivered: its clock is unknown."""
+        for part in self._parts:
+            try:
+                part.clock = part.member.line.clock()
+            except BaseSideError as error:
+                part.over = True
+                self.errors.append(part.member.lost(self._plan, str(error)))
         self._send_to_all(ReleaseRanks())
 
     def stop(self, when: float, *, at_deadline: bool) -> None:
@@ -212,7 +194,6 @@ class Parts(RemoteRanks):
                 break
             readable(self.channels(), _TICK_SECONDS)
             self.receive()
-        self._measure_offsets()
         for part in self._parts if self.errors else ():
             self.errors += part.waiting
             part.waiting = []
