@@ -17,7 +17,7 @@ from typing import Any, NoReturn, TypeVar
 
 from pytest_ddpperf import __version__
 from pytest_ddpperf.launch import Observer, describe_end
-from pytest_ddpperf.launch.failed_ranks import await_stacks
+from pytest_ddpperf.launch.stacks import await_stacks
 from pytest_ddpperf.records.errors import BaseSideError
 from pytest_ddpperf.records.messages import (
     Collected,
