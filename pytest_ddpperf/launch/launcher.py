@@ -255,7 +255,8 @@ class Launcher:
 
     def _launch(self, plan: Plan, task: bytes, observer: Observer) -> Delivery:
         with self._opened(Launch, plan, task, observer) as launch:
-            return launch.run()
+            launch.begin()
+            return launch.finish()
 
     @contextmanager
     def _opened(

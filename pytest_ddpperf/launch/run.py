@@ -44,7 +44,7 @@ from pytest_ddpperf.records.messages import (
     ShareSettled,
     StopRanks,
 )
-from pytest_ddpperf.records.samples import LaunchCost, RankOutput
+from pytest_ddpperf.records.samples import LaunchCost, RankError, RankOutput
 from pytest_ddpperf.wire.boot import contents
 from pytest_ddpperf.wire.channels import Board, Phase, readable
 from pytest_ddpperf.wire.opened import OWN_GROUP, Opened
@@ -163,11 +163,6 @@ class Launch:
                 with suppress(ProcessLookupError, PermissionError):
                     os.killpg(rank.pid, signal.SIGCONT)
 
-    def run(self) -> Delivery:
-        """Run the whole launch; raises LaunchError with the first cause, or ServerError."""
-        self.begin()
-        return self.finish()
-
     def begin(self) -> None:
         """Start the ranks."""
         self._has_processes = True
@@ -211,18 +206,24 @@ class Launch:
 
     def _check(self) -> None:
         """End it and raise LaunchError if a rank failed."""
-        if any(rank.error is not None for rank in self._ranks) or self._remote.errors:
-            if self._observer.streams:
-                self._stream.pump(last=True)
-            self._remote.stop(time.monotonic(), at_deadline=False)
-            self._end()
-            self._remote.await_end()
-            failures = [*self._diagnosis.failures(self._ranks), *self._remote.errors]
-            named = (
-                replace(one, name=self._remote.name(one.rank) or one.name)
-                for one in failures
-            )
-            raise launch_error(named, self._output(), self._diagnosis.differing)
+        if not self._errors():
+            return
+        if self._observer.streams:
+            self._stream.pump(last=True)
+        self._remote.stop(time.monotonic(), at_deadline=False)
+        self._end()
+        self._remote.await_end()
+        failures = [*self._diagnosis.failures(self._ranks), *self._remote.errors]
+        named = (
+            replace(one, name=self._remote.name(one.rank) or one.name)
+            for one in failures
+        )
+        raise launch_error(named, self._output(), self._diagnosis.differing)
+
+    def _errors(self) -> list[RankError]:
+        """Return the errors so far, of all nodes."""
+        own = (rank.error for rank in self._ranks if rank.error is not None)
+        return [*own, *self._remote.errors]
 
     def _fork(self, number: int) -> None:
         ours, theirs = socket.socketpair()
@@ -256,17 +257,11 @@ class Launch:
                     return
                 if not failed and self._diagnosis.wait_in_vain(pending):
                     give_up = self._deadline = now
-            errors = [
-                *(rank.error for rank in self._ranks if rank.error is not None),
-                *self._remote.errors,
-            ]
+            errors = self._errors()
             if len(errors) > failed:
-                failed = len(errors)
-                grace = (
-                    _CAUSE_GRACE_SECONDS
-                    if all(e.lost_connection for e in errors)
-                    else _GRACE_SECONDS
-                )
+                failed, grace = len(errors), _GRACE_SECONDS
+                if all(error.lost_connection for error in errors):
+                    grace = _CAUSE_GRACE_SECONDS
                 give_up = min(self._deadline, time.monotonic() + grace)
 
     @property
@@ -337,10 +332,9 @@ class Launch:
             return
         when = time.monotonic()
         self._remote.stop(when, at_deadline=at_deadline)
-        failed = any(rank.error for rank in self._ranks)
-        if not failed and all(rank.result is not None for rank in self._timed):
+        if all(rank.result is not None for rank in self._timed):
             self._remote.await_end()  # their results may be complete, too
-            if self._remote.settled() and not self._remote.errors:
+            if self._remote.settled() and not self._errors():
                 # Every result is here; only clean-up hangs, and teardown is not what was asked to
                 # be judged.
                 self._notes += self._diagnosis.notes_on_clean_up(pending)

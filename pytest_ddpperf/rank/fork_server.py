@@ -260,18 +260,15 @@ class _Server:
         descriptor = self._control.take_descriptor()
 
         def child() -> NoReturn:
-            self._close_own_resources()
+            # What belongs to this process alone.
+            self._signals.close()
+            self._control.socket.close()
             run(descriptor)
 
         pid = fork(child)
         os.close(descriptor)
         self._ranks.add(pid)
         return pid
-
-    def _close_own_resources(self) -> None:
-        """Close, in a child, what belongs to this process alone."""
-        self._signals.close()
-        self._control.socket.close()
 
     def _reap(self) -> None:
         """Report ended ranks."""
@@ -312,7 +309,7 @@ class _Server:
         """Send a signal to the ranks' groups and to all else below them: a child may lead a session
         of its own."""
         self._signal_groups(signum)
-        below = [pid for pid in boot.children() if pid not in self._spared]
+        below = self._started()
         while below:
             pid = below.pop()
             with suppress(ProcessLookupError, PermissionError):
@@ -323,18 +320,19 @@ class _Server:
         """Kill what is left of the launch: ranks, their groups, its store, and orphans that left
         their group."""
         self._signal_groups(signal.SIGKILL)
-        while pids := [pid for pid in boot.children() if pid not in self._spared] or [
-            *self._ranks
-        ]:
+        while pids := self._started() or list(self._ranks):
             for pid in pids:
                 os.kill(pid, signal.SIGKILL)
             for pid in pids:
                 os.waitpid(pid, 0)
                 self._ranks.discard(pid)
-        for semaphore in (
-            Path("/dev/shm").glob(f"sem.{Path(self._dir).name}-*") if self._dir else ()
-        ):
-            semaphore.unlink(missing_ok=True)
+        if self._dir:
+            for left in Path("/dev/shm").glob(f"sem.{Path(self._dir).name}-*"):
+                left.unlink(missing_ok=True)
+
+    def _started(self) -> list[int]:
+        """Return the pids of all children that a launch started."""
+        return [pid for pid in boot.children() if pid not in self._spared]
 
     def _exit(self, status: int) -> NoReturn:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)

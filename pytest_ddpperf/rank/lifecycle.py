@@ -254,16 +254,17 @@ def _timed(
         window = sampling.measure(
             prepared.step, rank.plan, ctx, rank.board, meter, rank.own_group, stretches
         )
-    window = replace(window, stacks=samples())
+    notes = window.notes
     if rank.plan.trace:
         from pytest_ddpperf.rank import tracing
 
         problem = tracing.trace(prepared.step, rank.plan, ctx, rank.own_group)
-        window = replace(window, notes=(*window.notes, *filter(None, [problem])))
+        if problem:
+            notes = (*notes, problem)
     if rank.plan.collective is not None:  # its closing check is part of the result
         rank.enter(Phase.CLEANUP)
         prepared.clean_up()
-    window = replace(window, imported=rank.imported())
+    window = replace(window, notes=notes, stacks=samples(), imported=rank.imported())
     rank.deliver(codec.to_json(window))
     return prepared.clean_up
 
@@ -316,7 +317,7 @@ def _call(rank: Rank, ctx: Context, function: Any, *args: Any) -> None:
 
 
 def _probe(rank: Rank, ctx: Context, function: None) -> None:
-    rank.deliver(json.dumps(environment.probe()).encode())
+    rank.deliver(codec.to_json(environment.probe()))
 
 
 _TASKS: dict[str, Callable[..., CleanUp | None]] = {

@@ -80,15 +80,7 @@ def to_json(value: object) -> bytes:
     return json.dumps(encode(value)).encode()
 
 
-@overload
-def from_json(cls: type[T], text: bytes) -> T: ...
-
-
-@overload
-def from_json(cls: object, text: bytes) -> Any: ...
-
-
-def from_json(cls: Any, text: bytes) -> Any:
+def from_json(cls: type[T], text: bytes) -> T:
     """Return the record that `to_json` made `text` from; raises as `decode`."""
     return decode(cls, json.loads(text))
 

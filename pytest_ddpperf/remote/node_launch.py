@@ -167,18 +167,17 @@ class Parts(RemoteRanks):
             except BaseSideError as error:
                 part.over = True
                 self.errors.append(part.member.lost(self._plan, str(error)))
-        self._send_to_all(ReleaseRanks())
+        self._end_ranks(ReleaseRanks())
 
     def stop(self, when: float, *, at_deadline: bool) -> None:
         if not self._reported:
             self._given_up = when
-        self._send_to_all(StopRanks(at_deadline))
+        self._end_ranks(StopRanks(at_deadline))
 
-    def _send_to_all(self, order: Order) -> None:
-        if self._reported:
-            return
-        self._reported = True
-        self._send(order)
+    def _end_ranks(self, order: ReleaseRanks | StopRanks) -> None:
+        if not self._reported:
+            self._reported = True
+            self._send(order)
 
     def await_end(self) -> None:
         until = time.monotonic() + _END_SECONDS

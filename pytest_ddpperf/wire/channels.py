@@ -7,6 +7,7 @@ that a rank's phase and step are known even of a rank that was killed.
 
 from __future__ import annotations
 
+import json
 import mmap
 import os
 import selectors
@@ -74,7 +75,7 @@ class Lines:
             self._begun.clear()
         if begun:
             self._begun.append(begun)
-        return [codec.from_json(kind, line) for line in ended]
+        return [codec.decode(kind, json.loads(line)) for line in ended]
 
     def take_descriptor(self) -> int:
         """Return the oldest descriptor that has arrived with a message and was not taken yet."""
