@@ -35,7 +35,6 @@ from pytest_ddpperf.records.messages import (
     Event,
     Launched,
     LaunchFailed,
-    LeaveTest,
     LocksAcquired,
     MeasureAs,
     Order,
@@ -272,46 +271,39 @@ class NodeLeaderConnection(LeaderConnection):
         launcher.ready_for(ready.plan)
         self._asked += 1  # a plugin may run the test again here, and not at the leader
         self.send(msgspec.structs.replace(ready, number=self._asked))
+        processes = ready.plan.part(self.node)
         with ExitStack() as locks:
             while True:
                 order = self.order()
-                match order:
-                    case EndMeasurement() | EndCall():
-                        return order
-                    case RaiseError(error):  # as at the leader: the test may expect it
-                        raise BaseSideError(error)
-                    case LeaveTest():
-                        self.over = True
-                        raise BaseSideError(OVER)
                 try:
-                    self._help_launch(launcher, ready.plan, task, locks, order)
+                    match order:
+                        case AcquireLocks():
+                            alone = launcher.alone_here(
+                                ready.plan, len(processes), self.relay
+                            )
+                            taken = locks.enter_context(alone)
+                            self.send(LocksAcquired(tuple(map(str, taken))))
+                        case ReleaseLocks():
+                            locks.close()
+                        case TakeShare(plan, store):
+                            part = Part(
+                                processes=processes,
+                                node=self.node,
+                                store=store,
+                                interface=self._interface,
+                            )
+                            launcher.take_part(plan, part, task(), self)
+                        case _:
+                            break
                 except DdpPerfError as error:
                     self.send(LaunchFailed(text_with_output(error)))
-
-    def _help_launch(
-        self,
-        launcher: Launcher,
-        plan: Plan,
-        task: Callable[[], bytes],
-        locks: ExitStack,
-        order: Order,
-    ) -> None:
-        processes = plan.part(self.node)
         match order:
-            case AcquireLocks():
-                alone = launcher.alone_here(plan, len(processes), self.relay)
-                taken = locks.enter_context(alone)
-                self.send(LocksAcquired(tuple(map(str, taken))))
-            case ReleaseLocks():
-                locks.close()
-            case TakeShare(of_launch, store):
-                part = Part(
-                    processes=processes,
-                    node=self.node,
-                    store=store,
-                    interface=self._interface,
-                )
-                launcher.take_part(of_launch, part, task(), self)
+            case EndMeasurement() | EndCall():
+                return order
+            case RaiseError(why):  # as at the leader: the test may expect it
+                raise BaseSideError(why)
+        self.over = True
+        raise BaseSideError(OVER)
 
 
 def _measured(

@@ -24,6 +24,7 @@ from pytest_ddpperf.records import codec
 from pytest_ddpperf.records.errors import DdpPerfError
 from pytest_ddpperf.records.messages import (
     Collected,
+    ConftestFailed,
     Hello,
     RunTest,
     ServerStarted,
@@ -68,6 +69,14 @@ class WorkerPlugin:
         self._reports: list[pytest.TestReport] = []
         self._broken = False  # whether a fixture of the test failed
         self._apart = False  # whether one did that has to be reported
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_load_initial_conftests(self) -> Generator[None, None, None]:
+        try:
+            yield
+        except Exception:
+            self._leader.send(ConftestFailed())
+            raise
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_configure(self, config: pytest.Config) -> None:

@@ -389,6 +389,10 @@ class Collected(Message, frozen=True):
     sources: Sources
 
 
+class ConftestFailed(Message, frozen=True):
+    """A conftest at the root of what is collected cannot be loaded: the process ends."""
+
+
 class ServerStarted(Message, frozen=True):
     """The rank server has started and found these facts."""
 
@@ -524,6 +528,7 @@ class Died(Message, frozen=True):
 PytestEvent = (
     Hello
     | Collected
+    | ConftestFailed
     | ServerStarted
     | Ready
     | Launched

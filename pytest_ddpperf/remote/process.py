@@ -21,6 +21,7 @@ from pytest_ddpperf.launch.stacks import await_stacks
 from pytest_ddpperf.records.errors import BaseSideError
 from pytest_ddpperf.records.messages import (
     Collected,
+    ConftestFailed,
     Event,
     Hello,
     LaunchFailed,
@@ -221,6 +222,7 @@ class Tests:
         self.known: frozenset[str] = frozenset()
         self.sources: Sources | None = None  # what it runs, once it has collected
         self._errors: Mapping[str, str] = {}  # of collection, by file
+        self.lacks_conftest = False  # whether it ended because of one
         self._started = False  # whether it has a rank server
         self._test = ""  # that it is in
         # tests of which no further measurement will come, and why
@@ -236,7 +238,11 @@ class Tests:
 
     def collect(self, seconds: float) -> None:
         """Wait until it has collected; raises BaseSideError."""
-        collected = self._line.expect(Collected, seconds)
+        event = self._line.receive(Observer(), seconds)
+        if isinstance(event, ConftestFailed):
+            self.lacks_conftest = True
+            event = self._line.receive(Observer(), seconds)  # says how it ended
+        collected: Collected = self._line.checked(event, Collected)
         self.known = frozenset(collected.tests)
         self._errors = collected.file_errors
         self.sources = collected.sources

@@ -290,8 +290,6 @@ class RemotePausedLaunch:
 
 # Beyond what a launch may take: whoever hangs there says so before we say it of the whole side.
 _SILENCE_SECONDS = 10.0
-# How pytest says that a conftest at the root of what is collected cannot be imported.
-_CONFTEST = "while loading conftest"
 
 
 class BaseSide:
@@ -417,7 +415,7 @@ class BaseSide:
         try:
             self.tests.collect(self._to_start)
         except BaseSideError as error:
-            if _CONFTEST in str(error):
+            if self.tests.lacks_conftest:
                 return  # which every test will report: it lacks the code
             raise AgainstError(self._option, str(error)) from None
         there = self.tests.sources
