@@ -11,12 +11,13 @@ import re
 import sys
 import tempfile
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 from pytest_ddpperf.launch.placement import Placement
 from pytest_ddpperf.launch.remote_ranks import Part
 from pytest_ddpperf.launch.template import with_hash_seed
+from pytest_ddpperf.records import codec
 from pytest_ddpperf.records.messages import RankRequest
 from pytest_ddpperf.records.plan import Plan
 from pytest_ddpperf.records.samples import Scalar
@@ -158,7 +159,7 @@ class LaunchRequest:
             cpus=placement.cpus if on_cpu else ((),) * len(part.processes),
             threads=placement.own_threads,
             modules=dict(self.modules),
-            trees=asdict(self.trees) if self.trees is not None else None,
+            trees=codec.encode(self.trees),
         )
 
     def _environ(self, folder: Path) -> dict[str, str]:

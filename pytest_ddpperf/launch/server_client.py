@@ -11,7 +11,6 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict
 from typing import IO, NoReturn
 
 from pytest_ddpperf.launch.template import (
@@ -20,6 +19,7 @@ from pytest_ddpperf.launch.template import (
     read_at_import,
     with_hash_seed,
 )
+from pytest_ddpperf.records import codec
 from pytest_ddpperf.records.errors import DdpPerfError, ServerError
 from pytest_ddpperf.records.messages import (
     Message,
@@ -105,7 +105,7 @@ class RankServer:
             environ=with_hash_seed(variables),
             cwd=os.getcwd(),
             preload=tuple(preload),
-            trees=asdict(self._trees) if self._trees is not None else None,
+            trees=codec.encode(self._trees),
             folder=self._folder,
         )
         self.send(start, self._log.fileno())
