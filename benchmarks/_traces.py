@@ -11,7 +11,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from pytest_ddpperf.launch.launcher import completions
+from pytest_ddpperf.launch.collect import completions
 from pytest_ddpperf.records.samples import Measurement, Samples
 
 # rank x step, and the group's steps, in seconds

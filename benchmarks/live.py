@@ -52,7 +52,7 @@ from pytest_ddpperf.compare.measurement import Measured, carry_out
 from pytest_ddpperf.compare.stopping_rule import follow, schedule
 from pytest_ddpperf.launch import Launcher, Observer
 from pytest_ddpperf.options.settings import make_plan, read_settings
-from pytest_ddpperf.records.messages import Event, EventKind
+from pytest_ddpperf.records.messages import ReadyToMeasure
 from pytest_ddpperf.records.outcome import Version
 from pytest_ddpperf.records.plan import TIME_LIMITS, Limit, Plan
 from pytest_ddpperf.records.samples import (
@@ -321,8 +321,8 @@ class Other:
     def __init__(self, launcher: Launcher, asked: Plan, setup: Any) -> None:
         self._launcher, self._plan, self._setup = launcher, asked, setup
 
-    def begin(self, nodeid: str, label: str, plan: Plan) -> Event:
-        return Event(EventKind.READY, plan=self._plan)
+    def begin(self, nodeid: str, label: str, plan: Plan) -> ReadyToMeasure:
+        return ReadyToMeasure(label, self._plan)
 
     def measure(self, observer: Any, steps: int | None) -> LaunchSamples:
         return self._launcher.measure(

@@ -18,7 +18,7 @@ from pytest_ddpperf.compare.launches import CurrentSide, Job, Launches, measurem
 from pytest_ddpperf.launch import Observer
 from pytest_ddpperf.launch.paused_launch import PausedLaunch
 from pytest_ddpperf.records.errors import BaseSideError, DdpPerfError, LaunchError
-from pytest_ddpperf.records.messages import Event
+from pytest_ddpperf.records.messages import ReadyToMeasure
 from pytest_ddpperf.records.outcome import BaselineSide, StoredSession, Version
 from pytest_ddpperf.records.samples import (
     GOES_ON,
@@ -225,7 +225,9 @@ class Interleaved:
         self.version = base.version
         self._random = random.Random()
         self._order = ""
-        self._ready: Event | None = None  # what the test asks for there, once it runs
+        self._ready: ReadyToMeasure | None = (
+            None  # what the test asks for there, once it runs
+        )
         self._launches = Launches(job.plan, self._measure)
         self.error = ""
         # why launches are taken one after the other, if they cannot be alive together

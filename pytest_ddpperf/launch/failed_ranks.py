@@ -12,16 +12,21 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import NamedTuple
 
 from pytest_ddpperf.launch import output
+from pytest_ddpperf.launch.ranks import Peer
+from pytest_ddpperf.launch.stacks import (
+    await_stacks,
+    frames_written,
+    handlers,
+    waits_for_others,
+    without_our_frames,
+)
 from pytest_ddpperf.records.errors import DdpPerfError, LaunchError
 from pytest_ddpperf.records.plan import Plan
 from pytest_ddpperf.records.samples import RankError, RankOutput
 from pytest_ddpperf.wire.channels import Board, Phase
-
-if TYPE_CHECKING:
-    from pytest_ddpperf.launch.run import Peer
 
 
 def describe_exit(status: int, *, delivered: bool = False) -> str:
@@ -72,93 +77,17 @@ def launch_error(
     return LaunchError(cause, tuple(others), output)
 
 
-_OURS = str(Path(__file__).parents[1] / "rank")
-
-
-def without_our_frames(stacks: str) -> str:
-    """faulthandler's stacks without our own thread and the frames between the rank's start and the
-    user's code."""
-    lines = _without_our_thread(stacks).splitlines()
-    return "\n".join(
-        line
-        for line in lines
-        if f'File "{_OURS}' not in line and 'File "<string>"' not in line
-    )
-
-
-def _without_our_thread(stacks: str) -> str:
-    return "\n\n".join(
-        thread for thread in stacks.split("\n\n") if " in _tell_started" not in thread
-    )
-
-
-_FRAME = re.compile(r'^  File "([^"]+)"', re.MULTILINE)
-
-
-def frames_written(stacks: str) -> int:
-    """Return how many frames a rank has written, 0 until all are there: a busy rank may pause
-    anywhere. The main thread's frames come last, and faulthandler ends a stack that is too long
-    with "..."."""
-    return len(_FRAME.findall(_without_our_thread(stacks))) * stacks.endswith(
-        (" in <module>\n", "...\n")
-    )
-
-
-# Locks and queues are waited for in Python: who does so is the frame above.
-_LOCKS = ("/threading.py", "/queue.py")
-# The phase of those who only serve, as `Board.describe` has it, and where torch runs what they are
-# called for.
-LEADER = "serving"
-_HANDLER = "/torch/distributed/rpc/internal.py"
-
-
-def waits_for_others(phase: str, stacks: str) -> bool:
-    """Judge by its stacks whether a rank that hung most likely waits for the one at fault.
-
-    Its main thread is in torch or in this package or, if it only serves, all its handlers are in
-    torch."""
-    if phase == LEADER:
-        return all(map(_waits, _handlers(stacks)))
-    threads = stacks.split("\n\n")
-    return _waits(
-        next(
-            (thread for thread in threads if thread.startswith("Current thread")),
-            threads[-1],
-        )
-    )
-
-
-def _handlers(stacks: str) -> list[str]:
-    """Return the threads of a process that run a call for another one."""
-    return [thread for thread in stacks.split("\n\n") if _HANDLER in thread]
-
-
-def _waits(thread: str) -> bool:
-    innermost = next(
-        (path for path in _FRAME.findall(thread) if not path.endswith(_LOCKS)), ""
-    )
-    return "/torch/" in innermost or innermost.startswith(_OURS)
-
-
 _SHOWN = 2000  # characters of what a rank wrote
 
 
 def text_with_output(error: DdpPerfError) -> str:
     """Return the text of an error of a remote launch, with the stderr of its ranks."""
-    written = (
-        [output for output in error.output if output.stderr]
-        if isinstance(error, LaunchError)
-        else []
-    )
-    return "\n".join(
-        [
-            str(error),
-            *(
-                f"stderr {output.name}:\n{output.stderr[-_SHOWN:]}"
-                for output in written
-            ),
-        ]
-    )
+    parts = [str(error)]
+    if isinstance(error, LaunchError):
+        for output in error.output:
+            if output.stderr:
+                parts.append(f"stderr {output.name}:\n{output.stderr[-_SHOWN:]}")
+    return "\n".join(parts)
 
 
 # "CUDA kernel errors might be reported at some other call" follows each error.
@@ -167,6 +96,18 @@ _OF_DEVICE = re.compile(
     re.IGNORECASE,
 )
 _OF_DEVICE_SHOWN = 300
+
+
+# By process group, what `counters.started` returns: the number, name and bytes of each collective
+# that a rank has started.
+Started = Mapping[str, Sequence[tuple[int, str, int]]]
+
+
+class _Place(NamedTuple):
+    """Where a rank is."""
+
+    serves: bool  # whether it waits for the calls of others
+    words: str
 
 
 class Diagnosis:
@@ -181,13 +122,8 @@ class Diagnosis:
         take_in: Callable[[], None],
     ) -> None:
         """`dump` asks every rank for its stacks, `take_in` reads what has arrived from them."""
-        self._folder, self._board, self._plan, self._dump, self._take_in = (
-            folder,
-            board,
-            plan,
-            dump,
-            take_in,
-        )
+        self._folder, self._board, self._plan = folder, board, plan
+        self._dump, self._take_in = dump, take_in
         self.differing = ""  # in which collectives the ranks are that hang
         self._progress: list[int] = []  # that the ranks of a program have made
         self._progress_at = 0.0
@@ -195,11 +131,11 @@ class Diagnosis:
             f"did not end within {plan.timeout_seconds:g} s ({plan.timeout_setting})"
         )
 
-    def place(self, rank: Peer) -> str:
-        """Describe where a rank is."""
+    def _place(self, rank: Peer) -> _Place:
+        serves = self._board.phase(rank.number) is Phase.LEADER
         if rank.resting is not None:
-            return "rest"
-        return self._board.describe(rank.number, self._plan)
+            return _Place(serves, "rest")
+        return _Place(serves, self._board.describe(rank.number, self._plan))
 
     def _stacks(self, rank: Peer) -> str:
         path = self._folder / f"rank{rank.number}.stacks"
@@ -207,12 +143,10 @@ class Diagnosis:
 
     def notes_on_clean_up(self, ranks: Sequence[Peer]) -> list[str]:
         """Return notes on ranks that delivered their results and whose clean-up does not end."""
-        timed = [
-            rank for rank in ranks if self._board.phase(rank.number) is not Phase.LEADER
-        ]
         return [
             f"{self._plan.name(rank.number)}'s clean-up {self._late}; it was killed"
-            for rank in timed
+            for rank in ranks
+            if not self._place(rank).serves
         ]
 
     def add_hanging(
@@ -221,7 +155,7 @@ class Diagnosis:
         """Give an error to each of `ranks` that has neither delivered nor failed when the launch is
         given up."""
         # the signal may wake a rank from its sleep
-        places = {rank.number: self.place(rank) for rank in ranks}
+        places = {rank.number: self._place(rank) for rank in ranks}
         await_stacks(
             self._dump, lambda: [frames_written(self._stacks(rank)) for rank in ranks]
         )
@@ -229,33 +163,28 @@ class Diagnosis:
         # Asking takes up to seconds, in which the cause may have come or, if it was no deadline,
         # what was waited for.
         self._take_in()
-        late = (
-            self._late
-            if at_deadline
-            else "was still running when the launch was stopped"
-        )
         for rank in ranks:
-            place, stacks = places[rank.number], self._stacks(rank)
-            # at that time at the latest: whoever waits for this rank comes after it
             if rank.error is not None:
-                # Perhaps because the program handles the signal that asks for stacks, or ends by
-                # it.
-                summary = (
-                    f"{late}; then: {rank.error.summary}"
-                    if at_deadline
-                    else rank.error.summary
-                )
-                rank.error = replace(
-                    rank.error, when=min(rank.error.when, when), summary=summary
-                )
+                rank.error = self._later(rank.error, when, at_deadline=at_deadline)
             elif at_deadline or (rank.result is None and rank.resting is None):
-                idle = place == LEADER and not _handlers(stacks)
-                if idle:
-                    rank.error = self._error(
-                        rank, math.inf, "was waiting for calls", place
-                    )
-                else:
-                    rank.error = self._error(rank, when, late, place, stacks)
+                place, stacks = places[rank.number], self._stacks(rank)
+                if place.serves and not handlers(stacks):
+                    idle = "was waiting for calls"
+                    rank.error = self._error(rank, math.inf, idle, place)
+                    continue
+                late = "was still running when the launch was stopped"
+                if at_deadline:
+                    late = self._late
+                rank.error = self._error(rank, when, late, place, stacks)
+
+    def _later(self, error: RankError, when: float, *, at_deadline: bool) -> RankError:
+        """Return an error that came after the launch was given up: perhaps because the program
+        handles the signal that asks for stacks, or ends by it."""
+        summary = error.summary
+        if at_deadline:
+            summary = f"{self._late}; then: {summary}"
+        # at that time at the latest: whoever waits for this rank comes after it
+        return replace(error, when=min(error.when, when), summary=summary)
 
     def wait_in_vain(self, ranks: Sequence[Peer]) -> bool:
         """Return whether `ranks` of a program are late because they wait in collectives for the
@@ -268,16 +197,13 @@ class Diagnosis:
         self._progress_at = now
         started = self._started()
         waiting = [started.pop(rank.number, {}) for rank in ranks]
-        if is_in_vain := any(
-            each[group][-1][0] > other[group][-1][0]
-            for each in waiting
-            for other in started.values()
-            for group in each.keys() & other.keys()
-        ):
-            self._late = self._board.describe_updates()
-        return is_in_vain
+        others = started.values()
+        if not any(_is_ahead(each, other) for each in waiting for other in others):
+            return False
+        self._late = self._board.describe_updates()
+        return True
 
-    def _started(self) -> dict[int, dict[str, list[tuple[int, str, int]]]]:
+    def _started(self) -> dict[int, Started]:
         """Return the collectives that each rank has started, of those that answer; see
         `counters.started`."""
         asked = []
@@ -301,22 +227,17 @@ class Diagnosis:
         summary = describe_exit(status, delivered=rank.result is not None)
         if status < 0:
             summary += self._of_device(rank)
-        return self._error(rank, when, summary, self.place(rank), self._stacks(rank))
+        return self._error(rank, when, summary, self._place(rank), self._stacks(rank))
 
     def _of_device(self, rank: Peer) -> str:
         """Return what CUDA or NCCL wrote last, whose threads end a process before Python can say
         what happened."""
         (written,) = output.read(self._folder, {rank.number: ""})
-        lines = [
-            line.strip()
-            for line in written.stderr.splitlines()
-            if _OF_DEVICE.search(line)
-        ]
-        return (
-            f": {lines[-1].removeprefix('what():').strip()[:_OF_DEVICE_SHOWN]}"
-            if lines
-            else ""
-        )
+        for line in reversed(written.stderr.splitlines()):
+            if _OF_DEVICE.search(line):
+                said = line.strip().removeprefix("what():").strip()
+                return f": {said[:_OF_DEVICE_SHOWN]}"
+        return ""
 
     def error_of_own_group(self, rank: Peer, size: str) -> RankError:
         """Return the error of a rank whose children form a process group of so many; it is the
@@ -329,34 +250,29 @@ class Diagnosis:
             f"the program starts ranks itself, {size} processes that form a group of their own:"
             f" {remedy}"
         )
-        return self._error(rank, 0.0, summary, self.place(rank))
+        return self._error(rank, 0.0, summary, self._place(rank))
 
     def failures(self, ranks: Sequence[Peer]) -> list[RankError]:
         """Return the errors, and entries for the ranks without one."""
+        return [rank.error or self._idle(rank) for rank in ranks]
 
-        def idle(rank: Peer) -> str:
-            return (
-                "rested"
-                if rank.resting is not None
-                else "had delivered its result and waited for the others"
-            )
-
-        return [
-            rank.error or self._error(rank, math.inf, idle(rank), self.place(rank))
-            for rank in ranks
-        ]
+    def _idle(self, rank: Peer) -> RankError:
+        idle = "had delivered its result and waited for the others"
+        if rank.resting is not None:
+            idle = "rested"
+        return self._error(rank, math.inf, idle, self._place(rank))
 
     def _error(
-        self, rank: Peer, when: float, summary: str, phase: str, stacks: str = ""
+        self, rank: Peer, when: float, summary: str, place: _Place, stacks: str = ""
     ) -> RankError:
         return RankError(
             rank=rank.number,
             name=self._plan.name(rank.number),
             when=when,
-            phase=phase,
+            phase=place.words,
             summary=summary,
             traceback=without_our_frames(stacks),
-            waits=waits_for_others(phase, stacks),
+            waits=waits_for_others(stacks, serves=place.serves),
         )
 
 
@@ -370,12 +286,14 @@ _DEFAULT_GROUP = "0"
 _ALIKE = ("all_reduce", "broadcast")
 
 
-def describe_differing(
-    started: Mapping[int, Mapping[str, Sequence[tuple[int, str, int]]]],
-) -> str:
+def _is_ahead(one: Started, other: Started) -> bool:
+    """Whether a rank has started a later collective of a group than another one."""
+    return any(one[group][-1][0] > other[group][-1][0] for group in one.keys() & other)
+
+
+def describe_differing(started: Mapping[int, Started]) -> str:
     """Return which ranks have not entered a collective for which others wait, or that they have
-    entered different ones; "" if they all are in the same. `started` is by rank what
-    `counters.started` returns."""
+    entered different ones; "" if they all are in the same. `started` is by rank."""
     for group in sorted({group for groups in started.values() for group in groups}):
         of_group = "" if group == _DEFAULT_GROUP else f" of process group {group}"
         # Whoever has started nothing on a subgroup may not be in it.
@@ -390,7 +308,8 @@ def describe_differing(
         ahead = [rank for rank in by_rank if fewest + 1 in by_rank[rank]]
         if ahead:
             name, size = by_rank[ahead[0]][fewest + 1]
-            wait = f"{_names(ahead)} wait{'s' * (len(ahead) == 1)} for it"
+            verb = "waits" if len(ahead) == 1 else "wait"
+            wait = f"{_names(ahead)} {verb} for it"
             return (
                 f"{_names(behind)} never entered {name} {fewest + 1} ({size:,} bytes){of_group};"
                 f" {wait}"
@@ -398,10 +317,10 @@ def describe_differing(
         entered = {
             rank: each[fewest] for rank, each in by_rank.items() if fewest in each
         }
-        if (
-            len({(name, size * (name in _ALIKE)) for name, size in entered.values()})
-            > 1
-        ):
+        kinds = {
+            (name, size if name in _ALIKE else 0) for name, size in entered.values()
+        }
+        if len(kinds) > 1:
             each = (
                 f"rank {rank} {name} ({size:,} bytes)"
                 for rank, (name, size) in entered.items()
@@ -413,25 +332,3 @@ def describe_differing(
 def _names(ranks: Sequence[int]) -> str:
     *others, last = map(str, ranks)
     return f"ranks {', '.join(others)} and {last}" if others else f"rank {last}"
-
-
-# A process that wrote nothing more from one look to the next has finished.
-_STACKS_LOOK_SECONDS = 0.1
-# A process that has written nothing by then is stuck in the kernel, or has ended.
-_STACKS_LONGEST_SECONDS = 5.0
-
-
-def await_stacks(send: Callable[[], None], sizes: Callable[[], Sequence[int]]) -> None:
-    """Ask for stacks with `send`, and wait until each process has written its own, by the `sizes`
-    of them."""
-    before = seen = sizes()
-    send()
-    until = time.monotonic() + _STACKS_LONGEST_SECONDS
-    while time.monotonic() < until:
-        time.sleep(_STACKS_LOOK_SECONDS)
-        now = sizes()
-        if now == seen and all(
-            size > first for size, first in zip(now, before, strict=True)
-        ):
-            return
-        seen = now

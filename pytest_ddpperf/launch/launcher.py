@@ -1,5 +1,4 @@
-"""Launches: what can be asked of ranks, and what a launch brought back. Knows neither limits nor
-baselines."""
+"""Launches: what can be asked of ranks. Knows neither limits nor baselines."""
 
 from __future__ import annotations
 
@@ -7,209 +6,41 @@ import json
 import os
 import pickle
 import time
-from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
-from itertools import pairwise
 from pathlib import Path
-from statistics import fmean, median, mode
 from typing import Any, TypeVar
 
+from pytest_ddpperf.launch.collect import collect
 from pytest_ddpperf.launch.output import Observer
 from pytest_ddpperf.launch.paused_launch import PausedLaunch, dropping
-from pytest_ddpperf.launch.phases import step_phases
 from pytest_ddpperf.launch.placement import hold, interconnect, place, resources
-from pytest_ddpperf.launch.remote_ranks import Nodes, Part
-from pytest_ddpperf.launch.run import Delivery, Launch, Leader, LocalShareLaunch
-from pytest_ddpperf.launch.server_client import (
-    LaunchRequest,
-    RankServer,
-    read_by,
-    recorded,
+from pytest_ddpperf.launch.remote_ranks import Nodes, Part, RemoteRanks
+from pytest_ddpperf.launch.request import LaunchRequest, read_by, recorded
+from pytest_ddpperf.launch.run import (
+    Delivery,
+    Launch,
+    Leader,
+    LocalShareLaunch,
+    launch_files,
 )
+from pytest_ddpperf.launch.server_client import RankServer
 from pytest_ddpperf.launch.template import Templates, with_hash_seed
 from pytest_ddpperf.records import codec
 from pytest_ddpperf.records.errors import DdpPerfError
-from pytest_ddpperf.records.plan import COUNTERS, POINT_TO_POINT, Plan, Setup
-from pytest_ddpperf.records.samples import (
-    GOES_ON,
-    Imported,
-    LaunchSamples,
-    RankFigures,
-    Scalar,
-    Window,
-)
+from pytest_ddpperf.records.plan import Plan, Setup
+from pytest_ddpperf.records.samples import Imported, LaunchSamples, Scalar, Window
 from pytest_ddpperf.wire import payload
 from pytest_ddpperf.wire.boot import listen
 from pytest_ddpperf.wire.source_trees import Trees
 
-
-def collected(
-    plan: Plan,
-    windows: Sequence[Window],
-    delivery: Delivery,
-    *,
-    facts: Mapping[str, Scalar],
-) -> LaunchSamples:
-    """`windows` by rank; `facts` as LaunchSamples has them."""
-    cpu = [window.cpu_ns for window in windows if window.cpu_ns is not None]
-    examples = [window.examples for window in windows if window.examples is not None]
-    # stretch x rank x mark
-    stretches = list(zip(*(window.marks_ns for window in windows), strict=True))
-    clocks = delivery.clocks
-    if len({tuple(map(len, window.marks_ns)) for window in windows}) > 1:
-        raise DdpPerfError("ranks differ in the steps that they took")
-
-    def here(rank: int, ns: float) -> float:
-        return clocks[rank].here(ns) if rank in clocks else ns
-
-    on_one = [
-        [[here(rank, mark) for mark in own] for rank, own in enumerate(marks)]
-        for marks in stretches
-    ]
-    first = [rank for rank in plan.part(0) if rank < plan.world_size]
-    return LaunchSamples(
-        step_seconds=_step_seconds(on_one),
-        node_seconds=(
-            _step_seconds([[marks[rank] for rank in first] for marks in stretches])
-            if clocks
-            else None
-        ),
-        clock_seconds=(
-            max(clock.half_width_ns for clock in clocks.values()) / 1e9
-            if clocks
-            else None
-        ),
-        rank_seconds=tuple(
-            _seconds([ns for marks in own for ns in _differences(marks)])
-            for own in zip(*stretches, strict=True)
-        ),
-        stretches=windows[0].stretches,
-        cpu_seconds=tuple(map(_seconds, cpu)) if len(cpu) == len(windows) else None,
-        examples=tuple(examples) if len(examples) == len(windows) else None,
-        blocked_seconds=(
-            tuple(_seconds(window.blocked_ns) for window in windows)
-            if plan.rpc
-            else None
-        ),
-        counters=_counters(windows),
-        recorded=_recorded(windows),
-        losses=_losses(windows),
-        page_faults=tuple(window.page_faults for window in windows),
-        cost=delivery.cost,
-        facts=facts,
-        output=delivery.output,
-        notes=(
-            *delivery.notes,
-            *dict.fromkeys(note for window in windows for note in window.notes),
-        ),
-        unfit=next((window.unfit for window in windows if window.unfit), ""),
-        unsettled=windows[0].unsettled,
-        warmup=windows[0].warmup,
-        phases=step_phases(windows, here),
-        is_silent=_is_silent(plan, windows),
-        stacks=tuple(window.stacks for window in windows if window.stacks is not None),
-        doubts=_doubts(windows)
-        | (_of_program(windows, _step_seconds(on_one)) if plan.boundary else {}),
-    )
+# Imported for RPC launches only: it takes half a second.
+_RPC_PRELOAD = ("pytest_ddpperf.rank.rpc",)
 
 
-def _step_seconds(stretches: Sequence[Sequence[Sequence[float]]]) -> tuple[float, ...]:
-    """`stretches` is stretch x rank x mark."""
-    return tuple(
-        seconds for marks in stretches for seconds in _seconds(completions(marks))
-    )
-
-
-def completions(marks: Sequence[Sequence[float]]) -> tuple[float, ...]:
-    """Return the group's step times: between completions of the whole group, the first from the
-    common start.
-
-    `marks` is rank x mark: a rank's start, then the end of each of its steps, all on one clock and
-    in one unit, which is the result's. They add up to the wall time of the window.
-    """
-    return _differences([max(each) for each in zip(*marks, strict=True)])
-
-
-def _is_silent(plan: Plan, windows: Sequence[Window]) -> bool:
-    """Return whether several ranks are known to send nothing to each other; of those over RPC it is
-    not asked."""
-    if plan.world_size == 1 or plan.rpc:
-        return False
-    counters = _counters(windows)
-    arrivals = [
-        window.phases.arrivals if window.phases is not None else None
-        for window in windows
-    ]
-    # Gradients may be synchronised in other steps than the one that was counted.
-    may_accumulate = None in arrivals and counters["gradient_bytes"] is not None
-    sent = {counters[f"{kind}.count"] for kind in ("collectives", *POINT_TO_POINT)}
-    return sent == {0} and not any(arrivals) and not may_accumulate
-
-
-# More than cold caches and a late rank add to the first step.
-_FIRST_RATIO = 10
-
-
-def _doubts(windows: Sequence[Window]) -> dict[str, str]:
-    """Return, by kind, what suggests that steps differ in their work, which all ranks must show, or
-    that a rank leaves some of it behind."""
-    found: dict[str, str] = {}
-    if all(any(window.sent) and window.sent[1:] == (0,) for window in windows):
-        most = max(window.sent[0] for window in windows)
-        sent = f"{most} collective{'s' if most > 1 else ''}"
-        found["sent"] = (
-            f"the first warm-up step sent {sent}, a later one none: does the step still train?"
-        )
-    if (ratio := min(window.first_ratio for window in windows)) > _FIRST_RATIO:
-        took = f"{ratio:.0f}x the median of the others"
-        found["first step"] = (
-            f"the first timed step took {took}: does the step do the same work each time?"
-        )
-    if any(window.goes_on for window in windows):
-        found[GOES_ON] = (
-            "threads or children of a rank still work after the steps: does the step wait for all"
-            " that it starts?"
-        )
-    return found
-
-
-# Steps that take so many times the median are said, and a share of steps that differ in their
-# collectives.
-_LONG, _DIFFERING = 3, 0.1
-
-
-def _of_program(
-    windows: Sequence[Window], step_seconds: Sequence[float]
-) -> dict[str, str]:
-    """Return, by kind, what is to be known of the steps of a program that owns its loop."""
-    found: dict[str, str] = {}
-    steps, usual = len(step_seconds), median(step_seconds)
-    if left_out := windows[0].left_out:
-        found["left out"] = (
-            f"{left_out} of {steps + left_out} steps with fewer backward passes are left out"
-        )
-    if long := sum(each > _LONG * usual for each in step_seconds):
-        took = f"took more than {_LONG}x the median (evaluation, checkpoints, logging?)"
-        found["long"] = f"{long} of {steps} steps {took}"
-    phases = windows[0].phases
-    if phases is not None and phases.arrivals and phases.steps:
-        steps_ns = [pair for marks in windows[0].marks_ns for pair in pairwise(marks)][
-            -len(phases.steps) :
-        ]
-        starts = [when for when, _ in phases.arrivals]
-        sent = [
-            bisect_right(starts, end) - bisect_right(starts, begin)
-            for begin, end in steps_ns
-        ]
-        if sum(each != mode(sent) for each in sent) > _DIFFERING * len(sent):
-            found["collectives"] = (
-                f"steps differ in their collectives: {min(sent)} to {max(sent)} (logging, another"
-                " optimizer?)"
-            )
-    return found
+_L = TypeVar("_L", bound=Launch)
 
 
 def _facts(windows: Sequence[Window]) -> dict[str, Scalar]:
@@ -223,56 +54,6 @@ def _facts(windows: Sequence[Window]) -> dict[str, Scalar]:
                 sorted(str(value) for value in values if value is not None)
             )
     return found
-
-
-def _counters(windows: Sequence[Window]) -> dict[str, int | None]:
-    """Return the largest counts over ranks; unknown if one rank does not know."""
-    found: dict[str, int | None] = {}
-    for name in {**dict.fromkeys(COUNTERS), **windows[0].counters}:
-        known = [
-            count
-            for window in windows
-            if (count := window.counters.get(name)) is not None
-        ]
-        found[name] = max(known) if len(known) == len(windows) else None
-    return found
-
-
-def _recorded(windows: Sequence[Window]) -> dict[str, RankFigures]:
-    """Return the figures that any rank recorded, of all ranks."""
-    names = dict.fromkeys(name for window in windows for name in window.recorded)
-    nothing = (None,) * len(windows[0].blocked_ns)
-    return {
-        name: tuple(window.recorded.get(name, nothing) for window in windows)
-        for name in names
-    }
-
-
-def _losses(windows: Sequence[Window]) -> tuple[float | None, ...] | None:
-    """Return the mean over ranks of the first losses, None where one is not finite; None if no rank
-    recorded them."""
-    ranks = [window.losses for window in windows if window.losses]
-    return (
-        tuple(
-            None if None in step else fmean(step) for step in zip(*ranks, strict=False)
-        )
-        or None
-    )
-
-
-def _differences(marks: Sequence[float]) -> tuple[float, ...]:
-    return tuple(after - before for before, after in pairwise(marks))
-
-
-def _seconds(nanoseconds: Sequence[float]) -> tuple[float, ...]:
-    return tuple(ns / 1e9 for ns in nanoseconds)
-
-
-# Imported for RPC launches only: it takes half a second.
-_RPC_PRELOAD = ("pytest_ddpperf.rank.rpc",)
-
-
-_L = TypeVar("_L", bound=Launch)
 
 
 class Launcher:
@@ -340,9 +121,15 @@ class Launcher:
     def take_part(self, plan: Plan, part: Part, task: bytes, leader: Leader) -> None:
         """Start this node's part of a launch of `plan` that another leads; raises DdpPerfError."""
         self.ready_for(plan)
-        with LocalShareLaunch(
-            self._server, self._request(plan, part, task), Observer()
-        ) as launch:
+        # It looks up when the leader says something.
+        remote = RemoteRanks(leader.socket)
+        request = self._request(plan, part, task)
+        with (
+            launch_files(self._server, request) as files,
+            LocalShareLaunch(
+                self._server, request, files, Observer(), remote
+            ) as launch,
+        ):
             launch.serve(leader)
 
     @contextmanager
@@ -353,17 +140,16 @@ class Launcher:
         on exit.
 
         One at a time, while the caller holds the cores (see `alone`); raises as `measure`."""
-        with self._opened(
-            PausedLaunch, plan, payload.dumps("measure", setup, ()), observer
-        ) as launch:
-            launch.samples = partial(self._samples, plan)
+        make = partial(PausedLaunch, partial(self._samples, plan))
+        task = payload.dumps("measure", setup, ())
+        with self._opened(make, plan, task, observer, in_stretches=True) as launch:
             launch.begin()
             with dropping(launch):
                 yield launch
 
     def _samples(self, plan: Plan, delivery: Delivery) -> LaunchSamples:
         timed = delivery.results[: plan.world_size]
-        windows = [codec.decode(Window, json.loads(result)) for result in timed]
+        windows = [codec.from_json(Window, result) for result in timed]
         placement = place(len(plan.part(0)), os.environ)
         facts: dict[str, Scalar] = {
             **_facts(windows),
@@ -382,28 +168,21 @@ class Launcher:
         # Empty if the process was killed while serving, because a trainer's clean-up did not end.
         served = filter(None, delivery.results[plan.world_size :])
         every = [window.imported for window in windows]
-        every += [codec.decode(Imported, json.loads(result)) for result in served]
+        every += [codec.from_json(Imported, result) for result in served]
         facts |= read_by(imported.variables for imported in every)
         files: dict[str, str] = {}
         if self._trees is not None:
             delivery.opened.refuse_strays(self._trees)
-            imported = self._trees.digests(
-                {file for imported in every for file in imported.files}
-            )
-            files = dict(
-                sorted(
-                    (
-                        delivery.opened.digests(self._trees, self._began) | imported
-                    ).items()
-                )
-            )
-        return replace(
-            collected(plan, windows, delivery, facts=facts),
-            files=files,
-            libraries=delivery.opened.libraries,
-            others=tuple(
-                sorted({module for imported in every for module in imported.others})
-            ),
+            files = delivery.opened.digests(self._trees, self._began)
+            own = {file for imported in every for file in imported.files}
+            files |= self._trees.digests(own)
+        return collect(
+            plan,
+            windows,
+            delivery,
+            facts=facts,
+            files=dict(sorted(files.items())),
+            others=tuple(sorted({name for each in every for name in each.others})),
         )
 
     def call(
@@ -476,16 +255,24 @@ class Launcher:
 
     def _launch(self, plan: Plan, task: bytes, observer: Observer) -> Delivery:
         with self._opened(Launch, plan, task, observer) as launch:
-            return launch.run()
+            launch.begin()
+            return launch.finish()
 
     @contextmanager
     def _opened(
-        self, kind: type[_L], plan: Plan, task: bytes, observer: Observer
+        self,
+        make: Callable[..., _L],
+        plan: Plan,
+        task: bytes,
+        observer: Observer,
+        *,
+        in_stretches: bool = False,
     ) -> Iterator[_L]:
+        """Yield what `make` returns; its arguments are those of Launch."""
         self.ready_for(plan)
-        part = Part(processes=plan.part(0))
+        part, remote = Part(processes=plan.part(0)), RemoteRanks()
+        bound, master = None, None
         with ExitStack() as opened:
-            remote, bound, master = None, None, None
             if plan.boundary:
                 bound = opened.enter_context(listen("127.0.0.1"))
                 master = bound.getsockname()
@@ -495,8 +282,13 @@ class Launcher:
                 host, port = bound.getsockname()[:2]
                 part = replace(part, store=(host, port), interface=nodes.interface)
                 remote = nodes.parts(plan, (host, port))
-            request = replace(self._request(plan, part, task), master=master)
-            launch = kind(self._server, request, observer, remote, bound)
+            request = replace(
+                self._request(plan, part, task),
+                master=master,
+                in_stretches=in_stretches,
+            )
+            files = opened.enter_context(launch_files(self._server, request))
+            launch = make(self._server, request, files, observer, remote, bound)
             opened.enter_context(launch)
             yield launch
 

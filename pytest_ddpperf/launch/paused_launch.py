@@ -14,9 +14,16 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from pytest_ddpperf.launch.run import Delivery, Launch, wake
+from pytest_ddpperf.launch.ranks import wake
+from pytest_ddpperf.launch.run import Delivery, Launch
 from pytest_ddpperf.records.errors import DdpPerfError, ServerError
-from pytest_ddpperf.records.messages import ServerKind, ServerMessage
+from pytest_ddpperf.records.messages import (
+    PauseRanks,
+    RanksPaused,
+    Resting,
+    ResumeRanks,
+    ServerAnswer,
+)
 from pytest_ddpperf.records.samples import LaunchCost, LaunchSamples
 from pytest_ddpperf.wire.channels import Phase
 
@@ -27,27 +34,35 @@ _PAUSE_SECONDS = 30.0
 class PausedLaunch(Launch):
     """A Launch that is paused between stretches; its deadline does not count meanwhile."""
 
-    in_stretches = True
-    samples: Callable[[Delivery], LaunchSamples]  # by whoever opens it
+    def __init__(
+        self, samples: Callable[[Delivery], LaunchSamples], *launch: Any
+    ) -> None:
+        """`samples` are those of what it brought back; `launch` is as in Launch."""
+        super().__init__(*launch)
+        self._samples = samples
+        self._window = Resting(steps=0, step_ns=0)  # until all have warmed up
+        self._is_stopped = False  # by signal
+        self._left_seconds = 0.0  # until its deadline, while it is paused
+        self._warm_ns = self._asked_ns = 0  # when it was warm, and when it was to end
+        self._stretches_ns = 0
 
     def begin(self) -> None:
         """Start the ranks; returns when all have warmed up and rest. Raises LaunchError or
         ServerError."""
         super().begin()
-        self._stretches_ns = 0
         self._rest()
         self._warm_ns = time.monotonic_ns()
-        self._paused_at = [rank.resting or {} for rank in self._ranks]
+        self._window = self._ranks[0].resting or self._window
 
     @property
     def steps(self) -> int:
         """The steps of the window."""
-        return int(self._paused_at[0]["steps"])
+        return self._window.steps
 
     @property
     def step_seconds(self) -> float:
         """The approximate time of a step; 0 without a warm-up."""
-        return float(self._paused_at[0]["step_ns"] / 1e9)
+        return self._window.step_ns / 1e9
 
     def stretch(self, steps: int) -> None:
         """Run so many, the first of them uncounted; returns when all ranks rest. Raises as
@@ -61,12 +76,12 @@ class PausedLaunch(Launch):
 
     def deliver(self) -> LaunchSamples:
         """Return the samples of all stretches; raises as `begin`."""
-        return self.samples(self.finish())
+        return self._samples(self.finish())
 
     def drop(self) -> None:
         """End it as `deliver` does, clean-up included, whatever comes of it; nothing if it has
         ended."""
-        if not self.over:
+        if self._has_processes:
             with suppress(DdpPerfError):
                 self.finish()
 
@@ -77,25 +92,31 @@ class PausedLaunch(Launch):
 
     def _rest(self) -> None:
         self._collect(lambda rank: rank.resting is not None)
-        self._left = self._deadline - time.monotonic()
+        self._left_seconds = self._deadline - time.monotonic()
         self._check()
 
     def _pause(self) -> None:
         """Stop the ranks by signal, and all that they started."""
-        self._server.send(ServerMessage(ServerKind.PAUSE_RANKS))
+        self._server.send(PauseRanks())
         until = time.monotonic() + _PAUSE_SECONDS
-        while not self._paused:
+        while not self._is_stopped:
             left = until - time.monotonic()
-            self._take_in(max(left, 0.0))
-            if left <= 0 and not self._paused:
+            if left <= 0:
                 raise ServerError("does not answer", "")
+            self._take_in(left)
+
+    def _take_answer(self, answer: ServerAnswer) -> None:
+        if isinstance(answer, RanksPaused):
+            self._is_stopped = True
+        else:
+            super()._take_answer(answer)
 
     def _resume(self, steps: int) -> None:
         self._take_in()  # a rank that ended while paused did not end in a step
-        self._deadline = time.monotonic() + self._left
-        if self._paused:
-            self._paused = False
-            self._server.send(ServerMessage(ServerKind.RESUME_RANKS))
+        self._deadline = time.monotonic() + self._left_seconds
+        if self._is_stopped:
+            self._is_stopped = False
+            self._server.send(ResumeRanks())
         wake(self._ranks, steps)
 
     def _cost(self, ended: int) -> LaunchCost:

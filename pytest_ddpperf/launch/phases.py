@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
@@ -18,8 +18,6 @@ from pytest_ddpperf.records.step_phases import (
     StepPhases,
 )
 
-OnOurClock = Callable[[int, float], float]  # of a rank, a time in ns
-
 
 @dataclass(frozen=True, slots=True)
 class Piece:
@@ -30,39 +28,32 @@ class Piece:
     end: float
 
 
-def step_phases(
-    windows: Sequence[Window], on_our_clock: OnOurClock
-) -> StepPhases | None:
-    """Return what the windows of all ranks say together; None if a rank does not know its
-    phases."""
+def step_phases(windows: Sequence[Window]) -> StepPhases | None:
+    """Return what the windows of all ranks, which are on one clock, say together; None if a rank
+    does not know its phases."""
     found = [window.phases for window in windows if window.phases is not None]
     steps = min((len(phases.steps) for phases in found), default=0)
     if len(found) < len(windows) or not steps:
         return None
     table = [
-        _steps(rank, window, steps, on_our_clock) for rank, window in enumerate(windows)
+        _steps(window, phases, steps)
+        for window, phases in zip(windows, found, strict=True)
     ]
-    starts = Starts(
-        [_starts(rank, phases, on_our_clock) for rank, phases in enumerate(found)]
-    )
     by_step = [tuple(each) for each in zip(*table, strict=True)]  # step x rank x piece
     begins = [max(pieces[0].begin for pieces in step) for step in by_step]
     ends = [max(pieces[-1].end for pieces in step) for step in by_step]
     usual = _middle_half([end - begin for begin, end in zip(begins, ends, strict=True)])
-    waits_known = all(phases.arrivals is not None for phases in found)
-    own = {
-        phase: _own(phase, found, [by_step[step] for step in usual]) for phase in PHASES
-    }
+    usual_steps = [by_step[step] for step in usual]
+    own = {phase: _own(phase, found, usual_steps) for phase in PHASES}
+    own[RANK_WAIT] = (None,) * len(windows)
     path: dict[str, tuple[float, ...]] = {}
-    if waits_known:
-        waited = [
-            [
-                sum(map(starts.waited, [rank] * len(p), p))
-                for rank, p in enumerate(by_step[k])
-            ]
-            for k in usual
-        ]
-        own[RANK_WAIT] = tuple(fmean(ns) / 1e9 for ns in zip(*waited, strict=True))
+    arrivals = [phases.arrivals for phases in found if phases.arrivals is not None]
+    if len(arrivals) == len(found):
+        starts = Starts(arrivals)
+        own[RANK_WAIT] = tuple(
+            fmean(starts.waited_in(rank, step[rank]) for step in usual_steps) / 1e9
+            for rank in range(len(windows))
+        )
         paths = [
             find_critical_path(by_step[step], begins[step], starts) for step in usual
         ]
@@ -71,31 +62,21 @@ def step_phases(
                 fmean(each.get((rank, phase), 0.0) for each in paths) / 1e9
                 for rank in range(len(windows))
             )
-    else:
-        own[RANK_WAIT] = (None,) * len(windows)
     return StepPhases(steps=steps, own=own, path=path)
 
 
-def _steps(
-    rank: int, window: Window, steps: int, on_our_clock: OnOurClock
-) -> list[tuple[Piece, ...]]:
+def _steps(window: Window, phases: RankPhases, steps: int) -> list[tuple[Piece, ...]]:
     """Return the last steps of a rank."""
-    assert window.phases is not None, "the caller has checked it"
     begins = [mark for marks in window.marks_ns for mark in marks[:-1]]
     found = []
-    for begin, pieces in zip(
-        begins[-steps:], window.phases.steps[-steps:], strict=True
-    ):
-        bounds = [on_our_clock(rank, ns) for ns in (begin, *(end for _, end in pieces))]
-        phases = (PHASES[index] for index, _ in pieces)
-        found.append(tuple(map(Piece, phases, bounds, bounds[1:])))
+    for first, pieces in zip(begins[-steps:], phases.steps[-steps:], strict=True):
+        step = []
+        begin = first
+        for index, end in pieces:
+            step.append(Piece(PHASES[index], begin, end))
+            begin = end
+        found.append(tuple(step))
     return found
-
-
-def _starts(
-    rank: int, phases: RankPhases, on_our_clock: OnOurClock
-) -> list[tuple[float, str]]:
-    return [(on_our_clock(rank, ns), name) for ns, name in phases.arrivals or ()]
 
 
 def _middle_half(durations: Sequence[float]) -> list[int]:
@@ -108,22 +89,15 @@ def _middle_half(durations: Sequence[float]) -> list[int]:
 def _own(
     phase: str, ranks: Sequence[RankPhases], steps: Sequence[Sequence[Sequence[Piece]]]
 ) -> tuple[float | None, ...]:
-    return tuple(
-        (
-            fmean(
-                sum(
-                    piece.end - piece.begin
-                    for piece in step[rank]
-                    if piece.phase == phase
-                )
-                for step in steps
-            )
-            / 1e9
-            if phase in phases.seen
-            else None
-        )
-        for rank, phases in enumerate(ranks)
-    )
+    """Return each rank's mean seconds in a phase; None where it is not seen."""
+    found: list[float | None] = []
+    for rank, phases in enumerate(ranks):
+        if phase not in phases.seen:
+            found.append(None)
+            continue
+        pieces = [p for step in steps for p in step[rank] if p.phase == phase]
+        found.append(sum(p.end - p.begin for p in pieces) / len(steps) / 1e9)
+    return tuple(found)
 
 
 # By so much, marks of different ranks may contradict what must have come first.
@@ -158,6 +132,10 @@ class Starts:
             if last <= end + _TOLERANCE_NS:
                 return (who, min(last, end)) if last > begin else (rank, when)
         return rank, begin
+
+    def waited_in(self, rank: int, step: Sequence[Piece]) -> float:
+        """Return for how long of a step the rank waited for other ranks."""
+        return sum(self.waited(rank, piece) for piece in step)
 
     def waited(self, rank: int, piece: Piece) -> float:
         """Return for how long of a piece the rank waited for another rank."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -71,7 +71,7 @@ class RemoteRanks:
         return True
 
     def clocks(self) -> Mapping[int, Clock]:
-        """Return the clocks by process, once all is settled."""
+        """Return the clocks by process, after `release`."""
         return {}
 
     def name(self, process: int) -> str:
@@ -96,43 +96,8 @@ class RemoteRanks:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Offset:
-    """By how much another clock is ahead of ours, at one time."""
-
-    at_ns: float  # by our clock
-    ns: float
-    half_width_ns: float  # the offset is not further from `ns`
-
-
-def offset(exchanges: Iterable[tuple[int, int, int]]) -> Offset:
-    """By exchanges one right after the other, each (ours before, theirs, ours after) in
-    nanoseconds, at least one."""
-    before, theirs, after = zip(*exchanges, strict=True)
-    low = max(there - end for there, end in zip(theirs, after, strict=True))
-    high = min(there - start for start, there in zip(before, theirs, strict=True))
-    # Apart by less than they drift during the series, the bounds may even have changed places.
-    return Offset(
-        at_ns=(before[0] + after[-1]) / 2,
-        ns=(low + high) / 2,
-        half_width_ns=abs(high - low) / 2,
-    )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Clock:
-    """Another clock from one series of exchanges to the next."""
+    """By how much the clock of another node is ahead of this node's."""
 
-    first: Offset
-    last: Offset
-
-    @property
-    def half_width_ns(self) -> float:
-        return max(self.first.half_width_ns, self.last.half_width_ns)
-
-    def here(self, there_ns: float) -> float:
-        """What our clock showed when the other showed `there_ns`, in nanoseconds."""
-        first, last = self.first, self.last
-        began = first.at_ns + first.ns  # by the other clock
-        took = last.at_ns + last.ns - began
-        passed = (there_ns - began) / took if took > 0 else 0.0
-        return there_ns - (first.ns + (last.ns - first.ns) * passed)
+    ahead_ns: float
+    half_width_ns: float  # `ahead_ns` is not further off

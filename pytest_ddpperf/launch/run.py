@@ -3,102 +3,51 @@ samples*."""
 
 from __future__ import annotations
 
-import json
+import math
 import os
 import shutil
 import signal
 import socket
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 from pytest_ddpperf.launch import output
 from pytest_ddpperf.launch.failed_ranks import Diagnosis, launch_error
+from pytest_ddpperf.launch.ranks import Peer, wake
 from pytest_ddpperf.launch.remote_ranks import Clock, RemoteRanks
-from pytest_ddpperf.launch.server_client import (
-    LaunchRequest,
-    RankServer,
-    writing_temporary_files,
-)
+from pytest_ddpperf.launch.request import LaunchRequest
+from pytest_ddpperf.launch.server_client import RankServer, writing_temporary_files
+from pytest_ddpperf.records import codec
 from pytest_ddpperf.records.errors import ServerError
 from pytest_ddpperf.records.messages import (
+    BeginLaunch,
+    DumpStacks,
+    EndLaunch,
     Event,
-    EventKind,
+    ForkRank,
+    HoldStore,
+    LaunchEnded,
     Order,
-    OrderKind,
-    ServerKind,
-    ServerMessage,
+    RankEnded,
+    RankFailed,
+    RankForked,
+    ReleaseRanks,
+    ServerAnswer,
+    ShareEnded,
+    ShareSettled,
+    StopRanks,
 )
 from pytest_ddpperf.records.samples import LaunchCost, RankError, RankOutput
 from pytest_ddpperf.wire.boot import contents
-from pytest_ddpperf.wire.channels import (
-    Board,
-    Kind,
-    Phase,
-    readable,
-    send_word,
-    take_frames,
-)
+from pytest_ddpperf.wire.channels import Board, Phase, readable
 from pytest_ddpperf.wire.opened import OWN_GROUP, Opened
-
-
-class Peer:
-    def __init__(self, number: int, channel: socket.socket) -> None:
-        """`channel` does not block."""
-        self.number = number
-        self.channel = channel
-        self.pid = 0
-        self.result: bytes | None = None
-        self.resting: dict[str, Any] | None = None  # what it said when it came to rest
-        self.done = False
-        self.silent = False  # its channel has ended
-        self.exited = False
-        self.error: RankError | None = None
-        self._arrived = bytearray()
-
-    @property
-    def settled(self) -> bool:
-        return self.done or self.error is not None
-
-    def read(self) -> None:
-        """Take in all that has arrived."""
-        while True:
-            try:
-                data = self.channel.recv(1 << 20)
-            except BlockingIOError:
-                return
-            except ConnectionError:
-                data = b""
-            if not data:
-                self.silent = True
-                return
-            self._arrived += data
-            for kind, content in take_frames(self._arrived):
-                if kind is Kind.RESULT:
-                    self.result = content
-                elif kind is Kind.DONE:
-                    self.done = True
-                elif kind is Kind.RESTING:
-                    self.resting = json.loads(content)
-                else:
-                    self.error = RankError(**json.loads(content))
-
-
-def wake(ranks: Sequence[Peer], number: int = 0) -> None:
-    """Send the word that these ranks wait for."""
-    for rank in ranks:
-        rank.resting = None
-        # it is gone: after its delivery that is fine, at rest the rank server reports
-        # it
-        with suppress(OSError):
-            send_word(rank.channel, number)
-
 
 TICK_SECONDS = 0.1
 # After a failure, without another: for the others to say what they saw (they lose their connections
@@ -122,7 +71,32 @@ class Delivery:
     output: tuple[RankOutput, ...]
     notes: tuple[str, ...]
     opened: Opened  # by the processes of this node
-    clocks: Mapping[int, Clock] = field(default_factory=dict)  # of ranks on other nodes
+    clocks: Mapping[int, Clock]  # of ranks on other nodes
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchFiles:
+    """What ranks and pytest share in a launch."""
+
+    folder: Path
+    board: Board
+
+
+@contextmanager
+def launch_files(server: RankServer, request: LaunchRequest) -> Iterator[LaunchFiles]:
+    """Make the folder of a launch, with what its ranks read, and remove it. Raises DdpPerfError."""
+    with ExitStack() as closing:
+        with writing_temporary_files():
+            folder = Path(tempfile.mkdtemp(prefix="ddpperf-"))
+            closing.callback(shutil.rmtree, folder, ignore_errors=True)
+            server.send(BeginLaunch(str(folder)))  # from here on it does not outlive us
+            board = Board(folder / "board", request.plan.processes, request.plan.room)
+            closing.callback(board.close)
+            (folder / "payload").write_bytes(request.payload)
+            for_ranks = request.for_ranks(folder)
+            os.mkdir(for_ranks.environ["TMPDIR"])
+            (folder / "request.json").write_bytes(codec.to_json(for_ranks))
+        yield LaunchFiles(folder, board)
 
 
 _L = TypeVar("_L", bound="Launch")
@@ -132,51 +106,39 @@ class Launch:
     """The processes of one launch. A context manager: whatever happens, nothing of it is left
     behind."""
 
-    in_stretches = False  # whether the ranks pause between stretches of their window
-
     def __init__(
         self,
         server: RankServer,
         request: LaunchRequest,
+        files: LaunchFiles,
         observer: output.Observer,
-        remote: RemoteRanks | None = None,
+        remote: RemoteRanks,
         store: socket.socket | None = None,
     ) -> None:
         """`remote`: the ranks that other nodes start. `store`: a bound socket where all ranks will
         meet."""
-        self._server, self._request, self._observer = server, request, observer
+        self._server, self._observer = server, observer
         self._plan, self._part = request.plan, request.part
-        self._remote = remote or RemoteRanks()
-        self._store = store
+        self._in_stretches = request.in_stretches
+        self._folder, self._board = files.folder, files.board
+        self._remote, self._store = remote, store
         self._names = {
             process: self._plan.name(process) for process in self._part.processes
         }
-        self._ranks: list[Peer] = []
-        self._notes: list[str] = []
-        self.over = self._begun = False
-        self._dismissed = False
-        self._paused = False  # by signal
-
-    def __enter__(self: _L) -> _L:
-        with writing_temporary_files(), ExitStack() as failing:
-            self._folder = Path(tempfile.mkdtemp(prefix="ddpperf-"))
-            failing.callback(shutil.rmtree, self._folder, ignore_errors=True)
-            begun = ServerMessage(ServerKind.BEGIN_LAUNCH, folder=str(self._folder))
-            self._server.send(begun)  # from here on it does not outlive us
-            self._board = Board(
-                self._folder / "board", self._plan.processes, self._plan.room
-            )
-            failing.callback(self._board.close)
-            (self._folder / "payload").write_bytes(self._request.payload)
-            fields = self._request.fields(self._folder, in_stretches=self.in_stretches)
-            os.mkdir(fields["environ"]["TMPDIR"])
-            (self._folder / "request.json").write_text(json.dumps(fields))
-            failing.pop_all()
-        self._stream = output.Stream(self._folder, self._names, self._observer.output)
-        dump = partial(self._server.send, ServerMessage(ServerKind.DUMP_STACKS))
+        self._stream = output.Stream(self._folder, self._names, observer.output)
+        dump = partial(server.send, DumpStacks())
         self._diagnosis = Diagnosis(
             self._folder, self._board, self._plan, dump, self._take_in
         )
+        self._ranks: list[Peer] = []
+        # those that only serve the others, and wait for their end
+        self._serving: list[Peer] = []
+        self._notes: list[str] = []
+        self._requested_ns = 0
+        self._deadline = math.inf
+        self._has_processes = False
+
+    def __enter__(self: _L) -> _L:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
@@ -184,40 +146,33 @@ class Launch:
             self._end()
         except ServerError:
             # it took its ranks along, but what they had started may be stopped
-            for rank in filter(
-                lambda rank: rank.pid, self._ranks if self.in_stretches else ()
-            ):
+            if self._in_stretches:
+                self._continue_groups()
+        finally:
+            # nothing, where it has ended
+            self._remote.stop(time.monotonic(), at_deadline=False)
+            # what interrupts pytest waits for nobody
+            if kind is None or issubclass(kind, Exception):
+                self._remote.await_end()
+            for rank in self._ranks:
+                rank.channel.close()
+
+    def _continue_groups(self) -> None:
+        for rank in self._ranks:
+            if rank.pid:
                 with suppress(ProcessLookupError, PermissionError):
                     os.killpg(rank.pid, signal.SIGCONT)
-        finally:
-            try:
-                # nothing, where it has ended
-                self._remote.stop(time.monotonic(), at_deadline=False)
-                # what interrupts pytest waits for nobody
-                if kind is None or issubclass(kind, Exception):
-                    self._remote.await_end()
-                for rank in self._ranks:
-                    rank.channel.close()
-                self._board.close()
-            finally:
-                shutil.rmtree(self._folder, ignore_errors=True)
-
-    def run(self) -> Delivery:
-        """Run the whole launch; raises LaunchError with the first cause, or ServerError."""
-        self.begin()
-        return self.finish()
 
     def begin(self) -> None:
         """Start the ranks."""
-        self._begun = True
-        self._requested = time.monotonic_ns()
+        self._has_processes = True
+        self._requested_ns = time.monotonic_ns()
         self._deadline = time.monotonic() + self._plan.timeout_seconds
         if self._store is not None:
-            self._server.send(
-                ServerMessage(ServerKind.HOLD_STORE), self._store.fileno()
-            )
+            self._server.send(HoldStore(), self._store.fileno())
         self._remote.begin()
-        self._fork()
+        for number in self._part.processes:
+            self._fork(number)
 
     def finish(self) -> Delivery:
         """Wait for the ranks' results and for their end; raises LaunchError with the first cause,
@@ -251,70 +206,62 @@ class Launch:
 
     def _check(self) -> None:
         """End it and raise LaunchError if a rank failed."""
-        if any(rank.error is not None for rank in self._ranks) or self._remote.errors:
-            if self._observer.streams:
-                self._stream.pump(last=True)
-            self._remote.stop(time.monotonic(), at_deadline=False)
-            self._end()
-            self._remote.await_end()
-            failures = [*self._diagnosis.failures(self._ranks), *self._remote.errors]
-            named = (
-                replace(one, name=self._remote.name(one.rank) or one.name)
-                for one in failures
-            )
-            raise launch_error(named, self._output(), self._diagnosis.differing)
+        if not self._errors():
+            return
+        if self._observer.streams:
+            self._stream.pump(last=True)
+        self._remote.stop(time.monotonic(), at_deadline=False)
+        self._end()
+        self._remote.await_end()
+        failures = [*self._diagnosis.failures(self._ranks), *self._remote.errors]
+        named = (
+            replace(one, name=self._remote.name(one.rank) or one.name)
+            for one in failures
+        )
+        raise launch_error(named, self._output(), self._diagnosis.differing)
 
-    def _fork(self) -> None:
-        for number in self._part.processes:
-            ours, theirs = socket.socketpair()
-            with theirs:
-                self._server.send(
-                    ServerMessage(ServerKind.FORK_RANK, rank=number), theirs.fileno()
-                )
-            ours.setblocking(False)
-            self._ranks.append(Peer(number, ours))
+    def _errors(self) -> list[RankError]:
+        """Return the errors so far, of all nodes."""
+        own = (rank.error for rank in self._ranks if rank.error is not None)
+        return [*own, *self._remote.errors]
+
+    def _fork(self, number: int) -> None:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            self._server.send(ForkRank(number), theirs.fileno())
+        ours.setblocking(False)
+        rank = Peer(number, ours)
+        self._ranks.append(rank)
+        if number >= self._plan.world_size:
+            self._serving.append(rank)
+
+    def _pending(self, has_arrived: Callable[[Peer], bool]) -> list[Peer]:
+        return [rank for rank in self._ranks if not (has_arrived(rank) or rank.error)]
 
     def _collect(self, has_arrived: Callable[[Peer], bool]) -> None:
         """Wait until every rank `has_arrived` or failed, or until it is clear that one will do
         neither."""
         give_up, failed = self._deadline, 0
-        while (
-            pending := [
-                rank for rank in self._ranks if not (has_arrived(rank) or rank.error)
-            ]
-        ) or not self._remote.settled():
+        while (pending := self._pending(has_arrived)) or not self._remote.settled():
             now = time.monotonic()
             if now >= give_up:
                 self._give_up(has_arrived, at_deadline=give_up == self._deadline)
                 return
             self._wait(min(TICK_SECONDS, give_up - now))
             self._dismiss_servers()
-            own_group = (
-                contents(self._folder / OWN_GROUP) if self._plan.boundary else ""
-            )
-            if own_group:
-                self._ranks[0].error = self._diagnosis.error_of_own_group(
-                    self._ranks[0], own_group
-                )
-                self._give_up(has_arrived, at_deadline=False)
-                return
-            if (
-                self._plan.boundary
-                and not failed
-                and self._diagnosis.wait_in_vain(pending)
-            ):
-                give_up = self._deadline = now
-            errors = [
-                *(rank.error for rank in self._ranks if rank.error is not None),
-                *self._remote.errors,
-            ]
+            if self._plan.boundary:
+                first = self._ranks[0]
+                if own_group := contents(self._folder / OWN_GROUP):
+                    first.error = self._diagnosis.error_of_own_group(first, own_group)
+                    self._give_up(has_arrived, at_deadline=False)
+                    return
+                if not failed and self._diagnosis.wait_in_vain(pending):
+                    give_up = self._deadline = now
+            errors = self._errors()
             if len(errors) > failed:
-                failed = len(errors)
-                grace = (
-                    _CAUSE_GRACE_SECONDS
-                    if all(e.lost_connection for e in errors)
-                    else _GRACE_SECONDS
-                )
+                failed, grace = len(errors), _GRACE_SECONDS
+                if all(error.lost_connection for error in errors):
+                    grace = _CAUSE_GRACE_SECONDS
                 give_up = min(self._deadline, time.monotonic() + grace)
 
     @property
@@ -324,15 +271,9 @@ class Launch:
 
     def _dismiss_servers(self) -> None:
         """Let the processes that only serve end when the ranks that they serve have ended."""
-        servers = [rank for rank in self._ranks if rank.number >= self._plan.world_size]
-        if (
-            not self._dismissed
-            and servers
-            and all(rank.done for rank in self._timed)
-            and self._remote.settled()
-        ):
-            self._dismissed = True
-            wake(servers)
+        if all(rank.done for rank in self._timed) and self._remote.settled():
+            wake(self._serving)
+            self._serving = []
 
     def _wait(self, seconds: float) -> None:
         """Take in whatever arrives, for at most `seconds`, and show it."""
@@ -358,23 +299,26 @@ class Launch:
             if channel in channels:
                 channels[channel].read()
         if self._server.socket in ready:
-            self._read_server()
+            for answer in self._server.receive():
+                self._take_answer(answer)
         self._remote.receive()
 
-    def _read_server(self) -> None:
-        for answer in self._server.receive():
-            if answer.kind is ServerKind.RANKS_PAUSED:
-                self._paused = True
-            for rank in self._ranks:
-                if answer.kind is ServerKind.RANK_FORKED and rank.number == answer.rank:
-                    rank.pid = answer.pid
-                elif answer.kind is ServerKind.RANK_ENDED and rank.pid == answer.pid:
-                    rank.read()  # all it sent has arrived before the news of its end
-                    rank.exited = True
-                    if not rank.settled:
-                        rank.error = self._diagnosis.error_of_end(
-                            rank, answer.status, answer.when
-                        )
+    def _take_answer(self, answer: ServerAnswer) -> None:
+        match answer:
+            case RankForked(number, pid):
+                for rank in self._ranks:
+                    if rank.number == number:
+                        rank.pid = pid
+            case RankEnded(pid, status, when):
+                for rank in self._ranks:
+                    if rank.pid == pid:
+                        self._take_end(rank, status, when)
+
+    def _take_end(self, rank: Peer, status: int, when: float) -> None:
+        rank.read()  # all it sent has arrived before the news of its end
+        rank.exited = True
+        if not rank.settled:
+            rank.error = self._diagnosis.error_of_end(rank, status, when)
 
     def _give_up(
         self, has_arrived: Callable[[Peer], bool], *, at_deadline: bool
@@ -383,30 +327,20 @@ class Launch:
         # pytest itself may have stood still (a blocked terminal, say) while they
         # delivered
         self._take_in()
-        pending = [
-            rank for rank in self._ranks if not (has_arrived(rank) or rank.error)
-        ]
+        pending = self._pending(has_arrived)
         if not pending and self._remote.settled():
             return
         when = time.monotonic()
         self._remote.stop(when, at_deadline=at_deadline)
-        if all(rank.result is not None and rank.error is None for rank in self._timed):
+        if all(rank.result is not None for rank in self._timed):
             self._remote.await_end()  # their results may be complete, too
-        delivered = (
-            all(rank.result is not None for rank in self._timed)
-            and self._remote.settled()
-        )
-        if (
-            delivered
-            and not any(rank.error for rank in self._ranks)
-            and not self._remote.errors
-        ):
-            # Every result is here; only clean-up hangs, and teardown is not what was asked to be
-            # judged.
-            self._notes += self._diagnosis.notes_on_clean_up(pending)
-            for rank in pending:
-                rank.done = True
-            return
+            if self._remote.settled() and not self._errors():
+                # Every result is here; only clean-up hangs, and teardown is not what was asked to
+                # be judged.
+                self._notes += self._diagnosis.notes_on_clean_up(pending)
+                for rank in pending:
+                    rank.done = True
+                return
         self._diagnosis.add_hanging(pending, when, at_deadline=at_deadline)
 
     def _release(self) -> None:
@@ -414,27 +348,25 @@ class Launch:
         self._remote.release()
         wake(self._ranks)
         until = time.monotonic() + _EXIT_SECONDS
-        while (
-            not all(rank.exited for rank in self._ranks)
-            and (left := until - time.monotonic()) > 0
-        ):
+        while not all(rank.exited for rank in self._ranks):
+            left = until - time.monotonic()
+            if left <= 0:
+                return
             self._wait(left)
 
     def _end(self) -> None:
         """No process of the launch is alive when this returns."""
-        if self.over or not self._begun:
+        if not self._has_processes:
             return
         try:
-            self._server.send(ServerMessage(ServerKind.END_LAUNCH))
-            while ServerKind.LAUNCH_ENDED not in [
-                answer.kind for answer in self._server.receive(_END_SECONDS)
-            ]:
+            self._server.send(EndLaunch())
+            while LaunchEnded() not in self._server.receive(_END_SECONDS):
                 pass
         except BaseException:
             # its late answers would be taken for those of the next launch
             self._server.stop()
             raise
-        self.over = True
+        self._has_processes = False
 
     def _cost(self, ended: int) -> LaunchCost:
         """Return the cost of the launch. A phase lasts from when the last rank enters it to when
@@ -444,14 +376,8 @@ class Launch:
             phase: max((self._board.entered(rank, phase) for rank in timed), default=0)
             for phase in Phase
         }
-        entered = [self._requested]
-        for phase in (
-            Phase.GROUP,
-            Phase.SETUP,
-            Phase.WARMUP,
-            Phase.STEPS,
-            Phase.DELIVERY,
-        ):
+        entered = [self._requested_ns]
+        for phase in _TIMED_PHASES:
             # a task without that phase spent nothing there
             entered.append(last[phase] or entered[-1])
         entered.append(ended)
@@ -461,6 +387,15 @@ class Launch:
         return LaunchCost(
             start=start, group=group, setup=setup, warmup=warmup, steps=steps, end=end
         )
+
+
+_TIMED_PHASES = (
+    Phase.GROUP,
+    Phase.SETUP,
+    Phase.WARMUP,
+    Phase.STEPS,
+    Phase.DELIVERY,
+)
 
 
 class Leader(Protocol):
@@ -476,35 +411,32 @@ class Leader(Protocol):
 
 
 class LocalShareLaunch(Launch):
-    """This node's part of a Launch (`OrderKind.TAKE_SHARE`), without a deadline: that is the
-    leader's."""
+    """This node's part of a Launch (TakeShare), without a deadline: that is the leader's."""
 
     def serve(self, leader: Leader) -> None:
         """Start the ranks, report on them, and end them when the leader says so; raises
         ServerError."""
-        # so that it looks up when the leader says something
-        self._remote = RemoteRanks(leader.socket)
         self.begin()
-        failed: set[int] = set()
+        reported: set[int] = set()
         settled = False
         while (order := leader.order_by_now()) is None:
             self._wait(TICK_SECONDS)
             for rank in self._ranks:
-                if rank.error is not None and rank.number not in failed:
-                    failed.add(rank.number)
-                    leader.send(Event(EventKind.RANK_FAILED, errors=(rank.error,)))
+                if rank.error is not None and rank.number not in reported:
+                    reported.add(rank.number)
+                    leader.send(RankFailed(rank.error))
             if not settled and all(rank.done for rank in self._ranks):
                 settled = True
-                leader.send(Event(EventKind.SHARE_SETTLED, results=self._results()))
-        if order.kind is OrderKind.RELEASE_RANKS:
+                leader.send(ShareSettled(self._results()))
+        if isinstance(order, ReleaseRanks):
             self._release()
         else:
-            self._give_up(lambda rank: rank.settled, at_deadline=order.at_deadline)
+            at_deadline = isinstance(order, StopRanks) and order.at_deadline
+            self._give_up(lambda rank: rank.settled, at_deadline=at_deadline)
         self._end()
         failures = self._diagnosis.failures(self._ranks)
         failed = {rank.number for rank in self._ranks if rank.error is not None}
-        ended = Event(
-            EventKind.SHARE_ENDED,
+        ended = ShareEnded(
             errors=tuple(error for error in failures if error.rank in failed),
             waiting=tuple(error for error in failures if error.rank not in failed),
             output=self._output(),

@@ -7,24 +7,14 @@ import socket
 import sys
 from collections.abc import Mapping
 
-from pytest_ddpperf.records import codec
-from pytest_ddpperf.records.messages import ServerKind, ServerMessage
+from pytest_ddpperf.records.messages import ForkServer, ServerEnded, StartTemplate
 from pytest_ddpperf.wire import boot
 from pytest_ddpperf.wire.channels import readable
 
 # Read when a library is imported, so a rank of a template that imported it earlier would not see a
 # change.
-_READ_AT_IMPORT = (
-    "OMP_",
-    "MKL_",
-    "KMP_",
-    "OPENBLAS_",
-    "TORCH",
-    "PYTORCH",
-    "LD_",
-    "PYTHON",
-    "MALLOC_",
-    "GLIBC_",
+_READ_AT_IMPORT = tuple(
+    "OMP_ MKL_ KMP_ OPENBLAS_ TORCH PYTORCH LD_ PYTHON MALLOC_ GLIBC_".split()
 )
 # Of these, search paths, which each rank server and each rank has for itself, and folders of
 # caches.
@@ -44,13 +34,10 @@ def with_hash_seed(environ: Mapping[str, str]) -> dict[str, str]:
 
 def read_at_import(environ: Mapping[str, str]) -> dict[str, str]:
     """Return the variables whose change needs another template."""
-    found = {
+    return {
         name: value
         for name, value in environ.items()
-        if name.startswith(_READ_AT_IMPORT)
-    }
-    return {
-        name: value for name, value in found.items() if not name.endswith(_READ_LATER)
+        if name.startswith(_READ_AT_IMPORT) and not name.endswith(_READ_LATER)
     }
 
 
@@ -62,35 +49,25 @@ class Template:
         self._child = boot.Child(
             sys.executable, "pytest_ddpperf.rank.template", with_hash_seed(variables)
         )
-        start = ServerMessage(
-            ServerKind.START_TEMPLATE,
-            sys_path=tuple(boot.search_path()),
-            parent=os.getpid(),
-        )
-        self._child.lines.send(codec.encode_message(start))
+        start = StartTemplate(tuple(boot.search_path()), os.getpid())
+        self._child.lines.send(start)
 
     def fork_server(self) -> socket.socket:
         """Return the connection to a new rank server; raises OSError if this process is gone."""
         ours, theirs = socket.socketpair()
         with theirs:
-            self._child.lines.send(
-                codec.encode_message(ServerMessage(ServerKind.FORK_SERVER)),
-                theirs.fileno(),
-            )
+            self._child.lines.send(ForkServer(), theirs.fileno())
         return ours
 
     @property
     def is_alive(self) -> bool:
         return self._child.process.poll() is None
 
-    def news(self, seconds: float) -> list[ServerMessage]:
+    def news(self, seconds: float) -> list[ServerEnded]:
         """Return which rank servers have ended since the last call; wait so long for one."""
-        received = (
-            self._child.lines.receive()
-            if readable([self._child.lines.socket], seconds)
-            else ()
-        )
-        return [codec.decode(ServerMessage, fields) for fields in received or ()]
+        if not readable([self._child.lines.socket], seconds):
+            return []
+        return self._child.lines.receive(ServerEnded) or []
 
     def output(self) -> str:
         return self._child.output()

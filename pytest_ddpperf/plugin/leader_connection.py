@@ -11,6 +11,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from pytest_ddpperf.baseline import Store
 from pytest_ddpperf.compare import measurement
 from pytest_ddpperf.compare.baseline_side import Stored
@@ -24,11 +26,33 @@ from pytest_ddpperf.launch.template import Templates
 from pytest_ddpperf.records import codec
 from pytest_ddpperf.records.errors import BaseSideError, DdpPerfError
 from pytest_ddpperf.records.messages import (
+    AcquireLocks,
+    Deliver,
+    Drop,
+    Dropped,
+    EndCall,
+    EndMeasurement,
     Event,
-    EventKind,
+    Launched,
+    LaunchFailed,
+    LocksAcquired,
+    MeasureAs,
     Order,
-    OrderKind,
+    Paused,
+    PauseLaunch,
+    Progress,
+    RaiseError,
+    Ready,
+    ReadyToCall,
+    ReadyToMeasure,
+    ReleaseLocks,
+    RunStretch,
+    SampleStacks,
     StartPytest,
+    StretchDone,
+    TakeLaunch,
+    TakeShare,
+    WaitingForLock,
 )
 from pytest_ddpperf.records.plan import Plan
 from pytest_ddpperf.records.samples import LaunchSamples, Status, Verdict
@@ -39,12 +63,6 @@ from pytest_ddpperf.wire.source_trees import Trees
 # Often enough to be seen alive, rarely enough to leave the cores to the ranks.
 _RELAY_SECONDS = 0.5
 OVER = "the leader has ended the test"
-_LAUNCH_ORDERS = (
-    OrderKind.MEASURE_AS,
-    OrderKind.LAUNCH,
-    OrderKind.PAUSE_LAUNCH,
-    OrderKind.SAMPLE_STACKS,
-)
 
 
 class LeaderConnection:
@@ -57,6 +75,7 @@ class LeaderConnection:
         self._orders: list[Order] = []
         self.relay = _Relay(self)
         self.over = False  # nothing more will be asked of the test that runs
+        self._asked = 0  # how often the test that runs asked for something
         self.trees = codec.decode(Trees, start.trees)
         self.folder = start.folder
         self.rpc = start.rpc
@@ -67,7 +86,7 @@ class LeaderConnection:
     def send(self, event: Event) -> None:
         """Send an event; raises KeyboardInterrupt if the leader is gone."""
         try:
-            self._lines.send(codec.encode_message(event))
+            self._lines.send(event)
         except OSError:
             raise KeyboardInterrupt from None
 
@@ -82,10 +101,10 @@ class LeaderConnection:
     def order(self) -> Order:
         """Wait for the next order; raises KeyboardInterrupt if the leader is gone."""
         while not self._orders:
-            arrived = self._lines.receive()
+            arrived = self._lines.receive(Order)
             if arrived is None:
                 raise KeyboardInterrupt
-            self._orders += [codec.decode(Order, message) for message in arrived]
+            self._orders += arrived
         return self._orders.pop(0)
 
     def begin_test(self) -> None:
@@ -100,38 +119,48 @@ class LeaderConnection:
         self._check_test()
         launches = CurrentSide(job, launcher, self.relay)
         self.send(ready_job(job))
-        while (order := self.order()).kind in _LAUNCH_ORDERS:
-            if order.kind is OrderKind.MEASURE_AS:
-                job = replace(job, plan=order.plan)
-                launches = CurrentSide(job, launcher, self.relay)
-                continue
-            launches.steps = order.steps
-            try:
-                if order.kind is OrderKind.SAMPLE_STACKS:
-                    launched = launches.launch(order.plan)
-                elif order.kind is OrderKind.LAUNCH:
-                    launches.take(len(launches.taken) + 1)
-                    launched = launches.taken[-1]
-                elif self._pause(launches):
-                    launched = launches.taken[-1]
-                else:
-                    continue
-            except DdpPerfError as error:
-                self.send(Event(EventKind.LAUNCH_FAILED, text=text_with_output(error)))
-                # the leader may want to see it alone, or needs it not
-                if order.kind is not OrderKind.LAUNCH:
-                    continue
-                self.over = True
-                raise
-            self.send(
-                Event(EventKind.LAUNCHED, samples=(replace(launched, output=()),))
-            )
-        if order.kind is not OrderKind.END_MEASUREMENT or not launches.taken:
+        while True:
+            order = self.order()
+            match order:
+                case MeasureAs(plan):
+                    job = replace(job, plan=plan)
+                    launches = CurrentSide(job, launcher, self.relay)
+                case TakeLaunch() | PauseLaunch() | SampleStacks():
+                    self._launch(launches, order)
+                case _:
+                    break
+        if not isinstance(order, EndMeasurement) or not launches.taken:
             self.over = True
             raise BaseSideError(OVER)
         return _measured(
             job, launches, Verdict(status=Status.NOT_GATED, reason="base-side"), store
         )
+
+    def _launch(
+        self, launches: CurrentSide, order: TakeLaunch | PauseLaunch | SampleStacks
+    ) -> None:
+        """Launch once, and report it; raises the errors of a TakeLaunch."""
+        launched: LaunchSamples | None
+        try:
+            match order:
+                case TakeLaunch(steps):
+                    launches.steps = steps
+                    launches.take(len(launches.taken) + 1)
+                    launched = launches.taken[-1]
+                case PauseLaunch(steps):
+                    launches.steps = steps
+                    launched = self._pause(launches)
+                case SampleStacks(plan):
+                    launched = launches.launch(plan)
+        except DdpPerfError as error:
+            self.send(LaunchFailed(text_with_output(error)))
+            # of others the leader may want to see it alone, or needs it not
+            if isinstance(order, TakeLaunch):
+                self.over = True
+                raise
+            return
+        if launched is not None:
+            self.send(Launched(replace(launched, output=())))
 
     def _check_test(self) -> None:
         """Raise BaseSideError if the leader has ended the test, or the test imported the other
@@ -140,28 +169,22 @@ class LeaderConnection:
             raise BaseSideError(OVER)
         self.trees.refuse_strays()
 
-    def _pause(self, launches: CurrentSide) -> bool:
-        """Pause a launch until it is to deliver or to be dropped; return whether it was added to
-        `launches`."""
+    def _pause(self, launches: CurrentSide) -> LaunchSamples | None:
+        """Pause a launch until it is to deliver or to be dropped; return what it delivered, which
+        was added to `launches`."""
         with launches.pause(len(launches.taken) + 1, launches.steps) as launch:
-            self.send(
-                Event(
-                    EventKind.PAUSED,
-                    steps=launch.steps,
-                    step_seconds=launch.step_seconds,
-                )
-            )
-            while (order := self.order()).kind is OrderKind.RUN_STRETCH:
-                launch.stretch(order.steps or 0)
-                self.send(Event(EventKind.STRETCH_DONE))
-            if order.kind is OrderKind.DELIVER:
+            self.send(Paused(launch.steps, launch.step_seconds))
+            while isinstance(order := self.order(), RunStretch):
+                launch.stretch(order.steps)
+                self.send(StretchDone())
+            if isinstance(order, Deliver):
                 launches.add(launch.deliver())
-                return True
-        if order.kind is OrderKind.DROP:
-            self.send(Event(EventKind.DROPPED))
+                return launches.taken[-1]
+        if isinstance(order, Drop):
+            self.send(Dropped())
         else:
             self._orders.insert(0, order)
-        return False
+        return None
 
 
 class _Relay(Observer):
@@ -172,7 +195,7 @@ class _Relay(Observer):
         self._reported = 0.0
 
     def waiting(self, resource: Path) -> None:
-        self._leader.send(Event(EventKind.WAITING_FOR_LOCK, resources=(str(resource),)))
+        self._leader.send(WaitingForLock(str(resource)))
 
     def progress(
         self, phase: Phase, step: int, steps: int, marks_ns: Sequence[int]
@@ -180,30 +203,24 @@ class _Relay(Observer):
         if time.monotonic() - self._reported < _RELAY_SECONDS:
             return
         self._reported = time.monotonic()
-        self._leader.send(
-            Event(EventKind.PROGRESS, phase=int(phase), step=step, steps=steps)
-        )
+        self._leader.send(Progress(int(phase), step, steps))
 
 
-def ready_job(job: Job) -> Event:
+def ready_job(job: Job) -> ReadyToMeasure:
     """Return the event that a test asks for a measurement; all nodes of a launch have to ask for
     the same."""
-    label, facts = job.test.label, job.facts
-    return Event(
-        EventKind.READY,
-        label=label,
+    return ReadyToMeasure(
+        label=job.test.label,
         plan=job.plan,
         batch_size=job.batch_size,
-        facts=facts,
+        facts=job.facts,
         gate=job.gate,
     )
 
 
-def ready_call(plan: Plan, function: Callable[..., Any]) -> Event:
+def ready_call(plan: Plan, function: Callable[..., Any]) -> ReadyToCall:
     """Return the event that a test asks for a call."""
-    return Event(
-        EventKind.READY, asks_for="a call", label=payload.name_of(function), plan=plan
-    )
+    return ReadyToCall(payload.name_of(function), plan)
 
 
 class NodeLeaderConnection(LeaderConnection):
@@ -211,11 +228,8 @@ class NodeLeaderConnection(LeaderConnection):
 
     def __init__(self, lines: Lines, start: StartPytest) -> None:
         super().__init__(lines, start)
-        self.node, self.nodes, self._interface = (
-            start.node,
-            start.nodes,
-            start.interface,
-        )
+        self.node, self.nodes = start.node, start.nodes
+        self._interface = start.interface
 
     def carry_out(self, job: Job, launcher: Launcher, store: Store) -> Measured:
         """Take part as often as the leader asks; raises BaseSideError when it has ended the
@@ -227,7 +241,7 @@ class NodeLeaderConnection(LeaderConnection):
         task = partial(payload.dumps, "measure", setup, others)
         end = self._take_part(launcher, ready_job(job), task)
         launches = Launches(job.plan, _never)
-        if not end.samples:
+        if not isinstance(end, EndMeasurement) or not end.samples:
             self.over = True
             raise BaseSideError(OVER)
         for samples in end.samples:
@@ -243,56 +257,53 @@ class NodeLeaderConnection(LeaderConnection):
     ) -> list[Any]:
         """Take part in a call as often as the leader asks; return the results by rank."""
         task = partial(payload.dumps, "call", function, args)
-        return unpickle(
-            self._take_part(launcher, ready_call(plan, function), task).results
-        )
+        end = self._take_part(launcher, ready_call(plan, function), task)
+        assert isinstance(end, EndCall), "the leader's test asks for the same"
+        return unpickle(end.results)
 
     def _take_part(
-        self, launcher: Launcher, ready: Event, task: Callable[[], bytes]
-    ) -> Order:
-        """Take part in the launches of what the test asks for; return the order that ends it."""
+        self, launcher: Launcher, ready: Ready, task: Callable[[], bytes]
+    ) -> EndMeasurement | EndCall:
+        """Take part in the launches of what the test asks for; return the order that ends it.
+        Raises BaseSideError if the leader ends the test, or with its error."""
         self._check_test()
         # which may take seconds, and no launch has begun
         launcher.ready_for(ready.plan)
         self._asked += 1  # a plugin may run the test again here, and not at the leader
-        self.send(replace(ready, number=self._asked))
+        self.send(msgspec.structs.replace(ready, number=self._asked))
         processes = ready.plan.part(self.node)
         with ExitStack() as locks:
-            while (order := self.order()).kind not in (
-                OrderKind.END_MEASUREMENT,
-                OrderKind.LEAVE_TEST,
-            ):
+            while True:
+                order = self.order()
                 try:
-                    if order.kind is OrderKind.ACQUIRE_LOCKS:
-                        taken = locks.enter_context(
-                            launcher.alone_here(ready.plan, len(processes), self.relay)
-                        )
-                        self.send(
-                            Event(
-                                EventKind.LOCKS_ACQUIRED,
-                                resources=tuple(map(str, taken)),
+                    match order:
+                        case AcquireLocks():
+                            alone = launcher.alone_here(
+                                ready.plan, len(processes), self.relay
                             )
-                        )
-                    elif order.kind is OrderKind.RELEASE_LOCKS:
-                        locks.close()
-                    elif order.kind is OrderKind.TAKE_SHARE:
-                        part = Part(
-                            processes=processes,
-                            node=self.node,
-                            store=order.store,
-                            interface=self._interface,
-                        )
-                        launcher.take_part(order.plan, part, task(), self)
+                            taken = locks.enter_context(alone)
+                            self.send(LocksAcquired(tuple(map(str, taken))))
+                        case ReleaseLocks():
+                            locks.close()
+                        case TakeShare(plan, store):
+                            part = Part(
+                                processes=processes,
+                                node=self.node,
+                                store=store,
+                                interface=self._interface,
+                            )
+                            launcher.take_part(plan, part, task(), self)
+                        case _:
+                            break
                 except DdpPerfError as error:
-                    self.send(
-                        Event(EventKind.LAUNCH_FAILED, text=text_with_output(error))
-                    )
-        if order.kind is OrderKind.LEAVE_TEST:
-            self.over = True
-            raise BaseSideError(OVER)
-        if order.error is not None:  # as at the leader: the test may expect it
-            raise BaseSideError(order.error)
-        return order
+                    self.send(LaunchFailed(text_with_output(error)))
+        match order:
+            case EndMeasurement() | EndCall():
+                return order
+            case RaiseError(why):  # as at the leader: the test may expect it
+                raise BaseSideError(why)
+        self.over = True
+        raise BaseSideError(OVER)
 
 
 def _measured(
@@ -312,12 +323,9 @@ def _measured(
 def _verdict(first: Verdict | None) -> Verdict:
     """Return the verdict of the first node, for a test may go on by it. What the first node saves,
     only it saves."""
-    gated = first is not None and first.status is not Status.NOT_GATED
-    return (
-        first
-        if first is not None and gated
-        else Verdict(status=Status.NOT_GATED, reason="follows")
-    )
+    if first is None or first.status is Status.NOT_GATED:
+        return Verdict(status=Status.NOT_GATED, reason="follows")
+    return first
 
 
 def _never(launch: int, launches: int, steps: int | None) -> LaunchSamples:

@@ -15,17 +15,17 @@ from pathlib import Path
 
 import pytest
 
-from pytest_ddpperf.launch.server_client import inherited
+from pytest_ddpperf.launch.request import inherited
 from pytest_ddpperf.options.settings import read_settings
 from pytest_ddpperf.plugin.items import conftests, named_tests
 from pytest_ddpperf.plugin.state import ProcessSnapshot, Run, snapshot_of
-from pytest_ddpperf.records import codec
 from pytest_ddpperf.records.errors import DdpPerfError, NodesError
 from pytest_ddpperf.remote import rendezvous
-from pytest_ddpperf.remote.node import NodeWorker
+from pytest_ddpperf.remote.interfaces import interface_of
+from pytest_ddpperf.remote.node_worker import NodeWorker
 from pytest_ddpperf.remote.nodes import OtherNodes, describe_node
 from pytest_ddpperf.remote.process import START_SECONDS, RemotePytest
-from pytest_ddpperf.remote.rendezvous import Role, TorchrunStore, interface_of, role
+from pytest_ddpperf.remote.torchrun import Role, TorchrunStore, role
 from pytest_ddpperf.remote.version import BaseSide, Invocation, spelt_out
 from pytest_ddpperf.remote.worktree import one_tree
 from pytest_ddpperf.version import __version__
@@ -198,7 +198,7 @@ def _work_for_leader(config: pytest.Config, found: Role) -> int:
     except (NodesError, OSError) as error:
         raise NodesError(f"the pytest of node 0 at {where}: {error}") from None
     with leader.socket, tempfile.TemporaryDirectory(prefix="ddpperf-") as folder:
-        leader.send(codec.encode_message(describe_node(_versions())))
+        leader.send(describe_node(_versions()))
         interface = interface_of(leader.socket.getsockname()[0])
 
         here = one_tree(config.rootpath)

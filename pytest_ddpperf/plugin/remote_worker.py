@@ -21,38 +21,42 @@ from pytest_ddpperf.plugin.leader_connection import (
 )
 from pytest_ddpperf.records import codec
 from pytest_ddpperf.records.errors import DdpPerfError
-from pytest_ddpperf.records.messages import Event, EventKind, OrderKind, StartPytest
+from pytest_ddpperf.records.messages import (
+    Collected,
+    ConftestFailed,
+    Hello,
+    RunTest,
+    ServerStarted,
+    StartPytest,
+    TestEnded,
+)
 from pytest_ddpperf.records.samples import Scalar
 from pytest_ddpperf.remote.worktree import sources_here
 from pytest_ddpperf.version import __version__
 from pytest_ddpperf.wire.boot import die_with_parent
-from pytest_ddpperf.wire.channels import Lines, Message
+from pytest_ddpperf.wire.channels import Lines
 from pytest_ddpperf.wire.source_trees import install
 
 
-def main(descriptor: int, fields: Message) -> NoReturn:
+def main(descriptor: int, fields: codec.Json) -> NoReturn:
     """Run tests for the leader until it goes; `fields` are those of a StartPytest."""
     os.set_inheritable(descriptor, False)
     # Where pytest's capture does not reach: the stacks of a side that does not answer.
     faulthandler.register(signal.SIGQUIT, os.fdopen(os.dup(2), "w"), all_threads=True)
     lines = Lines(socket.socket(fileno=descriptor))
-    lines.send(codec.encode_message(Event(EventKind.HELLO, version=__version__)))
+    lines.send(Hello(__version__))
     # which may mean something else by all other messages
     if fields.get("version") != __version__:
         sys.exit()
     start = codec.decode(StartPytest, fields)
-    leader = (NodeLeaderConnection if start.nodes > 1 else LeaderConnection)(
-        lines, start
-    )
+    kind = NodeLeaderConnection if start.nodes > 1 else LeaderConnection
+    leader = kind(lines, start)
     die_with_parent(start.parent, signal.SIGKILL)
     sys.argv[:] = start.argv
     if leader.trees.base != leader.trees.current:
         install(leader.trees)
-    sys.exit(
-        pytest.main(
-            start.arguments, plugins=[WorkerPlugin(leader, own_tests=start.own_tests)]
-        )
-    )
+    plugin = WorkerPlugin(leader, own_tests=start.own_tests)
+    sys.exit(pytest.main(start.arguments, plugins=[plugin]))
 
 
 class WorkerPlugin:
@@ -65,6 +69,14 @@ class WorkerPlugin:
         self._reports: list[pytest.TestReport] = []
         self._broken = False  # whether a fixture of the test failed
         self._apart = False  # whether one did that has to be reported
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_load_initial_conftests(self) -> Generator[None, None, None]:
+        try:
+            yield
+        except Exception:
+            self._leader.send(ConftestFailed())
+            raise
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_configure(self, config: pytest.Config) -> None:
@@ -80,36 +92,28 @@ class WorkerPlugin:
             nodeid_of(item): item for item in session.items if is_distributed(item)
         }
         sources = sources_here(self._leader.trees)
-        self._leader.send(
-            Event(
-                EventKind.COLLECTED,
-                tests=tuple(items),
-                file_errors=self._errors,
-                sources=sources,
-            )
-        )
+        self._leader.send(Collected(tuple(items), self._errors, sources))
         run = session.config.stash[state.RUN]
         facts: Mapping[str, Scalar] = {}
         with suppress(DdpPerfError):  # each test will say it
             # starts the rank server while the other pytest starts its own
             facts = run.session.facts()
-        self._leader.send(Event(EventKind.SERVER_STARTED, facts=facts))
+        self._leader.send(ServerStarted(facts))
         following: pytest.Item | None = None
         while True:
             order = self._leader.order()
-            if order.kind is OrderKind.RUN_TEST:
-                item = items[order.nodeid]
-                # for which fixtures of wider scope were kept; pytest has no public way
-                if item is not following:
-                    # of another test
-                    with suppress(
-                        Exception, pytest.fail.Exception, pytest.skip.Exception
-                    ):
-                        session._setupstate.teardown_exact(item)
-                # What fixtures of a baseline's code start must not disturb the measurements in
-                # between.
-                following = None if self._own_tests else _following(session.items, item)
-                self._run(item, following)
+            if not isinstance(order, RunTest):
+                continue
+            item = items[order.nodeid]
+            # for which fixtures of wider scope were kept; pytest has no public way
+            if item is not following:
+                # of another test
+                with suppress(Exception, pytest.fail.Exception, pytest.skip.Exception):
+                    session._setupstate.teardown_exact(item)
+            # What fixtures of a baseline's code start must not disturb the measurements in
+            # between.
+            following = None if self._own_tests else _following(session.items, item)
+            self._run(item, following)
 
     def _run(self, item: pytest.Item, following: pytest.Item | None) -> None:
         self._reports.clear()
@@ -119,9 +123,7 @@ class WorkerPlugin:
         text = "\n".join(filter(None, map(_why, self._reports)))
         if self._broken:  # what a fixture failed with is kept for all that follow, else
             text = "\n".join(filter(None, (text, _torn_down(item))))
-        self._leader.send(
-            Event(EventKind.TEST_ENDED, text=text, apart=text if self._apart else "")
-        )
+        self._leader.send(TestEnded(text, apart=text if self._apart else ""))
 
     @pytest.hookimpl(wrapper=True, trylast=True)
     def pytest_runtest_makereport(

@@ -43,7 +43,7 @@ from pytest_ddpperf.records.errors import (
     OptionError,
     Unavailable,
 )
-from pytest_ddpperf.records.messages import Order, OrderKind
+from pytest_ddpperf.records.messages import EndCall, EndMeasurement
 from pytest_ddpperf.records.plan import Plan
 from pytest_ddpperf.records.samples import LaunchSamples, Scalar, Status
 from pytest_ddpperf.remote.nodes import OtherNodes
@@ -198,7 +198,7 @@ class Session:
             results = self.launcher.call_for_bytes(
                 plan, payload.dumps("call", function, args), observer
             )
-            end(Order(OrderKind.END_MEASUREMENT, results=results))
+            end(EndCall(results))
         return unpickle(results)
 
     def carry_out(self, job: Job, observer: Observer) -> Measured:
@@ -215,15 +215,7 @@ class Session:
             samples = tuple(
                 replace(launch, output=()) for launch in measured.current.taken
             )
-            kind = OrderKind.END_MEASUREMENT
-            end(
-                Order(
-                    kind,
-                    samples=samples,
-                    verdict=measured.verdict,
-                    fails=measured.fails,
-                )
-            )
+            end(EndMeasurement(samples, measured.verdict, measured.fails))
         return measured
 
     def _measured(self, job: Job, observer: Observer) -> Measured:

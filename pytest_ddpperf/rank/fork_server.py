@@ -24,10 +24,26 @@ import warnings
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
-from pytest_ddpperf.records import codec
-from pytest_ddpperf.records.messages import ServerKind, ServerMessage
+from pytest_ddpperf.records.messages import (
+    BeginLaunch,
+    DumpStacks,
+    EndLaunch,
+    ForkRank,
+    HoldStore,
+    LaunchEnded,
+    PauseRanks,
+    RankEnded,
+    RankForked,
+    RanksPaused,
+    ResumeRanks,
+    ServerFailed,
+    ServerReady,
+    ServerRequest,
+    StartServer,
+    StopServer,
+)
 from pytest_ddpperf.wire import boot
 from pytest_ddpperf.wire.channels import Lines, readable
 from pytest_ddpperf.wire.source_trees import Trees, install, know_loaded
@@ -45,28 +61,28 @@ def serve(descriptor: int, template: int, failure: str | None) -> NoReturn:
     boot.die_with_parent(template, signal.SIGKILL)
     boot.adopt_orphans()
     control = Lines(socket.socket(fileno=descriptor))
-    while not (received := control.receive()):  # a long one comes in parts
+    while not (received := control.receive(StartServer)):  # a long one comes in parts
         if received is None:
             os._exit(0)
-    begin = codec.decode(ServerMessage, received[0])
+    start: StartServer = received[0]
     log = control.take_descriptor()
     os.dup2(log, 1)
     os.dup2(log, 2)
     os.close(log)
     os.environ.clear()
-    os.environ.update(begin.environ or {})
-    os.chdir(begin.cwd)
-    sys.path[:] = begin.sys_path
-    if begin.trees is not None:
-        install(Trees(**begin.trees))
-    failure = failure or import_modules(begin.preload, asked_by="--ddp-preload: ")
+    os.environ.update(start.environ)
+    os.chdir(start.cwd)
+    sys.path[:] = start.sys_path
+    if start.trees is not None:
+        install(Trees(**start.trees))
+    failure = failure or import_modules(start.preload, asked_by="--ddp-preload: ")
     if failure is not None:
-        _send(control, ServerKind.SERVER_FAILED, traceback=failure)
+        control.send(ServerFailed(failure))
         os._exit(1)
     keep_shared()
-    server = _Server(control, begin.folder)
+    server = _Server(control, start.folder)
     boot.die_with_parent(template, signal.SIGTERM)  # from here on it ends in order
-    _send(control, ServerKind.SERVER_READY, pid=os.getpid())
+    control.send(ServerReady(os.getpid()))
     server.serve()
 
 
@@ -76,10 +92,6 @@ def keep_shared() -> None:
     gc.collect()
     # a collection in a rank would otherwise copy every page of torch's objects
     gc.freeze()
-
-
-def _send(control: Lines, kind: ServerKind, **fields: Any) -> None:
-    control.send(codec.encode_message(ServerMessage(kind, **fields)))
 
 
 def import_modules(names: Sequence[str], *, asked_by: str = "") -> str | None:
@@ -202,38 +214,39 @@ class _Server:
             signals = self._signals.arrived()
             self._reap()
             if self._control.socket in ready:
-                received = self._control.receive()
+                received = self._control.receive(ServerRequest)
                 if received is None:
                     return
-                for fields in received:
-                    self._carry_out(codec.decode(ServerMessage, fields))
+                for request in received:
+                    self._carry_out(request)
             if signal.SIGTERM in signals:  # after what pytest had said before it ended
                 return
 
-    def _carry_out(self, request: ServerMessage) -> None:
-        if request.kind is ServerKind.BEGIN_LAUNCH:
-            self._dir = request.folder
-        elif request.kind is ServerKind.FORK_RANK:
-            pid = self._fork(lambda channel: self._become_rank(request.rank, channel))
-            _send(self._control, ServerKind.RANK_FORKED, rank=request.rank, pid=pid)
-        elif request.kind is ServerKind.HOLD_STORE:
-            from pytest_ddpperf.rank import group
+    def _carry_out(self, request: ServerRequest) -> None:
+        match request:
+            case BeginLaunch(folder):
+                self._dir = folder
+            case ForkRank(rank):
+                pid = self._fork(lambda channel: self._become_rank(rank, channel))
+                self._control.send(RankForked(rank, pid))
+            case HoldStore():
+                from pytest_ddpperf.rank import group
 
-            self._fork(group.serve)
-        elif request.kind is ServerKind.PAUSE_RANKS:
-            self._signal_all(signal.SIGSTOP)
-            _send(self._control, ServerKind.RANKS_PAUSED)
-        elif request.kind is ServerKind.RESUME_RANKS:
-            self._signal_all(signal.SIGCONT)
-        elif request.kind is ServerKind.DUMP_STACKS:
-            self._signal_groups(signal.SIGCONT)
-            for pid in self._ranks:
-                os.kill(pid, signal.SIGQUIT)  # not reaped yet, so still ours
-        elif request.kind is ServerKind.END_LAUNCH:
-            self._end()
-            _send(self._control, ServerKind.LAUNCH_ENDED)
-        else:
-            self._folder = ""
+                self._fork(group.serve)
+            case PauseRanks():
+                self._signal_all(signal.SIGSTOP)
+                self._control.send(RanksPaused())
+            case ResumeRanks():
+                self._signal_all(signal.SIGCONT)
+            case DumpStacks():
+                self._signal_groups(signal.SIGCONT)
+                for pid in self._ranks:
+                    os.kill(pid, signal.SIGQUIT)  # not reaped yet, so still ours
+            case EndLaunch():
+                self._end()
+                self._control.send(LaunchEnded())
+            case StopServer():
+                self._folder = ""
 
     def _become_rank(self, rank: int, channel: int) -> NoReturn:
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -247,18 +260,15 @@ class _Server:
         descriptor = self._control.take_descriptor()
 
         def child() -> NoReturn:
-            self._close_own_resources()
+            # What belongs to this process alone.
+            self._signals.close()
+            self._control.socket.close()
             run(descriptor)
 
         pid = fork(child)
         os.close(descriptor)
         self._ranks.add(pid)
         return pid
-
-    def _close_own_resources(self) -> None:
-        """Close, in a child, what belongs to this process alone."""
-        self._signals.close()
-        self._control.socket.close()
 
     def _reap(self) -> None:
         """Report ended ranks."""
@@ -272,13 +282,7 @@ class _Server:
             if pid in self._ranks:
                 self._ranks.remove(pid)
                 code = os.waitstatus_to_exitcode(status)
-                _send(
-                    self._control,
-                    ServerKind.RANK_ENDED,
-                    pid=pid,
-                    status=code,
-                    when=time.monotonic(),
-                )
+                self._control.send(RankEnded(pid, code, time.monotonic()))
 
     def _ended(self) -> tuple[int, int]:
         """Return the pid and status of a child that has ended; 0 if there is none.
@@ -305,7 +309,7 @@ class _Server:
         """Send a signal to the ranks' groups and to all else below them: a child may lead a session
         of its own."""
         self._signal_groups(signum)
-        below = [pid for pid in boot.children() if pid not in self._spared]
+        below = self._started()
         while below:
             pid = below.pop()
             with suppress(ProcessLookupError, PermissionError):
@@ -316,18 +320,19 @@ class _Server:
         """Kill what is left of the launch: ranks, their groups, its store, and orphans that left
         their group."""
         self._signal_groups(signal.SIGKILL)
-        while pids := [pid for pid in boot.children() if pid not in self._spared] or [
-            *self._ranks
-        ]:
+        while pids := self._started() or list(self._ranks):
             for pid in pids:
                 os.kill(pid, signal.SIGKILL)
             for pid in pids:
                 os.waitpid(pid, 0)
                 self._ranks.discard(pid)
-        for semaphore in (
-            Path("/dev/shm").glob(f"sem.{Path(self._dir).name}-*") if self._dir else ()
-        ):
-            semaphore.unlink(missing_ok=True)
+        if self._dir:
+            for left in Path("/dev/shm").glob(f"sem.{Path(self._dir).name}-*"):
+                left.unlink(missing_ok=True)
+
+    def _started(self) -> list[int]:
+        """Return the pids of all children that a launch started."""
+        return [pid for pid in boot.children() if pid not in self._spared]
 
     def _exit(self, status: int) -> NoReturn:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)

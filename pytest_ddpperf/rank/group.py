@@ -23,9 +23,10 @@ import torch.distributed as dist
 
 from pytest_ddpperf.rank.context import Context
 from pytest_ddpperf.rank.environment import pci_address
+from pytest_ddpperf.records.codec import Json
 from pytest_ddpperf.records.plan import Plan
 from pytest_ddpperf.wire import boot, opened
-from pytest_ddpperf.wire.channels import Lines, Message
+from pytest_ddpperf.wire.channels import Lines
 
 _SCHEME = "ddpperf"
 
@@ -108,7 +109,7 @@ def meet_at_launch(folder: str) -> None:
     module.rendezvous = meet
 
 
-def main(descriptor: int, start: Message) -> NoReturn:
+def main(descriptor: int, start: Json) -> NoReturn:
     """Publish a value or wait for it; then stay until pytest closes the connection: this process
     may own the store."""
     boot.die_with_parent(start["parent"], signal.SIGKILL)
@@ -128,7 +129,7 @@ def main(descriptor: int, start: Message) -> NoReturn:
     os._exit(0)
 
 
-def _asked(start: Message) -> tuple[Any, Message]:
+def _asked(start: Json) -> tuple[Any, Json]:
     timeout = timedelta(seconds=start["seconds"])
     if start["hosts"]:
         store = _own_store(start["tell"]["address"], start["port"], timeout)

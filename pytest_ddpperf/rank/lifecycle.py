@@ -20,14 +20,12 @@ import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn
-
-import torch
 
 from pytest_ddpperf.rank import (
     context,
@@ -41,20 +39,14 @@ from pytest_ddpperf.rank import (
     sent,
 )
 from pytest_ddpperf.rank.context import Context, RpcContext
+from pytest_ddpperf.rank.process import Rank, flush
 from pytest_ddpperf.rank.timed_rank import TimedRank
 from pytest_ddpperf.records import codec
 from pytest_ddpperf.records.errors import DdpPerfError, EndedEarly, short_repr
-from pytest_ddpperf.records.plan import Plan
-from pytest_ddpperf.records.samples import Imported, StackSamples, Window
+from pytest_ddpperf.records.messages import RankRequest
+from pytest_ddpperf.records.samples import RankError, StackSamples, Window
 from pytest_ddpperf.wire import boot, opened, payload, variables
-from pytest_ddpperf.wire.channels import (
-    Board,
-    Kind,
-    Message,
-    Phase,
-    receive_word,
-    send_frame,
-)
+from pytest_ddpperf.wire.channels import Board, Kind, Phase, send_frame
 from pytest_ddpperf.wire.source_trees import Trees
 
 # What calls the user's code, in tracebacks: this package, and Python's own runner of programs.
@@ -83,25 +75,19 @@ def run(rank: int, directory: str, channel: socket.socket) -> NoReturn:
     )
     folder = Path(directory)
     stacks = _redirect(folder, rank)
-    request: Message = json.loads((folder / "request.json").read_text())
+    request = codec.from_json(RankRequest, (folder / "request.json").read_bytes())
     # A rank ends hard, so multiprocessing (DataLoader's workers) must leave its sockets where they
     # are removed, and give its semaphores a name by which they are.
     config = {"tempdir": directory, "semprefix": f"/{folder.name}"}
     multiprocessing.current_process()._config.update(config)  # type: ignore[attr-defined]
-    plan = codec.decode(Plan, request["plan"])
-    trees = Trees(**request["trees"]) if request["trees"] else None
-    this = Rank(
-        rank,
-        plan,
-        Board(folder / "board", plan.processes, plan.room),
-        channel,
-        trees,
-        request["in_stretches"],
-    )
+    plan = request.plan
+    board = Board(folder / "board", plan.processes, plan.room)
+    trees = Trees(**request.trees) if request.trees is not None else None
+    this = Rank(rank, plan, board, channel, trees, request.in_stretches)
     status = 0
     try:
         layout.call_from_random_frame(_work, this, folder, request)
-        _flush()
+        flush()
         # that everybody's results are there: an early end would look like a lost
         # connection
         this.await_word()
@@ -113,7 +99,7 @@ def run(rank: int, directory: str, channel: socket.socket) -> NoReturn:
         except BaseException:
             # an error that cannot be reported: its log is what is left
             traceback.print_exc()
-        _flush()
+        flush()
         if isinstance(error, EndedEarly):
             # or pytest's end: those that went on are asked what they wait for
             this.await_word()
@@ -144,102 +130,27 @@ def _redirect(folder: Path, rank: int) -> Any:
     return stacks
 
 
-@dataclass(frozen=True, slots=True)
-class Rank:
-    """This process in its launch, and its connection to pytest."""
-
-    number: int
-    plan: Plan
-    board: Board
-    channel: socket.socket
-    trees: Trees | None  # it reports what it imported from there
-    in_stretches: bool  # whether it pauses between stretches of its window
-    own_group: group.NoGroup = field(default_factory=group.NoGroup)
-    pid: int = field(default_factory=os.getpid)
-
-    def enter(self, phase: Phase) -> None:
-        self.board.enter(self.number, phase, time.monotonic_ns())
-
-    def deliver(self, data: bytes) -> None:
-        """Deliver a result once the device has done its work. Raises the device's error, and
-        BaseSideError if code of the other tree ran."""
-        self.end_child()
-        self._synchronize()
-        self.enter(Phase.DELIVERY)
-        if self.trees is not None:
-            self.trees.refuse_strays()
-        send_frame(self.channel, Kind.RESULT, data)
-
-    def end_child(self, error: BaseException | None = None) -> None:
-        """End this process as Python would, with an `error` or without, if it is no rank but has
-        been forked by one: what it does is not the rank's."""
-        if os.getpid() == self.pid:
-            return
-        code = error.code if isinstance(error, SystemExit) else error
-        if code is not None and not isinstance(code, int):
-            traceback.print_exception(error)
-            code = 1
-        _flush()
-        os._exit(code or 0)
-
-    def end(self) -> None:
-        """Say that clean-up is over, with what it gave the device to do. Raises the device's
-        error."""
-        self._synchronize()
-        self.enter(Phase.DONE)
-        send_frame(self.channel, Kind.DONE)
-
-    def _synchronize(self) -> None:
-        """Wait for the device: CUDA reports that a kernel failed only at a later call."""
-        if self.plan.device != "cpu":
-            torch.accelerator.synchronize()
-
-    def imported(self) -> Imported:
-        read = variables.read_so_far()
-        if self.trees is None:
-            return Imported(variables=read)
-        return Imported(
-            files=tuple(self.trees.imported()),
-            others=tuple(self.trees.others()),
-            variables=read,
-        )
-
-    def await_word(self) -> int:
-        """Wait until pytest says what comes next, or is gone; returns the number that it sends."""
-        return receive_word(self.channel)
-
-    def stretches(self, steps: int, step_ns: int) -> Iterator[int]:
-        """Yield the number of steps of each stretch of a window of `steps`, each of which takes
-        about `step_ns`, as pytest asks for one after the other."""
-        said = json.dumps({"steps": steps, "step_ns": step_ns}).encode()
-        send_frame(self.channel, Kind.RESTING, said)
-        while stretch := self.await_word():
-            yield stretch
-            send_frame(self.channel, Kind.RESTING, said)
-
-
 CleanUp = Callable[[], None]
 
 
-def _work(rank: Rank, folder: Path, request: Message) -> None:
+def _work(rank: Rank, folder: Path, request: RankRequest) -> None:
     rank.enter(Phase.START)
     os.environ.clear()
-    os.environ.update(recorder.RECORDER_SIZE | request["environ"])
+    os.environ.update({**recorder.RECORDER_SIZE, **request.environ})
     tempfile.tempdir = None  # what the rank server found
-    here: list[int] = request["processes"]  # all that this node has
-    index = here.index(rank.number)
+    index = request.processes.index(rank.number)
     os.environ["RANK"], os.environ["LOCAL_RANK"] = str(rank.number), str(index)
-    os.chdir(request["cwd"])
-    sys.path[:] = request["sys_path"]
-    sys.argv[:] = request["argv"]
-    cpus: list[int] = request["cpus"][index]
+    os.chdir(request.cwd)
+    sys.path[:] = request.sys_path
+    sys.argv[:] = request.argv
+    cpus = request.cpus[index]
     if cpus:
         os.sched_setaffinity(0, cpus)
     layout.draw()
     variables.watch()
     if rank.trees is not None:
         opened.watch(str(folder), rank.trees)
-    payload.install(request["modules"])
+    payload.install(request.modules)
     if rank.plan.device == "cuda":
         sent.watch_graphs()
     if rank.plan.rpc:
@@ -252,14 +163,13 @@ def _work(rank: Rank, folder: Path, request: Message) -> None:
         os.environ["ROLE_RANK"] = str(rank.number)
         os.environ.update(getattr(function, "env", {}))
     rank.enter(Phase.GROUP)
-    store = tuple(request["store"]) if request["store"] else None
     place = group.ProcessPlace(
         number=rank.number,
         index=index,
-        node=request["node"],
+        node=request.node,
         folder=folder,
-        store=store,
-        threads=request["threads"],
+        store=request.store,
+        threads=request.threads,
     )
     ctx: Context = (_rpc() if rank.plan.rpc else group).start(rank.plan, place)
     if (
@@ -333,7 +243,7 @@ def _measure_rpc(
         rank.enter(Phase.SETUP)  # which made what cannot be pickled
         raise
     rank.await_word()  # that the trainers have ended
-    rank.deliver(json.dumps(codec.encode(rank.imported())).encode())
+    rank.deliver(codec.to_json(rank.imported()))
     return made.clean_up if made is not None else None
 
 
@@ -344,17 +254,18 @@ def _timed(
     with ExitStack() as observed:
         samples = _sample_stacks(rank, observed)
         window = sampling.measure(prepared.step, timed)
-    window = replace(window, stacks=samples())
+    notes = window.notes
     if rank.plan.trace:
         from pytest_ddpperf.rank import tracing
 
         problem = tracing.trace(prepared.step, timed)
-        window = replace(window, notes=(*window.notes, *filter(None, [problem])))
+        if problem:
+            notes = (*notes, problem)
     if rank.plan.collective is not None:  # its closing check is part of the result
         rank.enter(Phase.CLEANUP)
         prepared.clean_up()
-    window = replace(window, imported=rank.imported())
-    rank.deliver(json.dumps(codec.encode(window)).encode())
+    window = replace(window, notes=notes, stacks=samples(), imported=rank.imported())
+    rank.deliver(codec.to_json(window))
     return prepared.clean_up
 
 
@@ -390,16 +301,16 @@ def _run_program(rank: Rank, ctx: Context, program: Any) -> NoReturn:
 
     def deliver(window: Window) -> NoReturn:
         window = replace(window, stacks=samples(), imported=rank.imported())
-        rank.deliver(json.dumps(codec.encode(window)).encode())
+        rank.deliver(codec.to_json(window))
         rank.end()
-        _flush()
+        flush()
         rank.await_word()
         os._exit(0)
 
     def fail(error: BaseException) -> None:
         if os.getpid() == rank.pid:  # a child may train otherwise
             _report(error, rank)
-            _flush()
+            flush()
             os._exit(1)
 
     timed = _timed_rank(rank, ctx, counters.Meter())
@@ -418,7 +329,7 @@ def _call(rank: Rank, ctx: Context, function: Any, *args: Any) -> None:
 
 
 def _probe(rank: Rank, ctx: Context, function: None) -> None:
-    rank.deliver(json.dumps(environment.probe()).encode())
+    rank.deliver(codec.to_json(environment.probe()))
 
 
 _TASKS: dict[str, Callable[..., CleanUp | None]] = {
@@ -432,22 +343,21 @@ def _report(error: BaseException, rank: Rank) -> None:
     when = time.monotonic()
     _drop_our_frames(error, set())
     plan = rank.plan
-    fields = {
-        "rank": rank.number,
-        "name": plan.name(rank.number),
-        "when": when,
-        "phase": rank.board.describe(rank.number, plan),
-        "summary": _summary(error),
-        # An error of ours says in its text what is wrong; its frames are ours too.
-        "traceback": (
-            ""
-            if isinstance(error, DdpPerfError)
-            else "".join(traceback.format_exception(error))
-        ),
-        "lost_connection": is_lost_connection(error),
-        "advice": getattr(error, "advice", ""),
-    }
-    send_frame(rank.channel, Kind.ERROR, json.dumps(fields).encode())
+    written = ""
+    # An error of ours says in its text what is wrong; its frames are ours too.
+    if not isinstance(error, DdpPerfError):
+        written = "".join(traceback.format_exception(error))
+    report = RankError(
+        rank=rank.number,
+        name=plan.name(rank.number),
+        when=when,
+        phase=rank.board.describe(rank.number, plan),
+        summary=_summary(error),
+        traceback=written,
+        lost_connection=is_lost_connection(error),
+        advice=getattr(error, "advice", ""),
+    )
+    send_frame(rank.channel, Kind.ERROR, codec.to_json(report))
 
 
 def _summary(error: BaseException) -> str:
@@ -486,10 +396,3 @@ def _drop_our_frames(error: BaseException, seen: set[int]) -> None:
     for linked in (error.__cause__, error.__context__):
         if linked is not None and id(linked) not in seen:
             _drop_our_frames(linked, seen)
-
-
-def _flush() -> None:
-    for stream in (sys.stdout, sys.stderr):
-        # closed by the user's code, or no space for the log
-        with suppress(OSError, ValueError):
-            stream.flush()

@@ -15,31 +15,23 @@ from typing import NoReturn
 
 from pytest_ddpperf.rank import fork_server
 from pytest_ddpperf.records import codec
-from pytest_ddpperf.records.messages import ServerKind, ServerMessage
+from pytest_ddpperf.records.messages import ForkServer, ServerEnded, StartTemplate
 from pytest_ddpperf.wire import boot
-from pytest_ddpperf.wire.channels import Lines, Message, readable
+from pytest_ddpperf.wire.channels import Lines, readable
 
 # DDP's constructor imports torch._dynamo lazily, one more second in every rank; test modules import
 # pytest, and their payload comes by cloudpickle; the first forward pass imports the profiler's
 # monitor, and seeding NumPy.
-PRELOAD = (
-    "torch",
-    "torch.distributed",
-    "torch._dynamo",
-    "torch.nn.parallel.distributed",
-    "torch.utils.data",
-    "cloudpickle",
-    "pytest",
-    "pytest_ddpperf.rank.lifecycle",
-    "torch.profiler._cupti_monitor",
-    "numpy.random",
-)
+PRELOAD = """
+    torch torch.distributed torch._dynamo torch.nn.parallel.distributed torch.utils.data
+    cloudpickle pytest pytest_ddpperf.rank.lifecycle torch.profiler._cupti_monitor numpy.random
+""".split()
 
 
-def main(descriptor: int, start: Message) -> NoReturn:
-    """Serve until pytest goes. `start` has the fields of `ServerKind.START_TEMPLATE`."""
-    begin = codec.decode(ServerMessage, start)
-    boot.die_with_parent(begin.parent, signal.SIGTERM)
+def main(descriptor: int, fields: codec.Json) -> NoReturn:
+    """Serve until pytest goes; `fields` are those of a StartTemplate."""
+    start = codec.decode(StartTemplate, fields)
+    boot.die_with_parent(start.parent, signal.SIGTERM)
     control = Lines(socket.socket(fileno=descriptor))
     failure = fork_server.import_modules(PRELOAD)
     fork_server.keep_shared()
@@ -49,10 +41,10 @@ def main(descriptor: int, start: Message) -> NoReturn:
         while signal.SIGTERM not in signals.arrived():
             _report_ended(servers, control)
             ready = readable([control.socket, signals.descriptor])
-            received = control.receive() if control.socket in ready else []
+            received = control.receive(ForkServer) if control.socket in ready else []
             if received is None:
                 break
-            for _ in received:  # each asks for a rank server
+            for _ in received:
                 servers.add(_fork_server(control, signals, failure))
         for pid in servers:
             os.kill(pid, signal.SIGTERM)  # which ends its ranks, then itself
@@ -70,12 +62,7 @@ def _report_ended(servers: set[int], control: Lines) -> None:
         if ended:
             servers.remove(pid)
         if status:
-            message = ServerMessage(
-                ServerKind.SERVER_ENDED,
-                pid=pid,
-                status=os.waitstatus_to_exitcode(status),
-            )
-            control.send(codec.encode_message(message))
+            control.send(ServerEnded(pid, os.waitstatus_to_exitcode(status)))
 
 
 def _fork_server(

@@ -8,8 +8,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import fields
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar, overload
 
 import msgspec
 
@@ -32,7 +31,8 @@ class CodecError(DdpPerfError, ValueError):
 
 
 def encode(value: object) -> Json:
-    """Return a record, or any nest of tuples and mappings of records, as plain values of JSON.
+    """Return a record or a message, or any nest of tuples and mappings of them, as plain values of
+    JSON.
 
     Floats stay exact; `dumps` rounds. Raises CodecError for a value of any other type.
     """
@@ -40,18 +40,6 @@ def encode(value: object) -> Json:
         return msgspec.to_builtins(value, enc_hook=_plain)
     except (TypeError, NotImplementedError) as error:
         raise CodecError("", str(error)) from None
-
-
-def encode_message(message: Any) -> Json:
-    """Return a dataclass as `encode`, without the fields that have their defaults: most messages
-    need few."""
-    return encode(
-        {
-            f.name: value
-            for f in fields(message)
-            if (value := getattr(message, f.name)) != f.default
-        }
-    )
 
 
 def _plain(value: Any) -> Json:
@@ -65,9 +53,17 @@ def _plain(value: Any) -> Json:
     raise NotImplementedError(f"{type(value).__name__} has no form in JSON")
 
 
-def decode(cls: type[T], data: object) -> T:
-    """Return the record that `encode` made `data` from; raises CodecError with the place of what is
-    wrong.
+@overload
+def decode(cls: type[T], data: object) -> T: ...
+
+
+@overload
+def decode(cls: object, data: object) -> Any: ...
+
+
+def decode(cls: Any, data: object) -> Any:
+    """Return the record that `encode` made `data` from, or the one of a union of messages; raises
+    CodecError with the place of what is wrong.
 
     Unknown keys are ignored, and those with a default may be missing: another version may have
     written them.
@@ -77,6 +73,16 @@ def decode(cls: type[T], data: object) -> T:
     except msgspec.ValidationError as error:
         problem, _, place = str(error).partition(" - at `$")
         raise CodecError(place.strip(".`"), problem[:1].lower() + problem[1:]) from None
+
+
+def to_json(value: object) -> bytes:
+    """Return JSON for another process: what `encode` returns, on one line. Infinity is allowed."""
+    return json.dumps(encode(value)).encode()
+
+
+def from_json(cls: type[T], text: bytes) -> T:
+    """Return the record that `to_json` made `text` from; raises as `decode`."""
+    return decode(cls, json.loads(text))
 
 
 def loads(text: bytes) -> Json:

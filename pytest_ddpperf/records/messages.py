@@ -1,16 +1,18 @@
-"""Messages between processes, sent as JSON.
+"""Messages between processes, sent as JSON: one class for each kind.
 
-First those between pytest (`launch.server_client`) and its rank server (`rank.fork_server`), then
-those between a leading pytest (`remote`) and a remote one (`plugin.leader_connection`): orders
-and events. Each is of a kind that says what it means and which fields it has.
+First those between pytest (`launch.server_client`) and its rank server (`rank.fork_server`), and
+what a rank reads at its start. Then those between a leading pytest (`remote`) and a remote one
+(`plugin.leader_connection`): orders and events. `ServerRequest`, `ServerAnswer`, `Order` and
+`Event` are the unions that a receiver decodes and takes apart by `match`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import KW_ONLY, dataclass, field
-from enum import Enum
-from typing import Any, Literal
+from dataclasses import dataclass, field
+from typing import Any
+
+from msgspec import Struct
 
 from pytest_ddpperf.records.plan import Plan
 from pytest_ddpperf.records.samples import (
@@ -21,72 +23,165 @@ from pytest_ddpperf.records.samples import (
     Verdict,
 )
 
+
+class Message(Struct, frozen=True, tag_field="kind", tag=True, omit_defaults=True):
+    """A message; "kind" in its JSON is the name of its class."""
+
+
+# --- between pytest and a template (`rank.template`), from which rank servers are forked
+
+
+class StartTemplate(Message, frozen=True):
+    """The first message to a template: import what all ranks need."""
+
+    sys_path: tuple[str, ...]
+    parent: int  # pytest's pid: the template dies with it
+
+
+class ForkServer(Message, frozen=True):
+    """Fork a rank server. Its end of its connection comes along."""
+
+
+class ServerEnded(Message, frozen=True):
+    """A rank server has ended."""
+
+    pid: int
+    status: int  # negative for a signal
+
+
 # --- between pytest and its rank server
 
 
-class ServerKind(Enum):
-    """The requests of pytest and the answers to them: first those of a template (`rank.template`),
-    from which rank servers are forked, then those of a rank server.
+class StartServer(Message, frozen=True):
+    """The first message to a rank server: import the modules to `preload`, then serve. The file for
+    its output comes along."""
 
-    A comment says what to do or what has happened, and with which fields of `ServerMessage`.
-    """
-
-    # The first message to a template: import what all ranks need, with `sys_path` and `parent`
-    # (pytest's pid: the template dies with it).
-    START_TEMPLATE = "start template"
-    # its end of the connection to the rank server comes along
-    FORK_SERVER = "fork server"
-    SERVER_ENDED = "server ended"  # the rank server `pid` has ended, with `status`
-
-    # The first message to a rank server: import the modules to `preload`, then serve; with
-    # `sys_path`, `environ`, `cwd`, `trees` (the fields of `wire.source_trees.Trees` if there are
-    # two) and `folder` (removed if pytest goes without a word; "" for none). The file for its
-    # output comes along.
-    START_SERVER = "start server"
-    # ranks find their request in `folder`, which the server removes if pytest cannot
-    BEGIN_LAUNCH = "begin launch"
-    # fork a `rank`; its end of its channel comes along: RANK_FORKED
-    FORK_RANK = "fork rank"
-    # fork a process that holds the store of several nodes; a bound socket comes along
-    HOLD_STORE = "hold store"
-    # send SIGSTOP to the ranks and to all that they started: RANKS_PAUSED
-    PAUSE_RANKS = "pause ranks"
-    RESUME_RANKS = "resume ranks"  # send SIGCONT to them
-    # resume the ranks and send SIGQUIT to each: faulthandler writes its stacks
-    DUMP_STACKS = "dump stacks"
-    END_LAUNCH = "end launch"  # kill what is left of the launch: LAUNCH_ENDED
-    # nothing more will come: pytest ends this server, or itself, in order
-    STOP_SERVER = "stop server"
-
-    SERVER_READY = "server ready"  # all modules are imported, in the process `pid`
-    # a module could not be imported (`traceback`); the server has ended
-    SERVER_FAILED = "server failed"
-    RANK_FORKED = "rank forked"  # a `rank` has started as `pid`
-    # the process `pid` has ended by itself, with `status`, at `when`
-    RANK_ENDED = "rank ended"
-    RANKS_PAUSED = "ranks paused"  # the signals were sent
-    LAUNCH_ENDED = "launch ended"  # no process of the launch is left
+    sys_path: tuple[str, ...]
+    environ: Mapping[str, str]
+    cwd: str
+    preload: tuple[str, ...]
+    trees: (
+        dict[str, Any] | None
+    )  # the fields of `wire.source_trees.Trees` if there are two
+    folder: str  # removed if pytest goes without a word; "" for none
 
 
-@dataclass(frozen=True, slots=True)
-class ServerMessage:
-    """A message to or from a template or a rank server. Only the fields that `ServerKind` names for
-    its kind have a meaning."""
+class BeginLaunch(Message, frozen=True):
+    """Ranks find their `RankRequest` in `folder`, which the server removes if pytest cannot."""
 
-    kind: ServerKind
-    _: KW_ONLY
-    sys_path: tuple[str, ...] = ()
-    environ: Mapping[str, str] | None = None
-    cwd: str = ""
-    parent: int = 0
-    preload: tuple[str, ...] = ()
-    trees: dict[str, Any] | None = None
-    folder: str = ""
-    rank: int = 0
-    pid: int = 0
-    status: int = 0  # negative for a signal
-    when: float = 0.0  # seconds of the monotonic clock
-    traceback: str = ""
+    folder: str
+
+
+class ForkRank(Message, frozen=True):
+    """Fork a rank: RankForked. Its end of its channel comes along."""
+
+    rank: int
+
+
+class HoldStore(Message, frozen=True):
+    """Fork a process that holds the store of several nodes. A bound socket comes along."""
+
+
+class PauseRanks(Message, frozen=True):
+    """Send SIGSTOP to the ranks and to all that they started: RanksPaused."""
+
+
+class ResumeRanks(Message, frozen=True):
+    """Send SIGCONT to the ranks and to all that they started."""
+
+
+class DumpStacks(Message, frozen=True):
+    """Resume the ranks and send SIGQUIT to each: faulthandler writes its stacks."""
+
+
+class EndLaunch(Message, frozen=True):
+    """Kill what is left of the launch: LaunchEnded."""
+
+
+class StopServer(Message, frozen=True):
+    """Nothing more will come: pytest ends this server, or itself, in order."""
+
+
+ServerRequest = (
+    BeginLaunch
+    | ForkRank
+    | HoldStore
+    | PauseRanks
+    | ResumeRanks
+    | DumpStacks
+    | EndLaunch
+    | StopServer
+)
+
+
+class ServerReady(Message, frozen=True):
+    """All modules are imported, in the process `pid`."""
+
+    pid: int
+
+
+class ServerFailed(Message, frozen=True):
+    """A module could not be imported; the server has ended."""
+
+    traceback: str
+
+
+class RankForked(Message, frozen=True):
+    """A rank has started."""
+
+    rank: int
+    pid: int
+
+
+class RankEnded(Message, frozen=True):
+    """A process of the launch has ended by itself."""
+
+    pid: int
+    status: int  # negative for a signal
+    when: float  # seconds of the monotonic clock
+
+
+class RanksPaused(Message, frozen=True):
+    """The signals of PauseRanks were sent."""
+
+
+class LaunchEnded(Message, frozen=True):
+    """No process of the launch is left."""
+
+
+ServerAnswer = (
+    ServerReady | ServerFailed | RankForked | RankEnded | RanksPaused | LaunchEnded
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankRequest:
+    """What the ranks of a launch on this node read at their start, from a file in its folder."""
+
+    plan: Plan
+    in_stretches: bool  # whether they pause between stretches of their window
+    environ: Mapping[str, str]  # without RANK and LOCAL_RANK
+    node: int
+    processes: tuple[int, ...]  # those of the plan that this node starts
+    store: tuple[str, int] | None  # address and port where the nodes meet
+    cwd: str
+    sys_path: list[str]
+    argv: list[str]
+    cpus: tuple[
+        tuple[int, ...], ...
+    ]  # process of this node x core; empty where not pinned
+    threads: int  # of a rank whose environment asks for none; 0: torch's choice
+    modules: Mapping[str, str]  # that pytest collected: name -> file
+    # the fields of `wire.source_trees.Trees`: report what is used from there
+    trees: dict[str, Any] | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resting:
+    """What a rank of a paused launch says when it has come to rest."""
+
+    steps: int  # of its window
+    step_ns: int  # of each, about; 0 without a warm-up
 
 
 # --- between a leading pytest and a remote one
@@ -105,10 +200,10 @@ class Sources:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartPytest:
     """The first message to a remote pytest: collect these tests, then do what the leader orders.
-    Answer: HELLO."""
+    Answer: Hello."""
 
     sys_path: list[str] | None  # None for the interpreter's own
-    version: str  # of the plugin; a remote pytest of another one sends HELLO and ends
+    version: str  # of the plugin; a remote pytest of another one sends Hello and ends
     parent: int  # the pid of the process that started it: it dies with that
     trees: dict[str, Any]  # the fields of `wire.source_trees.Trees`
     # removed by the rank server there if the process that started it cannot
@@ -128,144 +223,326 @@ class StartPytest:
     interface: str = ""  # to the other nodes
 
 
-class OrderKind(Enum):
-    """The orders of a leader: to a remote pytest and, from CHECK_ALIVE on, to the process that runs
-    that of a node.
-
-    A comment says what to do, with which fields of `Order`, and by which event it is answered.
-    """
-
-    # `nodeid`: READY when it asks for a measurement or a call, TEST_ENDED at its end
-    RUN_TEST = "run test"
-    MEASURE_AS = "measure as"  # use this `plan` instead of the one in READY
-    LAUNCH = "launch"  # take one launch of so many `steps`: LAUNCHED or LAUNCH_FAILED
-    # start a launch and pause it after its warm-up: PAUSED or LAUNCH_FAILED
-    PAUSE_LAUNCH = "pause launch"
-    # run so many `steps` of the paused launch: STRETCH_DONE or LAUNCH_FAILED
-    RUN_STRETCH = "run stretch"
-    # take a launch of `plan`, which does not count: LAUNCHED or LAUNCH_FAILED
-    SAMPLE_STACKS = "sample stacks"
-    DELIVER = "deliver"  # end the paused launch: LAUNCHED or LAUNCH_FAILED
-    DROP = "drop"  # end the paused launch, whatever comes of it: DROPPED
-    # Go on with the test. On several nodes with what the leader got: `samples`, `verdict` and
-    # `fails` of a measurement, `results` of a call, or an `error` to raise.
-    END_MEASUREMENT = "end measurement"
-    LEAVE_TEST = "leave test"  # give up what the test asked for: TEST_ENDED
-    # those of the node's cores or devices: LOCKS_ACQUIRED or LAUNCH_FAILED
-    ACQUIRE_LOCKS = "acquire locks"
-    RELEASE_LOCKS = "release locks"
-    # Start this node's ranks of a launch of `plan`, which meet at `store`: RANK_FAILED for each
-    # that fails, SHARE_SETTLED when all have delivered, LAUNCH_FAILED if they cannot be started.
-    TAKE_SHARE = "take share"
-    # let the ranks end, for all nodes have delivered: SHARE_ENDED
-    RELEASE_RANKS = "release ranks"
-    # end the ranks where they are, perhaps `at_deadline`: SHARE_ENDED
-    STOP_RANKS = "stop ranks"
-
-    CHECK_ALIVE = "check alive"  # ALIVE
-    SEND_CLOCK = "send clock"  # CLOCK_READY, then the time for each byte that comes
-    START_PYTEST = "start pytest"  # with further `arguments`
-    GIVE_UP = "give up"  # end the pytest, which was silent for so many `seconds`: DIED
-    EXIT = "exit"  # end the pytest, then exit with `status`
+# The orders of a leader. The docstring of each names the event that answers it.
 
 
-NO_PLAN = Plan(world_size=0, backend="", device="")  # of messages without one
+class RunTest(Message, frozen=True):
+    """Run a test: Ready when it asks for a measurement or a call, TestEnded at its end."""
+
+    nodeid: str
 
 
-@dataclass(frozen=True, slots=True)
-class Order:
-    """A message of a leader. Only the fields that `OrderKind` names for its kind have a meaning."""
+class MeasureAs(Message, frozen=True):
+    """Use this plan instead of the one in ReadyToMeasure."""
 
-    kind: OrderKind
-    _: KW_ONLY
-    nodeid: str = ""
-    plan: Plan = NO_PLAN
-    steps: int | None = None  # None: the launch decides by its plan
+    plan: Plan
+
+
+class TakeLaunch(Message, frozen=True):
+    """Take one launch of so many steps: Launched or LaunchFailed."""
+
+    steps: int | None  # None: the launch decides by its plan
+
+
+class PauseLaunch(Message, frozen=True):
+    """Start a launch and pause it after its warm-up: Paused or LaunchFailed."""
+
+    steps: int | None  # as in TakeLaunch
+
+
+class RunStretch(Message, frozen=True):
+    """Run so many steps of the paused launch: StretchDone or LaunchFailed."""
+
+    steps: int
+
+
+class SampleStacks(Message, frozen=True):
+    """Take a launch of `plan`, which does not count: Launched or LaunchFailed."""
+
+    plan: Plan
+
+
+class Deliver(Message, frozen=True):
+    """End the paused launch: Launched or LaunchFailed."""
+
+
+class Drop(Message, frozen=True):
+    """End the paused launch, whatever comes of it: Dropped."""
+
+
+class EndMeasurement(Message, frozen=True):
+    """Go on with the test, on several nodes with what the leader got."""
+
     samples: tuple[LaunchSamples, ...] = ()
     verdict: Verdict | None = None
     fails: bool = False  # whether the test fails by its verdict
-    results: tuple[bytes, ...] = ()  # pickled, by rank
-    error: str | None = None
-    store: tuple[str, int] | None = None  # address and port
-    at_deadline: bool = False  # whether the time of the launch is over
-    arguments: tuple[str, ...] = ()
-    seconds: float = 0.0
-    status: int = 0  # of the leader's process
 
 
-class EventKind(Enum):
-    """The events that a remote pytest reports to its leader; from NODE_JOINED on the process that
-    runs that of a node.
+class EndCall(Message, frozen=True):
+    """Go on with the test that asked for a call."""
 
-    A comment says what has happened, and which fields of `Event` say more.
-    """
-
-    HELLO = "hello"  # the process has started, with this `version` of the plugin
-    COLLECTED = "collected"  # `tests`, `sources`, and `file_errors` of collection
-    # the rank server has started and found these `facts`
-    SERVER_STARTED = "server started"
-    # The test asks for a measurement or a call: `asks_for`, `label`, `plan` and, of several nodes,
-    # its `number` within the test. Of a measurement `batch_size`, `facts` and `gate`, too.
-    READY = "ready"
-    LAUNCHED = "launched"  # the launch has ended: `samples` has one item
-    LAUNCH_FAILED = "launch failed"  # why: `text`
-    # the launch has warmed up: its window has `steps`, each of about `step_seconds`
-    PAUSED = "paused"
-    STRETCH_DONE = "stretch done"
-    DROPPED = "dropped"  # the paused launch has ended
-    # what failed: `text`; what failed outside of the test's call, again: `apart`
-    TEST_ENDED = "test ended"
-    # of the launch under way: the first rank's `phase`, and its `step` of so many
-    # `steps`
-    PROGRESS = "progress"
-    # another process has the lock: `resources` has one item
-    WAITING_FOR_LOCK = "waiting for lock"
-    LOCKS_ACQUIRED = "locks acquired"  # this node has locked these `resources`
-    RANK_FAILED = "rank failed"  # `errors` has one item
-    SHARE_SETTLED = "share settled"  # all ranks of this node have delivered `results`
-    # All ranks of this node have ended: `errors`, `waiting`, `output`, `notes`, and `results`
-    # unless SHARE_SETTLED was sent.
-    SHARE_ENDED = "share ended"
-
-    # the first event of a node: its `host`, `lock_order` and `versions`
-    NODE_JOINED = "node joined"
-    ALIVE = "alive"
-    CLOCK_READY = "clock ready"  # what follows is no event, but the time
-    DIED = "died"  # the pytest there ended, or could not be started: `text`
+    results: tuple[bytes, ...]  # pickled, by rank
 
 
-@dataclass(frozen=True, slots=True)
-class Event:
-    """A message to a leader. Only the fields that `EventKind` names for its kind have a meaning."""
+class RaiseError(Message, frozen=True):
+    """Raise the error of the leader in the test, in place of a measurement or a result."""
 
-    kind: EventKind
-    _: KW_ONLY
-    version: str = ""
-    tests: tuple[str, ...] = ()  # node ids
-    file_errors: Mapping[str, str] = field(default_factory=dict)  # by file
-    sources: Sources | None = None
-    facts: Mapping[str, Scalar] = field(default_factory=dict)
-    asks_for: Literal["a measurement", "a call"] = "a measurement"
-    label: str = ""  # the name of the measurement or of the function
-    plan: Plan = NO_PLAN
-    number: int = 0
+    error: str
+
+
+class LeaveTest(Message, frozen=True):
+    """Give up what the test asked for: TestEnded."""
+
+
+class AcquireLocks(Message, frozen=True):
+    """Lock the node's cores or devices: LocksAcquired or LaunchFailed."""
+
+
+class ReleaseLocks(Message, frozen=True):
+    """Release the locks of AcquireLocks."""
+
+
+class TakeShare(Message, frozen=True):
+    """Start this node's ranks of a launch of `plan`: RankFailed for each that fails, ShareSettled
+    when all have delivered, LaunchFailed if they cannot be started."""
+
+    plan: Plan
+    store: tuple[str, int]  # address and port where the ranks of all nodes meet
+
+
+class ReleaseRanks(Message, frozen=True):
+    """Let the ranks end, for all nodes have delivered: ShareEnded."""
+
+
+class StopRanks(Message, frozen=True):
+    """End the ranks where they are: ShareEnded."""
+
+    at_deadline: bool  # whether the time of the launch is over
+
+
+# To the process that runs the pytest of a node.
+
+
+class CheckAlive(Message, frozen=True):
+    """Give a sign of life: Alive."""
+
+
+class SendClock(Message, frozen=True):
+    """Send ClockReady, then the time for each byte that comes."""
+
+
+class RunPytest(Message, frozen=True):
+    """Start the pytest of the node, with further arguments."""
+
+    arguments: tuple[str, ...]
+
+
+class GiveUp(Message, frozen=True):
+    """End the pytest, which was silent for so many seconds: Died."""
+
+    seconds: float
+
+
+class Exit(Message, frozen=True):
+    """End the pytest, then exit with the status of the leader's process."""
+
+    status: int
+
+
+PytestOrder = (
+    RunTest
+    | MeasureAs
+    | TakeLaunch
+    | PauseLaunch
+    | RunStretch
+    | SampleStacks
+    | Deliver
+    | Drop
+    | EndMeasurement
+    | EndCall
+    | RaiseError
+    | LeaveTest
+    | AcquireLocks
+    | ReleaseLocks
+    | TakeShare
+    | ReleaseRanks
+    | StopRanks
+)
+NodeOrder = CheckAlive | SendClock | RunPytest | GiveUp | Exit
+Order = PytestOrder | NodeOrder
+
+
+# The events that a remote pytest reports to its leader.
+
+
+class Hello(Message, frozen=True):
+    """The process has started, with this version of the plugin."""
+
+    version: str
+
+
+class Collected(Message, frozen=True):
+    """The tests are collected."""
+
+    tests: tuple[str, ...]  # node ids
+    file_errors: Mapping[str, str]  # of collection, by file
+    sources: Sources
+
+
+class ConftestFailed(Message, frozen=True):
+    """A conftest at the root of what is collected cannot be loaded: the process ends."""
+
+
+class ServerStarted(Message, frozen=True):
+    """The rank server has started and found these facts."""
+
+    facts: Mapping[str, Scalar]
+
+
+class ReadyToCall(Message, frozen=True):
+    """The test asks for a call of the function `label`."""
+
+    label: str
+    plan: Plan
+    number: int = 0  # of several nodes: of what the test asked for, from 1 on
+
+
+class ReadyToMeasure(Message, frozen=True):
+    """The test asks for the measurement `label`."""
+
+    label: str
+    plan: Plan
+    number: int = 0  # as in ReadyToCall
     batch_size: int | None = None
+    facts: Mapping[str, Scalar] = {}
     gate: bool = False  # whether it is to be compared
-    samples: tuple[LaunchSamples, ...] = ()
-    text: str = ""
-    apart: str = ""
-    phase: int = 0  # a `wire.channels.Phase`
-    step: int = 0
-    steps: int = 0
-    step_seconds: float = 0.0
-    resources: tuple[str, ...] = ()  # cores or devices, as paths
-    errors: tuple[RankError, ...] = ()  # `when` by the clock of the node
+
+
+Ready = ReadyToCall | ReadyToMeasure
+
+
+class Launched(Message, frozen=True):
+    """The launch has ended."""
+
+    samples: LaunchSamples
+
+
+class LaunchFailed(Message, frozen=True):
+    """What was ordered failed."""
+
+    why: str
+
+
+class Paused(Message, frozen=True):
+    """The launch has warmed up: its window has `steps`."""
+
+    steps: int
+    step_seconds: float  # of each, about
+
+
+class StretchDone(Message, frozen=True):
+    """All ranks rest again."""
+
+
+class Dropped(Message, frozen=True):
+    """The paused launch has ended."""
+
+
+class TestEnded(Message, frozen=True):
+    """The test has ended."""
+
+    __test__ = False  # it is no test of pytest's
+
+    why: str = ""  # what failed
+    apart: str = ""  # what failed outside of the test's call, again
+
+
+class Progress(Message, frozen=True):
+    """Where the first rank of the launch under way is."""
+
+    phase: int  # a `wire.channels.Phase`
+    step: int
+    steps: int
+
+
+class WaitingForLock(Message, frozen=True):
+    """Another process has the lock."""
+
+    resource: str  # a core or a device, as a path
+
+
+class LocksAcquired(Message, frozen=True):
+    """This node has locked these cores or devices."""
+
+    resources: tuple[str, ...]  # paths
+
+
+class RankFailed(Message, frozen=True):
+    """A rank of this node has failed."""
+
+    error: RankError  # `when` by the clock of the node, as in ShareEnded: it says nothing here
+
+
+class ShareSettled(Message, frozen=True):
+    """All ranks of this node have delivered."""
+
+    results: Mapping[int, bytes]  # by rank
+
+
+class ShareEnded(Message, frozen=True):
+    """All ranks of this node have ended."""
+
+    errors: tuple[RankError, ...] = ()
     # of ranks that had not failed, but waited for others
     waiting: tuple[RankError, ...] = ()
     output: tuple[RankOutput, ...] = ()
     notes: tuple[str, ...] = ()
-    results: Mapping[int, bytes] = field(default_factory=dict)  # by rank
-    host: str = ""
-    lock_order: str = ""  # the place of the host's locks among those of all hosts
-    # of what has to be the same on all nodes
-    versions: Mapping[str, str] = field(default_factory=dict)
+    results: Mapping[int, bytes] = {}  # by rank, unless ShareSettled was sent
+
+
+# Of the process that runs the pytest of a node.
+
+
+class NodeJoined(Message, frozen=True):
+    """The first event of a node."""
+
+    host: str
+    lock_order: str  # the place of the host's locks among those of all hosts
+    versions: Mapping[str, str]  # of what has to be the same on all nodes
+
+
+class Alive(Message, frozen=True):
+    """The sign of life of CheckAlive."""
+
+
+class ClockReady(Message, frozen=True):
+    """What follows is no event, but the time."""
+
+
+class Died(Message, frozen=True):
+    """The pytest there ended, or could not be started."""
+
+    why: str
+
+
+PytestEvent = (
+    Hello
+    | Collected
+    | ConftestFailed
+    | ServerStarted
+    | Ready
+    | Launched
+    | LaunchFailed
+    | Paused
+    | StretchDone
+    | Dropped
+    | TestEnded
+    | Progress
+    | WaitingForLock
+    | LocksAcquired
+    | RankFailed
+    | ShareSettled
+    | ShareEnded
+)
+NodeEvent = NodeJoined | Alive | ClockReady | Died
+Event = PytestEvent | NodeEvent

@@ -11,9 +11,23 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from pytest_ddpperf.launch import Observer
-from pytest_ddpperf.launch.remote_ranks import Clock, Offset, RemoteRanks
+from pytest_ddpperf.launch.remote_ranks import Clock, RemoteRanks
 from pytest_ddpperf.records.errors import BaseSideError
-from pytest_ddpperf.records.messages import Event, EventKind, Order, OrderKind
+from pytest_ddpperf.records.messages import (
+    AcquireLocks,
+    Event,
+    LaunchFailed,
+    LocksAcquired,
+    Order,
+    RankFailed,
+    ReleaseLocks,
+    ReleaseRanks,
+    ShareEnded,
+    ShareSettled,
+    StopRanks,
+    TakeShare,
+    TestEnded,
+)
 from pytest_ddpperf.records.plan import Plan
 from pytest_ddpperf.records.samples import RankError, RankOutput
 from pytest_ddpperf.remote.node import Node
@@ -30,8 +44,7 @@ class _Part:
     """What came of one node's."""
 
     member: Node
-    before: Offset
-    after: Offset | None = None
+    clock: Clock | None = None
     settled: bool = False
     over: bool = False
     failed: set[int] = field(default_factory=set)  # ranks
@@ -50,13 +63,8 @@ class Parts(RemoteRanks):
         names: Mapping[int, str],
     ) -> None:
         """`names` are those of all processes in errors."""
-        self._plan, self._store, self._members, self._names = (
-            plan,
-            store,
-            members,
-            names,
-        )
-        self._parts: list[_Part] = []
+        self._plan, self._store, self._names = plan, store, names
+        self._parts = [_Part(member) for member in members]
         self._reported = False  # that it is over, or given up
         self._given_up = math.inf  # when
         self.errors: list[RankError] = []
@@ -76,18 +84,14 @@ class Parts(RemoteRanks):
 
     def clocks(self) -> Mapping[int, Clock]:
         return {
-            process: Clock(first=part.before, last=part.after or part.before)
+            process: part.clock
             for part in self._parts
+            if part.clock is not None
             for process in self._plan.part(part.member.number)
         }
 
     def begin(self) -> None:
-        for member in self._members:
-            part = _Part(member, Offset(at_ns=0, ns=0, half_width_ns=math.inf))
-            self._parts.append(part)
-            with self._watched(part):
-                part.before = member.line.offset()
-        self._send(Order(OrderKind.TAKE_SHARE, plan=self._plan, store=self._store))
+        self._send(TakeShare(self._plan, self._store))
 
     def _send(self, order: Order) -> None:
         for part in self._parts:
@@ -104,52 +108,42 @@ class Parts(RemoteRanks):
                     self._take(part, event)
 
     def _take(self, part: _Part, event: Event) -> None:
+        match event:
+            case RankFailed(error):
+                self._failed(part, [error])
+            case ShareSettled(results):
+                part.settled = True
+                self.results |= results
+            case ShareEnded():
+                self._share_ended(part, event)
+            case LaunchFailed(why):
+                self._end(part, why)
+            case TestEnded():
+                problem = "the test ended there during a launch"
+                self._end(part, part.member.tests.ended(event, problem))
+
+    def _share_ended(self, part: _Part, event: ShareEnded) -> None:
+        part.over = True
         self.results |= event.results
-        if event.kind is EventKind.RANK_FAILED:
-            self._failed(part, event.errors)
-        elif event.kind is EventKind.SHARE_SETTLED:
-            part.settled = True
-        elif event.kind is EventKind.SHARE_ENDED:
-            part.over = True
-            # What had not failed before was given up when all were: who was at fault, its place
-            # says, and not its time.
-            self._failed(part, event.errors, self._given_up)
-            part.waiting = [self._by_our_clock(part, error) for error in event.waiting]
-            self.output += event.output
-            self.notes += event.notes
-        elif event.kind in (EventKind.LAUNCH_FAILED, EventKind.TEST_ENDED):
-            problem = "the test ended there during a launch"
-            if event.kind is EventKind.TEST_ENDED:
-                part.member.tests.ended(event, problem)
-            self._end(part, event.text or problem)
+        # What had not failed before was given up when all were: who was at fault, its place says,
+        # and not its time.
+        self._failed(part, event.errors, self._given_up)
+        part.waiting += event.waiting
+        self.output += event.output
+        self.notes += event.notes
 
     def _failed(
         self, part: _Part, errors: Sequence[RankError], when: float = math.inf
     ) -> None:
+        """Add errors, in the order in which they arrive here; `when` is the latest time."""
+        when = min(when, time.monotonic())
         for error in errors:
             if error.rank not in part.failed:
-                ours = self._by_our_clock(part, error)
                 part.failed.add(error.rank)
-                self.errors.append(replace(ours, when=min(ours.when, when)))
-
-    def _by_our_clock(self, part: _Part, error: RankError) -> RankError:
-        """Return an error with its time by the clock of this node, so that errors of all nodes are
-        in order."""
-        return replace(error, when=error.when - part.before.ns / 1e9)
+                self.errors.append(replace(error, when=when))
 
     def name(self, process: int) -> str:
         return self._names[process]
-
-    def _measure_offsets(self) -> None:
-        """Measure the offsets after the window, if all is well. A node that cannot be asked any
-        more is an error though it has delivered: its clock is unknown."""
-        for part in self._parts if not self.errors else ():
-            if part.after is None:
-                try:
-                    part.after = part.member.line.offset()
-                except BaseSideError as error:
-                    part.over = True
-                    self.errors.append(part.member.lost(self._plan, str(error)))
 
     @contextmanager
     def _watched(self, part: _Part) -> Iterator[None]:
@@ -165,19 +159,25 @@ class Parts(RemoteRanks):
             self.errors.append(part.member.lost(self._plan, problem))
 
     def release(self) -> None:
-        self._measure_offsets()
-        self._send_to_all(Order(OrderKind.RELEASE_RANKS))
+        """Let the processes end, once the clocks are compared. A node that cannot be asked any more
+        is an error though it has delivered: its clock is unknown."""
+        for part in self._parts:
+            try:
+                part.clock = part.member.line.clock()
+            except BaseSideError as error:
+                part.over = True
+                self.errors.append(part.member.lost(self._plan, str(error)))
+        self._end_ranks(ReleaseRanks())
 
     def stop(self, when: float, *, at_deadline: bool) -> None:
         if not self._reported:
             self._given_up = when
-        self._send_to_all(Order(OrderKind.STOP_RANKS, at_deadline=at_deadline))
+        self._end_ranks(StopRanks(at_deadline))
 
-    def _send_to_all(self, order: Order) -> None:
-        if self._reported:
-            return
-        self._reported = True
-        self._send(order)
+    def _end_ranks(self, order: ReleaseRanks | StopRanks) -> None:
+        if not self._reported:
+            self._reported = True
+            self._send(order)
 
     def await_end(self) -> None:
         until = time.monotonic() + _END_SECONDS
@@ -193,7 +193,6 @@ class Parts(RemoteRanks):
                 break
             readable(self.channels(), _TICK_SECONDS)
             self.receive()
-        self._measure_offsets()
         for part in self._parts if self.errors else ():
             self.errors += part.waiting
             part.waiting = []
@@ -235,7 +234,7 @@ def alone(
 def _alone_on(
     member: Node, there: _RemoteObserver, late: ExitStack
 ) -> Iterator[Sequence[str]]:
-    member.line.send(Order(OrderKind.ACQUIRE_LOCKS))
+    member.line.send(AcquireLocks())
     try:
         resources = _await_locks(member, there)
     except _SameMachine:
@@ -245,17 +244,22 @@ def _alone_on(
         yield resources
     finally:
         with suppress(BaseSideError):
-            member.line.send(Order(OrderKind.RELEASE_LOCKS))
+            member.line.send(ReleaseLocks())
 
 
 def _await_locks(member: Node, observer: Observer) -> Sequence[str]:
     """Wait until it holds the locks; return of which resources. Raises BaseSideError."""
     event = member.line.receive(observer, _FOR_EVER)
-    if event.kind is EventKind.TEST_ENDED:
-        member.tests.ended(event, "the test ended there before it measured")
-    if event.kind is not EventKind.LOCKS_ACQUIRED:
-        raise BaseSideError(f"{member}: {event.text or event.kind.value}")
-    return event.resources
+    match event:
+        case LocksAcquired(resources):
+            return resources
+        case TestEnded():
+            why = member.tests.ended(event, "the test ended there before it measured")
+        case LaunchFailed(why):
+            pass
+        case _:
+            why = f"it reported {type(event).__name__}"
+    raise BaseSideError(f"{member}: {why}")
 
 
 def _request_end(member: Node, there: _RemoteObserver) -> None:
@@ -263,7 +267,7 @@ def _request_end(member: Node, there: _RemoteObserver) -> None:
     there.taken.clear()
     with suppress(BaseSideError):
         _await_locks(member, there)
-        member.line.send(Order(OrderKind.RELEASE_LOCKS))
+        member.line.send(ReleaseLocks())
 
 
 class _SameMachine(BaseSideError):

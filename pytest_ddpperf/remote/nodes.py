@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import os
 import secrets
 import socket
@@ -10,20 +9,29 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
-from dataclasses import replace
 from pathlib import Path
+
+import msgspec
 
 from pytest_ddpperf.launch import Observer
 from pytest_ddpperf.launch.remote_ranks import RemoteRanks
 from pytest_ddpperf.records.errors import BaseSideError, DdpPerfError, NodesError
-from pytest_ddpperf.records.messages import Event, EventKind, Order, OrderKind, Sources
+from pytest_ddpperf.records.messages import (
+    EndCall,
+    EndMeasurement,
+    NodeJoined,
+    RaiseError,
+    Ready,
+    Sources,
+)
 from pytest_ddpperf.records.plan import Plan
 from pytest_ddpperf.records.samples import Scalar
 from pytest_ddpperf.remote import rendezvous
+from pytest_ddpperf.remote.interfaces import address_of, interface_of, link_of
 from pytest_ddpperf.remote.node import Node
 from pytest_ddpperf.remote.node_launch import Parts, alone
 from pytest_ddpperf.remote.process import START_SECONDS
-from pytest_ddpperf.remote.rendezvous import Role, TorchrunStore, interface_of, link_of
+from pytest_ddpperf.remote.torchrun import Role, TorchrunStore
 from pytest_ddpperf.wire.boot import contents, listen
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
@@ -39,15 +47,10 @@ def _host_order() -> str:
     return f"{socket.gethostname()} {contents(_BOOT_ID)}".strip()
 
 
-def describe_node(versions: Mapping[str, str]) -> Event:
+def describe_node(versions: Mapping[str, str]) -> NodeJoined:
     """Return what a node reports when it joins; `versions` are of what has to be the same on all
     nodes."""
-    return Event(
-        EventKind.NODE_JOINED,
-        host=socket.gethostname(),
-        lock_order=_host_order(),
-        versions=versions,
-    )
+    return NodeJoined(socket.gethostname(), _host_order(), versions)
 
 
 class OtherNodes:
@@ -66,7 +69,7 @@ class OtherNodes:
         reported = secrets.token_hex(32) if not given else ""
         self._key = (given or reported).encode()
         try:
-            self.address = _address_of(role.address)
+            self.address = address_of(role.address)
             self._door = self._closing.enter_context(listen(self.address))
         except OSError as error:
             raise NodesError(
@@ -192,8 +195,8 @@ class OtherNodes:
 
     @contextmanager
     def together(
-        self, nodeid: str, ready: Event, nodes: int
-    ) -> Iterator[Callable[[Order], None]]:
+        self, nodeid: str, ready: Ready, nodes: int
+    ) -> Iterator[Callable[[EndMeasurement | EndCall | RaiseError], None]]:
         """Let the test run on so many nodes up to what it asks for here; raises BaseSideError if it
         asks for something else there. The function that is yielded sends the order that ends the
         measurement or call. If an error does, the nodes get it, and go on to the end of the test,
@@ -207,12 +210,12 @@ class OtherNodes:
                     node.begin(nodeid)
             for node in taking_part:
                 with _named(node):
-                    node.await_ready(replace(ready, number=self._asked))
+                    node.await_ready(msgspec.structs.replace(ready, number=self._asked))
         except BaseSideError:
             self._end_test()  # else some would wait for what comes of it
             raise
 
-        def end(order: Order) -> None:
+        def end(order: EndMeasurement | EndCall | RaiseError) -> None:
             """Send an order to all that are still there; the next test reports those that are
             not."""
             for node in taking_part:
@@ -222,7 +225,7 @@ class OtherNodes:
         try:
             yield end
         except DdpPerfError as error:
-            end(Order(OrderKind.END_MEASUREMENT, error=str(error)))
+            end(RaiseError(str(error)))
             raise
 
     def leave(self) -> None:
@@ -260,29 +263,6 @@ def _as_nodes_error() -> Iterator[None]:
         yield
     except BaseSideError as error:
         raise NodesError(str(error)) from None
-
-
-def _address_of(name: str) -> str:
-    """An address of this node by its name: one that others reach, if there is one. Raises
-    OSError."""
-    found = [
-        str(where[0])
-        for *_, where in socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
-    ]
-    abroad = [
-        address
-        for address in found
-        if not ipaddress.ip_address(address.partition("%")[0]).is_loopback
-    ]
-    if abroad or name in (found[0], "localhost"):
-        return abroad[0] if abroad else found[0]
-    # A name that is this host's own for itself (Debian's 127.0.1.1): the address that it is known
-    # by outside.
-    with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
-        # nothing is sent; of a network that there is not (RFC 5737)
-        asking.connect(("192.0.2.1", 9))
-        return str(asking.getsockname()[0])
-    return found[0]
 
 
 @contextmanager

@@ -13,24 +13,33 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn, TypeVar
 
 from pytest_ddpperf.launch import Observer, describe_end
-from pytest_ddpperf.launch.failed_ranks import await_stacks
-from pytest_ddpperf.records import codec
+from pytest_ddpperf.launch.stacks import await_stacks
 from pytest_ddpperf.records.errors import BaseSideError
 from pytest_ddpperf.records.messages import (
+    Collected,
+    ConftestFailed,
     Event,
-    EventKind,
+    Hello,
+    LaunchFailed,
+    LeaveTest,
     Order,
-    OrderKind,
+    Progress,
+    RunTest,
+    ServerStarted,
     Sources,
     StartPytest,
+    TestEnded,
+    WaitingForLock,
 )
 from pytest_ddpperf.records.samples import Scalar
 from pytest_ddpperf.version import __version__
 from pytest_ddpperf.wire import boot
 from pytest_ddpperf.wire.channels import Lines, Phase, readable
+
+_E = TypeVar("_E")
 
 
 class Line(ABC):
@@ -65,15 +74,28 @@ class Line(ABC):
             while self._pending:
                 until = time.monotonic() + patience
                 event = self._pending.pop(0)
-                if event.kind is EventKind.PROGRESS:
-                    observer.progress(Phase(event.phase), event.step, event.steps, ())
-                elif event.kind is EventKind.WAITING_FOR_LOCK:
-                    observer.waiting(Path(event.resources[0]))
-                else:
-                    return event
+                match event:
+                    case Progress(phase, step, steps):
+                        observer.progress(Phase(phase), step, steps, ())
+                    case WaitingForLock(resource):
+                        observer.waiting(Path(resource))
+                    case _:
+                        return event
             if not self._arrives(max(0.0, until - time.monotonic())):
                 self.give_up(patience)
             self._take_in()
+
+    def expect(self, kind: type[_E], patience: float) -> _E:
+        """Return the next event, which has to be of this kind; raises BaseSideError as
+        `receive`."""
+        event: _E = self.checked(self.receive(Observer(), patience), kind)
+        return event
+
+    def checked(self, event: Event, kind: Any) -> Any:
+        """Return an event of this kind; raises BaseSideError if it is of another."""
+        if not isinstance(event, kind):
+            raise BaseSideError(f"{self.name} reported {type(event).__name__}")
+        return event
 
     def _arrives(self, patience: float) -> bool:
         """Whether there is something to take in within so many seconds, its end included."""
@@ -142,18 +164,18 @@ class RemotePytest(Line):
                 self._die("was stopped by a signal")
 
     def send(self, order: Order | StartPytest) -> None:
-        if isinstance(order, Order):
+        if not isinstance(order, StartPytest):
             self._end_seconds = _END_SECONDS
         try:
-            self._lines.send(codec.encode_message(order))
+            self._lines.send(order)
         except OSError:
             self._die(f"died: {self._exit()}")
 
     def _take_in(self) -> None:
-        arrived = self._lines.receive()
+        arrived = self._lines.receive(Event)
         if arrived is None:
             self._die(f"died: {self._exit()}")
-        self._pending += [codec.decode(Event, message) for message in arrived]
+        self._pending += arrived
 
     def give_up(self, patience: float) -> NoReturn:
         process, log = self._child.process, self._child.log.fileno()
@@ -200,6 +222,7 @@ class Tests:
         self.known: frozenset[str] = frozenset()
         self.sources: Sources | None = None  # what it runs, once it has collected
         self._errors: Mapping[str, str] = {}  # of collection, by file
+        self.lacks_conftest = False  # whether it ended because of one
         self._started = False  # whether it has a rank server
         self._test = ""  # that it is in
         # tests of which no further measurement will come, and why
@@ -207,7 +230,7 @@ class Tests:
 
     def hello(self, seconds: float) -> None:
         """Raises BaseSideError if there is another version of the plugin."""
-        version = self._line.receive(Observer(), seconds).version
+        version = self._line.expect(Hello, seconds).version
         if version != __version__:
             raise BaseSideError(
                 f"there is pytest-ddpperf {version}, here {__version__}"
@@ -216,11 +239,13 @@ class Tests:
     def collect(self, seconds: float) -> None:
         """Wait until it has collected; raises BaseSideError."""
         event = self._line.receive(Observer(), seconds)
-        self.known, self._errors, self.sources = (
-            frozenset(event.tests),
-            event.file_errors,
-            event.sources,
-        )
+        if isinstance(event, ConftestFailed):
+            self.lacks_conftest = True
+            event = self._line.receive(Observer(), seconds)  # says how it ended
+        collected: Collected = self._line.checked(event, Collected)
+        self.known = frozenset(collected.tests)
+        self._errors = collected.file_errors
+        self.sources = collected.sources
 
     def why_missing(self, nodeid: str) -> str:
         """Why it has no such test; "" if it has."""
@@ -240,7 +265,7 @@ class Tests:
         if self._started or self._line.dead:
             return {}
         self._started = True
-        return self._line.receive(Observer(), START_SECONDS).facts
+        return self._line.expect(ServerStarted, START_SECONDS).facts
 
     def enter(self, nodeid: str) -> None:
         """Let a test run there, if it is not in it already, up to what it asks for; raises
@@ -254,33 +279,40 @@ class Tests:
             raise BaseSideError(self.why_missing(nodeid))
         if self._test != nodeid:
             self.leave()
-            self._line.send(Order(OrderKind.RUN_TEST, nodeid=nodeid))
+            self._line.send(RunTest(nodeid))
             self._test = nodeid
 
     def receive(self, observer: Observer, otherwise: str) -> Event:
         """Return the next event of the test that it is in; raises BaseSideError, with the event's
         text or `otherwise`, if the test ended."""
         event = self._line.receive(observer, self._patience)
-        if event.kind is EventKind.TEST_ENDED:
-            self.ended(event, otherwise)
-            raise BaseSideError(event.text or otherwise)
+        if isinstance(event, TestEnded):
+            raise BaseSideError(self.ended(event, otherwise))
         return event
 
-    def ended(self, event: Event, otherwise: str) -> None:
-        """Note that the test that it is in has ended, with the event's text or `otherwise`."""
-        self._ended[self._test] = event.text or otherwise
-        self._test = ""
+    def expect(self, kind: Any, observer: Observer, otherwise: str) -> Any:
+        """Return the next event of the test, which has to be of this kind; raises BaseSideError as
+        `receive`, and if what was asked of it failed."""
+        event = self.receive(observer, otherwise)
+        if isinstance(event, LaunchFailed):
+            raise BaseSideError(event.why)
+        return self._line.checked(event, kind)
 
-    def ask(self, observer: Observer, order: Order) -> Event:
-        """Send an order to a launch and return the answer; raises BaseSideError."""
+    def ended(self, event: TestEnded, otherwise: str) -> str:
+        """Note that the test that it is in has ended; return why, or `otherwise`."""
+        self._ended[self._test] = why = event.why or otherwise
+        self._test = ""
+        return why
+
+    def ask(self, observer: Observer, order: Order, answer: type[_E]) -> _E:
+        """Send an order to a launch and return its answer; raises BaseSideError."""
         if self._line.dead or not self._test:  # there is no test that could answer
             raise BaseSideError(self._line.dead or next(reversed(self._ended.values())))
         with self.output_shown_once():
             self._line.send(order)
-            event = self.receive(observer, "the test ended there during a launch")
-        if event.kind is EventKind.LAUNCH_FAILED:
-            raise BaseSideError(event.text)
-        return event
+            ended = "the test ended there during a launch"
+            event: _E = self.expect(answer, observer, ended)
+            return event
 
     def leave(self) -> str:
         """End the test there and wait for it; return what failed there outside of its call, or
@@ -294,7 +326,7 @@ class Tests:
             return False
         self._test = ""
         try:
-            self._line.send(Order(OrderKind.LEAVE_TEST))
+            self._line.send(LeaveTest())
         except BaseSideError:  # the next test will report it
             return False
         return True
@@ -303,13 +335,12 @@ class Tests:
         """Wait until the test has ended (after `request_end`); return what went wrong with the
         process, if anything."""
         try:
-            while (
-                event := self._line.receive(Observer(), self._patience)
-            ).kind is not EventKind.TEST_ENDED:
-                pass
+            while True:
+                event = self._line.receive(Observer(), self._patience)
+                if isinstance(event, TestEnded):
+                    return event.apart
         except BaseSideError as error:
             return str(error)
-        return event.apart
 
     @contextmanager
     def output_shown_once(self) -> Iterator[None]:

@@ -1,5 +1,4 @@
-"""How the pytests of several nodes find each other, by torchrun's variables and store, and connect:
-both ends prove that they know the secret of the run.
+"""How the pytests of several nodes connect: both ends prove that they know the secret of the run.
 
 The proof is the one of `multiprocessing.connection`: an HMAC of a random challenge, in both
 directions.
@@ -7,25 +6,18 @@ directions.
 
 from __future__ import annotations
 
-import ipaddress
 import os
 import socket
 import struct
-import sys
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
-from pathlib import Path
 
-from pytest_ddpperf.launch.server_client import inherited
 from pytest_ddpperf.records.errors import NodesError
-from pytest_ddpperf.remote.node import keep_watch
-from pytest_ddpperf.wire import boot
-from pytest_ddpperf.wire.channels import Lines, Message, readable
+from pytest_ddpperf.wire.channels import Lines, readable
 
 VARIABLE = "DDPPERF_SECRET"
 
@@ -143,152 +135,17 @@ def _prove(connected: socket.socket, secret: bytes, node: int) -> None:
         raise NodesError("it closed the connection") from None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Role:
-    """Of one pytest among those of several nodes."""
-
-    node: int
-    nodes: int
-    local_rank: int
-    address: str  # MASTER_ADDR
-    port: int  # MASTER_PORT, of torchrun's own store
-    hosted: bool  # whether torchrun holds that store; else the first process is to
-    run: str  # the id of torchrun's run
-
-    @property
-    def leads(self) -> bool:
-        """Whether this pytest decides, judges and reports."""
-        return self.node == 0 and self.local_rank == 0
-
-    @property
-    def follows(self) -> bool:
-        """Whether it launches the ranks of its node for the leader."""
-        return self.node > 0 and self.local_rank == 0
+# For the kernel to say that the other end of an idle connection is not there: idle, between probes,
+# how many. (With TCP_USER_TIMEOUT probes would be of no account, and an end that is busy and does
+# not read would be taken for gone.)
+_KEEP_ALIVE = {"TCP_KEEPIDLE": 4, "TCP_KEEPINTVL": 2, "TCP_KEEPCNT": 3}
 
 
-def role(environ: Mapping[str, str]) -> Role | None:
-    """None where torchrun started none, or those of one node. Raises NodesError for what we cannot
-    work with."""
-    if (
-        "TORCHELASTIC_RUN_ID" not in environ
-        or environ.get("GROUP_WORLD_SIZE", "1") == "1"
-    ):
-        return None
-    try:
-        found = Role(
-            node=int(environ["GROUP_RANK"]),
-            nodes=int(environ["GROUP_WORLD_SIZE"]),
-            local_rank=int(environ["LOCAL_RANK"]),
-            address=environ["MASTER_ADDR"],
-            port=int(environ["MASTER_PORT"]),
-            hosted=environ.get("TORCHELASTIC_USE_AGENT_STORE", "False") == "True",
-            run=environ["TORCHELASTIC_RUN_ID"],
-        )
-    except (KeyError, ValueError) as error:
-        raise NodesError(
-            f"torchrun's variables are incomplete: {type(error).__name__}: {error}"
-        ) from None
-    if environ.get("TORCHELASTIC_MAX_RESTARTS", "0") != "0":
-        raise NodesError("torchrun --max-restarts is not supported: use 0")
-    return found
-
-
-_GET_ADDRESS = 0x8915  # SIOCGIFADDR, Linux
-_IPV6 = Path("/proc/net/if_inet6")
-_CLASS = Path("/sys/class/net")
-
-
-def interface_of(address: str) -> str:
-    """Its name; "" where the system does not tell."""
-    wanted = ipaddress.ip_address(address.partition("%")[0])
-    if wanted.version == 6:
-        for line in boot.contents(_IPV6).splitlines():
-            found, *_, name = line.split()
-            if ipaddress.ip_address(bytes.fromhex(found)) == wanted:
-                return name
-        return ""
-    for name, address_of_it in _ipv4():
-        if address_of_it == wanted:
-            return name
-    # An address of an alias, or of a network that is an interface's as a whole: 127.0.1.1 is lo's.
-    return "lo" if wanted.is_loopback else ""
-
-
-def _ipv4() -> list[tuple[str, ipaddress.IPv4Address]]:
-    found = []
-    with (
-        suppress(ImportError),
-        socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking,
-    ):
-        import fcntl
-
-        for _, name in socket.if_nameindex():
-            with suppress(OSError):  # one without an address
-                reported = fcntl.ioctl(
-                    asking.fileno(),
-                    _GET_ADDRESS,
-                    struct.pack("256s", name.encode()[:15]),
-                )
-                found.append((name, ipaddress.IPv4Address(reported[20:24])))
-    return found
-
-
-def link_of(name: str) -> str:
-    """What kind of link an interface is, and its rate, if the system says so: "ethernet 25000
-    Mb/s"."""
-    folder = _CLASS / name
-    kind = {"1": "ethernet", "32": "infiniband", "772": "loopback"}.get(
-        boot.contents(folder / "type"), ""
-    )
-    rate = boot.contents(folder / "speed")  # "" of a link that is down, or virtual
-    return f"{kind} {rate} Mb/s".strip() if rate.isdigit() and rate != "0" else kind
-
-
-_END_SECONDS = 5.0
-_LONGER_SECONDS = 60.0  # than it was asked for: to import torch, and to say so
-_SHOWN = 4000  # characters of what it wrote
-
-
-class TorchrunStore:
-    """torchrun's store, asked by a process of its own, which imports torch; `close` ends it.
-
-    With `reported`, where the first node listens, the process says that to the others until it
-    ends; without, it waits for it.
-    """
-
-    def __init__(
-        self, role: Role, seconds: float, reported: Message | None = None
-    ) -> None:
-        self._seconds, self._answer = seconds, Message()
-        self._child = boot.Child(
-            sys.executable, "pytest_ddpperf.rank.group", inherited(os.environ)
-        )
-        start = {
-            "sys_path": boot.search_path(),
-            "parent": os.getpid(),
-            "address": role.address,
-            "port": role.port,
-            "hosts": reported is not None and not role.hosted,
-            "key": f"ddpperf/{role.run}",
-            "tell": reported,
-            "seconds": seconds,
-        }
-        self._child.lines.send(start)
-
-    def answer(self) -> Message:
-        """Wait until it is said, or return what was said; raises NodesError."""
-        if not self._answer:
-            messages = None
-            if readable([self._child.lines.socket], self._seconds + _LONGER_SECONDS):
-                messages = self._child.lines.receive()
-            if not messages:
-                written = self._child.output()[-_SHOWN:].rstrip()
-                raise NodesError(f"torchrun's store did not answer\n{written}".rstrip())
-            if "error" in messages[0]:
-                raise NodesError(f"torchrun's store: {messages[0]['error']}")
-            self._answer = messages[0]
-        return self._answer
-
-    def close(self) -> None:
-        """End the process: no node waits any more."""
-        self._child.close(_END_SECONDS)
+def keep_watch(connected: socket.socket) -> None:
+    """Let the kernel notice within about ten seconds that the other end has gone without a word;
+    and send at once."""
+    connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in _KEEP_ALIVE.items():
+        if hasattr(socket, name):  # Linux
+            connected.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)

@@ -14,6 +14,9 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
+
+import msgspec
 
 from pytest_ddpperf import text
 from pytest_ddpperf.launch import Observer
@@ -28,12 +31,22 @@ from pytest_ddpperf.records.errors import (
     GitError,
 )
 from pytest_ddpperf.records.messages import (
-    Event,
-    EventKind,
-    Order,
-    OrderKind,
+    Deliver,
+    Drop,
+    Dropped,
+    EndMeasurement,
+    Launched,
+    LeaveTest,
+    MeasureAs,
+    Paused,
+    PauseLaunch,
+    ReadyToMeasure,
+    RunStretch,
+    SampleStacks,
     Sources,
     StartPytest,
+    StretchDone,
+    TakeLaunch,
 )
 from pytest_ddpperf.records.plan import Plan
 from pytest_ddpperf.records.samples import LaunchSamples
@@ -247,20 +260,17 @@ def for_people(file: str) -> bool:
 class RemotePausedLaunch:
     over = False
 
-    def __init__(self, paused: Event, ask: Callable[[Order], Event]) -> None:
-        """`paused` says that it is; `ask` sends an order and returns the answer, or raises
+    def __init__(self, paused: Paused, ask: Callable[..., Any]) -> None:
+        """`ask` sends an order and returns the answer, which has to be of a kind, or raises
         BaseSideError."""
-        self.steps, self.step_seconds, self._ask = (
-            paused.steps,
-            paused.step_seconds,
-            ask,
-        )
+        self.steps, self.step_seconds = paused.steps, paused.step_seconds
+        self._ask = ask
 
     def stretch(self, steps: int) -> None:
         """Run so many steps, of which the first is not counted; returns when all ranks rest. Raises
         BaseSideError."""
         try:
-            self._ask(Order(OrderKind.RUN_STRETCH, steps=steps))
+            self._ask(RunStretch(steps), StretchDone)
         except BaseSideError:
             self.over = True
             raise
@@ -268,20 +278,19 @@ class RemotePausedLaunch:
     def deliver(self) -> LaunchSamples:
         """End it and return its samples; raises BaseSideError."""
         self.over = True
-        return self._ask(Order(OrderKind.DELIVER)).samples[0]
+        launched: Launched = self._ask(Deliver(), Launched)
+        return launched.samples
 
     def drop(self) -> None:
         """End it as `deliver` does, clean-up included, whatever comes of it."""
         if not self.over:
             self.over = True
             with suppress(BaseSideError):
-                self._ask(Order(OrderKind.DROP))
+                self._ask(Drop(), Dropped)
 
 
 # Beyond what a launch may take: whoever hangs there says so before we say it of the whole side.
 _SILENCE_SECONDS = 10.0
-# How pytest says that a conftest at the root of what is collected cannot be imported.
-_CONFTEST = "while loading conftest"
 
 
 class BaseSide:
@@ -407,7 +416,7 @@ class BaseSide:
         try:
             self.tests.collect(self._to_start)
         except BaseSideError as error:
-            if _CONFTEST in str(error):
+            if self.tests.lacks_conftest:
                 return  # which every test will report: it lacks the code
             raise AgainstError(self._option, str(error)) from None
         there = self.tests.sources
@@ -461,25 +470,26 @@ class BaseSide:
 
     # --- one test
 
-    def begin(self, nodeid: str, label: str, plan: Plan) -> Event:
+    def begin(self, nodeid: str, label: str, plan: Plan) -> ReadyToMeasure:
         """Let a test run there up to its measurement of this name, which has the `plan` here;
-        return what it asks for there (`EventKind.READY`). Raises BaseSideError."""
+        return what it asks for there. Raises BaseSideError."""
         with self.tests.output_shown_once():
             return self._begin(nodeid, label, plan)
 
-    def _begin(self, nodeid: str, label: str, here: Plan) -> Event:
+    def _begin(self, nodeid: str, label: str, here: Plan) -> ReadyToMeasure:
         self.tests.enter(nodeid)
         ended = f"the test ended there without measuring {label or 'anything'}"
-        ready = self.tests.receive(Observer(), ended)
+        next_ready = partial(self.tests.expect, ReadyToMeasure, Observer(), ended)
+        ready: ReadyToMeasure = next_ready()
         # here nobody doubted that one
         while self._invocation.own_tests and ready.label != label:
-            self.remote_pytest.send(Order(OrderKind.LAUNCH, steps=1))
-            if self.tests.receive(Observer(), ended).kind is EventKind.LAUNCHED:
-                self.remote_pytest.send(Order(OrderKind.END_MEASUREMENT))
-            ready = self.tests.receive(Observer(), ended)
+            self.remote_pytest.send(TakeLaunch(steps=1))
+            if isinstance(self.tests.receive(Observer(), ended), Launched):
+                self.remote_pytest.send(EndMeasurement())
+            ready = next_ready()
         if ready.label != label:
             # it would wait for ever
-            self.remote_pytest.send(Order(OrderKind.LEAVE_TEST))
+            self.remote_pytest.send(LeaveTest())
             raise BaseSideError(
                 f"there the test measured {ready.label!r} where it measures {label!r} here"
             )
@@ -491,21 +501,19 @@ class BaseSide:
                     f"there the test has {plan.roles or 'ranks'}, here {here.roles or 'ranks'}"
                 )
             plan = plan.measured_as(here)
-            self.remote_pytest.send(Order(OrderKind.MEASURE_AS, plan=plan))
-        return replace(ready, plan=plan)
+            self.remote_pytest.send(MeasureAs(plan))
+        return msgspec.structs.replace(ready, plan=plan)
 
     def measure(self, observer: Observer, steps: int | None) -> LaunchSamples:
         """Take one launch of the measurement that `begin` reached; raises BaseSideError.
 
         `steps` is the length of the window; None leaves that to the launch.
         """
-        return self.tests.ask(observer, Order(OrderKind.LAUNCH, steps=steps)).samples[0]
+        return self.tests.ask(observer, TakeLaunch(steps), Launched).samples
 
     def sample_stacks(self, observer: Observer, plan: Plan) -> LaunchSamples:
         """Take a further launch, of this `plan`, which samples stacks; raises BaseSideError."""
-        return self.tests.ask(
-            observer, Order(OrderKind.SAMPLE_STACKS, plan=plan)
-        ).samples[0]
+        return self.tests.ask(observer, SampleStacks(plan), Launched).samples
 
     @contextmanager
     def pause(
@@ -513,7 +521,7 @@ class BaseSide:
     ) -> Iterator[RemotePausedLaunch]:
         """Yield a launch as `measure` takes it, which has warmed up and is paused; it ends with the
         context."""
-        paused = self.tests.ask(observer, Order(OrderKind.PAUSE_LAUNCH, steps=steps))
+        paused = self.tests.ask(observer, PauseLaunch(steps), Paused)
         with dropping(
             RemotePausedLaunch(paused, partial(self.tests.ask, observer))
         ) as launch:
@@ -522,7 +530,7 @@ class BaseSide:
     def end_measurement(self) -> None:
         """Let the test go on: its measurement is over."""
         with suppress(BaseSideError):  # the next test will report it
-            self.remote_pytest.send(Order(OrderKind.END_MEASUREMENT))
+            self.remote_pytest.send(EndMeasurement())
 
     def leave(self) -> None:
         """End the test there, and wait for it."""

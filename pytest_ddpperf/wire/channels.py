@@ -2,8 +2,7 @@
 
 Three channels, all of one machine: JSON lines with file descriptors between pytest and the rank
 server; frames from a rank to pytest; the board, memory that every rank writes and pytest reads, so
-that a rank's phase and step are known even of a rank that was killed. Standard library only: both
-sides import it.
+that a rank's phase and step are known even of a rank that was killed.
 """
 
 from __future__ import annotations
@@ -20,9 +19,8 @@ from enum import IntEnum
 from pathlib import Path
 from typing import Any
 
+from pytest_ddpperf.records import codec
 from pytest_ddpperf.records.plan import Plan
-
-Message = dict[str, Any]
 
 
 def readable(
@@ -50,17 +48,20 @@ class Lines:
         self._begun: list[bytes] = []
         self._descriptors: list[int] = []
 
-    def send(self, message: Message, descriptor: int | None = None) -> None:
-        data = json.dumps(message).encode() + b"\n"
+    def send(self, message: object, descriptor: int | None = None) -> None:
+        """Send a record; raises OSError."""
+        data = codec.to_json(message) + b"\n"
         if descriptor is None:
             self.socket.sendall(data)
         else:
             sent = socket.send_fds(self.socket, [data], [descriptor])
             self.socket.sendall(data[sent:])
 
-    def receive(self) -> list[Message] | None:
-        """All messages that have arrived, waiting for bytes if there are none; None at the end of
-        the stream, and where it broke or, of a socket with a timeout, nothing came in time."""
+    def receive(self, kind: object = Any) -> list[Any] | None:
+        """Return all messages that have arrived, waiting for bytes if there are none; None at the
+        end of the stream, and where it broke or, of a socket with a timeout, nothing came in time.
+
+        `kind` is their type, or the union of their types; raises CodecError for any other."""
         try:
             data, descriptors, _, _ = socket.recv_fds(self.socket, 1 << 16, 64)
         except OSError:
@@ -74,7 +75,7 @@ class Lines:
             self._begun.clear()
         if begun:
             self._begun.append(begun)
-        return [json.loads(line) for line in ended]
+        return [codec.decode(kind, json.loads(line)) for line in ended]
 
     def take_descriptor(self) -> int:
         """Return the oldest descriptor that has arrived with a message and was not taken yet."""
@@ -85,11 +86,9 @@ class Kind(IntEnum):
     """The frames of a rank."""
 
     RESULT = 1  # the pickled result; the launch needs one from every rank
-    ERROR = 2  # JSON: the fields of a RankError
+    ERROR = 2  # JSON: a RankError
     DONE = 3  # clean-up has ended, nothing more will come
-    # JSON: steps and step_ns of a paused launch (`launch.paused_launch`); a word says
-    # what comes next
-    RESTING = 4
+    RESTING = 4  # JSON: a Resting; a word says what comes next
 
 
 _HEADER = struct.Struct(">BQ")

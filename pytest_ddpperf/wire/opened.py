@@ -130,16 +130,12 @@ class _Notes:
             "import": self._imported,
             "sqlite3.connect": self._opened,
             "ctypes.dlopen": self._loaded,
-            "subprocess.Popen": self._started,
-            "os.posix_spawn": lambda path, arguments, environ: self._started(
-                path, arguments, None, environ
+            "subprocess.Popen": lambda path, arguments, folder, environ: self._executed(
+                path, arguments, environ
             ),
-            "os.exec": lambda path, arguments, environ: self._started(
-                path, arguments, None, environ
-            ),
-            "os.system": lambda command: self._started(
-                "sh", ("sh", "-c", command), None, None
-            ),
+            "os.posix_spawn": self._executed,
+            "os.exec": self._executed,
+            "os.system": lambda command: self._executed("sh", ("sh", "-c", command)),
         }
 
     def _opened(self, path: Any, mode: object = None, flags: int = 0) -> None:
@@ -148,26 +144,26 @@ class _Notes:
         path = os.path.abspath(os.fsdecode(path))
         if path in self._seen:
             return
-        folder, name = os.path.split(path)
-        real = os.path.realpath(os.path.join(_real_folder(folder), name))
-        if self._trees.within(real) is not None and (
-            is_code(real) or self._data < _MOST
-        ):
-            self._data += not is_code(real)
-            self._add(_FILE, real)
         if len(self._seen) >= _REMEMBERED:
             self._seen.clear()
         self._seen.add(path)
+        folder, name = os.path.split(path)
+        real = os.path.realpath(os.path.join(_real_folder(folder), name))
+        if self._trees.within(real) is None:
+            return
+        if not is_code(real):
+            if self._data == _MOST:
+                return
+            self._data += 1
+        self._add(_FILE, real)
 
     def _imported(self, module: str, path: str | None, *_: object) -> None:
         if path:  # of an extension module, which Python does not open itself
             self._opened(path)
 
     def _loaded(self, name: Any) -> None:
-        if (
-            os.sep not in (path := os.fsdecode(name))
-            or os.path.abspath(path) in self._seen
-        ):
+        path = os.fsdecode(name)
+        if os.sep not in path or os.path.abspath(path) in self._seen:
             return
         self._opened(path)
         real = os.path.realpath(path)
@@ -175,33 +171,15 @@ class _Notes:
         if self._trees.within(real) is None and not installed:
             self._add(_LIBRARY, real)
 
-    def _started(
-        self,
-        path: Any,
-        arguments: Sequence[Any],
-        folder: object,
-        environ: Mapping[Any, Any] | None,
+    def _executed(
+        self, path: Any, arguments: Any, environ: Mapping[Any, Any] | None = None
     ) -> None:
         words = [os.fsdecode(word) for word in arguments or (path,)]
         for word in words:
             if os.path.isfile(word):
                 self._opened(word)
         is_python = _PYTHON.fullmatch(words[0]) is not None
-        given = (
-            os.environ
-            if environ is None
-            else {os.fsdecode(k): os.fsdecode(v) for k, v in environ.items()}
-        )
-        proved = FOLDER in given and CHILDREN in given.get("PYTHONPATH", "").split(
-            os.pathsep
-        )
-        in_shell = os.path.basename(words[0]) in _SHELLS
-        parts = (
-            [part.strip("'\"") for word in words for part in word.split()]
-            if in_shell
-            else words
-        )
-        if (is_python and not proved) or _ignores_variables(parts):
+        if (is_python and not _is_watched(environ)) or _ignores_variables(words):
             self._add(_PROCESS, " ".join(words))
 
     def _add(self, kind: str, what: str) -> None:
@@ -209,9 +187,21 @@ class _Notes:
             log.write(os.fsencode(f"{kind}{what}\0"))
 
 
+def _is_watched(environ: Mapping[Any, Any] | None) -> bool:
+    """Whether an interpreter with these variables, or with this process's, comes to
+    `begin_child`."""
+    if environ is None:
+        given: Mapping[str, str] = os.environ
+    else:
+        given = {os.fsdecode(k): os.fsdecode(v) for k, v in environ.items()}
+    return FOLDER in given and CHILDREN in given.get("PYTHONPATH", "").split(os.pathsep)
+
+
 def _ignores_variables(words: Sequence[str]) -> bool:
     """Whether a command starts an interpreter that does not read PYTHONPATH, or does not import
     sitecustomize."""
+    if os.path.basename(words[0]) in _SHELLS:
+        words = [part.strip("'\"") for word in words for part in word.split()]
     return any(
         _has_option(words[place + 1 :])
         for place, word in enumerate(words)
@@ -236,13 +226,13 @@ class Opened:
     """What the processes of a launch opened, by the list in its folder."""
 
     def __init__(self, folder: str) -> None:
-        try:
-            with open(os.path.join(folder, _NAME), "rb") as log:
-                self._lines = sorted(
-                    {os.fsdecode(line) for line in log.read().split(b"\0")[:-1]}
-                )
-        except FileNotFoundError:
-            self._lines = []
+        self._lines: list[str] = []
+        with (
+            suppress(FileNotFoundError),
+            open(os.path.join(folder, _NAME), "rb") as log,
+        ):
+            lines = log.read().split(b"\0")[:-1]
+            self._lines = sorted({os.fsdecode(line) for line in lines})
 
     def _noted(self, kind: str) -> list[str]:
         return [line[1:] for line in self._lines if line.startswith(kind)]
@@ -252,12 +242,9 @@ class Opened:
         either tree."""
         for real in map(_source, self._noted(_FILE)):
             within = trees.within(real)
-            if (
-                within is not None
-                and not _is_metadata(within)
-                and not trees.keeps(within)
-            ):
-                yield within, real
+            if within is None or _is_metadata(within) or trees.keeps(within):
+                continue
+            yield within, real
 
     def digests(self, trees: Trees, before: float) -> dict[str, str]:
         """Return the digest of each file that exists. It is "" if the file was modified at or after
@@ -266,9 +253,8 @@ class Opened:
         found = {}
         for within, real in self.files(trees):
             with suppress(OSError):
-                found[within] = (
-                    file_digest(real) if os.stat(real).st_mtime < before else ""
-                )
+                is_older = os.stat(real).st_mtime < before
+                found[within] = file_digest(real) if is_older else ""
         return found
 
     @property

@@ -104,15 +104,9 @@ def _state(function: FunctionType) -> dict[str, Any]:
     }
 
 
-_KEPT = (
-    "__name__",
-    "__qualname__",
-    "__module__",
-    "__doc__",
-    "__defaults__",
-    "__kwdefaults__",
-    "__annotations__",
-)
+_KEPT = """
+    __name__ __qualname__ __module__ __doc__ __defaults__ __kwdefaults__ __annotations__
+""".split()
 
 
 def _contents(cell: CellType) -> tuple[Any, ...]:
@@ -169,11 +163,9 @@ def install(files: Mapping[str, str]) -> None:
     """
     parents: dict[str, Path] = {}
     for name, file in files.items():
-        folder = (
-            Path(file).parent
-            if Path(file).name != "__init__.py"
-            else Path(file).parents[1]
-        )
+        folder = Path(file).parent
+        if _is_package(file):
+            folder = folder.parent
         while name := name.rpartition(".")[0]:
             parents.setdefault(name, folder)
             folder = folder.parent
@@ -182,7 +174,7 @@ def install(files: Mapping[str, str]) -> None:
         file = files.get(name)
         if file is None:
             return None
-        package = [str(Path(file).parent)] if Path(file).name == "__init__.py" else None
+        package = [str(Path(file).parent)] if _is_package(file) else None
         return spec_from_file_location(name, file, submodule_search_locations=package)
 
     def find_parent(name: str, *_: object) -> ModuleSpec | None:
@@ -192,10 +184,13 @@ def install(files: Mapping[str, str]) -> None:
             name, None, is_package=True
         )
 
-    finders: list[Any] = [
-        SimpleNamespace(find_spec=find) for find in (find_module, find_parent)
-    ]
-    sys.meta_path[:] = [finders[0], *sys.meta_path, finders[1]]
+    first: Any = SimpleNamespace(find_spec=find_module)
+    last: Any = SimpleNamespace(find_spec=find_parent)
+    sys.meta_path[:] = [first, *sys.meta_path, last]
+
+
+def _is_package(file: str) -> bool:
+    return Path(file).name == "__init__.py"
 
 
 def loads(data: bytes) -> tuple[str, Any, tuple[Any, ...]]:

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from pytest_ddpperf.launch import Launcher, failed_ranks, placement, run, server_client
+from pytest_ddpperf.launch import Launcher, placement, run, server_client, stacks
 from pytest_ddpperf.launch.paused_launch import PausedLaunch
 from pytest_ddpperf.records.plan import Plan
 from pytest_ddpperf.records.samples import LaunchSamples
@@ -221,8 +221,8 @@ def _without_hurry() -> Iterator[None]:
         patch.setattr(run, "_GRACE_SECONDS", 60.0)
         patch.setattr(run, "_CAUSE_GRACE_SECONDS", 60.0)
         patch.setattr(server_client, "_END_SECONDS", 60.0)
-        patch.setattr(failed_ranks, "_STACKS_LOOK_SECONDS", 0.3)
-        patch.setattr(failed_ranks, "_STACKS_LONGEST_SECONDS", 30.0)
+        patch.setattr(stacks, "_STACKS_LOOK_SECONDS", 0.3)
+        patch.setattr(stacks, "_STACKS_LONGEST_SECONDS", 30.0)
         patch.setattr(placement, "quota_cores", lambda root: None)
         yield
 

@@ -16,7 +16,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from pytest_ddpperf.launch import failed_ranks
+from pytest_ddpperf.launch import stacks
 from pytest_ddpperf.records.errors import LaunchError
 from tests.launch.conftest import Bench, arrive, hang
 
@@ -75,7 +75,7 @@ def test_the_rank_that_hangs_is_first_and_those_that_wait_for_it_follow(
 def test_a_program_that_handles_the_signal_for_stacks_did_not_end_in_time(
     bench: Bench, says: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(failed_ranks, "_STACKS_LONGEST_SECONDS", 1.0)
+    monkeypatch.setattr(stacks, "_STACKS_LONGEST_SECONDS", 1.0)
 
     def handle(number: int, frame: object) -> None:
         if says.startswith("sys"):

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_ddpperf.launch.launcher import completions
+from pytest_ddpperf.launch.collect import completions
 
 
 def test_completions_add_up_to_the_wall_time_of_the_window() -> None:

@@ -19,9 +19,9 @@ from pytest_ddpperf.rank import (
     environment,
     fork_server,
     group,
-    lifecycle,
     loop_states,
     modules,
+    process,
     sampling,
     sent,
     stamps,
@@ -485,10 +485,10 @@ def test_a_program_that_allocates_device_memory_in_its_window_is_told(
         assert loops.run(step).unfit == unfit
 
 
-def rank_on(device: str, channel: Any, entered: list[Phase]) -> lifecycle.Rank:
+def rank_on(device: str, channel: Any, entered: list[Phase]) -> process.Rank:
     board: Any = SimpleNamespace(enter=lambda rank, phase, when: entered.append(phase))
     plan = Plan(world_size=1, backend="nccl", device=device)
-    return lifecycle.Rank(0, plan, board, channel, None, in_stretches=False)
+    return process.Rank(0, plan, board, channel, None, in_stretches=False)
 
 
 def test_nothing_is_sent_if_the_device_reports_an_error(

@@ -21,6 +21,7 @@ from pytest_ddpperf.launch import (
     output,
     placement,
     run,
+    stacks,
 )
 from pytest_ddpperf.launch import launcher as launcher_module
 from pytest_ddpperf.launch.failed_ranks import (
@@ -28,15 +29,15 @@ from pytest_ddpperf.launch.failed_ranks import (
     describe_end,
     describe_exit,
     launch_error,
-    waits_for_others,
 )
 from pytest_ddpperf.launch.launcher import _facts as facts_of_ranks
-from pytest_ddpperf.launch.remote_ranks import Part
-from pytest_ddpperf.launch.run import Peer
-from pytest_ddpperf.launch.server_client import LaunchRequest, for_ranks, recorded
+from pytest_ddpperf.launch.ranks import Peer
+from pytest_ddpperf.launch.remote_ranks import Part, RemoteRanks
+from pytest_ddpperf.launch.request import LaunchRequest, for_ranks, recorded
 from pytest_ddpperf.launch.template import read_at_import
 from pytest_ddpperf.records.plan import Plan
 from pytest_ddpperf.records.samples import RankError
+from pytest_ddpperf.wire.channels import Board
 
 # --- cores
 
@@ -261,8 +262,8 @@ def test_a_rank_on_a_gpu_has_threads_for_its_share_of_the_cores_and_is_not_pinne
         placement=placed,
         part=Part(processes=plan.part(0)),
     )
-    fields = request.fields(tmp_path, in_stretches=False)
-    assert (fields["threads"], fields["cpus"]) == (4, ((),) * 4)
+    for_ranks = request.for_ranks(tmp_path)
+    assert (for_ranks.threads, for_ranks.cpus) == (4, ((),) * 4)
 
 
 # --- hangs
@@ -472,7 +473,7 @@ def test_what_helps_a_program_that_ended_early_is_said_if_no_rank_went_on() -> N
 
 
 def test_each_failure_gives_the_others_time_anew_to_say_what_they_saw(
-    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Many ranks on few cores lose their connections one after the other."""
     plan, now = Plan(world_size=5, backend="gloo", device="cpu"), 0.0
@@ -483,7 +484,9 @@ def test_each_failure_gives_the_others_time_anew_to_say_what_they_saw(
         placement=placement.place(5, {}),
         part=Part(processes=plan.part(0)),
     )
-    launch: Any = run.Launch(None, request, Observer())  # type: ignore[arg-type]
+    files = run.LaunchFiles(tmp_path, Board(tmp_path / "board", 5, 1))
+    server: Any = SimpleNamespace(send=lambda request: None)
+    launch: Any = run.Launch(server, request, files, Observer(), RemoteRanks())
     launch._deadline, launch._ranks = 100.0, [Peer(number, None) for number in range(5)]  # type: ignore[arg-type]
     failing = iter(launch._ranks)
 
@@ -517,12 +520,12 @@ def test_stacks_are_waited_for_until_all_are_whole(
     def sleep(seconds: float) -> None:
         nonlocal now
         assert asked
-        now += failed_ranks._STACKS_LONGEST_SECONDS / len(looks)
+        now += stacks._STACKS_LONGEST_SECONDS / len(looks)
 
     monkeypatch.setattr(
-        failed_ranks, "time", SimpleNamespace(monotonic=lambda: now, sleep=sleep)
+        stacks, "time", SimpleNamespace(monotonic=lambda: now, sleep=sleep)
     )
-    failed_ranks.await_stacks(lambda: asked.append("now"), lambda: next(sizes))
+    stacks.await_stacks(lambda: asked.append("now"), lambda: next(sizes))
     assert list(sizes) == []
 
 
@@ -535,9 +538,7 @@ def test_stacks_are_all_there_with_the_outermost_frame_of_the_main_thread() -> N
         '  File "train.py", line 7 in step\n',
         '  File "<string>", line 9 in <module>\n',
     ]
-    assert [
-        failed_ranks.frames_written("".join(dump[:lines])) for lines in range(6)
-    ] == [
+    assert [stacks.frames_written("".join(dump[:lines])) for lines in range(6)] == [
         0,
         0,
         0,
@@ -545,7 +546,7 @@ def test_stacks_are_all_there_with_the_outermost_frame_of_the_main_thread() -> N
         0,
         4,
     ]
-    assert failed_ranks.frames_written("".join(dump[:4]) + "  ...\n") == 3
+    assert stacks.frames_written("".join(dump[:4]) + "  ...\n") == 3
 
 
 OUR_THREAD = 'Thread 0x2 (most recent call first):\n  File "lifecycle.py", line 1 in _tell_started\n\n'
@@ -563,7 +564,7 @@ def test_a_heading_without_frames_is_no_stack_yet(
         monotonic=lambda: 0.0,
         sleep=lambda _: file.write_text(next(looks, heading + frame)),
     )
-    monkeypatch.setattr(failed_ranks, "time", sleeping)
+    monkeypatch.setattr(stacks, "time", sleeping)
     board: Any = SimpleNamespace(
         describe=lambda number, warmup: "setup", phase=lambda number: None
     )
@@ -646,7 +647,8 @@ OURS = str(Path(placement.__file__).parents[1] / "rank" / "rpc.py")
 def test_of_ranks_that_hang_those_inside_torch_or_ours_wait_for_the_others(
     innermost: str, waits: bool
 ) -> None:
-    assert waits_for_others("setup", STACKS.format(innermost=innermost)) is waits
+    found = STACKS.format(innermost=innermost)
+    assert stacks.waits_for_others(found, serves=False) is waits
 
 
 def test_who_waits_and_who_idles_is_not_the_first_cause() -> None:
@@ -668,10 +670,10 @@ def test_of_servers_those_at_work_for_others_may_be_at_fault() -> None:
         f"{handler.format(place)}\n\n{idle}"
         for place in ("test_a.py", "/x/torch/rpc/api.py")
     )
-    assert not failed_ranks._handlers(idle)
-    assert failed_ranks._handlers(at_work)
-    assert waits_for_others("serving", asking)
-    assert not waits_for_others("serving", at_work)
+    assert not stacks.handlers(idle)
+    assert stacks.handlers(at_work)
+    assert stacks.waits_for_others(asking, serves=True)
+    assert not stacks.waits_for_others(at_work, serves=True)
 
 
 def test_the_processes_of_a_launch_have_names() -> None:

@@ -6,7 +6,9 @@ from collections.abc import Sequence
 
 import pytest
 
+from pytest_ddpperf.launch.collect import on_our_clock
 from pytest_ddpperf.launch.phases import step_phases
+from pytest_ddpperf.launch.remote_ranks import Clock
 from pytest_ddpperf.rank.pieces import rank_phases
 from pytest_ddpperf.records.samples import Window
 from pytest_ddpperf.records.step_phases import (
@@ -232,7 +234,7 @@ def in_ns(by_rank: Sequence[float | None]) -> list[float | None]:
 def test_the_find_critical_path_leads_along_the_rank_that_arrived_last() -> None:
     late = [(1, F), (45, -F), (45, B), (60, -B), (60, O), (100, -O)]
     first, second = window(STEP, [(20, "0:a")], 8), window(late, [(50, "0:a")], 8)
-    found = step_phases([first, second], lambda rank, ns: ns)
+    found = step_phases([first, second])
     assert found is not None
     assert found.steps == 8
     assert in_ns(found.own[FORWARD]) == [9, 44]
@@ -266,7 +268,7 @@ def test_many_small_waits_for_one_rank_add_up() -> None:
             4,
         )
 
-    found = step_phases([side(3), side(11)], lambda rank, ns: ns)
+    found = step_phases([side(3), side(11)])
     assert found is not None
     assert sum(map(sum, found.path.values())) == pytest.approx(100e-9)
     assert in_ns(found.path[FORWARD]) == [4, 86]
@@ -274,7 +276,8 @@ def test_many_small_waits_for_one_rank_add_up() -> None:
 
 def test_clocks_of_other_nodes_are_set_to_ours() -> None:
     first, second = window(STEP, [(20, "0:a")], 4), window(STEP, [(40, "0:a")], 4)
-    found = step_phases([first, second], lambda rank, ns: ns - 20 * rank)
+    ahead = Clock(ahead_ns=20.0, half_width_ns=1.0)
+    found = step_phases([first, on_our_clock(second, ahead)])
     assert found is not None
     assert in_ns(found.own[RANK_WAIT]) == [0, 0]
 
@@ -282,8 +285,8 @@ def test_clocks_of_other_nodes_are_set_to_ours() -> None:
 def test_a_rank_without_phases_leaves_those_of_the_launch_unknown() -> None:
     known = window(STEP, [(20, "0:a")], 4)
     unnested = window([(1, B)], [], 4)
-    assert step_phases([known, unnested], lambda rank, ns: ns) is None
-    found = step_phases([known, window(STEP, None, 4)], lambda rank, ns: ns)
+    assert step_phases([known, unnested]) is None
+    found = step_phases([known, window(STEP, None, 4)])
     assert found is not None
     assert found.path == {}
     assert in_ns(found.own[RANK_WAIT]) == [None, None]

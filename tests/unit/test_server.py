@@ -12,25 +12,41 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
 from pytest_ddpperf.launch import template
 from pytest_ddpperf.launch.server_client import RankServer
 from pytest_ddpperf.launch.template import Templates
-from pytest_ddpperf.records import codec
-from pytest_ddpperf.records.messages import ServerKind, ServerMessage
+from pytest_ddpperf.records.messages import (
+    BeginLaunch,
+    DumpStacks,
+    EndLaunch,
+    ForkRank,
+    HoldStore,
+    LaunchEnded,
+    PauseRanks,
+    RankEnded,
+    RanksPaused,
+    ResumeRanks,
+    ServerAnswer,
+    ServerReady,
+    StopServer,
+)
 from pytest_ddpperf.wire.channels import Lines
 from tests.processes import descendants, ended, gone, until
+
+_A = TypeVar("_A")
 
 SERVE = """
 import socket, sys
 from pytest_ddpperf.rank.fork_server import _Server
+from pytest_ddpperf.records.messages import ServerReady
 from pytest_ddpperf.wire.channels import Lines
 control = Lines(socket.socket(fileno=int(sys.argv[1])))
 server = _Server(control, sys.argv[2])
-control.send({"kind": "server ready"})
+control.send(ServerReady(1))
 server.serve()
 """
 
@@ -119,17 +135,17 @@ def test_a_server_takes_folders_along_and_pytests_own_only_if_that_was_killed(
                 pass_fds=[theirs.fileno()],
             )
         lines = Lines(ours)
-        assert lines.receive() == [{"kind": "server ready"}]
+        assert lines.receive(ServerAnswer) == [ServerReady(1)]
         for folder in folders[:2]:
-            send(lines, ServerMessage(ServerKind.BEGIN_LAUNCH, folder=str(folder)))
+            lines.send(BeginLaunch(str(folder)))
             if folder != folders[1] or launch == "over":
-                send(lines, ServerMessage(ServerKind.END_LAUNCH))
-                assert lines.receive() == [{"kind": "launch ended"}]
+                lines.send(EndLaunch())
+                assert lines.receive(ServerAnswer) == [LaunchEnded()]
         assert all(folder.exists() for folder in folders), (
             "pytest reads it after the end"
         )
         if end == "stopped":
-            send(lines, ServerMessage(ServerKind.STOP_SERVER))
+            lines.send(StopServer())
         if end == "signalled":
             process.send_signal(signal.SIGTERM)
             process.wait(60)
@@ -155,35 +171,33 @@ def leader(played: str) -> Iterator[tuple[Lines, subprocess.Popen[str]]]:
         theirs.close()
         with ended(process):
             lines = Lines(ours)
-            await_answer(lines, ServerKind.SERVER_READY)
+            await_answer(lines, ServerReady)
             yield lines, process
 
 
-def send(lines: Lines, request: ServerMessage, descriptor: int | None = None) -> None:
-    lines.send(codec.encode_message(request), descriptor)
-
-
-def await_answer(lines: Lines, kind: ServerKind) -> ServerMessage:
+def await_answer(lines: Lines, kind: type[_A]) -> _A:
     """Wait for the server's next answer of a kind."""
-    while (received := lines.receive()) is not None:
-        for answer in (codec.decode(ServerMessage, fields) for fields in received):
-            if answer.kind is kind:
+    while (received := lines.receive(ServerAnswer)) is not None:
+        for answer in received:
+            if isinstance(answer, kind):
                 return answer
-    pytest.fail(f"no {kind}")
+    pytest.fail(f"no {kind.__name__}")
 
 
 def ask_for_rank(lines: Lines) -> socket.socket:
     """Its channel."""
     channel, its = socket.socketpair()
     with its:
-        send(lines, ServerMessage(ServerKind.FORK_RANK), its.fileno())
+        lines.send(ForkRank(0), its.fileno())
     return channel
 
 
 def test_an_error_of_the_servers_own_is_written_and_no_end_in_order() -> None:
     with leader(NO_FORK) as (lines, process), open(os.devnull) as channel:
         # In one piece, after which it may have ended.
-        socket.send_fds(lines.socket, [b'{"kind": "fork rank"}\n'], [channel.fileno()])
+        socket.send_fds(
+            lines.socket, [b'{"kind": "ForkRank", "rank": 0}\n'], [channel.fileno()]
+        )
         _, written = process.communicate(timeout=60)
     assert process.returncode == 1
     assert written.endswith("BlockingIOError: [Errno 11] no process is left\n")
@@ -192,7 +206,7 @@ def test_an_error_of_the_servers_own_is_written_and_no_end_in_order() -> None:
 def test_an_error_of_a_rank_that_has_no_log_yet_is_written() -> None:
     with leader(RANK_THAT_RAISES) as (lines, process):
         ask_for_rank(lines).close()
-        assert await_answer(lines, ServerKind.RANK_ENDED).status == 70
+        assert await_answer(lines, RankEnded).status == 70
         lines.socket.close()
         _, written = process.communicate(timeout=60)
     assert process.returncode == 0
@@ -205,14 +219,14 @@ def test_a_rank_that_has_nowhere_to_write_its_stacks_does_not_end_of_being_asked
     with leader(RANK_THAT_ENDS_WHEN_TOLD) as (lines, _), ask_for_rank(lines) as channel:
         assert channel.recv(4) == b"here"
         for request in (
-            ServerKind.DUMP_STACKS,
-            ServerKind.PAUSE_RANKS,
-            ServerKind.RESUME_RANKS,
+            DumpStacks(),
+            PauseRanks(),
+            ResumeRanks(),
         ):
-            send(lines, ServerMessage(request))
-        await_answer(lines, ServerKind.RANKS_PAUSED)
+            lines.send(request)
+        await_answer(lines, RanksPaused)
         channel.send(b"x")
-        assert await_answer(lines, ServerKind.RANK_ENDED).status == 5
+        assert await_answer(lines, RankEnded).status == 5
 
 
 def test_a_store_ends_with_its_launch_where_the_kernel_tells_no_children() -> None:
@@ -220,11 +234,11 @@ def test_a_store_ends_with_its_launch_where_the_kernel_tells_no_children() -> No
         leader(STORE_WHERE_NO_CHILDREN_ARE_TOLD) as (lines, process),
         socket.socket() as bound,
     ):
-        send(lines, ServerMessage(ServerKind.HOLD_STORE), bound.fileno())
+        lines.send(HoldStore(), bound.fileno())
         until(lambda: descendants(process.pid))
         store = descendants(process.pid)
-        send(lines, ServerMessage(ServerKind.END_LAUNCH))
-        await_answer(lines, ServerKind.LAUNCH_ENDED)
+        lines.send(EndLaunch())
+        await_answer(lines, LaunchEnded)
         assert gone(store)
 
 

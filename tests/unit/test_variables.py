@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from pytest_ddpperf.launch.server_client import read_by
+from pytest_ddpperf.launch.request import read_by
 from pytest_ddpperf.wire import variables
 
 

@@ -1,0 +1,242 @@
+"""What a launch brought back: the windows of its ranks become LaunchSamples."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from itertools import pairwise
+from statistics import fmean, median, mode
+
+from pytest_ddpperf.launch.phases import step_phases
+from pytest_ddpperf.launch.remote_ranks import Clock
+from pytest_ddpperf.launch.run import Delivery
+from pytest_ddpperf.records.errors import DdpPerfError
+from pytest_ddpperf.records.plan import COUNTERS, POINT_TO_POINT, Plan
+from pytest_ddpperf.records.samples import (
+    GOES_ON,
+    LaunchSamples,
+    RankFigures,
+    Scalar,
+    Window,
+)
+
+
+def collect(
+    plan: Plan,
+    windows: Sequence[Window],
+    delivery: Delivery,
+    *,
+    facts: Mapping[str, Scalar],
+    files: Mapping[str, str],
+    others: tuple[str, ...],
+) -> LaunchSamples:
+    """`windows` by rank; `facts`, `files` and `others` as LaunchSamples has them."""
+    if len({tuple(map(len, window.marks_ns)) for window in windows}) > 1:
+        raise DdpPerfError("ranks differ in the steps that they took")
+    clocks = delivery.clocks
+    windows = [
+        on_our_clock(window, clocks[rank]) if rank in clocks else window
+        for rank, window in enumerate(windows)
+    ]
+    step_seconds = _step_seconds(windows)
+    node_seconds, clock_seconds = None, None
+    if clocks:
+        trainers = windows[: plan.world_size]
+        first_node = set(plan.part(0))
+        node_seconds = _step_seconds(
+            [window for rank, window in enumerate(trainers) if rank in first_node]
+        )
+        clock_seconds = max(clock.half_width_ns for clock in clocks.values()) / 1e9
+    cpu = [window.cpu_ns for window in windows if window.cpu_ns is not None]
+    examples = [window.examples for window in windows if window.examples is not None]
+    blocked = tuple(_seconds(window.blocked_ns) for window in windows)
+    notes = dict.fromkeys(note for window in windows for note in window.notes)
+    doubts = _doubts(windows)
+    if plan.boundary:
+        doubts |= _of_program(windows, step_seconds)
+    return LaunchSamples(
+        step_seconds=step_seconds,
+        node_seconds=node_seconds,
+        clock_seconds=clock_seconds,
+        rank_seconds=tuple(map(_rank_seconds, windows)),
+        stretches=windows[0].stretches,
+        cpu_seconds=tuple(map(_seconds, cpu)) if len(cpu) == len(windows) else None,
+        examples=tuple(examples) if len(examples) == len(windows) else None,
+        blocked_seconds=blocked if plan.rpc else None,
+        counters=_counters(windows),
+        recorded=_recorded(windows),
+        losses=_losses(windows),
+        page_faults=tuple(window.page_faults for window in windows),
+        cost=delivery.cost,
+        facts=facts,
+        files=files,
+        libraries=delivery.opened.libraries,
+        others=others,
+        output=delivery.output,
+        notes=(*delivery.notes, *notes),
+        unfit=next((window.unfit for window in windows if window.unfit), ""),
+        unsettled=windows[0].unsettled,
+        warmup=windows[0].warmup,
+        phases=step_phases(windows),
+        is_silent=_is_silent(plan, windows),
+        stacks=tuple(window.stacks for window in windows if window.stacks is not None),
+        doubts=doubts,
+    )
+
+
+def on_our_clock(window: Window, clock: Clock) -> Window:
+    """Return a window with the times of its marks and phases by this node's clock, not by its
+    own."""
+
+    def here(ns: int) -> int:
+        return round(ns - clock.ahead_ns)
+
+    phases = window.phases
+    if phases is not None:
+        arrivals = phases.arrivals
+        if arrivals is not None:
+            arrivals = tuple((here(ns), name) for ns, name in arrivals)
+        steps = (tuple((index, here(end)) for index, end in p) for p in phases.steps)
+        phases = replace(phases, steps=tuple(steps), arrivals=arrivals)
+    marks = tuple(tuple(map(here, marks)) for marks in window.marks_ns)
+    return replace(window, marks_ns=marks, phases=phases)
+
+
+def _step_seconds(windows: Sequence[Window]) -> tuple[float, ...]:
+    # stretch x rank x mark
+    stretches = zip(*(window.marks_ns for window in windows), strict=True)
+    return _seconds(ns for marks in stretches for ns in completions(marks))
+
+
+def _rank_seconds(window: Window) -> tuple[float, ...]:
+    return _seconds(ns for marks in window.marks_ns for ns in _differences(marks))
+
+
+def completions(marks: Sequence[Sequence[float]]) -> tuple[float, ...]:
+    """Return the group's step times: between completions of the whole group, the first from the
+    common start.
+
+    `marks` is rank x mark: a rank's start, then the end of each of its steps, all on one clock and
+    in one unit, which is the result's. They add up to the wall time of the window.
+    """
+    return _differences([max(each) for each in zip(*marks, strict=True)])
+
+
+def _is_silent(plan: Plan, windows: Sequence[Window]) -> bool:
+    """Return whether several ranks are known to send nothing to each other; of those over RPC it is
+    not asked."""
+    if plan.world_size == 1 or plan.rpc:
+        return False
+    counters = _counters(windows)
+    arrivals = [
+        window.phases.arrivals if window.phases is not None else None
+        for window in windows
+    ]
+    # Gradients may be synchronised in other steps than the one that was counted.
+    may_accumulate = None in arrivals and counters["gradient_bytes"] is not None
+    sent = {counters[f"{kind}.count"] for kind in ("collectives", *POINT_TO_POINT)}
+    return sent == {0} and not any(arrivals) and not may_accumulate
+
+
+# More than cold caches and a late rank add to the first step.
+_FIRST_RATIO = 10
+
+
+def _doubts(windows: Sequence[Window]) -> dict[str, str]:
+    """Return, by kind, what suggests that steps differ in their work, which all ranks must show, or
+    that a rank leaves some of it behind."""
+    found: dict[str, str] = {}
+    if all(any(window.sent) and window.sent[1:] == (0,) for window in windows):
+        most = max(window.sent[0] for window in windows)
+        sent = f"{most} collective{'s' if most > 1 else ''}"
+        found["sent"] = (
+            f"the first warm-up step sent {sent}, a later one none: does the step still train?"
+        )
+    if (ratio := min(window.first_ratio for window in windows)) > _FIRST_RATIO:
+        took = f"{ratio:.0f}x the median of the others"
+        found["first step"] = (
+            f"the first timed step took {took}: does the step do the same work each time?"
+        )
+    if any(window.goes_on for window in windows):
+        found[GOES_ON] = (
+            "threads or children of a rank still work after the steps: does the step wait for all"
+            " that it starts?"
+        )
+    return found
+
+
+# Steps that take so many times the median are said, and a share of steps that differ in their
+# collectives.
+_LONG, _DIFFERING = 3, 0.1
+
+
+def _of_program(
+    windows: Sequence[Window], step_seconds: Sequence[float]
+) -> dict[str, str]:
+    """Return, by kind, what is to be known of the steps of a program that owns its loop."""
+    found: dict[str, str] = {}
+    steps, usual = len(step_seconds), median(step_seconds)
+    if left_out := windows[0].left_out:
+        found["left out"] = (
+            f"{left_out} of {steps + left_out} steps with fewer backward passes are left out"
+        )
+    if long := sum(each > _LONG * usual for each in step_seconds):
+        took = f"took more than {_LONG}x the median (evaluation, checkpoints, logging?)"
+        found["long"] = f"{long} of {steps} steps {took}"
+    phases = windows[0].phases
+    if phases is not None and phases.arrivals and phases.steps:
+        steps_ns = [pair for marks in windows[0].marks_ns for pair in pairwise(marks)][
+            -len(phases.steps) :
+        ]
+        starts = [when for when, _ in phases.arrivals]
+        sent = [
+            bisect_right(starts, end) - bisect_right(starts, begin)
+            for begin, end in steps_ns
+        ]
+        if sum(each != mode(sent) for each in sent) > _DIFFERING * len(sent):
+            found["collectives"] = (
+                f"steps differ in their collectives: {min(sent)} to {max(sent)} (logging, another"
+                " optimizer?)"
+            )
+    return found
+
+
+def _counters(windows: Sequence[Window]) -> dict[str, int | None]:
+    """Return the largest counts over ranks; unknown if one rank does not know."""
+    found: dict[str, int | None] = {}
+    for name in {**dict.fromkeys(COUNTERS), **windows[0].counters}:
+        known = [
+            count
+            for window in windows
+            if (count := window.counters.get(name)) is not None
+        ]
+        found[name] = max(known) if len(known) == len(windows) else None
+    return found
+
+
+def _recorded(windows: Sequence[Window]) -> dict[str, RankFigures]:
+    """Return the figures that any rank recorded, of all ranks."""
+    names = dict.fromkeys(name for window in windows for name in window.recorded)
+    nothing = (None,) * len(windows[0].blocked_ns)
+    return {
+        name: tuple(window.recorded.get(name, nothing) for window in windows)
+        for name in names
+    }
+
+
+def _losses(windows: Sequence[Window]) -> tuple[float | None, ...] | None:
+    """Return the mean over ranks of the first losses, None where one is not finite; None if no rank
+    recorded them."""
+    ranks = [window.losses for window in windows if window.losses]
+    steps = zip(*ranks, strict=False)
+    means = tuple(None if None in step else fmean(step) for step in steps)
+    return means or None
+
+
+def _differences(marks: Sequence[float]) -> tuple[float, ...]:
+    return tuple(after - before for before, after in pairwise(marks))
+
+
+def _seconds(nanoseconds: Iterable[float]) -> tuple[float, ...]:
+    return tuple(ns / 1e9 for ns in nanoseconds)

@@ -1,0 +1,68 @@
+"""One rank of a launch on this node, as pytest sees it over its channel."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Sequence
+from contextlib import suppress
+
+from pytest_ddpperf.records import codec
+from pytest_ddpperf.records.messages import Resting
+from pytest_ddpperf.records.samples import RankError
+from pytest_ddpperf.wire.channels import Kind, send_word, take_frames
+
+
+class Peer:
+    def __init__(self, number: int, channel: socket.socket) -> None:
+        """`channel` does not block."""
+        self.number = number
+        self.channel = channel
+        self.pid = 0  # until it has started
+        self.result: bytes | None = None
+        self.resting: Resting | None = None  # what it said when it came to rest
+        self.error: RankError | None = None
+        self.done = False  # its clean-up is over
+        self.exited = False
+        self.silent = False  # its channel has ended
+        self._arrived = bytearray()
+
+    @property
+    def settled(self) -> bool:
+        return self.done or self.error is not None
+
+    def read(self) -> None:
+        """Take in all that has arrived."""
+        while True:
+            try:
+                data = self.channel.recv(1 << 20)
+            except BlockingIOError:
+                return
+            except ConnectionError:
+                data = b""
+            if not data:
+                self.silent = True
+                return
+            self._arrived += data
+            for kind, content in take_frames(self._arrived):
+                self._take(kind, content)
+
+    def _take(self, kind: Kind, content: bytes) -> None:
+        match kind:
+            case Kind.RESULT:
+                self.result = content
+            case Kind.DONE:
+                self.done = True
+            case Kind.RESTING:
+                self.resting = codec.from_json(Resting, content)
+            case Kind.ERROR:
+                self.error = codec.from_json(RankError, content)
+
+
+def wake(ranks: Sequence[Peer], number: int = 0) -> None:
+    """Send the word that these ranks wait for."""
+    for rank in ranks:
+        rank.resting = None
+        # it is gone: after its delivery that is fine, at rest the rank server reports
+        # it
+        with suppress(OSError):
+            send_word(rank.channel, number)

@@ -1,0 +1,180 @@
+"""What the ranks of a launch read at their start: the request, with their environment variables;
+and which variables belong to a measurement.
+
+The variables are pytest's, without those of an outer launcher, plus those that keep a launch local.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import tempfile
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from pytest_ddpperf.launch.placement import Placement
+from pytest_ddpperf.launch.remote_ranks import Part
+from pytest_ddpperf.launch.template import with_hash_seed
+from pytest_ddpperf.records import codec
+from pytest_ddpperf.records.messages import RankRequest
+from pytest_ddpperf.records.plan import Plan
+from pytest_ddpperf.records.samples import Scalar
+from pytest_ddpperf.wire import boot, opened
+from pytest_ddpperf.wire.source_trees import Trees
+from pytest_ddpperf.wire.variables import READ
+
+# The place of a process in another job than ours, by torchrun, Slurm, Open MPI and PMI.
+_OUTER = """
+    RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE NODE_RANK MASTER_ADDR MASTER_PORT
+    GROUP_RANK GROUP_WORLD_SIZE ROLE_NAME ROLE_RANK ROLE_WORLD_SIZE
+    SLURM_PROCID SLURM_LOCALID SLURM_NODEID SLURM_NTASKS SLURM_NPROCS SLURM_NNODES
+    SLURM_TASKS_PER_NODE SLURM_NTASKS_PER_NODE SLURM_STEP_ID SLURM_STEP_NUM_TASKS
+""".split()
+_OUTER_PREFIXES = ("TORCHELASTIC_", "OMPI_COMM_WORLD_", "PMI_", "PMIX_")
+
+# Worth recording: what changes the figures and holds no secrets (the whole environment would end up
+# in git).
+_RECORDED = tuple(
+    """
+    NCCL_ TORCH_ PYTORCH_ TORCHINDUCTOR_ TORCHDYNAMO_ GLOO_ OMP_ MKL_ KMP_ MALLOC_
+    ATEN_CPU_CAPABILITY ONEDNN_ DNNL_ OPENBLAS_ CUBLAS_ LD_LIBRARY_PATH LD_PRELOAD PYTHONHASHSEED
+    CUDA_LAUNCH_BLOCKING CUDA_DEVICE_MAX_CONNECTIONS CUDA_MODULE_LOADING CUDNN_ NVIDIA_TF32 TRITON_
+    """.split()
+)
+# The place of a cache changes no figure, and an address may hold a password.
+_NOT_RECORDED = re.compile("REDIS|URL|_DIR$")
+
+LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
+
+
+def inherited(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return `environ` without what an outer launcher set for another job than ours."""
+    return {
+        name: value
+        for name, value in environ.items()
+        if name not in _OUTER and not name.startswith(_OUTER_PREFIXES)
+    }
+
+
+def for_ranks(
+    environ: Mapping[str, str], world_size: int, part: Part
+) -> dict[str, str]:
+    """Return the variables of all ranks of this node: torchrun's, without RANK and LOCAL_RANK, and
+    the interface.
+
+    Unless the user chose one, that is loopback on a single node, else the interface to the other
+    nodes (but not for NCCL, which may have a better one)."""
+    interface, libraries = LOOPBACK, ["GLOO", "TP", "NCCL"]
+    if part.store is not None:
+        interface, libraries = part.interface, ["GLOO", "TP"]
+    local = {f"{library}_SOCKET_IFNAME": interface for library in libraries}
+    return {
+        **(local if interface else {}),
+        **inherited(with_hash_seed(environ)),
+        "WORLD_SIZE": str(world_size),
+        "LOCAL_WORLD_SIZE": str(len(part.processes)),
+        "NODE_RANK": str(part.node),
+        "GROUP_RANK": str(part.node),
+    }
+
+
+def _torchruns(world_size: int, address: str, port: int) -> dict[str, str]:
+    """Return further variables of torchrun, with which a program forms its process group over a
+    store that is there."""
+    return {
+        "MASTER_ADDR": address,
+        "MASTER_PORT": str(port),
+        "GROUP_WORLD_SIZE": "1",
+        "ROLE_NAME": "default",
+        "ROLE_WORLD_SIZE": str(world_size),
+        "TORCHELASTIC_RUN_ID": "ddpperf",
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+        "TORCHELASTIC_RESTART_COUNT": "0",
+        "TORCHELASTIC_MAX_RESTARTS": "0",
+    }
+
+
+def recorded(environ: Mapping[str, str]) -> dict[str, Scalar]:
+    """Return the user's variables that belong to a measurement, as "env:NAME"."""
+    return {
+        f"env:{name}": value
+        for name, value in environ.items()
+        if name.startswith(_RECORDED) and not _NOT_RECORDED.search(name)
+    }
+
+
+def read_by(processes: Iterable[Mapping[str, str]]) -> dict[str, Scalar]:
+    """Return the digests of the variables that processes read, as "read:NAME"; without those that
+    are recorded with their value, those that differ by process or run, and CI, which is often not
+    set where a baseline is saved."""
+    merged: dict[str, str] = {}
+    for read in processes:
+        merged = {**read, **merged}
+    return {
+        f"{READ}{name}": value
+        for name, value in sorted(merged.items())
+        if inherited({name: value})
+        and not recorded({name: value})
+        and not re.match("(CI|TMPDIR)$|PYTEST_", name)
+    }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchRequest:
+    """A launch of `plan`: the pickled task, the modules that pytest collected, and the part that
+    this node starts."""
+
+    plan: Plan
+    payload: bytes
+    modules: Mapping[str, str]  # name -> file
+    placement: Placement
+    part: Part
+    # address and port of the store for a program's own process group
+    master: tuple[str, int] | None = None
+    # the ranks and their children report what they use from there
+    trees: Trees | None = None
+    in_stretches: bool = False  # whether ranks pause between stretches of their window
+
+    def for_ranks(self, folder: Path) -> RankRequest:
+        """Return what the ranks read in the launch's `folder`, with this process's environment,
+        current folder and search path."""
+        plan, part, placement = self.plan, self.part, self.placement
+        sys_path = boot.search_path()
+        if self.trees is not None:
+            # At the end for what makes a PYTHONPATH of it, as torch.compile does for its workers.
+            sys_path.append(opened.CHILDREN)
+        on_cpu = plan.device == "cpu"
+        return RankRequest(
+            plan=plan,
+            in_stretches=self.in_stretches,
+            environ=self._environ(folder),
+            node=part.node,
+            processes=part.processes,
+            store=part.store,
+            cwd=os.getcwd(),
+            sys_path=sys_path,
+            argv=sys.argv,
+            cpus=placement.cpus if on_cpu else ((),) * len(part.processes),
+            threads=placement.own_threads,
+            modules=dict(self.modules),
+            trees=codec.encode(self.trees),
+        )
+
+    def _environ(self, folder: Path) -> dict[str, str]:
+        # Compiled code stays for the next launch; else each would compile anew.
+        user = os.environ.get("USER", os.geteuid())
+        cache = os.path.join(tempfile.gettempdir(), f"torchinductor_{user}")
+        environ = {
+            "TORCHINDUCTOR_CACHE_DIR": cache,
+            **for_ranks(os.environ, self.plan.processes, self.part),
+            # In the folder of the launch, with which it is removed: a rank ends hard, so nobody
+            # else would remove them.
+            "TMPDIR": str(folder / "tmp"),
+        }
+        if self.master is not None:
+            environ |= _torchruns(self.plan.world_size, *self.master)
+        if self.trees is not None or self.plan.boundary:
+            environ |= opened.for_children(environ, folder)
+        return environ

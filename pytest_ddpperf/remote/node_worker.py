@@ -1,0 +1,125 @@
+"""The process that torchrun started on another node: it runs the pytest of its node for the first
+one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from pytest_ddpperf.records.errors import BaseSideError, DdpPerfError
+from pytest_ddpperf.records.messages import (
+    Alive,
+    CheckAlive,
+    ClockReady,
+    Died,
+    Event,
+    Exit,
+    GiveUp,
+    Order,
+    RunPytest,
+    SendClock,
+)
+from pytest_ddpperf.remote.clocks import send_clock
+from pytest_ddpperf.remote.process import RemotePytest
+from pytest_ddpperf.wire.channels import Lines, readable
+
+# How often it looks whether its pytest was stopped by a signal.
+_TICK_SECONDS = 0.5
+
+
+class _Gone(Exception):
+    """The leader is."""
+
+
+class NodeWorker:
+    """Of one run, until the pytest that leads says that it is over, or is gone."""
+
+    def __init__(
+        self, leader: Lines, start: Callable[[Sequence[str]], RemotePytest]
+    ) -> None:
+        """`start` starts this node's pytest, with further arguments."""
+        self._leader, self._start = leader, start
+        self._pytest: RemotePytest | None = None
+
+    def run(self) -> int | None:
+        """The status to exit with; None if the leader is gone."""
+        try:
+            while True:
+                started = self._pytest
+                sockets = [
+                    self._leader.socket,
+                    *([started.socket] if started is not None else ()),
+                ]
+                ready = readable(sockets, _TICK_SECONDS)
+                if self._leader.socket in ready:
+                    for order in self._orders():
+                        if isinstance(order, Exit):
+                            self._close()
+                            return order.status
+                        self._obey(order)
+                if started is not None:
+                    self._relay(started, arrived=started.socket in ready)
+        except _Gone:
+            return None
+        finally:
+            if self._pytest is not None:
+                self._pytest.kill()  # and its ranks with it
+
+    def _orders(self) -> list[Order]:
+        orders = self._leader.receive(Order)
+        if orders is None:
+            raise _Gone
+        return orders
+
+    def _send(self, event: Event) -> None:
+        try:
+            self._leader.send(event)
+        except OSError:
+            raise _Gone from None
+
+    def _close(self) -> None:
+        """Let the pytest tear its fixtures down."""
+        if self._pytest is not None:
+            self._pytest.close()
+            self._pytest = None
+
+    def _obey(self, order: Order) -> None:
+        match order:
+            case CheckAlive():
+                self._send(Alive())
+            case SendClock():
+                self._send_clock()
+            case RunPytest(arguments):
+                try:
+                    self._pytest = self._start(arguments)
+                except (OSError, DdpPerfError) as error:
+                    self._died(error)
+            case _ if self._pytest is not None:
+                try:
+                    self._pass_on(order, self._pytest)
+                except BaseSideError as error:
+                    self._died(error)
+
+    def _pass_on(self, order: Order, remote_pytest: RemotePytest) -> None:
+        if isinstance(order, GiveUp):
+            remote_pytest.give_up(order.seconds)
+        remote_pytest.send(order)
+
+    def _relay(self, remote_pytest: RemotePytest, *, arrived: bool) -> None:
+        """Pass on the events of this node's pytest, and its end."""
+        try:
+            remote_pytest.refuse_stopped()
+            for event in remote_pytest.arrived() if arrived else ():
+                self._send(event)
+        except BaseSideError as error:
+            self._died(error)
+
+    def _died(self, error: Exception) -> None:
+        self._pytest = None
+        self._send(Died(str(error)))
+
+    def _send_clock(self) -> None:
+        self._send(ClockReady())
+        try:
+            send_clock(self._leader.socket)
+        except OSError:
+            raise _Gone from None

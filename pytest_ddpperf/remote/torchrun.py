@@ -1,0 +1,114 @@
+"""The place of a pytest among those of several nodes, by torchrun's variables; and torchrun's
+store, by which they find the first."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from pytest_ddpperf.launch.request import inherited
+from pytest_ddpperf.records.codec import Json
+from pytest_ddpperf.records.errors import NodesError
+from pytest_ddpperf.wire import boot
+from pytest_ddpperf.wire.channels import readable
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Role:
+    """Of one pytest among those of several nodes."""
+
+    node: int
+    nodes: int
+    local_rank: int
+    address: str  # MASTER_ADDR
+    port: int  # MASTER_PORT, of torchrun's own store
+    hosted: bool  # whether torchrun holds that store; else the first process is to
+    run: str  # the id of torchrun's run
+
+    @property
+    def leads(self) -> bool:
+        """Whether this pytest decides, judges and reports."""
+        return self.node == 0 and self.local_rank == 0
+
+    @property
+    def follows(self) -> bool:
+        """Whether it launches the ranks of its node for the leader."""
+        return self.node > 0 and self.local_rank == 0
+
+
+def role(environ: Mapping[str, str]) -> Role | None:
+    """None where torchrun started none, or those of one node. Raises NodesError for what we cannot
+    work with."""
+    if (
+        "TORCHELASTIC_RUN_ID" not in environ
+        or environ.get("GROUP_WORLD_SIZE", "1") == "1"
+    ):
+        return None
+    try:
+        found = Role(
+            node=int(environ["GROUP_RANK"]),
+            nodes=int(environ["GROUP_WORLD_SIZE"]),
+            local_rank=int(environ["LOCAL_RANK"]),
+            address=environ["MASTER_ADDR"],
+            port=int(environ["MASTER_PORT"]),
+            hosted=environ.get("TORCHELASTIC_USE_AGENT_STORE", "False") == "True",
+            run=environ["TORCHELASTIC_RUN_ID"],
+        )
+    except (KeyError, ValueError) as error:
+        raise NodesError(
+            f"torchrun's variables are incomplete: {type(error).__name__}: {error}"
+        ) from None
+    if environ.get("TORCHELASTIC_MAX_RESTARTS", "0") != "0":
+        raise NodesError("torchrun --max-restarts is not supported: use 0")
+    return found
+
+
+_END_SECONDS = 5.0
+_LONGER_SECONDS = 60.0  # than it was asked for: to import torch, and to say so
+_SHOWN = 4000  # characters of what it wrote
+
+
+class TorchrunStore:
+    """torchrun's store, asked by a process of its own, which imports torch; `close` ends it.
+
+    With `reported`, where the first node listens, the process says that to the others until it
+    ends; without, it waits for it.
+    """
+
+    def __init__(self, role: Role, seconds: float, reported: Json = None) -> None:
+        self._seconds = seconds
+        self._answer: Json = None
+        self._child = boot.Child(
+            sys.executable, "pytest_ddpperf.rank.group", inherited(os.environ)
+        )
+        start = {
+            "sys_path": boot.search_path(),
+            "parent": os.getpid(),
+            "address": role.address,
+            "port": role.port,
+            "hosts": reported is not None and not role.hosted,
+            "key": f"ddpperf/{role.run}",
+            "tell": reported,
+            "seconds": seconds,
+        }
+        self._child.lines.send(start)
+
+    def answer(self) -> Json:
+        """Wait until it is said, or return what was said; raises NodesError."""
+        if self._answer is None:
+            messages = None
+            if readable([self._child.lines.socket], self._seconds + _LONGER_SECONDS):
+                messages = self._child.lines.receive()
+            if not messages:
+                written = self._child.output()[-_SHOWN:].rstrip()
+                raise NodesError(f"torchrun's store did not answer\n{written}".rstrip())
+            if "error" in messages[0]:
+                raise NodesError(f"torchrun's store: {messages[0]['error']}")
+            self._answer = messages[0]
+        return self._answer
+
+    def close(self) -> None:
+        """End the process: no node waits any more."""
+        self._child.close(_END_SECONDS)
