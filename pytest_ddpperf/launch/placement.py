@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path, PurePosixPath
 
 from pytest_ddpperf.wire.boot import contents
@@ -41,8 +42,12 @@ class Placement:
         return tuple(sorted({cpu for cpus in self.cpus for cpu in cpus}))
 
 
+@cache
 def usable_cores() -> tuple[int, ...]:
-    """Return the cores that this process may run on; () where the system does not say (macOS)."""
+    """Return the cores that this process may run on; () where the system does not say (macOS).
+
+    They are those of the first call: a test that binds pytest to fewer would change the ranks of
+    this side only."""
     return (
         tuple(sorted(os.sched_getaffinity(0)))
         if hasattr(os, "sched_getaffinity")

@@ -41,12 +41,14 @@ importlib.import_module(module).main(descriptor, start)
 
 
 def search_path(entries: Sequence[str] | None = None) -> list[str]:
-    """sys.path as imports read it: what is no text in it (a Path) is passed over."""
-    return [
+    """sys.path as imports read it: what is no text in it (a Path) is passed over, and so is an
+    entry that it has already. pytest adds those of its ini file in each process once more."""
+    found = [
         entry
         for entry in (sys.path if entries is None else entries)
         if isinstance(entry, str)
     ]
+    return list(dict.fromkeys(found))
 
 
 def command(python: str, module: str, descriptor: int) -> list[str]:

@@ -49,8 +49,8 @@ _LIBRARIES = (
     f"{sys.base_prefix}/lib",
 )
 
-# What git ignores is behind a link in a worktree: to resolve it for each file would make the
-# baseline side slower.
+# What git ignores is behind a link in a worktree, and one side's folders may lie deeper: to resolve
+# the whole path of each file would make that side slower.
 _real_folder = lru_cache(1_000)(os.path.realpath)
 
 
@@ -148,7 +148,9 @@ class _Notes:
             self._seen.clear()
         self._seen.add(path)
         folder, name = os.path.split(path)
-        real = os.path.realpath(os.path.join(_real_folder(folder), name))
+        real = os.path.join(_real_folder(folder), name)
+        if os.path.islink(real):
+            real = os.path.realpath(real)
         if self._trees.within(real) is None:
             return
         if not is_code(real):

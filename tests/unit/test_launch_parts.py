@@ -135,8 +135,17 @@ def test_under_a_quota_ranks_share_all_cores_and_have_threads_for_their_time(
     )
 
 
+def test_a_test_that_binds_pytest_to_a_core_changes_no_cores_of_ranks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    before = placement.usable_cores()
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {77})
+    assert placement.usable_cores() == before != (77,)
+
+
 def test_without_affinity_nobody_is_pinned(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(os, "sched_getaffinity")
+    monkeypatch.setattr(placement, "usable_cores", placement.usable_cores.__wrapped__)
     for environ in ({}, {"OMP_NUM_THREADS": "1000"}):
         placed = placement.place(2, environ)
         assert (placed.cpus, placed.pinned, placed.used) == (((), ()), False, ())

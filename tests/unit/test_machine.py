@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -217,7 +216,7 @@ def test_who_shares_cores_is_reported_before_anything_is_measured(
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     for name, value in environ.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1})
+    monkeypatch.setattr(placement, "usable_cores", lambda: (0, 1))
     monkeypatch.setattr(placement, "quota_cores", lambda root: None)
     monkeypatch.setattr(Session, "facts", lambda session: CPU)
     session = Session(settings(), tmp_path, dict, base=base and base())
