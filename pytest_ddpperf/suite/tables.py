@@ -285,10 +285,11 @@ class Breakdown:
             parts[variant] = {phase: fmean(each) for phase, each in phases.items()}
         if ALONE in parts:
             alone = parts[ALONE]["backward"]
-            for phases_of_variant in parts.values():
-                whole = phases_of_variant["backward"]
-                phases_of_variant["backward"] = min(whole, alone)
-                phases_of_variant["communication"] = max(whole - alone, 0.0)
+            for mean in parts.values():
+                whole = mean["backward"]
+                mean["backward"] = min(whole, alone)
+                mean["communication"] = max(whole - alone, 0.0)
+                mean["optimizer"] = mean.pop("optimizer")  # which comes last
         return parts
 
     def lines(self) -> Iterator[str]:

@@ -11,6 +11,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from pytest_ddpperf.suite.tables import (
+    ALONE,
+    NOT_OVERLAPPED,
+    OVERLAPPED,
+    Breakdown,
     Plot,
     Scaling,
     Spread,
@@ -85,3 +89,28 @@ def test_efficiency_over_ranks_is_compared_with_the_fewest() -> None:
     assert spread_of(result(1, [1.0, 2.0], [6.0, 6.0]), 2) == pytest.approx(
         (1.0, 0.75, 3.0)
     )
+
+
+def test_a_breakdown_shows_what_communication_adds_to_the_backward_pass() -> None:
+    table = Breakdown()
+    for variant, backward in ((ALONE, 1.0), (OVERLAPPED, 1.5), (NOT_OVERLAPPED, 2.4)):
+        seconds = {"forward": 0.5, "backward": backward, "optimizer": 0.1}
+        # launch x rank x step: one rank recorded only the first step
+        recorded = {
+            phase: [[[each, each], [each, None]]] for phase, each in seconds.items()
+        }
+        measured: Any = SimpleNamespace(backend="gloo", world_size=2, recorded=recorded)
+        table.add("gpt", variant, measured)
+    _, titles, *rows, overlap = table.lines()
+    assert titles.split() == [
+        *("forward", "backward", "communication", "optimizer", "total")
+    ]
+    assert [row.split()[-5:] for row in rows] == [
+        ["0.500000s", "1.000000s", "0.000000s", "0.100000s", "1.600000s"],
+        ["0.500000s", "1.000000s", "0.500000s", "0.100000s", "2.100000s"],
+        ["0.500000s", "1.000000s", "1.400000s", "0.100000s", "3.000000s"],
+    ]
+    assert overlap.startswith("  overlap saves 30% of a step")
+    (plot,) = table.plots()
+    parts = ["forward", "backward", "communication", "optimizer"]
+    assert legend(drawn(plot))[:4] == parts
