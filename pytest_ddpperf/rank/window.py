@@ -157,7 +157,7 @@ def window_of(
             marks.append(
                 tuple(stretch.marks_ns[stretch.uncounted : stretch.length + 1])
             )
-    compiled = _first_that_compiled(steps)
+    compiled = [number for number, step in enumerate(steps, 1) if step.has_compiled]
     why_unfit = _why_unfit(taken, compiled, warmed, facts)
     if len(steps) > plan.room:
         kept, lengths = _spread(lengths, plan.room)
@@ -189,20 +189,16 @@ def window_of(
     )
 
 
-def _first_that_compiled(steps: Sequence[TimedStep]) -> int:
-    """Return the first step, from 1, in which torch.compile compiled something; 0 for none."""
-    for number, step in enumerate(steps, 1):
-        if step.has_compiled:
-            return number
-    return 0
-
-
 def _why_unfit(
-    taken: Sequence[Stretch], compiled: int, warmed: WarmUp, facts: Mapping[str, Scalar]
+    taken: Sequence[Stretch],
+    compiled: list[int],
+    warmed: WarmUp,
+    facts: Mapping[str, Scalar],
 ) -> str:
-    """Return what makes a window unfit, as words that follow the name of its rank; "" for none."""
+    """Return what makes a window unfit, as words that follow the name of its rank; "" for none.
+    In the steps of the numbers `compiled` torch.compile compiled something."""
     if compiled:
-        return f"recompiled at step {compiled}: raise --ddp-warmup"
+        return f"recompiled at step {compiled[0]}: raise --ddp-warmup"
     if any(stretch.has_grown for stretch in taken):
         return "allocated device memory (an evaluation?): raise --ddp-warmup"
     if warmed.is_slowed or facts.get("slowdown"):
