@@ -13,7 +13,7 @@ import torch.distributed as dist
 from pytest_ddpperf.rank import torch_names
 from pytest_ddpperf.rank.torch_names import NAMES, TorchName, find, need, replace
 
-ABSENT = TorchName("torch.autograd:absent.name", "test", "nothing")
+ABSENT = TorchName("torch.autograd:absent.name", "test", "nothing", "2.11", False)
 
 
 @pytest.mark.parametrize("name", NAMES.values(), ids=NAMES)
