@@ -140,7 +140,8 @@ _ESCAPES = re.compile(r"\x1b\[[0-9;]*m")
 def probe() -> dict[str, Scalar]:
     """Return what this machine and this torch offer; run in a rank without a process group."""
     accelerator: Any = torch.accelerator
-    kind, count = "cpu", 0
+    kind = "cpu"
+    count = 0
     if accelerator.is_available():
         kind = accelerator.current_accelerator().type
         count = accelerator.device_count()
@@ -251,6 +252,7 @@ def goes_on() -> bool:
             needed += sum(map(int, both))
         return needed
 
-    began, before = time.monotonic_ns(), needed_ns()
+    began = time.monotonic_ns()
+    before = needed_ns()
     time.sleep(_IDLE_SECONDS)
     return needed_ns() - before > _BUSY_CORES * (time.monotonic_ns() - began)

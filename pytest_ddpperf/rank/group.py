@@ -95,7 +95,8 @@ def meet_at_launch(folder: str) -> None:
     process ends in order, which a rank does not."""
     names = ("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_USE_AGENT_STORE")
     ours = {name: os.environ[name] for name in names}
-    own_pid, meetings = os.getpid(), count()
+    own_pid = os.getpid()
+    meetings = count()
 
     def meeting_at_launch(rendezvous: Any) -> Any:
         noting = opened.noting_group(rendezvous, folder)
@@ -261,7 +262,8 @@ class OwnGroup(NoGroup):
     of the user's threads. A collective is over when all ranks have joined it."""
 
     def __init__(self, plan: Plan, place: ProcessPlace, ctx: Context) -> None:
-        size, timeout = ctx.world_size, timeout_of(plan)
+        size = ctx.world_size
+        timeout = timeout_of(plan)
         store = store_of("store-own", size, place.folder, place.store, timeout)
         gloo = (
             dist.ProcessGroupGloo(store, ctx.rank, size, timeout)

@@ -193,8 +193,11 @@ class Stamps:
 
     def _around(self, kind: int) -> Callable[[Any], Any]:
         """Return what wraps a function, whose calls are stamped."""
-        append, now, is_ours = self.taken.append, self._now, self._is_ours
-        messages, names = self.messages, self._names
+        append = self.taken.append
+        now = self._now
+        is_ours = self._is_ours
+        messages = self.messages
+        names = self._names
 
         def wrap(function: Any) -> Any:
             @wraps(function)
@@ -214,7 +217,9 @@ class Stamps:
         return wrap
 
     def _hook(self, kind: int) -> Callable[..., None]:
-        append, now, is_ours = self.taken.append, self._now, self._is_ours
+        append = self.taken.append
+        now = self._now
+        is_ours = self._is_ours
 
         def stamp(*_: Any) -> None:
             if is_ours():

@@ -97,7 +97,8 @@ class StackSampler:
 
     def __init__(self, trees: Trees, is_timed: Callable[[], bool]) -> None:
         """`is_timed` returns whether the steps of the window run now: nothing else is sampled."""
-        self._trees, self._is_timed = trees, is_timed
+        self._trees = trees
+        self._is_timed = is_timed
         self._observed = threading.get_ident()
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
@@ -144,7 +145,8 @@ class StackSampler:
             frame = frame.f_back
         if frame is None:
             return
-        function, outer = _name(frame.f_code), frame.f_back
+        function = _name(frame.f_code)
+        outer = frame.f_back
         # A step that calls a model of another package's class: who wrote the model is not known.
         of_module = outer is not None and outer.f_globals.get("__name__") == _MODULE
         if called == _CALLS_MODULE and not of_module:

@@ -173,7 +173,9 @@ class Updates:
         `on_learned(ends)` is called when it is known, or turns out to be otherwise, where steps
         end, with the times of those so far, in ns; if it returns False, they end as before. `fail`
         gets what either raises."""
-        self._on_end, self._on_learned, self._fail = on_end, on_learned, fail
+        self._on_end = on_end
+        self._on_learned = on_learned
+        self._fail = fail
         self._end = StepEnd()
         self._unseen = UnseenUpdates()
         self._last: object = None  # of this run, the last event
@@ -283,7 +285,8 @@ class Updates:
 
     def _end_run(self) -> None:
         """Find out which event ends a step, unless the known one may still come."""
-        end, event = self._end, self._last
+        end = self._end
+        event = self._last
         self._last = None
         if end.event is None:
             self._first_runs.append((event, self._last_ns))

@@ -20,7 +20,8 @@ from pytest_ddpperf.records.samples import Scalar, Window
 _FIGURES = 8
 # Float32 numbers in 1 MiB, the largest block that CUDA's allocator splits into small ones, and
 # those of 512 B in it.
-_BLOCK, _COPIES = 1 << 18, 2048
+_BLOCK = 1 << 18
+_COPIES = 2048
 
 
 class TimedStep(NamedTuple):
@@ -142,12 +143,14 @@ def window_of(
 ) -> Window:
     """Return what a window measured; `lengths` are the counted steps of its stretches. If there are
     more steps than the plan has room for, that many are kept, evenly spread."""
-    plan, ctx = rank.plan, rank.ctx
+    plan = rank.plan
+    ctx = rank.ctx
     # First, for what is asked for below takes time. Threads of RPC poll, with nothing to do.
     goes_on = not plan.rpc and environment.goes_on()
     notes = [*warmed.notes]
     facts = environment.of_rank(ctx, notes)
-    all_steps, steps = list[TimedStep](), list[TimedStep]()
+    all_steps = list[TimedStep]()
+    steps = list[TimedStep]()
     marks = []
     for stretch in taken:
         timed = stretch.timed_steps()
@@ -210,7 +213,8 @@ def _spread(lengths: Sequence[int], most: int) -> tuple[list[int], list[int]]:
     """Return the indices of the `most` steps that are kept, and how many each stretch keeps,
     without those that keep none."""
     total = sum(lengths)
-    kept, shares = list[int](), list[int]()
+    kept = list[int]()
+    shares = list[int]()
     for begin, end in pairwise(accumulate(lengths, initial=0)):
         share = end * most // total - begin * most // total
         if share:
