@@ -56,11 +56,11 @@ def gradient_sizes(logged: list[Mapping[str, Any]] | None) -> dict[str, int | No
     if logged is None:
         return {}
     gradients = 0
-    buckets = list[int]()
+    buckets: list[int] = []
     for module in logged:
         gradients += module["total_parameter_size_bytes"]
         sizes = module.get("rebuilt_bucket_sizes") or module["bucket_sizes"]
-        buckets += map(int, sizes.split(","))
+        buckets.extend(map(int, sizes.split(",")))
     return {
         "gradient_bytes": gradients,
         "buckets": len(buckets),

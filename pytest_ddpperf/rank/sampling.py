@@ -73,7 +73,7 @@ def measure(step: Step, rank: TimedRank) -> Window:
     if rank.stretches is not None:
         lengths = rank.stretches(steps, warmed.step_ns)
     on_board = rank.stretches is None and not plan.spreads
-    taken: list[Stretch] = []
+    taken = []
     counted = 0
     gc.collect()
     gc.disable()

@@ -56,9 +56,9 @@ def warm_up(step: Step, rank: TimedRank) -> WarmUp:
     if asked == 0:
         return WarmUp(steps=0, unsettled="", counters=counters)
     watch = Steadiness(ctx.device)
-    step_ns = list[int]()
-    sent = list[int]()
-    losses = list[Any]()
+    step_ns = []
+    sent = []
+    losses = []
     counted = max(asked - 2, _COUNTED_FROM - 1)
     watched = (0, counted) if asked >= _COUNTED_FROM else ()
     for index in range(asked + WARMUP_BEYOND):

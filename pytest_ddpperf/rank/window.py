@@ -149,13 +149,13 @@ def window_of(
     goes_on = not plan.rpc and environment.goes_on()
     notes = [*warmed.notes]
     facts = environment.of_rank(ctx, notes)
-    all_steps = list[TimedStep]()
-    steps = list[TimedStep]()
+    all_steps = []
+    steps = []
     marks = []
     for stretch in taken:
         timed = stretch.timed_steps()
-        all_steps += timed
-        steps += timed[stretch.uncounted :]
+        all_steps.extend(timed)
+        steps.extend(timed[stretch.uncounted :])
         if stretch.counted:
             marks.append(
                 tuple(stretch.marks_ns[stretch.uncounted : stretch.length + 1])
@@ -213,13 +213,14 @@ def _spread(lengths: Sequence[int], most: int) -> tuple[list[int], list[int]]:
     """Return the indices of the `most` steps that are kept, and how many each stretch keeps,
     without those that keep none."""
     total = sum(lengths)
-    kept = list[int]()
-    shares = list[int]()
+    kept = []
+    shares = []
     for begin, end in pairwise(accumulate(lengths, initial=0)):
         share = end * most // total - begin * most // total
         if share:
             shares.append(share)
-            kept += [begin + index * (end - begin) // share for index in range(share)]
+            for index in range(share):
+                kept.append(begin + index * (end - begin) // share)
     return kept, shares
 
 
