@@ -41,7 +41,7 @@ class Meter:
         sent = Sent(own)
         reduced: dict[int, list[int]] = {}
         with noting(SENT_IS, sent.problems):
-            reduced = modules.ready_times()
+            reduced = modules.ready_times(modules.replicas())
         compiled = count_compilations()
         with noting(_MEMORY_IS, self.notes):
             if device.type != "cpu":
@@ -62,8 +62,9 @@ class Meter:
             figures |= modules.gradient_sizes(reducing) | sent.figures(reducing or ())
         with noting("parameters.bytes is", self.notes):
             figures["parameters.bytes"] = modules.parameter_bytes()
-        figures["recompilations"] = count_compilations() - compiled
-        figures["graph_breaks"] = sum(_compiler_counts("graph_break").values())
+        with noting("what a step compiles is", self.notes):
+            figures["graph_breaks"] = sum(_compiler_counts("graph_break").values())
+            figures["recompilations"] = count_compilations() - compiled
         if device.type != "cpu":
             figures |= sent.copies()
         self.notes += sent.problems[:1]
@@ -89,13 +90,21 @@ def count_compilations() -> int:
 
 
 def _compiler_counts(kind: str) -> Mapping[str, int]:
-    counts = torch_names.find(f"{_DYNAMO}:counters") if _DYNAMO in sys.modules else None
-    return counts[kind] if counts is not None else {}
+    """Return what torch.compile counts of a kind. Raises AttributeError if that is unknown, or the
+    number of compilations."""
+    if _DYNAMO not in sys.modules:
+        return {}
+    torch_names.need(f"{_DYNAMO}:curr_frame")
+    counts: Mapping[str, int] = torch_names.need(f"{_DYNAMO}:counters")[kind]
+    return counts
 
 
 def has_compiled() -> bool:
-    """Return whether torch.compile made a graph."""
-    return bool(_compiler_counts("stats"))
+    """Return whether torch.compile made a graph, or that is unknown."""
+    try:
+        return bool(_compiler_counts("stats"))
+    except AttributeError:
+        return True
 
 
 def _peak_memory(device: torch.device) -> Figures:

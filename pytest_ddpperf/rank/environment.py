@@ -16,6 +16,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from pytest_ddpperf.rank import torch_names
 from pytest_ddpperf.rank.context import Context, noting
 from pytest_ddpperf.records.samples import Scalar
 from pytest_ddpperf.wire.boot import contents, number_in, nvidia_smi, output_of
@@ -53,7 +54,7 @@ def state() -> dict[str, Scalar]:
     return {
         "matmul_precision": _matmul_precision(),
         "cudnn_benchmark": torch.backends.cudnn.benchmark,
-        "cudnn_precision": str(torch.backends.cudnn.conv.fp32_precision),  # type: ignore[attr-defined]
+        "cudnn_precision": _precision("cudnn:conv"),
         "attention": ", ".join(
             name
             for name in _ATTENTION
@@ -76,12 +77,13 @@ _PRECISIONS = {
 def _matmul_precision() -> str:
     """Return how products of float32 matrices are rounded; each backend has a switch of its own
     since torch 2.9."""
-    backends: Any = torch.backends
-    switches = (backends.cuda.matmul, backends.mkldnn.matmul)
-    cuda, mkldnn = (
-        str(each.fp32_precision).replace("none", "ieee") for each in switches
-    )
+    cuda = _precision("cuda:matmul").replace("none", "ieee")
+    mkldnn = _precision("mkldnn:matmul").replace("none", "ieee")
     return _PRECISIONS.get((cuda, mkldnn), f"cuda {cuda}, mkldnn {mkldnn}")
+
+
+def _precision(switch: str) -> str:
+    return str(torch_names.need(f"torch.backends.{switch}.fp32_precision"))
 
 
 def device(place: torch.device) -> dict[str, Scalar]:
@@ -96,9 +98,9 @@ def device(place: torch.device) -> dict[str, Scalar]:
         "mig_profile": properties.name.partition(" MIG ")[2] or None,
     }
     uuid = str(getattr(properties, "uuid", ""))
-    return facts | _nvidia_smi(
-        f"GPU-{uuid}" if uuid and not uuid.startswith(("GPU-", "MIG-")) else uuid
-    )
+    if uuid and not uuid.startswith(("GPU-", "MIG-")):
+        uuid = f"GPU-{uuid}"
+    return facts | _nvidia_smi(uuid)
 
 
 _SMI_FIELDS = {
@@ -115,15 +117,14 @@ _SLOWED = 0x8 | 0x20 | 0x40 | 0x80
 def _nvidia_smi(device: str) -> dict[str, Scalar]:
     """Return what nvidia-smi says of a device; what it does not tell, as "[N/A]" and its kin, is
     None."""
-    fields, of_device = [*_SMI_FIELDS.values()], ("-i", device) if device else ()
+    fields = [*_SMI_FIELDS.values()]
+    of_device = ("-i", device) if device else ()
     rows = nvidia_smi(fields, *of_device)
-    # It refuses a whole query for one field that it does not know.
-    cells = (
-        rows[0]
-        if rows
-        else [(nvidia_smi([field], *of_device) or [[""]])[0][0] for field in fields]
-    )
-    said = dict(zip(_SMI_FIELDS, cells, strict=True))
+    if not rows:
+        # It refuses a whole query for one field that it does not know.
+        alone = [nvidia_smi([field], *of_device) or [[""]] for field in fields]
+        rows = [[answer[0][0] for answer in alone]]
+    said = dict(zip(_SMI_FIELDS, rows[0], strict=True))
     reasons = int(said["slowdown"], 16) if said["slowdown"].startswith("0x") else 0
     facts: dict[str, Scalar] = {name: number_in(text) for name, text in said.items()}
     return facts | {
@@ -138,27 +139,24 @@ _ESCAPES = re.compile(r"\x1b\[[0-9;]*m")
 
 def probe() -> dict[str, Scalar]:
     """Return what this machine and this torch offer; run in a rank without a process group."""
-    accelerator = (
-        torch.accelerator.current_accelerator()
-        if torch.accelerator.is_available()
-        else None
-    )
-    kind = accelerator.type if accelerator is not None else "cpu"
+    accelerator: Any = torch.accelerator
+    kind = "cpu"
+    count = 0
+    if accelerator.is_available():
+        kind = accelerator.current_accelerator().type
+        count = accelerator.device_count()
+    defaults = dist.Backend.default_device_backend_map.items()
     facts = versions() | {
         "device_type": kind,
-        "device_count": torch.accelerator.device_count()
-        if accelerator is not None
-        else 0,
+        "device_count": count,
         # "cpu:gloo,cuda:nccl": which backend torch itself would choose for a device
-        "default_backends": ",".join(
-            f"{k}:{v}" for k, v in dist.Backend.default_device_backend_map.items()
-        ),
+        "default_backends": ",".join(f"{each}:{backend}" for each, backend in defaults),
         "backends": ",".join(_backends()),
     }
-    if accelerator is not None:
+    if kind != "cpu":
         facts |= device(torch.device(kind, 0))
     if kind == "cuda":
-        addresses = [*map(pci_address, range(torch.cuda.device_count()))]
+        addresses = [*map(pci_address, range(count))]
         facts["device_addresses"] = ",".join(addresses)
         facts["device_numbers"] = numbers_of(addresses)
         facts["topology"] = topology() or None
@@ -181,11 +179,9 @@ def numbers_of(addresses: Sequence[str]) -> str:
         for number, bus in rows
         if number.isdecimal()
     }
-    return (
-        ",".join(numbers[each] for each in addresses)
-        if numbers.keys() >= {*addresses}
-        else ""
-    )
+    if not numbers.keys() >= {*addresses}:
+        return ""
+    return ",".join(numbers[each] for each in addresses)
 
 
 def pci_address(index: int) -> str:
@@ -197,10 +193,12 @@ def pci_address(index: int) -> str:
 
 
 def _backends() -> list[str]:
-    known = (
-        name for name in dist.Backend.backend_list if dist.is_backend_available(name)
-    )
-    return [name for name in known if name not in ("undefined", "fake", "threaded")]
+    return [
+        name
+        for name in dist.Backend.backend_list
+        if name not in ("undefined", "fake", "threaded")
+        and dist.is_backend_available(name)
+    ]
 
 
 def _nccl_version() -> str | None:
@@ -210,26 +208,22 @@ def _nccl_version() -> str | None:
 
 
 def _cpu_model() -> str:
-    if sys.platform == "darwin" and (
-        brand := output_of("sysctl", "-n", "machdep.cpu.brand_string").strip()
-    ):
-        return brand
+    if sys.platform == "darwin":
+        brand = output_of("sysctl", "-n", "machdep.cpu.brand_string").strip()
+        if brand:
+            return brand
     fields: dict[str, str] = {}
     for line in contents(_CPUINFO).splitlines():
         name, _, value = line.partition(":")
         fields.setdefault(name.strip(), value.strip())
+    if fields.get("model name"):
+        return fields["model name"]
     # Linux on Arm has numbers of the core's maker, and no name.
-    arm = [
-        fields[name]
-        for name in ("CPU implementer", "CPU variant", "CPU part")
-        if name in fields
-    ]
-    known = (
-        " ".join([platform.machine(), *arm])
-        if arm
-        else platform.processor() or platform.machine()
-    )
-    return fields.get("model name") or known
+    names = ("CPU implementer", "CPU variant", "CPU part")
+    arm = [fields[name] for name in names if name in fields]
+    if arm:
+        return " ".join([platform.machine(), *arm])
+    return platform.processor() or platform.machine()
 
 
 # For which a rank stands still after its window: long against what ends by itself, short against a
@@ -244,22 +238,21 @@ def goes_on() -> bool:
     thread sleeps: what steps left to them. Native threads do not count, for OpenMP's spin; nor do
     daemons among the children, for workers of a DataLoader work ahead. False where the kernel does
     not say it."""
-    busy = [
-        thread.native_id
-        for thread in threading.enumerate()
-        if thread is not threading.current_thread()
-    ]
-    busy += [
-        child.pid for child in multiprocessing.active_children() if not child.daemon
-    ]
+    current = threading.current_thread()
+    others = [each for each in threading.enumerate() if each is not current]
+    busy = {thread.native_id for thread in others}
+    children = multiprocessing.active_children()
+    busy |= {child.pid for child in children if not child.daemon}
 
     def needed_ns() -> int:
         """Return for how long they have run, or waited for a core."""
-        read = (
-            contents(Path(f"/proc/{number}/schedstat")).split()[:2] for number in busy
-        )
-        return sum(int(ns) for both in read for ns in both)
+        needed = 0
+        for number in busy:
+            both = contents(Path(f"/proc/{number}/schedstat")).split()[:2]
+            needed += sum(map(int, both))
+        return needed
 
-    began, before = time.monotonic_ns(), needed_ns()
+    began = time.monotonic_ns()
+    before = needed_ns()
     time.sleep(_IDLE_SECONDS)
     return needed_ns() - before > _BUSY_CORES * (time.monotonic_ns() - began)

@@ -21,6 +21,7 @@ from urllib.parse import urlsplit
 import torch
 import torch.distributed as dist
 
+from pytest_ddpperf.rank import torch_names
 from pytest_ddpperf.rank.context import Context
 from pytest_ddpperf.rank.environment import pci_address
 from pytest_ddpperf.records.codec import Json
@@ -39,11 +40,16 @@ def serve(descriptor: int) -> NoReturn:
     with socket.socket(fileno=descriptor) as bound:
         host, port = bound.getsockname()[:2]
         bound.detach()
-    _owned = dist.TCPStore(  # type: ignore[attr-defined]
-        host, port, is_master=True, wait_for_workers=False, master_listen_fd=descriptor
-    )
+    _owned = _tcp_store(host, port, master_listen_fd=descriptor)
     while True:
         signal.pause()
+
+
+def _tcp_store(host: str, port: int, **options: Any) -> Any:
+    """Return a store that listens on a bound descriptor, or a client of one."""
+    store: Any = dist.TCPStore  # type: ignore[attr-defined]
+    is_master = "master_listen_fd" in options
+    return store(host, port, is_master=is_master, wait_for_workers=False, **options)
 
 
 def store_of(
@@ -59,8 +65,7 @@ def store_of(
         file = dist.FileStore(str(folder / name), size)  # type: ignore[attr-defined]
         file.set_timeout(timeout)
         return file
-    connect: Any = dist.TCPStore  # type: ignore[attr-defined]
-    client = connect(*address, is_master=False, wait_for_workers=False, timeout=timeout)
+    client = _tcp_store(*address, timeout=timeout)
     return dist.PrefixStore(name, client)  # type: ignore[attr-defined]
 
 
@@ -89,24 +94,29 @@ def meet_at_launch(folder: str) -> None:
     Nobody listens at its port, as torchrun's variables say that a store is there, and another
     launch may use the same. Its file would stay for the next launch: torch removes it when a
     process ends in order, which a rank does not."""
-    ours = {
-        name: os.environ[name]
-        for name in ("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_USE_AGENT_STORE")
-    }
-    module: Any = dist.distributed_c10d
-    rendezvous, own_pid, meetings = module.rendezvous, os.getpid(), count()
-    noting = opened.noting_group(rendezvous, folder)
+    names = ("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_USE_AGENT_STORE")
+    ours = {name: os.environ[name] for name in names}
+    own_pid = os.getpid()
+    meetings = count()
 
-    def meet(url: str, rank: int = -1, world_size: int = -1, **options: Any) -> Any:
-        if os.getpid() != own_pid:
-            return noting(url, rank, world_size=world_size, **options)
-        os.environ.update(ours)
-        # a group that is formed again must not find what the first one left
-        name = str(next(meetings))
-        found = rendezvous(f"env://?{urlsplit(url).query}", rank, world_size, **options)
-        return ((dist.PrefixStore(name, store), *place) for store, *place in found)  # type: ignore[attr-defined]
+    def meeting_at_launch(rendezvous: Any) -> Any:
+        noting = opened.noting_group(rendezvous, folder)
 
-    module.rendezvous = meet
+        def meet(url: str, rank: int = -1, world_size: int = -1, **options: Any) -> Any:
+            if os.getpid() != own_pid:
+                return noting(url, rank, world_size=world_size, **options)
+            os.environ.update(ours)
+            # a group that is formed again must not find what the first one left
+            name = str(next(meetings))
+            url = f"env://?{urlsplit(url).query}"
+            found = rendezvous(url, rank, world_size, **options)
+            return ((dist.PrefixStore(name, store), *place) for store, *place in found)  # type: ignore[attr-defined]
+
+        return meet
+
+    torch_names.replace(
+        "torch.distributed.distributed_c10d:rendezvous", meeting_at_launch
+    )
 
 
 def main(descriptor: int, start: Json) -> NoReturn:
@@ -132,33 +142,19 @@ def main(descriptor: int, start: Json) -> NoReturn:
 def _asked(start: Json) -> tuple[Any, Json]:
     timeout = timedelta(seconds=start["seconds"])
     if start["hosts"]:
-        store = _own_store(start["tell"]["address"], start["port"], timeout)
-    else:
-        store = dist.TCPStore(  # type: ignore[attr-defined]
-            start["address"],
-            start["port"],
-            is_master=False,
-            wait_for_workers=False,
-            timeout=timeout,
+        # On one interface: torch by itself would listen on all of them.
+        address = start["tell"]["address"]
+        descriptor = boot.listen(address, start["port"]).detach()
+        store = _tcp_store(
+            address, start["port"], timeout=timeout, master_listen_fd=descriptor
         )
+    else:
+        store = _tcp_store(start["address"], start["port"], timeout=timeout)
     if start["tell"] is not None:
         store.set(start["key"], json.dumps(start["tell"]))
         return store, {"set": True}
     store.wait([start["key"]], timeout)
     return store, {"found": json.loads(store.get(start["key"]))}
-
-
-def _own_store(address: str, port: int, timeout: timedelta) -> Any:
-    """Own the store, on one interface: torch by itself would listen on all of them."""
-    descriptor = boot.listen(address, port).detach()
-    return dist.TCPStore(  # type: ignore[attr-defined]
-        address,
-        port,
-        is_master=True,
-        wait_for_workers=False,
-        timeout=timeout,
-        master_listen_fd=descriptor,
-    )
 
 
 # The timeouts of process group and RPC must not fire before ours, which dumps every rank's stack
@@ -267,7 +263,8 @@ class OwnGroup(NoGroup):
     of the user's threads. A collective is over when all ranks have joined it."""
 
     def __init__(self, plan: Plan, place: ProcessPlace, ctx: Context) -> None:
-        size, timeout = ctx.world_size, timeout_of(plan)
+        size = ctx.world_size
+        timeout = timeout_of(plan)
         store = store_of("store-own", size, place.folder, place.store, timeout)
         gloo = (
             dist.ProcessGroupGloo(store, ctx.rank, size, timeout)

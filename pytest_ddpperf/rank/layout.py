@@ -23,7 +23,8 @@ from typing import Any
 # others, and no more than 2 MiB in the mean. Sizes in bytes, below glibc's threshold for blocks
 # with a mapping of their own (128 KiB).
 _BLOCKS = 500
-_SMALLEST, _LARGEST = 16, 1 << 15
+_SMALLEST = 16
+_LARGEST = 1 << 15
 # Python's own allocator has a pool for each multiple of 16 bytes up to 512: so many objects shift
 # most of them.
 _OBJECTS = 64
@@ -42,7 +43,8 @@ def draw() -> None:
     source = random.Random(os.urandom(16))
     if sys.platform == "linux":
         libc = ctypes.CDLL(None)
-        libc.malloc.argtypes, libc.malloc.restype = (ctypes.c_size_t,), ctypes.c_void_p
+        libc.malloc.argtypes = (ctypes.c_size_t,)
+        libc.malloc.restype = ctypes.c_void_p
         libc.free.argtypes = (ctypes.c_void_p,)
         blocks = [
             libc.malloc(int(_SMALLEST * (_LARGEST / _SMALLEST) ** source.random()))

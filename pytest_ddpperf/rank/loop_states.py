@@ -36,7 +36,8 @@ _UNTIL_WINDOW = 7
 
 def _advise(rank: TimedRank) -> str:
     """Advise a program that has ended before its window."""
-    plan, board = rank.plan, rank.board
+    plan = rank.plan
+    board = rank.board
     needed = max(board.begin(0), _UNTIL_WINDOW + plan.warmup)
     return f"let it take {needed + (board.steps(0) or plan.steps)} or more"
 
@@ -123,7 +124,8 @@ class Warming:
 
     def _mark(self, is_free: bool) -> None:
         """Mark the end of a step: once the device has done its work, unless it `is_free`."""
-        ctx, done = self._rank.ctx, len(self._ended_ns)
+        ctx = self._rank.ctx
+        done = len(self._ended_ns)
         if not (self._rank.on_cpu or is_free):
             torch.accelerator.synchronize()
         self._ended_ns.append(time.monotonic_ns())
@@ -140,7 +142,8 @@ class Warming:
 
         Ranks that synchronise in each update are as far as rank 0. Those that average their models
         now and then may be ahead."""
-        plan, board = self._rank.plan, self._rank.board
+        plan = self._rank.plan
+        board = self._rank.board
         beyond = len(self._ended_ns) - plan.warmup
         if beyond < 0:
             return
@@ -212,7 +215,8 @@ class Timing:
         self._unfit = ENDS_OTHERWISE
 
     def step_ended(self, passes: int) -> Timing | Window:
-        part, row = self._part, self._rank.row
+        part = self._part
+        row = self._rank.row
         part.mark()
         row[Board.UPDATES_CELL] += 1
         row[Board.STEP_CELL] += 1
@@ -266,7 +270,8 @@ class Timing:
 
     def when(self) -> tuple[str, str]:
         """Return when the program has ended, and what to do then."""
-        steps, part = self._rank.board.steps(0), self._part
+        steps = self._rank.board.steps(0)
+        part = self._part
         timed = sum(self._counted) + max(part.steps - part.uncounted, 0)
         return f"after {timed} of {steps} timed steps", (
             f"let it take {steps - timed} more steps, or ask for fewer (--ddp-steps,"

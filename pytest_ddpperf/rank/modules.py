@@ -25,11 +25,11 @@ def replicas() -> list[DistributedDataParallel]:
     return [module for module in found if "reducer" in vars(module)]
 
 
-def ready_times() -> dict[int, list[int]]:
-    """Return, by the id of each DDP module, when each of its gradients was ready in the last
+def ready_times(found: list[DistributedDataParallel]) -> dict[int, list[int]]:
+    """Return, by the id of each of these modules, when each of its gradients was ready in the last
     backward pass that synchronised them."""
     ready = torch_names.need("torch.distributed:Reducer.get_backward_stats")
-    return {id(module): ready(module.reducer) for module in replicas()}
+    return {id(module): ready(module.reducer) for module in found}
 
 
 def reducing(before: Mapping[int, list[int]]) -> list[Mapping[str, Any]] | None:
@@ -42,7 +42,7 @@ def reducing(before: Mapping[int, list[int]]) -> list[Mapping[str, Any]] | None:
     log = torch_names.need(
         "torch.nn.parallel:DistributedDataParallel._get_ddp_logging_data"
     )
-    after = ready_times()
+    after = ready_times(found)
     return [
         log(module)
         for module in found
@@ -56,11 +56,11 @@ def gradient_sizes(logged: list[Mapping[str, Any]] | None) -> dict[str, int | No
     if logged is None:
         return {}
     gradients = 0
-    buckets = list[int]()
+    buckets: list[int] = []
     for module in logged:
         gradients += module["total_parameter_size_bytes"]
         sizes = module.get("rebuilt_bucket_sizes") or module["bucket_sizes"]
-        buckets += map(int, sizes.split(","))
+        buckets.extend(map(int, sizes.split(",")))
     return {
         "gradient_bytes": gradients,
         "buckets": len(buckets),

@@ -35,7 +35,8 @@ def setup(ctx: Context, asked: Collective) -> Iterator[Callable[[], object]]:
 
 def _pass_on(received: torch.Tensor, sent: torch.Tensor) -> None:
     """Send to the next rank and receive from the one before."""
-    rank, ranks = dist.get_rank(), dist.get_world_size()
+    rank = dist.get_rank()
+    ranks = dist.get_world_size()
     operations = [
         dist.P2POp(dist.isend, sent, (rank + 1) % ranks),
         dist.P2POp(dist.irecv, received, (rank - 1) % ranks),
@@ -71,7 +72,9 @@ class _Buffers:
     place."""
 
     def __init__(self, ctx: Context, asked: Collective, dtype: torch.dtype) -> None:
-        self._asked, self._rank, self._dtype = asked, ctx.rank, dtype
+        self._asked = asked
+        self._rank = ctx.rank
+        self._dtype = dtype
         zeros = partial(torch.zeros, dtype=dtype, device=ctx.device)
         self.sent = self.received = zeros(
             asked.count if asked.op == "all_gather" else asked.elements
@@ -93,7 +96,9 @@ class _Buffers:
         if asked.op == "reduce" and self._rank != asked.root:
             return  # undefined there
         expected = self._expected()
-        wrong, first, start = 0, "", 0
+        wrong = 0
+        first = ""
+        start = 0
         for block, value in zip(
             self.received.chunk(len(expected)), expected, strict=True
         ):
@@ -136,7 +141,8 @@ class _Buffers:
 
     def _expected(self) -> list[int]:
         """Return the value of each block that this rank should receive."""
-        ranks, op = range(self._asked.ranks), self._asked.op
+        ranks = range(self._asked.ranks)
+        op = self._asked.op
         if self._asked.redop == "sum":
             return [sum(map(self._value, ranks))]
         if op == "broadcast":

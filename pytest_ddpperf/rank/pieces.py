@@ -21,7 +21,10 @@ from pytest_ddpperf.records.step_phases import (
 )
 
 # What a stamp says to begin, or with the opposite sign to end.
-IN_FORWARD, IN_BACKWARD, IN_OPTIMIZER, IN_WAIT = 1, 2, 3, 4
+IN_FORWARD = 1
+IN_BACKWARD = 2
+IN_OPTIMIZER = 3
+IN_WAIT = 4
 # when, in nanoseconds or as an event that is not placed yet, and what begins or ends
 Stamp = tuple[Any, int]
 # what was started, in order of time: when, and a name that is the same on all ranks

@@ -52,7 +52,7 @@ def entries(own: NoGroup) -> tuple[list[Entry], int] | None:
 
     What a group of our `own` sent is left out. None if the recorders are off or write an unknown
     format."""
-    found = list[Entry]()
+    found = []
     since = 0
     is_on = False
     try:

@@ -35,7 +35,8 @@ _shared: queue.SimpleQueue[Any] = queue.SimpleQueue()
 
 def start(plan: Plan, place: group.ProcessPlace) -> RpcContext:
     """Seed, choose the device, pin, join the RPC world, and the process group of one's role."""
-    process, timeout = place.number, group.timeout_of(plan)
+    process = place.number
+    timeout = group.timeout_of(plan)
     role, index, size = _role_of(plan, process)
     devices = 1 if plan.device == "cpu" else torch.accelerator.device_count()
     device = group.prepare(plan, place.index % devices, place.threads)

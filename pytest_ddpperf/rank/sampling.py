@@ -57,7 +57,9 @@ def measure(step: Step, rank: TimedRank) -> Window:
     caches, is not counted. Garbage is collected before the window only: collecting before each
     stretch would give loaders time to get ahead.
     """
-    plan, board, number = rank.plan, rank.board, rank.ctx.rank
+    plan = rank.plan
+    board = rank.board
+    number = rank.ctx.rank
     warmed = warm_up(step, rank)
     steps = plan.steps
     if warmed.steps:
@@ -71,7 +73,7 @@ def measure(step: Step, rank: TimedRank) -> Window:
     if rank.stretches is not None:
         lengths = rank.stretches(steps, warmed.step_ns)
     on_board = rank.stretches is None and not plan.spreads
-    taken: list[Stretch] = []
+    taken = []
     counted = 0
     gc.collect()
     gc.disable()
@@ -92,7 +94,9 @@ def measure(step: Step, rank: TimedRank) -> Window:
 
 def _take(step: Step, stretch: Stretch, rank: TimedRank, counted: int) -> None:
     """Time a stretch of steps, of which so many were `counted` before."""
-    row, cell, mark = rank.row, Board.STEP_CELL, stretch.mark
+    row = rank.row
+    cell = Board.STEP_CELL
+    mark = stretch.mark
 
     def at_step(index: int) -> None:
         row[cell] = counted + index

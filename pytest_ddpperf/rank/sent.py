@@ -116,13 +116,15 @@ class Dispatched(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if name in _READ_BY_HOST and args[0].device.type != "cpu":
             self.copies["host_syncs"] += 1
         if name == "aten::copy_":
-            source, target = args[1], args[0].device
+            source = args[1]
+            target = args[0].device
         elif name == "aten::_to_copy":
             source = args[0]
             target = options.get("device") or source.device
         else:
             return
-        is_from, is_to = source.device.type != "cpu", target.type != "cpu"
+        is_from = source.device.type != "cpu"
+        is_to = target.type != "cpu"
         if is_to and not is_from:
             self.copies["h2d.bytes"] += bytes_of([source])
         elif is_from and not is_to:
@@ -190,7 +192,8 @@ class Sent:
     @contextmanager
     def watching(self) -> Iterator[None]:
         """Watch the step that is taken within."""
-        before, graphs = recorded(self._own), _replays
+        before = recorded(self._own)
+        graphs = _replays
         groups = self._groups()
         for group in groups:
             group.register_pre_hook(_HOOK, self._note)
@@ -237,11 +240,13 @@ class Sent:
     def figures(self, reducing: Iterable[Mapping[str, Any]]) -> dict[str, int | None]:
         """Return how many operations of each kind the step issued and their bytes, None where the
         sources differ. `reducing` is as `modules.reducing` returns it."""
-        issued, seen = self._dispatched.operations, self._recorded
+        issued = self._dispatched.operations
+        seen = self._recorded
         if HAS_HOOKS:
             # Groups that the step makes have no hooks.
             unhooked = _amounts(issued) - _amounts(self._hooked)
-            issued, seen = self._issued, None if unhooked else self._hooked
+            issued = self._issued
+            seen = None if unhooked else self._hooked
         if self._is_hidden or self.problems:
             seen = None
         return _figures(issued, seen, reducing)
@@ -252,7 +257,8 @@ def _figures(
     seen: list[Operation] | None,
     reducing: Iterable[Mapping[str, Any]],
 ) -> dict[str, int | None]:
-    one, other = _amounts(issued), _amounts(seen or ())
+    one = _amounts(issued)
+    other = _amounts(seen or ())
     differing = {amount[0] for amount in (one - other) | (other - one)}
     # of used parameters, one a backward
     bitmaps = [

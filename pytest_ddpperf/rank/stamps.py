@@ -72,9 +72,8 @@ class Stamps:
         # whether this process has a DDP module, which the step then trains
         self.has_ddp = False
         self._thread = threading.get_ident()
-        self._modules: dict[
-            int, torch.nn.Module
-        ] = {}  # by id: that a step calls itself
+        # that a step calls itself, by id
+        self._modules: dict[int, torch.nn.Module] = {}
         self._depth = 0  # of forward passes, in the step that finds them
         # When each `send` and `recv` was issued, and again when this thread began to wait for it,
         # with its name.
@@ -175,13 +174,13 @@ class Stamps:
                 module.register_forward_pre_hook(self._hook(IN_FORWARD), prepend=True)
                 module.register_forward_hook(self._hook(-IN_FORWARD), always_call=True)
 
-    def _enter(self, module: torch.nn.Module, arguments: Any) -> None:
+    def _enter(self, module: torch.nn.Module, _: Any) -> None:
         if self._is_ours():
             if not self._depth and IN_BACKWARD not in still_open(self.taken, ()):
                 self._modules[id(module)] = module
             self._depth += 1
 
-    def _leave(self, module: torch.nn.Module, arguments: Any, result: Any) -> None:
+    def _leave(self, *_: Any) -> None:
         if self._is_ours():
             self._depth -= 1
 
@@ -194,8 +193,11 @@ class Stamps:
 
     def _around(self, kind: int) -> Callable[[Any], Any]:
         """Return what wraps a function, whose calls are stamped."""
-        append, now, is_ours = self.taken.append, self._now, self._is_ours
-        messages, names = self.messages, self._names
+        append = self.taken.append
+        now = self._now
+        is_ours = self._is_ours
+        messages = self.messages
+        names = self._names
 
         def wrap(function: Any) -> Any:
             @wraps(function)
@@ -215,7 +217,9 @@ class Stamps:
         return wrap
 
     def _hook(self, kind: int) -> Callable[..., None]:
-        append, now, is_ours = self.taken.append, self._now, self._is_ours
+        append = self.taken.append
+        now = self._now
+        is_ours = self._is_ours
 
         def stamp(*_: Any) -> None:
             if is_ours():

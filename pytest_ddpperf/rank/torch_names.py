@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
-from functools import cache
 from typing import Any, NamedTuple
 
 import torch
@@ -21,157 +20,106 @@ class TorchName(NamedTuple):
     path: str  # the module, and within it the attributes: "torch.amp:GradScaler.update"
     used_for: str
     unknown: str  # without it
-    since: str = "2.11"  # which torch has it: the lowest that we allow, or a later one
-    needs_nccl: bool = False  # a torch built without NCCL lacks it
+    since: str  # which torch has it: the lowest that we allow, or a later one
+    needs_nccl: bool  # a torch built without NCCL lacks it
 
 
-_C10D = "torch._C._distributed_c10d"
-_RPC = "torch.distributed.rpc"
-_AUTOGRAD = "torch.distributed.autograd"
-_PHASES = "the phases of a step"
-_STEPS = "where the steps of a program end"
-_SENT = "what a step sends"
-_COMPILED = "what a step compiles"
-_GRADIENTS = "the gradients that a step synchronises, and their buckets"
-_RPC_COUNTERS = "the counters of RPC"
-_SWITCHES = "the switches of torch"
+# By what is unknown without them: the names, and what each is used for.
+_NAMES = {
+    "the phases of a step": {
+        "torch.autograd:backward": "see backward passes",
+        "torch.autograd:grad": "see backward passes",
+        "torch._C._distributed_c10d:Work.wait": "see waits for collectives",
+        "torch.distributed._functional_collectives:wait_tensor": (
+            "see waits for functional collectives"
+        ),
+        "torch._C._distributed_c10d:ProcessGroup.send": "name messages",
+        "torch._C._distributed_c10d:ProcessGroup.recv": "name messages",
+        "torch._C._distributed_c10d:ProcessGroup.recv_anysource": "name messages",
+    },
+    "where the steps of a program end": {
+        "torch.amp:GradScaler.update": "see updates",
+        "torch.distributed.fsdp:FSDPModule._get_fsdp_state": (
+            "see which modules synchronise"
+        ),
+        "torch:Tensor._version": "see that parameters change",
+    },
+    "whether a program has the right process group": {
+        "torch.distributed.distributed_c10d:rendezvous": (
+            "let the ranks of a program meet at the store of their launch"
+        ),
+        "torch.distributed:ProcessGroup._get_backend": (
+            "refuse another backend than the asked one"
+        ),
+    },
+    "what a step sends": {
+        "torch.cuda:CUDAGraph.replay": "see what hides operations",
+        "torch.distributed:ProcessGroup.register_pre_hook": "see all that is sent",
+        "torch.distributed.distributed_c10d:_world.pg_names": "find process groups",
+        "torch._C._distributed_c10d:_dump_fr_trace": "read the flight recorder",
+        "torch._C._distributed_c10d:_dump_nccl_trace": "read NCCL's flight recorder",
+        "torch.utils._pytree:tree_leaves": "find an operation's tensors",
+    },
+    "the gradients that a step synchronises, and their buckets": {
+        "torch.distributed:Reducer.get_backward_stats": "see which modules do",
+        "torch.nn.parallel:DistributedDataParallel._get_ddp_logging_data": (
+            "read their sizes"
+        ),
+    },
+    "whether DDP has rebuilt its buckets in the warm-up": {
+        "torch.nn.parallel.distributed:logger.info": "see that it does",
+    },
+    "the bytes of parameters": {
+        "torch.distributed.tensor:DTensor._local_tensor": "find the shard of a rank",
+    },
+    "what a step compiles": {
+        "torch._dynamo.utils:curr_frame": "count compilations",
+        "torch._dynamo.utils:counters": "count graph breaks",
+    },
+    "what a step sends by RPC": {
+        "torch.distributed.rpc.api:_to_worker_info": "count requests",
+        "torch.distributed.rpc.api:_invoke_rpc_python_udf": "wait for answers",
+        "torch.distributed.rpc.internal:_internal_rpc_pickler.serialize": (
+            "count the tensors that leave"
+        ),
+        "torch.distributed.rpc.internal:_internal_rpc_pickler.deserialize": (
+            "count the tensors that arrive"
+        ),
+        "torch.distributed.rpc.internal:_run_function": "see calls of others",
+        "torch.distributed.rpc:PyRRef.to_here": "count and time calls",
+        "torch.distributed.autograd:backward": "count gradients",
+        "torch.distributed.autograd:context.__exit__": "find unseen gradients",
+        "torch.distributed.autograd:_retrieve_context": "find hooks of gradients",
+        "torch.distributed.autograd:_current_context": "see backwards of others",
+        "torch._C:Future.wait": "time waits",
+        "torch._C._distributed_c10d:Work.get_future": "see waits for collectives",
+    },
+    "which functions of a module take long": {
+        "torch.nn:Module._wrapped_call_impl": "know modules by their callers",
+    },
+    "the switches of torch": {
+        "torch.backends.cuda:matmul.fp32_precision": "record it",
+        "torch.backends.mkldnn:matmul.fp32_precision": "record it",
+        "torch.backends.cudnn:conv.fp32_precision": "record it",
+    },
+    "all: no launch would do without them": {
+        "torch.distributed:ProcessGroupGloo": (
+            "form a group that `destroy_process_group` leaves alone"
+        ),
+        "torch.utils._python_dispatch:TorchDispatchMode": "see operations",
+    },
+}
+_LOWEST = "2.11"
+_SINCE = {"torch.distributed:ProcessGroup.register_pre_hook": "2.14"}
+_OF_NCCL = ("torch._C._distributed_c10d:_dump_nccl_trace",)
 
 NAMES = {
-    name.path: name
-    for name in (
-        # Replaced.
-        TorchName("torch.autograd:backward", "see backward passes", _PHASES),
-        TorchName("torch.autograd:grad", "see backward passes", _PHASES),
-        TorchName(f"{_C10D}:Work.wait", "see waits for collectives", _PHASES),
-        TorchName(
-            "torch.distributed._functional_collectives:wait_tensor",
-            "see waits for functional collectives",
-            _PHASES,
-        ),
-        TorchName(f"{_C10D}:ProcessGroup.send", "name messages", _PHASES),
-        TorchName(f"{_C10D}:ProcessGroup.recv", "name messages", _PHASES),
-        TorchName(f"{_C10D}:ProcessGroup.recv_anysource", "name messages", _PHASES),
-        TorchName("torch.amp:GradScaler.update", "see updates", _STEPS),
-        TorchName("torch.cuda:CUDAGraph.replay", "see what hides operations", _SENT),
-        TorchName(
-            "torch.nn.parallel.distributed:logger.info",
-            "see that DDP rebuilds its buckets",
-            "whether DDP has rebuilt its buckets in the warm-up",
-        ),
-        TorchName(
-            "torch.distributed.distributed_c10d:rendezvous",
-            "let the ranks of a program meet at the store of their launch",
-            "programs that own their loop",
-        ),
-        TorchName(f"{_RPC}.api:_to_worker_info", "count requests", _RPC_COUNTERS),
-        TorchName(
-            f"{_RPC}.api:_invoke_rpc_python_udf", "wait for answers", _RPC_COUNTERS
-        ),
-        TorchName(
-            f"{_RPC}.internal:_internal_rpc_pickler.serialize",
-            "count the tensors that leave",
-            _RPC_COUNTERS,
-        ),
-        TorchName(
-            f"{_RPC}.internal:_internal_rpc_pickler.deserialize",
-            "count the tensors that arrive",
-            _RPC_COUNTERS,
-        ),
-        TorchName(
-            f"{_RPC}.internal:_run_function", "see calls of others", _RPC_COUNTERS
-        ),
-        TorchName(f"{_AUTOGRAD}:backward", "count gradients", _RPC_COUNTERS),
-        TorchName(
-            f"{_AUTOGRAD}:context.__exit__", "find unseen gradients", _RPC_COUNTERS
-        ),
-        TorchName("torch._C:Future.wait", "time waits for RPC", _RPC_COUNTERS),
-        TorchName(f"{_RPC}:PyRRef.to_here", "count and time calls", _RPC_COUNTERS),
-        TorchName(
-            f"{_C10D}:Work.get_future",
-            "tell waits for collectives from those for RPC",
-            _RPC_COUNTERS,
-        ),
-        # Read.
-        TorchName(
-            f"{_AUTOGRAD}:_retrieve_context", "find hooks of gradients", _RPC_COUNTERS
-        ),
-        TorchName(
-            f"{_AUTOGRAD}:_current_context", "see backwards of others", _RPC_COUNTERS
-        ),
-        TorchName(
-            "torch.distributed:ProcessGroup._get_backend",
-            "refuse another backend than the asked one",
-            "the backend of a program",
-        ),
-        TorchName(
-            "torch.distributed:ProcessGroup.register_pre_hook",
-            "see all that is sent",
-            "what futures' callbacks send",
-            since="2.14",
-        ),
-        TorchName(
-            "torch.distributed.distributed_c10d:_world.pg_names",
-            "find all process groups",
-            _SENT,
-        ),
-        TorchName(
-            "torch.distributed:ProcessGroupGloo",
-            "form a group that `destroy_process_group` leaves alone",
-            "all launches",
-        ),
-        TorchName(f"{_C10D}:_dump_fr_trace", "read the flight recorder", _SENT),
-        TorchName(
-            f"{_C10D}:_dump_nccl_trace",
-            "read NCCL's flight recorder",
-            _SENT,
-            needs_nccl=True,
-        ),
-        TorchName(
-            "torch.utils._python_dispatch:TorchDispatchMode",
-            "see operations",
-            "all launches",
-        ),
-        TorchName(
-            "torch.utils._pytree:tree_leaves", "find an operation's tensors", _SENT
-        ),
-        TorchName(
-            "torch.distributed:Reducer.get_backward_stats",
-            "see which modules synchronise",
-            _GRADIENTS,
-        ),
-        TorchName(
-            "torch.nn.parallel:DistributedDataParallel._get_ddp_logging_data",
-            "read buckets and gradients",
-            _GRADIENTS,
-        ),
-        TorchName(
-            "torch.distributed.fsdp:FSDPModule._get_fsdp_state",
-            "see which modules synchronise",
-            _STEPS,
-        ),
-        TorchName("torch:Tensor._version", "see that parameters change", _STEPS),
-        TorchName(
-            "torch.distributed.tensor:DTensor._local_tensor",
-            "find the shard of a rank",
-            "the bytes of parameters",
-        ),
-        TorchName("torch._dynamo.utils:curr_frame", "count compilations", _COMPILED),
-        TorchName("torch._dynamo.utils:counters", "count graph breaks", _COMPILED),
-        TorchName(
-            "torch.nn:Module._wrapped_call_impl",
-            "know modules by their callers on a stack",
-            "which functions of a module take long",
-        ),
-        TorchName("torch.backends.cuda:matmul.fp32_precision", "record it", _SWITCHES),
-        TorchName(
-            "torch.backends.mkldnn:matmul.fp32_precision", "record it", _SWITCHES
-        ),
-        TorchName("torch.backends.cudnn:conv.fp32_precision", "record it", _SWITCHES),
-    )
+    path: TorchName(path, used, unknown, _SINCE.get(path, _LOWEST), path in _OF_NCCL)
+    for unknown, names in _NAMES.items()
+    for path, used in names.items()
 }
 
 
-@cache
 def _place(path: str) -> tuple[Any, str]:
     """Return the object that has the last attribute of a name, None if torch lacks it, and the
     name of that attribute."""

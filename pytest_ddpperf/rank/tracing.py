@@ -14,7 +14,7 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Callable
-from types import CodeType, FrameType, TracebackType
+from types import CodeType, FrameType
 from typing import Any
 
 import torch
@@ -97,7 +97,8 @@ class StackSampler:
 
     def __init__(self, trees: Trees, is_timed: Callable[[], bool]) -> None:
         """`is_timed` returns whether the steps of the window run now: nothing else is sampled."""
-        self._trees, self._is_timed = trees, is_timed
+        self._trees = trees
+        self._is_timed = is_timed
         self._observed = threading.get_ident()
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
@@ -113,12 +114,7 @@ class StackSampler:
         self._thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        at: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._over.set()
         self._thread.join()
         sys.setswitchinterval(self._interval)
@@ -149,7 +145,8 @@ class StackSampler:
             frame = frame.f_back
         if frame is None:
             return
-        function, outer = _name(frame.f_code), frame.f_back
+        function = _name(frame.f_code)
+        outer = frame.f_back
         # A step that calls a model of another package's class: who wrote the model is not known.
         of_module = outer is not None and outer.f_globals.get("__name__") == _MODULE
         if called == _CALLS_MODULE and not of_module:

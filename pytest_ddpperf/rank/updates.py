@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable
-from enum import Enum
 from functools import wraps
 from typing import Any
 from weakref import ref
@@ -29,15 +28,6 @@ _KEPT = 1_000
 # that it cannot be seen: large batches are rarely made of more.
 _FEW_PASSES = 10
 _MOST_PASSES = 256
-
-
-class Change(Enum):
-    """What the end of a run changes."""
-
-    NOTHING = 0
-    LEARNED = 1  # it is known which event ends steps
-    STEP_ENDED = 2  # another event does from now on, and has ended a step with this run
-    OTHERWISE = 3  # another one would, by all runs so far
 
 
 class StepEnd:
@@ -64,28 +54,34 @@ class StepEnd:
         self._known.add(event)
         return event == self.event
 
-    def run_ended(self, event: object) -> Change:
-        """Note how a run ended, and find out which event ends a step, unless the known one may
-        still come."""
+    def is_overdue(self, event: object) -> bool:
+        """Note how a run ended; return whether the event that ends a step should have come by
+        now."""
         self._runs.append(event)
         self._since += 1
         if event == self.event:
             self._longest = max(self._since, self._longest)
             self._since = 0
-            return Change.NOTHING
-        if self._since < self._longest:
-            return Change.NOTHING
-        if self.event is None:
-            self.follow_all()
-            self._longest = 1  # until it is seen
-            return Change.LEARNED
+            return False
+        return self._since >= self._longest
+
+    def learn(self) -> None:
+        """Let the first runs say which event ends steps."""
+        self.follow_all()
+        self._longest = 1  # until it is seen
+
+    def is_over(self, event: object) -> bool:
+        """Return whether the event that ended steps no longer comes, where runs end with this
+        one."""
         runs = [*self._runs]
-        is_new = event not in runs[: -self._since] or self.event not in runs
-        if not is_new and self._since < _RUNS * self._longest:
-            return Change.OTHERWISE
+        is_known = event in runs[: -self._since] and self.event in runs
+        return not is_known or self._since >= _RUNS * self._longest
+
+    def follow_last(self) -> bool:
+        """Let steps end as the runs since the last step say; return whether one has ended now."""
         self._longest = 1
-        self._follow(runs[-self._since :])
-        return Change.NOTHING if self._since else Change.STEP_ENDED
+        self._follow([*self._runs][-self._since :])
+        return not self._since
 
     def follow_all(self) -> None:
         """Let steps end as all runs say that are kept."""
@@ -177,7 +173,9 @@ class Updates:
         `on_learned(ends)` is called when it is known, or turns out to be otherwise, where steps
         end, with the times of those so far, in ns; if it returns False, they end as before. `fail`
         gets what either raises."""
-        self._on_end, self._on_learned, self._fail = on_end, on_learned, fail
+        self._on_end = on_end
+        self._on_learned = on_learned
+        self._fail = fail
         self._end = StepEnd()
         self._unseen = UnseenUpdates()
         self._last: object = None  # of this run, the last event
@@ -286,20 +284,24 @@ class Updates:
             self._call(self._on_end, passes)
 
     def _end_run(self) -> None:
-        event, self._last = self._last, None
-        if self._end.event is None:
+        """Find out which event ends a step, unless the known one may still come."""
+        end = self._end
+        event = self._last
+        self._last = None
+        if end.event is None:
             self._first_runs.append((event, self._last_ns))
-        change = self._end.run_ended(event)
-        if change is Change.LEARNED:
-            ended = self._end.event
-            ends = [when for each, when in self._first_runs if each == ended]
-            self._first_runs.clear()
+        if not end.is_overdue(event):
+            return
+        if end.event is None:
+            end.learn()
+            ends = [when for each, when in self._first_runs if each == end.event]
             self._call(self._on_learned, ends)
-        elif change is Change.STEP_ENDED:
-            self._end_step()
-        elif change is Change.OTHERWISE and self._call(self._on_learned, []):
+        elif end.is_over(event):
+            if end.follow_last():
+                self._end_step()
+        elif self._call(self._on_learned, []):
             # it is a kind of updates that comes more often
-            self._end.follow_all()
+            end.follow_all()
 
     def _call(self, function: Callable[..., Any], *args: Any) -> Any:
         try:

@@ -48,14 +48,17 @@ _COUNTED_FROM = 3
 
 def warm_up(step: Step, rank: TimedRank) -> WarmUp:
     """Take the asked steps, and more until no rank's last one changed anything, up to a cap."""
-    ctx, own, asked = rank.ctx, rank.own, rank.plan.warmup
+    ctx = rank.ctx
+    own = rank.own
+    asked = rank.plan.warmup
     rank.enter(Phase.WARMUP)
     counters: Mapping[str, int | None] = {}
     if asked == 0:
         return WarmUp(steps=0, unsettled="", counters=counters)
     watch = Steadiness(ctx.device)
-    step_ns, sent = list[int](), list[int]()
-    losses = list[Any]()
+    step_ns = []
+    sent = []
+    losses = []
     counted = max(asked - 2, _COUNTED_FROM - 1)
     watched = (0, counted) if asked >= _COUNTED_FROM else ()
     for index in range(asked + WARMUP_BEYOND):
@@ -154,7 +157,8 @@ class Steadiness:
 
     def changed(self) -> list[bool]:
         """Return whether anything changed since the last call, by cause."""
-        now, before = self._counts(), self._before
+        now = self._counts()
+        before = self._before
         self._before = now
         return [after != earlier for after, earlier in zip(now, before, strict=True)]
 

@@ -20,7 +20,8 @@ from pytest_ddpperf.records.samples import Scalar, Window
 _FIGURES = 8
 # Float32 numbers in 1 MiB, the largest block that CUDA's allocator splits into small ones, and
 # those of 512 B in it.
-_BLOCK, _COPIES = 1 << 18, 2048
+_BLOCK = 1 << 18
+_COPIES = 2048
 
 
 class TimedStep(NamedTuple):
@@ -142,22 +143,24 @@ def window_of(
 ) -> Window:
     """Return what a window measured; `lengths` are the counted steps of its stretches. If there are
     more steps than the plan has room for, that many are kept, evenly spread."""
-    plan, ctx = rank.plan, rank.ctx
+    plan = rank.plan
+    ctx = rank.ctx
     # First, for what is asked for below takes time. Threads of RPC poll, with nothing to do.
     goes_on = not plan.rpc and environment.goes_on()
     notes = [*warmed.notes]
     facts = environment.of_rank(ctx, notes)
-    all_steps, steps = list[TimedStep](), list[TimedStep]()
+    all_steps = []
+    steps = []
     marks = []
     for stretch in taken:
         timed = stretch.timed_steps()
-        all_steps += timed
-        steps += timed[stretch.uncounted :]
+        all_steps.extend(timed)
+        steps.extend(timed[stretch.uncounted :])
         if stretch.counted:
             marks.append(
                 tuple(stretch.marks_ns[stretch.uncounted : stretch.length + 1])
             )
-    compiled = _first_that_compiled(steps)
+    compiled = [number for number, step in enumerate(steps, 1) if step.has_compiled]
     why_unfit = _why_unfit(taken, compiled, warmed, facts)
     if len(steps) > plan.room:
         kept, lengths = _spread(lengths, plan.room)
@@ -189,20 +192,16 @@ def window_of(
     )
 
 
-def _first_that_compiled(steps: Sequence[TimedStep]) -> int:
-    """Return the first step, from 1, in which torch.compile compiled something; 0 for none."""
-    for number, step in enumerate(steps, 1):
-        if step.has_compiled:
-            return number
-    return 0
-
-
 def _why_unfit(
-    taken: Sequence[Stretch], compiled: int, warmed: WarmUp, facts: Mapping[str, Scalar]
+    taken: Sequence[Stretch],
+    compiled: list[int],
+    warmed: WarmUp,
+    facts: Mapping[str, Scalar],
 ) -> str:
-    """Return what makes a window unfit, as words that follow the name of its rank; "" for none."""
+    """Return what makes a window unfit, as words that follow the name of its rank; "" for none.
+    In the steps of the numbers `compiled` torch.compile compiled something."""
     if compiled:
-        return f"recompiled at step {compiled}: raise --ddp-warmup"
+        return f"recompiled at step {compiled[0]}: raise --ddp-warmup"
     if any(stretch.has_grown for stretch in taken):
         return "allocated device memory (an evaluation?): raise --ddp-warmup"
     if warmed.is_slowed or facts.get("slowdown"):
@@ -214,12 +213,14 @@ def _spread(lengths: Sequence[int], most: int) -> tuple[list[int], list[int]]:
     """Return the indices of the `most` steps that are kept, and how many each stretch keeps,
     without those that keep none."""
     total = sum(lengths)
-    kept, shares = list[int](), list[int]()
+    kept = []
+    shares = []
     for begin, end in pairwise(accumulate(lengths, initial=0)):
         share = end * most // total - begin * most // total
         if share:
             shares.append(share)
-            kept += [begin + index * (end - begin) // share for index in range(share)]
+            for index in range(share):
+                kept.append(begin + index * (end - begin) // share)
     return kept, shares
 
 

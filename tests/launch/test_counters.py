@@ -444,6 +444,37 @@ def test_what_a_step_sends_is_unknown_if_it_cannot_be_read(
     assert samples.counters["gradient_bytes"] == GRADIENTS
 
 
+@pytest.mark.parametrize(
+    ("name", "unknown"),
+    [
+        ("torch.autograd:backward", "phases of the step are unknown"),
+        ("torch._C._distributed_c10d:Work.wait", "phases of the step are unknown"),
+        (
+            "torch.distributed:Reducer.get_backward_stats",
+            "what a step sends is unknown",
+        ),
+        ("torch.utils._pytree:tree_leaves", "what a step sends is unknown"),
+        ("torch._dynamo.utils:curr_frame", "what a step compiles is unknown"),
+        ("torch._dynamo.utils:counters", "what a step compiles is unknown"),
+        ("torch.backends.mkldnn:matmul.fp32_precision", "facts of torch are unknown"),
+    ],
+)
+def test_a_private_name_that_torch_lacks_leaves_figures_unknown(
+    bench: Bench, name: str, unknown: str
+) -> None:
+    def setup(ctx: Any) -> Any:
+        from pytest_ddpperf.rank.torch_names import NAMES
+
+        NAMES[name] = NAMES[name]._replace(path="torch:of_another_version")
+        return training(4)(ctx)
+
+    samples = bench.measure(setup, warmup=3)
+    (note,) = samples.notes
+    assert note.startswith(f"{unknown}: AttributeError: torch ")
+    assert note.endswith(f"has no {name}")
+    assert samples.counters["parameters.bytes"] == GRADIENTS
+
+
 def test_a_half_precision_hook_halves_the_bytes_and_not_the_gradients(
     bench: Bench,
 ) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from itertools import pairwise
 from types import MethodType, SimpleNamespace
@@ -20,7 +21,6 @@ from pytest_ddpperf.rank import (
     fork_server,
     group,
     loop_states,
-    modules,
     process,
     sampling,
     sent,
@@ -43,8 +43,6 @@ from pytest_ddpperf.records.step_phases import (
 from pytest_ddpperf.wire.channels import Board, Kind, Phase, take_frames
 
 MS = 1_000_000
-# of other tests
-WITHOUT_MODULES = SimpleNamespace(collect=lambda: None, get_objects=list)
 
 
 class Device:
@@ -75,20 +73,21 @@ class Device:
 
 @pytest.fixture
 def device(monkeypatch: pytest.MonkeyPatch) -> Device:
+    """The simulated device, as torch's accelerator, and the host's clock."""
     simulated = Device()
-    accelerator = SimpleNamespace(synchronize=simulated.synchronize)
-    monkeypatch.setattr(
-        clock, "torch", SimpleNamespace(Event=simulated.event, accelerator=accelerator)
-    )
-    monkeypatch.setattr(
-        clock,
-        "time",
-        SimpleNamespace(**{**vars(time), "monotonic_ns": lambda: simulated.now}),
-    )
-    monkeypatch.setattr(torch, "Event", simulated.event)  # of stamps
+    monkeypatch.setattr(time, "monotonic_ns", lambda: simulated.now)
+    monkeypatch.setattr(torch, "Event", simulated.event)
     monkeypatch.setattr(
         torch.cuda, "is_current_stream_capturing", lambda: simulated.is_capturing
     )
+    memory = {
+        "synchronize": simulated.synchronize,
+        "memory_stats": lambda _: {"num_device_alloc": simulated.allocations},
+        "reset_peak_memory_stats": lambda _: None,
+        "max_memory_allocated": lambda _: 0,
+    }
+    for name, function in memory.items():
+        monkeypatch.setattr(torch.accelerator, name, function)
     return simulated
 
 
@@ -238,25 +237,13 @@ def test_the_step_that_a_device_is_at_is_told_while_the_host_waits(
 
 @pytest.fixture
 def accelerator(device: Device, monkeypatch: pytest.MonkeyPatch) -> Device:
-    """The simulated device, as torch.accelerator's."""
-    monkeypatch.setattr(torch.accelerator, "synchronize", device.synchronize)
-    monkeypatch.setattr(
-        torch.accelerator,
-        "memory_stats",
-        lambda _: {"num_device_alloc": device.allocations},
-    )
-    monkeypatch.setattr(torch.accelerator, "reset_peak_memory_stats", lambda _: None)
-    monkeypatch.setattr(torch.accelerator, "max_memory_allocated", lambda _: 0)
+    """The simulated device of a rank whose steps are timed."""
     monkeypatch.setattr(torch, "empty", lambda *shape, **_: device.room.append(shape))
     monkeypatch.setattr(
         environment, "device", lambda place: {"device_model": "simulated"}
     )
-    monkeypatch.setattr(modules, "gc", WITHOUT_MODULES)
     # it lasts as long as the process
     monkeypatch.setattr(stamps.Stamps, "install", lambda self: None)
-    monkeypatch.setattr(
-        warm_up, "time", SimpleNamespace(monotonic_ns=lambda: device.now)
-    )
     return device
 
 
@@ -276,12 +263,20 @@ def measured(step: Any, **window: Any) -> Window:
     return sampling.measure(step, timed_rank(plan, ctx, board))
 
 
+class CountsNothing(counters.Meter):
+    """To count a step takes long in a process of many tests."""
+
+    @contextmanager
+    def counting(self, own: object, device: object) -> Iterator[counters.Figures]:
+        yield {}
+
+
 def timed_rank(plan: Plan, ctx: Any, board: Any) -> TimedRank:
     return TimedRank(
         plan=plan,
         ctx=ctx,
         board=board,
-        meter=counters.Meter(),
+        meter=CountsNothing(),
         own=group.NoGroup(),
         stretches=None,
     )
@@ -396,13 +391,7 @@ def test_steps_that_are_kept_are_spread_over_each_stretch() -> None:
 class Loops:
     """A program on the simulated device, of one rank, each of whose steps is one backward pass."""
 
-    def __init__(
-        self, accelerator: Device, monkeypatch: pytest.MonkeyPatch, **window: Any
-    ) -> None:
-        monkeypatch.setattr(
-            loop_states, "time", SimpleNamespace(monotonic_ns=lambda: accelerator.now)
-        )
-        monkeypatch.setattr(loop_states, "refuse_wrong_group", lambda *_: None)
+    def __init__(self, **window: Any) -> None:
         self.begin = self.steps = 0
         row = [0] * 10
         board: Any = SimpleNamespace(
@@ -434,7 +423,7 @@ class Loops:
 
 
 def test_a_program_on_a_device_warms_up_and_is_timed_as_a_step_is(
-    accelerator: Device, monkeypatch: pytest.MonkeyPatch
+    accelerator: Device,
 ) -> None:
     queued = []
 
@@ -442,7 +431,7 @@ def test_a_program_on_a_device_warms_up_and_is_timed_as_a_step_is(
         queued.append(accelerator.free_at > accelerator.now)
         accelerator.work(4 * MS)
 
-    loops = Loops(accelerator, monkeypatch, min_seconds=0.5, most_steps=10)
+    loops = Loops(min_seconds=0.5, most_steps=10)
     window = loops.run(step)
     taken = len(queued)
     assert (window.unfit, window.stretches) == ("", (10,))
@@ -455,15 +444,15 @@ def test_a_program_on_a_device_warms_up_and_is_timed_as_a_step_is(
 
 
 def test_a_rank_that_is_behind_when_the_window_is_decided_still_knows_how_long_a_step_takes(
-    accelerator: Device, monkeypatch: pytest.MonkeyPatch
+    accelerator: Device,
 ) -> None:
-    loops = Loops(accelerator, monkeypatch, warmup=1)
+    loops = Loops(warmup=1)
     loops.begin, loops.steps = 5, 4  # by rank 0, before this one has taken a step
     assert loops.run(lambda: accelerator.work(4 * MS)).warmup == 6
 
 
 def test_a_program_that_allocates_device_memory_in_its_window_is_told(
-    accelerator: Device, monkeypatch: pytest.MonkeyPatch
+    accelerator: Device,
 ) -> None:
     for when, unfit in (
         ("warm-up", ""),
@@ -472,7 +461,7 @@ def test_a_program_that_allocates_device_memory_in_its_window_is_told(
             "rank 0 allocated device memory (an evaluation?): raise --ddp-warmup",
         ),
     ):
-        loops = Loops(accelerator, monkeypatch)
+        loops = Loops()
 
         def step(loops: Loops = loops, in_window: bool = when == "window") -> None:
             if in_window:
@@ -546,8 +535,6 @@ def test_what_a_replayed_graph_sends_is_unknown(
     graph: Any = SimpleNamespace()
     # as a set-up keeps it, and returns it as its step
     replay = MethodType(torch.cuda.CUDAGraph.replay, graph)
-    monkeypatch.setattr(sent, "recorded", lambda own: {})
-    monkeypatch.setattr(modules, "gc", WITHOUT_MODULES)
     with counters.Meter().counting(group.NoGroup(), torch.device("cpu")) as figures:
         if replays:
             replay()
@@ -592,8 +579,6 @@ def test_an_allocator_without_figures_is_not_watched(
     for name in ("memory_stats", "reset_peak_memory_stats", "max_memory_allocated"):
         monkeypatch.setattr(torch.accelerator, name, refuse)
     assert warm_up.allocator_growth(torch.device("cuda")) == 0
-    monkeypatch.setattr(sent, "recorded", lambda own: {})
-    monkeypatch.setattr(modules, "gc", WITHOUT_MODULES)
     meter = counters.Meter()
     with meter.counting(group.NoGroup(), torch.device("cuda")) as figures:
         pass

@@ -11,9 +11,10 @@ import torch
 import torch.distributed as dist
 
 from pytest_ddpperf.rank import torch_names
+from pytest_ddpperf.rank.rpc_meter import RpcMeter
 from pytest_ddpperf.rank.torch_names import NAMES, TorchName, find, need, replace
 
-ABSENT = TorchName("torch.autograd:absent.name", "test", "nothing")
+ABSENT = TorchName("torch.autograd:absent.name", "test", "nothing", "2.11", False)
 
 
 @pytest.mark.parametrize("name", NAMES.values(), ids=NAMES)
@@ -64,3 +65,18 @@ def test_a_function_is_replaced_where_torch_looks_it_up(
     monkeypatch.setattr(torch.autograd, "grad", SimpleNamespace(is_original=True))
     replace("torch.autograd:grad", lambda original: (original, "wrapped"))
     assert torch.autograd.grad == (SimpleNamespace(is_original=True), "wrapped")
+
+
+def test_what_rpc_sends_is_unknown_if_torch_lacks_a_name(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    name = "torch.distributed.autograd:_retrieve_context"
+    monkeypatch.setitem(NAMES, name, NAMES[name]._replace(path="torch:absent"))
+    meter = RpcMeter()
+    meter.install()
+    assert meter.close() == {}
+    (note,) = meter.notes
+    assert note.startswith(
+        "what a step sends by RPC is unknown: AttributeError: torch "
+    )
+    assert note.endswith(f"has no {name}")

@@ -1,0 +1,90 @@
+"""Which event ends a step of a program that owns its loop, without a program: runs of updates are
+told one by one. On real ranks in tests/launch/test_loop.py."""
+
+from __future__ import annotations
+
+from typing import NoReturn
+
+import pytest
+
+from pytest_ddpperf.rank import updates
+from pytest_ddpperf.rank.updates import Updates
+
+
+class Optimizer:
+    """Nothing but an identity."""
+
+
+class Training:
+    """A program that trains: each call of `update` is a backward pass and optimizers' steps."""
+
+    def __init__(self, *, is_decided: bool = False) -> None:
+        self.updates = Updates(self._step_ended, self._learned, self._fail)
+        self._backward = self.updates._around(lambda: None)
+        self._is_decided = is_decided
+        self.learned = 0
+        self.done = 0  # updates
+        self.ended: list[int] = []  # after which updates steps ended
+
+    def update(self, *optimizers: Optimizer) -> None:
+        self._backward()
+        self.done += 1
+        for optimizer in optimizers:
+            self.updates._optimizer_ended(optimizer)
+
+    def _step_ended(self, passes: int) -> None:
+        self.ended.append(self.done)
+
+    def _learned(self, ended_ns: list[int]) -> bool:
+        self.learned += 1
+        return self.learned == 1 or not self._is_decided
+
+    def _fail(self, error: BaseException) -> NoReturn:
+        raise error
+
+
+def test_each_update_of_one_optimizer_ends_a_step_once_three_have_shown_it() -> None:
+    training, optimizer = Training(), Optimizer()
+    for _ in range(6):
+        training.update(optimizer)
+    assert (training.learned, training.ended) == (1, [4, 5, 6])
+
+
+def test_the_rarest_of_two_kinds_of_updates_ends_a_step() -> None:
+    training, critic, generator = Training(), Optimizer(), Optimizer()
+    for _ in range(4):
+        for _ in range(3):
+            training.update(critic)
+        training.update(generator)
+    # the critic's first, which were all that there was, then the generator's
+    assert training.ended[-2:] == [12, 16]
+
+
+def test_another_optimizer_goes_on_with_the_steps() -> None:
+    training = Training()
+    for optimizer in (Optimizer(), Optimizer()):
+        for _ in range(5):
+            training.update(optimizer)
+    assert training.ended == [4, 5, 6, 7, 8, 9, 10]
+
+
+def test_steps_end_as_before_if_it_is_too_late_for_others() -> None:
+    training, first, second = Training(is_decided=True), Optimizer(), Optimizer()
+    for optimizer in (first, first, first, first, second, first, second, first, first):
+        training.update(optimizer)
+    assert training.learned == 2
+    assert training.ended == [4, 5, 7]
+
+
+@pytest.mark.parametrize("kinds", [1, 4])
+def test_what_is_kept_of_updates_does_not_grow(
+    monkeypatch: pytest.MonkeyPatch, kinds: int
+) -> None:
+    monkeypatch.setattr(updates, "_KEPT", 50)
+    training = Training()
+    optimizers = [Optimizer() for _ in range(kinds)]
+    for number in range(400):
+        training.update(optimizers[number % kinds])
+    assert len(training.updates._end._runs) == 50
+    assert len(training.updates._first_runs) == 3
+    assert len(training.ended) >= 400 // kinds - 5
