@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import socket
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -210,7 +210,7 @@ def alone(
 ) -> Iterator[None]:
     """Hold the locks of this node, by `here`, and of all others, in the order of their hosts;
     `order` is this one's."""
-    places: dict[tuple[str, int], Node | AbstractContextManager[Sequence[Path]]] = {
+    places: dict[tuple[str, int], Node | AbstractContextManager[Iterable[object]]] = {
         (member.order, member.number): member for member in members
     }
     places[order, 0] = here
@@ -219,14 +219,10 @@ def alone(
         for host, number in sorted(places):
             whose = places[host, number]
             if isinstance(whose, Node):
-                resources = paused.enter_context(
-                    _alone_on(whose, _RemoteObserver(whose, observer, taken), late)
-                )
-            else:
-                resources = list(map(str, paused.enter_context(whose)))
-            taken |= {
-                (_boot(host), resource): f"node {number}" for resource in resources
-            }
+                there = _RemoteObserver(whose, observer, taken)
+                whose = _alone_on(whose, there, late)
+            for resource in paused.enter_context(whose):
+                taken[_boot(host), str(resource)] = f"node {number}"
         yield
 
 

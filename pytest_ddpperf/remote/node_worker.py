@@ -95,14 +95,11 @@ class NodeWorker:
                     self._died(error)
             case _ if self._pytest is not None:
                 try:
-                    self._pass_on(order, self._pytest)
+                    if isinstance(order, GiveUp):
+                        self._pytest.give_up(order.seconds)
+                    self._pytest.send(order)
                 except BaseSideError as error:
                     self._died(error)
-
-    def _pass_on(self, order: Order, remote_pytest: RemotePytest) -> None:
-        if isinstance(order, GiveUp):
-            remote_pytest.give_up(order.seconds)
-        remote_pytest.send(order)
 
     def _relay(self, remote_pytest: RemotePytest, *, arrived: bool) -> None:
         """Pass on the events of this node's pytest, and its end."""
