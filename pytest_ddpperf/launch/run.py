@@ -22,7 +22,6 @@ from pytest_ddpperf.launch import output
 from pytest_ddpperf.launch.failed_ranks import Diagnosis, launch_error
 from pytest_ddpperf.launch.ranks import Peer, wake
 from pytest_ddpperf.launch.remote_ranks import Clock, RemoteRanks
-from pytest_ddpperf.launch.request import LaunchRequest
 from pytest_ddpperf.launch.server_client import RankServer, writing_temporary_files
 from pytest_ddpperf.records import codec
 from pytest_ddpperf.records.errors import ServerError
@@ -38,6 +37,7 @@ from pytest_ddpperf.records.messages import (
     RankEnded,
     RankFailed,
     RankForked,
+    RankRequest,
     ReleaseRanks,
     ServerAnswer,
     ShareEnded,
@@ -79,24 +79,28 @@ class LaunchFiles:
     """What ranks and pytest share in a launch."""
 
     folder: Path
+    request: RankRequest
     board: Board
 
 
 @contextmanager
-def launch_files(server: RankServer, request: LaunchRequest) -> Iterator[LaunchFiles]:
-    """Make the folder of a launch, with what its ranks read, and remove it. Raises DdpPerfError."""
+def launch_files(
+    server: RankServer, request: Callable[[Path], RankRequest], task: bytes
+) -> Iterator[LaunchFiles]:
+    """Make the folder of a launch, with its `request` and the pickled `task`, and remove it in the
+    end. Raises DdpPerfError."""
     with ExitStack() as closing:
         with writing_temporary_files():
             folder = Path(tempfile.mkdtemp(prefix="ddpperf-"))
             closing.callback(shutil.rmtree, folder, ignore_errors=True)
             server.send(BeginLaunch(str(folder)))  # from here on it does not outlive us
-            board = Board(folder / "board", request.plan.processes, request.plan.room)
+            made = request(folder)
+            board = Board(folder / "board", made.plan.processes, made.plan.room)
             closing.callback(board.close)
-            (folder / "payload").write_bytes(request.payload)
-            for_ranks = request.for_ranks(folder)
-            os.mkdir(for_ranks.environ["TMPDIR"])
-            (folder / "request.json").write_bytes(codec.to_json(for_ranks))
-        yield LaunchFiles(folder, board)
+            os.mkdir(made.environ["TMPDIR"])
+            (folder / "request.json").write_bytes(codec.to_json(made))
+            (folder / "payload").write_bytes(task)
+        yield LaunchFiles(folder, made, board)
 
 
 _L = TypeVar("_L", bound="Launch")
@@ -109,7 +113,6 @@ class Launch:
     def __init__(
         self,
         server: RankServer,
-        request: LaunchRequest,
         files: LaunchFiles,
         observer: output.Observer,
         remote: RemoteRanks,
@@ -118,12 +121,11 @@ class Launch:
         """`remote`: the ranks that other nodes start. `store`: a bound socket where all ranks will
         meet."""
         self._server, self._observer = server, observer
-        self._plan, self._part = request.plan, request.part
-        self._in_stretches = request.in_stretches
-        self._folder, self._board = files.folder, files.board
+        self._folder, self._request = files.folder, files.request
+        self._board, self._plan = files.board, files.request.plan
         self._remote, self._store = remote, store
         self._names = {
-            process: self._plan.name(process) for process in self._part.processes
+            process: self._plan.name(process) for process in self._request.processes
         }
         self._stream = output.Stream(self._folder, self._names, observer.output)
         dump = partial(server.send, DumpStacks())
@@ -146,7 +148,7 @@ class Launch:
             self._end()
         except ServerError:
             # it took its ranks along, but what they had started may be stopped
-            if self._in_stretches:
+            if self._request.in_stretches:
                 self._continue_groups()
         finally:
             # nothing, where it has ended
@@ -171,7 +173,7 @@ class Launch:
         if self._store is not None:
             self._server.send(HoldStore(), self._store.fileno())
         self._remote.begin()
-        for number in self._part.processes:
+        for number in self._request.processes:
             self._fork(number)
 
     def finish(self) -> Delivery:
@@ -281,7 +283,7 @@ class Launch:
         if self._observer.streams:
             self._stream.pump()
         board = self._board
-        for first in self._part.processes[:1]:
+        for first in self._request.processes[:1]:
             self._observer.progress(
                 board.phase(first),
                 board.step(first),
