@@ -89,17 +89,17 @@ def on_our_clock(window: Window, clock: Clock) -> Window:
     """Return a window with the times of its marks and phases by this node's clock, not by its
     own."""
 
-    def here(ns: int) -> int:
-        return round(ns - clock.ahead_ns)
-
+    ahead = round(clock.ahead_ns)
+    marks = tuple(tuple(ns - ahead for ns in marks) for marks in window.marks_ns)
     phases = window.phases
     if phases is not None:
+        steps = tuple(
+            tuple((index, end - ahead) for index, end in step) for step in phases.steps
+        )
         arrivals = phases.arrivals
         if arrivals is not None:
-            arrivals = tuple((here(ns), name) for ns, name in arrivals)
-        steps = (tuple((index, here(end)) for index, end in p) for p in phases.steps)
-        phases = replace(phases, steps=tuple(steps), arrivals=arrivals)
-    marks = tuple(tuple(map(here, marks)) for marks in window.marks_ns)
+            arrivals = tuple((ns - ahead, name) for ns, name in arrivals)
+        phases = replace(phases, steps=steps, arrivals=arrivals)
     return replace(window, marks_ns=marks, phases=phases)
 
 

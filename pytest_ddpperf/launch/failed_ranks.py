@@ -252,11 +252,8 @@ class Diagnosis:
         )
         return self._error(rank, 0.0, summary, self._place(rank))
 
-    def failures(self, ranks: Sequence[Peer]) -> list[RankError]:
-        """Return the errors, and entries for the ranks without one."""
-        return [rank.error or self._idle(rank) for rank in ranks]
-
-    def _idle(self, rank: Peer) -> RankError:
+    def idle(self, rank: Peer) -> RankError:
+        """Return an entry for a rank without an error."""
         idle = "had delivered its result and waited for the others"
         if rank.resting is not None:
             idle = "rested"

@@ -127,7 +127,7 @@ class Launch:
         self._names = {
             process: self._plan.name(process) for process in self._request.processes
         }
-        self._stream = output.Stream(self._folder, self._names, observer.output)
+        self._stream = output.Stream(self._folder, self._names, observer)
         dump = partial(server.send, DumpStacks())
         self._diagnosis = Diagnosis(
             self._folder, self._board, self._plan, dump, self._take_in
@@ -181,8 +181,7 @@ class Launch:
         or ServerError."""
         self._collect(lambda rank: rank.settled)
         self._check()
-        if self._observer.streams:
-            self._stream.pump(last=True)
+        self._stream.pump(last=True)
         self._release()
         self._end()
         self._remote.await_end()
@@ -210,15 +209,14 @@ class Launch:
         """End it and raise LaunchError if a rank failed."""
         if not self._errors():
             return
-        if self._observer.streams:
-            self._stream.pump(last=True)
+        self._stream.pump(last=True)
         self._remote.stop(time.monotonic(), at_deadline=False)
         self._end()
         self._remote.await_end()
-        failures = [*self._diagnosis.failures(self._ranks), *self._remote.errors]
+        own = (rank.error or self._diagnosis.idle(rank) for rank in self._ranks)
         named = (
             replace(one, name=self._remote.name(one.rank) or one.name)
-            for one in failures
+            for one in (*own, *self._remote.errors)
         )
         raise launch_error(named, self._output(), self._diagnosis.differing)
 
@@ -280,8 +278,7 @@ class Launch:
     def _wait(self, seconds: float) -> None:
         """Take in whatever arrives, for at most `seconds`, and show it."""
         self._take_in(seconds)
-        if self._observer.streams:
-            self._stream.pump()
+        self._stream.pump()
         board = self._board
         for first in self._request.processes[:1]:
             self._observer.progress(
@@ -373,15 +370,11 @@ class Launch:
     def _cost(self, ended: int) -> LaunchCost:
         """Return the cost of the launch. A phase lasts from when the last rank enters it to when
         the last rank enters the next one; ranks of other nodes do not count."""
-        timed = [rank.number for rank in self._timed]
-        last = {
-            phase: max((self._board.entered(rank, phase) for rank in timed), default=0)
-            for phase in Phase
-        }
         entered = [self._requested_ns]
         for phase in _TIMED_PHASES:
+            times = [self._board.entered(rank.number, phase) for rank in self._timed]
             # a task without that phase spent nothing there
-            entered.append(last[phase] or entered[-1])
+            entered.append(max(times, default=0) or entered[-1])
         entered.append(ended)
         start, group, setup, warmup, steps, end = (
             (after - before) / 1e9 for before, after in pairwise(entered)
@@ -436,11 +429,10 @@ class LocalShareLaunch(Launch):
             at_deadline = isinstance(order, StopRanks) and order.at_deadline
             self._give_up(lambda rank: rank.settled, at_deadline=at_deadline)
         self._end()
-        failures = self._diagnosis.failures(self._ranks)
-        failed = {rank.number for rank in self._ranks if rank.error is not None}
+        waiting = [rank for rank in self._ranks if rank.error is None]
         ended = ShareEnded(
-            errors=tuple(error for error in failures if error.rank in failed),
-            waiting=tuple(error for error in failures if error.rank not in failed),
+            errors=tuple(self._errors()),
+            waiting=tuple(map(self._diagnosis.idle, waiting)),
             output=self._output(),
             notes=tuple(self._notes),
             results={} if settled else self._results(),

@@ -349,7 +349,7 @@ class Exit(Message, frozen=True):
     status: int
 
 
-PytestOrder = (
+Order = (
     RunTest
     | MeasureAs
     | TakeLaunch
@@ -367,9 +367,12 @@ PytestOrder = (
     | TakeShare
     | ReleaseRanks
     | StopRanks
+    | CheckAlive
+    | SendClock
+    | RunPytest
+    | GiveUp
+    | Exit
 )
-NodeOrder = CheckAlive | SendClock | RunPytest | GiveUp | Exit
-Order = PytestOrder | NodeOrder
 
 
 # The events that a remote pytest reports to its leader.
@@ -525,7 +528,7 @@ class Died(Message, frozen=True):
     why: str
 
 
-PytestEvent = (
+Event = (
     Hello
     | Collected
     | ConftestFailed
@@ -543,6 +546,8 @@ PytestEvent = (
     | RankFailed
     | ShareSettled
     | ShareEnded
+    | NodeJoined
+    | Alive
+    | ClockReady
+    | Died
 )
-NodeEvent = NodeJoined | Alive | ClockReady | Died
-Event = PytestEvent | NodeEvent

@@ -257,9 +257,9 @@ class Tests:
         if self._started or self._line.dead:
             return {}
         self._started = True
+        started: ServerStarted
         started = self._line.receive(Observer(), START_SECONDS, ServerStarted)
-        facts: Mapping[str, Scalar] = started.facts
-        return facts
+        return started.facts
 
     def enter(self, nodeid: str) -> None:
         """Let a test run there, if it is not in it already, up to what it asks for; raises
