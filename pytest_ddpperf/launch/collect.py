@@ -52,6 +52,7 @@ def collect(
     examples = [window.examples for window in windows if window.examples is not None]
     blocked = tuple(_seconds(window.blocked_ns) for window in windows)
     notes = dict.fromkeys(note for window in windows for note in window.notes)
+    counters = _counters(windows)
     doubts = _doubts(windows)
     if plan.boundary:
         doubts |= _of_program(windows, step_seconds)
@@ -64,7 +65,7 @@ def collect(
         cpu_seconds=tuple(map(_seconds, cpu)) if len(cpu) == len(windows) else None,
         examples=tuple(examples) if len(examples) == len(windows) else None,
         blocked_seconds=blocked if plan.rpc else None,
-        counters=_counters(windows),
+        counters=counters,
         recorded=_recorded(windows),
         losses=_losses(windows),
         page_faults=tuple(window.page_faults for window in windows),
@@ -79,7 +80,7 @@ def collect(
         unsettled=windows[0].unsettled,
         warmup=windows[0].warmup,
         phases=step_phases(windows),
-        is_silent=_is_silent(plan, windows),
+        is_silent=_is_silent(plan, windows, counters),
         stacks=tuple(window.stacks for window in windows if window.stacks is not None),
         doubts=doubts,
     )
@@ -123,12 +124,13 @@ def completions(marks: Sequence[Sequence[float]]) -> tuple[float, ...]:
     return _differences([max(each) for each in zip(*marks, strict=True)])
 
 
-def _is_silent(plan: Plan, windows: Sequence[Window]) -> bool:
+def _is_silent(
+    plan: Plan, windows: Sequence[Window], counters: Mapping[str, int | None]
+) -> bool:
     """Return whether several ranks are known to send nothing to each other; of those over RPC it is
     not asked."""
     if plan.world_size == 1 or plan.rpc:
         return False
-    counters = _counters(windows)
     arrivals = [
         window.phases.arrivals if window.phases is not None else None
         for window in windows
@@ -186,9 +188,8 @@ def _of_program(
         found["long"] = f"{long} of {steps} steps {took}"
     phases = windows[0].phases
     if phases is not None and phases.arrivals and phases.steps:
-        steps_ns = [pair for marks in windows[0].marks_ns for pair in pairwise(marks)][
-            -len(phases.steps) :
-        ]
+        steps_ns = [pair for marks in windows[0].marks_ns for pair in pairwise(marks)]
+        steps_ns = steps_ns[-len(phases.steps) :]
         starts = [when for when, _ in phases.arrivals]
         sent = [
             bisect_right(starts, end) - bisect_right(starts, begin)

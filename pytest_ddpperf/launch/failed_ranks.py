@@ -37,16 +37,11 @@ def describe_exit(status: int, *, delivered: bool = False) -> str:
             name = signal.Signals(-status).name
         except ValueError:
             name = f"signal {-status}"
-        hint = (
-            " (the kernel's out-of-memory killer sends it too)"
-            if name == "SIGKILL"
-            else ""
-        )
-        return f"killed by {name}{hint}"
-    return (
-        f"exited with status {status}"
-        f" {'in its clean-up' if delivered else 'without delivering a result'}"
-    )
+        if name == "SIGKILL":
+            name += " (the kernel's out-of-memory killer sends it too)"
+        return f"killed by {name}"
+    when = "in its clean-up" if delivered else "without delivering a result"
+    return f"exited with status {status} {when}"
 
 
 def describe_end(status: int) -> str:

@@ -45,10 +45,9 @@ class NodeWorker:
         try:
             while True:
                 started = self._pytest
-                sockets = [
-                    self._leader.socket,
-                    *([started.socket] if started is not None else ()),
-                ]
+                sockets = [self._leader.socket]
+                if started is not None:
+                    sockets.append(started.socket)
                 ready = readable(sockets, _TICK_SECONDS)
                 if self._leader.socket in ready:
                     for order in self._orders():

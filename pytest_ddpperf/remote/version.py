@@ -109,7 +109,7 @@ def remote_arguments(arguments: Sequence[str], tests: Collection[str]) -> list[s
                 words.pop(0)
             continue
         # -xvs
-        if re.fullmatch("-[a-z]*x[a-z]*", word) and set(word[1:]) <= set("xvqsl"):
+        if re.fullmatch("-[vqsl]*x[xvqsl]*", word):
             word = word.replace("x", "")
             if word == "-":
                 continue

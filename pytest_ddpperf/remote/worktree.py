@@ -69,14 +69,8 @@ class Worktree:
             _forget(self._top, self.tree)
             # where it is empty: git leaves that behind
             with suppress(GitError, OSError):
-                folder = git.git(
-                    self._top,
-                    "rev-parse",
-                    "--path-format=absolute",
-                    "--git-path",
-                    "worktrees",
-                )
-                Path(folder.strip()).rmdir()
+                asked = "rev-parse --path-format=absolute --git-path worktrees"
+                Path(git.git(self._top, *asked.split()).strip()).rmdir()
             raise
 
     def remove(self) -> None:
@@ -236,12 +230,9 @@ class Checkout:
     def _unavailable(self, error: Exception) -> str:
         """Why there is no tree, in one line: git's last says what is wrong."""
         *_, said = str(error).splitlines() or [""]
-        brings = (
-            f"; git diff --stat HEAD {self.version.commit} brings it"
-            if "promisor" in said
-            else ""
-        )
-        return f"{self.version} cannot be checked out: {said}{brings}"
+        if "promisor" in said:
+            said += f"; git diff --stat HEAD {self.version.commit} brings it"
+        return f"{self.version} cannot be checked out: {said}"
 
     def _set_up(
         self,
@@ -264,14 +255,10 @@ class Checkout:
             )
             raise AgainstError("--ddp-against-setup", problem) from None
         if ended.returncode:
-            written = (
-                (ended.stdout + ended.stderr)
-                .decode(errors="replace")[-_SHOWN:]
-                .rstrip()
-            )
+            written = (ended.stdout + ended.stderr).decode(errors="replace")
             problem = (
                 f"{command!r} {describe_end(ended.returncode)} in a worktree of"
-                f" {self.version}\n{written}"
+                f" {self.version}\n{written[-_SHOWN:].rstrip()}"
             )
             raise AgainstError("--ddp-against-setup", problem)
 
@@ -322,13 +309,9 @@ def link_ignored(trees: Trees) -> None:
     OSError."""
     for entry in git.all_ignored(Path(trees.current)):
         there = Path(trees.base, entry)
-        compiled = there.name == "__pycache__"
-        if (
-            not compiled
-            and not is_code(entry)
-            and there.parent.is_dir()
-            and not os.path.lexists(there)
-        ):
+        if there.name == "__pycache__" or is_code(entry):
+            continue
+        if there.parent.is_dir() and not os.path.lexists(there):
             there.symlink_to(Path(trees.current, entry))
 
 
