@@ -42,11 +42,8 @@ def collect(
     step_seconds = _step_seconds(windows)
     node_seconds, clock_seconds = None, None
     if clocks:
-        trainers = windows[: plan.world_size]
-        first_node = set(plan.part(0))
-        node_seconds = _step_seconds(
-            [window for rank, window in enumerate(trainers) if rank in first_node]
-        )
+        first = [rank for rank in plan.part(0) if rank < plan.world_size]
+        node_seconds = _step_seconds([windows[rank] for rank in first])
         clock_seconds = max(clock.half_width_ns for clock in clocks.values()) / 1e9
     cpu = [window.cpu_ns for window in windows if window.cpu_ns is not None]
     examples = [window.examples for window in windows if window.examples is not None]

@@ -247,9 +247,10 @@ class Launcher:
     def ready_for(self, plan: Plan) -> None:
         """Start a rank server for these launches, unless there is one; raises DdpPerfError."""
         self._rpc = self._rpc or plan.rpc
-        self._server.ensure(
-            os.environ, (*plan.preload, *(_RPC_PRELOAD if self._rpc else ()))
-        )
+        preload = plan.preload
+        if self._rpc:
+            preload += _RPC_PRELOAD
+        self._server.ensure(os.environ, preload)
 
     def _launch(self, plan: Plan, task: bytes, observer: Observer) -> Delivery:
         with self._opened(Launch, plan, task, observer) as launch:
@@ -290,9 +291,13 @@ class Launcher:
         self, plan: Plan, part: Part, task: bytes, **further: Any
     ) -> AbstractContextManager[LaunchFiles]:
         """Make the files of a launch; what is `further` asked of ranks is as in `rank_request`."""
-        modules, trees = self._modules(), self._trees
         request = partial(
-            rank_request, plan=plan, part=part, modules=modules, trees=trees, **further
+            rank_request,
+            plan=plan,
+            part=part,
+            modules=self._modules(),
+            trees=self._trees,
+            **further,
         )
         return launch_files(self._server, request, task)
 

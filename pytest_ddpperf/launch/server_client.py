@@ -99,7 +99,7 @@ class RankServer:
             connection, self._template = self._templates.fork_server(variables)
         self._lines = Lines(connection)
         start = StartServer(
-            sys_path=tuple(boot.search_path()),
+            sys_path=boot.search_path(),
             environ=with_hash_seed(variables),
             cwd=os.getcwd(),
             preload=tuple(preload),

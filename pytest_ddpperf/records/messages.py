@@ -34,7 +34,7 @@ class Message(Struct, frozen=True, tag_field="kind", tag=True, omit_defaults=Tru
 class StartTemplate(Message, frozen=True):
     """The first message to a template: import what all ranks need."""
 
-    sys_path: tuple[str, ...]
+    sys_path: list[str]
     parent: int  # pytest's pid: the template dies with it
 
 
@@ -56,7 +56,7 @@ class StartServer(Message, frozen=True):
     """The first message to a rank server: import the modules to `preload`, then serve. The file for
     its output comes along."""
 
-    sys_path: tuple[str, ...]
+    sys_path: list[str]
     environ: Mapping[str, str]
     cwd: str
     preload: tuple[str, ...]

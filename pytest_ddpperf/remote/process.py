@@ -142,16 +142,10 @@ class RemotePytest(Line):
         # macOS before Python 3.13: its silence will say so
         if not hasattr(os, "waitid"):
             return
+        asked = os.WSTOPPED | os.WNOHANG | os.WNOWAIT
         # it has ended, and its connection will say so
         with suppress(ChildProcessError):
-            if (
-                os.waitid(
-                    os.P_PID,
-                    self._child.process.pid,
-                    os.WSTOPPED | os.WNOHANG | os.WNOWAIT,
-                )
-                is not None
-            ):
+            if os.waitid(os.P_PID, self._child.process.pid, asked):
                 self._die("was stopped by a signal")
 
     def send(self, order: Order | StartPytest) -> None:

@@ -13,7 +13,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from pytest_ddpperf import git
@@ -92,19 +92,14 @@ class Worktree:
 def _alone(top: Path) -> Iterator[None]:
     """No other run adds or removes a worktree of the repository meanwhile: git trips over one that
     is half made."""
-    descriptor = -1
-    try:
+    with ExitStack() as locked:
         # without locks on its file system, the odds are still good
         with suppress(GitError, OSError):
-            descriptor = os.open(
-                top / git.git(top, "rev-parse", "--git-common-dir").removesuffix("\n"),
-                os.O_RDONLY,
-            )
+            common = git.git(top, "rev-parse", "--git-common-dir").removesuffix("\n")
+            descriptor = os.open(top / common, os.O_RDONLY)
+            locked.callback(os.close, descriptor)
             fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield
-    finally:
-        if descriptor >= 0:
-            os.close(descriptor)
 
 
 def _forget_old_worktrees(top: Path) -> None:
