@@ -483,7 +483,8 @@ class LocksAcquired(Message, frozen=True):
 class RankFailed(Message, frozen=True):
     """A rank of this node has failed."""
 
-    error: RankError  # `when` by the clock of the node, as in ShareEnded: it says nothing here
+    # `when` is by the clock of the node, as in ShareEnded: the leader takes the time of arrival
+    error: RankError
 
 
 class ShareSettled(Message, frozen=True):
