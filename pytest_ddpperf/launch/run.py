@@ -371,7 +371,9 @@ class Launch:
         """Return the cost of the launch. A phase lasts from when the last rank enters it to when
         the last rank enters the next one; ranks of other nodes do not count."""
         entered = [self._requested_ns]
-        for phase in _TIMED_PHASES:
+        for phase in Phase:
+            if not Phase.GROUP <= phase <= Phase.DELIVERY:
+                continue
             times = [self._board.entered(rank.number, phase) for rank in self._timed]
             # a task without that phase spent nothing there
             entered.append(max(times, default=0) or entered[-1])
@@ -382,15 +384,6 @@ class Launch:
         return LaunchCost(
             start=start, group=group, setup=setup, warmup=warmup, steps=steps, end=end
         )
-
-
-_TIMED_PHASES = (
-    Phase.GROUP,
-    Phase.SETUP,
-    Phase.WARMUP,
-    Phase.STEPS,
-    Phase.DELIVERY,
-)
 
 
 class Leader(Protocol):

@@ -52,7 +52,8 @@ class NodeWorker:
                 if self._leader.socket in ready:
                     for order in self._orders():
                         if isinstance(order, Exit):
-                            self._close()
+                            if self._pytest is not None:
+                                self._pytest.close()  # it tears its fixtures down
                             return order.status
                         self._obey(order)
                 if started is not None:
@@ -74,12 +75,6 @@ class NodeWorker:
             self._leader.send(event)
         except OSError:
             raise _Gone from None
-
-    def _close(self) -> None:
-        """Let the pytest tear its fixtures down."""
-        if self._pytest is not None:
-            self._pytest.close()
-            self._pytest = None
 
     def _obey(self, order: Order) -> None:
         match order:
