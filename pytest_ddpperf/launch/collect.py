@@ -42,16 +42,14 @@ def collect(
     step_seconds = _step_seconds(windows)
     node_seconds, clock_seconds = None, None
     if clocks:
-        trainers = windows[: plan.world_size]
-        first_node = set(plan.part(0))
-        node_seconds = _step_seconds(
-            [window for rank, window in enumerate(trainers) if rank in first_node]
-        )
+        first = [rank for rank in plan.part(0) if rank < plan.world_size]
+        node_seconds = _step_seconds([windows[rank] for rank in first])
         clock_seconds = max(clock.half_width_ns for clock in clocks.values()) / 1e9
     cpu = [window.cpu_ns for window in windows if window.cpu_ns is not None]
     examples = [window.examples for window in windows if window.examples is not None]
     blocked = tuple(_seconds(window.blocked_ns) for window in windows)
     notes = dict.fromkeys(note for window in windows for note in window.notes)
+    counters = _counters(windows)
     doubts = _doubts(windows)
     if plan.boundary:
         doubts |= _of_program(windows, step_seconds)
@@ -64,7 +62,7 @@ def collect(
         cpu_seconds=tuple(map(_seconds, cpu)) if len(cpu) == len(windows) else None,
         examples=tuple(examples) if len(examples) == len(windows) else None,
         blocked_seconds=blocked if plan.rpc else None,
-        counters=_counters(windows),
+        counters=counters,
         recorded=_recorded(windows),
         losses=_losses(windows),
         page_faults=tuple(window.page_faults for window in windows),
@@ -79,7 +77,7 @@ def collect(
         unsettled=windows[0].unsettled,
         warmup=windows[0].warmup,
         phases=step_phases(windows),
-        is_silent=_is_silent(plan, windows),
+        is_silent=_is_silent(plan, windows, counters),
         stacks=tuple(window.stacks for window in windows if window.stacks is not None),
         doubts=doubts,
     )
@@ -89,17 +87,17 @@ def on_our_clock(window: Window, clock: Clock) -> Window:
     """Return a window with the times of its marks and phases by this node's clock, not by its
     own."""
 
-    def here(ns: int) -> int:
-        return round(ns - clock.ahead_ns)
-
+    ahead = round(clock.ahead_ns)
+    marks = tuple(tuple(ns - ahead for ns in marks) for marks in window.marks_ns)
     phases = window.phases
     if phases is not None:
+        steps = tuple(
+            tuple((index, end - ahead) for index, end in step) for step in phases.steps
+        )
         arrivals = phases.arrivals
         if arrivals is not None:
-            arrivals = tuple((here(ns), name) for ns, name in arrivals)
-        steps = (tuple((index, here(end)) for index, end in p) for p in phases.steps)
-        phases = replace(phases, steps=tuple(steps), arrivals=arrivals)
-    marks = tuple(tuple(map(here, marks)) for marks in window.marks_ns)
+            arrivals = tuple((ns - ahead, name) for ns, name in arrivals)
+        phases = replace(phases, steps=steps, arrivals=arrivals)
     return replace(window, marks_ns=marks, phases=phases)
 
 
@@ -123,12 +121,13 @@ def completions(marks: Sequence[Sequence[float]]) -> tuple[float, ...]:
     return _differences([max(each) for each in zip(*marks, strict=True)])
 
 
-def _is_silent(plan: Plan, windows: Sequence[Window]) -> bool:
+def _is_silent(
+    plan: Plan, windows: Sequence[Window], counters: Mapping[str, int | None]
+) -> bool:
     """Return whether several ranks are known to send nothing to each other; of those over RPC it is
     not asked."""
     if plan.world_size == 1 or plan.rpc:
         return False
-    counters = _counters(windows)
     arrivals = [
         window.phases.arrivals if window.phases is not None else None
         for window in windows
@@ -186,9 +185,8 @@ def _of_program(
         found["long"] = f"{long} of {steps} steps {took}"
     phases = windows[0].phases
     if phases is not None and phases.arrivals and phases.steps:
-        steps_ns = [pair for marks in windows[0].marks_ns for pair in pairwise(marks)][
-            -len(phases.steps) :
-        ]
+        steps_ns = [pair for marks in windows[0].marks_ns for pair in pairwise(marks)]
+        steps_ns = steps_ns[-len(phases.steps) :]
         starts = [when for when, _ in phases.arrivals]
         sent = [
             bisect_right(starts, end) - bisect_right(starts, begin)

@@ -37,16 +37,11 @@ def describe_exit(status: int, *, delivered: bool = False) -> str:
             name = signal.Signals(-status).name
         except ValueError:
             name = f"signal {-status}"
-        hint = (
-            " (the kernel's out-of-memory killer sends it too)"
-            if name == "SIGKILL"
-            else ""
-        )
-        return f"killed by {name}{hint}"
-    return (
-        f"exited with status {status}"
-        f" {'in its clean-up' if delivered else 'without delivering a result'}"
-    )
+        if name == "SIGKILL":
+            name += " (the kernel's out-of-memory killer sends it too)"
+        return f"killed by {name}"
+    when = "in its clean-up" if delivered else "without delivering a result"
+    return f"exited with status {status} {when}"
 
 
 def describe_end(status: int) -> str:
@@ -252,11 +247,8 @@ class Diagnosis:
         )
         return self._error(rank, 0.0, summary, self._place(rank))
 
-    def failures(self, ranks: Sequence[Peer]) -> list[RankError]:
-        """Return the errors, and entries for the ranks without one."""
-        return [rank.error or self._idle(rank) for rank in ranks]
-
-    def _idle(self, rank: Peer) -> RankError:
+    def idle(self, rank: Peer) -> RankError:
+        """Return an entry for a rank without an error."""
         idle = "had delivered its result and waited for the others"
         if rank.resting is not None:
             idle = "rested"

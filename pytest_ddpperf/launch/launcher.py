@@ -18,10 +18,11 @@ from pytest_ddpperf.launch.output import Observer
 from pytest_ddpperf.launch.paused_launch import PausedLaunch, dropping
 from pytest_ddpperf.launch.placement import hold, interconnect, place, resources
 from pytest_ddpperf.launch.remote_ranks import Nodes, Part, RemoteRanks
-from pytest_ddpperf.launch.request import LaunchRequest, read_by, recorded
+from pytest_ddpperf.launch.request import rank_request, read_by, recorded
 from pytest_ddpperf.launch.run import (
     Delivery,
     Launch,
+    LaunchFiles,
     Leader,
     LocalShareLaunch,
     launch_files,
@@ -123,12 +124,9 @@ class Launcher:
         self.ready_for(plan)
         # It looks up when the leader says something.
         remote = RemoteRanks(leader.socket)
-        request = self._request(plan, part, task)
         with (
-            launch_files(self._server, request) as files,
-            LocalShareLaunch(
-                self._server, request, files, Observer(), remote
-            ) as launch,
+            self._files(plan, part, task) as files,
+            LocalShareLaunch(self._server, files, Observer(), remote) as launch,
         ):
             launch.serve(leader)
 
@@ -249,9 +247,10 @@ class Launcher:
     def ready_for(self, plan: Plan) -> None:
         """Start a rank server for these launches, unless there is one; raises DdpPerfError."""
         self._rpc = self._rpc or plan.rpc
-        self._server.ensure(
-            os.environ, (*plan.preload, *(_RPC_PRELOAD if self._rpc else ()))
-        )
+        preload = plan.preload
+        if self._rpc:
+            preload += _RPC_PRELOAD
+        self._server.ensure(os.environ, preload)
 
     def _launch(self, plan: Plan, task: bytes, observer: Observer) -> Delivery:
         with self._opened(Launch, plan, task, observer) as launch:
@@ -282,25 +281,25 @@ class Launcher:
                 host, port = bound.getsockname()[:2]
                 part = replace(part, store=(host, port), interface=nodes.interface)
                 remote = nodes.parts(plan, (host, port))
-            request = replace(
-                self._request(plan, part, task),
-                master=master,
-                in_stretches=in_stretches,
-            )
-            files = opened.enter_context(launch_files(self._server, request))
-            launch = make(self._server, request, files, observer, remote, bound)
+            further = {"master": master, "in_stretches": in_stretches}
+            files = opened.enter_context(self._files(plan, part, task, **further))
+            launch = make(self._server, files, observer, remote, bound)
             opened.enter_context(launch)
             yield launch
 
-    def _request(self, plan: Plan, part: Part, task: bytes) -> LaunchRequest:
-        return LaunchRequest(
+    def _files(
+        self, plan: Plan, part: Part, task: bytes, **further: Any
+    ) -> AbstractContextManager[LaunchFiles]:
+        """Make the files of a launch; what is `further` asked of ranks is as in `rank_request`."""
+        request = partial(
+            rank_request,
             plan=plan,
-            payload=task,
-            modules=self._modules(),
-            placement=place(len(part.processes), os.environ),
             part=part,
+            modules=self._modules(),
             trees=self._trees,
+            **further,
         )
+        return launch_files(self._server, request, task)
 
     @property
     def _other_nodes(self) -> Nodes:

@@ -3,7 +3,7 @@ observer."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from pytest_ddpperf.records.samples import LaunchSamples, RankOutput
@@ -83,9 +83,9 @@ class Stream:
         self,
         folder: Path,
         names: Mapping[int, str],
-        emit: Callable[[str, str, str], None],
+        observer: Observer,
     ) -> None:
-        self._emit = emit
+        self._observer = observer
         self._files = [
             (name, stream, folder / f"rank{rank}.{suffix}")
             for rank, name in names.items()
@@ -94,7 +94,10 @@ class Stream:
         self._read = dict.fromkeys((path for _, _, path in self._files), 0)
 
     def pump(self, *, last: bool = False) -> None:
-        """Pass on new lines; an unfinished line waits for its end or for the `last` call."""
+        """Pass on new lines, if the observer wants them. An unfinished line waits for its end or
+        for the `last` call."""
+        if not self._observer.streams:
+            return
         for name, stream, path in self._files:
             if not path.exists():
                 continue
@@ -104,4 +107,4 @@ class Stream:
             whole = len(data) if last else data.rfind(b"\n") + 1
             self._read[path] += whole
             for line in data[:whole].decode(errors="replace").splitlines():
-                self._emit(name, stream, line)
+                self._observer.output(name, stream, line)

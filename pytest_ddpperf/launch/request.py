@@ -11,10 +11,9 @@ import re
 import sys
 import tempfile
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
-from pytest_ddpperf.launch.placement import Placement
+from pytest_ddpperf.launch.placement import place
 from pytest_ddpperf.launch.remote_ranks import Part
 from pytest_ddpperf.launch.template import with_hash_seed
 from pytest_ddpperf.records import codec
@@ -121,60 +120,54 @@ def read_by(processes: Iterable[Mapping[str, str]]) -> dict[str, Scalar]:
     }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LaunchRequest:
-    """A launch of `plan`: the pickled task, the modules that pytest collected, and the part that
-    this node starts."""
+def rank_request(
+    folder: Path,
+    plan: Plan,
+    part: Part,
+    *,
+    modules: Mapping[str, str],
+    trees: Trees | None = None,
+    master: tuple[str, int] | None = None,
+    in_stretches: bool = False,
+) -> RankRequest:
+    """Return what the ranks of a launch of `plan` read in its `folder`, with this process's
+    environment, current folder and search path.
 
-    plan: Plan
-    payload: bytes
-    modules: Mapping[str, str]  # name -> file
-    placement: Placement
-    part: Part
-    # address and port of the store for a program's own process group
-    master: tuple[str, int] | None = None
-    # the ranks and their children report what they use from there
-    trees: Trees | None = None
-    in_stretches: bool = False  # whether ranks pause between stretches of their window
-
-    def for_ranks(self, folder: Path) -> RankRequest:
-        """Return what the ranks read in the launch's `folder`, with this process's environment,
-        current folder and search path."""
-        plan, part, placement = self.plan, self.part, self.placement
-        sys_path = boot.search_path()
-        if self.trees is not None:
-            # At the end for what makes a PYTHONPATH of it, as torch.compile does for its workers.
-            sys_path.append(opened.CHILDREN)
-        on_cpu = plan.device == "cpu"
-        return RankRequest(
-            plan=plan,
-            in_stretches=self.in_stretches,
-            environ=self._environ(folder),
-            node=part.node,
-            processes=part.processes,
-            store=part.store,
-            cwd=os.getcwd(),
-            sys_path=sys_path,
-            argv=sys.argv,
-            cpus=placement.cpus if on_cpu else ((),) * len(part.processes),
-            threads=placement.own_threads,
-            modules=dict(self.modules),
-            trees=codec.encode(self.trees),
-        )
-
-    def _environ(self, folder: Path) -> dict[str, str]:
-        # Compiled code stays for the next launch; else each would compile anew.
-        user = os.environ.get("USER", os.geteuid())
-        cache = os.path.join(tempfile.gettempdir(), f"torchinductor_{user}")
-        environ = {
-            "TORCHINDUCTOR_CACHE_DIR": cache,
-            **for_ranks(os.environ, self.plan.processes, self.part),
-            # In the folder of the launch, with which it is removed: a rank ends hard, so nobody
-            # else would remove them.
-            "TMPDIR": str(folder / "tmp"),
-        }
-        if self.master is not None:
-            environ |= _torchruns(self.plan.world_size, *self.master)
-        if self.trees is not None or self.plan.boundary:
-            environ |= opened.for_children(environ, folder)
-        return environ
+    `part` is what this node starts. `modules` are those that pytest collected: name -> file. The
+    ranks and their children report what they use from `trees`. `master`: address and port of the
+    store for a program's own process group."""
+    placement = place(len(part.processes), os.environ)
+    # Compiled code stays for the next launch; else each would compile anew.
+    user = os.environ.get("USER", os.geteuid())
+    cache = os.path.join(tempfile.gettempdir(), f"torchinductor_{user}")
+    environ = {
+        "TORCHINDUCTOR_CACHE_DIR": cache,
+        **for_ranks(os.environ, plan.processes, part),
+        # In the folder of the launch, with which it is removed: a rank ends hard, so nobody else
+        # would remove them.
+        "TMPDIR": str(folder / "tmp"),
+    }
+    if master is not None:
+        environ |= _torchruns(plan.world_size, *master)
+    if trees is not None or plan.boundary:
+        environ |= opened.for_children(environ, folder)
+    sys_path = boot.search_path()
+    if trees is not None:
+        # At the end for what makes a PYTHONPATH of it, as torch.compile does for its workers.
+        sys_path.append(opened.CHILDREN)
+    on_cpu = plan.device == "cpu"
+    return RankRequest(
+        plan=plan,
+        in_stretches=in_stretches,
+        environ=environ,
+        node=part.node,
+        processes=part.processes,
+        store=part.store,
+        cwd=os.getcwd(),
+        sys_path=sys_path,
+        argv=sys.argv,
+        cpus=placement.cpus if on_cpu else ((),) * len(part.processes),
+        threads=placement.own_threads,
+        modules=modules,
+        trees=codec.encode(trees),
+    )

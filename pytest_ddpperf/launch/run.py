@@ -22,7 +22,6 @@ from pytest_ddpperf.launch import output
 from pytest_ddpperf.launch.failed_ranks import Diagnosis, launch_error
 from pytest_ddpperf.launch.ranks import Peer, wake
 from pytest_ddpperf.launch.remote_ranks import Clock, RemoteRanks
-from pytest_ddpperf.launch.request import LaunchRequest
 from pytest_ddpperf.launch.server_client import RankServer, writing_temporary_files
 from pytest_ddpperf.records import codec
 from pytest_ddpperf.records.errors import ServerError
@@ -38,6 +37,7 @@ from pytest_ddpperf.records.messages import (
     RankEnded,
     RankFailed,
     RankForked,
+    RankRequest,
     ReleaseRanks,
     ServerAnswer,
     ShareEnded,
@@ -79,24 +79,28 @@ class LaunchFiles:
     """What ranks and pytest share in a launch."""
 
     folder: Path
+    request: RankRequest
     board: Board
 
 
 @contextmanager
-def launch_files(server: RankServer, request: LaunchRequest) -> Iterator[LaunchFiles]:
-    """Make the folder of a launch, with what its ranks read, and remove it. Raises DdpPerfError."""
+def launch_files(
+    server: RankServer, request: Callable[[Path], RankRequest], task: bytes
+) -> Iterator[LaunchFiles]:
+    """Make the folder of a launch, with its `request` and the pickled `task`, and remove it in the
+    end. Raises DdpPerfError."""
     with ExitStack() as closing:
         with writing_temporary_files():
             folder = Path(tempfile.mkdtemp(prefix="ddpperf-"))
             closing.callback(shutil.rmtree, folder, ignore_errors=True)
             server.send(BeginLaunch(str(folder)))  # from here on it does not outlive us
-            board = Board(folder / "board", request.plan.processes, request.plan.room)
+            made = request(folder)
+            board = Board(folder / "board", made.plan.processes, made.plan.room)
             closing.callback(board.close)
-            (folder / "payload").write_bytes(request.payload)
-            for_ranks = request.for_ranks(folder)
-            os.mkdir(for_ranks.environ["TMPDIR"])
-            (folder / "request.json").write_bytes(codec.to_json(for_ranks))
-        yield LaunchFiles(folder, board)
+            os.mkdir(made.environ["TMPDIR"])
+            (folder / "request.json").write_bytes(codec.to_json(made))
+            (folder / "payload").write_bytes(task)
+        yield LaunchFiles(folder, made, board)
 
 
 _L = TypeVar("_L", bound="Launch")
@@ -109,7 +113,6 @@ class Launch:
     def __init__(
         self,
         server: RankServer,
-        request: LaunchRequest,
         files: LaunchFiles,
         observer: output.Observer,
         remote: RemoteRanks,
@@ -118,14 +121,13 @@ class Launch:
         """`remote`: the ranks that other nodes start. `store`: a bound socket where all ranks will
         meet."""
         self._server, self._observer = server, observer
-        self._plan, self._part = request.plan, request.part
-        self._in_stretches = request.in_stretches
-        self._folder, self._board = files.folder, files.board
+        self._folder, self._request = files.folder, files.request
+        self._board, self._plan = files.board, files.request.plan
         self._remote, self._store = remote, store
         self._names = {
-            process: self._plan.name(process) for process in self._part.processes
+            process: self._plan.name(process) for process in self._request.processes
         }
-        self._stream = output.Stream(self._folder, self._names, observer.output)
+        self._stream = output.Stream(self._folder, self._names, observer)
         dump = partial(server.send, DumpStacks())
         self._diagnosis = Diagnosis(
             self._folder, self._board, self._plan, dump, self._take_in
@@ -146,7 +148,7 @@ class Launch:
             self._end()
         except ServerError:
             # it took its ranks along, but what they had started may be stopped
-            if self._in_stretches:
+            if self._request.in_stretches:
                 self._continue_groups()
         finally:
             # nothing, where it has ended
@@ -171,7 +173,7 @@ class Launch:
         if self._store is not None:
             self._server.send(HoldStore(), self._store.fileno())
         self._remote.begin()
-        for number in self._part.processes:
+        for number in self._request.processes:
             self._fork(number)
 
     def finish(self) -> Delivery:
@@ -179,8 +181,7 @@ class Launch:
         or ServerError."""
         self._collect(lambda rank: rank.settled)
         self._check()
-        if self._observer.streams:
-            self._stream.pump(last=True)
+        self._stream.pump(last=True)
         self._release()
         self._end()
         self._remote.await_end()
@@ -208,15 +209,14 @@ class Launch:
         """End it and raise LaunchError if a rank failed."""
         if not self._errors():
             return
-        if self._observer.streams:
-            self._stream.pump(last=True)
+        self._stream.pump(last=True)
         self._remote.stop(time.monotonic(), at_deadline=False)
         self._end()
         self._remote.await_end()
-        failures = [*self._diagnosis.failures(self._ranks), *self._remote.errors]
+        own = (rank.error or self._diagnosis.idle(rank) for rank in self._ranks)
         named = (
             replace(one, name=self._remote.name(one.rank) or one.name)
-            for one in failures
+            for one in (*own, *self._remote.errors)
         )
         raise launch_error(named, self._output(), self._diagnosis.differing)
 
@@ -278,10 +278,9 @@ class Launch:
     def _wait(self, seconds: float) -> None:
         """Take in whatever arrives, for at most `seconds`, and show it."""
         self._take_in(seconds)
-        if self._observer.streams:
-            self._stream.pump()
+        self._stream.pump()
         board = self._board
-        for first in self._part.processes[:1]:
+        for first in self._request.processes[:1]:
             self._observer.progress(
                 board.phase(first),
                 board.step(first),
@@ -371,15 +370,13 @@ class Launch:
     def _cost(self, ended: int) -> LaunchCost:
         """Return the cost of the launch. A phase lasts from when the last rank enters it to when
         the last rank enters the next one; ranks of other nodes do not count."""
-        timed = [rank.number for rank in self._timed]
-        last = {
-            phase: max((self._board.entered(rank, phase) for rank in timed), default=0)
-            for phase in Phase
-        }
         entered = [self._requested_ns]
-        for phase in _TIMED_PHASES:
+        for phase in Phase:
+            if not Phase.GROUP <= phase <= Phase.DELIVERY:
+                continue
+            times = [self._board.entered(rank.number, phase) for rank in self._timed]
             # a task without that phase spent nothing there
-            entered.append(last[phase] or entered[-1])
+            entered.append(max(times, default=0) or entered[-1])
         entered.append(ended)
         start, group, setup, warmup, steps, end = (
             (after - before) / 1e9 for before, after in pairwise(entered)
@@ -387,15 +384,6 @@ class Launch:
         return LaunchCost(
             start=start, group=group, setup=setup, warmup=warmup, steps=steps, end=end
         )
-
-
-_TIMED_PHASES = (
-    Phase.GROUP,
-    Phase.SETUP,
-    Phase.WARMUP,
-    Phase.STEPS,
-    Phase.DELIVERY,
-)
 
 
 class Leader(Protocol):
@@ -434,11 +422,10 @@ class LocalShareLaunch(Launch):
             at_deadline = isinstance(order, StopRanks) and order.at_deadline
             self._give_up(lambda rank: rank.settled, at_deadline=at_deadline)
         self._end()
-        failures = self._diagnosis.failures(self._ranks)
-        failed = {rank.number for rank in self._ranks if rank.error is not None}
+        waiting = [rank for rank in self._ranks if rank.error is None]
         ended = ShareEnded(
-            errors=tuple(error for error in failures if error.rank in failed),
-            waiting=tuple(error for error in failures if error.rank not in failed),
+            errors=tuple(self._errors()),
+            waiting=tuple(map(self._diagnosis.idle, waiting)),
             output=self._output(),
             notes=tuple(self._notes),
             results={} if settled else self._results(),

@@ -37,12 +37,10 @@ from pytest_ddpperf.wire.source_trees import Trees
 def limits() -> str:
     """Return the end of a message: where to look if `ulimit` limits memory or files; "" if it does
     not."""
-    of_memory, of_files = resource.RLIMIT_AS, resource.RLIMIT_FSIZE
-    is_limited = any(
-        resource.getrlimit(each)[0] != resource.RLIM_INFINITY
-        for each in (of_memory, of_files)
-    )
-    return "; see the limits of ulimit -v and -f" if is_limited else ""
+    for limited in (resource.RLIMIT_AS, resource.RLIMIT_FSIZE):
+        if resource.getrlimit(limited)[0] != resource.RLIM_INFINITY:
+            return "; see the limits of ulimit -v and -f"
+    return ""
 
 
 @contextmanager
@@ -101,7 +99,7 @@ class RankServer:
             connection, self._template = self._templates.fork_server(variables)
         self._lines = Lines(connection)
         start = StartServer(
-            sys_path=tuple(boot.search_path()),
+            sys_path=boot.search_path(),
             environ=with_hash_seed(variables),
             cwd=os.getcwd(),
             preload=tuple(preload),

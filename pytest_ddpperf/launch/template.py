@@ -49,7 +49,7 @@ class Template:
         self._child = boot.Child(
             sys.executable, "pytest_ddpperf.rank.template", with_hash_seed(variables)
         )
-        start = StartTemplate(tuple(boot.search_path()), os.getpid())
+        start = StartTemplate(boot.search_path(), os.getpid())
         self._child.lines.send(start)
 
     def fork_server(self) -> socket.socket:

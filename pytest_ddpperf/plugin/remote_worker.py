@@ -163,11 +163,9 @@ def _torn_down(item: pytest.Item) -> str:
         "teardown",
         reraise=(KeyboardInterrupt, pytest.exit.Exception),
     )
-    return (
-        pytest.TestReport.from_item_and_call(item, call).longreprtext
-        if call.excinfo
-        else ""
-    )
+    if call.excinfo is None:
+        return ""
+    return pytest.TestReport.from_item_and_call(item, call).longreprtext
 
 
 def _why(report: pytest.TestReport) -> str:

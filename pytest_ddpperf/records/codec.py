@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from typing import Any, NoReturn, TypeVar, overload
+from typing import Any, NoReturn, TypeVar
 
 import msgspec
 
@@ -53,15 +53,7 @@ def _plain(value: Any) -> Json:
     raise NotImplementedError(f"{type(value).__name__} has no form in JSON")
 
 
-@overload
-def decode(cls: type[T], data: object) -> T: ...
-
-
-@overload
-def decode(cls: object, data: object) -> Any: ...
-
-
-def decode(cls: Any, data: object) -> Any:
+def decode(cls: type[T], data: object) -> T:
     """Return the record that `encode` made `data` from, or the one of a union of messages; raises
     CodecError with the place of what is wrong.
 

@@ -34,7 +34,7 @@ class Message(Struct, frozen=True, tag_field="kind", tag=True, omit_defaults=Tru
 class StartTemplate(Message, frozen=True):
     """The first message to a template: import what all ranks need."""
 
-    sys_path: tuple[str, ...]
+    sys_path: list[str]
     parent: int  # pytest's pid: the template dies with it
 
 
@@ -56,7 +56,7 @@ class StartServer(Message, frozen=True):
     """The first message to a rank server: import the modules to `preload`, then serve. The file for
     its output comes along."""
 
-    sys_path: tuple[str, ...]
+    sys_path: list[str]
     environ: Mapping[str, str]
     cwd: str
     preload: tuple[str, ...]
@@ -349,7 +349,7 @@ class Exit(Message, frozen=True):
     status: int
 
 
-PytestOrder = (
+Order = (
     RunTest
     | MeasureAs
     | TakeLaunch
@@ -367,9 +367,12 @@ PytestOrder = (
     | TakeShare
     | ReleaseRanks
     | StopRanks
+    | CheckAlive
+    | SendClock
+    | RunPytest
+    | GiveUp
+    | Exit
 )
-NodeOrder = CheckAlive | SendClock | RunPytest | GiveUp | Exit
-Order = PytestOrder | NodeOrder
 
 
 # The events that a remote pytest reports to its leader.
@@ -480,7 +483,8 @@ class LocksAcquired(Message, frozen=True):
 class RankFailed(Message, frozen=True):
     """A rank of this node has failed."""
 
-    error: RankError  # `when` by the clock of the node, as in ShareEnded: it says nothing here
+    # `when` is by the clock of the node, as in ShareEnded: the leader takes the time of arrival
+    error: RankError
 
 
 class ShareSettled(Message, frozen=True):
@@ -525,7 +529,7 @@ class Died(Message, frozen=True):
     why: str
 
 
-PytestEvent = (
+Event = (
     Hello
     | Collected
     | ConftestFailed
@@ -543,6 +547,8 @@ PytestEvent = (
     | RankFailed
     | ShareSettled
     | ShareEnded
+    | NodeJoined
+    | Alive
+    | ClockReady
+    | Died
 )
-NodeEvent = NodeJoined | Alive | ClockReady | Died
-Event = PytestEvent | NodeEvent

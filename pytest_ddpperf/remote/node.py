@@ -231,7 +231,7 @@ class Node:
         first node's asks."""
         ended = "the test ended there without asking for what it asks for here"
         with self.tests.output_shown_once():
-            ready = self.tests.expect(Ready, Observer(), ended)
+            ready = self.tests.receive(Ready, Observer(), ended)
         if difference := _difference(first, ready):
             raise BaseSideError(difference)
 

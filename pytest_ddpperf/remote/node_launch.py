@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 import socket
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pytest_ddpperf.launch import Observer
@@ -47,8 +47,6 @@ class _Part:
     clock: Clock | None = None
     settled: bool = False
     over: bool = False
-    failed: set[int] = field(default_factory=set)  # ranks
-    waiting: list[RankError] = field(default_factory=list)
 
 
 class Parts(RemoteRanks):
@@ -68,6 +66,8 @@ class Parts(RemoteRanks):
         self._reported = False  # that it is over, or given up
         self._given_up = math.inf  # when
         self.errors: list[RankError] = []
+        # of ranks that waited for others; they come last
+        self._waiting: list[RankError] = []
         self.results: dict[int, bytes] = {}
         self.output: list[RankOutput] = []
         self.notes: list[str] = []
@@ -110,7 +110,7 @@ class Parts(RemoteRanks):
     def _take(self, part: _Part, event: Event) -> None:
         match event:
             case RankFailed(error):
-                self._failed(part, [error])
+                self._failed([error])
             case ShareSettled(results):
                 part.settled = True
                 self.results |= results
@@ -127,19 +127,17 @@ class Parts(RemoteRanks):
         self.results |= event.results
         # What had not failed before was given up when all were: who was at fault, its place says,
         # and not its time.
-        self._failed(part, event.errors, self._given_up)
-        part.waiting += event.waiting
+        self._failed(event.errors, self._given_up)
+        self._waiting += event.waiting
         self.output += event.output
         self.notes += event.notes
 
-    def _failed(
-        self, part: _Part, errors: Sequence[RankError], when: float = math.inf
-    ) -> None:
+    def _failed(self, errors: Sequence[RankError], when: float = math.inf) -> None:
         """Add errors, in the order in which they arrive here; `when` is the latest time."""
         when = min(when, time.monotonic())
+        known = {error.rank for error in self.errors}
         for error in errors:
-            if error.rank not in part.failed:
-                part.failed.add(error.rank)
+            if error.rank not in known:
                 self.errors.append(replace(error, when=when))
 
     def name(self, process: int) -> str:
@@ -193,9 +191,9 @@ class Parts(RemoteRanks):
                 break
             readable(self.channels(), _TICK_SECONDS)
             self.receive()
-        for part in self._parts if self.errors else ():
-            self.errors += part.waiting
-            part.waiting = []
+        if self.errors:
+            self.errors += self._waiting
+            self._waiting = []
 
 
 _FOR_EVER = 1e6  # seconds: while others have the node, as on one's own
@@ -210,7 +208,7 @@ def alone(
 ) -> Iterator[None]:
     """Hold the locks of this node, by `here`, and of all others, in the order of their hosts;
     `order` is this one's."""
-    places: dict[tuple[str, int], Node | AbstractContextManager[Sequence[Path]]] = {
+    places: dict[tuple[str, int], Node | AbstractContextManager[Iterable[object]]] = {
         (member.order, member.number): member for member in members
     }
     places[order, 0] = here
@@ -219,14 +217,10 @@ def alone(
         for host, number in sorted(places):
             whose = places[host, number]
             if isinstance(whose, Node):
-                resources = paused.enter_context(
-                    _alone_on(whose, _RemoteObserver(whose, observer, taken), late)
-                )
-            else:
-                resources = list(map(str, paused.enter_context(whose)))
-            taken |= {
-                (_boot(host), resource): f"node {number}" for resource in resources
-            }
+                there = _RemoteObserver(whose, observer, taken)
+                whose = _alone_on(whose, there, late)
+            for resource in paused.enter_context(whose):
+                taken[_boot(host), str(resource)] = f"node {number}"
         yield
 
 

@@ -45,15 +45,15 @@ class NodeWorker:
         try:
             while True:
                 started = self._pytest
-                sockets = [
-                    self._leader.socket,
-                    *([started.socket] if started is not None else ()),
-                ]
+                sockets = [self._leader.socket]
+                if started is not None:
+                    sockets.append(started.socket)
                 ready = readable(sockets, _TICK_SECONDS)
                 if self._leader.socket in ready:
                     for order in self._orders():
                         if isinstance(order, Exit):
-                            self._close()
+                            if self._pytest is not None:
+                                self._pytest.close()  # it tears its fixtures down
                             return order.status
                         self._obey(order)
                 if started is not None:
@@ -76,12 +76,6 @@ class NodeWorker:
         except OSError:
             raise _Gone from None
 
-    def _close(self) -> None:
-        """Let the pytest tear its fixtures down."""
-        if self._pytest is not None:
-            self._pytest.close()
-            self._pytest = None
-
     def _obey(self, order: Order) -> None:
         match order:
             case CheckAlive():
@@ -95,14 +89,11 @@ class NodeWorker:
                     self._died(error)
             case _ if self._pytest is not None:
                 try:
-                    self._pass_on(order, self._pytest)
+                    if isinstance(order, GiveUp):
+                        self._pytest.give_up(order.seconds)
+                    self._pytest.send(order)
                 except BaseSideError as error:
                     self._died(error)
-
-    def _pass_on(self, order: Order, remote_pytest: RemotePytest) -> None:
-        if isinstance(order, GiveUp):
-            remote_pytest.give_up(order.seconds)
-        remote_pytest.send(order)
 
     def _relay(self, remote_pytest: RemotePytest, *, arrived: bool) -> None:
         """Pass on the events of this node's pytest, and its end."""

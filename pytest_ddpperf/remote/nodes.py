@@ -17,9 +17,8 @@ from pytest_ddpperf.launch import Observer
 from pytest_ddpperf.launch.remote_ranks import RemoteRanks
 from pytest_ddpperf.records.errors import BaseSideError, DdpPerfError, NodesError
 from pytest_ddpperf.records.messages import (
-    EndCall,
-    EndMeasurement,
     NodeJoined,
+    Order,
     RaiseError,
     Ready,
     Sources,
@@ -117,11 +116,9 @@ class OtherNodes:
             f"{reported} ({times} times)" if times > 1 else reported
             for reported, times in most
         ]
-        return (
-            [*lines, f"... and connections that were dropped in {more} other ways"]
-            if more
-            else lines
-        )
+        if more:
+            lines.append(f"... and connections that were dropped in {more} other ways")
+        return lines
 
     def _taking_part(self, nodes: int) -> list[Node]:
         return [node for node in self.nodes if node.number < nodes]
@@ -152,11 +149,12 @@ class OtherNodes:
         )
         if missing:
             which = ", ".join(map(str, missing))
-            problem = f"node{'s' * (len(missing) > 1)} {which} of {self.role.nodes} did not come"
-            asked = " (--ddp-timeout)" * (seconds > START_SECONDS)
-            raise NodesError(
-                "\n".join((f"{problem} within {seconds:g} s{asked}", *self.reported))
+            who = f"node {which}" if len(missing) == 1 else f"nodes {which}"
+            asked = " (--ddp-timeout)" if seconds > START_SECONDS else ""
+            problem = (
+                f"{who} of {self.role.nodes} did not come within {seconds:g} s{asked}"
             )
+            raise NodesError("\n".join((problem, *self.reported)))
         for node in self.nodes:
             node.check(self._versions)
         with _as_nodes_error():
@@ -196,7 +194,7 @@ class OtherNodes:
     @contextmanager
     def together(
         self, nodeid: str, ready: Ready, nodes: int
-    ) -> Iterator[Callable[[EndMeasurement | EndCall | RaiseError], None]]:
+    ) -> Iterator[Callable[[Order], None]]:
         """Let the test run on so many nodes up to what it asks for here; raises BaseSideError if it
         asks for something else there. The function that is yielded sends the order that ends the
         measurement or call. If an error does, the nodes get it, and go on to the end of the test,
@@ -215,7 +213,7 @@ class OtherNodes:
             self._end_test()  # else some would wait for what comes of it
             raise
 
-        def end(order: EndMeasurement | EndCall | RaiseError) -> None:
+        def end(order: Order) -> None:
             """Send an order to all that are still there; the next test reports those that are
             not."""
             for node in taking_part:

@@ -66,9 +66,9 @@ class Line(ABC):
     def send(self, order: Order) -> None:
         """Raises BaseSideError."""
 
-    def receive(self, observer: Observer, patience: float) -> Event:
-        """Return the next event that is not about progress; raises BaseSideError if the process
-        died, or reported nothing for `patience` seconds."""
+    def receive(self, observer: Observer, patience: float, kind: Any = object) -> Any:
+        """Return the next event that is not about progress; raises BaseSideError if it is not of
+        this `kind`, and if the process died, or reported nothing for `patience` seconds."""
         until = time.monotonic() + patience
         while True:
             while self._pending:
@@ -79,23 +79,14 @@ class Line(ABC):
                         observer.progress(Phase(phase), step, steps, ())
                     case WaitingForLock(resource):
                         observer.waiting(Path(resource))
-                    case _:
+                    case _ if isinstance(event, kind):
                         return event
+                    case _:
+                        problem = f"{self.name} reported {type(event).__name__}"
+                        raise BaseSideError(problem)
             if not self._arrives(max(0.0, until - time.monotonic())):
                 self.give_up(patience)
             self._take_in()
-
-    def expect(self, kind: type[_E], patience: float) -> _E:
-        """Return the next event, which has to be of this kind; raises BaseSideError as
-        `receive`."""
-        event: _E = self.checked(self.receive(Observer(), patience), kind)
-        return event
-
-    def checked(self, event: Event, kind: Any) -> Any:
-        """Return an event of this kind; raises BaseSideError if it is of another."""
-        if not isinstance(event, kind):
-            raise BaseSideError(f"{self.name} reported {type(event).__name__}")
-        return event
 
     def _arrives(self, patience: float) -> bool:
         """Whether there is something to take in within so many seconds, its end included."""
@@ -151,16 +142,10 @@ class RemotePytest(Line):
         # macOS before Python 3.13: its silence will say so
         if not hasattr(os, "waitid"):
             return
+        asked = os.WSTOPPED | os.WNOHANG | os.WNOWAIT
         # it has ended, and its connection will say so
         with suppress(ChildProcessError):
-            if (
-                os.waitid(
-                    os.P_PID,
-                    self._child.process.pid,
-                    os.WSTOPPED | os.WNOHANG | os.WNOWAIT,
-                )
-                is not None
-            ):
+            if os.waitid(os.P_PID, self._child.process.pid, asked):
                 self._die("was stopped by a signal")
 
     def send(self, order: Order | StartPytest) -> None:
@@ -230,7 +215,7 @@ class Tests:
 
     def hello(self, seconds: float) -> None:
         """Raises BaseSideError if there is another version of the plugin."""
-        version = self._line.expect(Hello, seconds).version
+        version = self._line.receive(Observer(), seconds, Hello).version
         if version != __version__:
             raise BaseSideError(
                 f"there is pytest-ddpperf {version}, here {__version__}"
@@ -238,11 +223,12 @@ class Tests:
 
     def collect(self, seconds: float) -> None:
         """Wait until it has collected; raises BaseSideError."""
-        event = self._line.receive(Observer(), seconds)
-        if isinstance(event, ConftestFailed):
+        expected = Collected | ConftestFailed
+        collected = self._line.receive(Observer(), seconds, expected)
+        if isinstance(collected, ConftestFailed):
             self.lacks_conftest = True
-            event = self._line.receive(Observer(), seconds)  # says how it ended
-        collected: Collected = self._line.checked(event, Collected)
+            # raises, with what it wrote before it ended
+            collected = self._line.receive(Observer(), seconds, Collected)
         self.known = frozenset(collected.tests)
         self._errors = collected.file_errors
         self.sources = collected.sources
@@ -265,38 +251,29 @@ class Tests:
         if self._started or self._line.dead:
             return {}
         self._started = True
-        return self._line.expect(ServerStarted, START_SECONDS).facts
+        started: ServerStarted
+        started = self._line.receive(Observer(), START_SECONDS, ServerStarted)
+        return started.facts
 
     def enter(self, nodeid: str) -> None:
         """Let a test run there, if it is not in it already, up to what it asks for; raises
         BaseSideError."""
         self.started()
-        if self._line.dead:
-            raise BaseSideError(self._line.dead)
-        if nodeid in self._ended:
-            raise BaseSideError(self._ended[nodeid])
-        if nodeid not in self.known:
-            raise BaseSideError(self.why_missing(nodeid))
+        problem = self._line.dead or self._ended.get(nodeid) or self.why_missing(nodeid)
+        if problem:
+            raise BaseSideError(problem)
         if self._test != nodeid:
             self.leave()
             self._line.send(RunTest(nodeid))
             self._test = nodeid
 
-    def receive(self, observer: Observer, otherwise: str) -> Event:
-        """Return the next event of the test that it is in; raises BaseSideError, with the event's
-        text or `otherwise`, if the test ended."""
-        event = self._line.receive(observer, self._patience)
+    def receive(self, kind: Any, observer: Observer, otherwise: str) -> Any:
+        """Return the next event of the test that it is in, of this `kind`; raises BaseSideError,
+        with the event's text or `otherwise`, if the test ended."""
+        event = self._line.receive(observer, self._patience, kind | TestEnded)
         if isinstance(event, TestEnded):
             raise BaseSideError(self.ended(event, otherwise))
         return event
-
-    def expect(self, kind: Any, observer: Observer, otherwise: str) -> Any:
-        """Return the next event of the test, which has to be of this kind; raises BaseSideError as
-        `receive`, and if what was asked of it failed."""
-        event = self.receive(observer, otherwise)
-        if isinstance(event, LaunchFailed):
-            raise BaseSideError(event.why)
-        return self._line.checked(event, kind)
 
     def ended(self, event: TestEnded, otherwise: str) -> str:
         """Note that the test that it is in has ended; return why, or `otherwise`."""
@@ -311,8 +288,11 @@ class Tests:
         with self.output_shown_once():
             self._line.send(order)
             ended = "the test ended there during a launch"
-            event: _E = self.expect(answer, observer, ended)
-            return event
+            event: _E | LaunchFailed
+            event = self.receive(answer | LaunchFailed, observer, ended)
+        if isinstance(event, LaunchFailed):
+            raise BaseSideError(event.why)
+        return event
 
     def leave(self) -> str:
         """End the test there and wait for it; return what failed there outside of its call, or

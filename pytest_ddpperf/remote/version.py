@@ -36,6 +36,7 @@ from pytest_ddpperf.records.messages import (
     Dropped,
     EndMeasurement,
     Launched,
+    LaunchFailed,
     LeaveTest,
     MeasureAs,
     Paused,
@@ -78,23 +79,11 @@ _WITH_VALUE = """
     --reruns --reruns-delay --reruns-delay-backoff-factor --reruns-mode --force-reruns
     --max-suite-reruns --only-rerun --rerun-except --rerun-exclude-path
 """.split()
-_WITH_OPTIONAL_VALUE = (
-    "--cov",
-    "--benchmark-compare",
-    "--benchmark-histogram",
-    "--debug",
-)
+_WITH_OPTIONAL_VALUE = "--cov --benchmark-compare --benchmark-histogram --debug".split()
 
 # Options whose values are paths, from where pytest is called: those of pytest that a remote one
 # keeps.
-_OF_PATHS = {
-    "-c",
-    "--config-file",
-    "--rootdir",
-    "--confcutdir",
-    "--ignore",
-    "--ignore-glob",
-}
+_OF_PATHS = "-c --config-file --rootdir --confcutdir --ignore --ignore-glob".split()
 # What comes before a path in a word: of "--option=path", "-cpath" and the "key=path" of -o; else
 # nothing.
 _OPTION_NAME = re.compile(r"^(?:-c(?=.)|[\w-]+=|)", re.DOTALL)
@@ -115,14 +104,13 @@ def remote_arguments(arguments: Sequence[str], tests: Collection[str]) -> list[s
         if name in _FLAGS or word == "--":
             continue
         if name in _WITH_VALUE or name in _WITH_OPTIONAL_VALUE:
-            value_follows = name in _WITH_VALUE or not (
-                words and words[0].startswith("-")
-            )
-            if not equals and words and value_follows:
+            if equals or not words:
+                continue
+            if name in _WITH_VALUE or not words[0].startswith("-"):
                 words.pop(0)
             continue
         # -xvs
-        if re.fullmatch("-[a-z]*x[a-z]*", word) and set(word[1:]) <= set("xvqsl"):
+        if re.fullmatch("-[vqsl]*x[xvqsl]*", word):
             word = word.replace("x", "")
             if word == "-":
                 continue
@@ -166,13 +154,13 @@ class Invocation:
         arguments = remote_arguments(self.arguments, self.tests)
         if trees.base == trees.current:
             return arguments
-        moved = self._moved(trees, arguments)
-        ini = (
-            ["-c", _there(trees, self.ini)]
-            if self.ini is not None and not self.own_tests
-            else []
-        )
-        return [*moved, f"--rootdir={_there(trees, self.rootdir)}", *ini]
+        arguments = [
+            *self._moved(trees, arguments),
+            f"--rootdir={_there(trees, self.rootdir)}",
+        ]
+        if self.ini is not None and not self.own_tests:
+            arguments += ["-c", _there(trees, self.ini)]
+        return arguments
 
     def start(self, trees: Trees, further: Sequence[str], folder: Path) -> StartPytest:
         """Return the first message to a remote pytest, which has `further` arguments and `folder`
@@ -198,11 +186,8 @@ class Invocation:
         for word in words:
             option = "" if word in tests else _OPTION_NAME.findall(word)[0]
             path = word[len(option) :]
-            if (
-                os.path.isabs(path)
-                or word in tests
-                or {option.rstrip("="), before} & _OF_PATHS
-            ):
+            is_value = option.rstrip("=") in _OF_PATHS or before in _OF_PATHS
+            if os.path.isabs(path) or word in tests or is_value:
                 path = self._path_in(trees, path)
             yield option + path
             before = word
@@ -321,11 +306,12 @@ class BaseSide:
         self._until = math.inf if seconds is None else time.monotonic() + seconds
         self._closing.callback(self._checkout.remove)
         self.tree = self._checkout.check_out(self._invocation.environ, self._until)
-        self.remote_pytest = self._spawn()
-        self.tests = Tests(
-            self.remote_pytest, self._settings.timeout_seconds + _SILENCE_SECONDS
-        )
+        self.remote_pytest, rank_server = self._process()
+        self._closing.callback(self.remote_pytest.close)
+        patience = self._settings.timeout_seconds + _SILENCE_SECONDS
+        self.tests = Tests(self.remote_pytest, patience)
         try:
+            self.remote_pytest.send(self._first_message(rank_server))
             self.tests.hello(self._to_start)
         except BaseSideError as error:
             raise self._unlike_ours(error) from None
@@ -334,29 +320,17 @@ class BaseSide:
     def _to_start(self) -> float:
         return max(0.0, min(START_SECONDS, self._until - time.monotonic()))
 
-    def _spawn(self) -> RemotePytest:
-        """Start its pytest in its tree; nothing is received yet. Raises AgainstError."""
-        remote_pytest, rank_server = self._process()
-        self._closing.callback(remote_pytest.close)
-        traces = (
-            [f"--ddp-trace={self._settings.trace_dir}"]
-            if self._settings.trace_dir is not None
-            else []
-        )
-        start = self._invocation.start(
-            self.tree, [*self.version.option, *traces], self._checkout.folder
-        )
+    def _first_message(self, rank_server: int | None) -> StartPytest:
+        further = list(self.version.option)
+        if self._settings.trace_dir is not None:
+            further.append(f"--ddp-trace={self._settings.trace_dir}")
+        start = self._invocation.start(self.tree, further, self._checkout.folder)
+        if self.version.python:
+            return replace(start, sys_path=None)
         if rank_server is not None:
-            start = replace(
-                start, rank_server=rank_server, variables=read_at_import(os.environ)
-            )
-        try:
-            remote_pytest.send(
-                replace(start, sys_path=None) if self.version.python else start
-            )
-        except BaseSideError as error:
-            raise self._unlike_ours(error) from None
-        return remote_pytest
+            variables = read_at_import(os.environ)
+            return replace(start, rank_server=rank_server, variables=variables)
+        return start
 
     def _unlike_ours(self, error: BaseSideError) -> AgainstError:
         if self.version.python:
@@ -380,31 +354,31 @@ class BaseSide:
             python = os.path.abspath(shutil.which(self._settings.against_python) or "")
         environ = self._checkout.environ(self._invocation.environ or os.environ)
         environ.pop("PYTEST_ADDOPTS", None)  # they are among the arguments
-        given = (
-            environ["PYTHONPATH"].split(os.pathsep) if "PYTHONPATH" in environ else []
-        )
-        folders = [self.tree.followed(folder) if folder else folder for folder in given]
+        folders: list[str] = []
         # what an editable install put there, for interpreters that a step may start
         if not self.version.python:
-            entries = filter(os.path.isabs, boot.search_path(self._invocation.sys_path))
-            moved = [
-                there
-                for entry in entries
-                if (there := self.tree.followed(entry)) != entry
-            ]
-            folders = [*moved, *folders]
+            for entry in boot.search_path(self._invocation.sys_path):
+                if os.path.isabs(entry) and self.tree.followed(entry) != entry:
+                    folders.append(self.tree.followed(entry))
+        if "PYTHONPATH" in environ:
+            for folder in environ["PYTHONPATH"].split(os.pathsep):
+                folders.append(self.tree.followed(folder) if folder else folder)
         if folders:
             environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(folders))
-        folder = self._invocation.folder_in(self.tree)
+        start = partial(
+            RemotePytest,
+            str(self.version),
+            python,
+            environ,
+            self._invocation.folder_in(self.tree),
+        )
         try:
             # which libraries may read when they are loaded
             if self.version.python or self.version.environ:
-                return RemotePytest(str(self.version), python, environ, folder), None
+                return start(), None
             with self._templates.fork_server(os.environ)[0] as rank_server:
                 number = rank_server.fileno()
-                return RemotePytest(
-                    str(self.version), python, environ, folder, [number]
-                ), number
+                return start([number]), number
         except OSError as error:
             raise AgainstError(
                 self._option, f"{python} cannot be started: {error}"
@@ -427,11 +401,9 @@ class BaseSide:
             raise AgainstError(self._option, *self._the_same(here))
 
     def _the_same(self, here: Sources) -> tuple[str, str]:
-        files = (
-            f", {len(here.files)} so far ({text.some(sorted(here.files))})"
-            if here.files
-            else ""
-        )
+        files = ""
+        if here.files:
+            files = f", {len(here.files)} so far ({text.some(sorted(here.files))})"
         top = f"{self._checkout.top}{os.sep}"
         kept = [
             path.removeprefix(top)
@@ -479,12 +451,13 @@ class BaseSide:
     def _begin(self, nodeid: str, label: str, here: Plan) -> ReadyToMeasure:
         self.tests.enter(nodeid)
         ended = f"the test ended there without measuring {label or 'anything'}"
-        next_ready = partial(self.tests.expect, ReadyToMeasure, Observer(), ended)
+        next_ready = partial(self.tests.receive, ReadyToMeasure, Observer(), ended)
         ready: ReadyToMeasure = next_ready()
         # here nobody doubted that one
         while self._invocation.own_tests and ready.label != label:
             self.remote_pytest.send(TakeLaunch(steps=1))
-            if isinstance(self.tests.receive(Observer(), ended), Launched):
+            either = Launched | LaunchFailed
+            if isinstance(self.tests.receive(either, Observer(), ended), Launched):
                 self.remote_pytest.send(EndMeasurement())
             ready = next_ready()
         if ready.label != label:

@@ -13,7 +13,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from pytest_ddpperf import git
@@ -69,14 +69,8 @@ class Worktree:
             _forget(self._top, self.tree)
             # where it is empty: git leaves that behind
             with suppress(GitError, OSError):
-                folder = git.git(
-                    self._top,
-                    "rev-parse",
-                    "--path-format=absolute",
-                    "--git-path",
-                    "worktrees",
-                )
-                Path(folder.strip()).rmdir()
+                asked = "rev-parse --path-format=absolute --git-path worktrees"
+                Path(git.git(self._top, *asked.split()).strip()).rmdir()
             raise
 
     def remove(self) -> None:
@@ -98,19 +92,14 @@ class Worktree:
 def _alone(top: Path) -> Iterator[None]:
     """No other run adds or removes a worktree of the repository meanwhile: git trips over one that
     is half made."""
-    descriptor = -1
-    try:
+    with ExitStack() as locked:
         # without locks on its file system, the odds are still good
         with suppress(GitError, OSError):
-            descriptor = os.open(
-                top / git.git(top, "rev-parse", "--git-common-dir").removesuffix("\n"),
-                os.O_RDONLY,
-            )
+            common = git.git(top, "rev-parse", "--git-common-dir").removesuffix("\n")
+            descriptor = os.open(top / common, os.O_RDONLY)
+            locked.callback(os.close, descriptor)
             fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield
-    finally:
-        if descriptor >= 0:
-            os.close(descriptor)
 
 
 def _forget_old_worktrees(top: Path) -> None:
@@ -236,12 +225,9 @@ class Checkout:
     def _unavailable(self, error: Exception) -> str:
         """Why there is no tree, in one line: git's last says what is wrong."""
         *_, said = str(error).splitlines() or [""]
-        brings = (
-            f"; git diff --stat HEAD {self.version.commit} brings it"
-            if "promisor" in said
-            else ""
-        )
-        return f"{self.version} cannot be checked out: {said}{brings}"
+        if "promisor" in said:
+            said += f"; git diff --stat HEAD {self.version.commit} brings it"
+        return f"{self.version} cannot be checked out: {said}"
 
     def _set_up(
         self,
@@ -264,14 +250,10 @@ class Checkout:
             )
             raise AgainstError("--ddp-against-setup", problem) from None
         if ended.returncode:
-            written = (
-                (ended.stdout + ended.stderr)
-                .decode(errors="replace")[-_SHOWN:]
-                .rstrip()
-            )
+            written = (ended.stdout + ended.stderr).decode(errors="replace")
             problem = (
                 f"{command!r} {describe_end(ended.returncode)} in a worktree of"
-                f" {self.version}\n{written}"
+                f" {self.version}\n{written[-_SHOWN:].rstrip()}"
             )
             raise AgainstError("--ddp-against-setup", problem)
 
@@ -322,13 +304,9 @@ def link_ignored(trees: Trees) -> None:
     OSError."""
     for entry in git.all_ignored(Path(trees.current)):
         there = Path(trees.base, entry)
-        compiled = there.name == "__pycache__"
-        if (
-            not compiled
-            and not is_code(entry)
-            and there.parent.is_dir()
-            and not os.path.lexists(there)
-        ):
+        if there.name == "__pycache__" or is_code(entry):
+            continue
+        if there.parent.is_dir() and not os.path.lexists(there):
             there.symlink_to(Path(trees.current, entry))
 
 

@@ -57,7 +57,7 @@ class Lines:
             sent = socket.send_fds(self.socket, [data], [descriptor])
             self.socket.sendall(data[sent:])
 
-    def receive(self, kind: object = Any) -> list[Any] | None:
+    def receive(self, kind: Any = Any) -> list[Any] | None:
         """Return all messages that have arrived, waiting for bytes if there are none; None at the
         end of the stream, and where it broke or, of a socket with a timeout, nothing came in time.
 
@@ -174,10 +174,10 @@ class Board:
         self._cells = memoryview(self._map).cast("q")
 
     def enter(self, rank: int, phase: Phase, when_ns: int) -> None:
-        base = rank * self._row
-        self._cells[base + self.STEP_CELL] = 0
-        self._cells[base + self._ENTERED + phase] = when_ns
-        self._cells[base] = phase
+        row = self.row(rank)
+        row[self.STEP_CELL] = 0
+        row[self._ENTERED + phase] = when_ns
+        row[0] = phase
 
     def row(self, rank: int) -> memoryview:
         """The cells of one rank, for a loop that cannot spare a method call: `STEP_CELL` is the
@@ -186,20 +186,20 @@ class Board:
 
     def set_steps(self, rank: int, steps: int) -> None:
         """Say how many steps the rank's window has."""
-        self._cells[rank * self._row + self._STEPS] = steps
+        self.row(rank)[self._STEPS] = steps
 
     def steps(self, rank: int) -> int:
         """Return the number of steps of the rank's window; 0 until it is known, or without a
         window."""
-        return self._cells[rank * self._row + self._STEPS]
+        return self.row(rank)[self._STEPS]
 
     def set_begin(self, rank: int, update: int) -> None:
         """Say after which update of a program the window begins, before `set_steps`."""
-        self._cells[rank * self._row + self._BEGIN] = update
+        self.row(rank)[self._BEGIN] = update
 
     def begin(self, rank: int) -> int:
         """Return after which update of a program the window begins; 0 until it is known."""
-        return self._cells[rank * self._row + self._BEGIN]
+        return self.row(rank)[self._BEGIN]
 
     def updates(self) -> list[int]:
         """Return how many updates of a program have ended in each rank."""
@@ -220,15 +220,15 @@ class Board:
         return self.row(rank)[self._MARKS : self._MARKS + self.steps(rank) + 1]
 
     def phase(self, rank: int) -> Phase:
-        return Phase(self._cells[rank * self._row])
+        return Phase(self.row(rank)[0])
 
     def step(self, rank: int) -> int:
         """Steps ended in the phase that the rank is in."""
-        return self._cells[rank * self._row + self.STEP_CELL]
+        return self.row(rank)[self.STEP_CELL]
 
     def entered(self, rank: int, phase: Phase) -> int:
         """Return when the rank entered a phase, in nanoseconds; 0 if it has not yet."""
-        return self._cells[rank * self._row + self._ENTERED + phase]
+        return self.row(rank)[self._ENTERED + phase]
 
     def describe(self, rank: int, plan: Plan) -> str:
         """The rank's place in words, for a message; a launch without steps calls a function."""

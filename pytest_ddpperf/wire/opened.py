@@ -130,9 +130,7 @@ class _Notes:
             "import": self._imported,
             "sqlite3.connect": self._opened,
             "ctypes.dlopen": self._loaded,
-            "subprocess.Popen": lambda path, arguments, folder, environ: self._executed(
-                path, arguments, environ
-            ),
+            "subprocess.Popen": self._executed,
             "os.posix_spawn": self._executed,
             "os.exec": self._executed,
             "os.system": lambda command: self._executed("sh", ("sh", "-c", command)),
@@ -173,9 +171,8 @@ class _Notes:
         if self._trees.within(real) is None and not installed:
             self._add(_LIBRARY, real)
 
-    def _executed(
-        self, path: Any, arguments: Any, environ: Mapping[Any, Any] | None = None
-    ) -> None:
+    def _executed(self, path: Any, arguments: Any, *more: Any) -> None:
+        environ = more[-1] if more else None  # the last of all but os.system
         words = [os.fsdecode(word) for word in arguments or (path,)]
         for word in words:
             if os.path.isfile(word):

@@ -107,19 +107,12 @@ class Trees:
             # None of a namespace
             owner = getattr(sys.modules.get(top), "__file__", None) if below else None
             generated = "torchinductor" in path
-            if (
-                top not in left_out
-                and not owner
-                and not generated
-                and self.within(path) is None
-            ):
+            if top in left_out or owner or generated or self.within(path) is not None:
+                continue
+            if not any(part in path for part in _INSTALLED):
                 is_package = os.path.basename(path).startswith("__init__.")
-                installed = any(part in path for part in _INSTALLED)
-                found.add(
-                    top
-                    if installed
-                    else f"{top}@{Path(path).parents[len(below) + is_package]}"
-                )
+                top = f"{top}@{Path(path).parents[len(below) + is_package]}"
+            found.add(top)
         return sorted(found)
 
     def refuse_strays(self) -> None:

@@ -23,8 +23,9 @@ import pytest
 from pytest_ddpperf.git import worktrees
 from pytest_ddpperf.launch import template
 from pytest_ddpperf.launch.template import Templates
-from pytest_ddpperf.records.errors import AgainstError, GitError
+from pytest_ddpperf.records.errors import AgainstError, BaseSideError, GitError
 from pytest_ddpperf.records.messages import Sources
+from pytest_ddpperf.remote import process
 from pytest_ddpperf.remote import version as side
 from pytest_ddpperf.remote import worktree as folder_module
 from pytest_ddpperf.remote.version import (
@@ -269,6 +270,39 @@ def test_interpreters_that_a_step_starts_find_the_versions_own_code(
     assert [environ["PYTHONPATH"].split(os.pathsep) for environ in given] == [
         [f"{tree}/src", "/elsewhere", "", f"{tree}/tests"]
     ]
+
+
+@pytest.mark.parametrize(
+    ("conftest", "arguments", "said", "lacks"),
+    [
+        ("import no_such_module", [], "No module named 'no_such_module'", True),
+        ("", ["--no-such-option"], "unrecognized arguments: --no-such-option", False),
+    ],
+)
+def test_a_conftest_that_cannot_be_loaded_there_is_told_from_other_ends(
+    tmp_path: Path, conftest: str, arguments: list[str], said: str, lacks: bool
+) -> None:
+    """Each test reports that the version lacks its code; an option would be a mistake."""
+    (tmp_path / "conftest.py").write_text(conftest)
+    called = Invocation(
+        arguments=(),
+        tests=(),
+        folder=tmp_path,
+        rootdir=tmp_path,
+        caches=False,
+        kept=(),
+    )
+    trees = Trees(current=str(tmp_path), base=str(tmp_path), kept=())
+    remote_pytest = process.RemotePytest("v1", sys.executable, os.environ, tmp_path)
+    try:
+        remote_pytest.send(called.start(trees, arguments, tmp_path))
+        tests = process.Tests(remote_pytest, 60.0)
+        tests.hello(60.0)
+        with pytest.raises(BaseSideError, match=f"v1 died: [^$]*{said}"):
+            tests.collect(60.0)
+    finally:
+        remote_pytest.close()
+    assert tests.lacks_conftest is lacks
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ from pytest_ddpperf.launch import (
     failed_ranks,
     output,
     placement,
+    request,
     run,
     stacks,
 )
@@ -33,7 +34,7 @@ from pytest_ddpperf.launch.failed_ranks import (
 from pytest_ddpperf.launch.launcher import _facts as facts_of_ranks
 from pytest_ddpperf.launch.ranks import Peer
 from pytest_ddpperf.launch.remote_ranks import Part, RemoteRanks
-from pytest_ddpperf.launch.request import LaunchRequest, for_ranks, recorded
+from pytest_ddpperf.launch.request import for_ranks, recorded
 from pytest_ddpperf.launch.template import read_at_import
 from pytest_ddpperf.records.plan import Plan
 from pytest_ddpperf.records.samples import RankError
@@ -264,15 +265,10 @@ def test_a_rank_on_a_gpu_has_threads_for_its_share_of_the_cores_and_is_not_pinne
 ) -> None:
     plan = Plan(world_size=4, backend="nccl", device="cuda")
     placed = placement.place(4, {}, usable=(*range(16),))
-    request = LaunchRequest(
-        plan=plan,
-        payload=b"",
-        modules={},
-        placement=placed,
-        part=Part(processes=plan.part(0)),
-    )
-    for_ranks = request.for_ranks(tmp_path)
-    assert (for_ranks.threads, for_ranks.cpus) == (4, ((),) * 4)
+    monkeypatch.setattr(request, "place", lambda processes, environ: placed)
+    part = Part(processes=plan.part(0))
+    asked = request.rank_request(tmp_path, plan, part, modules={})
+    assert (asked.threads, asked.cpus) == (4, ((),) * 4)
 
 
 # --- hangs
@@ -486,16 +482,11 @@ def test_each_failure_gives_the_others_time_anew_to_say_what_they_saw(
 ) -> None:
     """Many ranks on few cores lose their connections one after the other."""
     plan, now = Plan(world_size=5, backend="gloo", device="cpu"), 0.0
-    request = LaunchRequest(
-        plan=plan,
-        payload=b"",
-        modules={},
-        placement=placement.place(5, {}),
-        part=Part(processes=plan.part(0)),
-    )
-    files = run.LaunchFiles(tmp_path, Board(tmp_path / "board", 5, 1))
+    part = Part(processes=plan.part(0))
+    asked = request.rank_request(tmp_path, plan, part, modules={})
+    files = run.LaunchFiles(tmp_path, asked, Board(tmp_path / "board", 5, 1))
     server: Any = SimpleNamespace(send=lambda request: None)
-    launch: Any = run.Launch(server, request, files, Observer(), RemoteRanks())
+    launch: Any = run.Launch(server, files, Observer(), RemoteRanks())
     launch._deadline, launch._ranks = 100.0, [Peer(number, None) for number in range(5)]  # type: ignore[arg-type]
     failing = iter(launch._ranks)
 
