@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from pytest_ddpperf.compare.measurement import CollectiveResult, Result
+    from pytest_ddpperf.compare.result import CollectiveResult, Result
     from pytest_ddpperf.plugin.fixtures import (
         CollectiveBenchmark,
         DdpBenchmark,
@@ -47,7 +47,7 @@ def step_end() -> None:
 
 
 _HOMES = {
-    **dict.fromkeys(("CollectiveResult", "Result"), "compare.measurement"),
+    **dict.fromkeys(("CollectiveResult", "Result"), "compare.result"),
     **dict.fromkeys(("Context", "RpcContext"), "rank.context"),
     **dict.fromkeys(("add_section", "node_count"), "plugin.state"),
     **dict.fromkeys(

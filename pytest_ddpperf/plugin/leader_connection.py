@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from pytest_ddpperf.baseline import Store
-from pytest_ddpperf.compare import measurement
-from pytest_ddpperf.compare.baseline_side import Stored
-from pytest_ddpperf.compare.launches import CurrentSide, Job, Launches
-from pytest_ddpperf.compare.measurement import Measured
+from pytest_ddpperf.compare import run
+from pytest_ddpperf.compare.job import Job
+from pytest_ddpperf.compare.result import Measured
+from pytest_ddpperf.compare.rounds import Launches, Round, combine
+from pytest_ddpperf.compare.sides import CurrentSide
 from pytest_ddpperf.launch import Launcher, Observer
 from pytest_ddpperf.launch.failed_ranks import text_with_output
 from pytest_ddpperf.launch.launcher import unpickle
@@ -94,26 +95,24 @@ class LeaderConnection:
     def carry_out(self, job: Job, launcher: Launcher, store: Store) -> Measured:
         """Launch as often as the leader asks; raises BaseSideError when it has ended the test."""
         if not job.gate:  # nothing is compared, so nothing is asked
-            return replace(
-                measurement.carry_out(job, launcher, store, self.relay), fails=False
-            )
+            return replace(run.carry_out(job, launcher, store, self.relay), fails=False)
         self._check_test()
-        launches = CurrentSide(job, launcher, self.relay)
+        launches: Launches = ()
         self.send(ready_job(job))
         while (order := self.order()).kind in _LAUNCH_ORDERS:
             if order.kind is OrderKind.MEASURE_AS:
                 job = replace(job, plan=order.plan)
-                launches = CurrentSide(job, launcher, self.relay)
                 continue
-            launches.steps = order.steps
+            current = CurrentSide(job, launcher, len(launches))
             try:
                 if order.kind is OrderKind.SAMPLE_STACKS:
-                    launched = launches.launch(order.plan)
+                    launched = current.sample_stacks(self.relay, order.plan)
                 elif order.kind is OrderKind.LAUNCH:
-                    launches.take(len(launches.taken) + 1)
-                    launched = launches.taken[-1]
-                elif self._pause(launches):
-                    launched = launches.taken[-1]
+                    launched = current.measure(self.relay, order.steps)
+                    launches = (*launches, launched)
+                elif paused := self._pause(current, order.steps):
+                    launched = paused
+                    launches = (*launches, launched)
                 else:
                     continue
             except DdpPerfError as error:
@@ -126,11 +125,11 @@ class LeaderConnection:
             self.send(
                 Event(EventKind.LAUNCHED, samples=(replace(launched, output=()),))
             )
-        if order.kind is not OrderKind.END_MEASUREMENT or not launches.taken:
+        if order.kind is not OrderKind.END_MEASUREMENT or not launches:
             self.over = True
             raise BaseSideError(OVER)
         return _measured(
-            job, launches, Verdict(status=Status.NOT_GATED, reason="base-side"), store
+            job, launches, Verdict(status=Status.NOT_GATED, reason="base-side")
         )
 
     def _check_test(self) -> None:
@@ -140,10 +139,9 @@ class LeaderConnection:
             raise BaseSideError(OVER)
         self.trees.refuse_strays()
 
-    def _pause(self, launches: CurrentSide) -> bool:
-        """Pause a launch until it is to deliver or to be dropped; return whether it was added to
-        `launches`."""
-        with launches.pause(len(launches.taken) + 1, launches.steps) as launch:
+    def _pause(self, current: CurrentSide, steps: int | None) -> LaunchSamples | None:
+        """Pause a launch until it is to deliver or to be dropped; return what it delivers."""
+        with current.pause(self.relay, steps) as launch:
             self.send(
                 Event(
                     EventKind.PAUSED,
@@ -155,13 +153,12 @@ class LeaderConnection:
                 launch.stretch(order.steps or 0)
                 self.send(Event(EventKind.STRETCH_DONE))
             if order.kind is OrderKind.DELIVER:
-                launches.add(launch.deliver())
-                return True
+                return launch.deliver()
         if order.kind is OrderKind.DROP:
             self.send(Event(EventKind.DROPPED))
         else:
             self._orders.insert(0, order)
-        return False
+        return None
 
 
 class _Relay(Observer):
@@ -226,13 +223,10 @@ class NodeLeaderConnection(LeaderConnection):
         setup, *others = job.setups
         task = partial(payload.dumps, "measure", setup, others)
         end = self._take_part(launcher, ready_job(job), task)
-        launches = Launches(job.plan, _never)
         if not end.samples:
             self.over = True
             raise BaseSideError(OVER)
-        for samples in end.samples:
-            launches.add(samples)
-        return _measured(job, launches, _verdict(end.verdict), store, fails=end.fails)
+        return _measured(job, end.samples, _verdict(end.verdict), fails=end.fails)
 
     def call(
         self,
@@ -296,16 +290,19 @@ class NodeLeaderConnection(LeaderConnection):
 
 
 def _measured(
-    job: Job, launches: Launches, verdict: Verdict, store: Store, *, fails: bool = False
+    job: Job,
+    launches: Launches,
+    verdict: Verdict,
+    *,
+    fails: bool = False,
 ) -> Measured:
     """Return what this pytest's test gets; its leader decides whether it fails."""
     return Measured(
         job=job,
         verdict=verdict,
         fails=fails,
-        environment=job.environment(launches),
-        current=launches,
-        side=Stored(store, job.test),
+        rounds=tuple(map(Round, launches)),
+        measurement=combine(launches, job.environment(launches[-1].facts)),
     )
 
 
@@ -318,7 +315,3 @@ def _verdict(first: Verdict | None) -> Verdict:
         if first is not None and gated
         else Verdict(status=Status.NOT_GATED, reason="follows")
     )
-
-
-def _never(launch: int, launches: int, steps: int | None) -> LaunchSamples:
-    raise AssertionError("the leader takes launches")
