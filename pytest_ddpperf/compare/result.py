@@ -238,29 +238,21 @@ class Measured:
         )
 
     def notes(self, rootdir: Path) -> tuple[str, ...]:
-        """Return all notes on it, with paths from `rootdir`."""
+        """Return all notes on it, with paths from `rootdir`; of the other version's launches those
+        that do not hold for the current side, too."""
         advise = not self.job.settings.disable
-        notes = [
-            *self.job.notes,
-            *find_notes(self.launches, self.job.plan, advise=advise),
-        ]
+        own = find_notes(self.launches, self.job.plan, advise=advise)
+        notes = [*self.job.notes, *own]
         if self.other is None:
             notes += self.stored.notes(self.verdict, self.steps, rootdir)
-        else:
-            notes += self._notes_on_version(self.other)
-        return (*notes, *self.further_notes)
-
-    def _notes_on_version(self, other: OtherVersion) -> list[str]:
-        """Return the notes on the other version's launches, without those that hold for the current
-        side, too."""
-        notes = []
+            return (*notes, *self.further_notes)
         apart = find_apart(self.rounds)
         if apart and not self.error:
             notes.append(
                 f"measured one launch after the other: with both sides alive, {apart}"
             )
-        own = find_notes(self.launches, self.job.plan)
-        for note in find_notes(baseline_launches(self.rounds), other.job.plan):
+        there = baseline_launches(self.rounds)
+        for note in find_notes(there, self.other.job.plan, advise=advise):
             if note not in own:
-                notes.append(f"{other.version}: {note}")
-        return notes
+                notes.append(f"{self.other.version}: {note}")
+        return (*notes, *self.further_notes)
