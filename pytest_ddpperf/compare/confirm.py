@@ -27,6 +27,12 @@ SideOf = Callable[[str, float], BaseSide]
 # `run.carry_out` of the same job with another baseline side
 Compare = Callable[..., Measured]
 
+# What is said of files that changed, by the reason of a verdict.
+_CHANGED = {
+    "confirmed": "changed, but not used by any rank",
+    decision.MACHINE_SLOWER: "these files changed, and did not make it slower",
+}
+
 
 @dataclass(frozen=True, slots=True)
 class Confirmed:
@@ -95,9 +101,9 @@ class Confirmation:
     def confirm(self, measured: Measured, compare: Compare) -> Measured:
         """Return `measured` or, if there is a suspicion, what re-measuring the baseline's code
         makes of it."""
-        is_known = bool(measured.stored.sessions)
-        is_suspected = is_known and decision.is_suspected(measured.verdict)
-        if not self._side_of or not is_suspected:
+        if not self._side_of or not measured.stored.sessions:
+            return measured
+        if not decision.is_suspected(measured.verdict):
             return measured
         # by the monotonic clock, when the budget is used up
         until = time.monotonic() + self._left
@@ -196,16 +202,13 @@ class Confirmation:
 
     def _find_notes(self, found: Measured, side: BaseSide) -> Iterator[str]:
         """Yield which of the files that differ between the baseline's code and today's matter."""
-        verdict = found.verdict
-        words = ""
-        if verdict.status is Status.REGRESSED and found.differing:
+        reason = found.verdict.reason
+        if reason == "confirmed" and found.differing:
             if all(map(_is_test, found.differing)):
                 yield "only test files differ: the test itself changed"
-        elif verdict.status is Status.REGRESSED:
-            words = "changed, but not used by any rank"
-        elif verdict.reason == decision.MACHINE_SLOWER:
-            words = "these files changed, and did not make it slower"
-        if not words:
+            return
+        words = _CHANGED.get(reason)
+        if words is None:
             return
         with suppress(AgainstError):
             # younger than their commit

@@ -13,7 +13,7 @@ from pytest_ddpperf.compare.job import Job
 from pytest_ddpperf.compare.result import Measured
 from pytest_ddpperf.compare.rounds import Rounds, expect_seconds
 from pytest_ddpperf.compare.rule import Rule, Take
-from pytest_ddpperf.compare.sides import CurrentSide, Side, begin, read_stored
+from pytest_ddpperf.compare.sides import CurrentSide, begin, read_stored
 from pytest_ddpperf.launch import Launcher, Observer
 from pytest_ddpperf.records.errors import DdpPerfError
 from pytest_ddpperf.records.samples import Status
@@ -78,8 +78,7 @@ def carry_out(
             other=rule.other,
         )
         if side is not None and expect_seconds(rounds, len(rounds) + 1) < max_seconds:
-            sides = CurrentSide(job, launcher, len(rounds)), side
-            measured = with_stacks(measured, sides, observer)
+            measured = with_stacks(measured, launcher, side, observer)
         return measured
 
 
@@ -89,7 +88,7 @@ _SAMPLED_SECONDS = 1.2
 
 
 def with_stacks(
-    measured: Measured, sides: tuple[Side, Side], observer: Observer
+    measured: Measured, launcher: Launcher, base: BaseSide, observer: Observer
 ) -> Measured:
     """Add a launch of each side that shows whose functions take longer, if something is slower and
     several modules differ."""
@@ -100,12 +99,16 @@ def with_stacks(
         return measured
     step_seconds = statistics.median(measured.launches[0].step_seconds)
     steps = math.ceil(_SAMPLED_SECONDS / step_seconds)
-    sampled = []
+    plan, plan_there = (
+        replace(job.plan.exactly(steps), stacks=True)
+        for job in (measured.job, measured.other.job)
+    )
+    job = replace(measured.job, plan=plan)
     try:
-        for side, job in zip(sides, (measured.job, measured.other.job), strict=True):
-            plan = replace(job.plan.exactly(steps), stacks=True)
-            sampled.append(side.sample_stacks(observer, plan))
+        current = CurrentSide(job, launcher, len(measured.rounds))
+        now = current.measure(observer, None)
+        before = base.sample_stacks(observer, plan_there)
     except DdpPerfError as error:  # the verdict stands
         why = f"which file takes longer is unknown: {str(error).splitlines()[0]}"
         return replace(measured, further_notes=(why,))
-    return replace(measured, sampled=tuple(sampled))
+    return replace(measured, sampled=(now, before))

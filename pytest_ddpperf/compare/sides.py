@@ -45,9 +45,6 @@ class Side(Protocol):
     ) -> AbstractContextManager[PausedSide]:
         """Yield the same launch, which has warmed up and is paused; it ends with the context."""
 
-    def sample_stacks(self, observer: Observer, plan: Plan) -> LaunchSamples:
-        """Take a launch of this `plan`, which samples stacks."""
-
 
 @dataclass(frozen=True, slots=True)
 class CurrentSide:
@@ -65,10 +62,6 @@ class CurrentSide:
         self, observer: Observer, steps: int | None
     ) -> AbstractContextManager[PausedLaunch]:
         return self.launcher.pause(self._plan(steps), self.job.setups[0], observer)
-
-    def sample_stacks(self, observer: Observer, plan: Plan) -> LaunchSamples:
-        setup, *others = self.job.setups
-        return self.launcher.measure(plan, setup, observer, others)
 
     def _plan(self, steps: int | None) -> Plan:
         plan = self.job.plan if steps is None else self.job.plan.exactly(steps)

@@ -106,7 +106,8 @@ class LeaderConnection:
             current = CurrentSide(job, launcher, len(launches))
             try:
                 if order.kind is OrderKind.SAMPLE_STACKS:
-                    launched = current.sample_stacks(self.relay, order.plan)
+                    sampling = replace(current, job=replace(job, plan=order.plan))
+                    launched = sampling.measure(self.relay, None)
                 elif order.kind is OrderKind.LAUNCH:
                     launched = current.measure(self.relay, order.steps)
                     launches = (*launches, launched)
