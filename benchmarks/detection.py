@@ -41,7 +41,7 @@ from typing import Any
 from _common import progress, table
 from _traces import Launch, Pairs, Workload, measurement, read, read_pairs
 
-from pytest_ddpperf.compare.stopping_rule import follow, schedule
+from pytest_ddpperf.compare.rule import follow, schedule
 from pytest_ddpperf.records.plan import Limit
 from pytest_ddpperf.records.samples import Verdict
 from pytest_ddpperf.verdict import times as observations

@@ -63,18 +63,19 @@ CONFTEST = """
 import os
 import time
 from pathlib import Path
-from pytest_ddpperf.compare.baseline_side import Interleaved
+from pytest_ddpperf.compare import run
 
-sample = Interleaved.sample_stacks
+sample = run.with_stacks
 
-def timed(self, *arguments):
+def timed(*arguments):
     began = time.monotonic()
-    sample(self, *arguments)
-    if self.sampled is not None:
+    measured = sample(*arguments)
+    if measured.sampled:
         nodeid = os.environ["PYTEST_CURRENT_TEST"].rpartition(" ")[0]
         Path({folder!r}, nodeid.replace("/", " ")).write_text(str(time.monotonic() - began))
+    return measured
 
-Interleaved.sample_stacks = timed
+run.with_stacks = timed
 """
 WAYS = {"interleaved": ("--ddp-against", "HEAD"), "stored": ()}
 MACHINES = {"quiet": None, "neighbour": 20261125}  # seeds

@@ -47,9 +47,10 @@ from _models import MODELS, training
 from neighbour import neighbour
 
 from pytest_ddpperf.baseline import Store
-from pytest_ddpperf.compare.launches import Job, Launches
-from pytest_ddpperf.compare.measurement import Measured, carry_out
-from pytest_ddpperf.compare.stopping_rule import follow, schedule
+from pytest_ddpperf.compare.job import Job
+from pytest_ddpperf.compare.result import Measured
+from pytest_ddpperf.compare.rule import follow, schedule
+from pytest_ddpperf.compare.run import carry_out
 from pytest_ddpperf.launch import Launcher, Observer
 from pytest_ddpperf.options.settings import make_plan, read_settings
 from pytest_ddpperf.records.messages import ReadyToMeasure
@@ -240,10 +241,12 @@ class Live:
     def _stored(self, model: str, kind: str, before: Sequence[Steps]) -> Row:
         """As many launches as the rule that wants most, and as a baseline of this code takes."""
         setup = training(model, MODES[STORED].slower if kind == "slower" else 0.0)
-        launches = Launches(self._plan, lambda *of: self._launch(setup, of[2]))
+        launches: list[LaunchSamples] = []
         for number, many in enumerate(LOOKS, 1):
-            launches.take(many)
-            steps = [launch.step_seconds for launch in launches.taken]
+            while len(launches) < many:
+                asked = len(launches[-1].step_seconds) if launches else None
+                launches.append(self._launch(setup, asked))
+            steps = [launch.step_seconds for launch in launches]
             ended = [
                 judged(steps, before[-paused:], rule, LOOKS[:number])[1]
                 for rule in RULES.values()
@@ -257,10 +260,10 @@ class Live:
         return {
             "mode": STORED,
             "ended": time.time(),
-            "seconds": [round(launch.cost.total, 3) for launch in launches.taken],
+            "seconds": [round(launch.cost.total, 3) for launch in launches],
             "step_microseconds": [
                 [round(step * 1e6) for step in launch.step_seconds]
-                for launch in launches.taken
+                for launch in launches
             ],
         }
 
@@ -394,7 +397,7 @@ def steps_of(row: Row) -> Steps:
 
 def differences(limit: Limit, measured: Measured) -> list[float]:
     """The log-ratio of each pair, as the rule has it."""
-    other = measured.side.record(measured.current)
+    other = measured.baseline_side
     assert other is not None
     assert other.measurement is not None
     sides = measured.measurement, other.measurement

@@ -27,7 +27,7 @@ from typing import Any
 from _common import progress, quartiles, spread, table, verdict
 from _models import step_of
 
-from pytest_ddpperf.compare.baseline_side import interleave
+from pytest_ddpperf.compare.interleaving import interleave
 from pytest_ddpperf.launch import Launcher, Observer
 from pytest_ddpperf.records.plan import Plan
 from pytest_ddpperf.records.samples import LaunchSamples

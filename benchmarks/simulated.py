@@ -29,7 +29,7 @@ from statistics import fmean, median
 
 from _common import table
 
-from pytest_ddpperf.compare.stopping_rule import follow, schedule
+from pytest_ddpperf.compare.rule import follow, schedule
 from pytest_ddpperf.records.plan import Limit
 from pytest_ddpperf.records.samples import Measurement, Samples, Verdict
 from pytest_ddpperf.verdict.decision import judge

@@ -6,7 +6,7 @@
 
 Takes results of benchmarks/live.py, which have the difference of each pair at each limited metric,
 and judges them by looks alone, with early stops of what is within the limit and settled, and with
-stops for futility as well (`compare.stopping_rule`). As recorded: a measurement cannot end later
+stops for futility as well (`compare.rule`). As recorded: a measurement cannot end later
 than it did, so nothing has to be measured again. Slower: 20 pairs are drawn from those of unchanged
 code of one model and machine, and all their differences are raised. Results from before there was a
 limit on the mean have none; there it changes as p50 does. Seconds are in proportion to pairs.
@@ -30,7 +30,7 @@ from _common import table
 from _traces import Launch, measurement
 from live import MODES, limits
 
-from pytest_ddpperf.compare.stopping_rule import (
+from pytest_ddpperf.compare.rule import (
     early_stop,
     follow,
     is_futile,

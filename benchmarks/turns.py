@@ -42,7 +42,7 @@ from _common import done, launchers_of_both_sides, progress, table
 from _models import MODELS, PLANTS, planted
 from neighbour import neighbour
 
-from pytest_ddpperf.compare.baseline_side import interleave
+from pytest_ddpperf.compare.interleaving import interleave
 from pytest_ddpperf.launch import Launcher, Observer
 from pytest_ddpperf.options.settings import make_plan
 from pytest_ddpperf.records.samples import LaunchSamples

@@ -13,7 +13,7 @@ from pytest_ddpperf.marks import step_end
 from pytest_ddpperf.version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from pytest_ddpperf.compare.measurement import CollectiveResult, Result
+    from pytest_ddpperf.compare.result import CollectiveResult, Result
     from pytest_ddpperf.plugin.fixtures import (
         CollectiveBenchmark,
         DdpBenchmark,
@@ -40,7 +40,7 @@ __all__ = [
 ]
 
 _HOMES = {
-    **dict.fromkeys(("CollectiveResult", "Result"), "compare.measurement"),
+    **dict.fromkeys(("CollectiveResult", "Result"), "compare.result"),
     **dict.fromkeys(("Context", "RpcContext"), "rank.context"),
     **dict.fromkeys(("add_section", "node_count"), "plugin.state"),
     **dict.fromkeys(

@@ -16,8 +16,8 @@ import pytest
 
 from pytest_ddpperf import text
 from pytest_ddpperf.compare import measurement
-from pytest_ddpperf.compare.launches import Job
-from pytest_ddpperf.compare.measurement import CollectiveResult, Measured, Result
+from pytest_ddpperf.compare.job import Job
+from pytest_ddpperf.compare.result import CollectiveResult, Measured, Result
 from pytest_ddpperf.options.definitions import MARKER
 from pytest_ddpperf.options.settings import Settings, make_plan
 from pytest_ddpperf.plugin import running

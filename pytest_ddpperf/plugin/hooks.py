@@ -24,7 +24,7 @@ from pytest_ddpperf.plugin.reporter import Reporter, prepare_files
 from pytest_ddpperf.plugin.state import RUN, SNAPSHOT, Run, take_snapshot, traces_ranks
 
 if TYPE_CHECKING:
-    from pytest_ddpperf.compare.measurement import Measured
+    from pytest_ddpperf.compare.result import Measured
     from pytest_ddpperf.plugin.fixtures import (
         CollectiveBenchmark,
         DdpBenchmark,

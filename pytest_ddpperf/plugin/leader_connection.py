@@ -14,10 +14,11 @@ from typing import Any
 import msgspec
 
 from pytest_ddpperf.baseline import Store
-from pytest_ddpperf.compare import measurement
-from pytest_ddpperf.compare.baseline_side import Stored
-from pytest_ddpperf.compare.launches import CurrentSide, Job, Launches
-from pytest_ddpperf.compare.measurement import Measured
+from pytest_ddpperf.compare import run
+from pytest_ddpperf.compare.job import Job
+from pytest_ddpperf.compare.result import Measured
+from pytest_ddpperf.compare.rounds import Launches, Round, combine
+from pytest_ddpperf.compare.sides import CurrentSide
 from pytest_ddpperf.launch import Launcher, Observer
 from pytest_ddpperf.launch.failed_ranks import text_with_output
 from pytest_ddpperf.launch.launcher import unpickle
@@ -113,54 +114,53 @@ class LeaderConnection:
     def carry_out(self, job: Job, launcher: Launcher, store: Store) -> Measured:
         """Launch as often as the leader asks; raises BaseSideError when it has ended the test."""
         if not job.gate:  # nothing is compared, so nothing is asked
-            return replace(
-                measurement.carry_out(job, launcher, store, self.relay), fails=False
-            )
+            return replace(run.carry_out(job, launcher, store, self.relay), fails=False)
         self._check_test()
-        launches = CurrentSide(job, launcher, self.relay)
+        launches: Launches = ()
         self.send(ready_job(job))
         while True:
             order = self.order()
             match order:
                 case MeasureAs(plan):
                     job = replace(job, plan=plan)
-                    launches = CurrentSide(job, launcher, self.relay)
                 case TakeLaunch() | PauseLaunch() | SampleStacks():
-                    self._launch(launches, order)
+                    current = CurrentSide(job, launcher, len(launches))
+                    launched = self._launch(current, order)
+                    if launched is not None and not isinstance(order, SampleStacks):
+                        launches = (*launches, launched)
                 case _:
                     break
-        if not isinstance(order, EndMeasurement) or not launches.taken:
+        if not isinstance(order, EndMeasurement) or not launches:
             self.over = True
             raise BaseSideError(OVER)
         return _measured(
-            job, launches, Verdict(status=Status.NOT_GATED, reason="base-side"), store
+            job, launches, Verdict(status=Status.NOT_GATED, reason="base-side")
         )
 
     def _launch(
-        self, launches: CurrentSide, order: TakeLaunch | PauseLaunch | SampleStacks
-    ) -> None:
+        self, current: CurrentSide, order: TakeLaunch | PauseLaunch | SampleStacks
+    ) -> LaunchSamples | None:
         """Launch once, and report it; raises the errors of a TakeLaunch."""
         launched: LaunchSamples | None
         try:
             match order:
                 case TakeLaunch(steps):
-                    launches.steps = steps
-                    launches.take(len(launches.taken) + 1)
-                    launched = launches.taken[-1]
+                    launched = current.measure(self.relay, steps)
                 case PauseLaunch(steps):
-                    launches.steps = steps
-                    launched = self._pause(launches)
+                    launched = self._pause(current, steps)
                 case SampleStacks(plan):
-                    launched = launches.launch(plan)
+                    sampling = replace(current, job=replace(current.job, plan=plan))
+                    launched = sampling.measure(self.relay, None)
         except DdpPerfError as error:
             self.send(LaunchFailed(text_with_output(error)))
             # of others the leader may want to see it alone, or needs it not
             if isinstance(order, TakeLaunch):
                 self.over = True
                 raise
-            return
+            return None
         if launched is not None:
             self.send(Launched(replace(launched, output=())))
+        return launched
 
     def _check_test(self) -> None:
         """Raise BaseSideError if the leader has ended the test, or the test imported the other
@@ -169,17 +169,15 @@ class LeaderConnection:
             raise BaseSideError(OVER)
         self.trees.refuse_strays()
 
-    def _pause(self, launches: CurrentSide) -> LaunchSamples | None:
-        """Pause a launch until it is to deliver or to be dropped; return what it delivered, which
-        was added to `launches`."""
-        with launches.pause(len(launches.taken) + 1, launches.steps) as launch:
+    def _pause(self, current: CurrentSide, steps: int | None) -> LaunchSamples | None:
+        """Pause a launch until it is to deliver or to be dropped; return what it delivers."""
+        with current.pause(self.relay, steps) as launch:
             self.send(Paused(launch.steps, launch.step_seconds))
             while isinstance(order := self.order(), RunStretch):
                 launch.stretch(order.steps)
                 self.send(StretchDone())
             if isinstance(order, Deliver):
-                launches.add(launch.deliver())
-                return launches.taken[-1]
+                return launch.deliver()
         if isinstance(order, Drop):
             self.send(Dropped())
         else:
@@ -240,13 +238,10 @@ class NodeLeaderConnection(LeaderConnection):
         setup, *others = job.setups
         task = partial(payload.dumps, "measure", setup, others)
         end = self._take_part(launcher, ready_job(job), task)
-        launches = Launches(job.plan, _never)
         if not isinstance(end, EndMeasurement) or not end.samples:
             self.over = True
             raise BaseSideError(OVER)
-        for samples in end.samples:
-            launches.add(samples)
-        return _measured(job, launches, _verdict(end.verdict), store, fails=end.fails)
+        return _measured(job, end.samples, _verdict(end.verdict), fails=end.fails)
 
     def call(
         self,
@@ -307,16 +302,19 @@ class NodeLeaderConnection(LeaderConnection):
 
 
 def _measured(
-    job: Job, launches: Launches, verdict: Verdict, store: Store, *, fails: bool = False
+    job: Job,
+    launches: Launches,
+    verdict: Verdict,
+    *,
+    fails: bool = False,
 ) -> Measured:
     """Return what this pytest's test gets; its leader decides whether it fails."""
     return Measured(
         job=job,
         verdict=verdict,
         fails=fails,
-        environment=job.environment(launches),
-        current=launches,
-        side=Stored(store, job.test),
+        rounds=tuple(map(Round, launches)),
+        measurement=combine(launches, job.environment(launches[-1].facts)),
     )
 
 
@@ -326,7 +324,3 @@ def _verdict(first: Verdict | None) -> Verdict:
     if first is None or first.status is Status.NOT_GATED:
         return Verdict(status=Status.NOT_GATED, reason="follows")
     return first
-
-
-def _never(launch: int, launches: int, steps: int | None) -> LaunchSamples:
-    raise AssertionError("the leader takes launches")

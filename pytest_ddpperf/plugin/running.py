@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from pytest_ddpperf.baseline import file_name, module_folder
-from pytest_ddpperf.compare.measurement import Measured
+from pytest_ddpperf.compare.result import Measured
 from pytest_ddpperf.options.settings import Settings
 from pytest_ddpperf.plugin.items import (
     has_benchmark,

@@ -13,15 +13,12 @@ from typing import Any
 
 from pytest_ddpperf import text
 from pytest_ddpperf.baseline import Store
-from pytest_ddpperf.compare import measurement
-from pytest_ddpperf.compare.confirm import (
-    Confirmation,
-    SideOf,
-    find_inputs,
-    select_code,
-)
-from pytest_ddpperf.compare.launches import Job
-from pytest_ddpperf.compare.measurement import Measured
+from pytest_ddpperf.compare.confirm import Confirmation, SideOf
+from pytest_ddpperf.compare.job import Job
+from pytest_ddpperf.compare.result import Measured
+from pytest_ddpperf.compare.rounds import Launches
+from pytest_ddpperf.compare.run import carry_out
+from pytest_ddpperf.compare.source import find_inputs, select_code
 from pytest_ddpperf.git import checked_out, tree_of
 from pytest_ddpperf.launch import Launcher, Observer
 from pytest_ddpperf.launch.launcher import unpickle
@@ -45,7 +42,7 @@ from pytest_ddpperf.records.errors import (
 )
 from pytest_ddpperf.records.messages import EndCall, EndMeasurement
 from pytest_ddpperf.records.plan import Plan
-from pytest_ddpperf.records.samples import LaunchSamples, Scalar, Status
+from pytest_ddpperf.records.samples import Scalar, Status
 from pytest_ddpperf.remote.nodes import OtherNodes
 from pytest_ddpperf.remote.version import BaseSide
 from pytest_ddpperf.remote.worktree import one_tree
@@ -212,16 +209,12 @@ class Session:
             job.nodeid, ready_job(job), job.plan.nodes
         ) as end:
             measured = self._measured(job, observer)
-            samples = tuple(
-                replace(launch, output=()) for launch in measured.current.taken
-            )
+            samples = tuple(replace(launch, output=()) for launch in measured.launches)
             end(EndMeasurement(samples, measured.verdict, measured.fails))
         return measured
 
     def _measured(self, job: Job, observer: Observer) -> Measured:
-        compare = partial(
-            measurement.carry_out, job, self.launcher, self._store, observer
-        )
+        compare = partial(carry_out, job, self.launcher, self._store, observer)
         measured = compare(self._base)
         if measured.verdict.reason == "saving" and self.settings.extend_baseline:
             self._refuse_worse(measured)
@@ -236,7 +229,7 @@ class Session:
         sessions it now has. Raises BaselineError."""
         created = datetime.now(timezone.utc).isoformat(timespec="seconds")
         candidate = measured.candidate
-        tree, inputs = self._code_and_inputs(measured.current.taken)
+        tree, inputs = self._code_and_inputs(measured.launches)
         sessions = tuple(
             replace(
                 session, created=created, commit=self._commit, tree=tree, inputs=inputs
@@ -251,8 +244,8 @@ class Session:
     def _refuse_worse(self, measured: Measured) -> None:
         """Raise BaselineError if `measured` is worse than the stored sessions. The same code may
         be: that is drift."""
-        environment, job = measured.environment, measured.job
-        tree, _ = self._code_and_inputs(measured.current.taken)
+        environment, job = measured.measurement.environment, measured.job
+        tree, _ = self._code_and_inputs(measured.launches)
         if (
             stored := self._store.read(environment, job.test)
         ) is None or tree == stored.sessions[-1].tree != "":
@@ -273,9 +266,7 @@ class Session:
                 self._store.path(environment, job.test), problem, remedy
             )
 
-    def _code_and_inputs(
-        self, launches: Sequence[LaunchSamples]
-    ) -> tuple[str, dict[str, str]]:
+    def _code_and_inputs(self, launches: Launches) -> tuple[str, dict[str, str]]:
         """Return git's tree of the code that was measured, "" if there is none that identifies it,
         and its inputs."""
         assert self._trees is not None, "this run writes no baselines"

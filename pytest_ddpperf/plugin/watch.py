@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from pytest_ddpperf import text
-from pytest_ddpperf.compare.measurement import Measured
+from pytest_ddpperf.compare.result import Measured
 from pytest_ddpperf.launch import Observer, placement
 from pytest_ddpperf.plugin.state import RUN
 from pytest_ddpperf.records.samples import LaunchSamples
@@ -198,7 +198,7 @@ class Replay:
         if self._used:
             return
         self._used = True
-        result, side = measured.result, measured.side
+        result, other = measured.result, measured.other
         samples = [seconds for launch in result.step_seconds for seconds in launch]
         self._pending = samples[::-1]
         benchmark.extra_info["ddpperf"] = {
@@ -208,8 +208,8 @@ class Replay:
             "backend": result.backend,
             **{f"p{q}": result.percentile(q) for q in (10, 50, 75, 90, 95)},
             **(
-                {"against": str(side.version), "against_commit": side.version.commit}
-                if side.version
+                {"against": str(other.version), "against_commit": other.version.commit}
+                if other
                 else {}
             ),
         }

@@ -158,28 +158,30 @@ def implausible_ratio(recorded: Sequence[Measurement], now: Measurement) -> floa
     )
 
 
-def confirm(stored: Verdict, interleaved: Verdict, causes: Sequence[str]) -> Verdict:
+def confirm(
+    stored: Verdict, interleaved: Verdict, causes: Sequence[str]
+) -> Verdict | None:
     """Return the verdict of a test whose baseline said `stored` and whose baseline's own code,
-    today, `interleaved`.
+    today, `interleaved`; None if the comparison decides nothing.
 
     `causes` are what else may have changed since the baseline was recorded, which both sides share
-    today. It is `stored` itself if the comparison decides nothing.
+    today.
     """
     if interleaved.status is Status.REGRESSED:
         return replace(interleaved, reason="confirmed", differences=stored.differences)
     if any(each.status is Status.REGRESSED for each in stored.counters):
-        return stored  # counts have no noise, and no machine makes them rise
+        return None  # counts have no noise, and no machine makes them rise
     if stored.reason == "recompiled":
         # its launches say little of steady training, however fast the machine was
-        return stored
+        return None
     if (
         causes
         or interleaved.status not in (Status.PASS, Status.IMPROVED)
         or not _is_clear(stored, interleaved)
     ):
-        return stored
+        return None
     if interleaved.reason == UNDECIDED:
-        return stored  # it may be slower by about its limit
+        return None  # it may be slower by about its limit
     interleaved = replace(
         interleaved, differences=stored.differences, sessions=stored.sessions
     )

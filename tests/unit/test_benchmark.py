@@ -12,12 +12,16 @@ from typing import Any
 import pytest
 
 from pytest_ddpperf.baseline import Store
-from pytest_ddpperf.compare import measurement, stopping_rule
-from pytest_ddpperf.compare.launches import Job
-from pytest_ddpperf.compare.measurement import Measured, build_outcome, carry_out
+from pytest_ddpperf.compare import rule, run
+from pytest_ddpperf.compare.job import Job
+from pytest_ddpperf.compare.measurement import build_outcome
+from pytest_ddpperf.compare.result import Measured
+from pytest_ddpperf.compare.run import carry_out
 from pytest_ddpperf.launch import Observer
 from pytest_ddpperf.options.settings import make_plan
 from pytest_ddpperf.plugin.leader_connection import LeaderConnection
+from pytest_ddpperf.records.errors import BaseSideError
+from pytest_ddpperf.records.outcome import Version
 from pytest_ddpperf.records.plan import Limit, Plan
 from pytest_ddpperf.records.samples import LaunchCost, LaunchSamples, TestId
 from tests.unit.test_launches import LAUNCH, UNFIT
@@ -126,10 +130,50 @@ def test_an_open_verdict_has_as_many_launches_as_there_is_time_for_but_those_tha
 ) -> None:
     store, limits = Store(tmp_path), (Limit(metric="p50", value=0.1, unit="%"),)
     store.write(carried_out(scattered(0.02, 0.01), store, save_baseline=True).candidate)
-    monkeypatch.setattr(measurement, "MAX_SECONDS", max_seconds)
-    monkeypatch.setattr(stopping_rule, "_FUTILE", 0.0)
+    monkeypatch.setattr(run, "MAX_SECONDS", max_seconds)
+    monkeypatch.setattr(rule, "_FUTILE", 0.0)
     found = carried_out(scattered(0.022, 0.08), store, limits=limits)
     assert (len(found.result.step_seconds), found.result.verdict) == (launches, "PASS")
+
+
+def other_version(of_test: Job, lacking: str = "", error: str = "") -> Any:
+    """Another version, whose steps last 20 ms. `lacking`: what it lacks, in words; `error`: why its
+    test cannot begin."""
+
+    def begin(nodeid: str, label: str, plan: Plan) -> Any:
+        if error:
+            raise BaseSideError(error)
+        return SimpleNamespace(plan=plan, batch_size=None, facts={})
+
+    return SimpleNamespace(
+        begin=begin,
+        measure=lambda observer, steps: lasting(0.02)(of_test.plan.exactly(50)),
+        end_measurement=lambda: None,
+        lacking=lambda files: lacking,
+        version=Version(ref="main", commit="", now=""),
+    )
+
+
+@pytest.mark.parametrize(
+    ("problem", "order"),
+    [({"lacking": "it lacks fast.so"}, {"n", "b"}), ({"error": "no such test"}, {"n"})],
+    ids=["lacks a file", "does not begin"],
+)
+def test_a_version_with_which_nothing_can_be_compared_leaves_the_current_side_alone(
+    tmp_path: Path, problem: dict[str, str], order: set[str]
+) -> None:
+    of_test = job(turns="launches", against="main")
+    launcher: Any = SimpleNamespace(
+        measure=lambda plan, *_: lasting(0.02)(plan.exactly(50))
+    )
+    base = other_version(of_test, **problem)
+    found = carry_out(of_test, launcher, Store(tmp_path), Observer(), base)
+    assert (found.verdict, len(found.launches)) == ("NO BASELINE", 5)
+    side = found.baseline_side
+    assert side is not None
+    assert (side.measurement, [side.error]) == (None, [*problem.values()])
+    assert {*side.order} == order
+    assert len(side.order) == 5 + ("b" in order), "nothing more is launched there"
 
 
 @pytest.mark.parametrize(
@@ -148,17 +192,9 @@ def test_a_confirmation_and_the_same_code_rest_on_all_pairs_of_a_look(
     launcher: Any = SimpleNamespace(
         measure=lambda plan, *_: lasting(next(open_then_steady))(plan.exactly(50))
     )
-    base: Any = SimpleNamespace(
-        begin=lambda nodeid, label, plan: SimpleNamespace(
-            plan=plan, batch_size=None, facts={}
-        ),
-        measure=lambda observer, steps: lasting(0.02)(of_test.plan.exactly(50)),
-        end_measurement=lambda: None,
-        lacking=lambda files: "",
-        version=None,
-    )
     limits = (Limit(metric="p50", value=0.1, unit="%"),)
     of_test = job(limits=limits, turns="launches", against=asked.get("against"))
+    base = other_version(of_test)
     seconds = asked.get("confirm_seconds")
     found = carry_out(
         of_test, launcher, Store(tmp_path), Observer(), base, confirm_seconds=seconds
@@ -185,7 +221,7 @@ def test_saving_takes_launches_until_two_such_measurements_resolve_the_limits_or
     launches: int,
     option: str,
 ) -> None:
-    monkeypatch.setattr(measurement, "MAX_SECONDS", max_seconds)
+    monkeypatch.setattr(run, "MAX_SECONDS", max_seconds)
     asked: dict[str, Any] = {
         option: True,
         "limits": (Limit(metric="p50", value=0.1, unit="%"),),

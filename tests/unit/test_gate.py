@@ -10,10 +10,9 @@ from typing import Any
 
 import pytest
 
-from pytest_ddpperf.baseline import Store
-from pytest_ddpperf.compare.baseline_side import Stored
-from pytest_ddpperf.compare.launches import Job, Launches
-from pytest_ddpperf.compare.measurement import Measured, Result
+from pytest_ddpperf.compare.job import Job
+from pytest_ddpperf.compare.result import Measured, Result
+from pytest_ddpperf.compare.rounds import Round, combine
 from pytest_ddpperf.plugin.items import name_of, nodeid_of
 from pytest_ddpperf.plugin.session import Session
 from pytest_ddpperf.records.errors import DdpPerfError
@@ -129,15 +128,12 @@ def run(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Run:
 
 
 def measured(job: Job, status: Status) -> Measured:
-    launches = Launches(job.plan, lambda *_: LAUNCH)
-    launches.take(2)
     return Measured(
         job=job,
         verdict=verdict(status),
         fails=status is Status.REGRESSED,
-        environment=Environment(),
-        current=launches,
-        side=Stored(Store(Path("baselines")), job.test),
+        rounds=(Round(LAUNCH),) * 2,
+        measurement=combine((LAUNCH, LAUNCH), Environment()),
     )
 
 

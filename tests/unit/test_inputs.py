@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_ddpperf.compare.confirm import (
+from pytest_ddpperf.compare.source import (
     find_changed_inputs,
     find_inputs,
     select_code,
@@ -35,7 +35,7 @@ def launch(top: Path, *files: str, **libraries: str) -> LaunchSamples:
 def test_inputs_are_what_git_ignores_and_libraries_from_outside(top: Path) -> None:
     found = find_inputs(
         top,
-        [launch(top, "net.py", "data/x"), launch(top, "fast/_c.so", **{"a.so": "x"})],
+        (launch(top, "net.py", "data/x"), launch(top, "fast/_c.so", **{"a.so": "x"})),
     )
     assert found == {
         "fast/_c.so": "of code",
@@ -43,16 +43,16 @@ def test_inputs_are_what_git_ignores_and_libraries_from_outside(top: Path) -> No
         "library a.so": "x",
     }
     assert select_code(found) == ["fast/_c.so"]
-    assert find_inputs(top, [launch(top)]) == {}
+    assert find_inputs(top, (launch(top),)) == {}
 
 
 def test_a_baseline_names_twenty_at_most_and_code_first(top: Path) -> None:
     for name in range(30):
         (top / "data" / f"{name:02}").write_text("1")
     many = launch(top, *(f"data/{name:02}" for name in range(30)), "fast/_c.so")
-    found = find_inputs(top, [many])
+    found = find_inputs(top, (many,))
     assert [*found] == ["fast/_c.so", *(f"data/{name:02}" for name in range(19))]
-    assert list(find_changed_inputs(top, found, [many])) == [], (
+    assert list(find_changed_inputs(top, found, (many,))) == [], (
         "nothing is known of the others"
     )
 
@@ -64,7 +64,7 @@ def test_what_changed_is_told_apart(top: Path) -> None:
         "library old.so": "1",
         "_c.so": "which each version builds",
     }
-    current = [launch(top, "data/x", "data/new", "fast/_c.so", **{"new.so": "1"})]
+    current = (launch(top, "data/x", "data/new", "fast/_c.so", **{"new.so": "1"}),)
     assert list(find_changed_inputs(top, recorded, current)) == [
         "data/gone (gone, and in no commit)",
         "data/new (new, and in no commit)",
@@ -73,13 +73,13 @@ def test_what_changed_is_told_apart(top: Path) -> None:
         "library old.so (gone, and in no commit)",
     ]
     written = replace(LAUNCH, files={"data/x": "", "data/new": ""})
-    assert list(find_changed_inputs(top, {"data/x": "1"}, [written])) == [], (
+    assert list(find_changed_inputs(top, {"data/x": "1"}, (written,))) == [], (
         "by this run"
     )
     assert (
-        list(find_changed_inputs(top, {"data/x": ""}, [launch(top, "data/x")])) == []
+        list(find_changed_inputs(top, {"data/x": ""}, (launch(top, "data/x"),))) == []
     ), "by that of the baseline"
     same = {"data/x": file_digest(str(top / "data/x"))}
-    assert list(find_changed_inputs(top, same, [launch(top)])) == [], (
+    assert list(find_changed_inputs(top, same, (launch(top),))) == [], (
         "whether today's code reads it or not"
     )

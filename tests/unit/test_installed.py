@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from pytest_ddpperf.compare.launches import distributions
+from pytest_ddpperf.compare.packages import distributions
 from pytest_ddpperf.records.samples import Distribution
+from tests.unit.test_launches import LAUNCH
+
+
+def imported(*modules: str) -> dict[str, Distribution]:
+    """The distributions of a launch that imported these modules."""
+    return distributions((replace(LAUNCH, others=modules),))
 
 
 def install(
@@ -39,7 +46,7 @@ fastnet/kernels.cpython-311-x86_64-linux-gnu.so,sha256=def,100
 def test_all_distributions_of_a_namespace_are_listed(site: Path) -> None:
     for name in ("one", "two"):
         install(site, name, "1", f"shared_by_us/{name}/__init__.py,sha256={name},10\n")
-    assert sorted(distributions({"shared_by_us"})) == ["one", "two"]
+    assert sorted(imported("shared_by_us")) == ["one", "two"]
 
 
 @pytest.mark.parametrize(
@@ -79,7 +86,7 @@ def test_a_digest_is_of_what_a_distribution_brought_whoever_installed_it(
         install(site, "fastnet", "1", text)
         with pytest.MonkeyPatch.context() as patch:
             patch.syspath_prepend(str(site))
-            found.append(distributions(["fastnet"])["fastnet"].digest)
+            found.append(imported("fastnet")["fastnet"].digest)
     assert (found[0] == found[1]) is same
     assert len(found[0]) == 16
 
@@ -87,7 +94,7 @@ def test_a_digest_is_of_what_a_distribution_brought_whoever_installed_it(
 def test_what_a_broken_installation_left_is_no_distribution(site: Path) -> None:
     install(site, "left", "1", "left/__init__.py,sha256=abc,10\n")
     (site / "left-1.dist-info" / "METADATA").unlink()
-    assert distributions(["left"]) == {}
+    assert imported("left") == {}
 
 
 def test_a_module_of_no_distribution_or_of_an_edited_one_has_no_digest(
@@ -105,12 +112,10 @@ def test_a_module_of_no_distribution_or_of_an_edited_one_has_no_digest(
         top_level="led_to\n",
     )
     unknown = Distribution(version="", digest="")
-    assert distributions(["edited", "led_to", "json"]) == dict.fromkeys(
+    assert imported("edited", "led_to", "json") == dict.fromkeys(
         ("edited", "led_to", "json"), unknown
     )
     assert (
-        distributions(
-            ["_sysconfigdata__linux", "sitecustomize", "__editable___x_finder"]
-        )
+        imported("_sysconfigdata__linux", "sitecustomize", "__editable___x_finder")
         == {}
     )

@@ -6,15 +6,28 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from pytest_ddpperf.compare.baseline_side import Interleaved
-from pytest_ddpperf.compare.launches import CurrentSide, Job, Launches, measurement
+from pytest_ddpperf.compare.interleaving import take_round
+from pytest_ddpperf.compare.job import Job
+from pytest_ddpperf.compare.result import Measured
+from pytest_ddpperf.compare.rounds import (
+    Round,
+    are_mostly_unfit,
+    baseline_launches,
+    combine,
+    find_error,
+    find_notes,
+)
+from pytest_ddpperf.compare.rule import Rule
+from pytest_ddpperf.compare.sides import CurrentSide, OtherVersion
 from pytest_ddpperf.launch import Observer
 from pytest_ddpperf.records.errors import BaseSideError, LaunchError
+from pytest_ddpperf.records.outcome import Version
 from pytest_ddpperf.records.plan import Plan
 from pytest_ddpperf.records.samples import (
     Counters,
@@ -56,15 +69,7 @@ DOUBTED = [
 ]
 
 
-def launches(*taken: LaunchSamples) -> Launches:
-    """The launches of one side, in their order."""
-    left = iter(taken)
-    every = Launches(
-        Plan(world_size=1, backend="gloo", device="cpu", warmup=5),
-        lambda *_: next(left),
-    )
-    every.take(len(taken))
-    return every
+PLAN = Plan(world_size=1, backend="gloo", device="cpu", warmup=5)
 
 
 @pytest.mark.parametrize(
@@ -124,8 +129,7 @@ def launches(*taken: LaunchSamples) -> Launches:
 def test_notes_on_launches(
     taken: tuple[LaunchSamples, ...], notes: tuple[str, ...], mostly: bool
 ) -> None:
-    every = launches(*taken)
-    assert (every.notes(), every.mostly_unfit) == (notes, mostly)
+    assert (find_notes(taken, PLAN), are_mostly_unfit(taken)) == (notes, mostly)
 
 
 def test_a_counter_that_launches_do_not_agree_on_is_unknown_but_for_memory() -> None:
@@ -147,7 +151,7 @@ def test_a_counter_that_launches_do_not_agree_on_is_unknown_but_for_memory() -> 
     )
     taken = [replace(LAUNCH, counters=counters) for counters in counts]
     unknown = {"rpc.bytes": None, "gradient_bytes": None, "peak_memory.bytes": None}
-    assert measurement(taken, Environment()).counters == {
+    assert combine(tuple(taken), Environment()).counters == {
         "rpc.calls": 4,
         "peak_rss.bytes": 9,
         **unknown,
@@ -155,23 +159,16 @@ def test_a_counter_that_launches_do_not_agree_on_is_unknown_but_for_memory() -> 
 
 
 def test_who_compares_nothing_is_not_advised_how_to_measure() -> None:
-    assert launches(UNFIT, UNSETTLED).notes(advise=False) == (
-        "rank 0's clean-up did not end",
-    )
+    notes = find_notes((UNFIT, UNSETTLED), PLAN, advise=False)
+    assert notes == ("rank 0's clean-up did not end",)
 
 
-# --- how long windows are
-
-
-PLAN = Plan(world_size=1, backend="gloo", device="cpu", warmup=5)
-
-
-def job(turns: str = "launches") -> Job:
+def job() -> Job:
     return Job(
         test=TestId(module="m", name="t"),
         nodeid="m.py::t",
         setups=(None,),
-        settings=settings(turns=turns),
+        settings=settings(),
         plan=PLAN,
         level=0.05,
         batch_size=None,
@@ -184,7 +181,7 @@ def job(turns: str = "launches") -> Job:
 
 
 class Both:
-    """The launches of both sides, and the orders that they got: "n pause 7", "b stretch", "b
+    """Rounds of both sides, and the orders that the sides got: "n pause 7", "b stretch", "b
     launch", ..."""
 
     def __init__(
@@ -199,22 +196,17 @@ class Both:
         self.reported: list[str] = []
         self.alive = 0
         self._fails = fails
-        base: Any = SimpleNamespace(
-            begin=lambda nodeid, label, plan: SimpleNamespace(
-                plan=PLAN, batch_size=None, facts={}
-            ),
+        self.rounds: tuple[Round, ...] = ()
+        self.base: Any = SimpleNamespace(
             pause=lambda observer, steps: self.pause("b", steps),
             measure=lambda observer, steps: self.launch("b", steps),
-            lacking=lambda files: "",
-            version="HEAD~1",
         )
-        launcher: Any = SimpleNamespace(
+        self.launcher: Any = SimpleNamespace(
             measure=lambda plan, setup, observer, others: self.launch("n", exact(plan)),
             pause=lambda plan, setup, observer: self.pause("n", exact(plan)),
             alone=lambda plan, observer: nullcontext(),
         )
-        self.current = CurrentSide(job(), launcher, Observer())
-        self.side = Interleaved(base, job(turns), Observer())
+        self.job = replace(job(), settings=settings(turns=turns, launches=2))
 
     @contextmanager
     def pause(self, side: str, steps: int | None) -> Iterator[Any]:
@@ -249,17 +241,44 @@ class Both:
             raise problem
 
     def take(self, count: int) -> None:
-        self.side.take(self.current, count, planned=count)
+        """Take rounds until there are so many."""
+        while len(self.rounds) < count:
+            current = CurrentSide(self.job, self.launcher, len(self.rounds))
+            found = take_round(self.rounds, count, current, self.base, Observer(), None)
+            self.rounds = (*self.rounds, found)
+
+    @property
+    def sizes(self) -> tuple[int, int]:
+        """How many launches each side has, the current one first."""
+        return len(self.rounds), len(baseline_launches(self.rounds))
+
+    @property
+    def measured(self) -> Measured:
+        version = Version(ref="HEAD~1", commit="", now="")
+        other = OtherVersion(version, self.job)
+        measurement, before = Rule(job=self.job, max_seconds=1e9, other=other).measure(
+            self.rounds
+        )
+        return Measured(
+            job=self.job,
+            verdict=Verdict(status=Status.PASS, reason=""),
+            fails=False,
+            rounds=self.rounds,
+            measurement=measurement,
+            before=before,
+            other=other,
+        )
 
 
 def exact(plan: Plan) -> int | None:
-    return None if plan == PLAN else plan.steps
+    return None if plan.most_steps != plan.steps else plan.steps
 
 
 def test_both_sides_of_a_pair_are_alive_and_run_the_same_stretches() -> None:
     both = Both()
     both.take(2)
-    current, baseline = both.current.taken[0], both.side._launches.taken[0]
+    current, baseline = both.rounds[0].now, both.rounds[0].before
+    assert baseline is not None
     assert current.stretches == baseline.stretches
     assert current.stretches[0] == 1, "nothing of the first counts"
     assert sum(current.stretches) - len(current.stretches) == 7
@@ -271,7 +290,7 @@ def test_windows_of_a_device_keep_as_many_steps_on_both_sides() -> None:
     one keeps more."""
     both = Both()
     plan = replace(PLAN, device="cuda", timing="free", min_seconds=1.0, most_steps=7)
-    both.side._job = replace(both.side._job, plan=plan)
+    both.job = replace(both.job, plan=plan)
     both.take(2)
     assert sorted(each for each in both.reported if "pause" in each) == [
         "b pause",
@@ -301,10 +320,9 @@ def test_what_fails_only_with_both_sides_alive_is_measured_one_after_the_other(
 
     both = Both(fails)
     both.take(5)
-    sides = len(both.current.taken), len(both.side._launches.taken)
-    assert (both.side.error, *sides) == ("", 5, 5)
+    assert (find_error(both.rounds), both.sizes) == ("", (5, 5))
     assert {"n launch 7", "b launch 7"} <= {*both.reported}
-    (note,) = both.side.notes(Verdict(status=Status.PASS, reason=""), both.current)
+    (note,) = both.measured.notes(Path("/"))
     assert note.endswith(
         "with both sides alive, rank 1 failed in setup: OSError: address in use"
     )
@@ -323,18 +341,7 @@ def test_a_later_pair_that_fails_is_an_error(side: str) -> None:
             both.take(2)
     else:
         both.take(2)
-        assert both.side.error == "gone"
-
-
-def test_a_side_that_lacks_what_git_ignores_is_not_compared() -> None:
-    both = Both()
-    both.side._base.lacking = lambda files: "git ignores fast.so"  # type: ignore[method-assign]
-    both.take(2)
-    assert (both.side.error, len(both.current.taken), both.side.measurements()) == (
-        "git ignores fast.so",
-        2,
-        (),
-    )
+        assert (find_error(both.rounds), both.sizes) == ("gone", (2, 1))
 
 
 @pytest.mark.parametrize("what", ["stretch", "deliver", "launch"])
@@ -349,9 +356,6 @@ def test_what_fails_on_the_baseline_side_leaves_the_current_side_alone(
         turns,
     )
     both.take(2)
-    assert (both.side.error, len(both.current.taken), both.side.measurements()) == (
-        "gone",
-        2,
-        (),
-    )
+    assert (both.measured.error, both.sizes) == ("gone", (2, 0))
+    assert both.measured.before == ()
     assert both.reported.count("b launch") <= 1, "it is not tried once more"

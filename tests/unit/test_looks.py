@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from pytest_ddpperf.compare.stopping_rule import early_stop, follow, schedule
+from pytest_ddpperf.compare.rule import early_stop, follow, schedule
 from pytest_ddpperf.records.samples import Interval, Status, Verdict
 from tests.unit.test_report import comparison
 

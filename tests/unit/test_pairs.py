@@ -8,7 +8,7 @@ from itertools import accumulate
 
 import pytest
 
-from pytest_ddpperf.compare.baseline_side import stretch_lengths
+from pytest_ddpperf.compare.interleaving import stretch_lengths
 
 
 def drawn(steps: int, warm: float, real: float, seed: int) -> list[int]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_ddpperf.compare.confirm import Source, find_source
+from pytest_ddpperf.compare.source import Source, find_source
 from pytest_ddpperf.git import tree_of
 from pytest_ddpperf.records.samples import Recording
 from tests.git import git

@@ -1,23 +1,25 @@
-"""When a measurement ends: what the judge asks beyond the rules of looks."""
+"""When a measurement ends: what the rule says of rounds, beyond the rules of looks."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Sequence
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from pytest_ddpperf.compare.launches import Job, measurement
-from pytest_ddpperf.compare.stopping_rule import Judge
+from pytest_ddpperf.compare.job import Job
+from pytest_ddpperf.compare.rounds import Round, combine
+from pytest_ddpperf.compare.rule import Rule, Stop, Take
+from pytest_ddpperf.compare.sides import OtherVersion, StoredBaseline
+from pytest_ddpperf.records.outcome import Version
 from pytest_ddpperf.records.plan import Limit
 from pytest_ddpperf.records.samples import (
     GOES_ON,
-    Environment,
+    LaunchCost,
     LaunchSamples,
-    Measurement,
+    Recording,
     Verdict,
 )
 from tests.unit.test_launches import LAUNCH, job
@@ -30,88 +32,69 @@ JOB = replace(
 )
 
 
-def launches(*seconds: float) -> list[LaunchSamples]:
-    """One each, with steps that all last as long."""
-    steps = [(length,) * 30 for length in seconds]
+def launch(seconds: float, **figures: Any) -> LaunchSamples:
+    """A launch of half a second, with steps that all last as long."""
+    steps = (seconds,) * 30
+    cost = LaunchCost(steps=0.5)
+    return replace(
+        LAUNCH, step_seconds=steps, rank_seconds=(steps,), cost=cost, **figures
+    )
+
+
+def pairs(ratios: Sequence[float], **figures: Any) -> list[Round]:
+    """Rounds in which the current side is slower by each of `ratios`."""
     return [
-        replace(LAUNCH, step_seconds=window, rank_seconds=(window,)) for window in steps
+        Round(now=launch(0.01 * ratio, **figures), before=launch(0.01))
+        for ratio in ratios
     ]
 
 
-class BaselineSide:
-    """The baseline side: all its steps last 0.01 s, a launch takes a second."""
-
-    mostly_unfit = goes_on = False
-
-    def __init__(self, *, interleaved: bool) -> None:
-        self.interleaved = interleaved
-        self.planned: list[int] = []  # as what number of launches each was announced
-
-    def read(self, environment: Environment, not_gated: str | None) -> None:
-        self._environment = environment
-
-    def measurements(
-        self, start: int = 0, stop: int | None = None
-    ) -> tuple[Measurement, ...]:
-        return (measurement(launches(*(0.01,) * 20)[start:stop], self._environment),)
-
-    counted = measurements
-
-    def take(self, current: Any, count: int, *, planned: int) -> None:
-        self.planned.append(planned)
-        current.taken = current.every[:count]
-
-    def seconds(self, current: Any, count: int) -> float:
-        return 1.0 * count
+INTERLEAVED = Rule(
+    job=JOB,
+    max_seconds=1e9,
+    other=OtherVersion(version=Version(ref="main", commit="", now=""), job=JOB),
+)
 
 
-def decided(
-    ratios: Sequence[float],
-    of_test: Job = JOB,
-    *,
-    interleaved: bool = True,
-    stops_early: bool = True,
-    gives_up: bool = True,
-    max_seconds: float = 1e9,
-    recompiled: bool = False,
-    goes_on: tuple[str, ...] = (),
-) -> tuple[Verdict, int, list[int]]:
-    """Return the verdict, after how many launches, and as what numbers they were announced. The
-    current side is slower by each of `ratios`. `goes_on`: the sides whose steps leave work behind.
-    """
-    every = launches(*(0.01 * ratio for ratio in ratios))
-    current: Any = SimpleNamespace(
-        every=every, taken=[], facts={}, mostly_unfit=recompiled
+def stored(of_test: Job, *seconds: float) -> Rule:
+    """Compare with a session of launches whose steps last so long."""
+    launches = tuple(launch(each) for each in seconds)
+    session = Recording(measurement=combine(launches, of_test.environment({})))
+    return replace(
+        INTERLEAVED, job=of_test, other=None, stored=StoredBaseline(sessions=(session,))
     )
-    current.doubts = lambda: {GOES_ON: "work goes on"} if "current" in goes_on else {}
-    side: Any = BaselineSide(interleaved=interleaved)
-    side.goes_on = "baseline" in goes_on
-    ends = {
-        "max_seconds": max_seconds,
-        "stops_early": stops_early,
-        "gives_up": gives_up,
-    }
-    verdict = Judge(of_test, current, side, **ends).decide()
-    return verdict, len(current.taken), side.planned
+
+
+def follow(rule: Rule, rounds: Sequence[Round]) -> tuple[Verdict, int, list[int]]:
+    """Return the verdict, after how many of the rounds, and as what numbers they were announced."""
+    planned: list[int] = []
+    taken: tuple[Round, ...] = ()
+    while isinstance(asked := rule.next(taken), Take):
+        planned.append(asked.planned)
+        taken = tuple(rounds[: len(taken) + 1])
+        assert len(taken) == len(planned), "more rounds are asked for than there are"
+    return asked.verdict, len(taken), planned
 
 
 STEADY = (1.0, 1.001, 0.999, 1.0005, 0.9995) * 4
 SLOWER = (1.3, 1.31, 1.29, 1.3, 1.305) * 4
+STEADY_SECONDS = [0.01 * ratio for ratio in STEADY[:5]]
 OPEN = (1.0, 1.16, 1.0, 1.16, 1.0)  # within the limit, and not settled
 
 
 @pytest.mark.parametrize(
-    ("asked", "count"),
-    [({}, 7), ({"stops_early": False}, 10), ({"interleaved": False}, 10)],
-    ids=["early stop", "none", "stored"],
+    ("rule", "count"),
+    [
+        (INTERLEAVED, 7),
+        (replace(INTERLEAVED, confirms=True), 10),
+        (stored(JOB, *STEADY_SECONDS), 10),
+    ],
+    ids=["early stop", "confirming", "stored"],
 )
-def test_interleaved_launches_may_end_between_two_looks(
-    asked: dict[str, bool], count: int
-) -> None:
-    verdict, taken, planned = decided((*OPEN, 0.98, *STEADY[:14]), **asked)
+def test_interleaved_launches_may_end_between_two_looks(rule: Rule, count: int) -> None:
+    verdict, taken, planned = follow(rule, pairs((*OPEN, 0.98, *STEADY[:14])))
     assert (taken, verdict.status) == (count, "PASS")
-    assert planned[0] == 5
-    assert set(planned[2:]) == {10}, "of which look each is one"
+    assert planned == [5] * 5 + [10] * (count - 5), "of which look each is one"
 
 
 def drawn(seed: int, slower: float, spread: float) -> list[float]:
@@ -130,18 +113,19 @@ def drawn(seed: int, slower: float, spread: float) -> list[float]:
 def test_a_measurement_that_would_hardly_be_settled_ends(
     ratios: Sequence[float], count: int, status: str
 ) -> None:
-    verdict, taken, _ = decided(ratios)
+    verdict, taken, _ = follow(INTERLEAVED, pairs(ratios))
     assert (taken, verdict.status, verdict.reason) == (count, status, "undecided")
-    assert decided(ratios, gives_up=False)[1] == 20
+    same = replace(JOB, settings=replace(JOB.settings, against="self"))
+    assert follow(replace(INTERLEAVED, job=same), pairs(ratios))[1] == 20
 
 
 def test_a_slowdown_that_further_launches_may_confirm_is_not_given_up() -> None:
-    verdict, taken, _ = decided(drawn(4, 1.11, 0.12))
+    verdict, taken, _ = follow(INTERLEAVED, pairs(drawn(4, 1.11, 0.12)))
     assert (taken, verdict.status) == (20, "REGRESSED")
 
 
 def test_a_red_waits_for_the_look() -> None:
-    verdict, taken, _ = decided(SLOWER)
+    verdict, taken, _ = follow(INTERLEAVED, pairs(SLOWER))
     assert (taken, verdict.status) == (10, "REGRESSED")
 
 
@@ -153,7 +137,7 @@ def test_a_red_waits_for_the_look() -> None:
 def test_launches_that_are_mostly_unfit_are_within_no_limit(
     ratios: Sequence[float], status: str, reason: str
 ) -> None:
-    verdict, *_ = decided(ratios, recompiled=True)
+    verdict, *_ = follow(INTERLEAVED, pairs(ratios, unfit="rank 0 recompiled"))
     assert (verdict.status, verdict.reason) == (status, reason)
 
 
@@ -168,7 +152,15 @@ def test_launches_that_are_mostly_unfit_are_within_no_limit(
 def test_steps_that_leave_work_behind_as_those_of_the_baseline_do_not_are_not_faster(
     goes_on: tuple[str, ...], status: str
 ) -> None:
-    assert decided([0.5 * ratio for ratio in STEADY], goes_on=goes_on)[0] == status
+    doubts = {GOES_ON: "threads still work"}
+    rounds = [
+        Round(
+            now=replace(each.now, doubts=doubts if "current" in goes_on else {}),
+            before=launch(0.01, doubts=doubts if "baseline" in goes_on else {}),
+        )
+        for each in pairs([0.5 * ratio for ratio in STEADY])
+    ]
+    assert follow(INTERLEAVED, rounds)[0] == status
 
 
 @pytest.mark.parametrize(
@@ -177,24 +169,34 @@ def test_steps_that_leave_work_behind_as_those_of_the_baseline_do_not_are_not_fa
 def test_launches_of_two_speeds_are_measured_until_a_slowdown_would_be_seen(
     fast: float, slow: float, status: str
 ) -> None:
-    every = launches(*(fast, slow) * 10)
-    current: Any = SimpleNamespace(taken=[], facts={}, mostly_unfit=False, doubts=dict)
-    current.every = [
-        replace(each, page_faults=(0.0 if each.step_seconds[0] == fast else 5000.0,))
-        for each in every
-    ]
-    side: Any = BaselineSide(interleaved=True)
-    verdict = Judge(
-        JOB, current, side, max_seconds=1e9, stops_early=True, gives_up=True
-    ).decide()
+    speeds = launch(fast, page_faults=(0.0,)), launch(slow, page_faults=(5000.0,))
+    rounds = [Round(now=each, before=launch(0.01)) for each in speeds * 10]
+    verdict, taken, _ = follow(INTERLEAVED, rounds)
     assert verdict == status
     (compared,) = verdict.comparisons
     assert (compared.change.high < 0.3) is (status == "PASS")
-    assert (
-        10 < len(current.taken) < 20 if status == "PASS" else len(current.taken) == 20
-    )
+    assert 10 < taken < 20 if status == "PASS" else taken == 20
 
 
 def test_time_that_is_up_ends_it_at_a_look() -> None:
-    verdict, taken, _ = decided((1.3, 1.0) * 10, max_seconds=12.0)
+    """A round lasts a second."""
+    rounds = pairs((1.3, 1.0) * 10)
+    verdict, taken, _ = follow(replace(INTERLEAVED, max_seconds=12.0), rounds)
     assert (taken, verdict.status) == (10, "INCONCLUSIVE")
+    assert follow(replace(INTERLEAVED, max_seconds=20.0), rounds)[1] == 20
+
+
+def test_what_went_wrong_on_the_baseline_side_leaves_nothing_to_compare_with() -> None:
+    rounds = pairs(STEADY)[:4]
+    failed = replace(rounds[0], before=None, error="gone")
+    alone = [replace(failed, error="")] * 5
+    assert follow(INTERLEAVED, [*rounds, failed])[0] == "NO BASELINE"
+    assert follow(INTERLEAVED, [failed, *alone])[:2] == ("NO BASELINE", 5)
+
+
+def test_the_same_rounds_always_get_the_same_answer() -> None:
+    rounds = tuple(pairs(SLOWER)[:10])
+    first, second = (INTERLEAVED.next(rounds) for _ in range(2))
+    assert isinstance(first, Stop)
+    assert first == second
+    assert INTERLEAVED.next(rounds[:9]) == Take(10)

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
-from pytest_ddpperf.compare.confirm import _changed_facts
+from pytest_ddpperf.compare.source import find_changed_facts
 from pytest_ddpperf.records.plan import Limit
 from pytest_ddpperf.records.samples import (
-    Baseline,
     CounterChange,
     Environment,
     Interval,
@@ -19,7 +16,6 @@ from pytest_ddpperf.records.samples import (
     Recording,
     Samples,
     Status,
-    TestId,
     Verdict,
 )
 from pytest_ddpperf.verdict.decision import (
@@ -102,10 +98,19 @@ def test_the_fastest_launches_of_the_lowest_percentile_raise_a_suspicion(
     assert is_suspected(both) is expected
 
 
+def confirmed(
+    stored: Verdict, interleaved: Verdict, causes: tuple[str, ...] = ()
+) -> Verdict:
+    """The verdict of a comparison that decides something."""
+    found = confirm(stored, interleaved, causes)
+    assert found is not None
+    return found
+
+
 def test_what_improved_by_both_stays_so() -> None:
     improved = verdict(Status.IMPROVED, -0.2)
-    assert confirm(improved, improved, ()).status is Status.IMPROVED
-    assert confirm(improved, NOT_SLOWER, ()).status is Status.PASS
+    assert confirmed(improved, improved).status is Status.IMPROVED
+    assert confirmed(improved, NOT_SLOWER).status is Status.PASS
 
 
 def test_counters_need_no_second_look() -> None:
@@ -122,7 +127,7 @@ def test_no_machine_makes_a_counter_rise() -> None:
         now=2,
     )
     stored = replace(verdict(Status.REGRESSED, 0.3), counters=(risen,))
-    assert confirm(stored, NOT_SLOWER, ()) is stored
+    assert confirm(stored, NOT_SLOWER, ()) is None
 
 
 def test_a_measurement_with_mostly_unfit_launches_keeps_its_reason_unless_the_code_is_slower() -> (
@@ -130,9 +135,9 @@ def test_a_measurement_with_mostly_unfit_launches_keeps_its_reason_unless_the_co
 ):
     stored = without_steady_windows(verdict(Status.PASS, 0.08))
     assert is_suspected(stored)
-    assert confirm(stored, NOT_SLOWER, ()) is stored
+    assert confirm(stored, NOT_SLOWER, ()) is None
     assert (stored, stored.reason) == ("INCONCLUSIVE", "recompiled")
-    assert confirm(stored, verdict(Status.REGRESSED, 0.2), ()).reason == "confirmed"
+    assert confirmed(stored, verdict(Status.REGRESSED, 0.2)).reason == "confirmed"
 
 
 def test_steps_that_leave_work_behind_are_not_called_faster() -> None:
@@ -185,7 +190,7 @@ def test_slower_interleaved_is_red_whatever_else_differs(
     stored: Verdict, causes: tuple[str, ...]
 ) -> None:
     stored = replace(stored, differences=("host a -> b",))
-    found = confirm(stored, verdict(Status.REGRESSED, 0.2), causes)
+    found = confirmed(stored, verdict(Status.REGRESSED, 0.2), causes)
     assert (found.status, found.reason, found.differences) == (
         Status.REGRESSED,
         "confirmed",
@@ -196,7 +201,7 @@ def test_slower_interleaved_is_red_whatever_else_differs(
 
 @pytest.mark.parametrize("stored", SUSPECTED)
 def test_what_may_be_the_cause_leaves_the_stored_verdict(stored: Verdict) -> None:
-    assert confirm(stored, NOT_SLOWER, ("torch 2.12 -> 2.13",)) is stored
+    assert confirm(stored, NOT_SLOWER, ("torch 2.12 -> 2.13",)) is None
 
 
 @pytest.mark.parametrize("stored", SUSPECTED)
@@ -221,7 +226,7 @@ def test_a_comparison_that_decides_nothing_leaves_the_stored_verdict(
             for c in interleaved.comparisons
         ),
     )
-    assert confirm(stored, interleaved, ()) is stored
+    assert confirm(stored, interleaved, ()) is None
 
 
 def test_a_bound_that_excludes_the_claim_is_enough() -> None:
@@ -232,7 +237,7 @@ def test_a_bound_that_excludes_the_claim_is_enough() -> None:
     interleaved = replace(
         interleaved, comparisons=(replace(interleaved.comparisons[0], settled=False),)
     )
-    assert confirm(stored, interleaved, ()).reason == MACHINE_SLOWER
+    assert confirmed(stored, interleaved).reason == MACHINE_SLOWER
 
 
 @pytest.mark.parametrize(
@@ -246,7 +251,7 @@ def test_a_bound_that_excludes_the_claim_is_enough() -> None:
 def test_code_that_is_not_slower_is_not_the_cause(
     stored: Status, status: Status, reason: str
 ) -> None:
-    found = confirm(replace(verdict(stored, 0.3), sessions=3), NOT_SLOWER, ())
+    found = confirmed(replace(verdict(stored, 0.3), sessions=3), NOT_SLOWER)
     assert (found.status, found.sessions) == (status, 3)
     assert found.reason == reason or status is stored is Status.PASS
     assert found.comparisons[0].change.estimate == 0.01
@@ -257,8 +262,8 @@ def test_a_comparison_that_was_given_up_near_its_limit_leaves_the_stored_verdict
 ):
     stored = verdict(Status.REGRESSED, 2.0)
     given_up = replace(verdict(Status.PASS, 0.11, high=0.14), reason="undecided")
-    assert confirm(stored, given_up, ()) is stored
-    assert confirm(stored, replace(given_up, reason="within-limit"), ()) is not stored
+    assert confirm(stored, given_up, ()) is None
+    assert confirm(stored, replace(given_up, reason="within-limit"), ()) is not None
 
 
 def test_what_else_differs_may_be_the_cause(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -278,22 +283,18 @@ def test_what_else_differs_may_be_the_cause(monkeypatch: pytest.MonkeyPatch) -> 
         "clock_mhz": 800,
         "read:NEW": "unset",
     }
-    measured: Any = SimpleNamespace(
-        environment=Environment(recorded=current), current=SimpleNamespace(taken=[])
-    )
     samples = Samples(step_seconds=((0.1,),), rank_seconds=(((0.1,),),))
     session = Recording(
         measurement=Measurement(
             samples=samples, environment=Environment(recorded=recorded)
         )
     )
-    baseline = Baseline(test=TestId(module="m", name="t"), sessions=(session,))
-    found = list(_changed_facts(measured, baseline))
+    found = list(find_changed_facts([session], current))
     assert found == ["GLOO_X 1 -> 2", f"READ unset -> {variables.digest('6')}"]
     monkeypatch.setenv("UNREAD_NOW", "7")
     assert (
         f"UNREAD_NOW {variables.digest('5')} -> {variables.digest('7')}"
-        in _changed_facts(measured, baseline)
+        in find_changed_facts([session], current)
     )
 
 

@@ -1,0 +1,159 @@
+"""A round of launches: of the current side alone, or of both sides.
+
+Where both launches of a round can be alive together, they are interleaved in stretches: each is
+paused while the other one runs some steps. Else one launch follows the other.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import statistics
+import time
+from collections.abc import Generator
+from contextlib import ExitStack
+
+from pytest_ddpperf.compare.rounds import Round, Rounds, find_apart, find_error
+from pytest_ddpperf.compare.sides import CurrentSide, PausedSide, Side
+from pytest_ddpperf.launch import Observer
+from pytest_ddpperf.records.errors import BaseSideError, LaunchError
+from pytest_ddpperf.records.samples import LaunchSamples
+
+# A stretch is as short as it may be: what goes on around it, longer than that, is in both sides.
+# But what wakes up, stops and is fetched into caches at its beginning must be small compared with
+# it.
+_STRETCH_SECONDS = 0.03
+_STRETCH_STEPS = 3
+# Of short windows, for the median over them to leave some out.
+_STRETCHES = 8
+
+
+class NotTogether(Exception):
+    """The first launches of both sides failed while both were alive: they may need what only one
+    can have."""
+
+
+def take_round(
+    rounds: Rounds,
+    planned: int,
+    current: CurrentSide,
+    other: Side | None,
+    observer: Observer,
+    steps: int | None,
+) -> Round:
+    """Take the next of `planned` rounds, as progress shows them: a launch of each side, or of the
+    current side alone if there is no other one or it failed.
+
+    The first launch decides how long windows are, unless `steps` says so. Raises the errors of a
+    launch of the current side.
+    """
+    place = len(rounds)
+    if rounds:
+        steps = len(rounds[-1].now.step_seconds)
+    error = find_error(rounds)
+    apart = ""
+    job = current.job
+    are_paired = job.settings.in_stretches(job.plan) and not find_apart(rounds)
+    if other is not None and not error and are_paired:
+        try:
+            return _take_pair(planned, current, other, observer, steps)
+        except NotTogether as problem:
+            apart = str(problem)
+        except BaseSideError as problem:
+            error = str(problem)
+    found: dict[str, LaunchSamples] = {}
+    for name in _draw_order():
+        if name == "n":
+            observer.begin(place, planned)
+            found[name] = current.measure(observer, steps)
+            observer.launched(found[name])
+            steps = len(found[name].step_seconds)
+        elif other is not None and not error:
+            observer.begin(place, planned)
+            try:
+                found[name] = other.measure(observer, steps)
+                steps = steps or len(found[name].step_seconds)
+            except BaseSideError as problem:
+                error = str(problem)
+    order = "".join(found)
+    return Round(found["n"], found.get("b"), order, apart, error)
+
+
+def _draw_order() -> list[str]:
+    return random.Random().sample(["b", "n"], 2)
+
+
+def _take_pair(
+    planned: int,
+    current: CurrentSide,
+    other: Side,
+    observer: Observer,
+    steps: int | None,
+) -> Round:
+    """Take a launch of each side, both alive and interleaved. Raises NotTogether, BaseSideError and
+    the errors of a launch."""
+    plan = current.job.plan
+    sides: dict[str, Side] = {"n": current, "b": other}
+    paused: dict[str, PausedSide] = {}
+    are_interleaved = False
+    try:
+        with ExitStack() as alive:
+            alive.enter_context(current.launcher.alone(plan, observer))
+            for name in _draw_order():
+                observer.begin(current.place, planned)
+                launch = sides[name].pause(observer, steps)
+                paused[name] = alive.enter_context(launch)
+                # On a device both sides keep what the plan has room for.
+                if not plan.spreads:
+                    steps = paused[name].steps
+            interleave((paused["n"], paused["b"]), random.Random())
+            are_interleaved = True
+            now = paused["n"].deliver()
+            before = paused["b"].deliver()
+    except (LaunchError, BaseSideError) as error:
+        if current.place == 0 and paused and not are_interleaved:
+            raise NotTogether(str(error).partition("\n")[0]) from error
+        raise
+    observer.launched(now)
+    return Round(now, before, "".join(paused))
+
+
+def interleave(sides: tuple[PausedSide, PausedSide], source: random.Random) -> None:
+    """Run the windows of both sides, which have the same number of steps, to their ends."""
+    for side in source.sample(sides, 2):
+        side.stretch(1)  # which counts nothing
+    lengths = stretch_lengths(
+        sides[0].steps, max(side.step_seconds for side in sides), source
+    )
+    counted = next(lengths)
+    while counted:
+        began = time.monotonic()
+        for side in source.sample(sides, 2):
+            side.stretch(counted + 1)
+        counted = lengths.send((time.monotonic() - began) / len(sides) / (counted + 1))
+
+
+def stretch_lengths(
+    steps: int, step_seconds: float, source: random.Random
+) -> Generator[int, float, None]:
+    """Yield how many steps each stretch of a window counts, then 0; send how long a step of the
+    last stretch took.
+
+    Lengths are drawn, from a least to twice that, so that what a step does every second or fourth
+    time is left out, at the beginning of stretches, as often as not. `step_seconds` is the
+    approximate time of a step for the first stretch, or 0. From then on it is the median over the
+    stretches so far: warm-up shows steps that nothing disturbed, and where many are, stretches by
+    that would be few.
+    """
+    left = steps
+    seen: list[float] = []
+    while left:
+        step = statistics.median(seen) if seen else step_seconds
+        long_enough = math.ceil(_STRETCH_SECONDS / step) if step > 0 else 0
+        least = max(_STRETCH_STEPS, min(long_enough, steps // _STRETCHES))
+        length = min(source.randint(least, 2 * least), left)
+        if left - length < least:
+            length = left
+        left -= length
+        seen.append((yield length))
+    yield 0

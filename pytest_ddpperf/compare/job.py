@@ -1,0 +1,56 @@
+"""What is measured, for which test, and how it is judged."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from pytest_ddpperf import baseline
+from pytest_ddpperf.options.settings import Settings
+from pytest_ddpperf.records.plan import Limit, Plan, Setup, limits_for
+from pytest_ddpperf.records.samples import Environment, Scalar, TestId, Verdict
+from pytest_ddpperf.verdict import decision
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """What one call of a test measures."""
+
+    test: TestId
+    nodeid: str
+    file: str = ""  # of the test, as `Outcome` has it
+    line: int = 0
+    # one; of an RPC launch the trainers', the master's and the parameter servers'
+    setups: tuple[Setup, ...]
+    settings: Settings
+    plan: Plan
+    level: float  # the error rate of this measurement
+    batch_size: int | None
+    gate: bool
+    # recorded with the measurement, beyond what the ranks report
+    facts: Mapping[str, Scalar]
+    trace: str = ""  # as `Plan` has it, for the first launch; "" for no traces
+    notes: tuple[str, ...] = ()
+
+    @property
+    def launches(self) -> int:
+        """How many launches there are before the first look."""
+        return self.settings.launches
+
+    @property
+    def limits(self) -> tuple[Limit, ...]:
+        """The limits that apply to its plan."""
+        return limits_for(self.plan, self.settings.limits)
+
+    def environment(self, facts: Mapping[str, Scalar]) -> Environment:
+        """Return the environment of launches that reported these facts."""
+        every = {**facts, **self.facts}
+        return baseline.environment(every, self.plan, batch_size=self.batch_size)
+
+    def is_failed_by(self, verdict: Verdict) -> bool:
+        """Return whether a verdict fails the test."""
+        return decision.fails(
+            verdict,
+            fail_on=self.settings.fail_on,
+            baseline_missing=self.settings.baseline_missing,
+        )

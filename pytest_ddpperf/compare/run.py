@@ -1,0 +1,114 @@
+"""The loop of a measurement: a round of launches, then what the rule says."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from contextlib import ExitStack
+from dataclasses import replace
+
+from pytest_ddpperf.baseline import Store
+from pytest_ddpperf.compare.interleaving import take_round
+from pytest_ddpperf.compare.job import Job
+from pytest_ddpperf.compare.result import Measured
+from pytest_ddpperf.compare.rounds import Rounds, expect_seconds
+from pytest_ddpperf.compare.rule import Rule, Take
+from pytest_ddpperf.compare.sides import CurrentSide, begin, read_stored
+from pytest_ddpperf.launch import Launcher, Observer
+from pytest_ddpperf.records.errors import DdpPerfError
+from pytest_ddpperf.records.samples import Status
+from pytest_ddpperf.remote.version import BaseSide
+from pytest_ddpperf.wire.source_trees import is_code
+
+# All launches of a measurement, but those that confirm a suspicion: twenty launches of half a
+# minute. One that takes longer would hold up the job for what is rarely decided by more launches.
+MAX_SECONDS = 600.0
+
+
+def carry_out(
+    job: Job,
+    launcher: Launcher,
+    store: Store,
+    observer: Observer,
+    base: BaseSide | None = None,
+    *,
+    steps: int | None = None,
+    confirm_seconds: float | None = None,
+) -> Measured:
+    """Launch, judge, and go on while the verdict is open: compare with the store or, with `base`,
+    with launches there that are interleaved with these. Raises LaunchError and the other errors of
+    a launch, and BaselineError.
+
+    `steps` is the length of each window; with None the first launch decides. `confirm_seconds`
+    limit a comparison that confirms a suspicion."""
+    max_seconds = MAX_SECONDS
+    if confirm_seconds is not None:
+        max_seconds = min(MAX_SECONDS, confirm_seconds)
+    confirms = confirm_seconds is not None
+    rule = Rule(job=job, max_seconds=max_seconds, confirms=confirms)
+    side: BaseSide | None = None
+    rounds: Rounds = ()
+    with ExitStack() as at_end:
+        if base is not None and job.gate:
+            # first, so that nothing works there while a current launch is timed
+            other = begin(base, job)
+            rule = replace(rule, other=other)
+            if not other.error:
+                at_end.callback(base.end_measurement)
+                side = base
+        while isinstance(asked := rule.next(rounds), Take):
+            current = CurrentSide(job, launcher, len(rounds))
+            found = take_round(rounds, asked.planned, current, side, observer, steps)
+            if side is not None and found.before is not None and not rounds:
+                found = replace(found, error=side.lacking(found.now.files))
+            rounds = (*rounds, found)
+            if len(rounds) == job.launches and rule.other is None:
+                environment = rule.environment(rounds)
+                stored = read_stored(store, job, environment, rule.not_gated(rounds))
+                rule = replace(rule, stored=stored)
+        measurement, before = rule.measure(rounds)
+        measured = Measured(
+            job=job,
+            verdict=asked.verdict,
+            fails=job.is_failed_by(asked.verdict),
+            rounds=rounds,
+            measurement=measurement,
+            before=before,
+            stored=rule.stored,
+            other=rule.other,
+        )
+        if side is not None and expect_seconds(rounds, len(rounds) + 1) < max_seconds:
+            measured = with_stacks(measured, launcher, side, observer)
+        return measured
+
+
+# How long steps run in a launch that samples stacks: hundreds of samples of each rank, in a tenth
+# of the time that a comparison takes which ends with a regression.
+_SAMPLED_SECONDS = 1.2
+
+
+def with_stacks(
+    measured: Measured, launcher: Launcher, base: BaseSide, observer: Observer
+) -> Measured:
+    """Add a launch of each side that shows whose functions take longer, if something is slower and
+    several modules differ."""
+    comparisons = measured.verdict.comparisons
+    is_slower = any(each.status is Status.REGRESSED for each in comparisons)
+    code = [file for file in measured.differing if is_code(file)]
+    if not is_slower or len(code) < 2 or measured.other is None:
+        return measured
+    step_seconds = statistics.median(measured.launches[0].step_seconds)
+    steps = math.ceil(_SAMPLED_SECONDS / step_seconds)
+    plan, plan_there = (
+        replace(job.plan.exactly(steps), stacks=True)
+        for job in (measured.job, measured.other.job)
+    )
+    job = replace(measured.job, plan=plan)
+    try:
+        current = CurrentSide(job, launcher, len(measured.rounds))
+        now = current.measure(observer, None)
+        before = base.sample_stacks(observer, plan_there)
+    except DdpPerfError as error:  # the verdict stands
+        why = f"which file takes longer is unknown: {str(error).splitlines()[0]}"
+        return replace(measured, further_notes=(why,))
+    return replace(measured, sampled=(now, before))

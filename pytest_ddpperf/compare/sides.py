@@ -1,0 +1,183 @@
+"""The sides of a measurement: the current code, and a stored baseline or another version.
+
+Another version launches, as the current code does. Of a stored baseline nothing is launched: it is
+read once.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Protocol
+
+from pytest_ddpperf.baseline import Store, environment_name
+from pytest_ddpperf.compare.job import Job
+from pytest_ddpperf.launch import Launcher, Observer
+from pytest_ddpperf.launch.paused_launch import PausedLaunch
+from pytest_ddpperf.records.errors import BaseSideError
+from pytest_ddpperf.records.outcome import StoredSession, Version
+from pytest_ddpperf.records.plan import Plan
+from pytest_ddpperf.records.samples import (
+    Environment,
+    LaunchSamples,
+    Measurement,
+    Recording,
+    Status,
+    Verdict,
+)
+from pytest_ddpperf.remote.version import BaseSide, RemotePausedLaunch
+from pytest_ddpperf.verdict.times import in_percentiles
+
+PausedSide = PausedLaunch | RemotePausedLaunch
+
+
+class Side(Protocol):
+    """A side that launches: the current one, or `BaseSide`. Its methods raise DdpPerfError."""
+
+    def measure(self, observer: Observer, steps: int | None) -> LaunchSamples:
+        """Take a launch with a window of so many steps; None leaves that to the launch."""
+
+    def pause(
+        self, observer: Observer, steps: int | None
+    ) -> AbstractContextManager[PausedSide]:
+        """Yield the same launch, which has warmed up and is paused; it ends with the context."""
+
+
+@dataclass(frozen=True, slots=True)
+class CurrentSide:
+    """The current code in one launch, number `place` from 0, by this process's own ranks."""
+
+    job: Job
+    launcher: Launcher
+    place: int
+
+    def measure(self, observer: Observer, steps: int | None) -> LaunchSamples:
+        setup, *others = self.job.setups
+        return self.launcher.measure(self._plan(steps), setup, observer, others)
+
+    def pause(
+        self, observer: Observer, steps: int | None
+    ) -> AbstractContextManager[PausedLaunch]:
+        return self.launcher.pause(self._plan(steps), self.job.setups[0], observer)
+
+    def _plan(self, steps: int | None) -> Plan:
+        plan = self.job.plan if steps is None else self.job.plan.exactly(steps)
+        return plan if self.place else replace(plan, trace=self.job.trace)
+
+
+# --- what the current side is compared with
+
+
+@dataclass(frozen=True, slots=True)
+class OtherVersion:
+    """A version whose launches are interleaved with those of the current side."""
+
+    version: Version
+    job: Job  # as its own test asks for it
+    error: str = ""  # why its test did not come to its measurement
+
+
+def begin(base: BaseSide, job: Job) -> OtherVersion:
+    """Let the test of a job run in another version up to its measurement."""
+    try:
+        ready = base.begin(job.nodeid, job.test.label, job.plan)
+    except BaseSideError as error:
+        return OtherVersion(base.version, job, str(error))
+    there = replace(
+        job, plan=ready.plan, batch_size=ready.batch_size, facts=ready.facts
+    )
+    return OtherVersion(base.version, there)
+
+
+# Two measurements of one step hardly ever have the same number of steps; with twice as many, more
+# is lost than that.
+_MUCH_LONGER = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredBaseline:
+    """What the store has of a test, as read after the first look."""
+
+    path: str = ""  # "" if nothing was read
+    sessions: tuple[Recording, ...] = ()  # () if there is no baseline
+    # If there is none: what another machine counted, by its name, a baseline of the same test by
+    # another path, and the environments that have one, unlike the own one.
+    counted_elsewhere: tuple[str, Measurement] | None = None
+    nearby: Path | None = None
+    others: tuple[str, ...] = ()
+    own: str = ""
+
+    @property
+    def measurements(self) -> tuple[Measurement, ...]:
+        """The sessions whose times are compared."""
+        return tuple(session.measurement for session in self.sessions)
+
+    def percentiles(self, steps: int) -> tuple[StoredSession, ...]:
+        """Return the sessions, all launches cut to the steps that are compared with launches of so
+        many."""
+        compared = self._compared_steps(steps)
+        return tuple(in_percentiles(session, compared) for session in self.sessions)
+
+    def _compared_steps(self, steps: int) -> int:
+        """Return how many steps of each launch are compared with launches of so many."""
+        return min([steps, *(each.samples.steps for each in self.measurements)])
+
+    def notes(self, verdict: Verdict, steps: int, rootdir: Path) -> Iterator[str]:
+        """Yield where this baseline is missing, and which others there are; and where much was lost
+        by comparing it with launches of so many steps."""
+        is_missing = verdict.status is Status.NO_BASELINE
+        if is_missing:
+            yield f"there is no baseline {shown(self.path, rootdir)}"
+        if self.nearby is not None:
+            yield (
+                "there is one for another path or rootdir:"
+                f" {shown(str(self.nearby), rootdir)} (an ini file at the top keeps the rootdir)"
+            )
+        if self.counted_elsewhere is not None and verdict.counters:
+            machine = self.counted_elsewhere[0]
+            yield f"only counters were compared, with the baseline of {machine}"
+        elif is_missing and self.others:
+            yield f"a baseline exists for {', '.join(self.others)}, not for {self.own}"
+        compared = self._compared_steps(steps)
+        if verdict.status.compared and steps >= _MUCH_LONGER * compared:
+            yield (
+                f"only the first {compared} of {steps} steps of each launch were compared,"
+                " because the baseline has no more: --ddp-save-baseline records longer windows"
+            )
+
+
+NOTHING_STORED = StoredBaseline()
+
+
+def read_stored(
+    store: Store, job: Job, environment: Environment, not_gated: str | None
+) -> StoredBaseline:
+    """Read the baseline of a test if it will be used: a run that replaces an unreadable one must be
+    able to. Raises BaselineError."""
+    test = job.test
+    path = str(store.path(environment, test))
+    if not_gated is not None:
+        if not_gated == "saving" and job.settings.extend_baseline:
+            # Before launches are spent on what could not be added.
+            store.read_alike(environment, test)
+        return StoredBaseline(path=path)
+    baseline = store.read(environment, test)
+    if baseline is not None:
+        return StoredBaseline(path=path, sessions=baseline.sessions)
+    return StoredBaseline(
+        path=path,
+        counted_elsewhere=store.read_counted(environment, test),
+        nearby=store.nearby(environment, test),
+        own=environment_name(environment),
+        others=store.others(test),
+    )
+
+
+def shown(path: str, rootdir: Path) -> str:
+    """Return a path from rootdir, if it is below."""
+    if path and Path(path).is_relative_to(rootdir):
+        return os.path.relpath(path, rootdir)
+    return path
