@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
-from pathlib import Path
-from statistics import fmean
-from typing import Any
 
 from pytest_ddpperf import text
 from pytest_ddpperf.baseline import Store
 from pytest_ddpperf.compare import launches
-from pytest_ddpperf.compare.baseline_side import Interleaved, Stored, shown
+from pytest_ddpperf.compare.baseline_side import Interleaved, Stored
 from pytest_ddpperf.compare.launches import (
     CurrentSide,
     Job,
@@ -22,9 +18,7 @@ from pytest_ddpperf.compare.launches import (
     recorded,
 )
 from pytest_ddpperf.compare.stopping_rule import Judge
-from pytest_ddpperf.explain import find_slower_file
 from pytest_ddpperf.launch import Launcher, Observer
-from pytest_ddpperf.records.outcome import Outcome
 from pytest_ddpperf.records.plan import Collective
 from pytest_ddpperf.records.samples import (
     Baseline,
@@ -41,7 +35,6 @@ from pytest_ddpperf.records.samples import (
 )
 from pytest_ddpperf.records.step_phases import by_rank, over_ranks
 from pytest_ddpperf.remote.version import BaseSide
-from pytest_ddpperf.report import causes
 from pytest_ddpperf.verdict import decision, times
 from pytest_ddpperf.verdict.stats import geometric_mean, launch_means, launch_quantiles
 
@@ -259,86 +252,3 @@ def does_fail(job: Job, verdict: Verdict) -> bool:
     return decision.fails(
         verdict, fail_on=settings.fail_on, baseline_missing=settings.baseline_missing
     )
-
-
-def build_outcome(
-    found: Measured, rootdir: Path, accept_command: str, **took: float
-) -> Outcome:
-    """Return the outcome of a measurement, with its evidence and the command that accepts it.
-    `took` are its times, as `Outcome` has them."""
-    job, current, stored = found.job, found.current, found.suspected or found
-    notes = current.notes(advise=not job.settings.disable)
-    side, verdict, baseline = (
-        found.side.record(current),
-        found.verdict,
-        found.side.baseline,
-    )
-    before = baseline.measurements if baseline is not None else ()
-    findings, words = causes.explain(
-        verdict, job.plan, found.measurement, before, job.level, side
-    )
-    if found.side.sampled is not None and side is not None:
-        now, earlier = (
-            geometric_mean(launch_means(each.samples.step_seconds))
-            for each in (found.measurement, *before)
-        )
-        stacks, steps = zip(
-            *((each.stacks, fmean(each.step_seconds)) for each in found.side.sampled),
-            strict=True,
-        )
-        slower = find_slower_file(
-            stacks,
-            steps,
-            findings,
-            rise=now - earlier,
-            files=side.differing,
-            level=job.level,
-        )
-        findings = (*findings, *filter(None, [slower]))
-    accepts = verdict.status is not Status.NOT_GATED and (
-        side is None or found.suspected is not None
-    )
-    return _outcome(
-        job,
-        verdict=verdict,
-        fails=found.fails,
-        measurement=found.measurement,
-        costs=tuple(launch.cost for launch in current.taken),
-        **took,
-        recorded=recorded(current.taken),
-        baseline_side=side,
-        baseline_path=shown(stored.side.path, rootdir),
-        traces=shown(os.path.dirname(job.trace), rootdir),
-        sessions=stored.side.sessions(current),
-        stored_verdict=stored.verdict if found.suspected is not None else None,
-        findings=findings,
-        evidence=words,
-        accept=accept_command if accepts else "",
-        notes=(
-            *job.notes,
-            *notes,
-            *found.side.notes(verdict, current),
-            *found.further_notes,
-        ),
-    )
-
-
-def build_failure(job: Job, error: str, **took: float) -> Outcome:
-    """Return the outcome of a job that could not be carried out."""
-    return _outcome(job, verdict=None, fails=True, error=error, notes=job.notes, **took)
-
-
-def _outcome(job: Job, **found: Any) -> Outcome:
-    """Build the outcome of a job from what was `found`."""
-    of_job = (
-        "nodeid",
-        "test",
-        "plan",
-        "launches",
-        "batch_size",
-        "file",
-        "line",
-        "limits",
-        "level",
-    )
-    return Outcome(**{name: getattr(job, name) for name in of_job}, **found)

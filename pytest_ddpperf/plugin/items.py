@@ -60,15 +60,6 @@ def has_benchmark(plugins: pytest.PytestPluginManager) -> bool:
     return any(map(plugins.hasplugin, ("benchmark", "pytest_benchmark.plugin")))
 
 
-def world_sizes(item: pytest.Item, settings: Settings) -> tuple[int, ...]:
-    """Return the one world size of a test that is parametrised with several, else those of its
-    settings."""
-    parameters = getattr(getattr(item, "callspec", None), "params", {})
-    return (
-        (parameters[WORLD_SIZE],) if WORLD_SIZE in parameters else settings.world_sizes
-    )
-
-
 def with_place(item: pytest.Item, error: MarkerError) -> str:
     """Return the text of a mistake with the test's name and line, since no traceback shows them."""
     line = item.reportinfo()[1]

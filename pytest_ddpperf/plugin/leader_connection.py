@@ -133,6 +133,16 @@ class LeaderConnection:
             job, launches, Verdict(status=Status.NOT_GATED, reason="base-side"), store
         )
 
+    def call(
+        self,
+        plan: Plan,
+        function: Callable[..., Any],
+        args: Sequence[Any],
+        launcher: Launcher,
+    ) -> list[Any]:
+        """Call the function on ranks of this pytest; return the results by rank."""
+        return launcher.call(plan, function, args, self.relay)
+
     def _check_test(self) -> None:
         """Raise BaseSideError if the leader has ended the test, or the test imported the other
         tree."""
@@ -242,6 +252,8 @@ class NodeLeaderConnection(LeaderConnection):
         launcher: Launcher,
     ) -> list[Any]:
         """Take part in a call as often as the leader asks; return the results by rank."""
+        if plan.nodes == 1:
+            return super().call(plan, function, args, launcher)
         task = partial(payload.dumps, "call", function, args)
         return unpickle(
             self._take_part(launcher, ready_call(plan, function), task).results

@@ -19,7 +19,8 @@ from pytest_ddpperf import __version__
 from pytest_ddpperf.launch.server_client import inherited
 from pytest_ddpperf.options.settings import read_settings
 from pytest_ddpperf.plugin.items import conftests, named_tests
-from pytest_ddpperf.plugin.state import ProcessSnapshot, Run, snapshot_of
+from pytest_ddpperf.plugin.snapshot import ProcessSnapshot, snapshot_of
+from pytest_ddpperf.plugin.state import Run
 from pytest_ddpperf.records import codec
 from pytest_ddpperf.records.errors import DdpPerfError, NodesError
 from pytest_ddpperf.remote import rendezvous
@@ -156,17 +157,17 @@ def _only_says(config: pytest.Config) -> bool:
     return any(config.getoption(name, None) for name in _SAYS_ONLY)
 
 
-def lead(run: Run) -> None:
-    """Open the door to the other nodes, where there are and this pytest leads them; raises
-    pytest.UsageError."""
-    if run.leader is not None or _only_says(run.config):
-        return
+def meet_nodes(run: Run) -> OtherNodes | None:
+    """Open the door to the other nodes, if torchrun started several and this pytest is the first
+    one's; raises pytest.UsageError."""
+    if _only_says(run.config):
+        return None
     try:
         found = role(os.environ)
         if found is None or not found.leads:
-            return
+            return None
         die_with_parent(os.getppid(), signal.SIGTERM)
-        run.other_nodes = OtherNodes(found, _versions(), run.settings.timeout_seconds)
+        return OtherNodes(found, _versions(), run.settings.timeout_seconds)
     except DdpPerfError as error:
         raise pytest.UsageError(str(error)) from None
 

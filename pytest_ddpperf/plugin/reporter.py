@@ -42,9 +42,9 @@ class Reporter:
             self._run.failed.add(report.nodeid)
         message = getattr(report, "ddpperf", None)
         if message is not None:
-            # A skipped test has two messages: of the skip, and of its teardown.
-            self._run.ran += -1 if message["skipped"] else 1
             self._run.report.take(message)
+            if not message["skipped"]:
+                self._run.ran += 1
 
     @pytest.hookimpl(trylast=True)  # after conftests, which may add sections
     def pytest_sessionfinish(self, session: pytest.Session) -> None:

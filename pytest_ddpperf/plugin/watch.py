@@ -1,14 +1,12 @@
-"""The progress of a measurement on the terminal, and its samples for pytest-benchmark."""
+"""The progress of a measurement on the terminal."""
 
 from __future__ import annotations
 
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from functools import partial
-from inspect import signature
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -16,8 +14,8 @@ from typing import Any
 import pytest
 
 from pytest_ddpperf import text
-from pytest_ddpperf.compare.measurement import Measured
 from pytest_ddpperf.launch import Observer, placement
+from pytest_ddpperf.plugin.outcomes import Took
 from pytest_ddpperf.plugin.state import RUN
 from pytest_ddpperf.records.samples import LaunchSamples
 from pytest_ddpperf.verdict.stats import quantile
@@ -65,13 +63,9 @@ class Watcher(Observer):
         self._launch_began = time.monotonic()
 
     @property
-    def took(self) -> dict[str, float]:
-        """What `Outcome` has of the time since this began to watch, and of waiting for other
-        runs."""
-        return {
-            "seconds": time.monotonic() - self._began,
-            "waited_seconds": sum(self._waits.values()),
-        }
+    def took(self) -> Took:
+        """Return the time since this began to watch, and of waiting for other runs."""
+        return Took(time.monotonic() - self._began, sum(self._waits.values()))
 
     def launched(self, samples: LaunchSamples) -> None:
         self._seconds += samples.step_seconds
@@ -169,79 +163,6 @@ class Watcher(Observer):
             if self._capture is not None
             else nullcontext()
         )
-
-
-class Replay:
-    """A timer for pytest-benchmark: it replays the step times of a distributed test under the
-    test's name.
-
-    It reads 0.0 when a round of `benchmark.pedantic` starts, and the next sample when the round
-    ends.
-    """
-
-    def __init__(self) -> None:
-        self._pending: list[float] = []
-        self._now = 0.0
-        self._used = False
-
-    def __call__(self) -> float:
-        now, self._now = self._now, 0.0
-        return now
-
-    def _advance(self) -> None:
-        if self._pending:  # --benchmark-cprofile calls once more
-            self._now = self._pending.pop()
-
-    def store(self, benchmark: Any, measured: Measured) -> None:
-        """Replay the first measurement of a test that did not fail: `benchmark` takes one, and
-        saves it to be compared with the next run."""
-        if self._used:
-            return
-        self._used = True
-        result, side = measured.result, measured.side
-        samples = [seconds for launch in result.step_seconds for seconds in launch]
-        self._pending = samples[::-1]
-        benchmark.extra_info["ddpperf"] = {
-            "verdict": str(result.verdict),
-            "reason": result.verdict.reason,
-            "world_size": result.world_size,
-            "backend": result.backend,
-            **{f"p{q}": result.percentile(q) for q in (10, 50, 75, 90, 95)},
-            **(
-                {"against": str(side.version), "against_commit": side.version.commit}
-                if side.version
-                else {}
-            ),
-        }
-        benchmark.pedantic(self._advance, rounds=len(samples), iterations=1)
-
-
-def mark_with_timer(item: pytest.Item) -> None:
-    """Give the test a `Replay` as pytest-benchmark's timer, next to what else its marker says."""
-    if (
-        isinstance(item, pytest.Function)
-        and "benchmark" in signature(item.function).parameters
-    ):
-        return  # the test measures something else with it
-    theirs = item.get_closest_marker("benchmark")
-    kwargs = {**(theirs.kwargs if theirs else {}), "timer": Replay()}
-    item.add_marker(pytest.mark.benchmark(**kwargs), append=False)
-
-
-def replay_into(benchmark: Any, item: pytest.Item) -> Callable[[Measured], None] | None:
-    """Return what stores a test's measurement in its `benchmark` fixture; None if that is disabled
-    or not theirs (CodSpeed puts its own in place)."""
-    marker = item.get_closest_marker("benchmark")
-    timer = marker.kwargs.get("timer") if marker else None
-    theirs = (
-        type(benchmark).__module__.startswith("pytest_benchmark")
-        and not benchmark.disabled
-    )
-    return (
-        partial(timer.store, benchmark)
-        if theirs and isinstance(timer, Replay)
-        else None
-    )
 
 
 _PHASES = {

@@ -14,10 +14,11 @@ import pytest
 from pytest_ddpperf.baseline import Store
 from pytest_ddpperf.compare import measurement, stopping_rule
 from pytest_ddpperf.compare.launches import Job
-from pytest_ddpperf.compare.measurement import Measured, build_outcome, carry_out
+from pytest_ddpperf.compare.measurement import Measured, carry_out
 from pytest_ddpperf.launch import Observer
 from pytest_ddpperf.options.settings import make_plan
 from pytest_ddpperf.plugin.leader_connection import LeaderConnection
+from pytest_ddpperf.plugin.outcomes import Took, build_outcome
 from pytest_ddpperf.records.plan import Limit, Plan
 from pytest_ddpperf.records.samples import LaunchCost, LaunchSamples, TestId
 from tests.unit.test_launches import LAUNCH, UNFIT
@@ -37,7 +38,7 @@ def carried_out(
 
 
 def notes_of(measured: Measured) -> tuple[str, ...]:
-    return build_outcome(measured, Path("/"), "pytest", seconds=12.3).notes
+    return build_outcome(measured, Path("/"), "pytest", Took(12.3, 0.0)).notes
 
 
 def job(*, gate: bool = True, **asked: Any) -> Job:

@@ -15,6 +15,7 @@ from pytest_ddpperf.compare.baseline_side import Stored
 from pytest_ddpperf.compare.launches import Job, Launches
 from pytest_ddpperf.compare.measurement import Measured, Result
 from pytest_ddpperf.plugin.items import name_of, nodeid_of
+from pytest_ddpperf.plugin.role import Alone
 from pytest_ddpperf.plugin.session import Session
 from pytest_ddpperf.records.errors import DdpPerfError
 from pytest_ddpperf.records.outcome import Outcome
@@ -103,7 +104,9 @@ def run(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Run:
     def run(text: str, *statuses: Status | None, plugin: str = "") -> Any:
         labels: list[str] = []
 
-        def carry_out(session: Session, job: Job, progress: object) -> Measured:
+        def carry_out(
+            role: Alone, job: Job, session: Session, progress: object
+        ) -> Measured:
             status = statuses[len(labels)]
             labels.append(job.test.label)
             if status is None:
@@ -111,7 +114,7 @@ def run(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Run:
             return measured(job, status)
 
         monkeypatch.setattr(Session, "facts", lambda session: CPU)
-        monkeypatch.setattr(Session, "carry_out", carry_out)
+        monkeypatch.setattr(Alone, "carry_out", carry_out)
         pytester.makepyfile(test_a=text)
         pytester.makeconftest(plugin)
         monkeypatch.setenv("GITHUB_ACTIONS", "true")

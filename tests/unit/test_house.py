@@ -137,7 +137,14 @@ def test_a_run_without_distributed_tests_imports_the_table_of_options_and_the_ho
     modules = (
         "options",
         "options.definitions",
-        *(f"plugin{part}" for part in ("", ".hooks", ".items", ".reporter", ".state")),
+        "plugin",
+        "plugin.hooks",
+        "plugin.item_settings",
+        "plugin.items",
+        "plugin.reporter",
+        "plugin.role",
+        "plugin.snapshot",
+        "plugin.state",
     )
     assert found == [
         "pytest_ddpperf",

@@ -1,0 +1,292 @@
+"""The role of a pytest process in its run: it works alone, leads another version of the code, leads
+other nodes, or works for a leader. A role knows how calls and measurements are carried out.
+
+Every pytest run imports this: what measures is imported when a test does.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from pytest_ddpperf.plugin.snapshot import traces_ranks
+
+if TYPE_CHECKING:
+    from pytest_ddpperf.compare.confirm import SideOf
+    from pytest_ddpperf.compare.launches import Job
+    from pytest_ddpperf.compare.measurement import Measured
+    from pytest_ddpperf.launch import Launcher, Observer
+    from pytest_ddpperf.launch.template import Templates
+    from pytest_ddpperf.plugin.leader_connection import LeaderConnection
+    from pytest_ddpperf.plugin.session import Session
+    from pytest_ddpperf.plugin.state import Run
+    from pytest_ddpperf.records.plan import Plan
+    from pytest_ddpperf.records.samples import Scalar
+    from pytest_ddpperf.remote.nodes import OtherNodes
+    from pytest_ddpperf.remote.version import BaseSide
+    from pytest_ddpperf.wire.source_trees import Trees
+
+# The pytest that asked for this one.
+LEADER: pytest.StashKey[LeaderConnection] = pytest.StashKey()
+
+
+class Alone:
+    """A pytest that measures by itself; the base of all roles."""
+
+    works_for_leader = False
+    nodes = 1  # that a test may have ranks on
+    rpc: bool | None = None  # whether there will be RPC launches, if a leader says so
+    folder = ""  # as `Launcher` has it
+    other_nodes: OtherNodes | None = None
+    trees: Trees | None = None  # that ranks import from, if there is another version
+
+    def templates(self) -> Templates:
+        """Return what rank servers are forked from."""
+        from pytest_ddpperf.launch.template import Templates
+
+        return Templates()
+
+    # --- collection
+
+    def start(self, run: Run) -> None:
+        """Let the others collect at the same time as this pytest; raises DdpPerfError."""
+
+    def await_others(self, run: Run) -> None:
+        """Wait until the others have collected. Raises AgainstError if nothing differs from the
+        other version, and NodesError if another node has other code or another kind of machine."""
+
+    def confirms(self, run: Run) -> SideOf | str:
+        """Return what starts the code of a baseline, to confirm suspicions, or why nothing can;
+        "" if nothing is confirmed in this role."""
+        if traces_ranks():
+            return (
+                "not supported with coverage in ranks: add --no-cov, or run pytest without"
+                " coverage"
+            )
+        if run.worker:
+            return "not supported under xdist: add -n 0"
+        from pytest_ddpperf.plugin import remote
+
+        return partial(remote.of_commit, run)
+
+    def facts(self) -> Mapping[str, Scalar]:
+        """Return what the machine line says of the others."""
+        return {}
+
+    def environments(self) -> Mapping[str, Mapping[str, str]]:
+        """Return the variables of ranks of other versions, by version."""
+        return {}
+
+    # --- a test
+
+    def is_kept(self, path: str) -> bool:
+        """Say whether another version would have a file from the working tree."""
+        return False
+
+    def call(
+        self,
+        nodeid: str,
+        plan: Plan,
+        function: Callable[..., Any],
+        args: Sequence[Any],
+        launcher: Launcher,
+        observer: Observer,
+    ) -> list[Any]:
+        """Call `function(ctx, *args)` on every rank of a fresh group, for a test; return the
+        results by rank. Raises the errors of a launch."""
+        return launcher.call(plan, function, args, observer)
+
+    def carry_out(self, job: Job, session: Session, observer: Observer) -> Measured:
+        """Measure and judge; raises the errors of a launch, and BaselineError."""
+        from pytest_ddpperf.compare import measurement
+
+        compare = partial(
+            measurement.carry_out, job, session.launcher, session.store, observer
+        )
+        measured = compare()
+        session.refuse_worse(measured)
+        return session.confirmation.confirm(measured, compare)
+
+    def end_test(self) -> list[str]:
+        """End a test everywhere; return what failed elsewhere in its setup or teardown."""
+        return []
+
+    # --- the end
+
+    def messages(self) -> list[str]:
+        """Return what the end of the run says of the others."""
+        return []
+
+    def close(self, status: int) -> None:
+        """End the others, with the exit status of this pytest."""
+
+
+class LeadsVersion(Alone):
+    """A pytest whose measurements are interleaved with those of another version's pytest."""
+
+    def __init__(self, side: BaseSide) -> None:
+        self._side, self.trees = side, side.trees
+
+    def start(self, run: Run) -> None:
+        self._side.start()
+
+    def await_others(self, run: Run) -> None:
+        from pytest_ddpperf.remote.worktree import sources_here
+
+        self._side.collect(sources_here(self._side.trees))
+
+    def confirms(self, run: Run) -> str:
+        return ""
+
+    def facts(self) -> Mapping[str, Scalar]:
+        return {"against": str(self._side.version)}
+
+    def environments(self) -> Mapping[str, Mapping[str, str]]:
+        return {str(self._side.version): self._side.environ}
+
+    def is_kept(self, path: str) -> bool:
+        trees = self._side.trees
+        within = trees.within(os.path.realpath(path))
+        return within is not None and trees.keeps(within)
+
+    def carry_out(self, job: Job, session: Session, observer: Observer) -> Measured:
+        from pytest_ddpperf.compare import measurement
+
+        return measurement.carry_out(
+            job, session.launcher, session.store, observer, self._side
+        )
+
+    def end_test(self) -> list[str]:
+        self._side.leave()
+        return []
+
+    def close(self, status: int) -> None:
+        self._side.close()
+
+
+class LeadsNodes(Alone):
+    """A pytest on the first of several nodes, whose tests may have ranks on all of them."""
+
+    def __init__(self, other_nodes: OtherNodes) -> None:
+        self.other_nodes: OtherNodes = other_nodes
+        self.nodes = other_nodes.role.nodes
+
+    def start(self, run: Run) -> None:
+        from pytest_ddpperf.plugin import remote
+
+        self.other_nodes.start(remote.seed(run.config))
+
+    def await_others(self, run: Run) -> None:
+        from pytest_ddpperf.remote.worktree import one_tree, sources_here
+
+        here = sources_here(one_tree(run.config.rootpath))
+        self.other_nodes.collected(here, run.session.facts())
+
+    def confirms(self, run: Run) -> str:
+        return "not supported over several nodes"
+
+    def facts(self) -> Mapping[str, Scalar]:
+        return {"machines": str(self.other_nodes)}
+
+    def call(
+        self,
+        nodeid: str,
+        plan: Plan,
+        function: Callable[..., Any],
+        args: Sequence[Any],
+        launcher: Launcher,
+        observer: Observer,
+    ) -> list[Any]:
+        if plan.nodes == 1:
+            return super().call(nodeid, plan, function, args, launcher, observer)
+        from pytest_ddpperf.launch.launcher import unpickle
+        from pytest_ddpperf.plugin.leader_connection import ready_call
+        from pytest_ddpperf.records.messages import Order, OrderKind
+        from pytest_ddpperf.wire import payload
+
+        ready = ready_call(plan, function)
+        with self.other_nodes.together(nodeid, ready, plan.nodes) as end:
+            task = payload.dumps("call", function, args)
+            results = launcher.call_for_bytes(plan, task, observer)
+            end(Order(OrderKind.END_MEASUREMENT, results=results))
+        return unpickle(results)
+
+    def carry_out(self, job: Job, session: Session, observer: Observer) -> Measured:
+        if job.plan.nodes == 1:
+            return super().carry_out(job, session, observer)
+        from pytest_ddpperf.plugin.leader_connection import ready_job
+        from pytest_ddpperf.records.messages import Order, OrderKind
+
+        nodes = self.other_nodes
+        with nodes.together(job.nodeid, ready_job(job), job.plan.nodes) as end:
+            measured = super().carry_out(job, session, observer)
+            launches = measured.current.taken
+            order = Order(
+                OrderKind.END_MEASUREMENT,
+                samples=tuple(replace(launch, output=()) for launch in launches),
+                verdict=measured.verdict,
+                fails=measured.fails,
+            )
+            end(order)
+        return measured
+
+    def end_test(self) -> list[str]:
+        self.other_nodes.leave()
+        return self.other_nodes.failed()
+
+    def messages(self) -> list[str]:
+        return self.other_nodes.reported
+
+    def close(self, status: int) -> None:
+        self.other_nodes.close(status)
+
+
+class WorksForLeader(Alone):
+    """A pytest that another one started: of another version, or on another node."""
+
+    works_for_leader = True
+
+    def __init__(self, leader: LeaderConnection) -> None:
+        self._leader = leader
+        self.nodes, self.rpc = leader.nodes, leader.rpc
+        self.trees, self.folder = leader.trees, leader.folder
+
+    def templates(self) -> Templates:
+        return self._leader.templates
+
+    def confirms(self, run: Run) -> str:
+        return ""
+
+    def call(
+        self,
+        nodeid: str,
+        plan: Plan,
+        function: Callable[..., Any],
+        args: Sequence[Any],
+        launcher: Launcher,
+        observer: Observer,
+    ) -> list[Any]:
+        return self._leader.call(plan, function, args, launcher)
+
+    def carry_out(self, job: Job, session: Session, observer: Observer) -> Measured:
+        return self._leader.carry_out(job, session.launcher, session.store)
+
+
+def choose_role(run: Run) -> Alone:
+    """Return the role of this process; raises pytest.UsageError. One that works alone leads another
+    version as soon as the tests that measure are known: see `Run.start_others`."""
+    leader = run.config.stash.get(LEADER, None)
+    if leader is not None:
+        return WorksForLeader(leader)
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        from pytest_ddpperf.plugin import remote
+
+        other_nodes = remote.meet_nodes(run)
+        if other_nodes is not None:
+            return LeadsNodes(other_nodes)
+    return Alone()
