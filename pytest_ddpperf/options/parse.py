@@ -12,6 +12,7 @@ import os
 import re
 import shlex
 from collections.abc import Iterable
+from contextlib import suppress
 from typing import Literal, cast
 
 from pytest_ddpperf.options.definitions import FAIL_ON_NAMES
@@ -65,7 +66,7 @@ def _items(value: object) -> tuple[object, ...]:
         if not isinstance(part, str):
             items.append(part)
         elif part.strip():
-            items += [item.strip() for item in part.split(",")]
+            items += map(str.strip, part.split(","))
     return tuple(items)
 
 
@@ -81,14 +82,12 @@ def count(value: object, least: int, most: int = _MOST) -> int:
 
 
 def world_sizes(value: object) -> tuple[int, ...]:
-    sizes_are = f"whole numbers from 1 to {_MOST_RANKS:,}"
-    allowed = f"{sizes_are}, separated by commas, none twice: 2 or 1,2,4"
-    try:
+    sizes: tuple[int, ...] = ()
+    with suppress(ValueError):
         sizes = tuple(count(item, 1, _MOST_RANKS) for item in _items(value))
-    except ValueError:
-        raise ValueError(allowed) from None
     if not sizes or len(set(sizes)) < len(sizes):
-        raise ValueError(allowed)
+        numbers = f"whole numbers from 1 to {_MOST_RANKS:,}"
+        raise ValueError(f"{numbers}, separated by commas, none twice: 2 or 1,2,4")
     return sizes
 
 
@@ -111,15 +110,15 @@ def choice(value: object, *names: str) -> str:
 
 
 def seconds(value: object, least: float = math.ulp(0.0)) -> float:
-    allowed = f"seconds, a number {'above' if least else 'from'} 0 and up to {_LONGEST_SECONDS:.0f}"
-    if type(value) not in (int, float, str):  # not isinstance: True is an int
-        raise ValueError(allowed)
-    try:
-        number = float(cast("int | float | str", value))
-    except (ValueError, OverflowError):
-        raise ValueError(allowed) from None
+    number = math.nan
+    if type(value) in (int, float, str):  # not isinstance: True is an int
+        with suppress(ValueError, OverflowError):
+            number = float(cast("int | float | str", value))
     if not least <= number <= _LONGEST_SECONDS:  # nan is neither
-        raise ValueError(allowed)
+        start = "above" if least else "from"
+        raise ValueError(
+            f"seconds, a number {start} 0 and up to {_LONGEST_SECONDS:.0f}"
+        )
     return number
 
 
@@ -128,21 +127,21 @@ _METRICS = ("p10", "p50", "p90", "cpu_p50", MEAN, *PHASE_METRICS, BANDWIDTH, *CO
 
 
 def _limit(item: object) -> Limit:
-    share = _SHARE.fullmatch(item) if isinstance(item, str) else None
-    if share is not None:
-        if share[1] == BANDWIDTH and float(share[2]) >= 100:
+    written = item if isinstance(item, str) else ""
+    if share := _SHARE.fullmatch(written):
+        metric, percent = share[1], float(share[2])
+        if metric == BANDWIDTH and percent >= 100:
             raise Refused(
                 item, "must be less than 100 %: a bandwidth cannot fall further"
             )
-        return Limit(metric=share[1], value=float(share[2]) / 100, unit="%")
-    match = _LIMIT.fullmatch(item) if isinstance(item, str) else None
+        return Limit(metric=metric, value=percent / 100, unit="%")
+    match = _LIMIT.fullmatch(written)
     if match is None:
         name, _, size = str(item).partition(":")
         allowed = f"not {_LIMIT_FORM}"
         if name not in _METRICS and _LIMIT.fullmatch(f"{MEAN}:{size}"):
-            allowed = (
-                f"unknown metric {name}{_guess(name, _METRICS) or f': {_LIMIT_FORM}'}"
-            )
+            guess = _guess(name, _METRICS) or f": {_LIMIT_FORM}"
+            allowed = f"unknown metric {name}{guess}"
         raise Refused(item, allowed)
     cpu, percentile, metric, value, unit = match.groups()
     amount = float(value) / (100 if unit == "%" else 1000)
@@ -200,8 +199,10 @@ def fail_on(value: object) -> frozenset[str]:
 
 def confirm_seconds(value: object) -> float:
     """Parse seconds; 0 for never."""
-    if value in ("auto", "never"):
-        return 300.0 if value == "auto" else 0.0
+    if value == "auto":
+        return 300.0
+    if value == "never":
+        return 0.0
     try:
         return seconds(value)
     except ValueError:
@@ -223,10 +224,10 @@ def arguments(value: object) -> tuple[str, ...]:
         words = tuple(
             word for text in cast("list[str]", value) for word in shlex.split(text)
         )
+        if not words:
+            raise ValueError("there are none")
+        if "--" in words:
+            raise ValueError("-- ends them")
     except ValueError as error:
         raise ValueError(f"options for pytest, as in a shell: {error}") from None
-    if not words:
-        raise ValueError("options for pytest, as in a shell: there are none")
-    if "--" in words:
-        raise ValueError("options for pytest, as in a shell: -- ends them")
     return words

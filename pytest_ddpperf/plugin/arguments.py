@@ -47,12 +47,13 @@ def check_setup(
 
 
 def check_setups(fixture: str, setups: Mapping[str, Any]) -> None:
-    """Check a set-up function for each role of a measurement, as `check_setup`."""
+    """Check the set-up functions of a measurement by role, as `check_setup`. A master and a
+    parameter server may have none."""
     __tracebackhide__ = True
     for role, setup in setups.items():
-        if role == "trainer" and "master" in setups:
+        if role == "trainer" and setups["master"] is not None:
             check_setup(fixture, role, setup, "ctx and shared", 2)
-        else:
+        elif setup is not None or role not in ("master", "parameter_server"):
             check_setup(fixture, role, setup)
 
 

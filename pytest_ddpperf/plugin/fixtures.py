@@ -6,6 +6,7 @@ What may raise between a test and its failure hides its frame, so that --pdb ope
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -35,6 +36,7 @@ from pytest_ddpperf.plugin.outcomes import (
     build_failure,
     build_outcome,
 )
+from pytest_ddpperf.plugin.role import Call
 from pytest_ddpperf.plugin.running import state_of
 from pytest_ddpperf.plugin.snapshot import own_options
 from pytest_ddpperf.plugin.state import RUN, Run
@@ -50,6 +52,7 @@ from pytest_ddpperf.records.errors import (
 from pytest_ddpperf.records.outcome import Outcome
 from pytest_ddpperf.records.plan import (
     UPDATE,
+    Collective,
     Plan,
     Setup,
     collective,
@@ -64,7 +67,6 @@ from pytest_ddpperf.wire.variables import digest
 if TYPE_CHECKING:
     from _pytest.outcomes import Failed
 
-    from pytest_ddpperf.plugin.place import Place
     from pytest_ddpperf.plugin.replay import StoreSamples
 else:
     # the same class by its public name, which type checkers cannot follow
@@ -111,33 +113,27 @@ class DistributedFixture:
     def __reduce__(self) -> tuple[Any, ...]:
         return payload.make_refusal, (self._name,)
 
-    def _plan(self) -> Plan:
-        __tracebackhide__ = True
-        place = self._find_place(self._settings, self._world_size)
-        return self._plan_at(place, self._world_size)
-
-    def _find_place(self, settings: Settings, *counts: int) -> Place:
-        """Return the place of the test, as `Places.find`, and turn its errors into pytest's."""
+    def _plan(self, settings: Settings, *counts: int, **roles: Any) -> Plan:
+        """Return the plan of the test for so many ranks, or trainers and parameter servers; `roles`
+        are further fields of it. Turns the errors of `Places.find` into pytest's."""
         __tracebackhide__ = True
         try:
-            return self._run.places.find(settings, *counts)
+            place = self._run.places.find(settings, *counts)
         except Unavailable as error:
             pytest.skip(str(error))
-        except MarkerError as error:
-            problem = with_place(self._item, error)
-        except OptionError as error:
-            # Without xdist it was found after collection; a worker can only fail the test and tell
-            # the controller.
-            self._state.usage_error = str(error)
-            problem = f"usage error: {error}"
         except DdpPerfError as error:
             problem = str(error)
-        raise plain_failure(problem)
-
-    def _plan_at(self, place: Place, world_size: int, **roles: Any) -> Plan:
+            if isinstance(error, MarkerError):
+                problem = with_place(self._item, error)
+            elif isinstance(error, OptionError):
+                # Without xdist it was found after collection; a worker can only fail the test and
+                # tell the controller.
+                self._state.usage_error = problem
+                problem = f"usage error: {problem}"
+            raise plain_failure(problem) from None
         return make_plan(
-            self._settings,
-            world_size=world_size,
+            settings,
+            world_size=counts[0],
             nodes=place.nodes,
             backend=place.backend,
             device=place.device,
@@ -187,12 +183,11 @@ class DdpRun(DistributedFixture):
         __tracebackhide__ = True
         given = f"ctx and {len(args)} more" if args else "ctx"
         arguments.check_setup(self._name, "fn", fn, given, 1 + len(args))
-        plan, run = self._plan(), self._run
+        plan, run = self._plan(self._settings, self._world_size), self._run
         watcher = Watcher(run.config, warmup=plan.warmup)
         try:
-            return run.role.call(
-                nodeid_of(self._item), plan, fn, args, run.session.launcher, watcher
-            )
+            call = Call(nodeid_of(self._item), plan, fn, args)
+            return run.role.call(call, run.session.launcher, watcher)
         except Failed as error:
             # of a plugin's time limit: where we waited says nothing
             raise error.with_traceback(None)
@@ -207,7 +202,7 @@ class BenchmarkFixture(DistributedFixture):
     """Base of the fixtures that measure: from a plan and set-up functions to a verdict."""
 
     def _begin_measurement(
-        self, setups: Mapping[str, Any], batch_size: Any, name: Any
+        self, setups: Mapping[str, Any], batch_size: Any, name: Any, gate: Any
     ) -> str:
         """Check the arguments of a call, and register the measurement by its label, which is
         returned. Raises GateFailed in a rerun of a gate that failed."""
@@ -215,12 +210,13 @@ class BenchmarkFixture(DistributedFixture):
         arguments.check_setups(self._name, setups)
         arguments.check_number("batch_size", batch_size, "examples per rank and step, ")
         arguments.check_name(name)
-        label = name or ""
+        if not isinstance(gate, bool):
+            raise ValueError(f"gate={short_repr(gate)}: must be True or False")
+        label, taken = "", "it was called before without a name"
+        if name is not None:
+            label, taken = name, f"name={name!r} is taken"
         test = self._state
         if label in test.labels:
-            taken = "it was called before without a name"
-            if name:
-                taken = f"name={name!r} is taken"
             raise ValueError(
                 f"{self._name}: {taken} in this test: give each further measurement a name of"
                 " its own"
@@ -246,7 +242,7 @@ class BenchmarkFixture(DistributedFixture):
         measurements share one."""
         __tracebackhide__ = True
         if level is None:
-            level = self._count_gate(gate)
+            level = self._state.count_gate(gate)
         line = self._item.reportinfo()[1]  # from 0
         module = module_of(self._run.config, self._item)
         name = name_of(self._item, plan.world_size)
@@ -314,13 +310,6 @@ class BenchmarkFixture(DistributedFixture):
         kept = [each for each in properties if each[0] not in before]
         properties[:] = [*kept, *summary.junit_properties(outcome)]
 
-    def _count_gate(self, gate: bool) -> float:
-        """Count a gate of the test, and return the error rate of its measurement."""
-        __tracebackhide__ = True
-        if not isinstance(gate, bool):
-            raise ValueError(f"gate={short_repr(gate)}: must be True or False")
-        return self._state.count_gate(gate)
-
     def _trace(self, label: str) -> str:
         """Return the beginning of the paths of this side's traces; "" for none."""
         folder = self._settings.trace_dir
@@ -380,8 +369,9 @@ class DdpBenchmark(BenchmarkFixture):
         test.
         """
         __tracebackhide__ = True
-        label = self._begin_measurement({"setup": setup}, batch_size, name)
-        plan = replace(self._plan(), facts=arguments.check_facts(facts))
+        label = self._begin_measurement({"setup": setup}, batch_size, name, gate)
+        given = arguments.check_facts(facts)
+        plan = self._plan(self._settings, self._world_size, facts=given)
         return self._gated(plan, setup, label=label, batch_size=batch_size, gate=gate)
 
     def loop(
@@ -402,7 +392,7 @@ class DdpBenchmark(BenchmarkFixture):
         does not run. The rest is as for a step.
         """
         __tracebackhide__ = True
-        label = self._begin_measurement({"main": main}, batch_size, name)
+        label = self._begin_measurement({"main": main}, batch_size, name, gate)
         plan = self._plan_of_program(boundary, payload.name_of(main))
         return self._gated(plan, main, label=label, batch_size=batch_size, gate=gate)
 
@@ -424,34 +414,37 @@ class DdpBenchmark(BenchmarkFixture):
         pytest's rootdir. The rest is as for `loop`.
         """
         __tracebackhide__ = True
-        label = self._begin_measurement({}, batch_size, name)
+        label = self._begin_measurement({}, batch_size, name, gate)
         called = arguments.read_program(
             self._name, program, self._run.config.rootpath, args, cwd, env
         )
-        if not called.is_module and self._run.role.is_kept(called.path):
-            problem = (
-                "is in a folder of tests, which both sides have from the working tree: move "
-                "it"
+        trees, path = self._run.role.trees, os.path.realpath(called.path)
+        if trees is not None and not called.is_module and trees.keeps(path):
+            raise plain_failure(
+                f"{self._name}.script: {called.path} is in a folder of tests, which both sides have"
+                " from the working tree: move it"
             )
-            raise plain_failure(f"{self._name}.script: {called.path} {problem}")
-        # which may be secret
-        variables = (
-            f"{name}={digest(value)}" for name, value in sorted(called.env.items())
-        )
-        plan = self._plan_of_program(boundary, " ".join((*variables, str(called))))
+        # values may be secret
+        words = [f"{key}={digest(value)}" for key, value in sorted(called.env.items())]
+        words.append(str(called))
+        plan = self._plan_of_program(boundary, " ".join(words))
         return self._gated(plan, called, label=label, batch_size=batch_size, gate=gate)
 
     def _plan_of_program(self, boundary: str, program: str) -> Plan:
         """Return the plan of a program that owns its loop."""
         __tracebackhide__ = True
         arguments.check_boundary(boundary)
-        plan = self._plan()
+        plan = self._plan(
+            self._settings,
+            self._world_size,
+            boundary=boundary,
+            program=arguments.without_temporary(program),
+        )
         if plan.nodes > 1:
             raise plain_failure(
                 "programs that own their loop are not supported over several nodes"
             )
-        program = arguments.without_temporary(program)
-        return replace(plan, boundary=boundary, program=program)
+        return plan
 
 
 class CollectiveBenchmark(BenchmarkFixture):
@@ -482,53 +475,41 @@ class CollectiveBenchmark(BenchmarkFixture):
             raise ValueError(
                 f'sizes={short_repr(sizes)}: give a list: [1024, "8K", "1MiB"]'
             )
+        element = str(dtype).removeprefix("torch.")
+        asked: list[tuple[str, Collective]] = []  # with labels
         try:
-            given = tuple(map(in_bytes, sizes))
-            asked = [
-                collective(
-                    op, size, str(dtype).removeprefix("torch."), self._world_size
-                )
-                for size in given
-            ]
+            for size in map(in_bytes, sizes):
+                suffix = in_words(size).lower()
+                label = f"{name}-{suffix}" if name else suffix
+                asked.append((label, collective(op, size, element, self._world_size)))
         except ValueError as error:
             raise ValueError(text.shortened(str(error))) from None
         if not asked:
             raise ValueError(f"{self._name}({op!r}): no size was given")
-        plan = self._plan()
-        level = self._count_gate(gate) / len(asked)
+        plan = self._plan(self._settings, self._world_size)
+        level = self._state.count_gate(gate) / len(asked)
         # All labels first: after a red size a rerun measures no other one either.
-        labels = []
-        # no comprehension: before Python 3.12 it has a frame, which --pdb would show
-        for size in given:
-            suffix = in_words(size).lower()
-            labels.append(
-                self._begin_measurement(
-                    {}, None, f"{name}-{suffix}" if name else suffix
-                )
-            )
+        for label, _ in asked:
+            self._begin_measurement({}, None, label, gate)
         results: list[CollectiveResult] = []
         failures: list[GateFailed] = []
-        for label, of_size in zip(labels, asked, strict=True):
+        for label, of_size in asked:
+            of_one = replace(plan, collective=of_size)
             try:
-                result = self._gated(
-                    replace(plan, collective=of_size),
-                    None,
-                    label=label,
-                    gate=gate,
-                    level=level,
-                )
+                result = self._gated(of_one, None, label=label, gate=gate, level=level)
                 results.append(cast(CollectiveResult, result))
             except GateFailed as failed:
                 failures.append(failed)
-            except pytest.fail.Exception as failed:
+            except Failed as failed:
                 # a launch failed: report what was found before, too
-                raise plain_failure(
-                    "\n\n".join(map(str, (*failures, failed)))
-                ) from None
+                every = map(str, (*failures, failed))
+                raise plain_failure("\n\n".join(every)) from None
         if failures:
-            first, every = failures[0], "\n\n".join(str(failed) for failed in failures)
-            more = f" (and {len(failures) - 1} more sizes)" if len(failures) > 1 else ""
-            raise GateFailed(every, first.result, first.headline + more)
+            first, headline = failures[0], failures[0].headline
+            if len(failures) > 1:
+                headline += f" (and {len(failures) - 1} more sizes)"
+            every = map(str, failures)
+            raise GateFailed("\n\n".join(every), first.result, headline)
         return tuple(results)
 
 
@@ -564,12 +545,7 @@ class RpcBenchmark(BenchmarkFixture):
             "master": master,
             "parameter_server": parameter_server,
         }
-        given = {
-            role: setup
-            for role, setup in setups.items()
-            if setup is not None or role == "trainer"
-        }
-        label = self._begin_measurement(given, batch_size, name)
+        label = self._begin_measurement(setups, batch_size, name, gate)
         arguments.check_number("trainers", trainers)
         arguments.check_number("parameter_servers", parameter_servers)
         settings = self._settings
@@ -580,10 +556,13 @@ class RpcBenchmark(BenchmarkFixture):
                 trainers=trainers,
                 sources={**settings.sources, "trainers": MARKER},
             )
-        counts = settings.trainers, parameter_servers or settings.parameter_servers
-        place = self._find_place(settings, *counts)
-        plan = self._plan_at(
-            place, counts[0], parameter_servers=counts[1], master=master is not None
+        servers = parameter_servers or settings.parameter_servers
+        plan = self._plan(
+            settings,
+            settings.trainers,
+            servers,
+            parameter_servers=servers,
+            master=master is not None,
         )
         return self._gated(
             plan, *setups.values(), label=label, batch_size=batch_size, gate=gate

@@ -27,7 +27,7 @@ from pytest_ddpperf.plugin.items import (
 )
 from pytest_ddpperf.plugin.reporter import Reporter, prepare_files
 from pytest_ddpperf.plugin.role import LeadsNodes
-from pytest_ddpperf.plugin.snapshot import SNAPSHOT, take_snapshot, traces_ranks
+from pytest_ddpperf.plugin.snapshot import take_snapshot, traces_ranks
 from pytest_ddpperf.plugin.state import RUN, Run
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_load_initial_conftests(
     early_config: pytest.Config,
 ) -> Generator[None, None, None]:
-    early_config.stash[SNAPSHOT] = take_snapshot(early_config)
+    take_snapshot(early_config)
     yield
 
 
@@ -63,6 +63,7 @@ def pytest_cmdline_main(config: pytest.Config) -> int | None:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", definitions.MARKER_HELP)
+    take_snapshot(config)  # if a conftest's `pytest_plugins` loaded the plugin later
     plugins = config.pluginmanager
     if has_benchmark(plugins):
         from pytest_ddpperf.plugin.replay import ReplayToBenchmark

@@ -37,18 +37,8 @@ def build_outcome(
     findings, words = _explain(found, side)
     is_stored = side is None or found.suspected is not None
     accepts = is_stored and verdict.status is not Status.NOT_GATED
-    return Outcome(
-        nodeid=job.nodeid,
-        test=job.test,
-        plan=job.plan,
-        launches=job.launches,
-        batch_size=job.batch_size,
-        file=job.file,
-        line=job.line,
-        limits=job.limits,
-        level=job.level,
-        seconds=took.seconds,
-        waited_seconds=took.waited_seconds,
+    return replace(
+        build_failure(job, "", took),
         verdict=verdict,
         fails=found.fails,
         measurement=found.measurement,
@@ -101,7 +91,7 @@ def _mean_seconds(measurement: Measurement) -> float:
 
 
 def build_failure(job: Job, error: str, took: Took) -> Outcome:
-    """Return the outcome of a job that could not be carried out."""
+    """Return the outcome of a job that could not be carried out: what is known without launches."""
     return Outcome(
         nodeid=job.nodeid,
         test=job.test,

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-from pytest_ddpperf import __version__, text
-from pytest_ddpperf.git import changed_files, checked_out, ignored_files
+from pytest_ddpperf import __version__, files, text
+from pytest_ddpperf.git import changed_files, checked_out, git, ignored_files
+from pytest_ddpperf.history import entries
+from pytest_ddpperf.options.settings import Settings
 from pytest_ddpperf.records import codec
-from pytest_ddpperf.records.errors import GitError
+from pytest_ddpperf.records.errors import DdpPerfError, GitError
 from pytest_ddpperf.records.outcome import Outcome, RunInfo
 from pytest_ddpperf.records.samples import Scalar
 from pytest_ddpperf.report import json_report, terminal
@@ -205,6 +207,57 @@ class RunResults:
     def data(self) -> dict[str, Any]:
         """Return all results as plain JSON values."""
         return json_report.report(self.outcomes, self.run)
+
+    # --- reports that are files
+
+    def write_files(self, settings: Settings) -> None:
+        """Write the requested reports. What could not be written is in `unwritten`, and why."""
+        from pytest_ddpperf.report import markdown, page
+
+        reports: tuple[tuple[str, Path | None, Callable[[], str]], ...] = (
+            ("json", settings.json_path, lambda: codec.dumps(self.data())),
+            (
+                "markdown",
+                settings.markdown_path,
+                lambda: markdown.report(self.stored()),
+            ),
+            ("html", settings.html_path, lambda: page.html(self.stored())),
+        )
+        for name, path, text_of in reports:
+            if path is not None:
+                with self._noting_errors(f"--ddp-{name} {path} was not written"):
+                    files.write(path, text_of(), append=markdown.appends(path))
+
+    @contextmanager
+    def _noting_errors(self, what: str) -> Iterator[None]:
+        """Let the summary say why a report was not written. Other reports are still written, but
+        the run fails."""
+        try:
+            yield
+        except Exception as error:
+            why = f"{type(error).__name__}: {error}"
+            if isinstance(error, OSError | DdpPerfError):
+                why = getattr(error, "strerror", None) or str(error)
+            self.unwritten.append(f"{what}: {why}")
+
+    def add_to_history(self, root: Path, measured: Path) -> None:
+        """Add the measurements of the code in `measured` to the history, or say why not."""
+        with self._noting_errors("--ddp-history"):
+            entry = entries.make_entry(self.outcomes, self.run)
+            why = entries.why_unfit(self.run)
+            if not entry.measurements:
+                why = "no measurement of this commit alone can be added (see docs/history.md)"
+            if not why:
+                path = entries.add_entry(root, entry)
+                number = text.several(len(entry.measurements), "measurement")
+                self.messages.append(f"--ddp-history: {number} added as {path}")
+                return
+            if not self.run.commit:
+                try:
+                    git(measured, "rev-parse", "HEAD")
+                except GitError as error:
+                    why += f": {' '.join(str(error).split())}"
+            self.messages.append(f"--ddp-history: nothing was added: {why}")
 
 
 def begin_results(rootdir: Path, sections: dict[str, tuple[str, ...]]) -> RunResults:

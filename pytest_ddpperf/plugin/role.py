@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 
@@ -35,6 +35,15 @@ if TYPE_CHECKING:
 LEADER: pytest.StashKey[LeaderConnection] = pytest.StashKey()
 
 
+class Call(NamedTuple):
+    """What `ddp_run` asks for: `function(ctx, *args)` on every rank of a fresh group."""
+
+    nodeid: str  # of the test
+    plan: Plan
+    function: Callable[..., Any]
+    args: Sequence[Any]
+
+
 class Alone:
     """A pytest that measures by itself; the base of all roles."""
 
@@ -44,12 +53,7 @@ class Alone:
     folder = ""  # as `Launcher` has it
     other_nodes: OtherNodes | None = None
     trees: Trees | None = None  # that ranks import from, if there is another version
-
-    def templates(self) -> Templates:
-        """Return what rank servers are forked from."""
-        from pytest_ddpperf.launch.template import Templates
-
-        return Templates()
+    templates: Templates | None = None  # of rank servers, if a leader gave some
 
     # --- collection
 
@@ -84,30 +88,13 @@ class Alone:
 
     # --- a test
 
-    def is_kept(self, path: str) -> bool:
-        """Say whether another version would have a file from the working tree."""
-        return False
-
-    def call(
-        self,
-        nodeid: str,
-        plan: Plan,
-        function: Callable[..., Any],
-        args: Sequence[Any],
-        launcher: Launcher,
-        observer: Observer,
-    ) -> list[Any]:
-        """Call `function(ctx, *args)` on every rank of a fresh group, for a test; return the
-        results by rank. Raises the errors of a launch."""
-        return launcher.call(plan, function, args, observer)
+    def call(self, call: Call, launcher: Launcher, observer: Observer) -> list[Any]:
+        """Carry out a call, and return the results by rank; raises the errors of a launch."""
+        return launcher.call(call.plan, call.function, call.args, observer)
 
     def carry_out(self, job: Job, session: Session, observer: Observer) -> Measured:
         """Measure and judge; raises the errors of a launch, and BaselineError."""
-        from pytest_ddpperf.compare import measurement
-
-        compare = partial(
-            measurement.carry_out, job, session.launcher, session.store, observer
-        )
+        compare = session.comparison(job, observer)
         measured = compare()
         session.refuse_worse(measured)
         return session.confirmation.confirm(measured, compare)
@@ -149,17 +136,8 @@ class LeadsVersion(Alone):
     def environments(self) -> Mapping[str, Mapping[str, str]]:
         return {str(self._side.version): self._side.environ}
 
-    def is_kept(self, path: str) -> bool:
-        trees = self._side.trees
-        within = trees.within(os.path.realpath(path))
-        return within is not None and trees.keeps(within)
-
     def carry_out(self, job: Job, session: Session, observer: Observer) -> Measured:
-        from pytest_ddpperf.compare import measurement
-
-        return measurement.carry_out(
-            job, session.launcher, session.store, observer, self._side
-        )
+        return session.comparison(job, observer)(self._side)
 
     def end_test(self) -> list[str]:
         self._side.leave()
@@ -193,25 +171,18 @@ class LeadsNodes(Alone):
     def facts(self) -> Mapping[str, Scalar]:
         return {"machines": str(self.other_nodes)}
 
-    def call(
-        self,
-        nodeid: str,
-        plan: Plan,
-        function: Callable[..., Any],
-        args: Sequence[Any],
-        launcher: Launcher,
-        observer: Observer,
-    ) -> list[Any]:
+    def call(self, call: Call, launcher: Launcher, observer: Observer) -> list[Any]:
+        nodes, plan = self.other_nodes, call.plan
         if plan.nodes == 1:
-            return super().call(nodeid, plan, function, args, launcher, observer)
+            return super().call(call, launcher, observer)
         from pytest_ddpperf.launch.launcher import unpickle
         from pytest_ddpperf.plugin.leader_connection import ready_call
         from pytest_ddpperf.records.messages import Order, OrderKind
         from pytest_ddpperf.wire import payload
 
-        ready = ready_call(plan, function)
-        with self.other_nodes.together(nodeid, ready, plan.nodes) as end:
-            task = payload.dumps("call", function, args)
+        ready = ready_call(plan, call.function)
+        with nodes.together(call.nodeid, ready, plan.nodes) as end:
+            task = payload.dumps("call", call.function, call.args)
             results = launcher.call_for_bytes(plan, task, observer)
             end(Order(OrderKind.END_MEASUREMENT, results=results))
         return unpickle(results)
@@ -255,23 +226,13 @@ class WorksForLeader(Alone):
         self._leader = leader
         self.nodes, self.rpc = leader.nodes, leader.rpc
         self.trees, self.folder = leader.trees, leader.folder
-
-    def templates(self) -> Templates:
-        return self._leader.templates
+        self.templates = leader.templates
 
     def confirms(self, run: Run) -> str:
         return ""
 
-    def call(
-        self,
-        nodeid: str,
-        plan: Plan,
-        function: Callable[..., Any],
-        args: Sequence[Any],
-        launcher: Launcher,
-        observer: Observer,
-    ) -> list[Any]:
-        return self._leader.call(plan, function, args, launcher)
+    def call(self, call: Call, launcher: Launcher, observer: Observer) -> list[Any]:
+        return self._leader.call(call.plan, call.function, call.args, launcher)
 
     def carry_out(self, job: Job, session: Session, observer: Observer) -> Measured:
         return self._leader.carry_out(job, session.launcher, session.store)

@@ -7,20 +7,23 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timezone
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 
 from pytest_ddpperf import text
 from pytest_ddpperf.baseline import Store
 from pytest_ddpperf.compare.confirm import (
+    Compare,
     Confirmation,
     SideOf,
     find_inputs,
     select_code,
 )
+from pytest_ddpperf.compare.launches import Job
 from pytest_ddpperf.compare.measurement import Measured
+from pytest_ddpperf.compare.measurement import carry_out as measure
 from pytest_ddpperf.git import checked_out, tree_of
-from pytest_ddpperf.launch import Launcher
+from pytest_ddpperf.launch import Launcher, Observer
 from pytest_ddpperf.options.settings import Settings
 from pytest_ddpperf.records.errors import BaselineError, GitError
 from pytest_ddpperf.records.samples import LaunchSamples, Scalar, Status
@@ -69,6 +72,11 @@ class Session:
         """Return what the machine offers, from a probe rank; raises the errors of a launch."""
         settings = self._settings
         return self.launcher.probe(settings.preload, settings.timeout_seconds)
+
+    def comparison(self, job: Job, observer: Observer) -> Compare:
+        """Return the comparison of a job with its baseline, or with another version that it is
+        called with."""
+        return partial(measure, job, self.launcher, self.store, observer)
 
     def save(self, measured: Measured) -> int:
         """Write a baseline, in place of the one before or in addition to it, and return how many

@@ -34,20 +34,21 @@ SNAPSHOT = pytest.StashKey[ProcessSnapshot]()
 
 
 def take_snapshot(config: pytest.Config) -> ProcessSnapshot:
-    options = {**vars(config.known_args_namespace), **vars(config.option)}
-    return ProcessSnapshot(dict(os.environ), tuple(sys.path), frozenset(options))
-
-
-def snapshot_of(config: pytest.Config) -> ProcessSnapshot:
-    """Return the snapshot; a new one if a conftest's `pytest_plugins` loaded the plugin later."""
-    return config.stash.get(SNAPSHOT, None) or take_snapshot(config)
+    """Return the snapshot, which the first call takes."""
+    if SNAPSHOT not in config.stash:
+        options = frozenset(
+            {**vars(config.known_args_namespace), **vars(config.option)}
+        )
+        snapshot = ProcessSnapshot(dict(os.environ), tuple(sys.path), options)
+        config.stash[SNAPSHOT] = snapshot
+    return config.stash[SNAPSHOT]
 
 
 def own_options(config: pytest.Config) -> dict[str, str]:
     """Return the options that the user's conftests added, with the `repr` of their values.
 
     Options that may be secrets are left out, and paths, which mean nothing on another day."""
-    before = snapshot_of(config).options
+    before = take_snapshot(config).options
     found: dict[str, str] = {}
     for name, value in sorted(vars(config.option).items()):
         # xdist adds an option of its own to its workers.

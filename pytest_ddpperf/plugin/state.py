@@ -11,7 +11,6 @@ import pytest
 
 from pytest_ddpperf.plugin.items import RPC, measures, modules_by_name, uses
 from pytest_ddpperf.plugin.role import LeadsVersion, choose_role
-from pytest_ddpperf.plugin.snapshot import snapshot_of
 
 if TYPE_CHECKING:
     from pytest_ddpperf.launch.template import Templates
@@ -36,7 +35,6 @@ class Run:
         self.sections: dict[str, tuple[str, ...]] = {}  # of `add_section`
         # distributed tests that were not skipped; with xdist, those of all workers
         self.ran = 0
-        self.snapshot = snapshot_of(config)
         self.pytest_session: pytest.Session | None = None
         self._session: Session | None = None
         self._report: RunResults | None = None
@@ -54,7 +52,9 @@ class Run:
     @cached_property
     def templates(self) -> Templates:
         """Return what rank servers are forked from."""
-        return self.role.templates()
+        from pytest_ddpperf.launch.template import Templates
+
+        return self.role.templates or Templates()
 
     @property
     def rpc(self) -> bool:
@@ -139,6 +139,15 @@ class Run:
             self.report.messages += self._session.messages()
         self.report.messages += self.role.messages()
         self.report.end(self.failed, refused)
+
+    def write_files(self) -> None:
+        """Write the requested reports, and add to the history."""
+        if self._report is None:
+            return
+        settings = self.settings
+        self._report.write_files(settings)
+        if settings.history_dir is not None and self.reported:
+            self._report.add_to_history(settings.history_dir, self.config.rootpath)
 
     @property
     def reported(self) -> bool:

@@ -32,9 +32,8 @@ class Watcher(Observer):
     waits."""
 
     def __init__(self, config: pytest.Config, *, warmup: int) -> None:
-        self.streams = config.getoption("capture", "no") == "no" and not hasattr(
-            config, "workerinput"
-        )
+        uncaptured = config.getoption("capture", "no") == "no"
+        self.streams = uncaptured and not hasattr(config, "workerinput")
         self._config = config
         # None in a worker of xdist's
         self._reporter: Any = config.pluginmanager.get_plugin("terminalreporter")
@@ -75,31 +74,29 @@ class Watcher(Observer):
         now = time.monotonic()
         self._waits_since = self._waits_since or now
         self._launch_began = now
-        self._waits[self._waits_since] = now - self._waits_since
+        waited = self._waits[self._waits_since] = now - self._waits_since
         if self._writer is not None:
-            if now - self._drawn >= _REDRAW_SECONDS:
-                what, *seconds = self._wait(resource, now).rpartition(",")
-                self._draw(what, "".join(seconds))
-        elif (
-            self._reporter is not None and now - self._waits_since >= self._next_report
-        ):
+            if now - self._drawn < _REDRAW_SECONDS:
+                return
+            line = waiting_line(resource, placement.holder(resource), waited)
+            what, comma, seconds = line.rpartition(",")
+            self._draw(what, comma + seconds)
+        elif self._reporter is not None and waited >= self._next_report:
             self._next_report *= 2
+            line = waiting_line(resource, placement.holder(resource), waited)
             with self._uncaptured():
                 self._reporter.ensure_newline()
                 # Under -q there are letters for tests on a line without a path.
-                torn = self._config.get_terminal_writer().width_of_current_line > 0
-                self._reporter.write_line("\n" * torn + self._wait(resource, now))
+                if self._config.get_terminal_writer().width_of_current_line > 0:
+                    line = f"\n{line}"
+                self._reporter.write_line(line)
                 self._reporter.flush()
-
-    def _wait(self, resource: Path, now: float) -> str:
-        return waiting_line(
-            resource, placement.holder(resource), now - self._waits_since
-        )
 
     def progress(
         self, phase: Phase, step: int, steps: int, marks_ns: Sequence[int]
     ) -> None:
-        if self._writer is None or time.monotonic() - self._drawn < _REDRAW_SECONDS:
+        now = time.monotonic()
+        if self._writer is None or now - self._drawn < _REDRAW_SECONDS:
             return
         seconds = list(self._seconds)
         if phase is Phase.STEPS:
@@ -116,24 +113,17 @@ class Watcher(Observer):
         end = ""
         if phase is Phase.STEPS and step:
             share = (self._warmup + step) / (self._warmup + steps)  # of this launch
-            minutes = (
-                (time.monotonic() - self._launch_began)
-                / 60
-                * ((self.launches - self.launch + 1) / share - 1)
-            )
-            end = f", {minutes:.0f} min left (fewer --ddp-steps shorten it)" * (
-                minutes >= 1
-            )
+            left = (self.launches - self.launch + 1) / share - 1  # in such parts
+            minutes = (now - self._launch_began) * left / 60
+            if minutes >= 1:
+                end = f", {minutes:.0f} min left (fewer --ddp-steps shorten it)"
         self._draw(line, end)
 
     def output(self, name: str, stream: str, line: str) -> None:
         file = sys.stderr if stream == "stderr" else sys.stdout
         encoding = getattr(file, "encoding", None) or "utf-8"
-        print(
-            f"[{name}] {line}".encode(encoding, "backslashreplace").decode(encoding),
-            file=file,
-            flush=True,
-        )
+        shown = f"[{name}] {line}".encode(encoding, "backslashreplace")
+        print(shown.decode(encoding), file=file, flush=True)
 
     def erase(self) -> None:
         if self._drawn:
@@ -143,14 +133,14 @@ class Watcher(Observer):
     def _draw(self, text: str, end: str = "") -> None:
         """Show a line; if there is not enough room, without a part of `text`, which comes before
         `end`."""
-        if self._writer is not None:
-            room = max(
-                self._writer.fullwidth - self._writer.width_of_current_line - 2, 0
-            )
-            line = (text[: max(room - len(end), 0)] + end)[:room]
-            # the cursor goes back to behind the test's name
-            self._write(f"\x1b7 {line}\x1b[K\x1b8")
-            self._drawn = time.monotonic()
+        writer = self._writer
+        if writer is None:
+            return
+        room = max(writer.fullwidth - writer.width_of_current_line - 2, 0)
+        line = (text[: max(room - len(end), 0)] + end)[:room]
+        # the cursor goes back to behind the test's name
+        self._write(f"\x1b7 {line}\x1b[K\x1b8")
+        self._drawn = time.monotonic()
 
     def _write(self, text: str) -> None:
         with self._uncaptured():
@@ -192,16 +182,13 @@ def progress_line(
         place = f"warm-up {step[0]}/{step[1]}"
     else:
         place = _PHASES.get(phase, phase.name.lower())
+    parts: list[str] = []
     # first: a narrow terminal has room for no more
-    above = (("test", test, 1), ("launch", launch, 0))
-    parts = [
-        *(
-            f"{name} {number}/{count}"
-            for name, (number, count), least in above
-            if count > least
-        ),
-        place,
-    ]
+    if test[1] > 1:
+        parts.append(f"test {test[0]}/{test[1]}")
+    if launch[1]:
+        parts.append(f"launch {launch[0]}/{launch[1]}")
+    parts.append(place)
     if p50_seconds is not None:
         parts.append(f"p50 so far {text.seconds(p50_seconds)}")
     return ", ".join(parts)

@@ -53,8 +53,7 @@ def test_own_options_are_those_of_conftests_that_are_plain_and_no_secret(
 
 
 def test_a_run_began_before_its_conftests(config: pytest.Config) -> None:
-    snapshot = config.stash[RUN].snapshot
-    assert snapshot is config.stash[SNAPSHOT]
+    snapshot = config.stash[SNAPSHOT]
     assert "SET_BY_A_CONFTEST" not in snapshot.environ
     assert "/added/by/a/conftest" not in snapshot.sys_path
 

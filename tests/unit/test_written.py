@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from pytest_ddpperf.plugin import reporter
 from pytest_ddpperf.plugin.results import RunResults
 from pytest_ddpperf.records import codec
 from pytest_ddpperf.records.outcome import RunInfo
@@ -24,7 +23,7 @@ def reported(run: RunInfo, measured: Path) -> list[str]:
     """Of adding a measurement to the history in a folder of its own."""
     report = RunResults(run)
     report.take({"outcomes": [codec.encode(outcome(verdict(Status.PASS)))]})
-    reporter._add_to_history(report, measured / "history", measured)
+    report.add_to_history(measured / "history", measured)
     return report.messages
 
 
