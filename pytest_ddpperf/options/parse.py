@@ -22,15 +22,10 @@ from pytest_ddpperf.records.plan import BANDWIDTH, COUNTERS, MEAN, PHASE_METRICS
 _MOST = 1_000_000
 _MOST_RANKS = 10_000
 _LONGEST_SECONDS = 1e9  # 31 years; from ten times that on a socket's timeout overflows
+_AMOUNT = re.compile(r"(\d+(?:\.\d+)?)(%|ms)", re.ASCII)
 # Four decimals: p99.9999 needs three million steps, and with many more a percentile is rounded to
 # 100.
-_OF_STEP = "|".join((MEAN, *PHASE_METRICS))
-_LIMIT = re.compile(
-    rf"(?:(cpu_)?p(\d+(?:\.\d{{1,4}})?)|({_OF_STEP})):(\d+(?:\.\d+)?)(%|ms)", re.ASCII
-)
-_SHARE = re.compile(
-    rf"({'|'.join(map(re.escape, (BANDWIDTH, *COUNTERS)))}):(\d+(?:\.\d+)?)%", re.ASCII
-)
+_PERCENTILE = re.compile(r"(cpu_)?p(\d+(?:\.\d{1,4})?)", re.ASCII)
 _LIMIT_FORM = (
     "metric:N% or metric:Nms, as in p50:5%, p95:2ms, mean:20%, forward:5%, cpu_p50:5%, busbw:5%,"
     " rpc.bytes:0%"
@@ -122,43 +117,36 @@ def seconds(value: object, least: float = math.ulp(0.0)) -> float:
     return number
 
 
+_SHARES = (BANDWIDTH, *COUNTERS)  # whose limits have no milliseconds
 # What a metric that does not exist is compared with. Of percentiles that look alike, only one.
-_METRICS = ("p10", "p50", "p90", "cpu_p50", MEAN, *PHASE_METRICS, BANDWIDTH, *COUNTERS)
+_METRICS = ("p10", "p50", "p90", "cpu_p50", MEAN, *PHASE_METRICS, *_SHARES)
 
 
 def _limit(item: object) -> Limit:
-    written = item if isinstance(item, str) else ""
-    if share := _SHARE.fullmatch(written):
-        metric, percent = share[1], float(share[2])
-        if metric == BANDWIDTH and percent >= 100:
-            raise Refused(
-                item, "must be less than 100 %: a bandwidth cannot fall further"
-            )
-        return Limit(metric=metric, value=percent / 100, unit="%")
-    match = _LIMIT.fullmatch(written)
-    if match is None:
-        name, _, size = str(item).partition(":")
-        allowed = f"not {_LIMIT_FORM}"
-        if name not in _METRICS and _LIMIT.fullmatch(f"{MEAN}:{size}"):
-            guess = _guess(name, _METRICS) or f": {_LIMIT_FORM}"
-            allowed = f"unknown metric {name}{guess}"
-        raise Refused(item, allowed)
-    cpu, percentile, metric, value, unit = match.groups()
-    amount = float(value) / (100 if unit == "%" else 1000)
-    if percentile is not None:
-        q = float(percentile)
-        if not 0 < q < 100:
-            end = "an end of the sample" if q in (0, 100) else "no percentile"
-            raise Refused(
-                item,
-                f"p{percentile} is {end}: a metric is p1 to p99, decimals allowed (p99.9)",
-            )
+    metric, _, size = str(item).partition(":")
+    found = _AMOUNT.fullmatch(size)
+    unit = cast(Literal["%", "ms"], found[2]) if found is not None else "%"
+    if found is None or (metric in _SHARES and unit == "ms"):
+        raise Refused(item, f"not {_LIMIT_FORM}")
+    amount = float(found[1]) / (100 if unit == "%" else 1000)
+    if match := _PERCENTILE.fullmatch(metric):
+        percentile = float(match[2])
+        if not 0 < percentile < 100:
+            end = "an end of the sample" if percentile in (0, 100) else "no percentile"
+            allowed = "a metric is p1 to p99, decimals allowed (p99.9)"
+            raise Refused(item, f"p{match[2]} is {end}: {allowed}")
         # One text for one percentile, so that p50 and p50.0 are the same metric to baselines and
         # reports.
-        metric = f"{cpu or ''}p{q:.10g}"
-    if amount == float("inf"):
+        metric = f"{match[1] or ''}p{percentile:.10g}"
+    elif metric not in _METRICS:
+        guess = _guess(metric, _METRICS) or f": {_LIMIT_FORM}"
+        raise Refused(item, f"unknown metric {metric}{guess}")
+    if metric == BANDWIDTH and amount >= 1:
+        allowed = "must be less than 100 %: a bandwidth cannot fall further"
+        raise Refused(item, allowed)
+    if amount == math.inf:
         raise Refused(item, f"the limit is not finite: {_LIMIT_FORM}")
-    return Limit(metric=metric, value=amount, unit=cast(Literal["%", "ms"], unit))
+    return Limit(metric=metric, value=amount, unit=unit)
 
 
 def limits(value: object) -> tuple[Limit, ...]:

@@ -48,9 +48,7 @@ class Reporter:
     @pytest.hookimpl(trylast=True)  # after conftests, which may add sections
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         run = self._run
-        run.end(self._refused)
-        if self._writes:
-            run.write_files()
+        run.end(self._refused, writes=self._writes)
         if not run.reported:
             return
         if run.report.usage_error:

@@ -210,8 +210,9 @@ class RunResults:
 
     # --- reports that are files
 
-    def write_files(self, settings: Settings) -> None:
-        """Write the requested reports. What could not be written is in `unwritten`, and why."""
+    def write_files(self, settings: Settings, rootdir: Path) -> None:
+        """Write the requested reports, and add to the history. What could not be written is in
+        `unwritten`, and why."""
         from pytest_ddpperf.report import markdown, page
 
         reports: tuple[tuple[str, Path | None, Callable[[], str]], ...] = (
@@ -227,6 +228,9 @@ class RunResults:
             if path is not None:
                 with self._noting_errors(f"--ddp-{name} {path} was not written"):
                     files.write(path, text_of(), append=markdown.appends(path))
+        if settings.history_dir is not None and not self.empty:
+            with self._noting_errors("--ddp-history"):
+                self.add_to_history(settings.history_dir, rootdir)
 
     @contextmanager
     def _noting_errors(self, what: str) -> Iterator[None]:
@@ -240,24 +244,26 @@ class RunResults:
                 why = getattr(error, "strerror", None) or str(error)
             self.unwritten.append(f"{what}: {why}")
 
-    def add_to_history(self, root: Path, measured: Path) -> None:
-        """Add the measurements of the code in `measured` to the history, or say why not."""
-        with self._noting_errors("--ddp-history"):
-            entry = entries.make_entry(self.outcomes, self.run)
-            why = entries.why_unfit(self.run)
-            if not entry.measurements:
-                why = "no measurement of this commit alone can be added (see docs/history.md)"
-            if not why:
-                path = entries.add_entry(root, entry)
-                number = text.several(len(entry.measurements), "measurement")
-                self.messages.append(f"--ddp-history: {number} added as {path}")
-                return
-            if not self.run.commit:
-                try:
-                    git(measured, "rev-parse", "HEAD")
-                except GitError as error:
-                    why += f": {' '.join(str(error).split())}"
-            self.messages.append(f"--ddp-history: nothing was added: {why}")
+    def add_to_history(self, folder: Path, measured: Path) -> None:
+        """Add the measurements of the code in `measured` to the history in a folder, or say why
+        not; raises FileError."""
+        entry = entries.make_entry(self.outcomes, self.run)
+        why = entries.why_unfit(self.run)
+        if not entry.measurements:
+            why = (
+                "no measurement of this commit alone can be added (see docs/history.md)"
+            )
+        if not why:
+            path = entries.add_entry(folder, entry)
+            number = text.several(len(entry.measurements), "measurement")
+            self.messages.append(f"--ddp-history: {number} added as {path}")
+            return
+        if not self.run.commit:
+            try:
+                git(measured, "rev-parse", "HEAD")
+            except GitError as error:
+                why += f": {' '.join(str(error).split())}"
+        self.messages.append(f"--ddp-history: nothing was added: {why}")
 
 
 def begin_results(rootdir: Path, sections: dict[str, tuple[str, ...]]) -> RunResults:

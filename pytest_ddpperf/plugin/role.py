@@ -44,8 +44,8 @@ class Call(NamedTuple):
     args: Sequence[Any]
 
 
-class Alone:
-    """A pytest that measures by itself; the base of all roles."""
+class Role:
+    """The base of all roles: a pytest that measures by itself, and has no others to care for."""
 
     works_for_leader = False
     nodes = 1  # that a test may have ranks on
@@ -67,16 +67,7 @@ class Alone:
     def confirms(self, run: Run) -> SideOf | str:
         """Return what starts the code of a baseline, to confirm suspicions, or why nothing can;
         "" if nothing is confirmed in this role."""
-        if traces_ranks():
-            return (
-                "not supported with coverage in ranks: add --no-cov, or run pytest without"
-                " coverage"
-            )
-        if run.worker:
-            return "not supported under xdist: add -n 0"
-        from pytest_ddpperf.plugin import remote
-
-        return partial(remote.of_commit, run)
+        return ""
 
     def facts(self) -> Mapping[str, Scalar]:
         """Return what the machine line says of the others."""
@@ -113,7 +104,23 @@ class Alone:
         """End the others, with the exit status of this pytest."""
 
 
-class LeadsVersion(Alone):
+class Alone(Role):
+    """A pytest without others, which may start the code of a baseline to confirm a suspicion."""
+
+    def confirms(self, run: Run) -> SideOf | str:
+        if traces_ranks():
+            return (
+                "not supported with coverage in ranks: add --no-cov, or run pytest without"
+                " coverage"
+            )
+        if run.worker:
+            return "not supported under xdist: add -n 0"
+        from pytest_ddpperf.plugin import remote
+
+        return partial(remote.of_commit, run)
+
+
+class LeadsVersion(Role):
     """A pytest whose measurements are interleaved with those of another version's pytest."""
 
     def __init__(self, side: BaseSide) -> None:
@@ -126,9 +133,6 @@ class LeadsVersion(Alone):
         from pytest_ddpperf.remote.worktree import sources_here
 
         self._side.collect(sources_here(self._side.trees))
-
-    def confirms(self, run: Run) -> str:
-        return ""
 
     def facts(self) -> Mapping[str, Scalar]:
         return {"against": str(self._side.version)}
@@ -147,7 +151,7 @@ class LeadsVersion(Alone):
         self._side.close()
 
 
-class LeadsNodes(Alone):
+class LeadsNodes(Role):
     """A pytest on the first of several nodes, whose tests may have ranks on all of them."""
 
     def __init__(self, other_nodes: OtherNodes) -> None:
@@ -217,7 +221,7 @@ class LeadsNodes(Alone):
         self.other_nodes.close(status)
 
 
-class WorksForLeader(Alone):
+class WorksForLeader(Role):
     """A pytest that another one started: of another version, or on another node."""
 
     works_for_leader = True
@@ -228,9 +232,6 @@ class WorksForLeader(Alone):
         self.trees, self.folder = leader.trees, leader.folder
         self.templates = leader.templates
 
-    def confirms(self, run: Run) -> str:
-        return ""
-
     def call(self, call: Call, launcher: Launcher, observer: Observer) -> list[Any]:
         return self._leader.call(call.plan, call.function, call.args, launcher)
 
@@ -238,7 +239,7 @@ class WorksForLeader(Alone):
         return self._leader.carry_out(job, session.launcher, session.store)
 
 
-def choose_role(run: Run) -> Alone:
+def choose_role(run: Run) -> Role:
     """Return the role of this process; raises pytest.UsageError. One that works alone leads another
     version as soon as the tests that measure are known: see `Run.start_others`."""
     leader = run.config.stash.get(LEADER, None)

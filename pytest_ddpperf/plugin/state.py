@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from pytest_ddpperf.plugin.items import RPC, measures, modules_by_name, uses
-from pytest_ddpperf.plugin.role import LeadsVersion, choose_role
+from pytest_ddpperf.plugin.role import LeadsVersion, Role, choose_role
 
 if TYPE_CHECKING:
     from pytest_ddpperf.launch.template import Templates
@@ -38,7 +38,7 @@ class Run:
         self.pytest_session: pytest.Session | None = None
         self._session: Session | None = None
         self._report: RunResults | None = None
-        self.role = choose_role(self)
+        self.role: Role = choose_role(self)
         # whether another process reports
         self.worker = self.role.works_for_leader or hasattr(config, "workerinput")
 
@@ -131,23 +131,18 @@ class Run:
             self._report = begin_results(self.config.rootpath, self.sections)
         return self._report
 
-    def end(self, refused: str) -> None:
-        """Complete the results. `refused`: why pytest ran no test, if it did not."""
-        if self._report is None:
+    def end(self, refused: str, *, writes: bool) -> None:
+        """Complete the results, and write the requested reports if it `writes` any. `refused`: why
+        pytest ran no test, if it did not."""
+        report = self._report
+        if report is None:
             return
         if self._session is not None:
-            self.report.messages += self._session.messages()
-        self.report.messages += self.role.messages()
-        self.report.end(self.failed, refused)
-
-    def write_files(self) -> None:
-        """Write the requested reports, and add to the history."""
-        if self._report is None:
-            return
-        settings = self.settings
-        self._report.write_files(settings)
-        if settings.history_dir is not None and self.reported:
-            self._report.add_to_history(settings.history_dir, self.config.rootpath)
+            report.messages += self._session.messages()
+        report.messages += self.role.messages()
+        report.end(self.failed, refused)
+        if writes:
+            report.write_files(self.settings, self.config.rootpath)
 
     @property
     def reported(self) -> bool:
