@@ -12,7 +12,7 @@ from pytest_ddpperf.launch.placement import place as cores_of
 from pytest_ddpperf.options.definitions import MARKER
 from pytest_ddpperf.options.parse import near
 from pytest_ddpperf.options.settings import Settings, where
-from pytest_ddpperf.plugin.role import Role
+from pytest_ddpperf.plugin.role import PytestRole
 from pytest_ddpperf.records.errors import MarkerError, OptionError, Unavailable
 from pytest_ddpperf.records.samples import Scalar
 
@@ -34,7 +34,10 @@ class Places:
     """The places that the tests of a run were given so far."""
 
     def __init__(
-        self, of_run: Settings, role: Role, facts: Callable[[], Mapping[str, Scalar]]
+        self,
+        of_run: Settings,
+        role: PytestRole,
+        facts: Callable[[], Mapping[str, Scalar]],
     ) -> None:
         """`facts` returns those of the machine, from a probe rank."""
         self._of_run, self._role, self._facts = of_run, role, facts

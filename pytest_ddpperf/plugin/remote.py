@@ -105,21 +105,22 @@ def _holds_tests_only(folder: Path) -> bool:
 
 
 def seed(config: pytest.Config) -> list[str]:
-    """pytest-randomly's, if it draws: both sides shall draw the same."""
-    seed = config.getoption("randomly_seed", None)
-    return [f"--randomly-seed={seed}"] if isinstance(seed, int) else []
+    """Return the option with pytest-randomly's seed, if there is one: both sides have to draw the
+    same."""
+    number = config.getoption("randomly_seed", None)
+    return [f"--randomly-seed={number}"] if isinstance(number, int) else []
 
 
-# Options with which pytest runs no test, on whatever node: each says what it has to say.
-_SAYS_ONLY = """
+# Options with which pytest prints something and runs no test, on each node for itself.
+_PRINTS_ONLY = """
     help version markers showfixtures show_fixtures_per_test cacheshow
 """.split()
 
 
 def main(config: pytest.Config) -> int | None:
-    """The status of a pytest that does not lead, when all is over; None for one that is to go on as
-    ever."""
-    if _only_says(config):
+    """Work for the first node's pytest if torchrun started this one on another node, and return the
+    exit status; None if this pytest has to run as usual."""
+    if _only_prints(config):
         return None
     try:
         found = role(os.environ)
@@ -137,14 +138,14 @@ def main(config: pytest.Config) -> int | None:
         ) from None
 
 
-def _only_says(config: pytest.Config) -> bool:
-    return any(config.getoption(name, None) for name in _SAYS_ONLY)
+def _only_prints(config: pytest.Config) -> bool:
+    return any(config.getoption(name, None) for name in _PRINTS_ONLY)
 
 
 def meet_nodes(run: Run) -> OtherNodes | None:
     """Open the door to the other nodes, if torchrun started several and this pytest is the first
     one's; raises pytest.UsageError."""
-    if _only_says(run.config):
+    if _only_prints(run.config):
         return None
     try:
         found = role(os.environ)
@@ -157,7 +158,7 @@ def meet_nodes(run: Run) -> OtherNodes | None:
 
 
 def _versions() -> dict[str, str]:
-    """Of what has to be the same on all nodes."""
+    """Return the versions that have to be the same on all nodes."""
     return {
         "pytest-ddpperf": __version__,
         "pytest": pytest.__version__,
@@ -166,11 +167,11 @@ def _versions() -> dict[str, str]:
 
 
 def _work_for_leader(config: pytest.Config, found: Role) -> int:
-    # torchrun's way to end it: nothing shall be left
+    # torchrun ends it by this signal: no process may be left
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    # a mistake is the same on all nodes: nobody waits for anybody
+    # a mistake is the same on all nodes, so none waits for another
     settings = read_settings(config)
-    # the first node may begin as much later
+    # the first node may begin later by as much
     seconds = max(START_SECONDS, settings.timeout_seconds)
     with closing(TorchrunStore(found, seconds)) as store:
         reported = store.answer()["found"]

@@ -22,7 +22,8 @@ from pytest_ddpperf.records.samples import Scalar
 from pytest_ddpperf.report import json_report, terminal
 from pytest_ddpperf.text import terminal_width
 
-# For hints only: a repository that is slow to read costs a run no more than this.
+# Of each of two commands, whose answers are for hints only: a run waits no longer for a repository
+# that is slow to read, and does not ask again at its end.
 _GIT_SECONDS = 3.0
 
 

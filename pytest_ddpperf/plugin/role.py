@@ -44,7 +44,7 @@ class Call(NamedTuple):
     args: Sequence[Any]
 
 
-class Role:
+class PytestRole:
     """The base of all roles: a pytest that measures by itself, and has no others to care for."""
 
     works_for_leader = False
@@ -104,7 +104,7 @@ class Role:
         """End the others, with the exit status of this pytest."""
 
 
-class Alone(Role):
+class Alone(PytestRole):
     """A pytest without others, which may start the code of a baseline to confirm a suspicion."""
 
     def confirms(self, run: Run) -> SideOf | str:
@@ -120,7 +120,7 @@ class Alone(Role):
         return partial(remote.of_commit, run)
 
 
-class LeadsVersion(Role):
+class LeadsVersion(PytestRole):
     """A pytest whose measurements are interleaved with those of another version's pytest."""
 
     def __init__(self, side: BaseSide) -> None:
@@ -151,7 +151,7 @@ class LeadsVersion(Role):
         self._side.close()
 
 
-class LeadsNodes(Role):
+class LeadsNodes(PytestRole):
     """A pytest on the first of several nodes, whose tests may have ranks on all of them."""
 
     def __init__(self, other_nodes: OtherNodes) -> None:
@@ -221,7 +221,7 @@ class LeadsNodes(Role):
         self.other_nodes.close(status)
 
 
-class WorksForLeader(Role):
+class WorksForLeader(PytestRole):
     """A pytest that another one started: of another version, or on another node."""
 
     works_for_leader = True
@@ -239,7 +239,7 @@ class WorksForLeader(Role):
         return self._leader.carry_out(job, session.launcher, session.store)
 
 
-def choose_role(run: Run) -> Role:
+def choose_role(run: Run) -> PytestRole:
     """Return the role of this process; raises pytest.UsageError. One that works alone leads another
     version as soon as the tests that measure are known: see `Run.start_others`."""
     leader = run.config.stash.get(LEADER, None)

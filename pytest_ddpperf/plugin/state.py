@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from pytest_ddpperf.plugin.items import RPC, measures, modules_by_name, uses
-from pytest_ddpperf.plugin.role import LeadsVersion, Role, choose_role
+from pytest_ddpperf.plugin.role import LeadsVersion, PytestRole, choose_role
 
 if TYPE_CHECKING:
     from pytest_ddpperf.launch.template import Templates
@@ -38,7 +38,7 @@ class Run:
         self.pytest_session: pytest.Session | None = None
         self._session: Session | None = None
         self._report: RunResults | None = None
-        self.role: Role = choose_role(self)
+        self.role: PytestRole = choose_role(self)
         # whether another process reports
         self.worker = self.role.works_for_leader or hasattr(config, "workerinput")
 

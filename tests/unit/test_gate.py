@@ -15,7 +15,7 @@ from pytest_ddpperf.compare.baseline_side import Stored
 from pytest_ddpperf.compare.launches import Job, Launches
 from pytest_ddpperf.compare.measurement import Measured, Result
 from pytest_ddpperf.plugin.items import name_of, nodeid_of
-from pytest_ddpperf.plugin.role import Role
+from pytest_ddpperf.plugin.role import PytestRole
 from pytest_ddpperf.plugin.session import Session
 from pytest_ddpperf.records.errors import DdpPerfError
 from pytest_ddpperf.records.outcome import Outcome
@@ -105,7 +105,7 @@ def run(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Run:
         labels: list[str] = []
 
         def carry_out(
-            role: Role, job: Job, session: Session, progress: object
+            role: PytestRole, job: Job, session: Session, progress: object
         ) -> Measured:
             status = statuses[len(labels)]
             labels.append(job.test.label)
@@ -114,7 +114,7 @@ def run(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Run:
             return measured(job, status)
 
         monkeypatch.setattr(Session, "facts", lambda session: CPU)
-        monkeypatch.setattr(Role, "carry_out", carry_out)
+        monkeypatch.setattr(PytestRole, "carry_out", carry_out)
         pytester.makepyfile(test_a=text)
         pytester.makeconftest(plugin)
         monkeypatch.setenv("GITHUB_ACTIONS", "true")
