@@ -29,7 +29,7 @@ class Settings:
 
     world_sizes: tuple[int, ...]
     # None: as many as there are, or one where that has ranks enough
-    nodes: int | None = None
+    nodes: int | None
     trainers: int  # of an RPC launch
     parameter_servers: int
     backend: str  # "auto" or a torch backend
@@ -48,7 +48,7 @@ class Settings:
     baseline_missing: Literal["warn", "fail"]
     fail_on: frozenset[str] | None  # None: the verdict and `baseline_missing` decide
     # of a run, to re-measure suspicions next to the baseline's code; 0: never
-    confirm_seconds: float = 300.0
+    confirm_seconds: float
     save_baseline: bool
     extend_baseline: bool
     against: str | None  # a git ref, or "self"
@@ -58,14 +58,14 @@ class Settings:
     against_option: tuple[str, ...] | None
     disable: bool
     # the suite's own, which reads it by pytest's words
-    suite_size: Literal["auto", "tiny", "small", "full"] = "auto"
-    suite_bucket_mb: int = 25
-    suite_plots: Path | None = None  # absolute
-    trace_dir: Path | None = None  # absolute
+    suite_size: Literal["auto", "tiny", "small", "full"]
+    suite_bucket_mb: int
+    suite_plots: Path | None  # absolute
+    trace_dir: Path | None  # absolute
     json_path: Path | None  # absolute
-    history_dir: Path | None = None  # absolute
-    markdown_path: Path | None = None  # absolute
-    html_path: Path | None = None  # absolute
+    history_dir: Path | None  # absolute
+    markdown_path: Path | None  # absolute
+    html_path: Path | None  # absolute
     # name of a field -> a marker's, "command line", "ini" or "default"
     sources: Mapping[str, str]
 

@@ -37,6 +37,7 @@ GPUS: dict[str, Scalar] = {
 def settings(source: str = "command line", **asked: Any) -> Settings:
     values: dict[str, Any] = {
         "world_sizes": (2,),
+        "nodes": None,
         "trainers": 2,
         "parameter_servers": 2,
         "backend": "auto",
@@ -54,6 +55,7 @@ def settings(source: str = "command line", **asked: Any) -> Settings:
         "baseline_dir": Path("/"),
         "baseline_missing": "warn",
         "fail_on": None,
+        "confirm_seconds": 300.0,
         "save_baseline": False,
         "extend_baseline": False,
         "against": None,
@@ -62,7 +64,14 @@ def settings(source: str = "command line", **asked: Any) -> Settings:
         "against_env": None,
         "against_option": None,
         "disable": False,
+        "suite_size": "auto",
+        "suite_bucket_mb": 25,
+        "suite_plots": None,
+        "trace_dir": None,
         "json_path": None,
+        "history_dir": None,
+        "markdown_path": None,
+        "html_path": None,
     }
     sources = {
         field.name: source if field.name in asked else "default"
