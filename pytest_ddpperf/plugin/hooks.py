@@ -27,7 +27,7 @@ from pytest_ddpperf.plugin.items import (
 )
 from pytest_ddpperf.plugin.reporter import Reporter, prepare_files
 from pytest_ddpperf.plugin.role import LeadsNodes
-from pytest_ddpperf.plugin.snapshot import take_snapshot, traces_ranks
+from pytest_ddpperf.plugin.snapshot import take_snapshot, why_not_compared
 from pytest_ddpperf.plugin.state import RUN, Run
 
 if TYPE_CHECKING:
@@ -100,11 +100,8 @@ def _check(run: Run) -> None:
         problem = (
             f"{compares} is not supported over several nodes: use stored baselines"
         )
-    elif compares and traces_ranks():
-        problem = (
-            f"{compares} is not supported with coverage in ranks: add --no-cov, or run pytest"
-            " without coverage"
-        )
+    elif compares and (reason := why_not_compared()):
+        problem = f"{compares} is {reason}"
     if problem:
         raise pytest.UsageError(problem)
 

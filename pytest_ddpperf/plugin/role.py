@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 
-from pytest_ddpperf.plugin.snapshot import traces_ranks
+from pytest_ddpperf.plugin.snapshot import why_not_compared
 
 if TYPE_CHECKING:
     from pytest_ddpperf.compare.confirm import SideOf
@@ -108,11 +108,8 @@ class Alone(PytestRole):
     """A pytest without others, which may start the code of a baseline to confirm a suspicion."""
 
     def confirms(self, run: Run) -> SideOf | str:
-        if traces_ranks():
-            return (
-                "not supported with coverage in ranks: add --no-cov, or run pytest without"
-                " coverage"
-            )
+        if problem := why_not_compared():
+            return problem
         if run.worker:
             return "not supported under xdist: add -n 0"
         from pytest_ddpperf.plugin import remote

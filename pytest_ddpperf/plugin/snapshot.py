@@ -71,7 +71,9 @@ def holds_secret(option: str) -> bool:
 _TRACING = ("COVERAGE_PROCESS_CONFIG", "COV_CORE_DATAFILE", "COVERAGE_PROCESS_START")
 
 
-def traces_ranks() -> bool:
-    """Say whether coverage traces ranks. It may trace one side only, by --cov or by the folder of
-    the sources."""
-    return any(map(os.environ.get, _TRACING))
+def why_not_compared() -> str:
+    """Return why ranks are not compared with those of another version: coverage traces them, and it
+    may trace one side only, by --cov or by the folder of the sources. "" if it does not."""
+    if not any(map(os.environ.get, _TRACING)):
+        return ""
+    return "not supported with coverage in ranks: add --no-cov, or run pytest without coverage"
