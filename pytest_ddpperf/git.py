@@ -277,10 +277,11 @@ def last_change(top: Path, file: Path) -> str:
     ).strip()
 
 
-def changed_files(top: Path, commit: str) -> list[str]:
+def changed_files(top: Path, commit: str, *, timeout: float | None = None) -> list[str]:
     """Return paths from `top`, or a folder below it, of its files that differ between a commit and
     the working tree in more than the ends of their lines. Untracked files count, but for Python's
-    caches and those that git ignores. Raises GitError."""
+    caches and those that git ignores. `timeout`: seconds for each of two commands. Raises
+    GitError."""
     # With --name-only git would not look at lines.
     how = (
         "--numstat",
@@ -298,12 +299,12 @@ def changed_files(top: Path, commit: str) -> list[str]:
             *how,
             commit,
             "--",
+            timeout=timeout,
             variables={"GIT_INDEX_FILE": str(_copy_of_index(top, folder))},
         )
     differing = [line.split("\t", 2)[2] for line in counted.split("\0")[:-1]]
-    untracked = git(
-        top, "ls-files", "--others", "--exclude-standard", "--exclude=*.pyc", "-z"
-    )
+    which = ("--others", "--exclude-standard", "--exclude=*.pyc")
+    untracked = git(top, "ls-files", *which, "-z", timeout=timeout)
     return sorted({*differing, *untracked.split("\0")[:-1]})
 
 

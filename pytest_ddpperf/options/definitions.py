@@ -10,15 +10,9 @@ if TYPE_CHECKING:
     import pytest
 
 # What --ddp-fail-on may name: every verdict but PASS, in lower case, and losses that differ.
-FAIL_ON_NAMES = (
-    "regressed",
-    "improved",
-    "inconclusive",
-    "no-baseline",
-    "incomparable",
-    "not-gated",
-    "diverged",
-)
+FAIL_ON_NAMES = """
+    regressed improved inconclusive no-baseline incomparable not-gated diverged
+""".split()
 
 
 # The source of settings that a test's marker gives.
@@ -29,8 +23,8 @@ class Row(NamedTuple):
     """One setting. Its ini key and its marker argument follow from the option's name."""
 
     option: str
-    default: str | bool | None  # as on the command line; None stands for itself
     help: str
+    default: str | bool | None = None  # as on the command line; None stands for itself
     parser: str = ""  # a function of `parse`; "" for a flag
     allowed: tuple[Any, ...] = ()  # further arguments of the parser
     metavar: str = ""  # "" for a flag
@@ -67,14 +61,12 @@ class Row(NamedTuple):
 # Kinds of rows.
 _count = partial(Row, parser="count", allowed=(1,), metavar="N", ini="int", marker=True)
 _choice = partial(Row, default="auto", parser="choice", ini="string")
-_file = partial(Row, default=None, parser="path", allowed=("a file",), metavar="PATH")
-_folder = partial(
-    Row, default=None, parser="path", allowed=("a folder",), metavar="DIR"
-)
+_file = partial(Row, parser="path", allowed=("a file",), metavar="PATH")
+_folder = partial(Row, parser="path", allowed=("a folder",), metavar="DIR")
 
 ROWS = (
     Row(
-        option="--ddp-world-size",
+        "--ddp-world-size",
         name="world_sizes",
         default="2",
         parser="world_sizes",
@@ -84,8 +76,7 @@ ROWS = (
         help="ranks; with several sizes, each test runs once with each",
     ),
     Row(
-        option="--ddp-nodes",
-        default=None,
+        "--ddp-nodes",
         parser="count",
         allowed=(1,),
         marker=True,
@@ -96,17 +87,17 @@ ROWS = (
         ),
     ),
     _count(
-        option="--ddp-trainers",
+        "--ddp-trainers",
         default="2",
         help="trainers of an RPC launch (rpc_benchmark), for which --ddp-world-size has no effect",
     ),
     _count(
-        option="--ddp-parameter-servers",
+        "--ddp-parameter-servers",
         default="2",
         help="parameter servers of an RPC launch (rpc_benchmark)",
     ),
     Row(
-        option="--ddp-backend",
+        "--ddp-backend",
         default="auto",
         parser="word",
         metavar="NAME",
@@ -119,7 +110,7 @@ ROWS = (
         ),
     ),
     Row(
-        option="--ddp-device",
+        "--ddp-device",
         default="auto",
         parser="word",
         metavar="TYPE",
@@ -129,14 +120,14 @@ ROWS = (
         help="auto, cpu, cuda or another device type; auto is the backend's",
     ),
     _count(
-        option="--ddp-warmup",
+        "--ddp-warmup",
         default="5",
         allowed=(0,),
         help="steps before the timed ones, at least",
     ),
-    _count(option="--ddp-steps", default="30", help="timed steps per launch, at least"),
+    _count("--ddp-steps", default="30", help="timed steps per launch, at least"),
     Row(
-        option="--ddp-min-time",
+        "--ddp-min-time",
         name="min_seconds",
         default="1",
         parser="seconds",
@@ -147,17 +138,17 @@ ROWS = (
         help="seconds of timed steps per launch, if --ddp-steps take less; 0: exactly --ddp-steps",
     ),
     _count(
-        option="--ddp-launches",
+        "--ddp-launches",
         default="5",
         help="launches (fresh process groups) before the first look at a measurement",
     ),
     _count(
-        option="--ddp-max-launches",
+        "--ddp-max-launches",
         default="20",
         help="launches at most, if the first ones leave the verdict open",
     ),
     Row(
-        option="--ddp-threshold",
+        "--ddp-threshold",
         name="limits",
         default="p10:10%,p50:10%,mean:25%",
         parser="limits",
@@ -170,7 +161,7 @@ ROWS = (
         ),
     ),
     _choice(
-        option="--ddp-timing",
+        "--ddp-timing",
         allowed=("auto", "free", "step"),
         metavar="MODE",
         marker=True,
@@ -180,7 +171,7 @@ ROWS = (
         ),
     ),
     _choice(
-        option="--ddp-turns",
+        "--ddp-turns",
         allowed=("auto", "stretches", "launches"),
         metavar="MODE",
         marker=True,
@@ -191,7 +182,7 @@ ROWS = (
         ),
     ),
     Row(
-        option="--ddp-timeout",
+        "--ddp-timeout",
         name="timeout_seconds",
         default="300",
         parser="seconds",
@@ -201,7 +192,7 @@ ROWS = (
         help="seconds for one launch; waiting for a lock does not count",
     ),
     Row(
-        option="--ddp-preload",
+        "--ddp-preload",
         default="",
         parser="modules",
         metavar="MODULES",
@@ -209,7 +200,7 @@ ROWS = (
         help="modules to import once, for all ranks, comma-separated",
     ),
     Row(
-        option="--ddp-baseline-dir",
+        "--ddp-baseline-dir",
         default="baselines",
         parser="path",
         allowed=("a folder",),
@@ -218,7 +209,7 @@ ROWS = (
         help="where baselines are; in the ini file relative to rootdir",
     ),
     _choice(
-        option="--ddp-baseline-missing",
+        "--ddp-baseline-missing",
         allowed=("auto", "warn", "fail"),
         metavar="ACTION",
         help=(
@@ -227,15 +218,14 @@ ROWS = (
         ),
     ),
     Row(
-        option="--ddp-fail-on",
-        default=None,
+        "--ddp-fail-on",
         parser="fail_on",
         metavar="LIST",
         ini="linelist",
         help=f"exactly these fail a test: {', '.join(FAIL_ON_NAMES)}, comma-separated",
     ),
     Row(
-        option="--ddp-confirm",
+        "--ddp-confirm",
         name="confirm_seconds",
         default="auto",
         parser="confirm_seconds",
@@ -247,18 +237,17 @@ ROWS = (
         ),
     ),
     Row(
-        option="--ddp-save-baseline",
+        "--ddp-save-baseline",
         default=False,
         help="measure, and replace the baselines of the tests that pass",
     ),
     Row(
-        option="--ddp-extend-baseline",
+        "--ddp-extend-baseline",
         default=False,
         help="measure, and add a session to the baselines of the tests that pass",
     ),
     Row(
-        option="--ddp-against",
-        default=None,
+        "--ddp-against",
         parser="word",
         allowed=("a git ref, or self",),
         metavar="REF",
@@ -268,8 +257,7 @@ ROWS = (
         ),
     ),
     Row(
-        option="--ddp-against-setup",
-        default=None,
+        "--ddp-against-setup",
         parser="word",
         allowed=("a shell command",),
         metavar="CMD",
@@ -277,36 +265,33 @@ ROWS = (
         help="command that builds the code of --ddp-against, run first at the top of its worktree",
     ),
     Row(
-        option="--ddp-against-python",
-        default=None,
+        "--ddp-against-python",
         parser="path",
         allowed=("an interpreter",),
         metavar="PATH",
         help="compare with another interpreter, which has pytest-ddpperf too",
     ),
     Row(
-        option="--ddp-against-env",
-        default=None,
+        "--ddp-against-env",
         parser="assignments",
         metavar="NAME=VALUE",
         many=True,
         help="compare with another value of a variable; may be repeated",
     ),
     Row(
-        option="--ddp-against-option",
-        default=None,
+        "--ddp-against-option",
         parser="arguments",
         metavar="OPTIONS",
         many=True,
         help='compare with more options for pytest: "--my-bucket-mb 1"; may be repeated',
     ),
     Row(
-        option="--ddp-disable",
+        "--ddp-disable",
         default=False,
         help="run each step once in one launch, compare nothing",
     ),
     _choice(
-        option="--ddp-suite-size",
+        "--ddp-suite-size",
         allowed=("auto", "tiny", "small", "full"),
         metavar="SIZE",
         help=(
@@ -315,20 +300,20 @@ ROWS = (
         ),
     ),
     _count(
-        option="--ddp-suite-bucket-mb",
+        "--ddp-suite-bucket-mb",
         default="25",
         marker=False,
         help="megabytes of DDP's buckets in the suite's sweep",
     ),
     _folder(
-        option="--ddp-suite-plots",
+        "--ddp-suite-plots",
         help=(
             "write figures of the suite's results to this folder: pip install"
             " 'pytest-ddpperf[plots]'"
         ),
     ),
     _folder(
-        option="--ddp-trace",
+        "--ddp-trace",
         name="trace_dir",
         help=(
             "write a Chrome trace of three more steps of each rank, after the timed ones of a"
@@ -336,18 +321,18 @@ ROWS = (
         ),
     ),
     _file(
-        option="--ddp-json",
+        "--ddp-json",
         name="json_path",
         help="write everything measured, raw samples included",
     ),
     _folder(
-        option="--ddp-history",
+        "--ddp-history",
         name="history_dir",
         ini="string",
         help="add the run's measurements to the history in this folder: see ddpperf history",
     ),
     _file(
-        option="--ddp-markdown",
+        "--ddp-markdown",
         name="markdown_path",
         help=(
             "write a report for people, at most 60,000 characters of Markdown; appended to the file"
@@ -355,7 +340,7 @@ ROWS = (
         ),
     ),
     _file(
-        option="--ddp-html",
+        "--ddp-html",
         name="html_path",
         help="write an HTML page with figures: pip install 'pytest-ddpperf[report]'",
     ),
@@ -388,8 +373,12 @@ def add_options(parser: pytest.Parser) -> None:
     """Register every option and ini key without a default: `read` must see what was given, and
     where."""
     group = parser.getgroup("ddpperf", "distributed performance regression")
-    for row in filter(lambda row: row.of_run, ROWS):
-        text = row.help + (f" (default: {row.default})" if row.default else "")
+    for row in ROWS:
+        if not row.of_run:
+            continue
+        text = row.help
+        if row.default:
+            text += f" (default: {row.default})"
         escaped = text.replace("%", "%%")  # argparse formats its help, addini does not
         if row.metavar:
             action = "append" if row.many else "store"

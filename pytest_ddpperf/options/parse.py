@@ -12,6 +12,7 @@ import os
 import re
 import shlex
 from collections.abc import Iterable
+from contextlib import suppress
 from typing import Literal, cast
 
 from pytest_ddpperf.options.definitions import FAIL_ON_NAMES
@@ -21,15 +22,10 @@ from pytest_ddpperf.records.plan import BANDWIDTH, COUNTERS, MEAN, PHASE_METRICS
 _MOST = 1_000_000
 _MOST_RANKS = 10_000
 _LONGEST_SECONDS = 1e9  # 31 years; from ten times that on a socket's timeout overflows
+_AMOUNT = re.compile(r"(\d+(?:\.\d+)?)(%|ms)", re.ASCII)
 # Four decimals: p99.9999 needs three million steps, and with many more a percentile is rounded to
 # 100.
-_OF_STEP = "|".join((MEAN, *PHASE_METRICS))
-_LIMIT = re.compile(
-    rf"(?:(cpu_)?p(\d+(?:\.\d{{1,4}})?)|({_OF_STEP})):(\d+(?:\.\d+)?)(%|ms)", re.ASCII
-)
-_SHARE = re.compile(
-    rf"({'|'.join(map(re.escape, (BANDWIDTH, *COUNTERS)))}):(\d+(?:\.\d+)?)%", re.ASCII
-)
+_PERCENTILE = re.compile(r"(cpu_)?p(\d+(?:\.\d{1,4})?)", re.ASCII)
 _LIMIT_FORM = (
     "metric:N% or metric:Nms, as in p50:5%, p95:2ms, mean:20%, forward:5%, cpu_p50:5%, busbw:5%,"
     " rpc.bytes:0%"
@@ -65,7 +61,7 @@ def _items(value: object) -> tuple[object, ...]:
         if not isinstance(part, str):
             items.append(part)
         elif part.strip():
-            items += [item.strip() for item in part.split(",")]
+            items += map(str.strip, part.split(","))
     return tuple(items)
 
 
@@ -81,14 +77,12 @@ def count(value: object, least: int, most: int = _MOST) -> int:
 
 
 def world_sizes(value: object) -> tuple[int, ...]:
-    sizes_are = f"whole numbers from 1 to {_MOST_RANKS:,}"
-    allowed = f"{sizes_are}, separated by commas, none twice: 2 or 1,2,4"
-    try:
+    sizes: tuple[int, ...] = ()
+    with suppress(ValueError):
         sizes = tuple(count(item, 1, _MOST_RANKS) for item in _items(value))
-    except ValueError:
-        raise ValueError(allowed) from None
     if not sizes or len(set(sizes)) < len(sizes):
-        raise ValueError(allowed)
+        numbers = f"whole numbers from 1 to {_MOST_RANKS:,}"
+        raise ValueError(f"{numbers}, separated by commas, none twice: 2 or 1,2,4")
     return sizes
 
 
@@ -111,55 +105,48 @@ def choice(value: object, *names: str) -> str:
 
 
 def seconds(value: object, least: float = math.ulp(0.0)) -> float:
-    allowed = f"seconds, a number {'above' if least else 'from'} 0 and up to {_LONGEST_SECONDS:.0f}"
-    if type(value) not in (int, float, str):  # not isinstance: True is an int
-        raise ValueError(allowed)
-    try:
-        number = float(cast("int | float | str", value))
-    except (ValueError, OverflowError):
-        raise ValueError(allowed) from None
+    number = math.nan
+    if type(value) in (int, float, str):  # not isinstance: True is an int
+        with suppress(ValueError, OverflowError):
+            number = float(cast("int | float | str", value))
     if not least <= number <= _LONGEST_SECONDS:  # nan is neither
-        raise ValueError(allowed)
+        start = "above" if least else "from"
+        raise ValueError(
+            f"seconds, a number {start} 0 and up to {_LONGEST_SECONDS:.0f}"
+        )
     return number
 
 
+_SHARES = (BANDWIDTH, *COUNTERS)  # whose limits have no milliseconds
 # What a metric that does not exist is compared with. Of percentiles that look alike, only one.
-_METRICS = ("p10", "p50", "p90", "cpu_p50", MEAN, *PHASE_METRICS, BANDWIDTH, *COUNTERS)
+_METRICS = ("p10", "p50", "p90", "cpu_p50", MEAN, *PHASE_METRICS, *_SHARES)
 
 
 def _limit(item: object) -> Limit:
-    share = _SHARE.fullmatch(item) if isinstance(item, str) else None
-    if share is not None:
-        if share[1] == BANDWIDTH and float(share[2]) >= 100:
-            raise Refused(
-                item, "must be less than 100 %: a bandwidth cannot fall further"
-            )
-        return Limit(metric=share[1], value=float(share[2]) / 100, unit="%")
-    match = _LIMIT.fullmatch(item) if isinstance(item, str) else None
-    if match is None:
-        name, _, size = str(item).partition(":")
-        allowed = f"not {_LIMIT_FORM}"
-        if name not in _METRICS and _LIMIT.fullmatch(f"{MEAN}:{size}"):
-            allowed = (
-                f"unknown metric {name}{_guess(name, _METRICS) or f': {_LIMIT_FORM}'}"
-            )
-        raise Refused(item, allowed)
-    cpu, percentile, metric, value, unit = match.groups()
-    amount = float(value) / (100 if unit == "%" else 1000)
-    if percentile is not None:
-        q = float(percentile)
-        if not 0 < q < 100:
-            end = "an end of the sample" if q in (0, 100) else "no percentile"
-            raise Refused(
-                item,
-                f"p{percentile} is {end}: a metric is p1 to p99, decimals allowed (p99.9)",
-            )
+    metric, _, size = str(item).partition(":")
+    found = _AMOUNT.fullmatch(size)
+    unit = cast(Literal["%", "ms"], found[2]) if found is not None else "%"
+    if found is None or (metric in _SHARES and unit == "ms"):
+        raise Refused(item, f"not {_LIMIT_FORM}")
+    amount = float(found[1]) / (100 if unit == "%" else 1000)
+    if match := _PERCENTILE.fullmatch(metric):
+        percentile = float(match[2])
+        if not 0 < percentile < 100:
+            end = "an end of the sample" if percentile in (0, 100) else "no percentile"
+            allowed = "a metric is p1 to p99, decimals allowed (p99.9)"
+            raise Refused(item, f"p{match[2]} is {end}: {allowed}")
         # One text for one percentile, so that p50 and p50.0 are the same metric to baselines and
         # reports.
-        metric = f"{cpu or ''}p{q:.10g}"
-    if amount == float("inf"):
+        metric = f"{match[1] or ''}p{percentile:.10g}"
+    elif metric not in _METRICS:
+        guess = _guess(metric, _METRICS) or f": {_LIMIT_FORM}"
+        raise Refused(item, f"unknown metric {metric}{guess}")
+    if metric == BANDWIDTH and amount >= 1:
+        allowed = "must be less than 100 %: a bandwidth cannot fall further"
+        raise Refused(item, allowed)
+    if amount == math.inf:
         raise Refused(item, f"the limit is not finite: {_LIMIT_FORM}")
-    return Limit(metric=metric, value=amount, unit=cast(Literal["%", "ms"], unit))
+    return Limit(metric=metric, value=amount, unit=unit)
 
 
 def limits(value: object) -> tuple[Limit, ...]:
@@ -200,8 +187,10 @@ def fail_on(value: object) -> frozenset[str]:
 
 def confirm_seconds(value: object) -> float:
     """Parse seconds; 0 for never."""
-    if value in ("auto", "never"):
-        return 300.0 if value == "auto" else 0.0
+    if value == "auto":
+        return 300.0
+    if value == "never":
+        return 0.0
     try:
         return seconds(value)
     except ValueError:
@@ -223,10 +212,10 @@ def arguments(value: object) -> tuple[str, ...]:
         words = tuple(
             word for text in cast("list[str]", value) for word in shlex.split(text)
         )
+        if not words:
+            raise ValueError("there are none")
+        if "--" in words:
+            raise ValueError("-- ends them")
     except ValueError as error:
         raise ValueError(f"options for pytest, as in a shell: {error}") from None
-    if not words:
-        raise ValueError("options for pytest, as in a shell: there are none")
-    if "--" in words:
-        raise ValueError("options for pytest, as in a shell: -- ends them")
     return words

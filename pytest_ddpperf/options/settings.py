@@ -1,7 +1,7 @@
 """Command line + ini + marker -> one frozen Settings; nothing else reads pytest's config.
 
 Knows what may be asked, not what this machine has: whether a backend or a device exists,
-`plugin.session` finds out.
+`plugin.place` finds out.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Settings:
 
     world_sizes: tuple[int, ...]
     # None: as many as there are, or one where that has ranks enough
-    nodes: int | None = None
+    nodes: int | None
     trainers: int  # of an RPC launch
     parameter_servers: int
     backend: str  # "auto" or a torch backend
@@ -48,7 +48,7 @@ class Settings:
     baseline_missing: Literal["warn", "fail"]
     fail_on: frozenset[str] | None  # None: the verdict and `baseline_missing` decide
     # of a run, to re-measure suspicions next to the baseline's code; 0: never
-    confirm_seconds: float = 300.0
+    confirm_seconds: float
     save_baseline: bool
     extend_baseline: bool
     against: str | None  # a git ref, or "self"
@@ -58,14 +58,14 @@ class Settings:
     against_option: tuple[str, ...] | None
     disable: bool
     # the suite's own, which reads it by pytest's words
-    suite_size: Literal["auto", "tiny", "small", "full"] = "auto"
-    suite_bucket_mb: int = 25
-    suite_plots: Path | None = None  # absolute
-    trace_dir: Path | None = None  # absolute
+    suite_size: Literal["auto", "tiny", "small", "full"]
+    suite_bucket_mb: int
+    suite_plots: Path | None  # absolute
+    trace_dir: Path | None  # absolute
     json_path: Path | None  # absolute
-    history_dir: Path | None = None  # absolute
-    markdown_path: Path | None = None  # absolute
-    html_path: Path | None = None  # absolute
+    history_dir: Path | None  # absolute
+    markdown_path: Path | None  # absolute
+    html_path: Path | None  # absolute
     # name of a field -> a marker's, "command line", "ini" or "default"
     sources: Mapping[str, str]
 
@@ -78,22 +78,28 @@ class Settings:
 
     def in_stretches(self, plan: Plan) -> bool:
         """Say whether launches of both sides are interleaved while both are alive."""
-        wanted = (
-            plan.device == "cpu" if self.turns == "auto" else self.turns == "stretches"
-        )
-        return wanted and not (plan.rpc or self.disable)
+        if plan.rpc or self.disable:
+            return False
+        if self.turns == "auto":
+            return plan.device == "cpu"
+        return self.turns == "stretches"
 
     @property
     def comparison_option(self) -> str:
         """Return the option that compares with another version in this run; "" for none."""
-        asked = (name for name in _COMPARISONS if getattr(self, name))
-        return next((f"--ddp-{name.replace('_', '-')}" for name in asked), "")
+        return next(
+            (option for field, option in _COMPARISONS if getattr(self, field)), ""
+        )
 
 
-# that are written when the run ends
-_FILES = ("json_path", "markdown_path", "html_path")
-_FOLDERS = ("baseline_dir", "history_dir", "suite_plots", "trace_dir")
-_COMPARISONS = ("against", "against_python", "against_env", "against_option")
+# What the parsers of paths allow.
+_FILE, _FOLDER = ("a file",), ("a folder",)
+_COMPARISONS = (
+    ("against", "--ddp-against"),
+    ("against_python", "--ddp-against-python"),
+    ("against_env", "--ddp-against-env"),
+    ("against_option", "--ddp-against-option"),
+)
 
 
 def read_settings(config: pytest.Config) -> Settings:
@@ -101,10 +107,12 @@ def read_settings(config: pytest.Config) -> Settings:
     values: dict[str, Any] = {}
     sources: dict[str, str] = {}
     for row in ROWS:
-        value, sources[row.field] = _written(config, row)
-        values[row.field] = (
-            None if value is None else _parsed(row, value, sources[row.field])
-        )
+        value, source = _written(config, row)
+        if value is not None:
+            value = _parsed(row, value, source)
+            if row.allowed in (_FILE, _FOLDER):
+                value = _resolved(config, row, value, source)
+        values[row.field], sources[row.field] = value, source
     # dropped if the asked steps and launches cannot support them
     if sources["limits"] == "default":
         values["limits"] = tuple(
@@ -112,76 +120,58 @@ def read_settings(config: pytest.Config) -> Settings:
         )
     if values["baseline_missing"] == "auto":
         values["baseline_missing"] = "fail" if os.environ.get("CI") else "warn"
-    _resolve_paths(config, values, sources)
     settings = Settings(**values, sources=sources)
     _check_comparison(settings)
     return _checked(settings)
 
 
-def _resolve_paths(
-    config: pytest.Config, values: dict[str, Any], sources: Mapping[str, str]
-) -> None:
-    """Make paths absolute: those of the command line relative to the current directory, others to
+def _resolved(config: pytest.Config, row: Row, value: str, source: str) -> Path:
+    """Return an absolute path: on the command line relative to the current directory, elsewhere to
     rootdir."""
-    for field in (*_FILES, *_FOLDERS):
-        if values[field] is None:
-            continue
-        anchor = (
-            config.invocation_params.dir
-            if sources[field] == "command line"
-            else config.rootpath
-        )
-        values[field] = path = Path(os.path.abspath(anchor / values[field]))
-        row = next(row for row in ROWS if row.field == field)
-        # other problems of a path are noted when it is written
-        if field in _FILES and os.path.isdir(path):
-            raise OptionError(
-                row.option, str(path), "is a folder: name the file to write"
-            )
-        if field in ("suite_plots", "trace_dir") and os.path.isfile(path):
-            raise OptionError(row.option, str(path), "is a file: name a folder")
+    anchor = config.rootpath
+    if source == "command line":
+        anchor = config.invocation_params.dir
+    path = Path(os.path.abspath(anchor / value))
+    # other problems of a path are noted when it is written
+    problem = ""
+    if row.allowed == _FILE and path.is_dir():
+        problem = "is a folder: name the file to write"
+    if row.field in ("suite_plots", "trace_dir") and path.is_file():
+        problem = "is a file: name a folder"
+    if problem:
+        raise OptionError(row.option, str(path), problem)
+    return path
 
 
 def _check_comparison(settings: Settings) -> None:
     """Refuse a comparison that contradicts itself or another option."""
-    extends = "--ddp-extend-baseline" * settings.extend_baseline
-    asked = (
-        settings.comparison_option,
-        settings.records,
-        extends,
-        "--ddp-disable" * settings.disable,
-    )
-    first, *others = dict.fromkeys(filter(None, asked)) or [""]
-    if others:
-        raise OptionError(first, others[0], "they exclude each other: use only one")
-    if (
-        settings.against in (None, "self")
-        and settings.sources["against_setup"] == "command line"
-    ):
+    given = {
+        settings.comparison_option: bool(settings.comparison_option),
+        "--ddp-save-baseline": settings.save_baseline,
+        "--ddp-extend-baseline": settings.extend_baseline,
+        "--ddp-disable": settings.disable,
+    }
+    asked = [option for option, is_given in given.items() if is_given]
+    if len(asked) > 1:
+        raise OptionError(asked[0], asked[1], "they exclude each other: use only one")
+    has_setup = settings.sources["against_setup"] == "command line"
+    if has_setup and settings.against in (None, "self"):
         allowed = "builds the code of a git ref: name it with --ddp-against"
         raise OptionError("--ddp-against-setup", settings.against_setup, allowed)
     for word in settings.against_option or ():
         if word.startswith("--ddp-against"):
-            raise OptionError(
-                "--ddp-against-option",
-                word,
-                "options that choose the other side cannot be passed to it",
-            )
-    others = [name for name in _COMPARISONS[1:] if getattr(settings, name)]
-    if settings.against == "self" and others:
-        option = f"--ddp-{others[0].replace('_', '-')}"
-        raise OptionError(
-            "--ddp-against",
-            "self",
-            f"has the same code on both sides, {option} does not: use only one",
-        )
-    if (
-        settings.against_python is not None
-        and shutil.which(settings.against_python) is None
-    ):
-        raise OptionError(
-            "--ddp-against-python", settings.against_python, "there is no such program"
-        )
+            allowed = "options that choose the other side cannot be passed to it"
+            raise OptionError("--ddp-against-option", word, allowed)
+    if settings.against == "self":
+        for field, option in _COMPARISONS[1:]:
+            if getattr(settings, field):
+                allowed = (
+                    f"has the same code on both sides, {option} does not: use only one"
+                )
+                raise OptionError("--ddp-against", "self", allowed)
+    python = settings.against_python
+    if python is not None and shutil.which(python) is None:
+        raise OptionError("--ddp-against-python", python, "there is no such program")
 
 
 def _parsed(row: Row, value: object, source: str) -> Any:
@@ -221,9 +211,8 @@ def _from_ini(config: pytest.Config, key: str) -> object:
         # file) and may not say which key is wrong (`two` for a number). So they judge what was
         # written, -o over the file: pytest 8 keeps the two apart. pytest 9 deprecates `inicfg`, but
         # there is no other way.
-        overrides = dict(
-            pair.split("=", 1) for pair in config.getoption("override_ini") or ()
-        )
+        pairs = config.getoption("override_ini") or ()
+        overrides = dict(pair.split("=", 1) for pair in pairs)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             written = {**config.inicfg, **overrides}[key]
@@ -244,21 +233,21 @@ def _marked(settings: Settings, marks: Iterable[pytest.Mark]) -> Settings:
     given: dict[str, Any] = {}
     for mark in marks:
         if mark.args:
-            names = ", ".join(BY_ARGUMENT)
-            raise OptionError(
-                "@pytest.mark.ddp(...)",
-                mark.args[0],
-                f"arguments are given by keyword: {names}",
-            )
+            allowed = f"arguments are given by keyword: {', '.join(BY_ARGUMENT)}"
+            raise OptionError("@pytest.mark.ddp(...)", mark.args[0], allowed)
         for name, value in mark.kwargs.items():
             if name not in BY_ARGUMENT:
                 allowed = f"there is no such argument; there are {parse.near(name, BY_ARGUMENT)}"
                 raise OptionError(f"@pytest.mark.ddp({name}=...)", value, allowed)
             given.setdefault(name, value)
-    rows = [BY_ARGUMENT[name] for name in given]
-    values = {row.field: _parsed(row, given[row.argument], MARKER) for row in rows}
+    if not given:
+        return settings
+    values: dict[str, Any] = {}
+    for name, value in given.items():
+        row = BY_ARGUMENT[name]
+        values[row.field] = _parsed(row, value, MARKER)
     sources = {**settings.sources, **dict.fromkeys(values, MARKER)}
-    return replace(settings, **values, sources=sources) if values else settings
+    return replace(settings, **values, sources=sources)
 
 
 def _checked(settings: Settings) -> Settings:
@@ -272,9 +261,8 @@ def _checked(settings: Settings) -> Settings:
                 f"at least twice {where(settings, 'launches')}, which is {settings.launches}: "
                 "a suspicion is confirmed by as many launches as raised it"
             )
-            raise OptionError(
-                where(settings, "max_launches"), settings.max_launches, allowed
-            )
+            name = where(settings, "max_launches")
+            raise OptionError(name, settings.max_launches, allowed)
         settings = replace(settings, max_launches=2 * settings.launches)
     if settings.records and settings.launches == 1:
         allowed = f"at least 2 with {settings.records}: nothing is compared with a single launch"
@@ -286,20 +274,19 @@ def _checked(settings: Settings) -> Settings:
 def _check_limits(settings: Settings) -> None:
     place = BY_ARGUMENT["threshold"].where(settings.sources["limits"])
     for limit in settings.limits:
+        problem: str | None = None
         if limit.on_cpu_only and settings.device not in ("auto", "cpu"):
-            raise OptionError(
-                place,
-                str(limit),
-                f"{limit.on_cpu_only} measured on cpu only, not on {settings.device}",
+            problem = (
+                f"{limit.on_cpu_only} measured on cpu only, not on {settings.device}"
             )
-        if limit.default or limit.is_counter:
-            continue
-        # rarely needed, and every run would pay for it
-        from pytest_ddpperf.verdict.times import unsupported
+        elif not (limit.default or limit.is_counter):
+            # rarely needed, and every run would pay for it
+            from pytest_ddpperf.verdict.times import unsupported
 
-        needs = unsupported(limit, steps=settings.steps, launches=settings.launches)
-        if needs:
-            raise OptionError(place, str(limit), needs)
+            steps, launches = settings.steps, settings.launches
+            problem = unsupported(limit, steps=steps, launches=launches)
+        if problem:
+            raise OptionError(place, str(limit), problem)
 
 
 def where(settings: Settings, field: str) -> str:

@@ -6,7 +6,7 @@ What may raise between a test and its failure hides its frame, so that --pdb ope
 
 from __future__ import annotations
 
-import re
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -15,12 +15,13 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 
 from pytest_ddpperf import text
-from pytest_ddpperf.compare import measurement
+from pytest_ddpperf.baseline import file_name, module_folder
 from pytest_ddpperf.compare.job import Job
 from pytest_ddpperf.compare.result import CollectiveResult, Measured, Result
 from pytest_ddpperf.options.definitions import MARKER
 from pytest_ddpperf.options.settings import Settings, make_plan
-from pytest_ddpperf.plugin import running
+from pytest_ddpperf.plugin import arguments
+from pytest_ddpperf.plugin.item_settings import own_settings, plain_failure
 from pytest_ddpperf.plugin.items import (
     accept_command,
     module_of,
@@ -29,13 +30,16 @@ from pytest_ddpperf.plugin.items import (
     nodeid_of,
     with_place,
 )
-from pytest_ddpperf.plugin.state import (
-    RUN,
-    Run,
-    own_options,
-    own_settings,
-    plain_failure,
+from pytest_ddpperf.plugin.outcomes import (
+    GateFailure,
+    TestMeasurement,
+    build_failure,
+    build_outcome,
 )
+from pytest_ddpperf.plugin.role import Call
+from pytest_ddpperf.plugin.running import state_of
+from pytest_ddpperf.plugin.snapshot import own_options
+from pytest_ddpperf.plugin.state import RUN, Run
 from pytest_ddpperf.plugin.watch import Watcher
 from pytest_ddpperf.records.errors import (
     DdpPerfError,
@@ -45,31 +49,28 @@ from pytest_ddpperf.records.errors import (
     Unavailable,
     short_repr,
 )
+from pytest_ddpperf.records.outcome import Outcome
 from pytest_ddpperf.records.plan import (
-    MARK,
     UPDATE,
+    Collective,
     Plan,
     Setup,
     collective,
     in_bytes,
     in_words,
 )
-from pytest_ddpperf.records.samples import RankOutput, TestId
+from pytest_ddpperf.records.samples import RankOutput, Scalar, TestId
 from pytest_ddpperf.report import sentences, summary
-from pytest_ddpperf.verdict.times import TEST_LEVEL
 from pytest_ddpperf.wire import payload
 from pytest_ddpperf.wire.variables import digest
 
 if TYPE_CHECKING:
     from _pytest.outcomes import Failed
 
-    from pytest_ddpperf.plugin.session import Place
+    from pytest_ddpperf.plugin.replay import StoreSamples
 else:
     # the same class by its public name, which type checkers cannot follow
     Failed = pytest.fail.Exception
-
-
-Replay = Callable[[Measured], None]
 
 
 class GateFailed(Failed):
@@ -93,7 +94,7 @@ class DistributedFixture:
         self,
         request: pytest.FixtureRequest,
         world_size: int,
-        replay: Replay | None = None,
+        replay: StoreSamples | None = None,
     ) -> None:
         """`world_size`: 0 for RPC launches, which have trainers and parameter servers. `replay`
         takes what a test that did not fail has measured."""
@@ -105,40 +106,34 @@ class DistributedFixture:
                 f" add @pytest.mark.usefixtures({self._name!r})"
             )
         self._run: Run = request.config.stash[RUN]
-        self._state = running.state_of(self._item)
+        self._state = state_of(self._item)
         self._settings: Settings = own_settings(self._item)
         self._world_size, self._replay = world_size, replay
 
     def __reduce__(self) -> tuple[Any, ...]:
         return payload.make_refusal, (self._name,)
 
-    def _plan(self) -> Plan:
-        __tracebackhide__ = True
-        return self._plan_at(
-            self._find_place(self._settings, self._world_size), self._world_size
-        )
-
-    def _find_place(self, settings: Settings, *counts: int) -> Place:
-        """Return the place of the test, as `Session.place`, and turn its errors into pytest's."""
+    def _plan(self, settings: Settings, *counts: int, **roles: Any) -> Plan:
+        """Return the plan of the test for so many ranks, or trainers and parameter servers; `roles`
+        are further fields of it. Turns the errors of `Places.find` into pytest's."""
         __tracebackhide__ = True
         try:
-            return self._run.session.place(settings, *counts)
+            place = self._run.places.find(settings, *counts)
         except Unavailable as error:
             pytest.skip(str(error))
-        except MarkerError as error:
-            raise plain_failure(with_place(self._item, error)) from None
-        except OptionError as error:
-            # Without xdist it was found after collection; a worker can only fail the test and tell
-            # the controller.
-            self._state.usage_error = str(error)
-            raise plain_failure(f"usage error: {error}") from None
         except DdpPerfError as error:
-            raise plain_failure(str(error)) from None
-
-    def _plan_at(self, place: Place, world_size: int, **roles: Any) -> Plan:
+            problem = str(error)
+            if isinstance(error, MarkerError):
+                problem = with_place(self._item, error)
+            elif isinstance(error, OptionError):
+                # Without xdist it was found after collection; a worker can only fail the test and
+                # tell the controller.
+                self._state.usage_error = problem
+                problem = f"usage error: {problem}"
+            raise plain_failure(problem) from None
         return make_plan(
-            self._settings,
-            world_size=world_size,
+            settings,
+            world_size=counts[0],
             nodes=place.nodes,
             backend=place.backend,
             device=place.device,
@@ -160,14 +155,18 @@ class DistributedFixture:
                 continue
             for stream in ("stdout", "stderr"):
                 texts = [getattr(output, stream) for output in outputs]
-                if any(texts):
-                    # what launches wrote alike once
-                    shown = "\n".join(dict.fromkeys(texts))
-                    if asked("verbose", 0) <= 0:
-                        shown = text.last_lines(texts, most)
-                    self._item.add_report_section(
-                        "call", f"{stream} {outputs[0].name}", shown
-                    )
+                if not any(texts):
+                    continue
+                # what launches wrote alike once
+                shown = "\n".join(dict.fromkeys(texts))
+                if asked("verbose", 0) <= 0:
+                    shown = text.last_lines(texts, most)
+                name = f"{stream} {outputs[0].name}"
+                self._item.add_report_section("call", name, shown)
+
+    def _show_failure(self, plan: Plan, error: DdpPerfError) -> None:
+        if isinstance(error, LaunchError):
+            self._show(plan, (error.output,), text.MOST_LINES_OF_FAILURE)
 
 
 class DdpRun(DistributedFixture):
@@ -183,19 +182,17 @@ class DdpRun(DistributedFixture):
         """
         __tracebackhide__ = True
         given = f"ctx and {len(args)} more" if args else "ctx"
-        running.check_setup(self._name, "fn", fn, given, 1 + len(args))
-        plan = self._plan()
-        watcher = Watcher(self._run.config, warmup=plan.warmup)
+        arguments.check_setup(self._name, "fn", fn, given, 1 + len(args))
+        plan, run = self._plan(self._settings, self._world_size), self._run
+        watcher = Watcher(run.config, warmup=plan.warmup)
         try:
-            return self._run.session.call(
-                nodeid_of(self._item), plan, fn, args, watcher
-            )
+            call = Call(nodeid_of(self._item), plan, fn, args)
+            return run.role.call(call, run.session.launcher, watcher)
         except Failed as error:
             # of a plugin's time limit: where we waited says nothing
             raise error.with_traceback(None)
         except DdpPerfError as error:
-            if isinstance(error, LaunchError):
-                self._show(plan, (error.output,), text.MOST_LINES_OF_FAILURE)
+            self._show_failure(plan, error)
             raise plain_failure(str(error)) from None
         finally:
             watcher.erase()
@@ -203,6 +200,34 @@ class DdpRun(DistributedFixture):
 
 class BenchmarkFixture(DistributedFixture):
     """Base of the fixtures that measure: from a plan and set-up functions to a verdict."""
+
+    def _begin_measurement(
+        self, setups: Mapping[str, Any], batch_size: Any, name: Any, gate: Any
+    ) -> str:
+        """Check the arguments of a call, and register the measurement by its label, which is
+        returned. Raises GateFailed in a rerun of a gate that failed."""
+        __tracebackhide__ = True
+        arguments.check_setups(self._name, setups)
+        arguments.check_number("batch_size", batch_size, "examples per rank and step, ")
+        arguments.check_name(name)
+        if not isinstance(gate, bool):
+            raise ValueError(f"gate={short_repr(gate)}: must be True or False")
+        label, taken = "", "it was called before without a name"
+        if name is not None:
+            label, taken = name, f"name={name!r} is taken"
+        test = self._state
+        if label in test.labels:
+            raise ValueError(
+                f"{self._name}: {taken} in this test: give each further measurement a name of"
+                " its own"
+            )
+        test.labels.add(label)
+        failed = test.failed_gates.get(label)
+        if failed is not None:
+            why = "A rerun does not measure again: noise must not turn red into green."
+            words = f"{failed.text}\n\n{why}"
+            raise GateFailed(words, failed.result, failed.headline)
+        return label
 
     def _gated(
         self,
@@ -216,148 +241,110 @@ class BenchmarkFixture(DistributedFixture):
         """Measure, judge and report; raises GateFailed. `level`: the error rate, if several
         measurements share one."""
         __tracebackhide__ = True
+        if level is None:
+            level = self._state.count_gate(gate)
         line = self._item.reportinfo()[1]  # from 0
         module = module_of(self._run.config, self._item)
+        name = name_of(self._item, plan.world_size)
         job = Job(
-            test=TestId(
-                module=module, name=name_of(self._item, plan.world_size), label=label
-            ),
+            test=TestId(module=module, name=name, label=label),
             nodeid=nodeid_of(self._item),
             file=self._run.session.shown(Path(self._item.path)),
             line=0 if line is None else line + 1,
             setups=setups,
             settings=self._settings,
             plan=plan,
-            level=self._level(gate) if level is None else level,
+            level=level,
             batch_size=batch_size,
             gate=gate,
             facts=self._facts(),
-            trace=running.trace_path(
-                self._item, self._settings, label, is_base=self._run.leader is not None
-            ),
+            trace=self._trace(label),
             notes=self._notes(),
         )
-        watcher = Watcher(self._run.config, warmup=job.plan.warmup)
-        return self._judged(self._measure(job, watcher), label, watcher)
-
-    def _measure(self, job: Job, watcher: Watcher) -> Measured:
-        __tracebackhide__ = True
+        watcher = Watcher(self._run.config, warmup=plan.warmup)
         try:
-            measured = self._run.session.carry_out(job, watcher)
+            measured = self._run.role.carry_out(job, self._run.session, watcher)
         except Failed as error:  # as in `DdpRun`
             raise error.with_traceback(None)
         except DdpPerfError as error:
-            problem = str(error)
-            if isinstance(error, LaunchError):
-                self._show(job.plan, (error.output,), text.MOST_LINES_OF_FAILURE)
-                problem = f"launch {watcher.launch} of {watcher.launches}: {problem}"
-            self._state.outcomes.append(
-                measurement.build_failure(job, problem.splitlines()[0], **watcher.took)
-            )
-            raise plain_failure(problem) from None
+            raise self._launch_failed(job, error, watcher) from None
         finally:
             watcher.erase()
-        self._show(job.plan, measured.output)
-        return measured
+        self._show(plan, measured.output)
+        return self._judged(measured, watcher)
 
-    def _judged(self, measured: Measured, label: str, watcher: Watcher) -> Result:
+    def _launch_failed(self, job: Job, error: DdpPerfError, watcher: Watcher) -> Failed:
+        """Keep the outcome of a measurement that failed, and return the test's failure."""
+        self._show_failure(job.plan, error)
+        problem = str(error)
+        if isinstance(error, LaunchError):
+            problem = f"launch {watcher.launch} of {watcher.launches}: {problem}"
+        outcome = build_failure(job, problem.splitlines()[0], watcher.took)
+        self._state.measurements.append(TestMeasurement(outcome))
+        return plain_failure(problem)
+
+    def _judged(self, measured: Measured, watcher: Watcher) -> Result:
+        """Keep the outcome of a measurement, and return its result; raises GateFailed."""
         __tracebackhide__ = True
+        config, result = self._run.config, measured.result
         accept = accept_command(self._item, self._settings)
-        outcome = measurement.build_outcome(
-            measured, self._run.config.rootpath, accept, **watcher.took
-        )
-        self._state.outcomes.append(outcome)
-        before = summary.junit_names(label)  # of an attempt that was rerun
-        kept = [each for each in self._item.user_properties if each[0] not in before]
-        self._item.user_properties[:] = [*kept, *summary.junit_properties(outcome)]
-        result = measured.result
+        outcome = build_outcome(measured, config.rootpath, accept, watcher.took)
+        self._state.measurements.append(TestMeasurement(outcome, measured))
+        self._add_properties(outcome)
         if outcome.fails:
-            failed = (
+            failed = GateFailure(
                 sentences.gate_failure(outcome, text.terminal_width()),
                 result,
                 sentences.headline(outcome),
             )
-            self._state.failed_gates[label] = failed
+            self._state.failed_gates[outcome.test.label] = failed
             raise GateFailed(*failed)
-        if measured.verdict.reason == "saving":
-            self._state.candidates.append((len(self._state.outcomes) - 1, measured))
-        if self._replay is not None and self._run.leader is None:
+        if self._replay is not None and not self._run.role.works_for_leader:
             self._replay(measured)
         return result
+
+    def _add_properties(self, outcome: Outcome) -> None:
+        """Add what JUnit shows, in place of those of an attempt that was rerun."""
+        before = summary.junit_names(outcome.test.label)
+        properties = self._item.user_properties
+        kept = [each for each in properties if each[0] not in before]
+        properties[:] = [*kept, *summary.junit_properties(outcome)]
+
+    def _trace(self, label: str) -> str:
+        """Return the beginning of the paths of this side's traces; "" for none."""
+        folder = self._settings.trace_dir
+        if folder is None:
+            return ""
+        module, _, name = nodeid_of(self._item).partition("::")
+        file = Path(file_name(TestId(module=module, name=name, label=label)))
+        side = "before" if self._run.role.works_for_leader else "now"
+        return str(folder / module_folder(module) / file.stem / side)
 
     def _notes(self) -> tuple[str, ...]:
         """Return what moved pytest's rootdir and, for -v, that the marker's world size is used and
         not the one that was asked for."""
+        notes: list[str] = []
+        if moved := moved_rootdir(self._run.config):
+            notes.append(moved)
         of_run = self._run.settings
-        ignored = (
+        if (
             self._world_size
-            and self._settings.sources.get("world_sizes") == MARKER
-            and of_run.sources.get("world_sizes") in ("command line", "ini")
+            and self._settings.sources["world_sizes"] == MARKER
+            and of_run.sources["world_sizes"] != "default"
             and self._run.config.getoption("verbose", 0) > 0
-        )
-        asked = ",".join(map(str, of_run.world_sizes))
-        used = (
-            f"the marker's world_size={self._world_size} is used, not {asked}"
-            if ignored
-            else ""
-        )
-        return tuple(filter(None, (moved_rootdir(self._run.config), used)))
-
-    def _facts(self) -> dict[str, Any]:
-        workers = getattr(self._run.config, "workerinput", {}).get("workercount", 0)
-        return {
-            **own_options(self._run.config),
-            **({"xdist_workers": workers} if workers else {}),
-        }
-
-    def _level(self, gate: bool) -> float:
-        """Return this measurement's error rate: a test's, and from its second gate on a half, a
-        sixth, a twelfth of it, which add up to once more."""
-        __tracebackhide__ = True
-        if not isinstance(gate, bool):
-            raise ValueError(f"gate={short_repr(gate)}: must be True or False")
-        self._state.gates += gate
-        further = max(self._state.gates, 1)
-        return TEST_LEVEL / max(1, further * (further - 1))
-
-    def _label(self, setups: Mapping[str, Any], batch_size: Any, name: Any) -> str:
-        """Check the arguments of a call and return its label. Raises GateFailed in a rerun of a
-        gate that failed."""
-        __tracebackhide__ = True
-        for role, setup in setups.items():
-            shared = (
-                ("ctx and shared", 2)
-                if role == "trainer" and "master" in setups
-                else ()
-            )
-            running.check_setup(self._name, role, setup, *shared)
-        running.check_number("batch_size", batch_size, "examples per rank and step, ")
-        if name is not None and not (
-            isinstance(name, str) and name.strip() and name.isprintable()
         ):
-            what = (
-                "must be printable and not empty: it is used in reports and file names"
+            asked = ",".join(map(str, of_run.world_sizes))
+            notes.append(
+                f"the marker's world_size={self._world_size} is used, not {asked}"
             )
-            raise ValueError(f"name={short_repr(name)}: {what}")
-        label = name or ""
-        if label in self._state.labels:
-            taken = (
-                f"name={name!r} is taken"
-                if name
-                else "it was called before without a name"
-            )
-            raise ValueError(
-                f"{self._name}: {taken} in this test: give each further measurement a name of"
-                " its own"
-            )
-        self._state.labels.add(label)
-        if label in self._state.failed_gates:
-            text, *rest = self._state.failed_gates[label]
-            raise GateFailed(
-                f"{text}\n\nA rerun does not measure again: noise must not turn red into green.",
-                *rest,
-            )
-        return label
+        return tuple(notes)
+
+    def _facts(self) -> dict[str, Scalar]:
+        facts: dict[str, Scalar] = {**own_options(self._run.config)}
+        workers = getattr(self._run.config, "workerinput", {}).get("workercount", 0)
+        if workers:
+            facts["xdist_workers"] = workers
+        return facts
 
 
 class DdpBenchmark(BenchmarkFixture):
@@ -382,8 +369,9 @@ class DdpBenchmark(BenchmarkFixture):
         test.
         """
         __tracebackhide__ = True
-        label = self._label({"setup": setup}, batch_size, name)
-        plan = replace(self._plan(), facts=running.check_facts(facts))
+        label = self._begin_measurement({"setup": setup}, batch_size, name, gate)
+        given = arguments.check_facts(facts)
+        plan = self._plan(self._settings, self._world_size, facts=given)
         return self._gated(plan, setup, label=label, batch_size=batch_size, gate=gate)
 
     def loop(
@@ -404,8 +392,8 @@ class DdpBenchmark(BenchmarkFixture):
         does not run. The rest is as for a step.
         """
         __tracebackhide__ = True
-        label = self._label({"main": main}, batch_size, name)
-        plan = self._of_program(boundary, payload.name_of(main))
+        label = self._begin_measurement({"main": main}, batch_size, name, gate)
+        plan = self._plan_of_program(boundary, payload.name_of(main))
         return self._gated(plan, main, label=label, batch_size=batch_size, gate=gate)
 
     def script(
@@ -426,35 +414,31 @@ class DdpBenchmark(BenchmarkFixture):
         pytest's rootdir. The rest is as for `loop`.
         """
         __tracebackhide__ = True
-        label = self._label({}, batch_size, name)
-        called = running.read_program(
+        label = self._begin_measurement({}, batch_size, name, gate)
+        called = arguments.read_program(
             self._name, program, self._run.config.rootpath, args, cwd, env
         )
-        if not called.is_module and self._run.is_kept(called.path):
-            problem = (
-                "is in a folder of tests, which both sides have from the working tree: move "
-                "it"
+        trees, path = self._run.role.trees, os.path.realpath(called.path)
+        if trees is not None and not called.is_module and trees.keeps(path):
+            raise plain_failure(
+                f"{self._name}.script: {called.path} is in a folder of tests, which both sides have"
+                " from the working tree: move it"
             )
-            raise plain_failure(f"{self._name}.script: {called.path} {problem}")
-        # which may be secret
-        variables = (
-            f"{name}={digest(value)}" for name, value in sorted(called.env.items())
-        )
-        plan = self._of_program(boundary, " ".join((*variables, str(called))))
+        # values may be secret
+        words = [f"{key}={digest(value)}" for key, value in sorted(called.env.items())]
+        words.append(str(called))
+        plan = self._plan_of_program(boundary, " ".join(words))
         return self._gated(plan, called, label=label, batch_size=batch_size, gate=gate)
 
-    def _of_program(self, boundary: str, program: str) -> Plan:
+    def _plan_of_program(self, boundary: str, program: str) -> Plan:
         """Return the plan of a program that owns its loop."""
         __tracebackhide__ = True
-        if boundary not in (UPDATE, MARK) and not re.fullmatch(
-            r"[\w.]+:[\w.]+", str(boundary)
-        ):
-            raise ValueError(
-                f'boundary={short_repr(boundary)}: must be "{UPDATE}", "{MARK}" or'
-                ' "module:function"'
-            )
-        plan = replace(
-            self._plan(), boundary=boundary, program=running.without_temporary(program)
+        arguments.check_boundary(boundary)
+        plan = self._plan(
+            self._settings,
+            self._world_size,
+            boundary=boundary,
+            program=arguments.without_temporary(program),
         )
         if plan.nodes > 1:
             raise plain_failure(
@@ -491,49 +475,41 @@ class CollectiveBenchmark(BenchmarkFixture):
             raise ValueError(
                 f'sizes={short_repr(sizes)}: give a list: [1024, "8K", "1MiB"]'
             )
+        element = str(dtype).removeprefix("torch.")
+        asked: list[tuple[str, Collective]] = []  # with labels
         try:
-            given = tuple(map(in_bytes, sizes))
-            asked = [
-                collective(
-                    op, size, str(dtype).removeprefix("torch."), self._world_size
-                )
-                for size in given
-            ]
+            for size in map(in_bytes, sizes):
+                suffix = in_words(size).lower()
+                label = f"{name}-{suffix}" if name else suffix
+                asked.append((label, collective(op, size, element, self._world_size)))
         except ValueError as error:
             raise ValueError(text.shortened(str(error))) from None
         if not asked:
             raise ValueError(f"{self._name}({op!r}): no size was given")
-        plan = self._plan()
-        level = self._level(gate) / len(asked)
+        plan = self._plan(self._settings, self._world_size)
+        level = self._state.count_gate(gate) / len(asked)
         # All labels first: after a red size a rerun measures no other one either.
-        labels = []
-        # no comprehension: before Python 3.12 it has a frame, which --pdb would show
-        for size in given:
-            suffix = in_words(size).lower()
-            labels.append(self._label({}, None, f"{name}-{suffix}" if name else suffix))
+        for label, _ in asked:
+            self._begin_measurement({}, None, label, gate)
         results: list[CollectiveResult] = []
         failures: list[GateFailed] = []
-        for label, of_size in zip(labels, asked, strict=True):
+        for label, of_size in asked:
+            of_one = replace(plan, collective=of_size)
             try:
-                result = self._gated(
-                    replace(plan, collective=of_size),
-                    None,
-                    label=label,
-                    gate=gate,
-                    level=level,
-                )
+                result = self._gated(of_one, None, label=label, gate=gate, level=level)
                 results.append(cast(CollectiveResult, result))
             except GateFailed as failed:
                 failures.append(failed)
-            except pytest.fail.Exception as failed:
+            except Failed as failed:
                 # a launch failed: report what was found before, too
-                raise plain_failure(
-                    "\n\n".join(map(str, (*failures, failed)))
-                ) from None
+                every = map(str, (*failures, failed))
+                raise plain_failure("\n\n".join(every)) from None
         if failures:
-            first, every = failures[0], "\n\n".join(str(failed) for failed in failures)
-            more = f" (and {len(failures) - 1} more sizes)" if len(failures) > 1 else ""
-            raise GateFailed(every, first.result, first.headline + more)
+            first, headline = failures[0], failures[0].headline
+            if len(failures) > 1:
+                headline += f" (and {len(failures) - 1} more sizes)"
+            every = map(str, failures)
+            raise GateFailed("\n\n".join(every), first.result, headline)
         return tuple(results)
 
 
@@ -569,14 +545,9 @@ class RpcBenchmark(BenchmarkFixture):
             "master": master,
             "parameter_server": parameter_server,
         }
-        given = {
-            role: setup
-            for role, setup in setups.items()
-            if setup is not None or role == "trainer"
-        }
-        label = self._label(given, batch_size, name)
-        running.check_number("trainers", trainers)
-        running.check_number("parameter_servers", parameter_servers)
+        label = self._begin_measurement(setups, batch_size, name, gate)
+        arguments.check_number("trainers", trainers)
+        arguments.check_number("parameter_servers", parameter_servers)
         settings = self._settings
         # as a marker would: what the machine lacks then skips the test
         if trainers is not None:
@@ -585,10 +556,13 @@ class RpcBenchmark(BenchmarkFixture):
                 trainers=trainers,
                 sources={**settings.sources, "trainers": MARKER},
             )
-        counts = settings.trainers, parameter_servers or settings.parameter_servers
-        place = self._find_place(settings, *counts)
-        plan = self._plan_at(
-            place, counts[0], parameter_servers=counts[1], master=master is not None
+        servers = parameter_servers or settings.parameter_servers
+        plan = self._plan(
+            settings,
+            settings.trainers,
+            servers,
+            parameter_servers=servers,
+            master=master is not None,
         )
         return self._gated(
             plan, *setups.values(), label=label, batch_size=batch_size, gate=gate

@@ -5,15 +5,20 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
 from pytest_ddpperf.options import definitions
-from pytest_ddpperf.plugin import state
+from pytest_ddpperf.plugin.item_settings import (
+    check_place,
+    own_settings,
+    plain_failure,
+    settings_of,
+)
 from pytest_ddpperf.plugin.items import (
     COLLECTED,
     WORLD_SIZE,
@@ -21,18 +26,18 @@ from pytest_ddpperf.plugin.items import (
     is_distributed,
 )
 from pytest_ddpperf.plugin.reporter import Reporter, prepare_files
-from pytest_ddpperf.plugin.state import RUN, SNAPSHOT, Run, take_snapshot, traces_ranks
+from pytest_ddpperf.plugin.role import LeadsNodes
+from pytest_ddpperf.plugin.snapshot import take_snapshot, why_not_compared
+from pytest_ddpperf.plugin.state import RUN, Run
 
 if TYPE_CHECKING:
-    from pytest_ddpperf.compare.result import Measured
     from pytest_ddpperf.plugin.fixtures import (
         CollectiveBenchmark,
         DdpBenchmark,
         DdpRun,
         RpcBenchmark,
     )
-
-    Replay = Callable[[Measured], None]
+    from pytest_ddpperf.plugin.replay import StoreSamples
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -43,7 +48,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_load_initial_conftests(
     early_config: pytest.Config,
 ) -> Generator[None, None, None]:
-    early_config.stash[SNAPSHOT] = take_snapshot(early_config)
+    take_snapshot(early_config)
     yield
 
 
@@ -58,24 +63,23 @@ def pytest_cmdline_main(config: pytest.Config) -> int | None:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", definitions.MARKER_HELP)
-    if has_benchmark(config.pluginmanager):
-        config.pluginmanager.register(_ReplayToBenchmark(config), "ddpperf-replay")
+    take_snapshot(config)  # if a conftest's `pytest_plugins` loaded the plugin later
+    plugins = config.pluginmanager
+    if has_benchmark(plugins):
+        from pytest_ddpperf.plugin.replay import ReplayToBenchmark
+
+        plugins.register(ReplayToBenchmark(config), "ddpperf-replay")
     run = config.stash[RUN] = Run(config)
-    if "TORCHELASTIC_RUN_ID" in os.environ:
-        from pytest_ddpperf.plugin import remote
-
-        remote.lead(run)
     given = definitions.given(config)
-    if given or run.other_nodes is not None:
-        _check(config, run)
+    if given or isinstance(run.role, LeadsNodes):
+        _check(run)
     if not run.worker:
-        config.pluginmanager.register(
-            Reporter(run, writes=given and not _only_shows(config)), "ddpperf-reporter"
-        )
+        writes = given and not _only_shows(config)
+        plugins.register(Reporter(run, writes=writes), "ddpperf-reporter")
 
 
-def _check(config: pytest.Config, run: Run) -> None:
-    """Refuse invalid settings."""
+def _check(run: Run) -> None:
+    """Refuse invalid settings, and what they cannot be combined with."""
     from pytest_ddpperf.records.errors import MissingExtraError, OptionError
 
     try:
@@ -83,23 +87,23 @@ def _check(config: pytest.Config, run: Run) -> None:
         prepare_files(run)
     except (OptionError, MissingExtraError) as error:
         raise pytest.UsageError(str(error)) from None
-    plots = "--ddp-suite-plots" if settings.suite_plots else ""
-    nodes = "a run on several nodes" if run.other_nodes is not None else ""
-    in_one_process = settings.records or settings.comparison_option or plots or nodes
-    if in_one_process and config.getoption("dist", "no") != "no":
-        raise pytest.UsageError(
-            f"{in_one_process} is not supported under xdist: add -n 0"
+    compares, over_nodes = settings.comparison_option, isinstance(run.role, LeadsNodes)
+    in_one_process = settings.records or compares
+    if not in_one_process and settings.suite_plots:
+        in_one_process = "--ddp-suite-plots"
+    if not in_one_process and over_nodes:
+        in_one_process = "a run on several nodes"
+    problem = ""
+    if in_one_process and run.config.getoption("dist", "no") != "no":
+        problem = f"{in_one_process} is not supported under xdist: add -n 0"
+    elif compares and over_nodes:
+        problem = (
+            f"{compares} is not supported over several nodes: use stored baselines"
         )
-    option = settings.comparison_option
-    if option and nodes:
-        raise pytest.UsageError(
-            f"{option} is not supported over several nodes: use stored baselines"
-        )
-    if option and traces_ranks():
-        raise pytest.UsageError(
-            f"{option} is not supported with coverage in ranks: add --no-cov, or run pytest without"
-            " coverage"
-        )
+    elif compares and (reason := why_not_compared()):
+        problem = f"{compares} is {reason}"
+    if problem:
+        raise pytest.UsageError(problem)
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -123,7 +127,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
     # raised here it would lose the whole file: the test fails in its setup
     with suppress(MarkerError):
-        sizes = state.settings_of(metafunc.definition).world_sizes
+        sizes = settings_of(metafunc.definition).world_sizes
         if len(sizes) > 1:
             metafunc.parametrize(WORLD_SIZE, sizes, ids=[f"ws{size}" for size in sizes])
 
@@ -176,9 +180,9 @@ def _prepare(run: Run, items: list[pytest.Item]) -> None:
         for item in run.items:
             # the test will be skipped, or fail
             with suppress(Unavailable, MarkerError):
-                run.place(item)
-        run.report.facts = run.session.machine()
-        run.await_others()
+                check_place(item)
+        run.report.facts = run.machine()
+        run.role.await_others(run)
     except DdpPerfError as error:
         raise pytest.UsageError(str(error)) from None
 
@@ -197,10 +201,10 @@ def pytest_report_collectionfinish(config: pytest.Config) -> list[str]:
 def ddp_world_size(request: pytest.FixtureRequest) -> int:
     """The number of ranks of the test. With several --ddp-world-size, each has a test of its
     own."""
-    settings = state.own_settings(request.node)
+    settings = own_settings(request.node)
     if len(settings.world_sizes) > 1:
         sizes = ",".join(map(str, settings.world_sizes))
-        raise state.plain_failure(
+        raise plain_failure(
             f"world sizes {sizes}: a unittest.TestCase or a single parameter cannot have several; "
             "give it @pytest.mark.ddp(world_size=N), or the test one list"
         )
@@ -218,7 +222,9 @@ def ddp_run(request: pytest.FixtureRequest, ddp_world_size: int) -> DdpRun:
 
 @pytest.fixture
 def ddp_benchmark(
-    request: pytest.FixtureRequest, ddp_world_size: int, _ddp_replay: Replay | None
+    request: pytest.FixtureRequest,
+    ddp_world_size: int,
+    _ddp_replay: StoreSamples | None,
 ) -> DdpBenchmark:
     """Call `ddp_benchmark(setup, batch_size=...)`: time a distributed training step on real ranks
     and gate it."""
@@ -229,7 +235,7 @@ def ddp_benchmark(
 
 @pytest.fixture
 def rpc_benchmark(
-    request: pytest.FixtureRequest, _ddp_replay: Replay | None
+    request: pytest.FixtureRequest, _ddp_replay: StoreSamples | None
 ) -> RpcBenchmark:
     """Call `rpc_benchmark(trainer, master=..., parameter_server=...)`: time trainers that call
     others by RPC."""
@@ -240,7 +246,9 @@ def rpc_benchmark(
 
 @pytest.fixture
 def collective_benchmark(
-    request: pytest.FixtureRequest, ddp_world_size: int, _ddp_replay: Replay | None
+    request: pytest.FixtureRequest,
+    ddp_world_size: int,
+    _ddp_replay: StoreSamples | None,
 ) -> CollectiveBenchmark:
     """Call `collective_benchmark(op, sizes, dtype=...)`: time and check one collective over several
     sizes."""
@@ -252,50 +260,3 @@ def collective_benchmark(
 @pytest.fixture
 def _ddp_replay() -> None:
     """Without pytest-benchmark nothing is replayed."""
-
-
-# The options of pytest-benchmark that ask for its reports.
-_THEIR_REPORTS = (
-    "json",
-    "save",
-    "autosave",
-    "compare",
-    "histogram",
-    "cprofile",
-    "only",
-)
-
-
-class _ReplayToBenchmark:
-    """Replays to pytest-benchmark. Its fixture is among those of a test, so that --benchmark-only
-    and -skip see it.
-
-    Its rows of distributed tests are shown if the user asked for its reports, or at -v."""
-
-    def __init__(self, config: pytest.Config) -> None:
-        asked = (config.getoption(f"benchmark_{name}", None) for name in _THEIR_REPORTS)
-        self._shows = config.getoption("verbose") > 0 or any(asked)
-
-    @pytest.hookimpl(wrapper=True)
-    def pytest_benchmark_group_stats(
-        self,
-    ) -> Generator[None, list[tuple[Any, list[Any]]], list[tuple[Any, list[Any]]]]:
-        groups = yield
-        if self._shows:
-            return groups
-        theirs = (
-            (name, [row for row in rows if "ddpperf" not in row["extra_info"]])
-            for name, rows in groups
-        )
-        return [(name, rows) for name, rows in theirs if rows]
-
-    @pytest.fixture
-    def _ddp_replay(
-        self, request: pytest.FixtureRequest, benchmark: Any
-    ) -> Generator[Replay | None]:
-        from pytest_ddpperf.plugin.watch import replay_into
-
-        yield replay_into(benchmark, request.node)
-        # Else pytest-benchmark warns if nothing was replayed, also after Ctrl-C: an error under -W
-        # error.
-        benchmark.skipped = True

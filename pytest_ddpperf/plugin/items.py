@@ -24,18 +24,9 @@ RPC = "rpc_benchmark"
 BENCHMARKS = frozenset({"ddp_benchmark", "collective_benchmark", RPC})
 FIXTURES = BENCHMARKS | {"ddp_run"}
 # Settings that a baseline's path holds, or that must be the same on both sides.
-_CHOOSE_BASELINE = frozenset(
-    {
-        "world_sizes",
-        "trainers",
-        "parameter_servers",
-        "backend",
-        "device",
-        "warmup",
-        "timing",
-        "baseline_dir",
-    }
-)
+_CHOOSE_BASELINE = """
+    world_sizes trainers parameter_servers backend device warmup timing baseline_dir
+""".split()
 COLLECTED = pytest.StashKey[str]()  # the node id as collected
 # folders, wherever an environment is
 _INSTALLED = frozenset({"site-packages", "dist-packages"})
@@ -60,19 +51,12 @@ def has_benchmark(plugins: pytest.PytestPluginManager) -> bool:
     return any(map(plugins.hasplugin, ("benchmark", "pytest_benchmark.plugin")))
 
 
-def world_sizes(item: pytest.Item, settings: Settings) -> tuple[int, ...]:
-    """Return the one world size of a test that is parametrised with several, else those of its
-    settings."""
-    parameters = getattr(getattr(item, "callspec", None), "params", {})
-    return (
-        (parameters[WORLD_SIZE],) if WORLD_SIZE in parameters else settings.world_sizes
-    )
-
-
 def with_place(item: pytest.Item, error: MarkerError) -> str:
     """Return the text of a mistake with the test's name and line, since no traceback shows them."""
-    line = item.reportinfo()[1]
-    return f"{_named(item)}{f' (line {line + 1})' if line is not None else ''}: {error}"
+    name, line = _named(item), item.reportinfo()[1]
+    if line is not None:
+        name += f" (line {line + 1})"
+    return f"{name}: {error}"
 
 
 def named_tests(config: pytest.Config) -> tuple[str, ...]:
@@ -85,23 +69,17 @@ def moved_rootdir(config: pytest.Config) -> str:
     """Return, in words, that an option's value moved pytest's rootdir, and what to write; "" if
     none did. pytest finds its rootdir before it knows our options: it takes a word that names a
     path for one of tests."""
-    call, with_value = (
-        config.invocation_params,
-        {row.option for row in ROWS if row.parser},
-    )
-    if config.inipath or config.option.rootdir or config.rootpath == call.dir:
+    call, rootdir = config.invocation_params, config.rootpath
+    if config.inipath or config.option.rootdir or rootdir == call.dir:
         return ""
+    with_value = {row.option for row in ROWS if row.parser}
     for option, value in pairwise(map(str, call.args)):
-        if (
-            option in with_value
-            and value.startswith(("..", "/"))
-            and (call.dir / value).exists()
-        ):
-            moved = (
-                f"pytest takes {value} for a path of tests, and its rootdir is "
-                f"{config.rootpath}"
+        leads_away = value.startswith(("..", "/"))
+        if leads_away and option in with_value and (call.dir / value).exists():
+            return (
+                f"pytest takes {value} for a path of tests, and its rootdir is {rootdir}: write"
+                f" {option}={value}, or set it in an ini file"
             )
-            return f"{moved}: write {option}={value}, or set it in an ini file"
     return ""
 
 
@@ -111,10 +89,8 @@ def accept_command(item: pytest.Item, settings: Settings) -> str:
     config = item.config
     words = ["pytest", _named(item)]
     for row in ROWS:
-        if (
-            row.field in _CHOOSE_BASELINE
-            and settings.sources[row.field] == "command line"
-        ):
+        is_given = settings.sources[row.field] == "command line"
+        if is_given and row.field in _CHOOSE_BASELINE:
             # else a path may be taken for one of tests
             words.append(f"{row.option}={config.getoption(row.key)}")
     if config.option.inifilename or config.option.rootdir:
@@ -173,9 +149,8 @@ def modules_by_name(
 ) -> Mapping[str, str]:
     """Return the files of test modules, conftests and their packages by module name."""
     test_modules = [getattr(item, "module", None) for item in items]
-    modules = [
-        module for module in test_modules if isinstance(module, ModuleType)
-    ] + conftests(config)
+    modules = [each for each in test_modules if isinstance(each, ModuleType)]
+    modules += conftests(config)
     # Outside packages all conftests have one name: by that the last of them is imported. A notebook
     # has no file.
     modules.sort(key=lambda module: sys.modules.get(module.__name__) is module)
@@ -188,9 +163,9 @@ def modules_by_name(
 
 def conftests(config: pytest.Config) -> list[ModuleType]:
     """Return all conftests, also those that share a name."""
-    return [
-        plugin
-        for plugin in config.pluginmanager.get_plugins()
-        if isinstance(plugin, ModuleType)
-        and os.path.basename(getattr(plugin, "__file__", None) or "") == "conftest.py"
-    ]
+    found = []
+    for plugin in config.pluginmanager.get_plugins():
+        file = getattr(plugin, "__file__", None) or ""
+        if isinstance(plugin, ModuleType) and os.path.basename(file) == "conftest.py":
+            found.append(plugin)
+    return found

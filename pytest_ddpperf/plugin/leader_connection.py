@@ -162,6 +162,16 @@ class LeaderConnection:
             self.send(Launched(replace(launched, output=())))
         return launched
 
+    def call(
+        self,
+        plan: Plan,
+        function: Callable[..., Any],
+        args: Sequence[Any],
+        launcher: Launcher,
+    ) -> list[Any]:
+        """Call the function on ranks of this pytest; return the results by rank."""
+        return launcher.call(plan, function, args, self.relay)
+
     def _check_test(self) -> None:
         """Raise BaseSideError if the leader has ended the test, or the test imported the other
         tree."""
@@ -251,6 +261,8 @@ class NodeLeaderConnection(LeaderConnection):
         launcher: Launcher,
     ) -> list[Any]:
         """Take part in a call as often as the leader asks; return the results by rank."""
+        if plan.nodes == 1:
+            return super().call(plan, function, args, launcher)
         task = partial(payload.dumps, "call", function, args)
         end = self._take_part(launcher, ready_call(plan, function), task)
         assert isinstance(end, EndCall), "the leader's test asks for the same"

@@ -18,7 +18,8 @@ import pytest
 from pytest_ddpperf.launch.request import inherited
 from pytest_ddpperf.options.settings import read_settings
 from pytest_ddpperf.plugin.items import conftests, named_tests
-from pytest_ddpperf.plugin.state import ProcessSnapshot, Run, snapshot_of
+from pytest_ddpperf.plugin.snapshot import take_snapshot
+from pytest_ddpperf.plugin.state import Run
 from pytest_ddpperf.records.errors import DdpPerfError, NodesError
 from pytest_ddpperf.remote import rendezvous
 from pytest_ddpperf.remote.interfaces import interface_of
@@ -51,21 +52,18 @@ def of_commit(run: Run, commit: str, seconds: float) -> BaseSide:
     return side
 
 
-def _invocation(
-    config: pytest.Config, kept: tuple[str, ...], snapshot: ProcessSnapshot
-) -> Invocation:
-    """Return how this pytest was called; the rest as `Invocation` has it."""
+def _invocation(config: pytest.Config, kept: tuple[str, ...]) -> Invocation:
+    """Return how this pytest was called; `kept` is as `Invocation` has it."""
+    call, snapshot = config.invocation_params, take_snapshot(config)
     return Invocation(
         arguments=(
             *config.getini("addopts"),
             *shlex.split(os.environ.get("PYTEST_ADDOPTS", "")),
-            *spelt_out(
-                map(str, config.invocation_params.args), config.invocation_params.dir
-            ),
+            *spelt_out(map(str, call.args), call.dir),
         ),
         caches=config.pluginmanager.hasplugin("cacheprovider"),
         tests=named_tests(config),
-        folder=config.invocation_params.dir,
+        folder=call.dir,
         rootdir=config.rootpath,
         kept=kept,
         ini=config.inipath,
@@ -75,66 +73,54 @@ def _invocation(
 
 
 def _of_run(run: Run, kept: tuple[str, ...]) -> Invocation:
-    found = _invocation(run.config, kept, run.snapshot)
+    found = _invocation(run.config, kept)
     return replace(found, arguments=(*found.arguments, *seed(run.config)), rpc=run.rpc)
 
 
 def _kept(run: Run, items: Sequence[pytest.Item]) -> tuple[str, ...]:
     """Return what both sides have from the working tree: tests, conftests, folders of tests, and
     the ini file."""
-    tests = {
-        os.path.realpath(item.path)
-        for item in items
-        if isinstance(item, pytest.Function)
-    }
-    own = {os.path.realpath(str(module.__file__)) for module in conftests(run.config)}
-    root = Path(os.path.realpath(run.config.rootpath))
-    folders = {
-        path for path in map(os.path.dirname, tests | own) if _of_tests(Path(path))
-    }
-    folders -= {str(root), *map(str, root.parents)}
-    ini = (
-        {os.path.realpath(run.config.inipath)}
-        if run.config.inipath is not None
-        else set()
-    )
-    return tuple(sorted(tests | own | folders | ini))
+    config = run.config
+    paths = [item.path for item in items if isinstance(item, pytest.Function)]
+    paths += [Path(str(module.__file__)) for module in conftests(config)]
+    kept = set(map(os.path.realpath, paths))
+    root = Path(os.path.realpath(config.rootpath))
+    for folder in {Path(path).parent for path in kept} - {root, *root.parents}:
+        if _holds_tests_only(folder):
+            kept.add(str(folder))
+    if config.inipath is not None:
+        kept.add(os.path.realpath(config.inipath))
+    return tuple(sorted(kept))
 
 
-def _of_tests(folder: Path) -> bool:
-    """Whether a folder with a test module or a conftest holds tests alone, and no package that may
-    be under test."""
+def _holds_tests_only(folder: Path) -> bool:
+    """Say whether a folder with a test module or a conftest holds tests alone, and no package that
+    may be under test."""
     if folder.name.startswith("test"):
         return True
-    packages = [
-        path.parent
-        for path in (folder / "__init__.py", *folder.glob("*/__init__.py"))
-        if path.exists()
-    ]
-    return all(package.name.startswith("test") for package in packages)
+    if (folder / "__init__.py").exists():
+        return False
+    packages = [file.parent.name for file in folder.glob("*/__init__.py")]
+    return all(name.startswith("test") for name in packages)
 
 
 def seed(config: pytest.Config) -> list[str]:
-    """pytest-randomly's, if it draws: both sides shall draw the same."""
-    seed = config.getoption("randomly_seed", None)
-    return [f"--randomly-seed={seed}"] if isinstance(seed, int) else []
+    """Return the option with pytest-randomly's seed, if there is one: both sides have to draw the
+    same."""
+    number = config.getoption("randomly_seed", None)
+    return [f"--randomly-seed={number}"] if isinstance(number, int) else []
 
 
-# Options with which pytest runs no test, on whatever node: each says what it has to say.
-_SAYS_ONLY = (
-    "help",
-    "version",
-    "markers",
-    "showfixtures",
-    "show_fixtures_per_test",
-    "cacheshow",
-)
+# Options with which pytest prints something and runs no test, on each node for itself.
+_PRINTS_ONLY = """
+    help version markers showfixtures show_fixtures_per_test cacheshow
+""".split()
 
 
 def main(config: pytest.Config) -> int | None:
-    """The status of a pytest that does not lead, when all is over; None for one that is to go on as
-    ever."""
-    if _only_says(config):
+    """Work for the first node's pytest if torchrun started this one on another node, and return the
+    exit status; None if this pytest has to run as usual."""
+    if _only_prints(config):
         return None
     try:
         found = role(os.environ)
@@ -152,27 +138,27 @@ def main(config: pytest.Config) -> int | None:
         ) from None
 
 
-def _only_says(config: pytest.Config) -> bool:
-    return any(config.getoption(name, None) for name in _SAYS_ONLY)
+def _only_prints(config: pytest.Config) -> bool:
+    return any(config.getoption(name, None) for name in _PRINTS_ONLY)
 
 
-def lead(run: Run) -> None:
-    """Open the door to the other nodes, where there are and this pytest leads them; raises
-    pytest.UsageError."""
-    if run.leader is not None or _only_says(run.config):
-        return
+def meet_nodes(run: Run) -> OtherNodes | None:
+    """Open the door to the other nodes, if torchrun started several and this pytest is the first
+    one's; raises pytest.UsageError."""
+    if _only_prints(run.config):
+        return None
     try:
         found = role(os.environ)
         if found is None or not found.leads:
-            return
+            return None
         die_with_parent(os.getppid(), signal.SIGTERM)
-        run.other_nodes = OtherNodes(found, _versions(), run.settings.timeout_seconds)
+        return OtherNodes(found, _versions(), run.settings.timeout_seconds)
     except DdpPerfError as error:
         raise pytest.UsageError(str(error)) from None
 
 
 def _versions() -> dict[str, str]:
-    """Of what has to be the same on all nodes."""
+    """Return the versions that have to be the same on all nodes."""
     return {
         "pytest-ddpperf": __version__,
         "pytest": pytest.__version__,
@@ -181,11 +167,11 @@ def _versions() -> dict[str, str]:
 
 
 def _work_for_leader(config: pytest.Config, found: Role) -> int:
-    # torchrun's way to end it: nothing shall be left
+    # torchrun ends it by this signal: no process may be left
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    # a mistake is the same on all nodes: nobody waits for anybody
+    # a mistake is the same on all nodes, so none waits for another
     settings = read_settings(config)
-    # the first node may begin as much later
+    # the first node may begin later by as much
     seconds = max(START_SECONDS, settings.timeout_seconds)
     with closing(TorchrunStore(found, seconds)) as store:
         reported = store.answer()["found"]
@@ -202,30 +188,21 @@ def _work_for_leader(config: pytest.Config, found: Role) -> int:
         interface = interface_of(leader.socket.getsockname()[0])
 
         here = one_tree(config.rootpath)
-        snapshot = snapshot_of(config)
-        snapshot = snapshot._replace(environ=inherited(snapshot.environ))
-        asked = _invocation(config, (), snapshot)
+        environ = inherited(take_snapshot(config).environ)
+        asked = replace(_invocation(config, ()), environ=environ)
 
         def start(further: Sequence[str]) -> RemotePytest:
-            # Its words are among the arguments.
-            variables = {
-                name: value
-                for name, value in snapshot.environ.items()
-                if name != "PYTEST_ADDOPTS"
-            }
+            variables = {**environ}
+            variables.pop("PYTEST_ADDOPTS", None)  # its words are among the arguments
             remote_pytest = RemotePytest(
-                f"node {found.node}",
-                sys.executable,
-                variables,
-                config.invocation_params.dir,
+                f"node {found.node}", sys.executable, variables, asked.folder
             )
             # to launch as the first node does
             disabled = ["--ddp-disable"] if settings.disable else []
             message = asked.start(here, [*further, *disabled], Path(folder))
+            node, nodes = found.node, found.nodes
             remote_pytest.send(
-                replace(
-                    message, node=found.node, nodes=found.nodes, interface=interface
-                )
+                replace(message, node=node, nodes=nodes, interface=interface)
             )
             return remote_pytest
 

@@ -13,12 +13,13 @@ from typing import NoReturn
 
 import pytest
 
-from pytest_ddpperf.plugin import state
 from pytest_ddpperf.plugin.items import is_distributed, nodeid_of
 from pytest_ddpperf.plugin.leader_connection import (
     LeaderConnection,
     NodeLeaderConnection,
 )
+from pytest_ddpperf.plugin.role import LEADER
+from pytest_ddpperf.plugin.state import RUN
 from pytest_ddpperf.records import codec
 from pytest_ddpperf.records.errors import DdpPerfError
 from pytest_ddpperf.records.messages import (
@@ -80,7 +81,7 @@ class WorkerPlugin:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_configure(self, config: pytest.Config) -> None:
-        config.stash[state.LEADER] = self._leader
+        config.stash[LEADER] = self._leader
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         if report.failed:
@@ -93,7 +94,7 @@ class WorkerPlugin:
         }
         sources = sources_here(self._leader.trees)
         self._leader.send(Collected(tuple(items), self._errors, sources))
-        run = session.config.stash[state.RUN]
+        run = session.config.stash[RUN]
         facts: Mapping[str, Scalar] = {}
         with suppress(DdpPerfError):  # each test will say it
             # starts the rank server while the other pytest starts its own

@@ -3,38 +3,51 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-from pytest_ddpperf import text
-from pytest_ddpperf.git import changed_files, checked_out, ignored_files
+from pytest_ddpperf import files, text
+from pytest_ddpperf.git import changed_files, checked_out, git, ignored_files
+from pytest_ddpperf.history import entries
+from pytest_ddpperf.options.settings import Settings
 from pytest_ddpperf.records import codec
-from pytest_ddpperf.records.errors import GitError
+from pytest_ddpperf.records.errors import DdpPerfError, GitError
 from pytest_ddpperf.records.outcome import Outcome, RunInfo
 from pytest_ddpperf.records.samples import Scalar
 from pytest_ddpperf.report import json_report, terminal
 from pytest_ddpperf.text import terminal_width
 from pytest_ddpperf.version import __version__
 
-
-def describe_run(rootdir: Path) -> RunInfo:
-    """Describe the run at its start: saved baselines would change the state of the working tree."""
-    commit, committed = checked_out(rootdir)
-    return RunInfo(
-        id=uuid4().hex, version=__version__, commit=commit, committed=committed
-    )
+# Of each of two commands, whose answers are for hints only: a run waits no longer for a repository
+# that is slow to read, and does not ask again at its end.
+_GIT_SECONDS = 3.0
 
 
-def uncommitted_files(rootdir: Path) -> set[str]:
-    """Return the files of the repository that are not as in its commit; none if git cannot say."""
-    with suppress(GitError):
-        return {*changed_files(rootdir, "HEAD")}
-    return set()
+def uncommitted_files(rootdir: Path) -> set[str] | None:
+    """Return the files of the repository that are not as in its commit; None if git cannot say,
+    or not soon."""
+    try:
+        return {*changed_files(rootdir, "HEAD", timeout=_GIT_SECONDS)}
+    except GitError:
+        return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TestResults:
+    """What one test adds to a run. Crosses from a worker of xdist's as plain values."""
+
+    __test__ = False
+
+    outcomes: tuple[Outcome, ...] = ()
+    skipped: bool = False
+    never_measured: str = ""  # its node id, if it passed without a call of its fixture
+    facts: Mapping[str, Scalar] = field(default_factory=dict)  # of its machine
+    usage_error: str = ""
 
 
 @dataclass(slots=True)
@@ -42,7 +55,8 @@ class RunResults:
     """All outcomes of a run; with xdist they come from the workers."""
 
     begun: RunInfo  # what is known of the run before its first test
-    uncommitted: Collection[str] = ()  # files before the first test
+    # before the first test; None: not known
+    uncommitted: Collection[str] | None = ()
     # by node id and label
     _outcomes: dict[tuple[str, str], Outcome] = field(default_factory=dict)
     skipped: int = 0
@@ -79,15 +93,15 @@ class RunResults:
         Add a message if no test imported a file that differs, and a usage error if none imported
         any file of the repository. Tests without a baseline side do not count."""
         self.refused = refused
-        self.other_failures = len(
-            {*failed} - {outcome.nodeid for outcome in self.outcomes if outcome.fails}
-        )
-        asked = (
+        measured = {outcome.nodeid for outcome in self.outcomes if outcome.fails}
+        self.other_failures = len({*failed} - measured)
+        sides = [
             outcome.baseline_side
             for outcome in self.outcomes
-            if outcome.stored_verdict is None
-        )
-        sides = [side for side in asked if side is not None and not side.error]
+            if outcome.baseline_side is not None
+            and outcome.stored_verdict is None
+            and not outcome.baseline_side.error
+        ]
         if not sides or not all(side.same for side in sides):
             return
         reason = (
@@ -103,47 +117,37 @@ class RunResults:
             )
 
     def take(self, message: Mapping[str, Any]) -> None:
-        """Add the results of one test, in plain values."""
-        for data in message.get("outcomes", ()):
-            outcome = codec.decode(Outcome, data)
+        """Add the results of one test, a TestResults in plain values."""
+        results = codec.decode(TestResults, message)
+        for outcome in results.outcomes:
             # of reruns, the last counts
             self._outcomes[outcome.nodeid, outcome.test.label] = outcome
-        self.skipped += bool(message.get("skipped"))
-        self.never_measured += filter(None, [message.get("never_measured")])
-        # each of xdist's workers knows the places of its own tests
-        if facts := message.get("facts"):
-            places = "\n".join(
-                str(known.get("places") or "") for known in (self.facts, facts)
-            ).splitlines()
-            self.facts = {
-                **facts,
-                "places": "\n".join(dict.fromkeys(filter(None, places))),
-            }
-        self.usage_error = message.get("usage_error") or self.usage_error
+        if results.skipped:
+            self.skipped += 1
+        if results.never_measured:
+            self.never_measured.append(results.never_measured)
+        if results.facts:
+            # each of xdist's workers knows the places of its own tests
+            both = [known.get("places", "") for known in (self.facts, results.facts)]
+            places = dict.fromkeys("\n".join(map(str, both)).strip().splitlines())
+            self.facts = {**results.facts, "places": "\n".join(places)}
+        if results.usage_error:
+            self.usage_error = results.usage_error
 
     def note_files(self, rootdir: Path, baselines: Path) -> None:
         """Add messages on saved baselines that other clones will not have, or without their code,
         and on files that tests wrote. `baselines` is the folder of all."""
         saved = [each.baseline_path for each in self.outcomes if each.saved]
-        own = (
-            os.path.relpath(baselines, rootdir),
-            *(each.traces for each in self.outcomes if each.traces),
-        )
-        found = [
-            file
-            for file in sorted(uncommitted_files(rootdir))
-            if not file.startswith(own)
-        ]
+        if saved:
+            self._note_ignored(rootdir, saved)
+        now = uncommitted_files(rootdir) if self.uncommitted is not None else None
+        if now is None or self.uncommitted is None:
+            return
+        traces = [each.traces for each in self.outcomes if each.traces]
+        own = (os.path.relpath(baselines, rootdir), *traces)
+        found = [file for file in sorted(now) if not file.startswith(own)]
         before = [file for file in found if file in self.uncommitted]
-        new = [file for file in found if file not in before]
-        with suppress(GitError):
-            if ignored := ignored_files(rootdir, saved):
-                remedy = (
-                    "change .gitignore, or name another folder with --ddp-baseline-dir"
-                )
-                self.messages.append(
-                    f"git ignores {text.some(ignored, 1)}: other clones have no baseline: {remedy}"
-                )
+        new = [file for file in found if file not in self.uncommitted]
         if saved and before:
             self.messages.append(
                 f"the baselines are of changes that are in no commit ({text.some(before, 3)}):"
@@ -155,6 +159,14 @@ class RunResults:
                 " its files does something else in its next launch"
             )
 
+    def _note_ignored(self, rootdir: Path, saved: Sequence[str]) -> None:
+        with suppress(GitError):
+            if ignored := ignored_files(rootdir, saved):
+                self.messages.append(
+                    f"git ignores {text.some(ignored, 1)}: other clones have no baseline: change"
+                    " .gitignore, or name another folder with --ddp-baseline-dir"
+                )
+
     def header(self, verbosity: int) -> Iterator[str]:
         """Yield versions, backend and devices, from a probe rank."""
         yield from terminal.header(
@@ -163,22 +175,21 @@ class RunResults:
 
     def lines(self, verbosity: int, width: int) -> Iterator[str]:
         """Yield the table, the problems and the counts."""
-        messages = (
-            (*self.messages, *terminal.unmeasured(self.never_measured))
-            if verbosity >= 0
-            else ()
-        )
-        every = tuple(filter(None, (*messages, *self.unwritten, self.usage_error)))
+        run = self.run
+        messages = run.messages if verbosity >= 0 else ()
+        every = [*messages, *self.unwritten]
+        if self.usage_error:
+            every.append(self.usage_error)
         yield from terminal.report(
-            self.outcomes, self.run, every, verbosity=verbosity, width=width
+            self.outcomes, run, every, verbosity=verbosity, width=width
         )
 
     @property
     def run(self) -> RunInfo:
         """Return what all outcomes share. The run ends at the first call, for all reports alike."""
-        self._ended = self._ended or datetime.now(timezone.utc).isoformat(
-            timespec="seconds"
-        )
+        if not self._ended:
+            now = datetime.now(timezone.utc)
+            self._ended = now.isoformat(timespec="seconds")
         return replace(
             self.begun,
             created=self._ended,
@@ -198,3 +209,69 @@ class RunResults:
     def data(self) -> dict[str, Any]:
         """Return all results as plain JSON values."""
         return json_report.report(self.outcomes, self.run)
+
+    # --- reports that are files
+
+    def write_files(self, settings: Settings, rootdir: Path) -> None:
+        """Write the requested reports, and add to the history. What could not be written is in
+        `unwritten`, and why."""
+        from pytest_ddpperf.report import markdown, page
+
+        reports: tuple[tuple[str, Path | None, Callable[[], str]], ...] = (
+            ("json", settings.json_path, lambda: codec.dumps(self.data())),
+            (
+                "markdown",
+                settings.markdown_path,
+                lambda: markdown.report(self.stored()),
+            ),
+            ("html", settings.html_path, lambda: page.html(self.stored())),
+        )
+        for name, path, text_of in reports:
+            if path is not None:
+                with self._noting_errors(f"--ddp-{name} {path} was not written"):
+                    files.write(path, text_of(), append=markdown.appends(path))
+        if settings.history_dir is not None and not self.empty:
+            with self._noting_errors("--ddp-history"):
+                self.add_to_history(settings.history_dir, rootdir)
+
+    @contextmanager
+    def _noting_errors(self, what: str) -> Iterator[None]:
+        """Let the summary say why a report was not written. Other reports are still written, but
+        the run fails."""
+        try:
+            yield
+        except Exception as error:
+            why = f"{type(error).__name__}: {error}"
+            if isinstance(error, OSError | DdpPerfError):
+                why = getattr(error, "strerror", None) or str(error)
+            self.unwritten.append(f"{what}: {why}")
+
+    def add_to_history(self, folder: Path, measured: Path) -> None:
+        """Add the measurements of the code in `measured` to the history in a folder, or say why
+        not; raises FileError."""
+        entry = entries.make_entry(self.outcomes, self.run)
+        why = entries.why_unfit(self.run)
+        if not entry.measurements:
+            why = (
+                "no measurement of this commit alone can be added (see docs/history.md)"
+            )
+        if not why:
+            path = entries.add_entry(folder, entry)
+            number = text.several(len(entry.measurements), "measurement")
+            self.messages.append(f"--ddp-history: {number} added as {path}")
+            return
+        if not self.run.commit:
+            try:
+                git(measured, "rev-parse", "HEAD")
+            except GitError as error:
+                why += f": {' '.join(str(error).split())}"
+        self.messages.append(f"--ddp-history: nothing was added: {why}")
+
+
+def begin_results(rootdir: Path, sections: dict[str, tuple[str, ...]]) -> RunResults:
+    """Describe a run at its start: saved baselines would change the state of the working tree."""
+    commit, committed = checked_out(rootdir)
+    begun = RunInfo(
+        id=uuid4().hex, version=__version__, commit=commit, committed=committed
+    )
+    return RunResults(begun, uncommitted_files(rootdir), sections=sections)

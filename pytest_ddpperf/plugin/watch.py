@@ -1,14 +1,12 @@
-"""The progress of a measurement on the terminal, and its samples for pytest-benchmark."""
+"""The progress of a measurement on the terminal."""
 
 from __future__ import annotations
 
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from functools import partial
-from inspect import signature
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -16,8 +14,8 @@ from typing import Any
 import pytest
 
 from pytest_ddpperf import text
-from pytest_ddpperf.compare.result import Measured
 from pytest_ddpperf.launch import Observer, placement
+from pytest_ddpperf.plugin.outcomes import Took
 from pytest_ddpperf.plugin.state import RUN
 from pytest_ddpperf.records.samples import LaunchSamples
 from pytest_ddpperf.verdict.stats import quantile
@@ -34,9 +32,8 @@ class Watcher(Observer):
     waits."""
 
     def __init__(self, config: pytest.Config, *, warmup: int) -> None:
-        self.streams = config.getoption("capture", "no") == "no" and not hasattr(
-            config, "workerinput"
-        )
+        uncaptured = config.getoption("capture", "no") == "no"
+        self.streams = uncaptured and not hasattr(config, "workerinput")
         self._config = config
         # None in a worker of xdist's
         self._reporter: Any = config.pluginmanager.get_plugin("terminalreporter")
@@ -65,13 +62,9 @@ class Watcher(Observer):
         self._launch_began = time.monotonic()
 
     @property
-    def took(self) -> dict[str, float]:
-        """What `Outcome` has of the time since this began to watch, and of waiting for other
-        runs."""
-        return {
-            "seconds": time.monotonic() - self._began,
-            "waited_seconds": sum(self._waits.values()),
-        }
+    def took(self) -> Took:
+        """Return the time since this began to watch, and of waiting for other runs."""
+        return Took(time.monotonic() - self._began, sum(self._waits.values()))
 
     def launched(self, samples: LaunchSamples) -> None:
         self._seconds += samples.step_seconds
@@ -81,31 +74,29 @@ class Watcher(Observer):
         now = time.monotonic()
         self._waits_since = self._waits_since or now
         self._launch_began = now
-        self._waits[self._waits_since] = now - self._waits_since
+        waited = self._waits[self._waits_since] = now - self._waits_since
         if self._writer is not None:
-            if now - self._drawn >= _REDRAW_SECONDS:
-                what, *seconds = self._wait(resource, now).rpartition(",")
-                self._draw(what, "".join(seconds))
-        elif (
-            self._reporter is not None and now - self._waits_since >= self._next_report
-        ):
+            if now - self._drawn < _REDRAW_SECONDS:
+                return
+            line = waiting_line(resource, placement.holder(resource), waited)
+            what, comma, seconds = line.rpartition(",")
+            self._draw(what, comma + seconds)
+        elif self._reporter is not None and waited >= self._next_report:
             self._next_report *= 2
+            line = waiting_line(resource, placement.holder(resource), waited)
             with self._uncaptured():
                 self._reporter.ensure_newline()
                 # Under -q there are letters for tests on a line without a path.
-                torn = self._config.get_terminal_writer().width_of_current_line > 0
-                self._reporter.write_line("\n" * torn + self._wait(resource, now))
+                if self._config.get_terminal_writer().width_of_current_line > 0:
+                    line = f"\n{line}"
+                self._reporter.write_line(line)
                 self._reporter.flush()
-
-    def _wait(self, resource: Path, now: float) -> str:
-        return waiting_line(
-            resource, placement.holder(resource), now - self._waits_since
-        )
 
     def progress(
         self, phase: Phase, step: int, steps: int, marks_ns: Sequence[int]
     ) -> None:
-        if self._writer is None or time.monotonic() - self._drawn < _REDRAW_SECONDS:
+        now = time.monotonic()
+        if self._writer is None or now - self._drawn < _REDRAW_SECONDS:
             return
         seconds = list(self._seconds)
         if phase is Phase.STEPS:
@@ -122,24 +113,17 @@ class Watcher(Observer):
         end = ""
         if phase is Phase.STEPS and step:
             share = (self._warmup + step) / (self._warmup + steps)  # of this launch
-            minutes = (
-                (time.monotonic() - self._launch_began)
-                / 60
-                * ((self.launches - self.launch + 1) / share - 1)
-            )
-            end = f", {minutes:.0f} min left (fewer --ddp-steps shorten it)" * (
-                minutes >= 1
-            )
+            left = (self.launches - self.launch + 1) / share - 1  # in such parts
+            minutes = (now - self._launch_began) * left / 60
+            if minutes >= 1:
+                end = f", {minutes:.0f} min left (fewer --ddp-steps shorten it)"
         self._draw(line, end)
 
     def output(self, name: str, stream: str, line: str) -> None:
         file = sys.stderr if stream == "stderr" else sys.stdout
         encoding = getattr(file, "encoding", None) or "utf-8"
-        print(
-            f"[{name}] {line}".encode(encoding, "backslashreplace").decode(encoding),
-            file=file,
-            flush=True,
-        )
+        shown = f"[{name}] {line}".encode(encoding, "backslashreplace")
+        print(shown.decode(encoding), file=file, flush=True)
 
     def erase(self) -> None:
         if self._drawn:
@@ -149,14 +133,14 @@ class Watcher(Observer):
     def _draw(self, text: str, end: str = "") -> None:
         """Show a line; if there is not enough room, without a part of `text`, which comes before
         `end`."""
-        if self._writer is not None:
-            room = max(
-                self._writer.fullwidth - self._writer.width_of_current_line - 2, 0
-            )
-            line = (text[: max(room - len(end), 0)] + end)[:room]
-            # the cursor goes back to behind the test's name
-            self._write(f"\x1b7 {line}\x1b[K\x1b8")
-            self._drawn = time.monotonic()
+        writer = self._writer
+        if writer is None:
+            return
+        room = max(writer.fullwidth - writer.width_of_current_line - 2, 0)
+        line = (text[: max(room - len(end), 0)] + end)[:room]
+        # the cursor goes back to behind the test's name
+        self._write(f"\x1b7 {line}\x1b[K\x1b8")
+        self._drawn = time.monotonic()
 
     def _write(self, text: str) -> None:
         with self._uncaptured():
@@ -169,79 +153,6 @@ class Watcher(Observer):
             if self._capture is not None
             else nullcontext()
         )
-
-
-class Replay:
-    """A timer for pytest-benchmark: it replays the step times of a distributed test under the
-    test's name.
-
-    It reads 0.0 when a round of `benchmark.pedantic` starts, and the next sample when the round
-    ends.
-    """
-
-    def __init__(self) -> None:
-        self._pending: list[float] = []
-        self._now = 0.0
-        self._used = False
-
-    def __call__(self) -> float:
-        now, self._now = self._now, 0.0
-        return now
-
-    def _advance(self) -> None:
-        if self._pending:  # --benchmark-cprofile calls once more
-            self._now = self._pending.pop()
-
-    def store(self, benchmark: Any, measured: Measured) -> None:
-        """Replay the first measurement of a test that did not fail: `benchmark` takes one, and
-        saves it to be compared with the next run."""
-        if self._used:
-            return
-        self._used = True
-        result, other = measured.result, measured.other
-        samples = [seconds for launch in result.step_seconds for seconds in launch]
-        self._pending = samples[::-1]
-        benchmark.extra_info["ddpperf"] = {
-            "verdict": str(result.verdict),
-            "reason": result.verdict.reason,
-            "world_size": result.world_size,
-            "backend": result.backend,
-            **{f"p{q}": result.percentile(q) for q in (10, 50, 75, 90, 95)},
-            **(
-                {"against": str(other.version), "against_commit": other.version.commit}
-                if other
-                else {}
-            ),
-        }
-        benchmark.pedantic(self._advance, rounds=len(samples), iterations=1)
-
-
-def mark_with_timer(item: pytest.Item) -> None:
-    """Give the test a `Replay` as pytest-benchmark's timer, next to what else its marker says."""
-    if (
-        isinstance(item, pytest.Function)
-        and "benchmark" in signature(item.function).parameters
-    ):
-        return  # the test measures something else with it
-    theirs = item.get_closest_marker("benchmark")
-    kwargs = {**(theirs.kwargs if theirs else {}), "timer": Replay()}
-    item.add_marker(pytest.mark.benchmark(**kwargs), append=False)
-
-
-def replay_into(benchmark: Any, item: pytest.Item) -> Callable[[Measured], None] | None:
-    """Return what stores a test's measurement in its `benchmark` fixture; None if that is disabled
-    or not theirs (CodSpeed puts its own in place)."""
-    marker = item.get_closest_marker("benchmark")
-    timer = marker.kwargs.get("timer") if marker else None
-    theirs = (
-        type(benchmark).__module__.startswith("pytest_benchmark")
-        and not benchmark.disabled
-    )
-    return (
-        partial(timer.store, benchmark)
-        if theirs and isinstance(timer, Replay)
-        else None
-    )
 
 
 _PHASES = {
@@ -271,16 +182,13 @@ def progress_line(
         place = f"warm-up {step[0]}/{step[1]}"
     else:
         place = _PHASES.get(phase, phase.name.lower())
+    parts: list[str] = []
     # first: a narrow terminal has room for no more
-    above = (("test", test, 1), ("launch", launch, 0))
-    parts = [
-        *(
-            f"{name} {number}/{count}"
-            for name, (number, count), least in above
-            if count > least
-        ),
-        place,
-    ]
+    if test[1] > 1:
+        parts.append(f"test {test[0]}/{test[1]}")
+    if launch[1]:
+        parts.append(f"launch {launch[0]}/{launch[1]}")
+    parts.append(place)
     if p50_seconds is not None:
         parts.append(f"p50 so far {text.seconds(p50_seconds)}")
     return ", ".join(parts)

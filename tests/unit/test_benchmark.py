@@ -14,12 +14,12 @@ import pytest
 from pytest_ddpperf.baseline import Store
 from pytest_ddpperf.compare import rule, run
 from pytest_ddpperf.compare.job import Job
-from pytest_ddpperf.compare.measurement import build_outcome
 from pytest_ddpperf.compare.result import Measured
 from pytest_ddpperf.compare.run import carry_out
 from pytest_ddpperf.launch import Observer
 from pytest_ddpperf.options.settings import make_plan
 from pytest_ddpperf.plugin.leader_connection import LeaderConnection
+from pytest_ddpperf.plugin.outcomes import Took, build_outcome
 from pytest_ddpperf.records.errors import BaseSideError
 from pytest_ddpperf.records.outcome import Version
 from pytest_ddpperf.records.plan import Limit, Plan
@@ -41,7 +41,7 @@ def carried_out(
 
 
 def notes_of(measured: Measured) -> tuple[str, ...]:
-    return build_outcome(measured, Path("/"), "pytest", seconds=12.3).notes
+    return build_outcome(measured, Path("/"), "pytest", Took(12.3, 0.0)).notes
 
 
 def job(*, gate: bool = True, **asked: Any) -> Job:

@@ -15,8 +15,8 @@ import pytest
 
 from pytest_ddpperf.baseline import Store
 from pytest_ddpperf.cli.main import main
-from pytest_ddpperf.compare.measurement import build_outcome
 from pytest_ddpperf.options import parse
+from pytest_ddpperf.plugin.outcomes import Took, build_outcome
 from pytest_ddpperf.records.outcome import Outcome, RunInfo
 from pytest_ddpperf.records.plan import Plan
 from pytest_ddpperf.records.samples import (
@@ -243,7 +243,7 @@ def test_the_verdict_is_the_plugins(scale: float, tmp_path: Path) -> None:
     assert gated.verdict.status.compared
     path = tmp_path / "diff.json"
     before, after = (
-        build_outcome(each, tmp_path, "", seconds=12.3) for each in (saved, gated)
+        build_outcome(each, tmp_path, "", Took(12.3, 0.0)) for each in (saved, gated)
     )
     diff(tmp_path, [before], [after], "--json", str(path))
     (again,) = json_report.read([path]).outcomes

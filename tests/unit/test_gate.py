@@ -14,6 +14,7 @@ from pytest_ddpperf.compare.job import Job
 from pytest_ddpperf.compare.result import Measured, Result
 from pytest_ddpperf.compare.rounds import Round, combine
 from pytest_ddpperf.plugin.items import name_of, nodeid_of
+from pytest_ddpperf.plugin.role import PytestRole
 from pytest_ddpperf.plugin.session import Session
 from pytest_ddpperf.records.errors import DdpPerfError
 from pytest_ddpperf.records.outcome import Outcome
@@ -102,7 +103,9 @@ def run(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Run:
     def run(text: str, *statuses: Status | None, plugin: str = "") -> Any:
         labels: list[str] = []
 
-        def carry_out(session: Session, job: Job, progress: object) -> Measured:
+        def carry_out(
+            role: PytestRole, job: Job, session: Session, progress: object
+        ) -> Measured:
             status = statuses[len(labels)]
             labels.append(job.test.label)
             if status is None:
@@ -110,7 +113,7 @@ def run(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Run:
             return measured(job, status)
 
         monkeypatch.setattr(Session, "facts", lambda session: CPU)
-        monkeypatch.setattr(Session, "carry_out", carry_out)
+        monkeypatch.setattr(PytestRole, "carry_out", carry_out)
         pytester.makepyfile(test_a=text)
         pytester.makeconftest(plugin)
         monkeypatch.setenv("GITHUB_ACTIONS", "true")

@@ -207,7 +207,14 @@ def test_a_run_without_distributed_tests_imports_the_table_of_options_and_the_ho
         "marks",
         "options",
         "options.definitions",
-        *(f"plugin{part}" for part in ("", ".hooks", ".items", ".reporter", ".state")),
+        "plugin",
+        "plugin.hooks",
+        "plugin.item_settings",
+        "plugin.items",
+        "plugin.reporter",
+        "plugin.role",
+        "plugin.snapshot",
+        "plugin.state",
         "version",
     )
     assert found == [

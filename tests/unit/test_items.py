@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_ddpperf.plugin import state
+from pytest_ddpperf.plugin.item_settings import settings_of
 from pytest_ddpperf.plugin.items import (
     accept_command,
     module_of,
@@ -80,7 +80,7 @@ def test_a_test_is_named_as_it_was_collected_whatever_a_conftest_makes_of_it(
         "test_a.py::test_b[a-ws2]",
     )
     assert name_of(item, 2) == "test_b[a]"
-    command = accept_command(item, state.settings_of(item))
+    command = accept_command(item, settings_of(item))
     assert (
         command
         == "pytest 'test_a.py::test_b[a-ws2]' --ddp-world-size=1,2 --ddp-save-baseline"
@@ -108,7 +108,7 @@ def test_the_command_that_accepts_has_the_options_that_choose_the_baseline(
     monkeypatch.delenv("PYTEST_ADDOPTS", raising=False)
     write(pytester.path / "perf/test_step.py")
     item = collected(pytester, "perf", *asked)
-    settings = state.settings_of(item)
+    settings = settings_of(item)
     assert (
         accept_command(item, settings)
         == f"pytest perf/test_step.py::test_step{kept} --ddp-save-baseline"
@@ -137,7 +137,7 @@ def test_the_command_that_accepts_has_the_runs_rootdir_and_ini_file(
     for file in files:
         (pytester.path / file).write_text("[pytest]\n" if file.endswith(".ini") else "")
     items, _ = pytester.inline_genitems("-p", "no:randomly", *asked)
-    command = accept_command(items[0], state.settings_of(items[0]))
+    command = accept_command(items[0], settings_of(items[0]))
     assert command == f"pytest a/test_a.py::test_step{more} --ddp-save-baseline"
     alone = pytester.parseconfig("-p", "no:randomly", *shlex.split(command)[1:])
     assert alone.rootpath == items[0].config.rootpath

@@ -10,7 +10,9 @@ import pytest
 
 from pytest_ddpperf.launch import placement
 from pytest_ddpperf.options.settings import Settings
-from pytest_ddpperf.plugin.session import Place, Session, nodes_for, resolve
+from pytest_ddpperf.plugin.place import Place, Places, nodes_for, resolve
+from pytest_ddpperf.plugin.role import Alone, LeadsVersion
+from pytest_ddpperf.plugin.session import Session
 from pytest_ddpperf.records.errors import MarkerError, OptionError, Unavailable
 from pytest_ddpperf.records.plan import Limit
 from pytest_ddpperf.records.samples import Scalar
@@ -34,6 +36,7 @@ GPUS: dict[str, Scalar] = {
 def settings(source: str = "command line", **asked: Any) -> Settings:
     values: dict[str, Any] = {
         "world_sizes": (2,),
+        "nodes": None,
         "trainers": 2,
         "parameter_servers": 2,
         "backend": "auto",
@@ -51,6 +54,7 @@ def settings(source: str = "command line", **asked: Any) -> Settings:
         "baseline_dir": Path("/"),
         "baseline_missing": "warn",
         "fail_on": None,
+        "confirm_seconds": 300.0,
         "save_baseline": False,
         "extend_baseline": False,
         "against": None,
@@ -59,7 +63,14 @@ def settings(source: str = "command line", **asked: Any) -> Settings:
         "against_env": None,
         "against_option": None,
         "disable": False,
+        "suite_size": "auto",
+        "suite_bucket_mb": 25,
+        "suite_plots": None,
+        "trace_dir": None,
         "json_path": None,
+        "history_dir": None,
+        "markdown_path": None,
+        "html_path": None,
     }
     sources = {
         field.name: source if field.name in asked else "default"
@@ -207,7 +218,6 @@ SHARING = (
     ],
 )
 def test_who_shares_cores_is_reported_before_anything_is_measured(
-    tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     environ: dict[str, str],
     base: Any,
@@ -218,10 +228,10 @@ def test_who_shares_cores_is_reported_before_anything_is_measured(
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(placement, "usable_cores", lambda: (0, 1))
     monkeypatch.setattr(placement, "quota_cores", lambda root: None)
-    monkeypatch.setattr(Session, "facts", lambda session: CPU)
-    session = Session(settings(), tmp_path, dict, base=base and base())
-    session.place(settings(), 2)
-    assert str(session.machine()["places"]).splitlines() == words
+    role = LeadsVersion(base()) if base is not None else Alone()
+    places = Places(settings(), role, lambda: CPU)
+    places.find(settings(), 2)
+    assert str(places).splitlines() == words
 
 
 def test_a_file_is_shown_from_the_top_of_the_repository(tmp_path: Path) -> None:
@@ -229,12 +239,13 @@ def test_a_file_is_shown_from_the_top_of_the_repository(tmp_path: Path) -> None:
     rootdir = tmp_path / "repository" / "python"
     rootdir.mkdir(parents=True)
     file = rootdir / "tests" / "test_a.py"
-    session = Session(settings(), rootdir, dict)
+    launcher: Any = None  # which nothing is asked of
+    session = Session(settings(), rootdir, launcher, None, "")
     assert session.shown(file) == "tests/test_a.py", (
         "from rootdir, where there is no repository"
     )
     git(rootdir.parent, "init", "-q")
-    session = Session(settings(), rootdir, dict)
+    session = Session(settings(), rootdir, launcher, None, "")
     assert session.shown(file) == "python/tests/test_a.py"
     assert session.shown(outside) == str(outside)
 

@@ -571,11 +571,13 @@ def test_what_fails_on_another_node_is_an_error_of_the_tests_teardown(
     monkeypatch: pytest.MonkeyPatch, here: str
 ) -> None:
     ended: list[bool] = []
-    other_nodes = SimpleNamespace(failed=lambda: ["node 1: Error: not removed"])
+
+    def end_test() -> list[str]:
+        ended.append(True)
+        return ["node 1: Error: not removed"]
+
     sections: list[tuple[str, ...]] = []
-    run: Any = SimpleNamespace(
-        end_test=lambda: ended.append(True), other_nodes=other_nodes
-    )
+    run: Any = SimpleNamespace(role=SimpleNamespace(end_test=end_test))
     item: Any = SimpleNamespace(
         nodeid="a", add_report_section=lambda *section: sections.append(section)
     )

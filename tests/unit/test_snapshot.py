@@ -7,7 +7,8 @@ import sys
 
 import pytest
 
-from pytest_ddpperf.plugin.state import RUN, SNAPSHOT, holds_secret, own_options
+from pytest_ddpperf.plugin.snapshot import SNAPSHOT, holds_secret, own_options
+from pytest_ddpperf.plugin.state import RUN
 
 CONFTEST = """
 import os, pathlib, sys
@@ -52,8 +53,7 @@ def test_own_options_are_those_of_conftests_that_are_plain_and_no_secret(
 
 
 def test_a_run_began_before_its_conftests(config: pytest.Config) -> None:
-    snapshot = config.stash[RUN].snapshot
-    assert snapshot is config.stash[SNAPSHOT]
+    snapshot = config.stash[SNAPSHOT]
     assert "SET_BY_A_CONFTEST" not in snapshot.environ
     assert "/added/by/a/conftest" not in snapshot.sys_path
 
@@ -74,11 +74,11 @@ def test_ranks_that_are_traced_are_not_compared_with_those_of_another_version(
     trace one side."""
     monkeypatch.setenv(variable, "")
     configured = pytester.parseconfigure("-p", "no:randomly").stash[RUN]
-    assert callable(configured._confirms())
+    assert callable(configured.role.confirms(configured))
     pytester.makeconftest(f"import os; os.environ[{variable!r}] = 'traced'")
     with pytest.raises(pytest.UsageError, match=f"--ddp-against is {REFUSED}"):
         pytester.parseconfigure("-p", "no:randomly", "--ddp-against=HEAD")
-    assert configured._confirms() == REFUSED
+    assert configured.role.confirms(configured) == REFUSED
     monkeypatch.setenv(variable, "traced before pytest")
     with pytest.raises(pytest.UsageError, match=f"--ddp-against is {REFUSED}"):
         pytester.parseconfigure("-p", "no:randomly", "--ddp-against=HEAD")

@@ -10,6 +10,7 @@ import pytest
 
 from pytest_ddpperf.plugin import items as items_module
 from pytest_ddpperf.plugin import state
+from pytest_ddpperf.plugin.item_settings import settings_of
 from pytest_ddpperf.plugin.items import (
     conftests,
     modules_by_name,
@@ -142,7 +143,7 @@ def test_a_mistake_is_shown_with_its_tests_node_id_and_line(
 ) -> None:
     item = collect(MISTAKES, "--ddp-threshold=p90:5%")[number]
     with pytest.raises(MarkerError) as refused:
-        state.settings_of(item)
+        settings_of(item)
     assert with_place(item, refused.value).startswith(f"{item.path.name}{message}")
 
 

@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from pytest_ddpperf.options.settings import with_markers
-from pytest_ddpperf.plugin.session import nodes_for
+from pytest_ddpperf.plugin.place import nodes_for
 from pytest_ddpperf.plugin.state import RUN
 from pytest_ddpperf.suite import (
     conftest,

@@ -32,7 +32,7 @@ def test_waits(request, monkeypatch):
             print("captured")
             watcher.waiting(Path(resource))
             clock[0] += 1
-    assert watcher.took == {"seconds": 38.0, "waited_seconds": 36.0}
+    assert watcher.took == watch.Took(seconds=38.0, waited_seconds=36.0)
     monkeypatch.undo()
     watcher.erase()
 

@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
-from pytest_ddpperf.plugin import reporter
+from pytest_ddpperf.plugin import results
 from pytest_ddpperf.plugin.results import RunResults
 from pytest_ddpperf.records import codec
+from pytest_ddpperf.records.errors import GitError
 from pytest_ddpperf.records.outcome import RunInfo
 from pytest_ddpperf.records.samples import Status
 from tests.unit.test_git import commit
@@ -24,7 +25,7 @@ def reported(run: RunInfo, measured: Path) -> list[str]:
     """Of adding a measurement to the history in a folder of its own."""
     report = RunResults(run)
     report.take({"outcomes": [codec.encode(outcome(verdict(Status.PASS)))]})
-    reporter._add_to_history(report, measured / "history", measured)
+    report.add_to_history(measured / "history", measured)
     return report.messages
 
 
@@ -48,6 +49,21 @@ def test_why_there_is_no_commit_is_reported(
         "--ddp-history: nothing was added: the working tree differs from commit c0ffeec0ffee:"
         " commit what is measured"
     ]
+
+
+def test_git_is_not_asked_again_for_files_if_it_did_not_answer_in_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[float] = []
+
+    def changed_files(top: Path, commit: str, *, timeout: float) -> list[str]:
+        asked.append(timeout)
+        raise GitError(f"git did not answer within {timeout:g} s")
+
+    monkeypatch.setattr(results, "changed_files", changed_files)
+    report = results.begin_results(tmp_path, {})
+    report.note_files(tmp_path, tmp_path / "baselines")
+    assert (asked, report.messages) == ([3.0], [])
 
 
 def of_a_pytest(

@@ -1,0 +1,164 @@
+"""The arguments of the public fixtures: what is wrong with them is raised before any launch.
+
+What may raise hides its frame, so that --pdb opens in the test's.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+import re
+import tempfile
+from collections.abc import Mapping
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+from pytest_ddpperf.records.errors import short_repr
+from pytest_ddpperf.records.plan import MARK, UPDATE, Program
+from pytest_ddpperf.wire import payload
+
+_WHAT_SETUP_DOES = {
+    "setup": "setup(ctx) returns the step to time",
+    "main": "main(ctx) trains in a loop of its own",
+    "trainer": "trainer(ctx), or trainer(ctx, shared) with a master, returns the step to time",
+    "master": "master(ctx) returns what every trainer gets",
+    "parameter_server": "parameter_server(ctx) prepares a server",
+    "fn": "fn(ctx, ...) runs on every rank",
+}
+
+
+def check_setup(
+    fixture: str, role: str, setup: Any, given: str = "ctx", count: int = 1
+) -> None:
+    """Raise TypeError if a function for ranks cannot be called with what is `given`, so many
+    arguments."""
+    __tracebackhide__ = True
+    name, problem = payload.name_of(setup), ""
+    if not callable(setup) or payload.is_model(setup):
+        problem = f"must be a function, not {name}"
+    elif not payload.accepts(setup, count):
+        problem = f"is called with {given}, which {name} does not take"
+    elif inspect.iscoroutinefunction(setup):
+        problem = f"must be a function without async, which {name} is not"
+    if problem:
+        called = f"{fixture}.loop" if role == "main" else fixture
+        raise TypeError(f"{called}({name}): {role} {problem}: {_WHAT_SETUP_DOES[role]}")
+
+
+def check_setups(fixture: str, setups: Mapping[str, Any]) -> None:
+    """Check the set-up functions of a measurement by role, as `check_setup`. A master and a
+    parameter server may have none."""
+    __tracebackhide__ = True
+    for role, setup in setups.items():
+        if role == "trainer" and setups["master"] is not None:
+            check_setup(fixture, role, setup, "ctx and shared", 2)
+        elif setup is not None or role not in ("master", "parameter_server"):
+            check_setup(fixture, role, setup)
+
+
+def check_name(name: Any) -> None:
+    """Raise ValueError for a name of a measurement that no report could show."""
+    __tracebackhide__ = True
+    if name is None:
+        return
+    if not isinstance(name, str) or not name.strip() or not name.isprintable():
+        what = "must be printable and not empty: it is used in reports and file names"
+        raise ValueError(f"name={short_repr(name)}: {what}")
+
+
+def check_boundary(boundary: Any) -> None:
+    """Raise ValueError for what does not say where a step of a program ends."""
+    __tracebackhide__ = True
+    is_function = re.fullmatch(r"[\w.]+:[\w.]+", str(boundary))
+    if boundary not in (UPDATE, MARK) and not is_function:
+        raise ValueError(
+            f'boundary={short_repr(boundary)}: must be "{UPDATE}", "{MARK}" or'
+            ' "module:function"'
+        )
+
+
+def check_number(name: str, value: Any, what: str = "") -> None:
+    """Raise ValueError if a value is given that is no whole number from 1, or one that no machine
+    could have."""
+    __tracebackhide__ = True
+    if value is not None and (
+        type(value) is not int or not 1 <= value <= 1_000_000_000
+    ):
+        raise ValueError(
+            f"{name}={short_repr(value)}: {what}a whole number from 1 to 1,000,000,000"
+        )
+
+
+def check_facts(facts: Any) -> dict[str, str | int | float | bool]:
+    """Return the facts that a test gives; raises ValueError unless they are text, numbers or truth
+    values by name."""
+    __tracebackhide__ = True
+    what = "a fact has a name, and is text, a number, True or False"
+    if not isinstance(facts or {}, Mapping):
+        raise ValueError(f"facts={short_repr(facts)}: give a dict: {what}")
+    given = dict(facts or {})
+    for name, value in given.items():
+        is_name = isinstance(name, str) and name.isprintable() and name.strip()
+        if not is_name or type(value) not in (str, int, float, bool):
+            raise ValueError(f"facts={short_repr({name: value})}: {what}")
+    return given
+
+
+# Modules and console scripts.
+_LAUNCHERS = re.compile(
+    r"torch\.distributed\.(run|launch|elastic\..+)|accelerate\.commands\..+|deepspeed\.launcher\..+|horovod\.runner.*"
+    r"|torchrun|accelerate(-launch)?|deepspeed|horovodrun"
+)
+_PATH = (str, os.PathLike)
+
+
+def read_program(
+    fixture: str, words: tuple[Any, ...], root: Path, args: Any, cwd: Any, env: Any
+) -> Program:
+    """Return the program that `script` is called with; raises ValueError."""
+    __tracebackhide__ = True
+    is_module = words[:1] == ("-m",)
+    if len(words) != 1 + is_module or not isinstance(
+        words[-1], str if is_module else _PATH
+    ):
+        how = 'give a path, or "-m" and the name of a module; its arguments are args=[...]'
+        raise ValueError(f"{fixture}.script{short_repr(words)}: {how}")
+    if not isinstance(cwd or "", _PATH) or not (root / (cwd or "")).is_dir():
+        raise ValueError(
+            f"{fixture}.script(cwd={short_repr(cwd)}): give the path of a folder, from rootdir"
+        )
+    folder = root / (cwd or "")
+    path = str(words[-1] if is_module else folder / words[-1])
+    if not is_module and not Path(path).is_file():
+        missing = f"there is no file {path}: paths begin at cwd= or rootdir"
+        raise ValueError(f"{fixture}.script({short_repr(words[-1])}): {missing}")
+    if _LAUNCHERS.fullmatch(path if is_module else Path(path).name):
+        raise ValueError(
+            f"{fixture}.script: {words[-1]} starts ranks itself: give the program that it starts"
+        )
+    if not isinstance(args, list | tuple) or not all(
+        isinstance(each, (*_PATH, int, float)) for each in args
+    ):
+        raise ValueError(
+            f"{fixture}.script(args={short_repr(args)}): give a list, each argument for itself"
+        )
+    variables = env or {}
+    if not isinstance(variables, Mapping) or not all(
+        isinstance(each, str) for each in chain(*variables.items())
+    ):
+        # which may be secret
+        raise ValueError(f"{fixture}.script(env=...): give a dict of texts")
+    return Program(
+        path=path,
+        is_module=is_module,
+        args=tuple(map(str, args)),
+        cwd=str(folder),
+        env=dict(variables),
+    )
+
+
+def without_temporary(words: str) -> str:
+    """Return a command line without paths of temporary files: a folder of a test's own is another
+    one in each run."""
+    return re.sub(rf"{re.escape(tempfile.gettempdir())}{os.sep}\S*", "TEMPORARY", words)

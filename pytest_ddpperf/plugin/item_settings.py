@@ -1,0 +1,73 @@
+"""The settings of one test, its markers included, and the failure for a mistake in them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from pytest_ddpperf.plugin.items import RPC, WORLD_SIZE, uses, with_place
+from pytest_ddpperf.plugin.state import RUN
+
+if TYPE_CHECKING:
+    from _pytest.outcomes import Failed
+
+    from pytest_ddpperf.options.settings import Settings
+
+
+def settings_of(item: pytest.Item) -> Settings:
+    """Return the settings of one test, its markers included; those of its parameters are the
+    closest. Raises MarkerError."""
+    from pytest_ddpperf.options.settings import with_markers
+    from pytest_ddpperf.records.errors import MarkerError
+
+    closest: list[pytest.Mark] = []
+    callspec = getattr(item, "callspec", None)
+    if callspec is not None:
+        closest += [mark for mark in callspec.marks if mark.name == "ddp"]
+        for mark in closest if WORLD_SIZE in callspec.params else ():
+            if "world_size" in mark.kwargs:
+                raise MarkerError(
+                    "a parameter's @pytest.mark.ddp(world_size=...)",
+                    mark.kwargs["world_size"],
+                    "the test itself runs with several: give the test one list",
+                )
+    of_run = item.config.stash[RUN].settings
+    return with_markers(of_run, [*closest, *item.iter_markers("ddp")])
+
+
+def own_settings(item: pytest.Item) -> Settings:
+    """Return the settings of a test that runs; a mistake in its marker fails the test."""
+    from pytest_ddpperf.records.errors import MarkerError
+
+    try:
+        return settings_of(item)
+    except MarkerError as error:
+        problem = with_place(item, error)
+    raise plain_failure(problem)
+
+
+def check_place(item: pytest.Item) -> None:
+    """Check that a test can run here. Raises MarkerError and what `Places.find` raises."""
+    places, settings = item.config.stash[RUN].places, settings_of(item)
+    if uses(item, {RPC}):
+        places.find(
+            settings,
+            settings.trainers,
+            settings.parameter_servers,
+            certain=settings.sources["trainers"] != "default",
+        )
+    if uses(item, {WORLD_SIZE}):
+        # the one world size of a test that is parametrised with several
+        parameters = getattr(getattr(item, "callspec", None), "params", {})
+        own_size = parameters.get(WORLD_SIZE)
+        for world_size in settings.world_sizes if own_size is None else (own_size,):
+            places.find(settings, world_size)
+
+
+def plain_failure(problem: str) -> Failed:
+    """Return an ordinary test failure without a traceback of ours."""
+    from pytest_ddpperf import text
+
+    lines = text.wrap_text(problem, text.terminal_width())
+    return pytest.fail.Exception("\n".join(lines), pytrace=False)

@@ -1,0 +1,245 @@
+"""Where tests run: the asked backend, device and nodes against what the machine has. Knows no
+pytest."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+from pytest_ddpperf import text
+from pytest_ddpperf.launch.placement import place as cores_of
+from pytest_ddpperf.options.definitions import MARKER
+from pytest_ddpperf.options.parse import near
+from pytest_ddpperf.options.settings import Settings, where
+from pytest_ddpperf.plugin.role import PytestRole
+from pytest_ddpperf.records.errors import MarkerError, OptionError, Unavailable
+from pytest_ddpperf.records.samples import Scalar
+
+# Backends that torch knows by name, whether or not this build has them: missing here is not a typo.
+_KNOWN = ("gloo", "nccl", "xccl", "ucc", "mpi")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """What "auto" came to."""
+
+    backend: str
+    device: str
+    why: str  # of the backend: "asked", "auto: no CUDA device", ...
+    nodes: int = 1
+
+
+class Places:
+    """The places that the tests of a run were given so far."""
+
+    def __init__(
+        self,
+        of_run: Settings,
+        role: PytestRole,
+        facts: Callable[[], Mapping[str, Scalar]],
+    ) -> None:
+        """`facts` returns those of the machine, from a probe rank."""
+        self._of_run, self._role, self._facts = of_run, role, facts
+        self._lines: dict[str, None] = {}  # in the order of their first test
+
+    def find(
+        self,
+        settings: Settings,
+        ranks: int,
+        parameter_servers: int | None = None,
+        *,
+        certain: bool = True,
+    ) -> Place:
+        """Return backend, device and nodes of a test; raises OptionError or Unavailable, and the
+        errors of a launch.
+
+        With `parameter_servers` it is an RPC launch, and `ranks` are trainers. Unless their number
+        is `certain`, as no call of the test may change it, one trainer is placed."""
+        field, who = "world_sizes", text.several(ranks, "rank")
+        if parameter_servers is not None:
+            field, who = "trainers", text.several(ranks, "trainer")
+            who += f" and {text.several(parameter_servers, 'parameter server')}"
+        nodes = ranks_of_node = 1
+        if certain:
+            nodes = nodes_for(settings, self._of_run, ranks, self._role.nodes, field)
+            ranks_of_node = ranks // nodes
+        else:
+            who += " (unless a call asks for others)"
+        place = resolve(settings, ranks_of_node, self._facts(), nodes, field)
+        self._note(place, who, ranks // nodes + (parameter_servers or 0))
+        return place
+
+    def _note(self, place: Place, who: str, processes: int) -> None:
+        here = described(place, who, processes, os.environ)
+        self._lines[here] = None
+        for version, environ in self._role.environments().items():
+            there = described(place, who, processes, environ)
+            if there != here:
+                self._lines[f"{version}: {there}"] = None
+
+    def __str__(self) -> str:
+        """Return the places in words, a line each."""
+        return "\n".join(self._lines)
+
+
+def nodes_for(
+    settings: Settings,
+    of_run: Settings,
+    world_size: int,
+    nodes: int,
+    field: str = "world_sizes",
+) -> int:
+    """Return over how many of the `nodes` the ranks of a test are dealt; raises as `resolve`.
+
+    These are all nodes, unless the test's settings say otherwise. A test whose marker asks for no
+    more than one node's share of the run, or for fewer ranks than there are nodes, stays on the
+    first."""
+    wanted = settings.nodes
+    if wanted is None:
+        wanted = nodes
+        ranks = max(of_run.world_sizes) if field == "world_sizes" else of_run.trainers
+        few = max(ranks // nodes, nodes - 1)
+        if world_size <= few and _is_marked(settings, field):
+            wanted = 1
+    elif wanted > nodes:
+        there = f"{nodes} there" if nodes > 1 else "torchrun started no other node"
+        raise Unavailable(f"{where(settings, 'nodes')}: {wanted}: {there}")
+    if world_size % wanted:
+        problem = f"divides evenly over the {wanted} nodes"
+        raise _wrong(settings, field, world_size, problem, "nodes")
+    return wanted
+
+
+class _Machine:
+    """The facts of `rank.environment.probe` that decide a place."""
+
+    def __init__(self, facts: Mapping[str, Scalar]) -> None:
+        self.torch = facts["torch"]
+        self.backends = str(facts["backends"]).split(",")
+        self.device = str(facts["device_type"])
+        self.count = int(facts["device_count"] or 0)
+        # torch's own choice, by device type
+        self.default_backends = dict(
+            pair.split(":", 1) for pair in str(facts["default_backends"]).split(",")
+        )
+
+    def devices(self, kind: str) -> str:
+        """Return the number of devices in words."""
+        return text.several(self.count, f"{kind} device")
+
+
+def resolve(
+    settings: Settings,
+    world_size: int,
+    facts: Mapping[str, Scalar],
+    nodes: int = 1,
+    field: str = "world_sizes",
+) -> Place:
+    """Return the place for a test of so many ranks on each of the `nodes`; `facts` are
+    `rank.environment.probe`'s, `field` is the setting that gave `world_size`.
+
+    Raises Unavailable where a marker asked for what is missing here, OptionError where the command
+    line or the ini file did, and its kind MarkerError for what would be wrong on any machine where
+    a marker has a part in it.
+    """
+    machine = _Machine(facts)
+    if settings.backend not in ("auto", *machine.backends):
+        names = near(settings.backend, machine.backends)
+        there = f"this torch ({machine.torch}) has {names}"
+        if settings.backend in _KNOWN:
+            raise _missing(settings, "backend", settings.backend, there, field)
+        raise _wrong(settings, "backend", settings.backend, there)
+    place = replace(_choose(settings, world_size, machine), nodes=nodes)
+    if place.device != "cpu":
+        _check_devices(settings, place, world_size, machine, field)
+    return place
+
+
+def _check_devices(
+    settings: Settings, place: Place, world_size: int, machine: _Machine, field: str
+) -> None:
+    """Raise as `resolve` if there are too few devices, or if limits do not apply to them."""
+    devices = "no accelerator here"
+    if machine.count:
+        devices = f"{machine.devices(machine.device)} here"
+    if place.device not in (machine.device, *machine.default_backends):
+        devices += f"; torch knows {near(place.device, machine.default_backends)}"
+    if place.device != machine.device or not machine.count:
+        name = "device" if settings.device != "auto" else "backend"
+        raise _missing(settings, name, getattr(settings, name), devices, field)
+    if world_size > machine.count:
+        each = "a rank needs a device of its own"
+        if place.nodes > 1:
+            each += f", {world_size} a node"
+        ranks = world_size * place.nodes
+        raise _missing(settings, field, ranks, f"{each}; {devices}", field)
+    for limit in settings.limits:
+        if limit.on_cpu_only:
+            problem = f"{limit.on_cpu_only} measured on CPU only, not on {place.device}"
+            others = ("backend", "device", field)
+            raise _wrong(settings, "limits", str(limit), problem, *others)
+
+
+def described(
+    place: Place, who: str, processes: int, environ: Mapping[str, str]
+) -> str:
+    """Say where ranks run: "2 ranks over gloo (auto: no CUDA device), each pinned to 1 core of 2".
+    `who` are all, `processes` those of this node."""
+    if place.nodes > 1:
+        who += f" on {place.nodes} nodes"
+    ranks = f"{who} over {place.backend} ({place.why})"
+    if place.device != "cpu":
+        return f"{ranks}, a {place.device} device each"
+    cores = cores_of(processes, environ)
+    all_cores = text.several(cores.cores, "core")
+    if cores.threads:
+        threads = f"{processes} x {text.several(cores.threads, 'thread')}"
+        return f"{ranks}: {threads} (OMP_NUM_THREADS) share {all_cores}, expect noise"
+    if not cores.cores_per_rank:
+        return f"{ranks} share {all_cores}: expect noise"
+    has = "pinned to" if cores.pinned else "with"
+    each = f"{has} {text.several(cores.cores_per_rank, 'core')} of {cores.cores}"
+    quota = " by the cgroup's quota, expect noise" if cores.quota else ""
+    return f"{ranks}, each {each}{quota}"
+
+
+def _choose(settings: Settings, world_size: int, machine: _Machine) -> Place:
+    backend, device = settings.backend, settings.device
+    if device != "auto":
+        if backend == "auto":
+            backend = machine.default_backends.get(device, "gloo")
+        return Place(backend=backend, device=device, why=f"for {device}")
+    if backend != "auto":
+        kinds = machine.default_backends.items()
+        named = (kind for kind, default in kinds if default == backend)
+        device = next((kind for kind in named if kind != "mps"), "cpu")
+        return Place(backend=backend, device=device, why="asked")
+    have = "no CUDA device"
+    if machine.device == "cuda":
+        have = machine.devices("CUDA")
+        if "nccl" in machine.backends and machine.count >= world_size:
+            return Place(backend="nccl", device="cuda", why=f"auto: {have}")
+        have += f" for {world_size} ranks"
+    return Place(backend="gloo", device="cpu", why=f"auto: {have}")
+
+
+def _wrong(
+    settings: Settings, name: str, value: object, problem: str, *others: str
+) -> OptionError:
+    """Return the error of a setting that does not go together with the `others`."""
+    kind = MarkerError if _is_marked(settings, name, *others) else OptionError
+    return kind(where(settings, name), value, problem)
+
+
+def _missing(
+    settings: Settings, name: str, value: object, problem: str, field: str
+) -> OptionError | Unavailable:
+    """Return the error of a setting that asks for what is not on this machine."""
+    if _is_marked(settings, "backend", "device", field):
+        return Unavailable(f"{where(settings, name)}: {value}: {problem}")
+    return OptionError(where(settings, name), value, problem)
+
+
+def _is_marked(settings: Settings, *names: str) -> bool:
+    return any(settings.sources.get(name) == MARKER for name in names)

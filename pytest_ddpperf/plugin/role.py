@@ -1,0 +1,245 @@
+"""The role of a pytest process in its run: it works alone, leads another version of the code, leads
+other nodes, or works for a leader. A role knows how calls and measurements are carried out.
+
+Every pytest run imports this: what measures is imported when a test does.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import pytest
+
+from pytest_ddpperf.plugin.snapshot import why_not_compared
+
+if TYPE_CHECKING:
+    from pytest_ddpperf.compare.confirm import SideOf
+    from pytest_ddpperf.compare.job import Job
+    from pytest_ddpperf.compare.result import Measured
+    from pytest_ddpperf.launch import Launcher, Observer
+    from pytest_ddpperf.launch.template import Templates
+    from pytest_ddpperf.plugin.leader_connection import LeaderConnection
+    from pytest_ddpperf.plugin.session import Session
+    from pytest_ddpperf.plugin.state import Run
+    from pytest_ddpperf.records.plan import Plan
+    from pytest_ddpperf.records.samples import Scalar
+    from pytest_ddpperf.remote.nodes import OtherNodes
+    from pytest_ddpperf.remote.version import BaseSide
+    from pytest_ddpperf.wire.source_trees import Trees
+
+# The pytest that asked for this one.
+LEADER: pytest.StashKey[LeaderConnection] = pytest.StashKey()
+
+
+class Call(NamedTuple):
+    """What `ddp_run` asks for: `function(ctx, *args)` on every rank of a fresh group."""
+
+    nodeid: str  # of the test
+    plan: Plan
+    function: Callable[..., Any]
+    args: Sequence[Any]
+
+
+class PytestRole:
+    """The base of all roles: a pytest that measures by itself, and has no others to care for."""
+
+    works_for_leader = False
+    nodes = 1  # that a test may have ranks on
+    rpc: bool | None = None  # whether there will be RPC launches, if a leader says so
+    folder = ""  # as `Launcher` has it
+    other_nodes: OtherNodes | None = None
+    trees: Trees | None = None  # that ranks import from, if there is another version
+    templates: Templates | None = None  # of rank servers, if a leader gave some
+
+    # --- collection
+
+    def start(self, run: Run) -> None:
+        """Let the others collect at the same time as this pytest; raises DdpPerfError."""
+
+    def await_others(self, run: Run) -> None:
+        """Wait until the others have collected. Raises AgainstError if nothing differs from the
+        other version, and NodesError if another node has other code or another kind of machine."""
+
+    def confirms(self, run: Run) -> SideOf | str:
+        """Return what starts the code of a baseline, to confirm suspicions, or why nothing can;
+        "" if nothing is confirmed in this role."""
+        return ""
+
+    def facts(self) -> Mapping[str, Scalar]:
+        """Return what the machine line says of the others."""
+        return {}
+
+    def environments(self) -> Mapping[str, Mapping[str, str]]:
+        """Return the variables of ranks of other versions, by version."""
+        return {}
+
+    # --- a test
+
+    def call(self, call: Call, launcher: Launcher, observer: Observer) -> list[Any]:
+        """Carry out a call, and return the results by rank; raises the errors of a launch."""
+        return launcher.call(call.plan, call.function, call.args, observer)
+
+    def carry_out(self, job: Job, session: Session, observer: Observer) -> Measured:
+        """Measure and judge; raises the errors of a launch, and BaselineError."""
+        compare = session.comparison(job, observer)
+        measured = compare()
+        session.refuse_worse(measured)
+        return session.confirmation.confirm(measured, compare)
+
+    def end_test(self) -> list[str]:
+        """End a test everywhere; return what failed elsewhere in its setup or teardown."""
+        return []
+
+    # --- the end
+
+    def messages(self) -> list[str]:
+        """Return what the end of the run says of the others."""
+        return []
+
+    def close(self, status: int) -> None:
+        """End the others, with the exit status of this pytest."""
+
+
+class Alone(PytestRole):
+    """A pytest without others, which may start the code of a baseline to confirm a suspicion."""
+
+    def confirms(self, run: Run) -> SideOf | str:
+        if problem := why_not_compared():
+            return problem
+        if run.worker:
+            return "not supported under xdist: add -n 0"
+        from pytest_ddpperf.plugin import remote
+
+        return partial(remote.of_commit, run)
+
+
+class LeadsVersion(PytestRole):
+    """A pytest whose measurements are interleaved with those of another version's pytest."""
+
+    def __init__(self, side: BaseSide) -> None:
+        self._side, self.trees = side, side.trees
+
+    def start(self, run: Run) -> None:
+        self._side.start()
+
+    def await_others(self, run: Run) -> None:
+        from pytest_ddpperf.remote.worktree import sources_here
+
+        self._side.collect(sources_here(self._side.trees))
+
+    def facts(self) -> Mapping[str, Scalar]:
+        return {"against": str(self._side.version)}
+
+    def environments(self) -> Mapping[str, Mapping[str, str]]:
+        return {str(self._side.version): self._side.environ}
+
+    def carry_out(self, job: Job, session: Session, observer: Observer) -> Measured:
+        return session.comparison(job, observer)(self._side)
+
+    def end_test(self) -> list[str]:
+        self._side.leave()
+        return []
+
+    def close(self, status: int) -> None:
+        self._side.close()
+
+
+class LeadsNodes(PytestRole):
+    """A pytest on the first of several nodes, whose tests may have ranks on all of them."""
+
+    def __init__(self, other_nodes: OtherNodes) -> None:
+        self.other_nodes: OtherNodes = other_nodes
+        self.nodes = other_nodes.role.nodes
+
+    def start(self, run: Run) -> None:
+        from pytest_ddpperf.plugin import remote
+
+        self.other_nodes.start(remote.seed(run.config))
+
+    def await_others(self, run: Run) -> None:
+        from pytest_ddpperf.remote.worktree import one_tree, sources_here
+
+        here = sources_here(one_tree(run.config.rootpath))
+        self.other_nodes.collected(here, run.session.facts())
+
+    def confirms(self, run: Run) -> str:
+        return "not supported over several nodes"
+
+    def facts(self) -> Mapping[str, Scalar]:
+        return {"machines": str(self.other_nodes)}
+
+    def call(self, call: Call, launcher: Launcher, observer: Observer) -> list[Any]:
+        nodes, plan = self.other_nodes, call.plan
+        if plan.nodes == 1:
+            return super().call(call, launcher, observer)
+        from pytest_ddpperf.launch.launcher import unpickle
+        from pytest_ddpperf.plugin.leader_connection import ready_call
+        from pytest_ddpperf.records.messages import EndCall
+        from pytest_ddpperf.wire import payload
+
+        ready = ready_call(plan, call.function)
+        with nodes.together(call.nodeid, ready, plan.nodes) as end:
+            task = payload.dumps("call", call.function, call.args)
+            results = launcher.call_for_bytes(plan, task, observer)
+            end(EndCall(results))
+        return unpickle(results)
+
+    def carry_out(self, job: Job, session: Session, observer: Observer) -> Measured:
+        if job.plan.nodes == 1:
+            return super().carry_out(job, session, observer)
+        from pytest_ddpperf.plugin.leader_connection import ready_job
+        from pytest_ddpperf.records.messages import EndMeasurement
+
+        nodes = self.other_nodes
+        with nodes.together(job.nodeid, ready_job(job), job.plan.nodes) as end:
+            measured = super().carry_out(job, session, observer)
+            samples = tuple(replace(launch, output=()) for launch in measured.launches)
+            end(EndMeasurement(samples, measured.verdict, measured.fails))
+        return measured
+
+    def end_test(self) -> list[str]:
+        self.other_nodes.leave()
+        return self.other_nodes.failed()
+
+    def messages(self) -> list[str]:
+        return self.other_nodes.reported
+
+    def close(self, status: int) -> None:
+        self.other_nodes.close(status)
+
+
+class WorksForLeader(PytestRole):
+    """A pytest that another one started: of another version, or on another node."""
+
+    works_for_leader = True
+
+    def __init__(self, leader: LeaderConnection) -> None:
+        self._leader = leader
+        self.nodes, self.rpc = leader.nodes, leader.rpc
+        self.trees, self.folder = leader.trees, leader.folder
+        self.templates = leader.templates
+
+    def call(self, call: Call, launcher: Launcher, observer: Observer) -> list[Any]:
+        return self._leader.call(call.plan, call.function, call.args, launcher)
+
+    def carry_out(self, job: Job, session: Session, observer: Observer) -> Measured:
+        return self._leader.carry_out(job, session.launcher, session.store)
+
+
+def choose_role(run: Run) -> PytestRole:
+    """Return the role of this process; raises pytest.UsageError. One that works alone leads another
+    version as soon as the tests that measure are known: see `Run.start_others`."""
+    leader = run.config.stash.get(LEADER, None)
+    if leader is not None:
+        return WorksForLeader(leader)
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        from pytest_ddpperf.plugin import remote
+
+        other_nodes = remote.meet_nodes(run)
+        if other_nodes is not None:
+            return LeadsNodes(other_nodes)
+    return Alone()

@@ -1,0 +1,132 @@
+"""The roles of a pytest process: what each does for a call, for its nodes and at the end."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from pytest_ddpperf.launch import Observer
+from pytest_ddpperf.plugin.role import (
+    LEADER,
+    Alone,
+    Call,
+    LeadsNodes,
+    LeadsVersion,
+    WorksForLeader,
+    choose_role,
+)
+from pytest_ddpperf.records.messages import Event, Order, OrderKind
+from pytest_ddpperf.records.plan import Plan
+
+PLAN = Plan(world_size=2, backend="gloo", device="cpu")
+
+
+class Recorder:
+    """A launcher and a leader that only note what is asked of them."""
+
+    nodes, rpc, trees, folder, templates = 1, True, None, "", None
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+
+    def call(self, plan: Plan, function: Any, args: Any, last: Any) -> list[Any]:
+        self.asked.append(f"call on {plan.nodes}")
+        return [0, 1]
+
+    def call_for_bytes(self, plan: Plan, task: bytes, observer: Any) -> tuple[bytes]:
+        self.asked.append(f"call on {plan.nodes} for bytes")
+        return (pickle.dumps(7),)
+
+
+class Nodes:
+    """Another node, as the one that leads sees it."""
+
+    role = SimpleNamespace(nodes=2)
+    reported = ["a connection was dropped"]
+
+    def __init__(self) -> None:
+        self.orders: list[Order] = []
+        self.ended: list[Any] = []
+
+    @contextmanager
+    def together(
+        self, nodeid: str, ready: Event, nodes: int
+    ) -> Iterator[Callable[[Order], None]]:
+        assert (nodeid, ready.label, nodes) == ("test_a.py::test_a", "list", 2)
+        yield self.orders.append
+
+    def leave(self) -> None:
+        self.ended.append("test")
+
+    def failed(self) -> list[str]:
+        return ["node 1: not removed"]
+
+    def close(self, status: int) -> None:
+        self.ended.append(status)
+
+
+def run(config: pytest.Config) -> Any:
+    return SimpleNamespace(config=config, worker=False)
+
+
+def test_a_pytest_works_for_its_leader_or_else_alone(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("TORCHELASTIC_RUN_ID", raising=False)
+    config = pytester.parseconfig("-p", "no:randomly")
+    assert type(choose_role(run(config))) is Alone
+    leader: Any = Recorder()
+    config.stash[LEADER] = leader
+    role = choose_role(run(config))
+    assert isinstance(role, WorksForLeader)
+    assert (role.works_for_leader, role.rpc, role.confirms(run(config))) == (
+        True,
+        True,
+        "",
+    )
+    launcher: Any = Recorder()
+    assert role.call(Call("a", PLAN, list, ()), launcher, Observer()) == [0, 1]
+    assert (leader.asked, launcher.asked) == (["call on 1"], []), "it shows the launch"
+
+
+def test_another_version_is_left_with_each_test_and_closed_at_the_end() -> None:
+    ended: list[str] = []
+    side: Any = SimpleNamespace(
+        trees=None,
+        version="main",
+        environ={"A": "1"},
+        leave=lambda: ended.append("test"),
+        close=lambda: ended.append("run"),
+    )
+    role = LeadsVersion(side)
+    assert (role.facts(), role.environments()) == (
+        {"against": "main"},
+        {"main": {"A": "1"}},
+    )
+    assert (role.end_test(), role.messages()) == ([], [])
+    role.close(0)
+    assert ended == ["test", "run"]
+
+
+def test_other_nodes_take_part_in_what_has_ranks_on_them() -> None:
+    nodes: Any = Nodes()
+    role, launcher = LeadsNodes(nodes), Recorder()
+    call = Call("test_a.py::test_a", PLAN, list, ())
+    asked: Any = launcher
+    assert role.call(call, asked, Observer()) == [0, 1]
+    assert nodes.orders == []
+    call = call._replace(plan=replace(PLAN, nodes=2))
+    assert role.call(call, asked, Observer()) == [7]
+    assert launcher.asked == ["call on 1", "call on 2 for bytes"]
+    (order,) = nodes.orders
+    assert (order.kind, len(order.results)) == (OrderKind.END_MEASUREMENT, 1)
+    assert role.end_test() == ["node 1: not removed"]
+    assert role.messages() == ["a connection was dropped"]
+    role.close(3)
+    assert nodes.ended == ["test", 3]
