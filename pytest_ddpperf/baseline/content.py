@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from pytest_ddpperf.records.plan import OF_TEST, Plan
 from pytest_ddpperf.records.samples import (
     Baseline,
     Environment,
+    FactChange,
     Samples,
     Scalar,
     TestId,
@@ -141,19 +142,15 @@ def _is_worth_showing(
 
 def fact_changes(
     now: Mapping[str, Scalar], base: Mapping[str, Scalar]
-) -> tuple[str, ...]:
-    """Return the facts that differ, as "torch 2.12 -> 2.13"."""
-
-    def lines() -> Iterator[str]:
-        for name in sorted({*now, *base}, key=lambda name: (name in _CHANGING, name)):
-            before, after = (_text(facts.get(name)) for facts in (base, now))
-            if before != after and _is_worth_showing(name, now, base):
-                shown = (
-                    name.removeprefix("env:").removeprefix(READ).removeprefix(OF_TEST)
-                )
-                yield f"{shown} {before} -> {after}"
-
-    return tuple(lines())
+) -> tuple[FactChange, ...]:
+    """Return the facts that differ."""
+    changes = []
+    for name in sorted({*now, *base}, key=lambda name: (name in _CHANGING, name)):
+        before, after = _text(base.get(name)), _text(now.get(name))
+        if before != after and _is_worth_showing(name, now, base):
+            shown = name.removeprefix("env:").removeprefix(READ).removeprefix(OF_TEST)
+            changes.append(FactChange(name=shown, before=before, now=after))
+    return tuple(changes)
 
 
 def _text(value: Scalar) -> str:

@@ -20,7 +20,8 @@ from pytest_ddpperf import files
 from pytest_ddpperf.baseline import content
 from pytest_ddpperf.records.codec import CodecError
 from pytest_ddpperf.records.errors import BaselineError
-from pytest_ddpperf.records.plan import MEMORY_COUNTERS, is_asked
+from pytest_ddpperf.records.metric import MEMORY_COUNTERS
+from pytest_ddpperf.records.plan import is_asked
 from pytest_ddpperf.records.samples import (
     SESSIONS_KEPT,
     Baseline,

@@ -291,7 +291,9 @@ class CommitSearch:
 
     def _look(self, place: int, launches: int, *, again: int, doing: str) -> Compared:
         outcome, limit = self._slower
-        steps = max(_STEPS, math.ceil(stats.steps_needed(limit.percentile) / launches))
+        steps = max(
+            _STEPS, math.ceil(stats.steps_needed(limit.kind.percentile) / launches)
+        )
         asked = (
             *(
                 f"--ddp-launches={launches}",

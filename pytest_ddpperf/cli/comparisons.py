@@ -188,8 +188,8 @@ class Compared:
 
 
 def key_of(outcome: Outcome, limit: Limit) -> Key:
-    """Return what a limit is on. A bandwidth is one on the time at p50."""
-    return outcome.test.label, "p50" if limit.is_bandwidth else limit.metric
+    """Return what a limit is on, as a metric of time."""
+    return outcome.test.label, limit.kind.timed_as or limit.metric
 
 
 def difference(looks: Sequence[Compared], key: Key) -> stats.Difference:

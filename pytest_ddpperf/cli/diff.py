@@ -16,6 +16,7 @@ from pytest_ddpperf.options.definitions import FAIL_ON_NAMES
 from pytest_ddpperf.records import codec
 from pytest_ddpperf.records.outcome import Outcome
 from pytest_ddpperf.records.plan import TIME_LIMITS, Limit, limits_for
+from pytest_ddpperf.records.reason import Reason
 from pytest_ddpperf.records.samples import Recording, Status, Verdict
 from pytest_ddpperf.report import causes, diff_report, json_report
 from pytest_ddpperf.report.json_report import Entry, StoredReport, gone_of, identity
@@ -120,7 +121,7 @@ def _with_verdict(
             why = f"not measured in the earlier run: {text.shortened(other.outcome.error)}"
         return replace(
             fresh,
-            verdict=Verdict(status=Status.NO_BASELINE, reason="no-baseline"),
+            verdict=Verdict(status=Status.NO_BASELINE, reason=Reason.NO_BASELINE),
             notes=(why,),
         )
     before = Recording(
@@ -137,15 +138,13 @@ def _with_verdict(
         )
     # The gate refuses what cannot be supported before it measures, but for its own limits; here a
     # note must do.
-    ours = {str(limit) for limit in limits if limit.default}
-    unsupported = [
-        line for line in verdict.dropped if line.partition(": ")[0] not in ours
-    ]
-    verdict = replace(
-        verdict,
-        dropped=tuple(line for line in verdict.dropped if line not in unsupported),
-    )
-    notes = tuple(f"no limit is applied to {line}" for line in unsupported)
+    dropped, notes = [], []
+    for each in verdict.dropped_limits:
+        if each.limit.default:
+            dropped.append(each)
+        else:
+            notes.append(f"no limit is applied to {each}")
+    verdict = replace(verdict, dropped_limits=tuple(dropped))
     steps = min(now.measurement.samples.steps, before.measurement.samples.steps)
     sessions = (times.in_percentiles(before, steps),)
     findings, words = causes.explain(
@@ -154,7 +153,7 @@ def _with_verdict(
     return replace(
         fresh,
         verdict=verdict,
-        notes=notes,
+        notes=tuple(notes),
         sessions=sessions,
         findings=findings,
         evidence=words,

@@ -20,6 +20,7 @@ from pytest_ddpperf.launch.paused_launch import PausedLaunch
 from pytest_ddpperf.records.errors import BaseSideError, DdpPerfError, LaunchError
 from pytest_ddpperf.records.messages import Event
 from pytest_ddpperf.records.outcome import BaselineSide, StoredSession, Version
+from pytest_ddpperf.records.reason import Reason
 from pytest_ddpperf.records.samples import (
     GOES_ON,
     Baseline,
@@ -70,7 +71,7 @@ class Stored:
     def seconds(self, current: Launches, count: int) -> float:
         return current.seconds(count)
 
-    def read(self, environment: Environment, not_gated: str | None) -> None:
+    def read(self, environment: Environment, not_gated: Reason | None) -> None:
         """Read the baseline if it will be used: a run that replaces an unreadable one must be able
         to."""
         self.path = str(self._store.path(environment, self._test))
@@ -79,7 +80,7 @@ class Stored:
             if self.baseline is None:
                 self._counted = self._store.read_counted(environment, self._test)
                 self._nearby = self._store.nearby(environment, self._test)
-        elif not_gated == "saving" and self._to_extend:
+        elif not_gated == Reason.SAVING and self._to_extend:
             # Before launches are spent on what could not be added.
             self._store.read_alike(environment, self._test)
 
@@ -339,7 +340,7 @@ class Interleaved:
         self._observer.begin(len(self._launches.taken), planned)
         return self._base.pause(self._observer, steps)
 
-    def read(self, environment: Environment, not_gated: str | None) -> None:
+    def read(self, environment: Environment, not_gated: Reason | None) -> None:
         """There is nothing to read."""
 
     def seconds(self, current: Launches, count: int) -> float:

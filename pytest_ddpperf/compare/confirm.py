@@ -27,6 +27,7 @@ from pytest_ddpperf.git import (
     tree_of,
 )
 from pytest_ddpperf.records.errors import AgainstError, DdpPerfError, GitError
+from pytest_ddpperf.records.reason import Reason
 from pytest_ddpperf.records.samples import (
     Baseline,
     Distribution,
@@ -169,7 +170,7 @@ class Confirmation:
             )
         elif final.status is Status.REGRESSED:
             notes = tuple(self._changed(side, "changed, but not used by any rank"))
-        elif final.reason == decision.MACHINE_SLOWER:
+        elif final.reason == Reason.MACHINE_SLOWER:
             notes = tuple(
                 self._changed(side, "these files changed, and did not make it slower")
             )

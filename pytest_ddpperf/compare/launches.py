@@ -22,7 +22,8 @@ from pytest_ddpperf import baseline
 from pytest_ddpperf.launch import Launcher, Observer
 from pytest_ddpperf.launch.paused_launch import PausedLaunch
 from pytest_ddpperf.options.settings import Settings
-from pytest_ddpperf.records.plan import MEMORY_COUNTERS, Limit, Plan, Setup, limits_for
+from pytest_ddpperf.records.metric import MEMORY_COUNTERS
+from pytest_ddpperf.records.plan import Limit, Plan, Setup, limits_for
 from pytest_ddpperf.records.samples import (
     Counters,
     Distribution,

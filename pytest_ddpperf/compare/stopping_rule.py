@@ -25,6 +25,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from pytest_ddpperf.compare.baseline_side import Interleaved, Stored
 from pytest_ddpperf.compare.launches import CurrentSide, Job, measurement
+from pytest_ddpperf.records.reason import Reason
 from pytest_ddpperf.records.samples import (
     GOES_ON,
     Environment,
@@ -35,7 +36,6 @@ from pytest_ddpperf.records.samples import (
 )
 from pytest_ddpperf.verdict import times
 from pytest_ddpperf.verdict.decision import (
-    NOT_SYNCHRONISED,
     given_up,
     with_counters,
     with_losses,
@@ -96,7 +96,7 @@ def follow(
                 return verdict, True
             if final and number == len(looks) - 1:
                 verdict = without_claim(
-                    verdict, _CLAIMS[verdict.status], "not-confirmed"
+                    verdict, _CLAIMS[verdict.status], Reason.NOT_CONFIRMED
                 )
         elif verdict.status is Status.INCONCLUSIVE:
             suspected.setdefault(Status.REGRESSED, launches)
@@ -178,17 +178,17 @@ _DEBUGGING: Mapping[str, tuple[str, ...]] = {
 }
 
 
-def why_not_gated(job: Job, facts: Mapping[str, Scalar]) -> str | None:
+def why_not_gated(job: Job, facts: Mapping[str, Scalar]) -> Reason | None:
     """Return the reason code of a measurement that is not compared with anything."""
     if job.settings.disable:
-        return "disabled"
+        return Reason.DISABLED
     if not job.gate:
-        return "gate-off"
+        return Reason.GATE_OFF
     if any(
         str(facts.get(name)).upper() in values for name, values in _DEBUGGING.items()
     ):
-        return "debugging-variable"
-    return "saving" if job.settings.records else None
+        return Reason.DEBUGGING_VARIABLE
+    return Reason.SAVING if job.settings.records else None
 
 
 class Judge:
@@ -212,7 +212,7 @@ class Judge:
             stops_early,
             gives_up,
         )
-        self._not_gated: str | None = None
+        self._not_gated: Reason | None = None
         self.environment = Environment()  # of the launches, from the first look on
 
     def decide(self) -> Verdict:
@@ -269,7 +269,7 @@ class Judge:
     def _has_time_for(self, count: int) -> bool:
         """Whether `count` launches fit into the time. Those that confirm a suspicion of the first
         look always do."""
-        if count <= 2 * self._job.launches and self._not_gated != "saving":
+        if count <= 2 * self._job.launches and self._not_gated != Reason.SAVING:
             return True
         return self._side.seconds(self._current, count) <= self._max_seconds
 
@@ -286,8 +286,11 @@ class Judge:
             verdict, current, self._side.counted(), self._job.limits
         )
         # which no further launch would change
-        ended = ended or verdict.reason in ("counter-rose", NOT_SYNCHRONISED)
-        if self._not_gated == "saving":
+        ended = ended or verdict.reason in (
+            Reason.COUNTER_ROSE,
+            Reason.NOT_SYNCHRONISED,
+        )
+        if self._not_gated == Reason.SAVING:
             ended = final or not times.coarse(
                 current, self._job.limits, level=self._job.level
             )

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from math import sqrt
 from statistics import NormalDist, fmean, median
 
-from pytest_ddpperf.records.plan import COPIES, without_totals
+from pytest_ddpperf.records.metric import COPIES, without_totals
 from pytest_ddpperf.records.samples import Counters, Measurement, Samples, StackSamples
 from pytest_ddpperf.records.step_phases import (
     BACKWARD,

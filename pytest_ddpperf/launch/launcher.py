@@ -32,7 +32,8 @@ from pytest_ddpperf.launch.server_client import (
 from pytest_ddpperf.launch.template import Templates, with_hash_seed
 from pytest_ddpperf.records import codec
 from pytest_ddpperf.records.errors import DdpPerfError
-from pytest_ddpperf.records.plan import COUNTERS, POINT_TO_POINT, Plan, Setup
+from pytest_ddpperf.records.metric import COUNTERS, POINT_TO_POINT
+from pytest_ddpperf.records.plan import Plan, Setup
 from pytest_ddpperf.records.samples import (
     GOES_ON,
     Imported,

@@ -15,7 +15,8 @@ from collections.abc import Iterable
 from typing import Literal, cast
 
 from pytest_ddpperf.options.definitions import FAIL_ON_NAMES
-from pytest_ddpperf.records.plan import BANDWIDTH, COUNTERS, MEAN, PHASE_METRICS, Limit
+from pytest_ddpperf.records.metric import NAMED
+from pytest_ddpperf.records.plan import Limit
 
 # of whatever is counted: more would take days, or more memory than there is
 _MOST = 1_000_000
@@ -23,12 +24,14 @@ _MOST_RANKS = 10_000
 _LONGEST_SECONDS = 1e9  # 31 years; from ten times that on a socket's timeout overflows
 # Four decimals: p99.9999 needs three million steps, and with many more a percentile is rounded to
 # 100.
-_OF_STEP = "|".join((MEAN, *PHASE_METRICS))
+_OF_STEP = "|".join(name for name in NAMED if NAMED[name].unit == "s")
 _LIMIT = re.compile(
     rf"(?:(cpu_)?p(\d+(?:\.\d{{1,4}})?)|({_OF_STEP})):(\d+(?:\.\d+)?)(%|ms)", re.ASCII
 )
 _SHARE = re.compile(
-    rf"({'|'.join(map(re.escape, (BANDWIDTH, *COUNTERS)))}):(\d+(?:\.\d+)?)%", re.ASCII
+    rf"({'|'.join(re.escape(name) for name in NAMED if NAMED[name].unit != 's')})"
+    r":(\d+(?:\.\d+)?)%",
+    re.ASCII,
 )
 _LIMIT_FORM = (
     "metric:N% or metric:Nms, as in p50:5%, p95:2ms, mean:20%, forward:5%, cpu_p50:5%, busbw:5%,"
@@ -124,13 +127,13 @@ def seconds(value: object, least: float = math.ulp(0.0)) -> float:
 
 
 # What a metric that does not exist is compared with. Of percentiles that look alike, only one.
-_METRICS = ("p10", "p50", "p90", "cpu_p50", MEAN, *PHASE_METRICS, BANDWIDTH, *COUNTERS)
+_METRICS = ("p10", "p50", "p90", "cpu_p50", *NAMED)
 
 
 def _limit(item: object) -> Limit:
     share = _SHARE.fullmatch(item) if isinstance(item, str) else None
     if share is not None:
-        if share[1] == BANDWIDTH and float(share[2]) >= 100:
+        if NAMED[share[1]].lower_is_worse and float(share[2]) >= 100:
             raise Refused(
                 item, "must be less than 100 %: a bandwidth cannot fall further"
             )
@@ -139,7 +142,7 @@ def _limit(item: object) -> Limit:
     if match is None:
         name, _, size = str(item).partition(":")
         allowed = f"not {_LIMIT_FORM}"
-        if name not in _METRICS and _LIMIT.fullmatch(f"{MEAN}:{size}"):
+        if name not in _METRICS and _LIMIT.fullmatch(f"p50:{size}"):
             allowed = (
                 f"unknown metric {name}{_guess(name, _METRICS) or f': {_LIMIT_FORM}'}"
             )

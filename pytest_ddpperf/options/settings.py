@@ -286,13 +286,13 @@ def _checked(settings: Settings) -> Settings:
 def _check_limits(settings: Settings) -> None:
     place = BY_ARGUMENT["threshold"].where(settings.sources["limits"])
     for limit in settings.limits:
-        if limit.on_cpu_only and settings.device not in ("auto", "cpu"):
+        if limit.kind.on_cpu_only and settings.device not in ("auto", "cpu"):
             raise OptionError(
                 place,
                 str(limit),
-                f"{limit.on_cpu_only} measured on cpu only, not on {settings.device}",
+                f"{limit.kind.on_cpu_only} measured on cpu only, not on {settings.device}",
             )
-        if limit.default or limit.is_counter:
+        if limit.default or limit.kind.is_exact:
             continue
         # rarely needed, and every run would pay for it
         from pytest_ddpperf.verdict.times import unsupported

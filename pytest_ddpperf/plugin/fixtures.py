@@ -54,6 +54,7 @@ from pytest_ddpperf.records.plan import (
     in_bytes,
     in_words,
 )
+from pytest_ddpperf.records.reason import Reason
 from pytest_ddpperf.records.samples import RankOutput, TestId
 from pytest_ddpperf.report import sentences, summary
 from pytest_ddpperf.verdict.times import TEST_LEVEL
@@ -279,7 +280,7 @@ class BenchmarkFixture(DistributedFixture):
             )
             self._state.failed_gates[label] = failed
             raise GateFailed(*failed)
-        if measured.verdict.reason == "saving":
+        if measured.verdict.reason == Reason.SAVING:
             self._state.candidates.append((len(self._state.outcomes) - 1, measured))
         if self._replay is not None and self._run.leader is None:
             self._replay(measured)

@@ -31,6 +31,7 @@ from pytest_ddpperf.records.messages import (
     StartPytest,
 )
 from pytest_ddpperf.records.plan import Plan
+from pytest_ddpperf.records.reason import Reason
 from pytest_ddpperf.records.samples import LaunchSamples, Status, Verdict
 from pytest_ddpperf.wire import payload
 from pytest_ddpperf.wire.channels import Lines, Phase, readable
@@ -130,7 +131,10 @@ class LeaderConnection:
             self.over = True
             raise BaseSideError(OVER)
         return _measured(
-            job, launches, Verdict(status=Status.NOT_GATED, reason="base-side"), store
+            job,
+            launches,
+            Verdict(status=Status.NOT_GATED, reason=Reason.BASE_SIDE),
+            store,
         )
 
     def _check_test(self) -> None:
@@ -316,7 +320,7 @@ def _verdict(first: Verdict | None) -> Verdict:
     return (
         first
         if first is not None and gated
-        else Verdict(status=Status.NOT_GATED, reason="follows")
+        else Verdict(status=Status.NOT_GATED, reason=Reason.FOLLOWS)
     )
 
 

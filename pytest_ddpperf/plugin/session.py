@@ -45,6 +45,7 @@ from pytest_ddpperf.records.errors import (
 )
 from pytest_ddpperf.records.messages import Order, OrderKind
 from pytest_ddpperf.records.plan import Plan
+from pytest_ddpperf.records.reason import Reason
 from pytest_ddpperf.records.samples import LaunchSamples, Scalar, Status
 from pytest_ddpperf.remote.nodes import OtherNodes
 from pytest_ddpperf.remote.version import BaseSide
@@ -231,7 +232,7 @@ class Session:
             measurement.carry_out, job, self.launcher, self._store, observer
         )
         measured = compare(self._base)
-        if measured.verdict.reason == "saving" and self.settings.extend_baseline:
+        if measured.verdict.reason == Reason.SAVING and self.settings.extend_baseline:
             self._refuse_worse(measured)
         return (
             measured
@@ -412,10 +413,8 @@ def resolve(
             )
             _missing(settings, field, world_size * nodes, f"{each}; {devices}", field)
         for limit in settings.limits:
-            if limit.on_cpu_only:
-                problem = (
-                    f"{limit.on_cpu_only} measured on CPU only, not on {place.device}"
-                )
+            if limit.kind.on_cpu_only:
+                problem = f"{limit.kind.on_cpu_only} measured on CPU only, not on {place.device}"
                 raise _wrong(
                     settings, "limits", str(limit), problem, "backend", "device", field
                 )

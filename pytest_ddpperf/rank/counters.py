@@ -32,7 +32,7 @@ from torch.utils._pytree import tree_leaves
 
 from pytest_ddpperf.rank.context import noting
 from pytest_ddpperf.rank.group import OwnGroup
-from pytest_ddpperf.records.plan import COPIES, POINT_TO_POINT, SENT
+from pytest_ddpperf.records.metric import COPIES, POINT_TO_POINT, SENT
 
 Count = int | None
 _KIND = re.compile(

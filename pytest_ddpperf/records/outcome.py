@@ -12,6 +12,7 @@ from pytest_ddpperf.records.samples import (
     Measurement,
     Recorded,
     Scalar,
+    Status,
     TestId,
     Verdict,
 )
@@ -109,6 +110,12 @@ class RunInfo:
     sections: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
+# What reports show instead of the status of a verdict; FAILED without one.
+SAVED = "SAVED"
+DIVERGED = "DIVERGED"
+FAILED = "failed"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
     """One measurement as the reports know it. Crosses from an xdist worker as JSON (see
@@ -162,3 +169,25 @@ class Outcome:
         """The measurement of an outcome that has one."""
         assert self.measurement is not None, "the measurement failed"
         return self.measurement
+
+    @property
+    def other_side(self) -> Measurement | None:
+        """What was measured of `baseline_side`."""
+        return (
+            self.baseline_side.measurement if self.baseline_side is not None else None
+        )
+
+    @property
+    def shown_status(self) -> str:
+        """The status that reports show. DIVERGED: the test fails because its losses differ, and
+        not because it is slower."""
+        if self.saved:
+            return SAVED
+        verdict = self.verdict
+        if verdict is None:
+            return FAILED
+        others = (Status.REGRESSED, Status.INCOMPARABLE)
+        fails = self.fails and not self.error
+        if fails and verdict.diverged is not None and verdict.status not in others:
+            return DIVERGED
+        return verdict.status.value

@@ -8,6 +8,7 @@ from enum import Enum
 from typing import Any
 
 from pytest_ddpperf.records.plan import Limit
+from pytest_ddpperf.records.reason import Reason
 from pytest_ddpperf.records.step_phases import (
     Means,
     RankPhases,
@@ -211,8 +212,7 @@ class Comparison:
 
     limit: Limit
     status: Status
-    # : machine-readable: "within-limit", "beyond-limit", "not-significant", ...
-    reason: str
+    reason: Reason
     baseline_seconds: float
     now_seconds: float
     # : its bounds are at `level`: they exclude 0 where there is evidence
@@ -262,6 +262,31 @@ class LossChange:
     now: float | None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FactChange:
+    """A fact of the environment that differs."""
+
+    name: str
+    before: str  #: "unset" if it is not known
+    now: str
+
+    def __str__(self) -> str:
+        """ "torch 2.12 -> 2.13"."""
+        return f"{self.name} {self.before} -> {self.now}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dropped:
+    """A limit that is not applied."""
+
+    limit: Limit
+    why: str
+
+    def __str__(self) -> str:
+        """ "p95:10%: needs at least 59 timed steps"."""
+        return f"{self.limit}: {self.why}"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Verdict:
     """The decision about one measurement: a status and a reason code, with what it rests on.
@@ -270,11 +295,12 @@ class Verdict:
     """
 
     status: Status
-    reason: str
+    reason: Reason
     comparisons: tuple[Comparison, ...] = ()
-    dropped: tuple[str, ...] = ()  #: default limits without support, as text
-    # : environment facts that differ: "torch 2.12 -> 2.13"
-    differences: tuple[str, ...] = ()
+    dropped_limits: tuple[Dropped, ...] = ()  #: default ones without support
+    facts: tuple[FactChange, ...] = ()  #: of the environment, those that differ
+    # : of INCOMPARABLE, what the reason code does not say: "rpc.bytes is unknown now"
+    details: tuple[str, ...] = ()
     counters: tuple[CounterChange, ...] = ()
     # : of the baseline; with one, the drift between sessions was assumed, not measured
     sessions: int = 0
@@ -296,6 +322,16 @@ class Verdict:
 
     def __str__(self) -> str:
         return self.status.value
+
+    @property
+    def differences(self) -> tuple[str, ...]:
+        """The details, and the facts that differ, as text: "torch 2.12 -> 2.13"."""
+        return (*self.details, *map(str, self.facts))
+
+    @property
+    def dropped(self) -> tuple[str, ...]:
+        """The dropped limits as text."""
+        return tuple(map(str, self.dropped_limits))
 
     @property
     def worst(self) -> Comparison | None:

@@ -63,15 +63,12 @@ def run_messages(report: StoredReport) -> list[str]:
 
 
 def _run(run: RunInfo) -> str:
-    facts = [
-        run.created,
-        f"commit {text.commit(run.commit)}" * bool(run.commit),
-        *(
-            f"{fact} {run.facts[fact]}"
-            for fact in ("torch", "device_model")
-            if run.facts.get(fact)
-        ),
-    ]
+    facts = [run.created]
+    if run.commit:
+        facts.append(f"commit {text.commit(run.commit)}")
+    for fact in ("torch", "device_model"):
+        if run.facts.get(fact):
+            facts.append(f"{fact} {run.facts[fact]}")
     return text.shortened(", ".join(filter(None, facts)), _LONGEST_LINE)
 
 
@@ -83,27 +80,19 @@ def remarks(outcomes: Sequence[Outcome]) -> Iterator[str]:
         for each in outcomes
         if each.verdict is not None and each.verdict.status.compared
     ]
-    for differences, number in Counter(
-        verdict.differences for verdict in verdicts if verdict.differences
-    ).items():
-        which = (
-            f" ({number} of {len(outcomes)} measurements)"
-            if number < len(outcomes)
-            else ""
-        )
+    for differences, number in Counter(each.differences for each in verdicts).items():
+        if not differences:
+            continue
+        which = ""
+        if number < len(outcomes):
+            which = f" ({number} of {len(outcomes)} measurements)"
         shown = text.shortened(", ".join(differences), _LONGEST_LINE)
         yield f"differs from the base's environment{which}: {shown}"
-    assumed = [
-        c.drift
-        for verdict in verdicts
-        for c in verdict.comparisons
-        if c.drift is not None
-    ]
-    if assumed:
-        drift = text.span(assumed)
+    drifts = text.drifts(verdicts)
+    if drifts:
         yield (
-            f"two runs drift apart by an assumed {drift}: pytest --ddp-against measures both sides"
-            " in one run"
+            f"two runs drift apart by an assumed {text.span(drifts)}: pytest --ddp-against measures"
+            " both sides in one run"
         )
 
 

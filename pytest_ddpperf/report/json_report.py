@@ -40,6 +40,11 @@ def report(outcomes: Sequence[Outcome], run: RunInfo) -> dict[str, Any]:
 
 def _measurement(outcome: Outcome) -> dict[str, Any]:
     data: dict[str, Any] = dict(codec.encode(outcome))
+    for name in ("verdict", "stored_verdict"):
+        verdict = getattr(outcome, name)
+        if verdict is not None:
+            data[name]["differences"] = list(verdict.differences)
+            data[name]["dropped"] = list(verdict.dropped)
     if outcome.measurement is not None:
         launches = outcome.measurement.samples.step_seconds
         data["percentile_seconds"] = {
@@ -150,19 +155,14 @@ def report_of(path: Path, content: dict[str, Any]) -> StoredReport:
         path, tuple[Outcome, ...], content["measurements"], "measurements"
     )
     for number, outcome in enumerate(outcomes):
-        other = (
-            outcome.baseline_side.measurement
-            if outcome.baseline_side is not None
-            else None
-        )
-        for place, measurement in (
-            ("measurement", outcome.measurement),
-            ("baseline_side.measurement", other),
-        ):
-            if measurement is not None and (problem := nonsense(measurement.samples)):
-                raise FileError(
-                    path, f"measurements[{number}].{place}.samples.{problem}"
-                )
+        sides = {
+            "measurement": outcome.measurement,
+            "baseline_side.measurement": outcome.other_side,
+        }
+        for place, side in sides.items():
+            if side is not None and (problem := nonsense(side.samples)):
+                where = f"measurements[{number}].{place}.samples.{problem}"
+                raise FileError(path, where)
     base = content.get("base")
     return StoredReport(
         paths=(path,),

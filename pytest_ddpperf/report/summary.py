@@ -3,12 +3,20 @@ CI services: GitHub's workflow commands, and properties of a test for JUnit XML.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from enum import IntEnum
 
 from pytest_ddpperf import text
 from pytest_ddpperf.git import first_changed_line
-from pytest_ddpperf.records.outcome import Outcome, RunInfo
+from pytest_ddpperf.records.outcome import (
+    DIVERGED,
+    FAILED,
+    SAVED,
+    Outcome,
+    RunInfo,
+)
+from pytest_ddpperf.records.reason import Reason
 from pytest_ddpperf.records.samples import CounterChange, Status
 from pytest_ddpperf.report import sentences
 from pytest_ddpperf.verdict import stats
@@ -25,26 +33,33 @@ _NOT_COMPARED = {
     "without_baseline": Status.NO_BASELINE,
     "incomparable": Status.INCOMPARABLE,
     "not_gated": Status.NOT_GATED,
-    "failed": None,  # no figures: a rank failed, or a baseline could not be read
 }
 # These count tests, and come from the runs.
 _OF_RUNS = ("skipped", "never_measured", "other_failures")
+# The last line counts what reports show.
+_SHOWN = {
+    **_COMPARED,
+    **_NOT_COMPARED,
+    "diverged": DIVERGED,
+    "failed_to_measure": FAILED,
+    "saved": SAVED,
+}
 
 
 def count(outcomes: Sequence[Outcome], *runs: RunInfo) -> dict[str, int]:
     """Return how many outcomes were measured and compared, how many have which verdict, and the
-    counts of the runs."""
-    statuses = [
-        outcome.verdict.status if outcome.verdict is not None else None
-        for outcome in outcomes
-    ]
+    counts of the runs. Those that failed have no figures: a rank failed, or a baseline could not be
+    read."""
+    verdicts = [each.verdict for each in outcomes if each.verdict is not None]
+    statuses = Counter(verdict.status for verdict in verdicts)
+    by_name = {
+        name: statuses[status] for name, status in (_COMPARED | _NOT_COMPARED).items()
+    }
     return {
         "measured": len(outcomes),  # failed ones included
-        "compared": sum(statuses.count(status) for status in _COMPARED.values()),
-        **{
-            name: statuses.count(status)
-            for name, status in (_COMPARED | _NOT_COMPARED).items()
-        },
+        "compared": sum(by_name[name] for name in _COMPARED),
+        **by_name,
+        "failed": len(outcomes) - len(verdicts),
         **{name: sum(getattr(run, name) for run in runs) for name in _OF_RUNS},
     }
 
@@ -60,55 +75,40 @@ def last_line(
     `only_before` is the number of measurements that only the baseline run has. `with_cost`: add
     what it took."""
     counts = count(outcomes, *runs)
-    saved = sum(outcome.saved > 0 for outcome in outcomes)
-    numbers = {
-        name.replace("_", " "): counts[name] for name in (*_COMPARED, *_NOT_COMPARED)
-    }
-    numbers["not gated"] -= saved
-    numbers["diverged"] = 0
-    names = {status: name for name, status in _COMPARED.items()}
-    for outcome in filter(sentences.is_red_by_loss, outcomes):
-        assert outcome.verdict is not None, "it has a loss"
-        numbers[names[outcome.verdict.status]] -= 1
-        numbers["diverged"] += 1
-    numbers["failed to measure"] = numbers.pop("failed")
-    numbers |= {
-        "saved": saved,
-        "skipped": counts["skipped"],
-        "never measured": counts["never_measured"],
-    }
-    parts = [f"{number} {what}" for what, number in numbers.items() if number]
-    parts += [text.several(counts["other_failures"], "other failure")] * bool(
-        counts["other_failures"]
-    )
-    parts += [f"{only_before} only in the base"] * bool(only_before)
-    seconds = sum(outcome.seconds for outcome in outcomes) if with_cost else 0.0
-    cost = f" in {seconds:.0f} s" if seconds >= 1 else ""
-    waited = sum(outcome.waited_seconds for outcome in outcomes)
-    cost += (
-        f" ({waited:.0f} s of it waiting for other runs)"
-        if cost and waited >= 1
-        else ""
-    )
+    shown = Counter(outcome.shown_status for outcome in outcomes)
+    numbers = {name: shown[status] for name, status in _SHOWN.items()}
+    numbers["skipped"] = counts["skipped"]
+    numbers["never_measured"] = counts["never_measured"]
+    parts = [
+        f"{number} {name.replace('_', ' ')}"
+        for name, number in numbers.items()
+        if number
+    ]
+    if counts["other_failures"]:
+        parts.append(text.several(counts["other_failures"], "other failure"))
+    if only_before:
+        parts.append(f"{only_before} only in the base")
+    cost = _cost(outcomes) if with_cost else ""
     line = (
         f"{', '.join(parts) or 'nothing measured'} ({counts['compared']} of {counts['measured']}"
         f" compared){cost}"
     )
-    missing = any(
-        outcome.baseline_path
-        for outcome in outcomes
-        if outcome.verdict == Status.NO_BASELINE.value
-    )
-    advice = (
-        ": record baselines with --ddp-save-baseline"
-        if missing and not counts["compared"]
-        else ""
-    )
-    return (
-        f"compared with {_base(outcomes)}: {line}"
-        if counts["compared"]
-        else line + advice
-    )
+    if counts["compared"]:
+        return f"compared with {_base(outcomes)}: {line}"
+    for outcome in outcomes:
+        if outcome.shown_status == Status.NO_BASELINE and outcome.baseline_path:
+            return f"{line}: record baselines with --ddp-save-baseline"
+    return line
+
+
+def _cost(outcomes: Sequence[Outcome]) -> str:
+    seconds = sum(outcome.seconds for outcome in outcomes)
+    waited = sum(outcome.waited_seconds for outcome in outcomes)
+    if seconds < 1:
+        return ""
+    if waited < 1:
+        return f" in {seconds:.0f} s"
+    return f" in {seconds:.0f} s ({waited:.0f} s of it waiting for other runs)"
 
 
 def _base(outcomes: Sequence[Outcome]) -> str:
@@ -117,15 +117,12 @@ def _base(outcomes: Sequence[Outcome]) -> str:
     versions = {str(side.version) for side in sides if side is not None}
     if versions:
         return versions.pop() if len(versions) == 1 else "other versions"
-    return (
-        "baselines"
-        if any(outcome.baseline_path for outcome in outcomes)
-        else "the base"
-    )
+    stored = any(outcome.baseline_path for outcome in outcomes)
+    return "baselines" if stored else "the base"
 
 
 # Not compared, though nobody asked for that.
-_UNINTENDED = ("debugging-variable", "no-supported-limit")
+_UNINTENDED = (Reason.DEBUGGING_VARIABLE, Reason.NO_SUPPORTED_LIMIT)
 
 
 class Concern(IntEnum):
@@ -181,24 +178,17 @@ def worst_first(outcomes: Sequence[Outcome]) -> list[Outcome]:
 
 
 def _change_size(outcome: Outcome) -> float:
-    """Return the largest change, of those that decided if any did; without direction if it is for
-    the better."""
+    """Return the change that is shown; without direction if it is for the better."""
     verdict = outcome.verdict
-    if verdict is None:
+    shown = sentences.shown(verdict) if verdict is not None else None
+    if verdict is None or shown is None:
         return 0.0
-    changes = [verdict.worst.change.estimate] if verdict.worst is not None else []
-    changes += [
-        counter.change
-        for counter in verdict.counters
-        if counter.status is verdict.status
-    ]
-    return max(
-        map(abs, changes) if verdict.status is Status.IMPROVED else changes, default=0.0
-    )
+    change = shown.change if isinstance(shown, CounterChange) else shown.change.estimate
+    return abs(change) if verdict.status is Status.IMPROVED else change
 
 
 # GitHub shows ten of a kind and step, and drops the others without a word.
-_SHOWN = 10
+_MOST_COMMANDS = 10
 
 _COMMANDS = {
     Concern.FAILS: "error",
@@ -217,31 +207,29 @@ def annotated(outcomes: Sequence[Outcome]) -> Iterator[str]:
         for outcome in worst_first(outcomes)
         if concern(outcome) is not Concern.NONE
     ]
-    shown, more = concerning[:_SHOWN], len(concerning) - _SHOWN
-    for place, outcome in enumerate(shown, 1):
-        last = (
-            [f"and {text.several(more, 'more measurement')} to look at"]
-            if more > 0 and place == _SHOWN
-            else []
-        )
-        accept = [f"accept: {outcome.accept}"] if outcome.accept else []
-        yield _command(outcome, [sentences.headline(outcome), *accept, *last])
+    more = len(concerning) - _MOST_COMMANDS
+    for place, outcome in enumerate(concerning[:_MOST_COMMANDS], 1):
+        message = [sentences.headline(outcome)]
+        if outcome.accept:
+            message.append(f"accept: {outcome.accept}")
+        if more > 0 and place == _MOST_COMMANDS:
+            message.append(f"and {text.several(more, 'more measurement')} to look at")
+        yield _command(outcome, message)
 
 
 def _command(outcome: Outcome, message: Sequence[str]) -> str:
     file, line = _place(outcome)
     properties = {
-        "title": f"{sentences.verdict_of(outcome)}: {text.name(outcome)}",
+        "title": f"{outcome.shown_status}: {text.name(outcome)}",
         "file": file,
     }
     if line:
         properties["line"] = str(line)
-    body = "\n".join(
-        text.shortened(part, _LONGEST_LINE) for part in "\n".join(message).split("\n")
-    )
     places = ",".join(
         f"{name}={_property(value)}" for name, value in properties.items()
     )
+    lines = "\n".join(message).split("\n")
+    body = "\n".join(text.shortened(each, _LONGEST_LINE) for each in lines)
     return f"::{_COMMANDS[concern(outcome)]} {places}::{_data(body)}"
 
 
@@ -250,9 +238,8 @@ def _place(outcome: Outcome) -> tuple[str, int]:
     is the whole file."""
     side = outcome.baseline_side
     if side is not None and side.differing:
-        file = next(
-            (found.file for found in outcome.findings if found.file), side.differing[0]
-        )
+        slower = [found.file for found in outcome.findings if found.file]
+        file = [*slower, *side.differing][0]
         return file, first_changed_line(side.version.commit, file)
     return outcome.file or outcome.nodeid.partition("::")[0], outcome.line
 
@@ -282,8 +269,11 @@ _NAMES = (
 
 def junit_names(label: str) -> tuple[str, ...]:
     """Return all properties that a measurement may have."""
-    prefix = f"ddpperf.{label}." if label else "ddpperf."
-    return tuple(prefix + name for name in _NAMES)
+    return tuple(_prefix(label) + name for name in _NAMES)
+
+
+def _prefix(label: str) -> str:
+    return f"ddpperf.{label}." if label else "ddpperf."
 
 
 def junit_properties(outcome: Outcome) -> list[tuple[str, str]]:
@@ -293,15 +283,17 @@ def junit_properties(outcome: Outcome) -> list[tuple[str, str]]:
 
     A named measurement has its name in the property's: ddpperf.forward.verdict.
     """
-    prefix = f"ddpperf.{outcome.test.label}." if outcome.test.label else "ddpperf."
     values: dict[str, str] = {}
-    if outcome.verdict is not None:
-        values |= {"verdict": str(outcome.verdict), "reason": outcome.verdict.reason}
-        shown = sentences.shown(outcome.verdict)
-        if isinstance(shown, CounterChange):
-            values |= {"metric": shown.limit.metric, "ratio": f"{1 + shown.change:.4f}"}
-        elif shown is not None:
+    verdict = outcome.verdict
+    if verdict is not None:
+        values["verdict"] = str(verdict)
+        values["reason"] = str(verdict.reason)
+        shown = sentences.shown(verdict)
+        if shown is not None:
             values["metric"] = shown.limit.metric
+        if isinstance(shown, CounterChange):
+            values["ratio"] = f"{1 + shown.change:.4f}"
+        elif shown is not None:
             change = text.changed(shown)
             values["ratio"] = f"{1 + change.estimate:.4f}"
             values["interval"] = f"{1 + change.low:.4f}..{1 + change.high:.4f}"
@@ -312,4 +304,5 @@ def junit_properties(outcome: Outcome) -> list[tuple[str, str]]:
     if outcome.measurement is not None:
         p50 = stats.percentile(outcome.measurement.samples.step_seconds, 50)
         values["p50"] = f"{p50:.9f}"
+    prefix = _prefix(outcome.test.label)
     return [(prefix + name, value) for name, value in values.items()]

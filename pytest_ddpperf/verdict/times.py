@@ -4,16 +4,19 @@ launches."""
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import chain
 from statistics import fmean
 
 from pytest_ddpperf.baseline.content import fact_changes
+from pytest_ddpperf.records.metric import MEAN
 from pytest_ddpperf.records.outcome import StoredSession
-from pytest_ddpperf.records.plan import MEAN, Limit, is_asked
+from pytest_ddpperf.records.plan import Limit, is_asked
+from pytest_ddpperf.records.reason import Reason
 from pytest_ddpperf.records.samples import (
     Comparison,
+    Dropped,
+    FactChange,
     Interval,
     LaunchSteps,
     Measurement,
@@ -33,9 +36,6 @@ TEST_LEVEL = 0.015
 # may be another device of the same model, differs by more, however quiet both are.
 ASSUMED_DRIFT = Drift(floor=0.018, share=0.5, freedom=8, usual=0.05, steep=3.0)
 _ANOTHER_HOST = 0.05
-# Of the error rate, the default limit on the mean has less than the others: it is wide, for few
-# steps that are much slower, and the others lose hardly any power by it.
-_WEIGHT_OF_MEAN = 0.1
 # A verdict is settled where further launches would bring another with less than this probability.
 SETTLED_LEVEL = 0.05
 # Between launches there must be something to compare.
@@ -47,7 +47,7 @@ def unsupported(limit: Limit, *, steps: int, launches: int) -> str | None:
     can."""
     if launches < LAUNCHES_NEEDED:
         return f"a limit needs at least {LAUNCHES_NEEDED}, {launches} was asked"
-    needed, asked = stats.steps_needed(limit.percentile), steps * launches
+    needed, asked = stats.steps_needed(limit.kind.percentile), steps * launches
     if asked >= needed:
         return None
     return (
@@ -61,7 +61,7 @@ def judge_times(
     baseline: Sequence[Measurement],
     limits: Sequence[Limit],
     *,
-    not_gated: str | None = None,
+    not_gated: Reason | None = None,
     level: float = TEST_LEVEL,
     interleaved: bool = False,
     stretches: Sequence[Sequence[int]] = (),
@@ -88,51 +88,36 @@ def judge_times(
     if not_gated is not None:
         return Verdict(status=Status.NOT_GATED, reason=not_gated)
     if not baseline:
-        return Verdict(status=Status.NO_BASELINE, reason="no-baseline")
-    broken, differences = _environment_differences(
+        return Verdict(status=Status.NO_BASELINE, reason=Reason.NO_BASELINE)
+    broken, facts = _environment_differences(
         current, baseline[-1], interleaved=interleaved
     )
     if broken:
         return Verdict(
-            status=Status.INCOMPARABLE,
-            reason="must-match",
-            differences=broken + differences,
+            status=Status.INCOMPARABLE, reason=Reason.MUST_MATCH, facts=broken + facts
         )
     kept, dropped = _supported(current, limits)
     if not kept:
         return Verdict(
             status=Status.NOT_GATED,
-            reason="no-supported-limit",
-            dropped=dropped,
-            differences=differences,
+            reason=Reason.NO_SUPPORTED_LIMIT,
+            dropped_limits=dropped,
+            facts=facts,
         )
-    if min(session.samples.launches for session in baseline) < LAUNCHES_NEEDED:
-        raise ValueError(
-            f"a baseline of a single launch: a comparison needs {LAUNCHES_NEEDED} a side"
-        )
+    _check_launches(current, baseline, interleaved=interleaved)
     first_node = not on_one_clock([side.samples for side in (current, *baseline)])
     current, *baseline = alike([current, *baseline], first_node=first_node)
-    thin = dict.fromkeys(
-        line for side in (current, *baseline) for line in _supported(side, kept)[1]
-    )
+    thin = [each for side in (current, *baseline) for each in _supported(side, kept)[1]]
     if thin:
         return Verdict(
             status=Status.INCOMPARABLE,
-            reason="baseline-support",
-            dropped=dropped,
-            differences=tuple(thin),
+            reason=Reason.BASELINE_SUPPORT,
+            dropped_limits=dropped,
+            details=tuple(dict.fromkeys(map(str, thin))),
         )
-    if reason := _unknown_figure(kept, current, baseline):
-        return Verdict(
-            status=Status.INCOMPARABLE, reason=reason, differences=differences
-        )
-    if interleaved and [current.samples.launches] != [
-        side.samples.launches for side in baseline
-    ]:
-        counts = " + ".join(str(side.samples.launches) for side in baseline)
-        raise ValueError(
-            f"{current.samples.launches} launches and {counts}: they were not interleaved"
-        )
+    unknown = _unknown_figure(kept, current, baseline)
+    if unknown is not None:
+        return Verdict(status=Status.INCOMPARABLE, reason=unknown, facts=facts)
     comparisons = _compare(
         kept,
         current,
@@ -146,50 +131,65 @@ def judge_times(
         status=status,
         reason=next(c.reason for c in comparisons if c.status is status),
         comparisons=comparisons,
-        dropped=dropped,
-        differences=differences,
+        dropped_limits=dropped,
+        facts=facts,
         sessions=len(baseline),
         first_node=first_node,
     )
 
 
+def _check_launches(
+    current: Measurement, baseline: Sequence[Measurement], *, interleaved: bool
+) -> None:
+    """Raise ValueError if the baseline has too few launches, or others than were interleaved."""
+    launches = [session.samples.launches for session in baseline]
+    if min(launches) < LAUNCHES_NEEDED:
+        raise ValueError(
+            f"a baseline of a single launch: a comparison needs {LAUNCHES_NEEDED} a side"
+        )
+    now = current.samples.launches
+    if interleaved and launches != [now]:
+        counts = " + ".join(map(str, launches))
+        raise ValueError(f"{now} launches and {counts}: they were not interleaved")
+
+
 def _environment_differences(
     current: Measurement, base: Measurement, *, interleaved: bool
-) -> tuple[tuple[str, ...], tuple[str, ...]]:
+) -> tuple[tuple[FactChange, ...], tuple[FactChange, ...]]:
     """Return the facts that must match and do not, and all others that differ."""
     now, before = current.environment, base.environment
     recorded = fact_changes(now.recorded, before.recorded)
     if not interleaved:
         return fact_changes(now.must_match, before.must_match), recorded
-    asked = fact_changes(
-        *(
-            {n: fact for n, fact in env.must_match.items() if is_asked(n)}
-            for env in (now, before)
-        )
-    )
+    asked_now, others_now = _by_origin(now.must_match)
+    asked_before, others_before = _by_origin(before.must_match)
     others = (
-        {n: fact for n, fact in env.must_match.items() if not is_asked(n)}
-        for env in (now, before)
-    )
-    return asked, (
         *fact_changes(now.key, before.key),
-        *fact_changes(*others),
+        *fact_changes(others_now, others_before),
         *recorded,
     )
+    return fact_changes(asked_now, asked_before), others
+
+
+def _by_origin(
+    facts: Mapping[str, Scalar],
+) -> tuple[dict[str, Scalar], dict[str, Scalar]]:
+    """Return the facts that a test asks for, and the others."""
+    asked = {name: fact for name, fact in facts.items() if is_asked(name)}
+    others = {name: fact for name, fact in facts.items() if name not in asked}
+    return asked, others
 
 
 def _unknown_figure(
     limits: Iterable[Limit], current: Measurement, baseline: Sequence[Measurement]
-) -> str:
-    """Return the reason code if a side lacks the CPU time or the phase that a limit needs, else
-    ""."""
+) -> Reason | None:
+    """Return the reason code if a side lacks what a limit is on, else None."""
     for limit in limits:
-        what = "no-phase" if limit.is_phase else "no-cpu-time"
         if not has_figure(limit, current):
-            return f"{what}-now"
+            return limit.kind.unknown[0]
         if not all(has_figure(limit, side) for side in baseline):
-            return what
-    return ""
+            return limit.kind.unknown[1]
+    return None
 
 
 def gravest(statuses: Iterable[Status]) -> Status:
@@ -239,18 +239,19 @@ def _with_itself(
 
 def _supported(
     current: Measurement, limits: Iterable[Limit]
-) -> tuple[list[Limit], tuple[str, ...]]:
-    """The limits on times that the measurement can support, and those of ours it cannot, in
-    words."""
+) -> tuple[list[Limit], tuple[Dropped, ...]]:
+    """Return the limits on times that the measurement can support, and those it cannot."""
     launches = current.samples.launches
     steps = min((len(steps) for steps in current.samples.step_seconds), default=0)
     kept, dropped = [], []
-    for limit in (limit for limit in limits if not limit.is_counter):
+    for limit in limits:
+        if limit.kind.is_exact:
+            continue
         problem = unsupported(limit, steps=steps, launches=launches)
         if problem is None:
             kept.append(limit)
         else:
-            dropped.append(f"{limit}: {problem}")
+            dropped.append(Dropped(limit=limit, why=problem))
     return kept, tuple(dropped)
 
 
@@ -263,28 +264,27 @@ def _compare(
     drift: Drift | None,
     stretches: Sequence[Sequence[int]],
 ) -> tuple[Comparison, ...]:
-    pairs = [
-        (logs(limit, current), [logs(limit, session) for session in baseline])
-        for limit in limits
-    ]
     found = _differences(limits, current, baseline, drift, stretches)
-    weights = [
-        _WEIGHT_OF_MEAN if limit.is_mean and limit.default else 1.0 for limit in limits
-    ]
+    weights = [limit.kind.default_weight if limit.default else 1.0 for limit in limits]
     slower = stats.holm([difference.p_value() for difference in found], level, weights)
     faster = stats.holm(
         [difference.mirrored().p_value() for difference in found], level, weights
     )
-    fastest = [
-        _share(min(now) - fmean(map(min, sessions))) if drift is not None else None
-        for now, sessions in pairs
-    ]
-    return tuple(
-        replace(_comparison(limit, fmean(now), difference, *evidence), fastest=change)
-        for limit, (now, _), difference, change, *evidence in zip(
-            limits, pairs, found, fastest, slower, faster, strict=True
+    comparisons = []
+    for limit, difference, evidence_slower, evidence_faster in zip(
+        limits, found, slower, faster, strict=True
+    ):
+        now = logs(limit, current)
+        fastest = None
+        if drift is not None:
+            before = fmean(min(logs(limit, session)) for session in baseline)
+            fastest = _share(min(now) - before)
+        comparisons.append(
+            _comparison(
+                limit, fmean(now), difference, evidence_slower, evidence_faster, fastest
+            )
         )
-    )
+    return tuple(comparisons)
 
 
 def _differences(
@@ -303,12 +303,9 @@ def _differences(
             sessions = [logs(limit, session) for session in baseline]
             found.append(_across(logs(limit, current), sessions, here, hosts, drift))
         else:
-            trim = TRIM if is_middle(limit) and _took_turns(stretches) else 0.0
-            found.append(
-                stats.paired(
-                    *_paired(limit, current, baseline[0], stretches), trim=trim
-                )
-            )
+            pairs = _paired(limit, current, baseline[0], stretches)
+            trim = TRIM if _by_stretches(limit, stretches) else 0.0
+            found.append(stats.paired(*pairs, trim=trim))
     return found
 
 
@@ -354,14 +351,14 @@ def _paired(
     stretches: Sequence[Sequence[int]],
 ) -> tuple[list[float], list[float]]:
     now, base = logs(limit, current), logs(limit, other)
-    if is_middle(limit) and _took_turns(stretches):
+    if _by_stretches(limit, stretches):
         base = in_stretches(limit, now, base, current, other, stretches)
     return now, base
 
 
-def _took_turns(stretches: Sequence[Sequence[int]]) -> bool:
-    """Whether both sides took turns within launches."""
-    return any(len(own) > 1 for own in stretches)
+def _by_stretches(limit: Limit, stretches: Sequence[Sequence[int]]) -> bool:
+    """Whether launches are compared stretch by stretch: both sides took turns within them."""
+    return limit.kind.is_in_stretches and any(len(own) > 1 for own in stretches)
 
 
 def _across(
@@ -385,28 +382,37 @@ def _comparison(
     difference: Difference,
     evidence_slower: Evidence,
     evidence_faster: Evidence,
+    fastest: float | None,
 ) -> Comparison:
     """`now` is the mean logarithm of the current side."""
     estimate = difference.estimate
     base = now - estimate
-    slower, faster = estimate > bound(limit, base), -estimate > bound(limit, now)
+    allowed = bound(limit, base)
     # What only further launches could change: the part of the error that is the current launches'
     # own.
     noise = difference.without("base", "drift").reach(SETTLED_LEVEL)
     evidence = evidence_slower if estimate > 0 else evidence_faster
-    status, reason = Status.PASS, "within-limit"
-    settled = estimate + noise <= bound(limit, base)
-    if slower and evidence_slower.enough:
-        status, reason = Status.REGRESSED, "beyond-limit"
-    elif slower:
-        status, reason = Status.INCONCLUSIVE, "not-significant"
-        settled = estimate + noise <= difference.without("now").reach(evidence.level)
-    elif faster:  # what might be better without evidence is within its limit
-        status = Status.IMPROVED if evidence_faster.enough else Status.PASS
-        reason = "improved" if evidence_faster.enough else "not-significant"
+    status, reason = Status.PASS, Reason.WITHIN_LIMIT
+    settled = estimate + noise <= allowed
+    if estimate > allowed:
+        status, reason = Status.REGRESSED, Reason.BEYOND_LIMIT
+        if not evidence_slower.enough:
+            status, reason = Status.INCONCLUSIVE, Reason.NOT_SIGNIFICANT
+            reach = difference.without("now").reach(evidence.level)
+            settled = estimate + noise <= reach
+    elif -estimate > bound(limit, now):
+        status, reason = Status.IMPROVED, Reason.IMPROVED
+        if not evidence_faster.enough:
+            # what might be better without evidence is within its limit
+            status, reason = Status.PASS, Reason.NOT_SIGNIFICANT
     reach = difference.reach(evidence.level)
     resolution = difference.resolution(evidence.level)
-    fine = resolution <= bound(limit, base)
+    drift = None
+    if difference.drift is not stats.NOTHING:
+        drift = math.sqrt(difference.drift.variance)
+    needed = None
+    if resolution > allowed:
+        needed = difference.launches_for(allowed, evidence.level)
     return Comparison(
         limit=limit,
         status=status,
@@ -421,25 +427,18 @@ def _comparison(
         p_value=(difference if estimate > 0 else difference.mirrored()).p_value(),
         level=evidence.level,
         resolution=_share(resolution),
-        alarm_rate=difference.beyond(max(bound(limit, base), reach)),
+        alarm_rate=difference.beyond(max(allowed, reach)),
         settled=settled,
-        drift=(
-            math.sqrt(difference.drift.variance)
-            if difference.drift is not stats.NOTHING
-            else None
-        ),
-        launches_needed=(
-            None
-            if fine
-            else difference.launches_for(bound(limit, base), evidence.level)
-        ),
+        drift=drift,
+        launches_needed=needed,
+        fastest=fastest,
     )
 
 
 def bound(limit: Limit, base: float) -> float:
     """The limit as a difference of logarithms; `base` is the logarithm of what it is a limit to, in
     seconds."""
-    if limit.is_bandwidth:
+    if limit.kind.lower_is_worse:
         return -math.log1p(-limit.value)
     return math.log1p(
         limit.value if limit.unit == "%" else limit.value / math.exp(base)
@@ -450,11 +449,9 @@ def _share(logarithm: float) -> float:
     return math.expm1(min(logarithm, 700.0))
 
 
-# The percentiles that are compared stretch by stretch; those beyond are few steps of each.
-_MIDDLE = 25, 75
-# Of their differences, the share that is left out at either end: steps come in modes, as the
-# scheduler has it, and where a few stretches more than half are in another one, a pair differs by
-# all that lies between.
+# Of the differences of pairs that are compared stretch by stretch, the share that is left out at
+# either end: steps come in modes, as the scheduler has it, and where a few stretches more than half
+# are in another one, a pair differs by all that lies between.
 TRIM = 0.2
 
 
@@ -463,45 +460,15 @@ CPU_TIME = Limit(metric="cpu_p50", value=0.0, unit="%")
 
 
 def logs(limit: Limit, measurement: Measurement) -> list[float]:
-    return [math.log(value) for value in _figures(limit, measurement)]
-
-
-def _figures(limit: Limit, measurement: Measurement) -> tuple[float, ...]:
-    """Return what a limit is on in each launch, in seconds; () if it is unknown, or 0 where it
-    is."""
-    samples = measurement.samples
-    if limit.is_phase:  # of the rank that it takes longest
-        phase = limit.metric
-        return tuple(
-            max(seconds or 0.0 for seconds in launch.own[phase])
-            for launch in measurement.phases
-        )
-    if limit.is_cpu_time:
-        return stats.cpu_quantiles(samples.cpu_seconds or (), limit.percentile)
-    for value in chain.from_iterable(samples.step_seconds):
-        if not 0 < value < math.inf:  # nan is neither
-            raise ValueError(f"{value!r} is not a duration in seconds")
-    if limit.is_mean:
-        return stats.launch_means(samples.step_seconds)
-    return stats.launch_quantiles(samples.step_seconds, limit.percentile)
+    return [math.log(value) for value in limit.kind.figures(measurement)]
 
 
 def has_figure(limit: Limit, measurement: Measurement) -> bool:
     """Whether each launch has what a limit is on, to take its logarithm: a rank that only waits may
     use no CPU time in some steps, and not all phases of all steps are known."""
-    if not (limit.is_phase or limit.is_cpu_time):
-        return True
-    found = _figures(limit, measurement)
+    found = limit.kind.figures(measurement)
     return len(found) == measurement.samples.launches and all(
         0 < value < math.inf for value in found
-    )
-
-
-def is_middle(limit: Limit) -> bool:
-    """Whether stretches show it better than all steps together."""
-    return (
-        not (limit.is_cpu_time or limit.is_mean or limit.is_phase)
-        and _MIDDLE[0] <= limit.percentile <= _MIDDLE[1]
     )
 
 
@@ -519,7 +486,7 @@ def in_stretches(
         current.samples.step_seconds, baseline.samples.step_seconds, strict=True
     )
     return [
-        own - stats.by_stretches(*steps, lengths, limit.percentile)
+        own - stats.by_stretches(*steps, lengths, limit.kind.percentile)
         if len(lengths) > 1
         else other
         for own, other, steps, lengths in zip(now, base, sides, stretches, strict=True)
@@ -534,15 +501,10 @@ def joined(
     sessions: Sequence[Sequence[float]], hosts: Sequence[Scalar]
 ) -> list[list[float]]:
     """The sessions of each host as one."""
-    return [
-        [
-            value
-            for session, host in zip(sessions, hosts, strict=True)
-            if host == own
-            for value in session
-        ]
-        for own in dict.fromkeys(hosts)
-    ]
+    by_host: dict[Scalar, list[float]] = {}
+    for session, host in zip(sessions, hosts, strict=True):
+        by_host.setdefault(host, []).extend(session)
+    return [*by_host.values()]
 
 
 def alike(sides: Sequence[Measurement], *, first_node: bool) -> list[Measurement]:

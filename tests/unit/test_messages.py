@@ -15,6 +15,7 @@ from pytest_ddpperf.plugin import remote_worker
 from pytest_ddpperf.records import codec
 from pytest_ddpperf.records.messages import Event, EventKind, Order, OrderKind, Sources
 from pytest_ddpperf.records.plan import Plan
+from pytest_ddpperf.records.reason import Reason
 from pytest_ddpperf.records.samples import RankError, RankOutput, Status, Verdict
 from pytest_ddpperf.wire.channels import Lines
 from tests.unit.test_launches import LAUNCH
@@ -45,7 +46,7 @@ def test_all_records_of_an_order_arrive() -> None:
         plan=PLAN,
         steps=0,
         samples=(LAUNCH, LAUNCH),
-        verdict=Verdict(status=Status.PASS, reason="within-limits"),
+        verdict=Verdict(status=Status.PASS, reason=Reason.WITHIN_LIMIT),
         fails=True,
         results=(b"\xff\n", b""),
         error="",
