@@ -281,7 +281,7 @@ def both_sides(
         return f"{compared.baseline:,}", f"{compared.now:,}"
     sides = [compared.baseline_seconds, compared.now_seconds]
     kind = compared.limit.kind
-    if kind.unit != "s" and collective is not None:
+    if kind.unit != "s" and collective:
         before, now = (f"{kind.shown(seconds, collective):.3g}" for seconds in sides)
         return before, f"{now} {kind.unit}"
     (before, now), unit = in_one_unit(sides)

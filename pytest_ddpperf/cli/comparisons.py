@@ -161,11 +161,7 @@ class Compared:
         found = {}
         for outcome in self.outcomes:
             verdict, side = outcome.verdict, outcome.baseline_side
-            if (
-                verdict is not None
-                and side is not None
-                and side.measurement is not None
-            ):
+            if verdict and side and side.measurement:
                 for limit, now, other in times.paired_logs(
                     verdict, outcome.measured, side.measurement, side.stretches
                 ):
@@ -178,7 +174,7 @@ class Compared:
         pairs = [
             (each, one)
             for each in self.outcomes
-            if each.verdict is not None
+            if each.verdict
             for one in each.verdict.comparisons
         ]
         return max(
@@ -220,9 +216,7 @@ def compare(runs: Runs, *asked: str, again: int = 0, doing: str = "") -> Compare
         named = text.some([each.nodeid for each in report.outcomes])
         raise console.UsageError(f"several tests: name one of them: {named}")
     compared = [
-        each
-        for each in report.outcomes
-        if each.verdict is not None and each.verdict.comparisons
+        each for each in report.outcomes if each.verdict and each.verdict.comparisons
     ]
     if not compared:
         raise NotMeasured(sentences.reason(report.outcomes[0]))

@@ -41,7 +41,7 @@ def compare(
         outcome = _with_verdict(
             entry.outcome, partner, limits_for(entry.outcome.plan, asked)
         )
-        if outcome.verdict is not None:
+        if outcome.verdict:
             fails = decision.fails(
                 outcome.verdict, fail_on=fail_on, baseline_missing="warn"
             )
@@ -117,7 +117,7 @@ def _with_verdict(
     fresh = replace(fresh, error="")  # of what was not saved
     if other is None or other.outcome.measurement is None:
         why = "only in the later run"
-        if other is not None:
+        if other:
             why = f"not measured in the earlier run: {text.shortened(other.outcome.error)}"
         return replace(
             fresh,
@@ -244,8 +244,7 @@ def run(arguments: argparse.Namespace) -> int:
         return console.NAMED_VERDICT
     found = (outcome.verdict for outcome in compared.outcomes)
     return _status(
-        is_shown
-        or any(verdict is not None and verdict.status.compared for verdict in found)
+        is_shown or any(verdict and verdict.status.compared for verdict in found)
     )
 
 

@@ -173,9 +173,7 @@ class Outcome:
     @property
     def other_side(self) -> Measurement | None:
         """What was measured of `baseline_side`."""
-        return (
-            self.baseline_side.measurement if self.baseline_side is not None else None
-        )
+        return self.baseline_side.measurement if self.baseline_side else None
 
     @property
     def shown_status(self) -> str:
@@ -188,6 +186,6 @@ class Outcome:
             return FAILED
         others = (Status.REGRESSED, Status.INCOMPARABLE)
         fails = self.fails and not self.error
-        if fails and verdict.diverged is not None and verdict.status not in others:
+        if fails and verdict.diverged and verdict.status not in others:
             return DIVERGED
         return verdict.status.value

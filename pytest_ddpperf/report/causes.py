@@ -52,7 +52,7 @@ def explain(
     # no evidence by itself: the machine may be slower.
     is_open = side is None and verdict.status is Status.INCONCLUSIVE
     rise = 0.0
-    if change is not None and change.limit.kind.is_wall_time and not is_open:
+    if change and change.limit.kind.is_wall_time and not is_open:
         rise = _rise(change, now, baseline[-1])
     found = find(now, baseline[-1], rise, is_paired=side is not None, level=level)
     return found, find_causes(verdict, plan, now, baseline, found)
@@ -69,9 +69,9 @@ def find_causes(
     `explain.find`."""
     before = baseline[-1]
     change = _change(verdict)
-    rise = _rise(change, now, before) if change is not None else 0.0
+    rise = _rise(change, now, before) if change else 0.0
     shown = sentences.shown(verdict)
-    headline = shown.limit.metric if shown is not None else ""
+    headline = shown.limit.metric if shown else ""
     words = _slow_steps(verdict, now.samples.step_seconds, before.samples.step_seconds)
     of_it = f" (the step: {_signed(rise)})"
     for each in found:
@@ -81,7 +81,7 @@ def find_causes(
     words.append(_page_faults(now, before, rise))
     explained = sum(each.share for each in found if each.phases)
     is_explained = explained > _MAIN_PART if plan.rpc else explained > 0
-    if not is_explained and verdict.status is Status.REGRESSED and change is not None:
+    if not is_explained and verdict.status is Status.REGRESSED and change:
         words.append(_rank_causes(change, plan, now, before))
     return tuple(filter(None, words))
 

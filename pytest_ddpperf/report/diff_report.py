@@ -43,7 +43,7 @@ def lines(base: StoredReport, now: StoredReport) -> Iterator[str]:
 def summary_lines(now: StoredReport) -> Iterator[str]:
     """Yield the lines below the figures; the counts are the last line."""
     for outcome in now.outcomes:
-        if outcome.verdict is not None and outcome.verdict.status is Status.REGRESSED:
+        if outcome.verdict and outcome.verdict.status is Status.REGRESSED:
             yield f"{text.name(outcome)}:"
             failure = sentences.gate_failure(outcome, text.terminal_width() - 2)
             yield from (f"  {line}".rstrip() for line in failure.splitlines())
@@ -78,7 +78,7 @@ def remarks(outcomes: Sequence[Outcome]) -> Iterator[str]:
     verdicts = [
         each.verdict
         for each in outcomes
-        if each.verdict is not None and each.verdict.status.compared
+        if each.verdict and each.verdict.status.compared
     ]
     for differences, number in Counter(each.differences for each in verdicts).items():
         if not differences:
@@ -217,11 +217,7 @@ def _ranks(outcome: Outcome) -> int:
 
 def _of_test(outcome: Outcome) -> Mapping[str, Scalar]:
     """Return the facts that the test gave."""
-    known = (
-        outcome.measurement.environment.must_match
-        if outcome.measurement is not None
-        else {}
-    )
+    known = outcome.measurement.environment.must_match if outcome.measurement else {}
     return {name: fact for name, fact in known.items() if name.startswith(OF_TEST)}
 
 

@@ -127,7 +127,7 @@ def sides_of(outcome: Outcome) -> tuple[Side, Side | None]:
     launch, as many as the side with the fewest has."""
     own, other = outcome.measured.samples, outcome.other_side
     base = None
-    if outcome.baseline_side is not None and other is not None:
+    if outcome.baseline_side and other:
         own, before = of_one_length([own, other.samples])
         base = Side(
             name=text.shortened(str(outcome.baseline_side.version), 60),
@@ -217,7 +217,7 @@ def draw_distributions(now: Side, base: Side | None) -> dict[str, str]:
         )
 
     def draw(axes: Axes) -> None:
-        if base is not None:
+        if base:
             draw_side(axes, base, BASELINE, "--")
         draw_side(axes, now, CURRENT, "-")
         axes.set_yticks((10, 25, 50, 75, 90), ("p10", "p25", "p50", "p75", "p90"))
@@ -241,7 +241,7 @@ _PHASE_COLOURS = ("#f2c14e", "#0a5cc2", "#7fb2e5", "#b3261e", "#136f3a", "#c3cad
 
 def draw_phases(now: Side, base: Side | None) -> dict[str, str]:
     """Draw the phases of a typical step as a bar for each side."""
-    sides = [side for side in (now, base) if side is not None and side.phases]
+    sides = [side for side in (now, base) if side and side.phases]
 
     def draw(axes: Axes) -> None:
         lefts = [0.0] * len(sides)
@@ -295,12 +295,12 @@ def draw_pairs(now: Side, base: Side, metric: str) -> dict[str, str]:
 def draw_launches(now: Side, base: Side | None, metric: str) -> dict[str, str]:
     """Draw a metric of each launch, those of the baseline's sessions first."""
     ends = [0]
-    if base is not None:
+    if base:
         ends = [*accumulate(len(session[metric]) for session in base.sessions)]
     places = range(1 + ends[-1], 1 + ends[-1] + len(now.at(metric)))
 
     def draw(axes: Axes) -> None:
-        if base is not None:
+        if base:
             before = range(1, 1 + ends[-1])
             axes.plot(before, base.at(metric), label=_label(base), **_BASELINE)
             for end in ends:
@@ -324,5 +324,5 @@ def _ranges(now: Side, base: Side | None, metric: str) -> list[str]:
     return [
         f"{side.name}: {text.span(side.at(metric), text.seconds)}"
         for side in (now, base)
-        if side is not None
+        if side
     ]

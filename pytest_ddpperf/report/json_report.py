@@ -42,10 +42,10 @@ def _measurement(outcome: Outcome) -> dict[str, Any]:
     data: dict[str, Any] = dict(codec.encode(outcome))
     for name in ("verdict", "stored_verdict"):
         verdict = getattr(outcome, name)
-        if verdict is not None:
+        if verdict:
             data[name]["differences"] = list(verdict.differences)
             data[name]["dropped"] = list(verdict.dropped)
-    if outcome.measurement is not None:
+    if outcome.measurement:
         launches = outcome.measurement.samples.step_seconds
         data["percentile_seconds"] = {
             f"p{q}": stats.percentile(launches, q) for q in (10, 50, 75, 90, 95)
@@ -160,7 +160,7 @@ def report_of(path: Path, content: dict[str, Any]) -> StoredReport:
             "baseline_side.measurement": outcome.other_side,
         }
         for place, side in sides.items():
-            if side is not None and (problem := nonsense(side.samples)):
+            if side and (problem := nonsense(side.samples)):
                 where = f"measurements[{number}].{place}.samples.{problem}"
                 raise FileError(path, where)
     base = content.get("base")
@@ -262,7 +262,7 @@ def _of_several_commits(reports: Sequence[StoredReport]) -> Iterator[str]:
 
 def identity(outcome: Outcome) -> Hashable:
     """Return what two measurements of the same share: test, group and kind of machine."""
-    key = outcome.measurement.environment.key if outcome.measurement is not None else {}
+    key = outcome.measurement.environment.key if outcome.measurement else {}
     return *_group(outcome), frozenset(key.items())
 
 

@@ -132,7 +132,7 @@ def _row(outcome: Outcome) -> str:
     if summary.concern(outcome) is summary.Concern.FAILS:
         result = f"**{status}**"
     p50 = ""
-    if outcome.measurement is not None:
+    if outcome.measurement:
         p50 = " -> ".join(filter(None, terminal.p50(outcome)))
     test = _code(f"{text.name(outcome)} on {text.ranks(outcome.plan)}")
     return f"| {result} {_code(said) if said else ''} | {test} | {p50} |"

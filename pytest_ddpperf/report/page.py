@@ -99,7 +99,7 @@ def _card(outcome: Outcome, number: int) -> dict[str, Any]:
     verdict, status = outcome.verdict, outcome.shown_status
     drawn, tables = _measured(outcome)
     metrics, accept = [], ""
-    if verdict is not None:
+    if verdict:
         if verdict.comparisons or verdict.counters:
             metrics = sentences.metrics(verdict, outcome.plan)
         if verdict.status is not Status.PASS:
@@ -118,7 +118,7 @@ def _card(outcome: Outcome, number: int) -> dict[str, Any]:
         "facts": list(_facts(outcome)),
         "metrics": metrics,
         "remarks": list(_remarks(outcome)),
-        "differences": verdict.differences if verdict is not None else (),
+        "differences": verdict.differences if verdict else (),
         "figures": drawn,
         "tables": tables,
         "accepts": "Accept" if is_compared else "Record",
@@ -131,19 +131,19 @@ def _facts(outcome: Outcome) -> Iterator[tuple[str, str]]:
     if outcome.file:
         place = text.shortened(outcome.file)
         yield "test", f"{place}:{outcome.line}" if outcome.line else place
-    if plan.collective is not None:
+    if plan.collective:
         yield "collective", str(plan.collective)
     if outcome.batch_size is not None:
         yield "batch size", f"{outcome.batch_size} a rank"
-    if measured is not None:
+    if measured:
         samples = measured.samples
         seconds = stats.percentile(samples.step_seconds, 50)
         yield "p50", text.seconds(seconds)
-        if plan.collective is not None:
+        if plan.collective:
             yield "busbw", f"{plan.collective.busbw(seconds):.3g} GB/s"
         window = f"{samples.launches} of {samples.steps} steps, timing {plan.timing}"
         yield "launches", window
-        if outcome.baseline_side is not None or outcome.sessions:
+        if outcome.baseline_side or outcome.sessions:
             yield "measured", sentences.measured(outcome)
     if outcome.baseline_path:
         yield "baseline", outcome.baseline_path
@@ -152,11 +152,11 @@ def _facts(outcome: Outcome) -> Iterator[tuple[str, str]]:
 def _remarks(outcome: Outcome) -> Iterator[str]:
     yield from outcome.evidence
     side = outcome.baseline_side
-    if side is not None:
+    if side:
         yield from side.error.splitlines()
         for file in side.differing:
             yield f"changed: {file}"
-    if outcome.verdict is not None:
+    if outcome.verdict:
         yield from sentences.left_out(outcome.verdict)
     yield from outcome.notes
 
@@ -168,17 +168,13 @@ def _measured(outcome: Outcome) -> tuple[list[dict[str, str]], list[Table]]:
     now, base = figures.sides_of(outcome)
     metric = _decisive(outcome, now)
     drawn = []
-    if outcome.verdict is not None and outcome.verdict.comparisons:
-        against = base.name if base is not None else "the baseline"
+    if outcome.verdict and outcome.verdict.comparisons:
+        against = base.name if base else "the baseline"
         drawn.append(figures.draw_changes(outcome.verdict.comparisons, against))
     drawn.append(figures.draw_distributions(now, base))
     if now.phases:
         drawn.append(figures.draw_phases(now, base))
-    if (
-        base is not None
-        and outcome.baseline_side is not None
-        and len(base.at(metric)) == len(now.at(metric))
-    ):
+    if base and outcome.baseline_side and len(base.at(metric)) == len(now.at(metric)):
         drawn.append(figures.draw_pairs(now, base, metric))
     else:
         drawn.append(figures.draw_launches(now, base, metric))
@@ -188,8 +184,8 @@ def _measured(outcome: Outcome) -> tuple[list[dict[str, str]], list[Table]]:
 
 def _decisive(outcome: Outcome, side: figures.Side) -> str:
     """Return the metric that decided, or p50 if reports do not have that one for each launch."""
-    shown = sentences.shown(outcome.verdict) if outcome.verdict is not None else None
-    if shown is not None and shown.limit.metric in side.sessions[0]:
+    shown = sentences.shown(outcome.verdict) if outcome.verdict else None
+    if shown and shown.limit.metric in side.sessions[0]:
         return shown.limit.metric
     return "p50"
 
@@ -224,7 +220,7 @@ def _ranks(outcome: Outcome) -> Table:
     columns["blocked in RPC, p50"] = _medians(samples.blocked_seconds)
     ranks = len(samples.rank_seconds[0])
     other = outcome.other_side
-    if other is not None and len(other.samples.rank_seconds[0]) == ranks:
+    if other and len(other.samples.rank_seconds[0]) == ranks:
         columns["before, p50"] = causes.by_rank(other.samples.rank_seconds, 50)
         columns["before, CPU p50"] = _medians(other.samples.cpu_seconds)
     columns = {title: values for title, values in columns.items() if values}
@@ -255,9 +251,9 @@ def _counters(outcome: Outcome) -> tuple[tuple[str, ...], ...]:
     """Return the counters that are not 0."""
     now = outcome.measured.counters
     before: dict[str, int | None] = {}
-    if outcome.other_side is not None:
+    if outcome.other_side:
         before = dict(outcome.other_side.counters)
-    elif outcome.verdict is not None and outcome.baseline_side is None:
+    elif outcome.verdict and outcome.baseline_side is None:
         before = {each.limit.metric: each.baseline for each in outcome.verdict.counters}
     return tuple(
         (name, _cell(before.get(name), ","), _cell(now.get(name), ","))
@@ -283,7 +279,7 @@ def _recorded(outcome: Outcome) -> Iterator[tuple[str, ...]]:
 def _environment(outcome: Outcome) -> Table:
     """Return the environment of both sides if both are known; facts that differ come first."""
     sides = {"now": _all_facts(outcome.measured.environment)}
-    if outcome.other_side is not None:
+    if outcome.other_side:
         sides = {"before": _all_facts(outcome.other_side.environment), **sides}
     names = list(dict.fromkeys(name for facts in sides.values() for name in facts))
     names.sort(key=lambda name: len({facts.get(name) for facts in sides.values()}) == 1)

@@ -64,16 +64,16 @@ def decided_on(outcome: Outcome) -> Comparison | CounterChange | None:
     """Return the change that the headline names: if the machine is slower, the change against the
     baseline."""
     verdict = outcome.verdict
-    if verdict is not None and verdict.reason == Reason.MACHINE_SLOWER:
+    if verdict and verdict.reason == Reason.MACHINE_SLOWER:
         verdict = outcome.stored_verdict or verdict
-    return shown(verdict) if verdict is not None else None
+    return shown(verdict) if verdict else None
 
 
 def headline(outcome: Outcome) -> str:
     """Return "REGRESSED p50 2.36x (limit 10 %): <why>", or the like, on one line."""
     said = outcome.shown_status
     compared = decided_on(outcome)
-    if compared is not None and said != DIVERGED:
+    if compared and said != DIVERGED:
         limit = text.limit(compared.limit)
         said = f"{said} {compared.limit.metric} {change(compared)} (limit {limit})"
     if because := reason(outcome):
@@ -113,7 +113,7 @@ def _reason(outcome: Outcome, verdict: Verdict) -> str:
     if verdict.status is Status.IMPROVED:
         return "accept it with --ddp-save-baseline" if _is_stored(outcome) else ""
     if verdict.status is Status.PASS:
-        if outcome.stored_verdict is not None:
+        if outcome.stored_verdict:
             return "next to the baseline's own code it is not slower"
         slower = _slower_within_limit(verdict)
         if verdict.reason == Reason.UNDECIDED and slower:
@@ -140,17 +140,17 @@ def why(outcome: Outcome) -> str:
     """Return what is known of the cause: "CPU time +12 ms (the step: +13 ms); changed: net.py;
     torch 2.12 -> 2.13"."""
     side = outcome.baseline_side
-    changed = list(side.differing) if side is not None else []
+    changed = list(side.differing) if side else []
     for found in outcome.findings:
         if found.file in changed:
             changed.remove(found.file)
             amount = text.seconds(found.seconds or 0.0, signed=True)
             changed.insert(0, f"{found.file} ({found.function} {amount})")
     files = f"changed: {text.some(changed)}" if changed else ""
-    if side is not None and side.same:
+    if side and side.same:
         files = "no file that differs was imported or read"
     verdict = outcome.verdict
-    differences = text.some(verdict.differences) if verdict is not None else ""
+    differences = text.some(verdict.differences) if verdict else ""
     return "; ".join(filter(None, (*outcome.evidence, files, differences)))
 
 
@@ -160,7 +160,7 @@ def why_not_compared(outcome: Outcome) -> str:
     assert verdict is not None
     is_stored, side = _is_stored(outcome), outcome.baseline_side
     if verdict.status is Status.NO_BASELINE:
-        if side is not None:
+        if side:
             return f"{side.version} was not measured:\n{side.error}"
         if is_stored:
             return "record one with --ddp-save-baseline"
@@ -315,8 +315,8 @@ def _reasons(outcome: Outcome) -> Iterator[str]:
     )
     if not (outcome.fails or counted) and (said := reason(outcome)):
         stored = outcome.stored_verdict
-        suspected = shown(stored) if stored is not None else None
-        if suspected is not None:
+        suspected = shown(stored) if stored else None
+        if suspected:
             said = f"{suspected.limit.metric} {change(suspected)} against the baseline: {said}"
         yield said
     if outcome.fails and outcome.error:
@@ -339,7 +339,7 @@ def _essentials(outcome: Outcome) -> Iterator[str]:
 
 def _notes(outcome: Outcome) -> tuple[str, ...]:
     return (
-        *(left_out(outcome.verdict) if outcome.verdict is not None else ()),
+        *(left_out(outcome.verdict) if outcome.verdict else ()),
         *outcome.notes,
     )
 
@@ -372,7 +372,7 @@ def measured(outcome: Outcome) -> str:
     """Return what both sides are: "10 interleaved launches of each side; main (fe7daa7) and
     9e7bda6"."""
     side, launches = outcome.baseline_side, len(outcome.costs)
-    if side is not None:
+    if side:
         now = text.commit(side.version.now) or "the working tree"
         return f"{launches} interleaved launches of each side; {side.version} and {now}"
     sessions = outcome.sessions
@@ -404,7 +404,7 @@ def _gate_failure(outcome: Outcome, width: int) -> Iterator[str]:
     assert verdict is not None
     if compared is None:
         took = ""
-        if outcome.measurement is not None:
+        if outcome.measurement:
             took = f" (step time p50 {p50(outcome)})"
         said = f"{verdict}{took}: {why_not_compared(outcome)}"
         yield from text.wrap_text(said, width)
@@ -428,7 +428,7 @@ def _comparison(
     width: int,
 ) -> Iterator[str]:
     """Yield the result, the reason, the metrics, and what was measured."""
-    if verdict.diverged is not None and outcome.shown_status == DIVERGED:
+    if verdict.diverged and outcome.shown_status == DIVERGED:
         yield f"DIVERGED: loss {text.loss_change(verdict.diverged)}"
     else:
         yield from text.wrapped(_result(verdict, compared, outcome.plan), width)

@@ -50,7 +50,7 @@ def count(outcomes: Sequence[Outcome], *runs: RunInfo) -> dict[str, int]:
     """Return how many outcomes were measured and compared, how many have which verdict, and the
     counts of the runs. Those that failed have no figures: a rank failed, or a baseline could not be
     read."""
-    verdicts = [each.verdict for each in outcomes if each.verdict is not None]
+    verdicts = [each.verdict for each in outcomes if each.verdict]
     statuses = Counter(verdict.status for verdict in verdicts)
     by_name = {
         name: statuses[status] for name, status in (_COMPARED | _NOT_COMPARED).items()
@@ -114,7 +114,7 @@ def _cost(outcomes: Sequence[Outcome]) -> str:
 def _base(outcomes: Sequence[Outcome]) -> str:
     """Return what most reports name once: the other version, or stored baselines."""
     sides = (each.baseline_side for each in outcomes if each.stored_verdict is None)
-    versions = {str(side.version) for side in sides if side is not None}
+    versions = {str(side.version) for side in sides if side}
     if versions:
         return versions.pop() if len(versions) == 1 else "other versions"
     stored = any(outcome.baseline_path for outcome in outcomes)
@@ -137,7 +137,7 @@ class Concern(IntEnum):
 def concern(outcome: Outcome) -> Concern:
     if outcome.fails:
         return Concern.FAILS
-    if outcome.verdict is None or outcome.verdict.diverged is not None:
+    if outcome.verdict is None or outcome.verdict.diverged:
         return Concern.DOUBTFUL
     status, reason = outcome.verdict.status, outcome.verdict.reason
     if status is Status.IMPROVED:
@@ -170,7 +170,7 @@ def worst_first(outcomes: Sequence[Outcome]) -> list[Outcome]:
         verdict = outcome.verdict
         return (
             concern(outcome),
-            _ORDER.index(verdict.status if verdict is not None else None),
+            _ORDER.index(verdict.status if verdict else None),
             -_change_size(outcome),
         )
 
@@ -180,7 +180,7 @@ def worst_first(outcomes: Sequence[Outcome]) -> list[Outcome]:
 def _change_size(outcome: Outcome) -> float:
     """Return the change that is shown; without direction if it is for the better."""
     verdict = outcome.verdict
-    shown = sentences.shown(verdict) if verdict is not None else None
+    shown = sentences.shown(verdict) if verdict else None
     if verdict is None or shown is None:
         return 0.0
     change = shown.change if isinstance(shown, CounterChange) else shown.change.estimate
@@ -237,7 +237,7 @@ def _place(outcome: Outcome) -> tuple[str, int]:
     """Return the file and line to annotate: code that differs if it is known, else the test. Line 0
     is the whole file."""
     side = outcome.baseline_side
-    if side is not None and side.differing:
+    if side and side.differing:
         slower = [found.file for found in outcome.findings if found.file]
         file = [*slower, *side.differing][0]
         return file, first_changed_line(side.version.commit, file)
@@ -285,23 +285,23 @@ def junit_properties(outcome: Outcome) -> list[tuple[str, str]]:
     """
     values: dict[str, str] = {}
     verdict = outcome.verdict
-    if verdict is not None:
+    if verdict:
         values["verdict"] = str(verdict)
         values["reason"] = str(verdict.reason)
         shown = sentences.shown(verdict)
-        if shown is not None:
+        if shown:
             values["metric"] = shown.limit.metric
         if isinstance(shown, CounterChange):
             values["ratio"] = f"{1 + shown.change:.4f}"
-        elif shown is not None:
+        elif shown:
             change = text.changed(shown)
             values["ratio"] = f"{1 + change.estimate:.4f}"
             values["interval"] = f"{1 + change.low:.4f}..{1 + change.high:.4f}"
             values["resolution"] = f"{text.resolution(shown):.4f}"
-    if outcome.baseline_side is not None:
+    if outcome.baseline_side:
         version = outcome.baseline_side.version
         values |= {"against": str(version), "against_commit": version.commit}
-    if outcome.measurement is not None:
+    if outcome.measurement:
         p50 = stats.percentile(outcome.measurement.samples.step_seconds, 50)
         values["p50"] = f"{p50:.9f}"
     prefix = _prefix(outcome.test.label)

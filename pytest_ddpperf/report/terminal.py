@@ -81,7 +81,7 @@ _LEAST_NAME = 15
 
 def table(outcomes: Sequence[Outcome], *, width: int = text.WIDTH) -> Iterator[str]:
     """Yield a row per measurement: who, step time at p50 before and now, change, verdict."""
-    outcomes = [outcome for outcome in outcomes if outcome.measurement is not None]
+    outcomes = [outcome for outcome in outcomes if outcome.measurement]
     if not outcomes:
         return
     titles = ("ranks", "p50: before -> now", "change [range]", "verdict")
@@ -122,7 +122,7 @@ def _cells(outcome: Outcome) -> Iterator[str]:
 def p50(outcome: Outcome) -> tuple[str, str]:
     """Return the step time at p50 on the baseline side, "" if there is none, and now, with the unit
     of both."""
-    comparisons = outcome.verdict.comparisons if outcome.verdict is not None else ()
+    comparisons = outcome.verdict.comparisons if outcome.verdict else ()
     for compared in comparisons:
         if compared.limit.metric == "p50":
             return text.both_sides(compared, None)
@@ -152,7 +152,7 @@ def details(outcomes: Sequence[Outcome], width: int = text.WIDTH) -> Iterator[st
     """Yield the percentiles and rates of each measurement, of the group and by rank; counters;
     costs; error rates."""
     for outcome in outcomes:
-        if outcome.measurement is not None:
+        if outcome.measurement:
             yield from ("", text.name(outcome))
             whole, brief = list(_percentiles(outcome)), _percentiles(outcome, (50, 95))
             table = whole if max(map(len, whole)) <= width - _GAP else brief
@@ -160,11 +160,7 @@ def details(outcomes: Sequence[Outcome], width: int = text.WIDTH) -> Iterator[st
     yield from collective_table(outcomes)
     yield ""
     yield from _error_rates(
-        [
-            each.verdict
-            for each in outcomes
-            if each.verdict is not None and each.verdict.comparisons
-        ]
+        [each.verdict for each in outcomes if each.verdict and each.verdict.comparisons]
     )
 
 
@@ -219,7 +215,7 @@ def _durations(samples: Samples, rank: int | None) -> LaunchSteps:
 
 def _details(outcome: Outcome) -> Iterator[str]:
     samples = outcome.measured.samples
-    if outcome.verdict is not None and outcome.verdict.comparisons:
+    if outcome.verdict and outcome.verdict.comparisons:
         smallest = text.resolutions(outcome.verdict.comparisons)
         yield f"smallest detectable change: {smallest}"
     counters = outcome.measured.counters.items()
@@ -312,7 +308,7 @@ def collective_table(outcomes: Sequence[Outcome]) -> Iterator[str]:
     tables: dict[str, list[tuple[str, ...]]] = {}
     for outcome in outcomes:
         asked, measured = outcome.plan.collective, outcome.measurement
-        if asked is not None and measured is not None:
+        if asked and measured:
             title = f"{text.shortened(outcome.nodeid)} on {text.ranks(outcome.plan)}"
             row = _collective_row(asked, measured.samples)
             tables.setdefault(title, []).append(row)
