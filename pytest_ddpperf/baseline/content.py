@@ -97,24 +97,19 @@ def environment(
     }
     one_host: dict[str, Scalar] = {"nodes": 1, "devices_per_node": plan.world_size}
     reported = {**one_host, **facts, **asked}
-    known = {
-        name: value
-        for name, value in reported.items()
-        if value is not None and value != ""
-    }
+    known = {name: fact for name, fact in reported.items() if fact not in (None, "")}
     memory = known.get("device_memory_gib")
     if isinstance(memory, float):
         known["device_memory_gib"] = round(memory)
-    must_match = (*_MUST_MATCH, *(name for name in asked if name.startswith(OF_TEST)))
-    key_names = (_CPU_KEY if plan.device == "cpu" else _ACCELERATOR_KEY) + _GROUP_KEY
+
+    def taken(*names: str) -> dict[str, Scalar]:
+        return {name: known.pop(name) for name in names if name in known}
+
+    of_device = _CPU_KEY if plan.device == "cpu" else _ACCELERATOR_KEY
     return Environment(
-        key={name: known[name] for name in key_names if name in known},
-        must_match={name: known[name] for name in must_match if name in known},
-        recorded={
-            name: value
-            for name, value in known.items()
-            if name not in key_names + must_match
-        },
+        key=taken(*of_device, *_GROUP_KEY),
+        must_match=taken(*_MUST_MATCH, *(OF_TEST + name for name in plan.facts)),
+        recorded=known,
     )
 
 
@@ -154,7 +149,7 @@ def fact_changes(
 
 
 def _text(value: Scalar) -> str:
-    return "unset" if value is None or value == "" else str(value)
+    return "unset" if value in (None, "") else str(value)
 
 
 def environment_name(environment: Environment) -> str:
@@ -162,9 +157,8 @@ def environment_name(environment: Environment) -> str:
     key = environment.key
     said: dict[str, object] = dict(key)
     if "cores_per_rank" in key:
-        said["share"] = (
-            f"{key['cores_per_rank']} per rank" if key["cores_per_rank"] else "shared"
-        )
+        share = key["cores_per_rank"]
+        said["share"] = f"{share} per rank" if share else "shared"
     if "pinned" in key:
         said["pinned"] = "pinned" if key["pinned"] else "unpinned"
     words = []
@@ -172,10 +166,8 @@ def environment_name(environment: Environment) -> str:
         with suppress(KeyError):
             words.append(phrase.format_map(said))
     text = _TRADE_MARKS.sub("", " ".join(words))
-    whole = (
-        bool(words) and key.keys() <= _KEY and _PLAIN_KEY.fullmatch(text) is not None
-    )
-    return _slug(text, "" if whole else dumps(encode(key)))
+    is_whole = words and key.keys() <= _KEY and _PLAIN_KEY.fullmatch(text)
+    return _slug(text, "" if is_whole else dumps(encode(key)))
 
 
 def file_name(test: TestId) -> str:
@@ -188,9 +180,8 @@ def file_name(test: TestId) -> str:
     label = f"+{test.label}" if test.label else ""
     if plain and _PLAIN_LABEL.fullmatch(test.label):
         name, parameters = plain.groups()
-        text = (
-            name.replace("::", ".") + (f"-{parameters}" if parameters else "") + label
-        )
+        own = f"-{parameters}" if parameters else ""
+        text = name.replace("::", ".") + own + label
         if len(text) <= _SLUG_LENGTH:
             return text + ".json"
     exact = json.dumps([test.name, test.label])
@@ -211,14 +202,12 @@ def _slug(text: str, exact: str) -> str:
 
 def module_folder(module: str) -> Path:
     """The module's own path; a part that could lead out of the store is replaced."""
-    parts = module.split("/")
-    unsafe = [part in ("", ".", "..") or "\0" in part for part in parts]
-    return Path(
-        *(
-            _slug(part, f"module {module}") if bad else part
-            for part, bad in zip(parts, unsafe, strict=True)
-        )
-    )
+    parts = []
+    for part in module.split("/"):
+        if part in ("", ".", "..") or "\0" in part:
+            part = _slug(part, f"module {module}")
+        parts.append(part)
+    return Path(*parts)
 
 
 SCHEMA = 1
@@ -238,16 +227,12 @@ def parse(path: Path, data: bytes) -> Baseline:
     try:
         content = loads(data)
     except (ValueError, RecursionError) as error:
-        raise BaselineError(
-            path, f"is not JSON, or not all of it: {error}", AGAIN
-        ) from error
+        problem = f"is not JSON, or not all of it: {error}"
+        raise BaselineError(path, problem, AGAIN) from error
     schema = content.pop("schema", None) if isinstance(content, dict) else None
     if type(schema) is not int or schema < 1:
-        raise BaselineError(
-            path,
-            f"is not a baseline: its schema is {schema!r}, not a version number",
-            AGAIN,
-        )
+        problem = f"is not a baseline: its schema is {schema!r}, not a version number"
+        raise BaselineError(path, problem, AGAIN)
     if schema > SCHEMA:
         problem = (
             f"has schema {schema}; this version of pytest-ddpperf reads schema {SCHEMA}"
@@ -266,7 +251,7 @@ def _problem(baseline: Baseline) -> str:
     """Return what is wrong, with its place; "" if nothing is."""
     if not baseline.sessions:
         return "sessions: none"
-    first = baseline.measurements[0].environment
+    first = baseline.environment
     for number, measurement in enumerate(baseline.measurements):
         place = f"sessions[{number}].measurement"
         if measurement.samples.launches == 1:
@@ -276,8 +261,8 @@ def _problem(baseline: Baseline) -> str:
             )
         if wrong := nonsense(measurement.samples):
             return f"{place}.samples.{wrong}"
-        environment = measurement.environment
-        if (environment.key, environment.must_match) != (first.key, first.must_match):
+        own = measurement.environment
+        if own.key != first.key or own.must_match != first.must_match:
             return f"{place}.environment: is not that of the first session"
     return ""
 
@@ -288,19 +273,17 @@ def nonsense(samples: Samples) -> str:
     Only the group's step times must be positive. A rank's own may be 0 where it had nothing to do
     within the resolution of an accelerator's events, and so may the CPU time of one that waited.
     """
-    launches, steps = (
-        len(samples.step_seconds),
-        len(next(iter(samples.step_seconds), ())),
-    )
+    launches = samples.launches
+    steps = len(next(iter(samples.step_seconds), ()))
     ranks = len(next(iter(samples.rank_seconds), ()))
     if not steps:
         return "step_seconds: no steps"
-    group = {"launches": launches, "steps": steps}
-    own = {"launches": launches, "ranks": ranks or 1, "steps": steps}
+    group = [("launches", launches), ("steps", steps)]
+    own = [("launches", launches), ("ranks", ranks or 1), ("steps", steps)]
     shapes = {
         "step_seconds": group,
         "node_seconds": group,
-        "clock_seconds": {"launches": launches},
+        "clock_seconds": group[:1],
         "rank_seconds": own,
         "cpu_seconds": own,
         "examples": own,
@@ -308,9 +291,9 @@ def nonsense(samples: Samples) -> str:
     }
     for name, shape in shapes.items():
         table = getattr(samples, name)
-        if table is not None and (
-            wrong := _wrong(table, list(shape.items()), is_positive=shape is group)
-        ):
+        if table is None:
+            continue
+        if wrong := _wrong(table, shape, is_positive=shape is group):
             return name + wrong
     return ""
 
@@ -324,11 +307,13 @@ def _wrong(
     if len(rows) != count:
         return f": {len(rows)} {unit}, not {count}"
     for number, row in enumerate(rows):
-        if inner and (wrong := _wrong(row, inner, is_positive=is_positive)):
+        wrong = ""
+        if inner:
+            wrong = _wrong(row, inner, is_positive=is_positive)
+        elif is_positive and row <= 0:
+            wrong = f": {row!r} is not a positive duration"
+        elif row < 0:
+            wrong = f": {row!r} is negative"
+        if wrong:
             return f"[{number}]{wrong}"
-        if not inner and (row < 0 or (is_positive and row == 0)):
-            return (
-                f"[{number}]: {row!r} is "
-                f"{'not a positive duration' if is_positive else 'negative'}"
-            )
     return ""

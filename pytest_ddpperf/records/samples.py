@@ -99,11 +99,10 @@ class Samples:
 
     def first(self, steps: int) -> Samples:
         """With so many steps of each launch, those that came first."""
-        tables: dict[str, Any] = {
-            name: tuple(launch[:steps] for launch in table)
-            for name in ("step_seconds", "node_seconds")
-            if (table := getattr(self, name)) is not None
-        }
+        tables: dict[str, Any] = {}
+        for name in ("step_seconds", "node_seconds"):
+            if (table := getattr(self, name)) is not None:
+                tables[name] = tuple(launch[:steps] for launch in table)
         for name in ("rank_seconds", "cpu_seconds", "examples", "blocked_seconds"):
             if (table := getattr(self, name)) is not None:
                 tables[name] = tuple(
@@ -195,6 +194,11 @@ class Baseline:
     @property
     def measurements(self) -> tuple[Measurement, ...]:
         return tuple(session.measurement for session in self.sessions)
+
+    @property
+    def environment(self) -> Environment:
+        """That of all sessions, but for what is recorded."""
+        return self.sessions[0].measurement.environment
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

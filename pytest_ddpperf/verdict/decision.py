@@ -104,10 +104,8 @@ def fails(
             return False
         named = verdict.status.value.lower().replace(" ", "-") in fail_on
         return named or (verdict.diverged is not None and "diverged" in fail_on)
-    if (
-        verdict.status in (Status.NO_BASELINE, Status.INCOMPARABLE)
-        or verdict.reason == Reason.DEBUGGING_VARIABLE
-    ):
+    missing = verdict.status in (Status.NO_BASELINE, Status.INCOMPARABLE)
+    if missing or verdict.reason == Reason.DEBUGGING_VARIABLE:
         return baseline_missing == "fail"
     return verdict.status is Status.REGRESSED
 
@@ -147,15 +145,15 @@ def implausible_ratio(recorded: Sequence[Measurement], now: Measurement) -> floa
     A session's time is the p10 of its fastest launch, which other work on the machine disturbs
     least.
     """
-    before = [
-        min(launch_quantiles(session.samples.step_seconds, 10)) for session in recorded
-    ]
-    today = min(launch_quantiles(now.samples.step_seconds, 10))
-    return (
-        0.0
-        if min(before) / _PLAUSIBLE <= today <= max(before) * _PLAUSIBLE
-        else today / before[-1]
-    )
+    before = [_fastest(session) for session in recorded]
+    today = _fastest(now)
+    if min(before) / _PLAUSIBLE <= today <= max(before) * _PLAUSIBLE:
+        return 0.0
+    return today / before[-1]
+
+
+def _fastest(session: Measurement) -> float:
+    return min(launch_quantiles(session.samples.step_seconds, 10))
 
 
 def confirm(stored: Verdict, interleaved: Verdict, causes: Sequence[str]) -> Verdict:
@@ -403,35 +401,24 @@ def with_losses(
 
     By Welch's t-test on the means of launches, two-sided. Losses that are finite on one side alone
     differ."""
-    sides = [
-        side.samples.losses
-        for side in (*baseline[-1:], current)
-        if side.samples.losses is not None
-    ]
-    steps = min((len(launch) for side in sides for launch in side), default=0)
-    if not (
-        verdict.status.compared
-        and steps
-        and len(sides) == 2
-        and min(map(len, sides)) >= LAUNCHES_NEEDED
-    ):
+    if not verdict.status.compared:
+        return verdict
+    losses = baseline[-1].samples.losses or (), current.samples.losses or ()
+    steps = min((len(launch) for side in losses for launch in side), default=0)
+    if not steps or min(map(len, losses)) < LAUNCHES_NEEDED:
         return verdict
     launches = [
         [fmean(math.nan if x is None else x for x in launch[:steps]) for launch in side]
-        for side in sides
+        for side in losses
     ]
-    before, now = (
-        None if math.isnan(mean := fmean(side)) else mean for side in launches
-    )
+    before, now = (None if math.isnan(x) else x for x in map(fmean, launches))
     differs = before != now
     if before is not None and now is not None:
         noise = difference(launches[1], launches[:1]).reach(level / 2)
-        differs = abs(now - before) > max(
-            noise, _SAME_LOSS * abs(before), _SAME_LOSS * abs(now)
-        )
-    return replace(
-        verdict, diverged=LossChange(before=before, now=now) if differs else None
-    )
+        least = _SAME_LOSS * max(abs(before), abs(now))
+        differs = abs(now - before) > max(noise, least)
+    diverged = LossChange(before=before, now=now) if differs else None
+    return replace(verdict, diverged=diverged)
 
 
 # Figures of which their own run said that they say nothing about the code: that holds whatever they

@@ -4,7 +4,7 @@ launches."""
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from statistics import fmean
 
@@ -158,26 +158,17 @@ def _environment_differences(
 ) -> tuple[tuple[FactChange, ...], tuple[FactChange, ...]]:
     """Return the facts that must match and do not, and all others that differ."""
     now, before = current.environment, base.environment
+    must_match = fact_changes(now.must_match, before.must_match)
     recorded = fact_changes(now.recorded, before.recorded)
     if not interleaved:
-        return fact_changes(now.must_match, before.must_match), recorded
-    asked_now, others_now = _by_origin(now.must_match)
-    asked_before, others_before = _by_origin(before.must_match)
-    others = (
-        *fact_changes(now.key, before.key),
-        *fact_changes(others_now, others_before),
-        *recorded,
+        return must_match, recorded
+    asked = (
+        {name: fact for name, fact in facts.items() if is_asked(name)}
+        for facts in (now.must_match, before.must_match)
     )
-    return fact_changes(asked_now, asked_before), others
-
-
-def _by_origin(
-    facts: Mapping[str, Scalar],
-) -> tuple[dict[str, Scalar], dict[str, Scalar]]:
-    """Return the facts that a test asks for, and the others."""
-    asked = {name: fact for name, fact in facts.items() if is_asked(name)}
-    others = {name: fact for name, fact in facts.items() if name not in asked}
-    return asked, others
+    broken = fact_changes(*asked)
+    others = (change for change in must_match if change not in broken)
+    return broken, (*fact_changes(now.key, before.key), *others, *recorded)
 
 
 def _unknown_figure(
@@ -271,18 +262,16 @@ def _compare(
         [difference.mirrored().p_value() for difference in found], level, weights
     )
     comparisons = []
-    for limit, difference, evidence_slower, evidence_faster in zip(
+    for limit, difference, if_slower, if_faster in zip(
         limits, found, slower, faster, strict=True
     ):
-        now = logs(limit, current)
-        fastest = None
+        now, fastest = logs(limit, current), None
+        evidence = if_slower if difference.estimate > 0 else if_faster
         if drift is not None:
             before = fmean(min(logs(limit, session)) for session in baseline)
             fastest = _share(min(now) - before)
         comparisons.append(
-            _comparison(
-                limit, fmean(now), difference, evidence_slower, evidence_faster, fastest
-            )
+            _comparison(limit, fmean(now), difference, evidence, fastest)
         )
     return tuple(comparisons)
 
@@ -335,12 +324,10 @@ def paired_logs(
     """Yield the logarithms behind each comparison of interleaved launches, in pairs, and those of
     the CPU time where it is known."""
     current, other = alike([current, other], first_node=verdict.first_node)
-    cpu_time = (
-        [CPU_TIME]
-        if has_figure(CPU_TIME, current) and has_figure(CPU_TIME, other)
-        else []
-    )
-    for limit in (*(comparison.limit for comparison in verdict.comparisons), *cpu_time):
+    limits = [comparison.limit for comparison in verdict.comparisons]
+    if has_figure(CPU_TIME, current) and has_figure(CPU_TIME, other):
+        limits.append(CPU_TIME)
+    for limit in limits:
         yield limit, *_paired(limit, current, other, stretches)
 
 
@@ -380,31 +367,29 @@ def _comparison(
     limit: Limit,
     now: float,
     difference: Difference,
-    evidence_slower: Evidence,
-    evidence_faster: Evidence,
+    evidence: Evidence,
     fastest: float | None,
 ) -> Comparison:
-    """`now` is the mean logarithm of the current side."""
+    """`now` is the mean logarithm of the current side; `evidence` is that of a change in the
+    direction of the estimate."""
     estimate = difference.estimate
     base = now - estimate
     allowed = bound(limit, base)
     # What only further launches could change: the part of the error that is the current launches'
     # own.
     noise = difference.without("base", "drift").reach(SETTLED_LEVEL)
-    evidence = evidence_slower if estimate > 0 else evidence_faster
     status, reason = Status.PASS, Reason.WITHIN_LIMIT
     settled = estimate + noise <= allowed
-    if estimate > allowed:
+    if estimate > allowed and evidence.enough:
         status, reason = Status.REGRESSED, Reason.BEYOND_LIMIT
-        if not evidence_slower.enough:
-            status, reason = Status.INCONCLUSIVE, Reason.NOT_SIGNIFICANT
-            reach = difference.without("now").reach(evidence.level)
-            settled = estimate + noise <= reach
-    elif -estimate > bound(limit, now):
+    elif estimate > allowed:
+        status, reason = Status.INCONCLUSIVE, Reason.NOT_SIGNIFICANT
+        settled = estimate + noise <= difference.without("now").reach(evidence.level)
+    elif -estimate > bound(limit, now) and evidence.enough:
         status, reason = Status.IMPROVED, Reason.IMPROVED
-        if not evidence_faster.enough:
-            # what might be better without evidence is within its limit
-            status, reason = Status.PASS, Reason.NOT_SIGNIFICANT
+    elif -estimate > bound(limit, now):
+        # what might be better without evidence is within its limit
+        reason = Reason.NOT_SIGNIFICANT
     reach = difference.reach(evidence.level)
     resolution = difference.resolution(evidence.level)
     drift = None
