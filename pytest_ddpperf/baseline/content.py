@@ -25,28 +25,12 @@ from pytest_ddpperf.wire.variables import READ
 
 _CPU_KEY = ("cpu_model", "cores", "cores_per_rank", "pinned")
 _ACCELERATOR_KEY = ("device_model", "device_memory_gib", "mig_profile")
-_GROUP_KEY = (
-    "device_type",
-    "backend",
-    "world_size",
-    "nodes",
-    "devices_per_node",
-    "roles",
-)
+_GROUP_KEY = "device_type backend world_size nodes devices_per_node roles".split()
 _KEY = {*_CPU_KEY, *_ACCELERATOR_KEY, *_GROUP_KEY}
-_MUST_MATCH = (
-    "batch_size",
-    "warmup",
-    "timing",
-    "power_limit_watts",
-    "interconnect",
-    "network",
-    "matmul_precision",
-    "cudnn_benchmark",
-    "deterministic",
-    "collective",
-    "program",
-)
+_MUST_MATCH = """
+    batch_size warmup timing power_limit_watts interconnect network matmul_precision
+    cudnn_benchmark deterministic collective program
+""".split()
 _PHRASES = (
     "{device_type}",
     "{cpu_model}",

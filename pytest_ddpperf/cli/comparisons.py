@@ -171,12 +171,7 @@ class Compared:
     def slowest(self) -> tuple[Outcome, Comparison]:
         """Return the measurement that differs most, of those that regressed if any did, with its
         largest change."""
-        pairs = [
-            (each, one)
-            for each in self.outcomes
-            if each.verdict
-            for one in each.verdict.comparisons
-        ]
+        pairs = [(each, one) for each in self.outcomes for one in each.comparisons]
         return max(
             pairs,
             key=lambda pair: (pair[0].verdict == "REGRESSED", pair[1].change.estimate),
@@ -215,9 +210,7 @@ def compare(runs: Runs, *asked: str, again: int = 0, doing: str = "") -> Compare
     if len({each.nodeid for each in report.outcomes}) > 1:
         named = text.some([each.nodeid for each in report.outcomes])
         raise console.UsageError(f"several tests: name one of them: {named}")
-    compared = [
-        each for each in report.outcomes if each.verdict and each.verdict.comparisons
-    ]
+    compared = [each for each in report.outcomes if each.comparisons]
     if not compared:
         raise NotMeasured(sentences.reason(report.outcomes[0]))
     return Compared(compared)

@@ -38,40 +38,33 @@ def compare(
     for number, entry in enumerate(now.entries):
         partner = base.entries[partners[number]] if number in partners else None
         asked = limits if limits is not None else entry.outcome.limits or TIME_LIMITS
-        outcome = _with_verdict(
-            entry.outcome, partner, limits_for(entry.outcome.plan, asked)
-        )
+        applying = limits_for(entry.outcome.plan, asked)
+        outcome = _with_verdict(entry.outcome, partner, applying)
         if outcome.verdict:
             fails = decision.fails(
                 outcome.verdict, fail_on=fail_on, baseline_missing="warn"
             )
             outcome = replace(outcome, fails=fails)
         entries.append(replace(entry, outcome=outcome))
-    taken = set(partners.values())
+    gone = dict(enumerate(base.entries))
+    for taken in partners.values():
+        del gone[taken]
     outcomes = [entry.outcome for entry in entries]
+    # Counts and messages of a run as a whole are not about the comparison: `-k` may have chosen a
+    # part.
+    runs = [
+        replace(
+            run, skipped=0, never_measured=0, other_failures=0, problem="", messages=()
+        )
+        for run in now.runs
+    ]
     return replace(
         now,
         entries=tuple(entries),
-        # Counts and messages of a run as a whole are not about the comparison: `-k` may have chosen
-        # a part.
-        runs=tuple(
-            replace(
-                run,
-                skipped=0,
-                never_measured=0,
-                other_failures=0,
-                problem="",
-                messages=(),
-            )
-            for run in now.runs
-        ),
+        runs=tuple(runs),
         messages=(*base.messages, *now.messages, *diff_report.remarks(outcomes)),
         bases=base.runs,
-        only_before=tuple(
-            gone_of(entry.outcome)
-            for number, entry in enumerate(base.entries)
-            if number not in taken
-        ),
+        only_before=tuple(gone_of(entry.outcome) for entry in gone.values()),
     )
 
 
@@ -118,12 +111,10 @@ def _with_verdict(
     if other is None or other.outcome.measurement is None:
         why = "only in the later run"
         if other:
-            why = f"not measured in the earlier run: {text.shortened(other.outcome.error)}"
-        return replace(
-            fresh,
-            verdict=Verdict(status=Status.NO_BASELINE, reason=Reason.NO_BASELINE),
-            notes=(why,),
-        )
+            error = text.shortened(other.outcome.error)
+            why = f"not measured in the earlier run: {error}"
+        missing = Verdict(status=Status.NO_BASELINE, reason=Reason.NO_BASELINE)
+        return replace(fresh, verdict=missing, notes=(why,))
     before = Recording(
         measurement=other.outcome.measurement,
         created=other.run.created,
@@ -232,20 +223,20 @@ def run(arguments: argparse.Namespace) -> int:
             arguments.write_pytorch,
             codec.dumps(diff_report.in_form_of_pytorch(compared)),
         )
-    is_shown = False
+    is_compared = any(
+        outcome.verdict and outcome.verdict.status.compared
+        for outcome in compared.outcomes
+    )
     if arguments.form == "pytorch":
         sweeps = diff_report.ours(base), diff_report.ours(now)
         console.say(diff_report.side_by_side(*sweeps))
         console.say(diff_report.summary_lines(compared))
-        is_shown = diff_report.in_common(*sweeps)
+        is_compared |= diff_report.in_common(*sweeps)
     else:
         console.say(text.wrap_for_terminal(diff_report.lines(base, compared)))
     if any(outcome.fails for outcome in compared.outcomes):
         return console.NAMED_VERDICT
-    found = (outcome.verdict for outcome in compared.outcomes)
-    return _status(
-        is_shown or any(verdict and verdict.status.compared for verdict in found)
-    )
+    return _status(is_compared)
 
 
 def _status(is_compared: bool) -> int:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from pytest_ddpperf.records.plan import Limit, Plan
 from pytest_ddpperf.records.samples import (
+    Comparison,
     LaunchCost,
     Measurement,
     Recorded,
@@ -169,6 +170,11 @@ class Outcome:
         """The measurement of an outcome that has one."""
         assert self.measurement is not None, "the measurement failed"
         return self.measurement
+
+    @property
+    def comparisons(self) -> tuple[Comparison, ...]:
+        """Those of the verdict, if there is one."""
+        return self.verdict.comparisons if self.verdict else ()
 
     @property
     def other_side(self) -> Measurement | None:

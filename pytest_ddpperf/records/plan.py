@@ -75,11 +75,9 @@ class Program:
 
     def __str__(self) -> str:
         """The command line."""
-        name = (
-            ["-m", self.path]
-            if self.is_module
-            else [os.path.relpath(self.path, self.cwd)]
-        )
+        name = [os.path.relpath(self.path, self.cwd)]
+        if self.is_module:
+            name = ["-m", self.path]
         return shlex.join([*name, *self.args])
 
 
@@ -137,18 +135,16 @@ class Plan:
         """The processes of a node: its share of those that are timed and, of the first node, all
         others."""
         share = self.world_size // self.nodes
-        others = range(
-            self.world_size, self.processes if node == 0 else self.world_size
-        )
-        return (*range(node * share, (node + 1) * share), *others)
+        own = range(node * share, (node + 1) * share)
+        if node > 0:
+            return tuple(own)
+        return (*own, *range(self.world_size, self.processes))
 
     def node_of(self, process: int) -> int:
         """The node that has a process."""
-        return (
-            process // (self.world_size // self.nodes)
-            if process < self.world_size
-            else 0
-        )
+        if process >= self.world_size:
+            return 0
+        return process // (self.world_size // self.nodes)
 
     @property
     def room(self) -> int:
@@ -179,11 +175,11 @@ class Plan:
 
     def measured_as(self, other: Plan) -> Plan:
         """With the group, the warm-up, the windows and the timing of another."""
-        group = ("world_size", "backend", "device", "parameter_servers")
-        windows = ("warmup", "steps", "min_seconds", "most_steps", "timing")
-        return replace(
-            self, **{name: getattr(other, name) for name in (*group, *windows)}
-        )
+        names = """
+            world_size backend device parameter_servers
+            warmup steps min_seconds most_steps timing
+        """.split()
+        return replace(self, **{name: getattr(other, name) for name in names})
 
     def name(self, process: int) -> str:
         """A process in words: "rank 3"; in an RPC launch its name there, "trainer0", "ps0" or
@@ -200,8 +196,9 @@ class Plan:
         """Who takes part in an RPC launch: "2 trainers 4 ps master"; "" where all are ranks."""
         if not self.rpc:
             return ""
-        trainers = f"{self.world_size} trainer{'s' * (self.world_size > 1)}"
-        return f"{trainers} {self.parameter_servers} ps" + " master" * self.master
+        trainers = f"{self.world_size} trainer{'s' if self.world_size > 1 else ''}"
+        master = " master" if self.master else ""
+        return f"{trainers} {self.parameter_servers} ps{master}"
 
 
 def limits_for(plan: Plan, asked: Sequence[Limit]) -> tuple[Limit, ...]:

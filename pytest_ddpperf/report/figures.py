@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
-from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 from pytest_ddpperf import text
@@ -181,15 +180,11 @@ def draw_changes(comparisons: Sequence[Comparison], name: str) -> dict[str, str]
             axes.set_ylim(max(low, -most), min(high, most))
         axes.yaxis.set_major_formatter(PercentFormatter(1.0))
 
-    described = zip(comparisons, changes, strict=True)
-    return figure(
-        f"Change against {name}",
-        "; ".join(
-            f"{each.limit.metric} {text.interval(change)}, limit {each.limit}"
-            for each, change in described
-        ),
-        draw,
-    )
+    described = [
+        f"{each.limit.metric} {text.interval(text.changed(each))}, limit {each.limit}"
+        for each in comparisons
+    ]
+    return figure(f"Change against {name}", "; ".join(described), draw)
 
 
 def signed_limit(comparison: Comparison) -> float:
@@ -228,7 +223,7 @@ def draw_distributions(now: Side, base: Side | None) -> dict[str, str]:
         f"{each.name}: p50 {text.seconds(each.middle('p50'))}, p95"
         f" {text.seconds(each.middle('p95'))}"
         for each in (now, base)
-        if each is not None
+        if each
     ]
     return figure(
         "Step times", f"{'; '.join(described)}; bands: fastest to slowest launch", draw
@@ -272,57 +267,38 @@ def _label(side: Side) -> str:
     return text.printable(side.name).lstrip("_") or "baseline"
 
 
-def draw_pairs(now: Side, base: Side, metric: str) -> dict[str, str]:
-    """Draw a metric of each interleaved launch, in pairs."""
-    before, after = base.at(metric), now.at(metric)
-    places = range(1, 1 + len(after))
-
-    def draw(axes: Axes) -> None:
-        axes.plot(places, before, label=_label(base), **_BASELINE)
-        axes.vlines(places, before, after, FAINT, linewidth=2)
-        axes.plot(places, after, label="now", **_CURRENT)
-        _label_launches(axes)
-
-    slower = sum(b > a for a, b in zip(before, after, strict=True))
-    described = f"now was slower in {slower} of {len(after)} pairs"
-    return figure(
-        f"Interleaved launches, {metric}",
-        "; ".join((described, *_ranges(now, base, metric))),
-        draw,
-    )
-
-
-def draw_launches(now: Side, base: Side | None, metric: str) -> dict[str, str]:
-    """Draw a metric of each launch, those of the baseline's sessions first."""
-    ends = [0]
-    if base:
-        ends = [*accumulate(len(session[metric]) for session in base.sessions)]
-    places = range(1 + ends[-1], 1 + ends[-1] + len(now.at(metric)))
+def draw_launches(
+    now: Side, base: Side | None, metric: str, *, interleaved: bool
+) -> dict[str, str]:
+    """Draw a metric of each launch: interleaved ones in pairs, else those of the baseline's
+    sessions first."""
+    after = now.at(metric)
+    before = base.at(metric) if base else []
+    start = 1 if interleaved else 1 + len(before)
 
     def draw(axes: Axes) -> None:
         if base:
-            before = range(1, 1 + ends[-1])
-            axes.plot(before, base.at(metric), label=_label(base), **_BASELINE)
-            for end in ends:
-                axes.axvline(end + 0.5, color=FAINT, linewidth=1, linestyle="dotted")
-        axes.plot(places, now.at(metric), label="now", **_CURRENT)
-        _label_launches(axes)
+            places = range(1, 1 + len(before))
+            axes.plot(places, before, label=_label(base), **_BASELINE)
+        if interleaved:
+            axes.vlines(range(1, 1 + len(after)), before, after, FAINT, linewidth=2)
+        elif base:
+            end = 0.5
+            for session in base.sessions:
+                end += len(session[metric])
+                axes.axvline(end, color=FAINT, linewidth=1, linestyle="dotted")
+        axes.plot(range(start, start + len(after)), after, label="now", **_CURRENT)
+        axes.locator_params(axis="x", integer=True)
+        show_seconds(axes.yaxis)
 
-    return figure(
-        f"Launches in the order they were taken, {metric}",
-        "; ".join(_ranges(now, base, metric)),
-        draw,
-    )
-
-
-def _label_launches(axes: Axes) -> None:
-    axes.locator_params(axis="x", integer=True)
-    show_seconds(axes.yaxis)
-
-
-def _ranges(now: Side, base: Side | None, metric: str) -> list[str]:
-    return [
+    described = [
         f"{side.name}: {text.span(side.at(metric), text.seconds)}"
         for side in (now, base)
         if side
     ]
+    order = "Launches in the order they were taken"
+    if interleaved:
+        order = "Interleaved launches"
+        slower = sum(a > b for b, a in zip(before, after, strict=True))
+        described.insert(0, f"now was slower in {slower} of {len(after)} pairs")
+    return figure(f"{order}, {metric}", "; ".join(described), draw)

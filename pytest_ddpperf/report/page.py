@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 from pytest_ddpperf import text
@@ -21,7 +22,7 @@ from pytest_ddpperf.report import (
 from pytest_ddpperf.report.json_report import StoredReport
 from pytest_ddpperf.verdict import stats
 
-_SHOWN = ("p5", "p10", "p25", "p50", "p75", "p90", "p95", "mean")
+_SHOWN = "p5 p10 p25 p50 p75 p90 p95 mean".split()
 
 
 # title, head and rows, as the template shows it; the first cell names a row
@@ -156,9 +157,7 @@ def _remarks(outcome: Outcome) -> Iterator[str]:
         yield from side.error.splitlines()
         for file in side.differing:
             yield f"changed: {file}"
-    if outcome.verdict:
-        yield from sentences.left_out(outcome.verdict)
-    yield from outcome.notes
+    yield from sentences.notes(outcome)
 
 
 def _measured(outcome: Outcome) -> tuple[list[dict[str, str]], list[Table]]:
@@ -168,16 +167,16 @@ def _measured(outcome: Outcome) -> tuple[list[dict[str, str]], list[Table]]:
     now, base = figures.sides_of(outcome)
     metric = _decisive(outcome, now)
     drawn = []
-    if outcome.verdict and outcome.verdict.comparisons:
+    if outcome.comparisons:
         against = base.name if base else "the baseline"
-        drawn.append(figures.draw_changes(outcome.verdict.comparisons, against))
+        drawn.append(figures.draw_changes(outcome.comparisons, against))
     drawn.append(figures.draw_distributions(now, base))
     if now.phases:
         drawn.append(figures.draw_phases(now, base))
-    if base and outcome.baseline_side and len(base.at(metric)) == len(now.at(metric)):
-        drawn.append(figures.draw_pairs(now, base, metric))
-    else:
-        drawn.append(figures.draw_launches(now, base, metric))
+    interleaved = False
+    if base and outcome.baseline_side:
+        interleaved = len(base.at(metric)) == len(now.at(metric))
+    drawn.append(figures.draw_launches(now, base, metric, interleaved=interleaved))
     sides = [now] if base is None else [base, now]
     return drawn, list(_tables(outcome, sides))
 
@@ -185,9 +184,8 @@ def _measured(outcome: Outcome) -> tuple[list[dict[str, str]], list[Table]]:
 def _decisive(outcome: Outcome, side: figures.Side) -> str:
     """Return the metric that decided, or p50 if reports do not have that one for each launch."""
     shown = sentences.shown(outcome.verdict) if outcome.verdict else None
-    if shown and shown.limit.metric in side.sessions[0]:
-        return shown.limit.metric
-    return "p50"
+    metric = shown.limit.metric if shown else ""
+    return metric if metric in side.sessions[0] else "p50"
 
 
 def _tables(outcome: Outcome, sides: Sequence[figures.Side]) -> Iterator[Table]:
@@ -281,7 +279,7 @@ def _environment(outcome: Outcome) -> Table:
     sides = {"now": _all_facts(outcome.measured.environment)}
     if outcome.other_side:
         sides = {"before": _all_facts(outcome.other_side.environment), **sides}
-    names = list(dict.fromkeys(name for facts in sides.values() for name in facts))
+    names = list(dict.fromkeys(chain(*sides.values())))
     names.sort(key=lambda name: len({facts.get(name) for facts in sides.values()}) == 1)
     rows = []
     for name in names:

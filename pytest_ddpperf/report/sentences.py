@@ -213,11 +213,8 @@ def _is_stored(outcome: Outcome) -> bool:
 def _noise(outcome: Outcome) -> str:
     """Return what changes are too small to be detected, if their limits are smaller; and what would
     help."""
-    assert outcome.verdict is not None
     coarse = [
-        c
-        for c in outcome.verdict.comparisons
-        if 0 < text.limit_share(c) < text.resolution(c)
+        c for c in outcome.comparisons if 0 < text.limit_share(c) < text.resolution(c)
     ]
     if not coarse:
         return ""
@@ -285,7 +282,7 @@ def problems(
         if quiet:
             said = [*_essentials(outcome)]
         else:
-            said = [*(_reasons(outcome) if reasons else ()), *_notes(outcome)]
+            said = [*(_reasons(outcome) if reasons else ()), *notes(outcome)]
         for line in said:
             named.setdefault(line, {})[_short_name(outcome)] = None
     for line, names in named.items():
@@ -298,21 +295,18 @@ def problems(
 def _short_name(outcome: Outcome) -> str:
     """Return the name without its file: the table above has that."""
     label = f" ({outcome.test.label})" if outcome.test.label else ""
-    return text.shortened(
-        (outcome.nodeid.rpartition("::")[2] or outcome.nodeid) + label, 60
-    )
+    name = outcome.nodeid.rpartition("::")[2] or outcome.nodeid
+    return text.shortened(name + label, 60)
 
 
 def _reasons(outcome: Outcome) -> Iterator[str]:
-    verdict = outcome.verdict
+    verdict, side = outcome.verdict, outcome.baseline_side
     # A failure is shown above, and a missing baseline is counted below, with what to do.
-    counted = verdict is not None and (
-        (verdict.status is Status.NO_BASELINE and outcome.baseline_side is None)
-        or (
-            verdict.reason in (Reason.DISABLED, Reason.GATE_OFF)
-            and bool(outcome.baseline_path)
-        )
-    )
+    counted = False
+    if verdict and verdict.status is Status.NO_BASELINE:
+        counted = side is None
+    elif verdict and verdict.reason in (Reason.DISABLED, Reason.GATE_OFF):
+        counted = outcome.baseline_path != ""
     if not (outcome.fails or counted) and (said := reason(outcome)):
         stored = outcome.stored_verdict
         suspected = shown(stored) if stored else None
@@ -330,18 +324,17 @@ def _essentials(outcome: Outcome) -> Iterator[str]:
     if verdict is None:
         return
     if verdict.status in (Status.INCONCLUSIVE, Status.NO_BASELINE, Status.INCOMPARABLE):
-        yield from (*_reasons(outcome), *_notes(outcome))
+        yield from (*_reasons(outcome), *notes(outcome))
         return
     if verdict.status is Status.PASS and (noise := _noise(outcome)):
         yield noise
     yield from left_out(verdict)
 
 
-def _notes(outcome: Outcome) -> tuple[str, ...]:
-    return (
-        *(left_out(outcome.verdict) if outcome.verdict else ()),
-        *outcome.notes,
-    )
+def notes(outcome: Outcome) -> list[str]:
+    """Return what else the user should know."""
+    dropped = left_out(outcome.verdict) if outcome.verdict else ()
+    return [*dropped, *outcome.notes]
 
 
 def left_out(verdict: Verdict) -> Iterator[str]:
@@ -410,7 +403,7 @@ def _gate_failure(outcome: Outcome, width: int) -> Iterator[str]:
         yield from text.wrap_text(said, width)
     else:
         yield from _comparison(outcome, verdict, compared, width)
-    for note in (*left_out(verdict), *outcome.notes):
+    for note in notes(outcome):
         yield from text.wrapped(f"note:     {note}", width, " " * 10)
     if outcome.traces:
         yield f"traces:   {outcome.traces}"

@@ -151,14 +151,14 @@ def concern(outcome: Outcome) -> Concern:
 
 # None: not even measured.
 _ORDER = (
-    *(
-        Status.REGRESSED,
-        None,
-        Status.INCONCLUSIVE,
-        Status.INCOMPARABLE,
-        Status.NO_BASELINE,
-    ),
-    *(Status.IMPROVED, Status.PASS, Status.NOT_GATED),
+    Status.REGRESSED,
+    None,
+    Status.INCONCLUSIVE,
+    Status.INCOMPARABLE,
+    Status.NO_BASELINE,
+    Status.IMPROVED,
+    Status.PASS,
+    Status.NOT_GATED,
 )
 
 
@@ -167,12 +167,8 @@ def worst_first(outcomes: Sequence[Outcome]) -> list[Outcome]:
     in its order."""
 
     def key(outcome: Outcome) -> tuple[int, int, float]:
-        verdict = outcome.verdict
-        return (
-            concern(outcome),
-            _ORDER.index(verdict.status if verdict else None),
-            -_change_size(outcome),
-        )
+        status = outcome.verdict.status if outcome.verdict else None
+        return concern(outcome), _ORDER.index(status), -_change_size(outcome)
 
     return sorted(outcomes, key=key)
 
@@ -254,17 +250,9 @@ def _property(value: str) -> str:
     return _data(text.printable(value)).replace(":", "%3A").replace(",", "%2C")
 
 
-_NAMES = (
-    "verdict",
-    "reason",
-    "metric",
-    "ratio",
-    "interval",
-    "resolution",
-    "against",
-    "against_commit",
-    "p50",
-)
+_NAMES = """
+    verdict reason metric ratio interval resolution against against_commit p50
+""".split()
 
 
 def junit_names(label: str) -> tuple[str, ...]:

@@ -122,8 +122,7 @@ def _cells(outcome: Outcome) -> Iterator[str]:
 def p50(outcome: Outcome) -> tuple[str, str]:
     """Return the step time at p50 on the baseline side, "" if there is none, and now, with the unit
     of both."""
-    comparisons = outcome.verdict.comparisons if outcome.verdict else ()
-    for compared in comparisons:
+    for compared in outcome.comparisons:
         if compared.limit.metric == "p50":
             return text.both_sides(compared, None)
     return "", sentences.p50(outcome)
@@ -215,8 +214,8 @@ def _durations(samples: Samples, rank: int | None) -> LaunchSteps:
 
 def _details(outcome: Outcome) -> Iterator[str]:
     samples = outcome.measured.samples
-    if outcome.verdict and outcome.verdict.comparisons:
-        smallest = text.resolutions(outcome.verdict.comparisons)
+    if outcome.comparisons:
+        smallest = text.resolutions(outcome.comparisons)
         yield f"smallest detectable change: {smallest}"
     counters = outcome.measured.counters.items()
     known = [f"{name} {count:,}" for name, count in counters if count]
@@ -277,18 +276,9 @@ def _sec(seconds: float) -> str:
     return f"{seconds:.3f}" if seconds >= 0.1 else f"{seconds:.3g}"
 
 
-_COLLECTIVE_TITLES = (
-    "op",
-    "size",
-    "count",
-    "type",
-    "redop",
-    "root",
-    "time",
-    "algbw",
-    "busbw",
-    "#wrong",
-)
+_COLLECTIVE_TITLES = """
+    op size count type redop root time algbw busbw #wrong
+""".split()
 _COLLECTIVE_UNITS = (
     "",
     "(B)",
