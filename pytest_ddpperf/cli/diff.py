@@ -89,11 +89,10 @@ def _with_verdict(
 ) -> Outcome:
     """Return a measurement with the new verdict, without traces of the comparison in its own
     run."""
-    level = now.level if now.level is not None else times.TEST_LEVEL
     fresh = replace(
         now,
         limits=limits,
-        level=level,
+        level=now.level or times.TEST_LEVEL,
         baseline_path="",
         baseline_side=None,
         stored_verdict=None,
@@ -120,13 +119,19 @@ def _with_verdict(
         created=other.run.created,
         commit=other.run.commit,
     )
-    verdict = decision.refused(
+    refused = decision.refused(
         now.measurement, before.measurement, now=now.verdict, then=other.outcome.verdict
     )
-    if verdict is None:
-        verdict = decision.judge(
-            now.measurement, [before.measurement], limits, level=level
-        )
+    return _judged(fresh, before, refused)
+
+
+def _judged(now: Outcome, before: Recording, refused: Verdict | None) -> Outcome:
+    """Return a measurement with its verdict against an earlier one, that it was `refused` if it
+    was."""
+    current, baseline = now.measured, [before.measurement]
+    assert now.level is not None
+    level = now.level
+    verdict = refused or decision.judge(current, baseline, now.limits, level=level)
     # The gate refuses what cannot be supported before it measures, but for its own limits; here a
     # note must do.
     dropped, notes = [], []
@@ -136,16 +141,13 @@ def _with_verdict(
         else:
             notes.append(f"no limit is applied to {each}")
     verdict = replace(verdict, dropped_limits=tuple(dropped))
-    steps = min(now.measurement.samples.steps, before.measurement.samples.steps)
-    sessions = (times.in_percentiles(before, steps),)
-    findings, words = causes.explain(
-        verdict, now.plan, now.measurement, [before.measurement], level
-    )
+    steps = min(current.samples.steps, before.measurement.samples.steps)
+    findings, words = causes.explain(verdict, now.plan, current, baseline, level)
     return replace(
-        fresh,
+        now,
         verdict=verdict,
         notes=tuple(notes),
-        sessions=sessions,
+        sessions=(times.in_percentiles(before, steps),),
         findings=findings,
         evidence=words,
     )

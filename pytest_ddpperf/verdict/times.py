@@ -70,16 +70,11 @@ def judge_times(
     """Compare times with the sessions of a baseline; `not_gated` is the reason code if they are not
     to be compared.
 
-    Each limit is decided on the logarithms of per-launch quantiles. REGRESSED needs the estimate
-    beyond the limit and evidence that there is a change at all, at `level` over all limits (Holm).
-    Beyond the limit without evidence is INCONCLUSIVE. IMPROVED is REGRESSED mirrored. The error of
-    the estimate contains the spread between launches and the drift between sessions: estimated from
-    the baseline's sessions, and `assumed` if they are too few to tell. To a host that the baseline
-    does not know, all sessions of a host count as one. If launches were `interleaved`, launch k of
-    one side is compared with launch k of the other: there is no drift, and what else differs
-    between the environments may be just what is compared. `stretches` are the lengths in which the
-    windows of a pair were interleaved (`in_stretches`). Of windows of different lengths, as many
-    steps are compared (`alike`).
+    To a host that the baseline does not know, all sessions of a host count as one. If launches were
+    `interleaved`, launch k of one side is compared with launch k of the other: there is no drift,
+    and what else differs between the environments may be just what is compared. `stretches` are the
+    lengths in which the windows of a pair were interleaved (`in_stretches`). Of windows of
+    different lengths, as many steps are compared (`alike`).
 
     Raises ValueError for figures that are no measurement: a step time that is not a positive
     number, a single launch on a side that is to be compared, sides without as many launches that
@@ -107,18 +102,7 @@ def judge_times(
     _check_launches(current, baseline, interleaved=interleaved)
     first_node = not on_one_clock([side.samples for side in (current, *baseline)])
     current, *baseline = alike([current, *baseline], first_node=first_node)
-    thin = [each for side in (current, *baseline) for each in _supported(side, kept)[1]]
-    if thin:
-        return Verdict(
-            status=Status.INCOMPARABLE,
-            reason=Reason.BASELINE_SUPPORT,
-            dropped_limits=dropped,
-            details=tuple(dict.fromkeys(map(str, thin))),
-        )
-    unknown = _unknown_figure(kept, current, baseline)
-    if unknown is not None:
-        return Verdict(status=Status.INCOMPARABLE, reason=unknown, facts=facts)
-    comparisons = _compare(
+    found = _judge_limits(
         kept,
         current,
         baseline,
@@ -126,15 +110,72 @@ def judge_times(
         drift=None if interleaved else assumed,
         stretches=stretches,
     )
+    if found.status.compared:
+        return replace(
+            found,
+            dropped_limits=dropped,
+            facts=facts,
+            sessions=len(baseline),
+            first_node=first_node,
+        )
+    if found.details:
+        return replace(found, dropped_limits=dropped)
+    return replace(found, facts=facts)
+
+
+def _judge_limits(
+    limits: Sequence[Limit],
+    current: Measurement,
+    baseline: Sequence[Measurement],
+    *,
+    level: float,
+    drift: Drift | None,
+    stretches: Sequence[Sequence[int]],
+) -> Verdict:
+    """Compare by limits that the current side supports; without `drift` the launches were
+    interleaved.
+
+    Each limit is decided on the logarithms of per-launch quantiles. REGRESSED needs the estimate
+    beyond the limit and evidence that there is a change at all, at `level` over all limits (Holm).
+    Beyond the limit without evidence is INCONCLUSIVE. IMPROVED is REGRESSED mirrored. The error of
+    the estimate contains the spread between launches and the drift between sessions: estimated from
+    the baseline's sessions, and assumed if they are too few to tell.
+    """
+    thin = [
+        each for side in (current, *baseline) for each in _supported(side, limits)[1]
+    ]
+    if thin:
+        return Verdict(
+            status=Status.INCOMPARABLE,
+            reason=Reason.BASELINE_SUPPORT,
+            details=tuple(dict.fromkeys(map(str, thin))),
+        )
+    unknown = _unknown_figure(limits, current, baseline)
+    if unknown is not None:
+        return Verdict(status=Status.INCOMPARABLE, reason=unknown)
+    found = _differences(limits, current, baseline, drift, stretches)
+    weights = [limit.kind.default_weight if limit.default else 1.0 for limit in limits]
+    slower = stats.holm([difference.p_value() for difference in found], level, weights)
+    faster = stats.holm(
+        [difference.mirrored().p_value() for difference in found], level, weights
+    )
+    comparisons = []
+    for limit, difference, if_slower, if_faster in zip(
+        limits, found, slower, faster, strict=True
+    ):
+        now, fastest = logs(limit, current), None
+        evidence = if_slower if difference.estimate > 0 else if_faster
+        if drift is not None:
+            before = fmean(min(logs(limit, session)) for session in baseline)
+            fastest = _share(min(now) - before)
+        comparisons.append(
+            _comparison(limit, fmean(now), difference, evidence, fastest)
+        )
     status = gravest(comparison.status for comparison in comparisons)
     return Verdict(
         status=status,
         reason=next(c.reason for c in comparisons if c.status is status),
-        comparisons=comparisons,
-        dropped_limits=dropped,
-        facts=facts,
-        sessions=len(baseline),
-        first_node=first_node,
+        comparisons=tuple(comparisons),
     )
 
 
@@ -244,36 +285,6 @@ def _supported(
         else:
             dropped.append(Dropped(limit=limit, why=problem))
     return kept, tuple(dropped)
-
-
-def _compare(
-    limits: Sequence[Limit],
-    current: Measurement,
-    baseline: Sequence[Measurement],
-    *,
-    level: float,
-    drift: Drift | None,
-    stretches: Sequence[Sequence[int]],
-) -> tuple[Comparison, ...]:
-    found = _differences(limits, current, baseline, drift, stretches)
-    weights = [limit.kind.default_weight if limit.default else 1.0 for limit in limits]
-    slower = stats.holm([difference.p_value() for difference in found], level, weights)
-    faster = stats.holm(
-        [difference.mirrored().p_value() for difference in found], level, weights
-    )
-    comparisons = []
-    for limit, difference, if_slower, if_faster in zip(
-        limits, found, slower, faster, strict=True
-    ):
-        now, fastest = logs(limit, current), None
-        evidence = if_slower if difference.estimate > 0 else if_faster
-        if drift is not None:
-            before = fmean(min(logs(limit, session)) for session in baseline)
-            fastest = _share(min(now) - before)
-        comparisons.append(
-            _comparison(limit, fmean(now), difference, evidence, fastest)
-        )
-    return tuple(comparisons)
 
 
 def _differences(
