@@ -106,8 +106,7 @@ def _about(run: RunInfo) -> Iterator[str]:
     if run.commit:
         yield f"commit {text.commit(run.commit)}"
     if run.facts:
-        for line in terminal.header(run.facts, verbose=False):
-            yield line.removeprefix("ddpperf: ")
+        yield from terminal.about(run.facts)
 
 
 def appends(path: Path) -> bool:

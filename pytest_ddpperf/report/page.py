@@ -88,11 +88,8 @@ def _run_facts(run: RunInfo) -> dict[str, Any]:
     facts = [
         (title, value) for title, name in names.items() if (value := getattr(run, name))
     ]
-    header = terminal.header(run.facts, verbose=False) if run.facts else ()
-    return {
-        "lines": [line.removeprefix("ddpperf: ") for line in header],
-        "facts": facts,
-    }
+    lines = list(terminal.about(run.facts)) if run.facts else []
+    return {"lines": lines, "facts": facts}
 
 
 def _card(outcome: Outcome, number: int) -> dict[str, Any]:
@@ -251,7 +248,7 @@ def _counters(outcome: Outcome) -> tuple[tuple[str, ...], ...]:
     before: dict[str, int | None] = {}
     if outcome.other_side:
         before = dict(outcome.other_side.counters)
-    elif outcome.verdict and outcome.baseline_side is None:
+    elif outcome.verdict and not outcome.baseline_side:
         before = {each.limit.metric: each.baseline for each in outcome.verdict.counters}
     return tuple(
         (name, _cell(before.get(name), ","), _cell(now.get(name), ","))

@@ -26,11 +26,8 @@ from pytest_ddpperf.verdict.times import TEST_LEVEL
 _PERCENTILES = (50, 75, 90, 95)
 
 
-def header(
-    facts: Mapping[str, Scalar], *, verbose: bool, width: int | None = None
-) -> Iterator[str]:
-    """Yield what runs the ranks, from the facts of a probe rank, and where each world size runs.
-    With a `width`, long lines are wrapped."""
+def about(facts: Mapping[str, Scalar]) -> Iterator[str]:
+    """Yield what runs the ranks, from the facts of a probe rank, and where each world size runs."""
     versions = [f"torch {facts.get('torch')}", f"Python {facts.get('python')}"]
     for key, name in (("cuda", "CUDA"), ("nccl", "NCCL")):
         if facts.get(key):
@@ -39,16 +36,18 @@ def header(
     if facts.get("device_count"):
         parts.append(f"{facts['device_count']} x {facts.get('device_model')}")
     parts.append(str(facts.get("cpu_model")))
-    lines = [
-        "; ".join(parts),
-        str(facts.get("machines") or ""),
-        *str(facts.get("places") or "").splitlines(),
-    ]
+    yield "; ".join(parts)
+    if facts.get("machines"):
+        yield str(facts["machines"])
+    yield from filter(None, str(facts.get("places") or "").splitlines())
     if facts.get("against"):
-        lines.append(f"against {facts['against']}")
-    for line in filter(None, lines):
-        whole = f"ddpperf: {line}"
-        yield from text.wrapped(whole, width, " " * 9) if width is not None else [whole]
+        yield f"against {facts['against']}"
+
+
+def header(facts: Mapping[str, Scalar], *, verbose: bool, width: int) -> Iterator[str]:
+    """Yield the lines about a run at its begin."""
+    for line in about(facts):
+        yield from text.wrapped(f"ddpperf: {line}", width, " " * 9)
     if verbose and facts.get("topology"):
         yield "nvidia-smi topo -m"
         yield from str(facts["topology"]).rstrip().splitlines()

@@ -435,9 +435,9 @@ def refused(
 ) -> Verdict | None:
     """Why `current`, which its own run called `now`, is not to be compared with `before`, which was
     called `then`; None where it is."""
-    reasons = [verdict.reason for verdict in (now, then) if verdict is not None]
+    reasons = [verdict.reason for verdict in (now, then) if verdict]
     not_gated = [reason for reason in reasons if reason in _SAY_NOTHING]
-    if now is not None and now.reason == Reason.GATE_OFF:
+    if now and now.reason == Reason.GATE_OFF:
         not_gated.append(Reason.GATE_OFF)
     if not_gated:
         return Verdict(status=Status.NOT_GATED, reason=not_gated[0])

@@ -244,17 +244,17 @@ class Difference:
         passes = likely((most * room - launches * self.estimate) / left)
         if since is None:
             return passes, 0.0
-        later, seen = most - since, fresh.launches if fresh is not None else 0
+        later, seen = most - since, fresh.launches if fresh else 0
         evidence = t_quantile(1 - level, most - 1) * math.sqrt(own / most + fixed)
         confirmed = t_quantile(1 - 2 * level, later - 1) * math.sqrt(
             own / later + fixed
         )
         all_need = most * max(bound, evidence) - launches * self.estimate
         fresh_need = later * max(bound, confirmed) - seen * (
-            fresh.estimate if fresh is not None else 0.0
+            fresh.estimate if fresh else 0.0
         )
         return passes, 1 - likely(
-            max(all_need / left, fresh_need / (left if fresh is not None else later))
+            max(all_need / left, fresh_need / (left if fresh else later))
         )
 
     def launches_for(self, resolution: float, level: float) -> int | None:
@@ -294,7 +294,7 @@ def difference(
     )
     of_a_mean = spread_base.variance * fmean(1 / len(session) for session in sessions)
     between = NOTHING
-    if drift is not None:
+    if drift:
         assumed = drift.variance(pooled([spread_now, spread_base]).variance)
         seen = max(0.0, variance(means) - of_a_mean) if len(means) > 1 else 0.0
         between = pooled([Part(assumed, drift.freedom), Part(seen, len(means) - 1)])

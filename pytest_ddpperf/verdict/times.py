@@ -80,7 +80,7 @@ def judge_times(
     number, a single launch on a side that is to be compared, sides without as many launches that
     are `interleaved`.
     """
-    if not_gated is not None:
+    if not_gated:
         return Verdict(status=Status.NOT_GATED, reason=not_gated)
     if not baseline:
         return Verdict(status=Status.NO_BASELINE, reason=Reason.NO_BASELINE)
@@ -151,7 +151,7 @@ def _judge_limits(
             details=tuple(dict.fromkeys(map(str, thin))),
         )
     unknown = _unknown_figure(limits, current, baseline)
-    if unknown is not None:
+    if unknown:
         return Verdict(status=Status.INCOMPARABLE, reason=unknown)
     found = _differences(limits, current, baseline, drift, stretches)
     weights = [limit.kind.default_weight if limit.default else 1.0 for limit in limits]
@@ -165,7 +165,7 @@ def _judge_limits(
     ):
         now, fastest = logs(limit, current), None
         evidence = if_slower if difference.estimate > 0 else if_faster
-        if drift is not None:
+        if drift:
             before = fmean(min(logs(limit, session)) for session in baseline)
             fastest = _share(min(now) - before)
         comparisons.append(
@@ -280,10 +280,10 @@ def _supported(
         if limit.kind.is_exact:
             continue
         problem = unsupported(limit, steps=steps, launches=launches)
-        if problem is None:
-            kept.append(limit)
-        else:
+        if problem:
             dropped.append(Dropped(limit=limit, why=problem))
+        else:
+            kept.append(limit)
     return kept, tuple(dropped)
 
 
@@ -299,7 +299,7 @@ def _differences(
     found = []
     here, hosts = host(current), [host(session) for session in baseline]
     for limit in limits:
-        if drift is not None:
+        if drift:
             sessions = [logs(limit, session) for session in baseline]
             found.append(_across(logs(limit, current), sessions, here, hosts, drift))
         else:

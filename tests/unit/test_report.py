@@ -230,12 +230,12 @@ def test_the_header_names_versions_and_places() -> None:
     }
     facts |= {"device_count": 8, "device_model": "NVIDIA H200", "topology": "GPU0 X\n"}
     facts["places"] = "8 ranks over nccl (auto: 8 CUDA devices), a cuda device each"
-    quiet = list(terminal.header(facts, verbose=False))
+    quiet = list(terminal.header(facts, verbose=False, width=1_000))
     assert quiet == [
         "ddpperf: torch 2.13.0, Python 3.11.7, CUDA 13.0, NCCL 2.29; 8 x NVIDIA H200; AMD EPYC",
         "ddpperf: 8 ranks over nccl (auto: 8 CUDA devices), a cuda device each",
     ]
-    assert list(terminal.header(facts, verbose=True)) == [
+    assert list(terminal.header(facts, verbose=True, width=1_000)) == [
         *quiet,
         "nvidia-smi topo -m",
         "GPU0 X",
