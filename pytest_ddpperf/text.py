@@ -12,6 +12,7 @@ from pytest_ddpperf.records.metric import metric_of
 from pytest_ddpperf.records.outcome import Outcome
 from pytest_ddpperf.records.plan import Collective, Limit, Plan
 from pytest_ddpperf.records.samples import (
+    Change,
     Comparison,
     CounterChange,
     Environment,
@@ -273,9 +274,7 @@ def resolved(metric: str, time: float) -> float:
     return 1 - 1 / (1 + time) if metric_of(metric).lower_is_worse else time
 
 
-def both_sides(
-    compared: Comparison | CounterChange, collective: Collective | None
-) -> tuple[str, str]:
+def both_sides(compared: Change, collective: Collective | None) -> tuple[str, str]:
     """Return the figures of the baseline and of now, the second with the unit of both."""
     if isinstance(compared, CounterChange):
         return f"{compared.baseline:,}", f"{compared.now:,}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from pytest_ddpperf.records.samples import (
     Baseline,
     Environment,
     FactChange,
+    Facts,
     Samples,
     Scalar,
     TestId,
@@ -55,9 +56,7 @@ _TRADE_MARKS = re.compile(r"\((?:r|tm|c)\)", re.IGNORECASE)
 _PLAIN_KEY = re.compile(r"[A-Za-z0-9 ._+@,=()-]*")
 
 
-def environment(
-    facts: Mapping[str, Scalar], plan: Plan, *, batch_size: int | None
-) -> Environment:
+def environment(facts: Facts, plan: Plan, *, batch_size: int | None) -> Environment:
     """Sorts rank 0's flat facts, with what was asked, into the three classes.
 
     A fact that is None or "" could not be found out or does not apply: it is left out, so that the
@@ -104,9 +103,7 @@ _CHANGING = ("slowdown", "clock_mhz", "temperature_c")
 _SAME_CLOCK = 0.98
 
 
-def _is_worth_showing(
-    name: str, now: Mapping[str, Scalar], base: Mapping[str, Scalar]
-) -> bool:
+def _is_worth_showing(name: str, now: Facts, base: Facts) -> bool:
     """Whether a fact that differs may be a cause: a variable that both sides read may, and a lower
     clock; a temperature only if it slows the device."""
     if name.startswith(READ):
@@ -119,9 +116,7 @@ def _is_worth_showing(
     return name not in _CHANGING or bool(now.get("slowdown"))
 
 
-def fact_changes(
-    now: Mapping[str, Scalar], base: Mapping[str, Scalar]
-) -> tuple[FactChange, ...]:
+def fact_changes(now: Facts, base: Facts) -> tuple[FactChange, ...]:
     """Return the facts that differ."""
     changes = []
     for name in sorted({*now, *base}, key=lambda name: (name in _CHANGING, name)):

@@ -11,7 +11,7 @@ import hashlib
 import os
 import stat
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -26,6 +26,7 @@ from pytest_ddpperf.records.samples import (
     SESSIONS_KEPT,
     Baseline,
     Environment,
+    Facts,
     Measurement,
     Scalar,
     TestId,
@@ -200,7 +201,7 @@ def _same_work(environment: Environment) -> dict[str, Scalar]:
     }
 
 
-def _differing(stored: Mapping[str, Scalar], here: Mapping[str, Scalar]) -> str:
+def _differing(stored: Facts, here: Facts) -> str:
     """Facts that differ: "world_size 2, here 4"."""
     names = sorted(
         name for name in {*stored, *here} if stored.get(name) != here.get(name)

@@ -19,6 +19,7 @@ from pytest_ddpperf.records.step_phases import (
     OTHER,
     PHASES,
     RPC_WAIT,
+    ChangedCounter,
     Finding,
     StepPhases,
 )
@@ -201,9 +202,7 @@ def _late_rank(sides: Sides, phase: str, rise: float, level: float) -> int | Non
     return late if is_late else None
 
 
-def changed_counters(
-    now: Counters, before: Counters
-) -> tuple[tuple[str, int, int], ...]:
+def changed_counters(now: Counters, before: Counters) -> tuple[ChangedCounter, ...]:
     """Return the counters that differ, each with its values before and now; causes come before what
     follows."""
     found = []
@@ -218,7 +217,7 @@ def changed_counters(
 
 
 def _explained(
-    sides: Sides, found: Sequence[Finding], counters: Sequence[tuple[str, int, int]]
+    sides: Sides, found: Sequence[Finding], counters: Sequence[ChangedCounter]
 ) -> list[Finding]:
     """Return the findings that counters explain."""
     step = sum(
@@ -233,7 +232,7 @@ def _explained(
     return [each for each in found if {*each.phases} <= phases and each.rank is None]
 
 
-def _may_explain(counter: tuple[str, int, int], change: float) -> bool:
+def _may_explain(counter: ChangedCounter, change: float) -> bool:
     """Whether a counter changed as the step did, whose relative `change` is given; bytes by enough
     of it."""
     name, before, now = counter
@@ -244,7 +243,7 @@ def _may_explain(counter: tuple[str, int, int], change: float) -> bool:
     return abs(now / before - 1) >= _BYTES_PART * abs(change)
 
 
-def _explained_by(counters: Sequence[tuple[str, int, int]]) -> set[str]:
+def _explained_by(counters: Sequence[ChangedCounter]) -> set[str]:
     """Return the phases that take longer because of counters."""
     first = counters[0][0]
     if first in _MODEL:
@@ -259,7 +258,7 @@ def _explained_by(counters: Sequence[tuple[str, int, int]]) -> set[str]:
 
 
 def _joined(
-    findings: Sequence[Finding], counters: tuple[tuple[str, int, int], ...]
+    findings: Sequence[Finding], counters: tuple[ChangedCounter, ...]
 ) -> Finding:
     """Return one finding of several phases, with the counters that explain them."""
     if not findings:

@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from pytest_ddpperf.records.plan import Limit, Plan
 from pytest_ddpperf.records.samples import (
     Comparison,
+    Facts,
     LaunchCost,
     Measurement,
     Recorded,
-    Scalar,
     Status,
     TestId,
     Verdict,
@@ -97,7 +97,7 @@ class RunInfo:
     commit: str = ""  # that was checked out, as of `Recording`
     committed: str = ""  # when that was committed, ISO 8601, UTC; "" outside git
     # the machine's, from a probe rank
-    facts: Mapping[str, Scalar] = field(default_factory=dict)
+    facts: Facts = field(default_factory=dict)
     skipped: int = 0  # tests
     # tests that passed without a call of the fixture that they ask for
     never_measured: int = 0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any
@@ -18,6 +18,9 @@ from pytest_ddpperf.records.step_phases import (
 )
 
 Scalar = str | int | float | bool | None
+Facts = Mapping[str, Scalar]  # about a machine, a run or a measurement, by name
+# of each pair of launches, how many steps were taken in a row each time
+StretchLengths = Sequence[Sequence[int]]
 LaunchSteps = tuple[tuple[float, ...], ...]  # launch x step
 # by COUNTERS: of a step, the largest over ranks; None where it is unknown
 Counters = Mapping[str, int | None]
@@ -117,11 +120,11 @@ class Environment:
     compared."""
 
     # : another key is another baseline
-    key: Mapping[str, Scalar] = field(default_factory=dict)
+    key: Facts = field(default_factory=dict)
     # : a difference is INCOMPARABLE
-    must_match: Mapping[str, Scalar] = field(default_factory=dict)
+    must_match: Facts = field(default_factory=dict)
     # : a difference is reported
-    recorded: Mapping[str, Scalar] = field(default_factory=dict)
+    recorded: Facts = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -255,6 +258,9 @@ class CounterChange:
         if self.baseline == 0:
             return 1e9 if self.now else 0.0
         return self.now / self.baseline - 1
+
+
+Change = Comparison | CounterChange
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -454,7 +460,7 @@ class Window:
     # why phases, or a trace that was asked for, are missing
     notes: tuple[str, ...] = ()
     # the environment, of rank 0
-    facts: Mapping[str, Scalar] = field(default_factory=dict)
+    facts: Facts = field(default_factory=dict)
     imported: Imported = Imported()
 
 
@@ -471,7 +477,7 @@ class LaunchSamples:
     counters: Counters
     cost: LaunchCost
     # the environment: rank 0's, the machine's, the user's variables
-    facts: Mapping[str, Scalar]
+    facts: Facts
     output: tuple[RankOutput, ...]
     # by name, what steps recorded
     recorded: Mapping[str, RankFigures] = field(default_factory=dict)

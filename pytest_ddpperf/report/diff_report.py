@@ -14,7 +14,7 @@ from pytest_ddpperf import text
 from pytest_ddpperf.records.errors import FileError
 from pytest_ddpperf.records.outcome import Outcome, RunInfo
 from pytest_ddpperf.records.plan import OF_TEST
-from pytest_ddpperf.records.samples import Scalar, Status
+from pytest_ddpperf.records.samples import Facts, Scalar, Status
 from pytest_ddpperf.report import sentences, terminal
 from pytest_ddpperf.report.json_report import Entry, StoredReport
 from pytest_ddpperf.report.summary import last_line
@@ -209,7 +209,7 @@ def ours(report: StoredReport) -> Sweep:
     return {fact: ", ".join(values) for fact, values in facts.items()}, ordered
 
 
-def _of_test(outcome: Outcome) -> Mapping[str, Scalar]:
+def _of_test(outcome: Outcome) -> Facts:
     """Return the facts that the test gave."""
     known = outcome.measurement.environment.must_match if outcome.measurement else {}
     return {name: fact for name, fact in known.items() if name.startswith(OF_TEST)}

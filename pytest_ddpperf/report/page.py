@@ -4,13 +4,19 @@ reports, and figures."""
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import chain
 from typing import Any
 
 from pytest_ddpperf import text
 from pytest_ddpperf.records.outcome import Outcome, RunInfo
-from pytest_ddpperf.records.samples import Environment, LaunchRankSteps, Scalar, Status
+from pytest_ddpperf.records.samples import (
+    Environment,
+    Facts,
+    LaunchRankSteps,
+    Scalar,
+    Status,
+)
 from pytest_ddpperf.report import (
     causes,
     diff_report,
@@ -284,7 +290,7 @@ def _environment(outcome: Outcome) -> Table:
     return Table(title="Environment", head=("fact", *sides), rows=rows)
 
 
-def _all_facts(environment: Environment) -> Mapping[str, Scalar]:
+def _all_facts(environment: Environment) -> Facts:
     facts = {**environment.key, **environment.must_match, **environment.recorded}
     return {name.removeprefix("env:"): value for name, value in facts.items()}
 

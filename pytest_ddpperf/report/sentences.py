@@ -12,6 +12,7 @@ from pytest_ddpperf.records.plan import Plan
 from pytest_ddpperf.records.reason import Reason
 from pytest_ddpperf.records.samples import (
     SESSIONS_KEPT,
+    Change,
     Comparison,
     CounterChange,
     Status,
@@ -49,7 +50,7 @@ _LATER_DO_NOT_CONFIRM = (
 )
 
 
-def shown(verdict: Verdict) -> Comparison | CounterChange | None:
+def shown(verdict: Verdict) -> Change | None:
     """Return the change that every report shows of a verdict: of the counter that decided, else of
     a time."""
     if verdict.reason in (Reason.COUNTER_ROSE, Reason.COUNTER_FELL):
@@ -60,7 +61,7 @@ def shown(verdict: Verdict) -> Comparison | CounterChange | None:
     return verdict.worst
 
 
-def decided_on(outcome: Outcome) -> Comparison | CounterChange | None:
+def decided_on(outcome: Outcome) -> Change | None:
     """Return the change that the headline names: if the machine is slower, the change against the
     baseline."""
     verdict = outcome.verdict
@@ -81,7 +82,7 @@ def headline(outcome: Outcome) -> str:
     return text.shortened(" ".join(said.split()), 1_000)
 
 
-def change(compared: Comparison | CounterChange) -> str:
+def change(compared: Change) -> str:
     if isinstance(compared, CounterChange):
         return text.counter_change(compared)
     return text.share(text.changed(compared).estimate)
@@ -417,7 +418,7 @@ def _gate_failure(outcome: Outcome, width: int) -> Iterator[str]:
 def _comparison(
     outcome: Outcome,
     verdict: Verdict,
-    compared: Comparison | CounterChange,
+    compared: Change,
     width: int,
 ) -> Iterator[str]:
     """Yield the result, the reason, the metrics, and what was measured."""
@@ -434,7 +435,7 @@ def _comparison(
     yield from text.wrapped(f"measured: {measured(outcome)}", width, " " * 10)
 
 
-def _result(verdict: Verdict, compared: Comparison | CounterChange, plan: Plan) -> str:
+def _result(verdict: Verdict, compared: Change, plan: Plan) -> str:
     before, now = text.both_sides(compared, plan.collective)
     limit = compared.limit
     return (
@@ -443,7 +444,7 @@ def _result(verdict: Verdict, compared: Comparison | CounterChange, plan: Plan) 
     )
 
 
-def change_of(compared: Comparison | CounterChange) -> str:
+def change_of(compared: Change) -> str:
     """Return the change of a metric, of times with its bounds."""
     if isinstance(compared, CounterChange):
         return text.counter_change(compared)
@@ -461,7 +462,7 @@ def metrics(verdict: Verdict, plan: Plan) -> list[tuple[str, ...]]:
     rows: list[tuple[str, ...]] = [
         ("metric", "before", "now", "change [range]", "limit")
     ]
-    all_compared: list[Comparison | CounterChange] = [*verdict.comparisons, *shown]
+    all_compared: list[Change] = [*verdict.comparisons, *shown]
     for each in all_compared:
         figures = text.both_sides(each, plan.collective)
         limit = text.limit(each.limit)

@@ -3,7 +3,7 @@ more with -v."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import fields
 from statistics import median
 
@@ -12,10 +12,10 @@ from pytest_ddpperf.records.outcome import Outcome, RunInfo
 from pytest_ddpperf.records.plan import Collective
 from pytest_ddpperf.records.samples import (
     Baseline,
+    Facts,
     LaunchCost,
     LaunchSteps,
     Samples,
-    Scalar,
     Verdict,
 )
 from pytest_ddpperf.report import sentences
@@ -26,7 +26,7 @@ from pytest_ddpperf.verdict.times import TEST_LEVEL
 _PERCENTILES = (50, 75, 90, 95)
 
 
-def about(facts: Mapping[str, Scalar]) -> Iterator[str]:
+def about(facts: Facts) -> Iterator[str]:
     """Yield what runs the ranks, from the facts of a probe rank, and where each world size runs."""
     versions = [f"torch {facts.get('torch')}", f"Python {facts.get('python')}"]
     for key, name in (("cuda", "CUDA"), ("nccl", "NCCL")):
@@ -44,7 +44,7 @@ def about(facts: Mapping[str, Scalar]) -> Iterator[str]:
         yield f"against {facts['against']}"
 
 
-def header(facts: Mapping[str, Scalar], *, verbose: bool, width: int) -> Iterator[str]:
+def header(facts: Facts, *, verbose: bool, width: int) -> Iterator[str]:
     """Yield the lines about a run at its begin."""
     for line in about(facts):
         yield from text.wrapped(f"ddpperf: {line}", width, " " * 9)

@@ -24,6 +24,7 @@ from pytest_ddpperf.records.samples import (
     Samples,
     Scalar,
     Status,
+    StretchLengths,
     Verdict,
 )
 from pytest_ddpperf.verdict import stats
@@ -64,7 +65,7 @@ def judge_times(
     not_gated: Reason | None = None,
     level: float = TEST_LEVEL,
     interleaved: bool = False,
-    stretches: Sequence[Sequence[int]] = (),
+    stretches: StretchLengths = (),
     assumed: Drift = ASSUMED_DRIFT,
 ) -> Verdict:
     """Compare times with the sessions of a baseline; `not_gated` is the reason code if they are not
@@ -130,7 +131,7 @@ def _judge_limits(
     *,
     level: float,
     drift: Drift | None,
-    stretches: Sequence[Sequence[int]],
+    stretches: StretchLengths,
 ) -> Verdict:
     """Compare by limits that the current side supports; without `drift` the launches were
     interleaved.
@@ -292,7 +293,7 @@ def _differences(
     current: Measurement,
     baseline: Sequence[Measurement],
     drift: Drift | None,
-    stretches: Sequence[Sequence[int]],
+    stretches: StretchLengths,
 ) -> list[Difference]:
     """Return the difference of logarithms for each limit; without `drift` the launches were
     interleaved."""
@@ -315,7 +316,7 @@ def differences_of(
     baseline: Sequence[Measurement],
     *,
     interleaved: bool,
-    stretches: Sequence[Sequence[int]],
+    stretches: StretchLengths,
 ) -> list[Difference]:
     """Return the difference of logarithms behind each comparison of a verdict, or of other launches
     by its limits."""
@@ -330,7 +331,7 @@ def paired_logs(
     verdict: Verdict,
     current: Measurement,
     other: Measurement,
-    stretches: Sequence[Sequence[int]],
+    stretches: StretchLengths,
 ) -> Iterator[tuple[Limit, list[float], list[float]]]:
     """Yield the logarithms behind each comparison of interleaved launches, in pairs, and those of
     the CPU time where it is known."""
@@ -346,7 +347,7 @@ def _paired(
     limit: Limit,
     current: Measurement,
     other: Measurement,
-    stretches: Sequence[Sequence[int]],
+    stretches: StretchLengths,
 ) -> tuple[list[float], list[float]]:
     now, base = logs(limit, current), logs(limit, other)
     if _by_stretches(limit, stretches):
@@ -354,7 +355,7 @@ def _paired(
     return now, base
 
 
-def _by_stretches(limit: Limit, stretches: Sequence[Sequence[int]]) -> bool:
+def _by_stretches(limit: Limit, stretches: StretchLengths) -> bool:
     """Whether launches are compared stretch by stretch: both sides took turns within them."""
     return limit.kind.is_in_stretches and any(len(own) > 1 for own in stretches)
 
@@ -474,7 +475,7 @@ def in_stretches(
     base: Sequence[float],
     current: Measurement,
     baseline: Measurement,
-    stretches: Sequence[Sequence[int]],
+    stretches: StretchLengths,
 ) -> list[float]:
     """The baseline's logarithms such that those of `now` differ from them by what the stretches
     show."""
