@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from statistics import fmean, median
 from typing import Any, Literal
 
@@ -259,43 +259,33 @@ def with_counters(
         or of_another_machine
     ):
         return verdict
-    counted = _count(current, baseline[-1], limits)
-    found = replace(verdict, counters=counted.changes)
-    status, reason = _counted_decision(verdict, counted.changes)
-    details = counted.unknown
-    if status is not Status.REGRESSED:
-        lost = _lost_traffic(current, baseline[-1], limits)
-        if of_another_machine:
-            return found
-        if counted.unknown:
-            status, reason = Status.INCOMPARABLE, counted.why_unknown
-        elif lost and status.compared:
-            status, reason = Status.INCOMPARABLE, Reason.NOT_SYNCHRONISED
-            details = (lost,)
-    return replace(
-        found,
-        status=status,
-        reason=reason,
-        dropped_limits=(*verdict.dropped_limits, *counted.dropped),
-        details=details,
-    )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Counted:
-    """What limits on counters found."""
-
-    changes: tuple[CounterChange, ...]
-    dropped: tuple[Dropped, ...]
-    unknown: tuple[str, ...]  # counters that the user limits, in words
-    why_unknown: Reason
+    found, why_unknown = _count(verdict, current, baseline[-1], limits)
+    status, reason = _counted_decision(verdict, found.counters)
+    decided = replace(found, status=status, reason=reason)
+    if status is Status.REGRESSED:
+        return decided
+    if of_another_machine:
+        return replace(verdict, counters=found.counters)
+    if found.details:
+        return replace(found, status=Status.INCOMPARABLE, reason=why_unknown)
+    lost = _lost_traffic(current, baseline[-1], limits)
+    if lost and status.compared:
+        return replace(
+            found,
+            status=Status.INCOMPARABLE,
+            reason=Reason.NOT_SYNCHRONISED,
+            details=(lost,),
+        )
+    return decided
 
 
 def _count(
-    current: Measurement, before: Measurement, limits: Sequence[Limit]
-) -> _Counted:
-    changes, dropped, unknown = [], [], []
-    why_unknown = Reason.UNKNOWN_COUNTER
+    verdict: Verdict, current: Measurement, before: Measurement, limits: Sequence[Limit]
+) -> tuple[Verdict, Reason]:
+    """Add to a verdict what became of limited counters, and those that are unknown; and return the
+    reason code of the latter."""
+    changes, dropped, details = [], [*verdict.dropped_limits], []
+    reason = Reason.UNKNOWN_COUNTER
     for limit in limits:
         if not limit.kind.is_exact:
             continue
@@ -303,20 +293,21 @@ def _count(
         earlier = before.counters.get(limit.metric)
         if now is not None and earlier is not None:
             changes.append(_counter_change(limit, earlier, now))
-        elif not limit.default:
-            side = "in the baseline"
-            if now is None:
-                side = "now"
-                why_unknown = Reason.UNKNOWN_COUNTER_NOW
-            unknown.append(f"{limit.metric} is unknown {side}")
-        elif earlier is not None:
-            dropped.append(Dropped(limit=limit, why="unknown now"))
-    return _Counted(
-        changes=tuple(changes),
-        dropped=tuple(dropped),
-        unknown=tuple(unknown),
-        why_unknown=why_unknown,
+        elif limit.default:
+            if earlier is not None:
+                dropped.append(Dropped(limit=limit, why="unknown now"))
+        elif now is None:
+            reason = Reason.UNKNOWN_COUNTER_NOW
+            details.append(f"{limit.metric} is unknown now")
+        else:
+            details.append(f"{limit.metric} is unknown in the baseline")
+    found = replace(
+        verdict,
+        counters=tuple(changes),
+        dropped_limits=tuple(dropped),
+        details=tuple(details),
     )
+    return found, reason
 
 
 _COUNTED_REASONS = {
