@@ -6,7 +6,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from itertools import chain
-from typing import Any
+from typing import Any, NamedTuple
 
 from pytest_ddpperf import text
 from pytest_ddpperf.records.outcome import Outcome, RunInfo
@@ -31,8 +31,12 @@ from pytest_ddpperf.verdict import stats
 _SHOWN = "p5 p10 p25 p50 p75 p90 p95 mean".split()
 
 
-# title, head and rows, as the template shows it; the first cell names a row
-Table = dict[str, Any]
+class Table(NamedTuple):
+    """A table, as the template shows it; the first cell names a row."""
+
+    title: str
+    head: Sequence[str]
+    rows: Sequence[Sequence[str]]
 
 
 def html(stored: StoredReport) -> str:
@@ -195,18 +199,13 @@ def _tables(outcome: Outcome, sides: Sequence[figures.Side]) -> Iterator[Table]:
     times = []
     for side in sides:
         times.append((side.name, *(text.seconds(side.middle(each)) for each in _SHOWN)))
-    yield Table(title="Step times", head=("", *_SHOWN), rows=times)
+    yield Table("Step times", ("", *_SHOWN), times)
     yield _ranks(outcome)
     if counters := _counters(outcome):
-        yield Table(
-            title="Counters of a step", head=("counter", "before", "now"), rows=counters
-        )
+        yield Table("Counters of a step", ("counter", "before", "now"), counters)
     if outcome.recorded:
-        yield Table(
-            title="Recorded by steps",
-            head=("figure", "least", "p50", "most"),
-            rows=tuple(_recorded(outcome)),
-        )
+        head = ("figure", "least", "p50", "most")
+        yield Table("Recorded by steps", head, list(_recorded(outcome)))
     yield _environment(outcome)
 
 
@@ -229,11 +228,8 @@ def _ranks(outcome: Outcome) -> Table:
     for rank in range(ranks):
         cells = [text.seconds(values[rank]) for values in columns.values()]
         rows.append((outcome.plan.name(rank), *cells))
-    return Table(
-        title="Trainers' own steps" if outcome.plan.rpc else "Ranks' own steps",
-        head=("", *columns),
-        rows=rows,
-    )
+    title = "Trainers' own steps" if outcome.plan.rpc else "Ranks' own steps"
+    return Table(title, ("", *columns), rows)
 
 
 def _medians(durations: LaunchRankSteps | None) -> list[float]:
@@ -287,7 +283,7 @@ def _environment(outcome: Outcome) -> Table:
     rows = []
     for name in names:
         rows.append((name, *(_cell(facts.get(name)) for facts in sides.values())))
-    return Table(title="Environment", head=("fact", *sides), rows=rows)
+    return Table("Environment", ("fact", *sides), rows)
 
 
 def _all_facts(environment: Environment) -> Facts:
