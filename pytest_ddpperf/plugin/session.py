@@ -269,10 +269,7 @@ class Session:
         verdict = decision.judge(
             measured.measurement, stored.measurements, job.limits, level=job.level
         )
-        if (
-            verdict.status is Status.REGRESSED
-            and (worst := sentences.shown(verdict)) is not None
-        ):
+        if verdict.status is Status.REGRESSED and (worst := verdict.shown) is not None:
             problem = (
                 f"the session was not added, because it is worse: {worst.limit.metric}"
                 f" {sentences.change(worst)}"

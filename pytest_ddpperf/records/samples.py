@@ -344,12 +344,18 @@ class Verdict:
         return tuple(map(str, self.dropped_limits))
 
     @property
+    def shown(self) -> Change | None:
+        """The change that every report shows: of the counter that decided, else of a time."""
+        if self.reason in (Reason.COUNTER_ROSE, Reason.COUNTER_FELL):
+            decisive = [c for c in self.counters if c.status is self.status]
+            return max(decisive, key=lambda c: abs(c.change))
+        return self.worst
+
+    @property
     def worst(self) -> Comparison | None:
-        """The comparison that every report shows: one that decided, if any did; of several p50,
-        else the largest."""
-        same = [c for c in self.comparisons if c.status is self.status] or list(
-            self.comparisons
-        )
+        """A comparison that decided, if any did: of several p50, else the largest."""
+        decisive = [c for c in self.comparisons if c.status is self.status]
+        same = decisive or self.comparisons
         at_p50 = [c for c in same if c.limit.metric == "p50"]
         return max(at_p50 or same, key=lambda c: c.change.estimate, default=None)
 

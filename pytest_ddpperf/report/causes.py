@@ -24,7 +24,6 @@ from pytest_ddpperf.records.samples import (
     Verdict,
 )
 from pytest_ddpperf.records.step_phases import Finding
-from pytest_ddpperf.report import sentences
 from pytest_ddpperf.verdict import stats
 from pytest_ddpperf.verdict.decision import FAULT_SECONDS
 from pytest_ddpperf.verdict.times import of_one_length
@@ -70,7 +69,7 @@ def find_causes(
     before = baseline[-1]
     change = _change(verdict)
     rise = _rise(change, now, before) if change else 0.0
-    shown = sentences.shown(verdict)
+    shown = verdict.shown
     headline = shown.limit.metric if shown else ""
     words = _slow_steps(verdict, now.samples.step_seconds, before.samples.step_seconds)
     of_it = f" (the step: {_signed(rise)})"
@@ -147,7 +146,7 @@ def _change(verdict: Verdict) -> Comparison | None:
     """Return the change of a time that causes are looked for: the headline's, so that both are of
     one metric, if it went where the verdict says; else the largest that did."""
     sign = -1 if verdict.status is Status.IMPROVED else 1
-    shown = sentences.shown(verdict)
+    shown = verdict.shown
     moved = [
         c
         for c in verdict.comparisons

@@ -190,7 +190,7 @@ def _measured(outcome: Outcome) -> tuple[list[dict[str, str]], list[Table]]:
 
 def _decisive(outcome: Outcome, side: figures.Side) -> str:
     """Return the metric that decided, or p50 if reports do not have that one for each launch."""
-    shown = sentences.shown(outcome.verdict) if outcome.verdict else None
+    shown = outcome.verdict.shown if outcome.verdict else None
     metric = shown.limit.metric if shown else ""
     return metric if metric in side.sessions[0] else "p50"
 

@@ -50,24 +50,13 @@ _LATER_DO_NOT_CONFIRM = (
 )
 
 
-def shown(verdict: Verdict) -> Change | None:
-    """Return the change that every report shows of a verdict: of the counter that decided, else of
-    a time."""
-    if verdict.reason in (Reason.COUNTER_ROSE, Reason.COUNTER_FELL):
-        return max(
-            (c for c in verdict.counters if c.status is verdict.status),
-            key=lambda c: abs(c.change),
-        )
-    return verdict.worst
-
-
 def decided_on(outcome: Outcome) -> Change | None:
     """Return the change that the headline names: if the machine is slower, the change against the
     baseline."""
     verdict = outcome.verdict
     if verdict and verdict.reason == Reason.MACHINE_SLOWER:
         verdict = outcome.stored_verdict or verdict
-    return shown(verdict) if verdict else None
+    return verdict.shown if verdict else None
 
 
 def headline(outcome: Outcome) -> str:
@@ -310,7 +299,7 @@ def _reasons(outcome: Outcome) -> Iterator[str]:
         counted = outcome.baseline_path != ""
     if not (outcome.fails or counted) and (said := reason(outcome)):
         stored = outcome.stored_verdict
-        suspected = shown(stored) if stored else None
+        suspected = stored.shown if stored else None
         if suspected:
             said = f"{suspected.limit.metric} {change(suspected)} against the baseline: {said}"
         yield said

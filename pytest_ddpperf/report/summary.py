@@ -176,7 +176,7 @@ def worst_first(outcomes: Sequence[Outcome]) -> list[Outcome]:
 def _change_size(outcome: Outcome) -> float:
     """Return the change that is shown; without direction if it is for the better."""
     verdict = outcome.verdict
-    shown = sentences.shown(verdict) if verdict else None
+    shown = verdict.shown if verdict else None
     if verdict is None or shown is None:
         return 0.0
     change = shown.change if isinstance(shown, CounterChange) else shown.change.estimate
@@ -276,7 +276,7 @@ def junit_properties(outcome: Outcome) -> list[tuple[str, str]]:
     if verdict:
         values["verdict"] = str(verdict)
         values["reason"] = str(verdict.reason)
-        shown = sentences.shown(verdict)
+        shown = verdict.shown
         if shown:
             values["metric"] = shown.limit.metric
         if isinstance(shown, CounterChange):

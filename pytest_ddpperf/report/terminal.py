@@ -131,10 +131,8 @@ def change(outcome: Outcome) -> str:
     """Return the change that decided, with its metric if that is not p50; "" if nothing was
     compared."""
     verdict = outcome.verdict
-    if verdict is None or not verdict.status.compared:
-        return ""
-    shown = sentences.shown(verdict)
-    if shown is None:
+    shown = verdict.shown if verdict and verdict.status.compared else None
+    if not shown:
         return ""
     metric = "" if shown.limit.metric == "p50" else f"{shown.limit.metric} "
     return metric + sentences.change_of(shown)
