@@ -16,8 +16,7 @@ from pytest_ddpperf.options.definitions import FAIL_ON_NAMES
 from pytest_ddpperf.records import codec
 from pytest_ddpperf.records.outcome import Outcome
 from pytest_ddpperf.records.plan import TIME_LIMITS, Limit, limits_for
-from pytest_ddpperf.records.reason import Reason
-from pytest_ddpperf.records.samples import Recording, Status, Verdict
+from pytest_ddpperf.records.samples import Reason, Recording, Status, Verdict
 from pytest_ddpperf.report import causes, diff_report, json_report
 from pytest_ddpperf.report.json_report import Entry, StoredReport, gone_of, identity
 from pytest_ddpperf.verdict import decision, times

@@ -20,13 +20,13 @@ from pytest_ddpperf.launch.paused_launch import PausedLaunch
 from pytest_ddpperf.records.errors import BaseSideError, DdpPerfError, LaunchError
 from pytest_ddpperf.records.messages import Event
 from pytest_ddpperf.records.outcome import BaselineSide, StoredSession, Version
-from pytest_ddpperf.records.reason import Reason
 from pytest_ddpperf.records.samples import (
     GOES_ON,
     Baseline,
     Environment,
     LaunchSamples,
     Measurement,
+    Reason,
     Recording,
     TestId,
     Verdict,

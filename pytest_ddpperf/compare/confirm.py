@@ -27,11 +27,11 @@ from pytest_ddpperf.git import (
     tree_of,
 )
 from pytest_ddpperf.records.errors import AgainstError, DdpPerfError, GitError
-from pytest_ddpperf.records.reason import Reason
 from pytest_ddpperf.records.samples import (
     Baseline,
     Distribution,
     LaunchSamples,
+    Reason,
     Recording,
     Scalar,
     Status,

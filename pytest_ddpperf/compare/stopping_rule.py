@@ -25,11 +25,11 @@ from collections.abc import Callable, Mapping, Sequence
 
 from pytest_ddpperf.compare.baseline_side import Interleaved, Stored
 from pytest_ddpperf.compare.launches import CurrentSide, Job, measurement
-from pytest_ddpperf.records.reason import Reason
 from pytest_ddpperf.records.samples import (
     GOES_ON,
     Environment,
     Measurement,
+    Reason,
     Scalar,
     Status,
     Verdict,

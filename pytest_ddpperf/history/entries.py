@@ -20,8 +20,7 @@ from pytest_ddpperf.files import write
 from pytest_ddpperf.records import codec
 from pytest_ddpperf.records.errors import FileError
 from pytest_ddpperf.records.outcome import Outcome, RunInfo
-from pytest_ddpperf.records.reason import Reason
-from pytest_ddpperf.records.samples import Interval, Scalar, TestId
+from pytest_ddpperf.records.samples import Interval, Reason, Scalar, TestId
 from pytest_ddpperf.verdict.stats import launch_quantiles
 
 SCHEMA = 1

@@ -54,8 +54,7 @@ from pytest_ddpperf.records.plan import (
     in_bytes,
     in_words,
 )
-from pytest_ddpperf.records.reason import Reason
-from pytest_ddpperf.records.samples import RankOutput, TestId
+from pytest_ddpperf.records.samples import RankOutput, Reason, TestId
 from pytest_ddpperf.report import sentences, summary
 from pytest_ddpperf.verdict.times import TEST_LEVEL
 from pytest_ddpperf.wire import payload

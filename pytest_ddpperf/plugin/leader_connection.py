@@ -31,8 +31,7 @@ from pytest_ddpperf.records.messages import (
     StartPytest,
 )
 from pytest_ddpperf.records.plan import Plan
-from pytest_ddpperf.records.reason import Reason
-from pytest_ddpperf.records.samples import LaunchSamples, Status, Verdict
+from pytest_ddpperf.records.samples import LaunchSamples, Reason, Status, Verdict
 from pytest_ddpperf.wire import payload
 from pytest_ddpperf.wire.channels import Lines, Phase, readable
 from pytest_ddpperf.wire.source_trees import Trees

@@ -45,8 +45,7 @@ from pytest_ddpperf.records.errors import (
 )
 from pytest_ddpperf.records.messages import Order, OrderKind
 from pytest_ddpperf.records.plan import Plan
-from pytest_ddpperf.records.reason import Reason
-from pytest_ddpperf.records.samples import LaunchSamples, Scalar, Status
+from pytest_ddpperf.records.samples import LaunchSamples, Reason, Scalar, Status
 from pytest_ddpperf.remote.nodes import OtherNodes
 from pytest_ddpperf.remote.version import BaseSide
 from pytest_ddpperf.remote.worktree import one_tree

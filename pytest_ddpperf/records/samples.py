@@ -8,7 +8,7 @@ from enum import Enum
 from typing import Any
 
 from pytest_ddpperf.records.plan import Limit
-from pytest_ddpperf.records.reason import Reason
+from pytest_ddpperf.records.reason import Reason as Reason
 from pytest_ddpperf.records.step_phases import (
     Means,
     RankPhases,

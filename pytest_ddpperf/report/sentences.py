@@ -9,12 +9,12 @@ from pytest_ddpperf import text
 from pytest_ddpperf.records.metric import without_totals
 from pytest_ddpperf.records.outcome import DIVERGED, Outcome
 from pytest_ddpperf.records.plan import Plan
-from pytest_ddpperf.records.reason import Reason
 from pytest_ddpperf.records.samples import (
     SESSIONS_KEPT,
     Change,
     Comparison,
     CounterChange,
+    Reason,
     Status,
     Verdict,
 )

@@ -16,8 +16,7 @@ from pytest_ddpperf.records.outcome import (
     Outcome,
     RunInfo,
 )
-from pytest_ddpperf.records.reason import Reason
-from pytest_ddpperf.records.samples import CounterChange, Status
+from pytest_ddpperf.records.samples import CounterChange, Reason, Status
 from pytest_ddpperf.report import sentences
 from pytest_ddpperf.verdict import stats
 

@@ -16,13 +16,13 @@ from typing import Any, Literal
 from pytest_ddpperf.baseline.content import fact_changes
 from pytest_ddpperf.records.metric import SENT
 from pytest_ddpperf.records.plan import Limit
-from pytest_ddpperf.records.reason import Reason
 from pytest_ddpperf.records.samples import (
     Comparison,
     CounterChange,
     Dropped,
     LossChange,
     Measurement,
+    Reason,
     Status,
     Verdict,
 )

@@ -12,7 +12,6 @@ from pytest_ddpperf.baseline.content import fact_changes
 from pytest_ddpperf.records.metric import MEAN
 from pytest_ddpperf.records.outcome import StoredSession
 from pytest_ddpperf.records.plan import Limit, is_asked
-from pytest_ddpperf.records.reason import Reason
 from pytest_ddpperf.records.samples import (
     Comparison,
     Dropped,
@@ -20,6 +19,7 @@ from pytest_ddpperf.records.samples import (
     Interval,
     LaunchSteps,
     Measurement,
+    Reason,
     Recording,
     Samples,
     Scalar,
