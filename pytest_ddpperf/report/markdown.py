@@ -38,11 +38,7 @@ def report(stored: StoredReport) -> str:
     """Return the counts, then a row for each measurement that needs attention, the worst first,
     with their details, then the others, then the messages. Longer lists end with "and N more"."""
     whole, ordered = stored.run, summary.worst_first(stored.outcomes)
-    concerning = [
-        outcome
-        for outcome in ordered
-        if summary.concern(outcome) is not summary.Concern.NONE
-    ]
+    concerning = summary.concerning(ordered)
     quiet = ordered[len(concerning) :]
     rows = list(map(_row, concerning))
     gone = list(map(_gone, stored.only_before))

@@ -161,6 +161,11 @@ _ORDER = (
 )
 
 
+def concerning(outcomes: Sequence[Outcome]) -> list[Outcome]:
+    """Return those that need attention, the worst first."""
+    return [each for each in worst_first(outcomes) if concern(each) is not Concern.NONE]
+
+
 def worst_first(outcomes: Sequence[Outcome]) -> list[Outcome]:
     """Return the worst first: by concern, verdict and the size of the change; what is alike stays
     in its order."""
@@ -197,13 +202,9 @@ _LONGEST_LINE = 1_000  # characters
 def annotated(outcomes: Sequence[Outcome]) -> Iterator[str]:
     """Yield a workflow command for each of the worst ten; the last one says how many more there
     are."""
-    concerning = [
-        outcome
-        for outcome in worst_first(outcomes)
-        if concern(outcome) is not Concern.NONE
-    ]
-    more = len(concerning) - _MOST_COMMANDS
-    for place, outcome in enumerate(concerning[:_MOST_COMMANDS], 1):
+    ordered = concerning(outcomes)
+    more = len(ordered) - _MOST_COMMANDS
+    for place, outcome in enumerate(ordered[:_MOST_COMMANDS], 1):
         message = [sentences.headline(outcome)]
         if outcome.accept:
             message.append(f"accept: {outcome.accept}")
