@@ -54,6 +54,7 @@ from pytest_ddpperf.compare.run import carry_out
 from pytest_ddpperf.launch import Launcher, Observer
 from pytest_ddpperf.options.settings import make_plan, read_settings
 from pytest_ddpperf.records.messages import ReadyToMeasure
+from pytest_ddpperf.records.metric import MEAN
 from pytest_ddpperf.records.outcome import Version
 from pytest_ddpperf.records.plan import TIME_LIMITS, Limit, Plan
 from pytest_ddpperf.records.samples import (
@@ -402,7 +403,7 @@ def differences(limit: Limit, measured: Measured) -> list[float]:
     assert other.measurement is not None
     sides = measured.measurement, other.measurement
     now, base = (observations.logs(limit, side) for side in sides)
-    if observations.is_middle(limit):
+    if limit.kind.is_in_stretches:
         base = observations.in_stretches(limit, now, base, *sides, other.stretches)
     return [round(after - before, 4) for after, before in zip(now, base, strict=True)]
 
@@ -414,7 +415,7 @@ def limits(mode: str) -> tuple[Limit, ...]:
         Limit(metric=metric, value=MODES[mode].limit, unit="%")
         for metric in ("p10", "p50")
     )
-    return (*named, *(limit for limit in TIME_LIMITS if limit.is_mean))
+    return (*named, *(limit for limit in TIME_LIMITS if limit.metric == MEAN))
 
 
 # --- the table

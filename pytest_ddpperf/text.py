@@ -8,14 +8,17 @@ import shutil
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
+from pytest_ddpperf.records.metric import metric_of
 from pytest_ddpperf.records.outcome import Outcome
-from pytest_ddpperf.records.plan import BANDWIDTH, Collective, Limit, Plan
+from pytest_ddpperf.records.plan import Collective, Limit, Plan
 from pytest_ddpperf.records.samples import (
+    Change,
     Comparison,
     CounterChange,
     Environment,
     Interval,
     LossChange,
+    Verdict,
 )
 from pytest_ddpperf.records.step_phases import PHASES, Means
 
@@ -109,6 +112,11 @@ def commit(recorded: str) -> str:
     """Return a recorded commit in seven digits: "1a2b3c4", "1a2b3c4 with uncommitted changes"."""
     digits, dirty, _ = recorded.partition("-dirty")
     return f"{digits[:7]} with uncommitted changes" if dirty else digits[:7]
+
+
+def date(recorded: str) -> str:
+    """Return the day of a recorded time, which is in ISO 8601: "2026-03-04"."""
+    return recorded.partition("T")[0]
 
 
 def ranks(plan: Plan) -> str:
@@ -213,7 +221,7 @@ def limit(limit: Limit) -> str:
 def changed(comparison: Comparison) -> Interval:
     """Return the change of the metric; the change of a bandwidth is that of time upside down."""
     change = comparison.change
-    if not comparison.limit.is_bandwidth:
+    if not comparison.limit.kind.lower_is_worse:
         return change
     # Its bounds at the ends of time's, the longest of which is the least bandwidth.
     times = (
@@ -244,6 +252,20 @@ def resolution(comparison: Comparison) -> float:
     return resolved(comparison.limit.metric, comparison.resolution)
 
 
+def resolutions(comparisons: Iterable[Comparison]) -> str:
+    """Return "4.1 % (p10), 5.7 % (p50)": the smallest detectable change of each metric."""
+    return ", ".join(
+        f"{amount(resolution(each))} ({each.limit.metric})" for each in comparisons
+    )
+
+
+def drifts(verdicts: Iterable[Verdict]) -> list[float]:
+    """Return the drift between sessions that comparisons reckoned with, if they did."""
+    return [
+        c.drift for each in verdicts for c in each.comparisons if c.drift is not None
+    ]
+
+
 def limit_share(comparison: Comparison) -> float:
     """Return the limit as a share."""
     limit = comparison.limit
@@ -254,19 +276,18 @@ def limit_share(comparison: Comparison) -> float:
 
 def resolved(metric: str, time: float) -> float:
     """Return a share of time as a share of the metric."""
-    return 1 - 1 / (1 + time) if metric == BANDWIDTH else time
+    return 1 - 1 / (1 + time) if metric_of(metric).lower_is_worse else time
 
 
-def both_sides(
-    compared: Comparison | CounterChange, collective: Collective | None
-) -> tuple[str, str]:
+def both_sides(compared: Change, collective: Collective | None) -> tuple[str, str]:
     """Return the figures of the baseline and of now, the second with the unit of both."""
     if isinstance(compared, CounterChange):
         return f"{compared.baseline:,}", f"{compared.now:,}"
     sides = [compared.baseline_seconds, compared.now_seconds]
-    if compared.limit.is_bandwidth and collective is not None:
-        before, now = (f"{collective.busbw(seconds):.3g}" for seconds in sides)
-        return before, f"{now} GB/s"
+    kind = compared.limit.kind
+    if kind.unit != "s" and collective:
+        before, now = (f"{kind.shown(seconds, collective):.3g}" for seconds in sides)
+        return before, f"{now} {kind.unit}"
     (before, now), unit = in_one_unit(sides)
     return before, f"{now} {unit}"
 

@@ -14,6 +14,7 @@ from pytest_ddpperf.records.plan import Limit, Plan
 from pytest_ddpperf.records.samples import (
     Counters,
     Environment,
+    FactChange,
     LaunchCost,
     Measurement,
     Recording,
@@ -31,6 +32,7 @@ LIMITS = (
     Limit(metric="p10", value=0.1, unit="%"),
     Limit(metric="p50", value=0.1, unit="%"),
 )
+NEWER_TORCH = FactChange(name="torch", before="2.12", now="2.13")
 FACTS: Mapping[str, Scalar] = {
     "torch": "2.13.0",
     "python": "3.11.7",

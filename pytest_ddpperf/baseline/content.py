@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,8 @@ from pytest_ddpperf.records.plan import OF_TEST, Plan
 from pytest_ddpperf.records.samples import (
     Baseline,
     Environment,
+    FactChange,
+    Facts,
     Samples,
     Scalar,
     TestId,
@@ -24,28 +26,12 @@ from pytest_ddpperf.wire.variables import READ
 
 _CPU_KEY = ("cpu_model", "cores", "cores_per_rank", "pinned")
 _ACCELERATOR_KEY = ("device_model", "device_memory_gib", "mig_profile")
-_GROUP_KEY = (
-    "device_type",
-    "backend",
-    "world_size",
-    "nodes",
-    "devices_per_node",
-    "roles",
-)
+_GROUP_KEY = "device_type backend world_size nodes devices_per_node roles".split()
 _KEY = {*_CPU_KEY, *_ACCELERATOR_KEY, *_GROUP_KEY}
-_MUST_MATCH = (
-    "batch_size",
-    "warmup",
-    "timing",
-    "power_limit_watts",
-    "interconnect",
-    "network",
-    "matmul_precision",
-    "cudnn_benchmark",
-    "deterministic",
-    "collective",
-    "program",
-)
+_MUST_MATCH = """
+    batch_size warmup timing power_limit_watts interconnect network matmul_precision
+    cudnn_benchmark deterministic collective program
+""".split()
 _PHRASES = (
     "{device_type}",
     "{cpu_model}",
@@ -70,9 +56,7 @@ _TRADE_MARKS = re.compile(r"\((?:r|tm|c)\)", re.IGNORECASE)
 _PLAIN_KEY = re.compile(r"[A-Za-z0-9 ._+@,=()-]*")
 
 
-def environment(
-    facts: Mapping[str, Scalar], plan: Plan, *, batch_size: int | None
-) -> Environment:
+def environment(facts: Facts, plan: Plan, *, batch_size: int | None) -> Environment:
     """Sorts rank 0's flat facts, with what was asked, into the three classes.
 
     A fact that is None or "" could not be found out or does not apply: it is left out, so that the
@@ -96,24 +80,19 @@ def environment(
     }
     one_host: dict[str, Scalar] = {"nodes": 1, "devices_per_node": plan.world_size}
     reported = {**one_host, **facts, **asked}
-    known = {
-        name: value
-        for name, value in reported.items()
-        if value is not None and value != ""
-    }
+    known = {name: fact for name, fact in reported.items() if fact not in (None, "")}
     memory = known.get("device_memory_gib")
     if isinstance(memory, float):
         known["device_memory_gib"] = round(memory)
-    must_match = (*_MUST_MATCH, *(name for name in asked if name.startswith(OF_TEST)))
-    key_names = (_CPU_KEY if plan.device == "cpu" else _ACCELERATOR_KEY) + _GROUP_KEY
+
+    def taken(*names: str) -> dict[str, Scalar]:
+        return {name: known.pop(name) for name in names if name in known}
+
+    of_device = _CPU_KEY if plan.device == "cpu" else _ACCELERATOR_KEY
     return Environment(
-        key={name: known[name] for name in key_names if name in known},
-        must_match={name: known[name] for name in must_match if name in known},
-        recorded={
-            name: value
-            for name, value in known.items()
-            if name not in key_names + must_match
-        },
+        key=taken(*of_device, *_GROUP_KEY),
+        must_match=taken(*_MUST_MATCH, *(OF_TEST + name for name in plan.facts)),
+        recorded=known,
     )
 
 
@@ -124,9 +103,7 @@ _CHANGING = ("slowdown", "clock_mhz", "temperature_c")
 _SAME_CLOCK = 0.98
 
 
-def _is_worth_showing(
-    name: str, now: Mapping[str, Scalar], base: Mapping[str, Scalar]
-) -> bool:
+def _is_worth_showing(name: str, now: Facts, base: Facts) -> bool:
     """Whether a fact that differs may be a cause: a variable that both sides read may, and a lower
     clock; a temperature only if it slows the device."""
     if name.startswith(READ):
@@ -139,25 +116,19 @@ def _is_worth_showing(
     return name not in _CHANGING or bool(now.get("slowdown"))
 
 
-def fact_changes(
-    now: Mapping[str, Scalar], base: Mapping[str, Scalar]
-) -> tuple[str, ...]:
-    """Return the facts that differ, as "torch 2.12 -> 2.13"."""
-
-    def lines() -> Iterator[str]:
-        for name in sorted({*now, *base}, key=lambda name: (name in _CHANGING, name)):
-            before, after = (_text(facts.get(name)) for facts in (base, now))
-            if before != after and _is_worth_showing(name, now, base):
-                shown = (
-                    name.removeprefix("env:").removeprefix(READ).removeprefix(OF_TEST)
-                )
-                yield f"{shown} {before} -> {after}"
-
-    return tuple(lines())
+def fact_changes(now: Facts, base: Facts) -> tuple[FactChange, ...]:
+    """Return the facts that differ."""
+    changes = []
+    for name in sorted({*now, *base}, key=lambda name: (name in _CHANGING, name)):
+        before, after = _text(base.get(name)), _text(now.get(name))
+        if before != after and _is_worth_showing(name, now, base):
+            shown = name.removeprefix("env:").removeprefix(READ).removeprefix(OF_TEST)
+            changes.append(FactChange(name=shown, before=before, now=after))
+    return tuple(changes)
 
 
 def _text(value: Scalar) -> str:
-    return "unset" if value is None or value == "" else str(value)
+    return "unset" if value in (None, "") else str(value)
 
 
 def environment_name(environment: Environment) -> str:
@@ -165,9 +136,8 @@ def environment_name(environment: Environment) -> str:
     key = environment.key
     said: dict[str, object] = dict(key)
     if "cores_per_rank" in key:
-        said["share"] = (
-            f"{key['cores_per_rank']} per rank" if key["cores_per_rank"] else "shared"
-        )
+        share = key["cores_per_rank"]
+        said["share"] = f"{share} per rank" if share else "shared"
     if "pinned" in key:
         said["pinned"] = "pinned" if key["pinned"] else "unpinned"
     words = []
@@ -175,10 +145,8 @@ def environment_name(environment: Environment) -> str:
         with suppress(KeyError):
             words.append(phrase.format_map(said))
     text = _TRADE_MARKS.sub("", " ".join(words))
-    whole = (
-        bool(words) and key.keys() <= _KEY and _PLAIN_KEY.fullmatch(text) is not None
-    )
-    return _slug(text, "" if whole else dumps(encode(key)))
+    is_whole = words and key.keys() <= _KEY and _PLAIN_KEY.fullmatch(text)
+    return _slug(text, "" if is_whole else dumps(encode(key)))
 
 
 def file_name(test: TestId) -> str:
@@ -191,9 +159,8 @@ def file_name(test: TestId) -> str:
     label = f"+{test.label}" if test.label else ""
     if plain and _PLAIN_LABEL.fullmatch(test.label):
         name, parameters = plain.groups()
-        text = (
-            name.replace("::", ".") + (f"-{parameters}" if parameters else "") + label
-        )
+        own = f"-{parameters}" if parameters else ""
+        text = name.replace("::", ".") + own + label
         if len(text) <= _SLUG_LENGTH:
             return text + ".json"
     exact = json.dumps([test.name, test.label])
@@ -214,14 +181,13 @@ def _slug(text: str, exact: str) -> str:
 
 def module_folder(module: str) -> Path:
     """The module's own path; a part that could lead out of the store is replaced."""
-    parts = module.split("/")
-    unsafe = [part in ("", ".", "..") or "\0" in part for part in parts]
-    return Path(
-        *(
-            _slug(part, f"module {module}") if bad else part
-            for part, bad in zip(parts, unsafe, strict=True)
-        )
-    )
+    parts = []
+    for part in module.split("/"):
+        if part in ("", ".", "..") or "\0" in part:
+            parts.append(_slug(part, f"module {module}"))
+        else:
+            parts.append(part)
+    return Path(*parts)
 
 
 SCHEMA = 1
@@ -241,16 +207,12 @@ def parse(path: Path, data: bytes) -> Baseline:
     try:
         content = loads(data)
     except (ValueError, RecursionError) as error:
-        raise BaselineError(
-            path, f"is not JSON, or not all of it: {error}", AGAIN
-        ) from error
+        problem = f"is not JSON, or not all of it: {error}"
+        raise BaselineError(path, problem, AGAIN) from error
     schema = content.pop("schema", None) if isinstance(content, dict) else None
     if type(schema) is not int or schema < 1:
-        raise BaselineError(
-            path,
-            f"is not a baseline: its schema is {schema!r}, not a version number",
-            AGAIN,
-        )
+        problem = f"is not a baseline: its schema is {schema!r}, not a version number"
+        raise BaselineError(path, problem, AGAIN)
     if schema > SCHEMA:
         problem = (
             f"has schema {schema}; this version of pytest-ddpperf reads schema {SCHEMA}"
@@ -269,7 +231,7 @@ def _problem(baseline: Baseline) -> str:
     """Return what is wrong, with its place; "" if nothing is."""
     if not baseline.sessions:
         return "sessions: none"
-    first = baseline.measurements[0].environment
+    first = baseline.environment
     for number, measurement in enumerate(baseline.measurements):
         place = f"sessions[{number}].measurement"
         if measurement.samples.launches == 1:
@@ -279,8 +241,8 @@ def _problem(baseline: Baseline) -> str:
             )
         if wrong := nonsense(measurement.samples):
             return f"{place}.samples.{wrong}"
-        environment = measurement.environment
-        if (environment.key, environment.must_match) != (first.key, first.must_match):
+        own = measurement.environment
+        if own.key != first.key or own.must_match != first.must_match:
             return f"{place}.environment: is not that of the first session"
     return ""
 
@@ -291,19 +253,17 @@ def nonsense(samples: Samples) -> str:
     Only the group's step times must be positive. A rank's own may be 0 where it had nothing to do
     within the resolution of an accelerator's events, and so may the CPU time of one that waited.
     """
-    launches, steps = (
-        len(samples.step_seconds),
-        len(next(iter(samples.step_seconds), ())),
-    )
+    launches = samples.launches
+    steps = len(next(iter(samples.step_seconds), ()))
     ranks = len(next(iter(samples.rank_seconds), ()))
     if not steps:
         return "step_seconds: no steps"
-    group = {"launches": launches, "steps": steps}
-    own = {"launches": launches, "ranks": ranks or 1, "steps": steps}
+    group = [("launches", launches), ("steps", steps)]
+    own = [("launches", launches), ("ranks", ranks or 1), ("steps", steps)]
     shapes = {
         "step_seconds": group,
         "node_seconds": group,
-        "clock_seconds": {"launches": launches},
+        "clock_seconds": group[:1],
         "rank_seconds": own,
         "cpu_seconds": own,
         "examples": own,
@@ -311,9 +271,9 @@ def nonsense(samples: Samples) -> str:
     }
     for name, shape in shapes.items():
         table = getattr(samples, name)
-        if table is not None and (
-            wrong := _wrong(table, list(shape.items()), is_positive=shape is group)
-        ):
+        if table is None:
+            continue
+        if wrong := _wrong(table, shape, is_positive=shape is group):
             return name + wrong
     return ""
 
@@ -327,11 +287,13 @@ def _wrong(
     if len(rows) != count:
         return f": {len(rows)} {unit}, not {count}"
     for number, row in enumerate(rows):
-        if inner and (wrong := _wrong(row, inner, is_positive=is_positive)):
+        wrong = ""
+        if inner:
+            wrong = _wrong(row, inner, is_positive=is_positive)
+        elif is_positive and row <= 0:
+            wrong = f": {row!r} is not a positive duration"
+        elif row < 0:
+            wrong = f": {row!r} is negative"
+        if wrong:
             return f"[{number}]{wrong}"
-        if not inner and (row < 0 or (is_positive and row == 0)):
-            return (
-                f"[{number}]: {row!r} is "
-                f"{'not a positive duration' if is_positive else 'negative'}"
-            )
     return ""

@@ -11,7 +11,7 @@ import hashlib
 import os
 import stat
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,11 +20,13 @@ from pytest_ddpperf import files
 from pytest_ddpperf.baseline import content
 from pytest_ddpperf.records.codec import CodecError
 from pytest_ddpperf.records.errors import BaselineError
-from pytest_ddpperf.records.plan import MEMORY_COUNTERS, is_asked
+from pytest_ddpperf.records.metric import MEMORY_COUNTERS
+from pytest_ddpperf.records.plan import is_asked
 from pytest_ddpperf.records.samples import (
     SESSIONS_KEPT,
     Baseline,
     Environment,
+    Facts,
     Measurement,
     Scalar,
     TestId,
@@ -76,9 +78,8 @@ class Store:
             raise BaselineError(
                 path, f"belongs to {baseline.test}, not to {test}", remedy
             )
-        if differing := _differing(
-            baseline.measurements[0].environment.key, environment.key
-        ):
+        differing = _differing(baseline.environment.key, environment.key)
+        if differing:
             raise BaselineError(
                 path, f"belongs to another environment: {differing}", content.AGAIN
             )
@@ -91,21 +92,14 @@ class Store:
         Raises BaselineError for figures that `read` would refuse, for whatever the file system says
         and, with `extend`, as `read_alike`.
         """
-        environment = baseline.measurements[0].environment
+        environment = baseline.environment
         path = self.path(environment, baseline.test)
         try:
             with _locked(path, self.root):
-                if (
-                    extend
-                    and (stored := self.read_alike(environment, baseline.test))
-                    is not None
-                ):
-                    baseline = replace(
-                        baseline,
-                        sessions=(*stored.sessions, *baseline.sessions)[
-                            -SESSIONS_KEPT:
-                        ],
-                    )
+                stored = self.read_alike(environment, baseline.test) if extend else None
+                if stored:
+                    sessions = (*stored.sessions, *baseline.sessions)
+                    baseline = replace(baseline, sessions=sessions[-SESSIONS_KEPT:])
                 files.write(path, _text(path, baseline))
         except OSError as error:
             raise _failure(path, "cannot be written", error) from error
@@ -115,12 +109,10 @@ class Store:
         """As `read`; raises BaselineError also for one to which a session of `environment` could
         not be added."""
         stored = self.read(environment, test)
-        before = (
-            stored.measurements[0].environment.must_match
-            if stored
-            else environment.must_match
-        )
-        if differing := _differing(before, environment.must_match):
+        if stored is None:
+            return None
+        before, now = stored.environment.must_match, environment.must_match
+        if differing := _differing(before, now):
             problem = f"was measured under other conditions: {differing}"
             remedy = "measure as before, or replace it with --ddp-save-baseline"
             raise BaselineError(self.path(environment, test), problem, remedy)
@@ -176,31 +168,21 @@ class Store:
     ) -> tuple[str, Measurement] | None:
         """Return the newest session of other machines' baselines that counts the same work, and the
         machine's name; None if there is none. Raises BaselineError."""
-        asked = {**environment.key, **environment.must_match}
+        asked = _same_work(environment)
         newest: tuple[str, str, Measurement] | None = None
         for name in self.others(test):
             found = self.read_file(self._path(name, test))
             last = found.sessions[-1]
-            facts = {
-                **last.measurement.environment.key,
-                **last.measurement.environment.must_match,
-            }
-            same = {
-                fact
-                for fact in {*facts, *asked}
-                if fact in _SAME_WORK or (is_asked(fact) and fact != "timing")
-            }
-            is_same = found.test == test and all(
-                facts.get(fact) == asked.get(fact) for fact in same
-            )
-            if is_same and (newest is None or last.created > newest[0]):
+            if found.test != test or _same_work(last.measurement.environment) != asked:
+                continue
+            if newest is None or last.created > newest[0]:
                 newest = last.created, name, last.measurement
         if newest is None:
             return None
         _, name, there = newest
         counters = {
-            counter: n
-            for counter, n in there.counters.items()
+            counter: count
+            for counter, count in there.counters.items()
             if counter not in MEMORY_COUNTERS
         }
         return name, replace(there, counters=counters)
@@ -210,7 +192,16 @@ class Store:
 _SAME_WORK = ("backend", "world_size", "roles")
 
 
-def _differing(stored: Mapping[str, Scalar], here: Mapping[str, Scalar]) -> str:
+def _same_work(environment: Environment) -> dict[str, Scalar]:
+    facts = {**environment.key, **environment.must_match}
+    return {
+        name: fact
+        for name, fact in facts.items()
+        if name in _SAME_WORK or (is_asked(name) and name != "timing")
+    }
+
+
+def _differing(stored: Facts, here: Facts) -> str:
     """Facts that differ: "world_size 2, here 4"."""
     names = sorted(
         name for name in {*stored, *here} if stored.get(name) != here.get(name)

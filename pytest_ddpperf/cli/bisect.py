@@ -291,7 +291,8 @@ class CommitSearch:
 
     def _look(self, place: int, launches: int, again: int, doing: str) -> Compared:
         outcome, limit = self._slower
-        steps = max(_STEPS, math.ceil(stats.steps_needed(limit.percentile) / launches))
+        needed = stats.steps_needed(limit.kind.percentile)
+        steps = max(_STEPS, math.ceil(needed / launches))
         most = 2 * max(launches, outcome.launches)
         asked = (
             f"--ddp-launches={launches}",

@@ -162,11 +162,7 @@ class Compared:
         found = {}
         for outcome in self.outcomes:
             verdict, side = outcome.verdict, outcome.baseline_side
-            if (
-                verdict is not None
-                and side is not None
-                and side.measurement is not None
-            ):
+            if verdict and side and side.measurement:
                 for limit, now, other in times.paired_logs(
                     verdict, outcome.measured, side.measurement, side.stretches
                 ):
@@ -176,12 +172,7 @@ class Compared:
     def slowest(self) -> tuple[Outcome, Comparison]:
         """Return the measurement that differs most, of those that regressed if any did, with its
         largest change."""
-        pairs = [
-            (each, one)
-            for each in self.outcomes
-            if each.verdict is not None
-            for one in each.verdict.comparisons
-        ]
+        pairs = [(each, one) for each in self.outcomes for one in each.comparisons]
         return max(
             pairs,
             key=lambda pair: (pair[0].verdict == "REGRESSED", pair[1].change.estimate),
@@ -189,8 +180,8 @@ class Compared:
 
 
 def key_of(outcome: Outcome, limit: Limit) -> Key:
-    """Return what a limit is on. A bandwidth is one on the time at p50."""
-    return outcome.test.label, "p50" if limit.is_bandwidth else limit.metric
+    """Return what a limit is on, as a metric of time."""
+    return outcome.test.label, limit.kind.timed_as or limit.metric
 
 
 def difference(looks: Sequence[Compared], key: Key) -> stats.Difference:
@@ -220,11 +211,7 @@ def compare(runs: Runs, *asked: str, again: int = 0, doing: str = "") -> Compare
     if len({each.nodeid for each in report.outcomes}) > 1:
         named = text.some([each.nodeid for each in report.outcomes])
         raise console.UsageError(f"several tests: name one of them: {named}")
-    compared = [
-        each
-        for each in report.outcomes
-        if each.verdict is not None and each.verdict.comparisons
-    ]
+    compared = [each for each in report.outcomes if each.comparisons]
     if not compared:
         raise NotMeasured(sentences.reason(report.outcomes[0]))
     return Compared(compared)

@@ -16,7 +16,7 @@ from pytest_ddpperf.options.definitions import FAIL_ON_NAMES
 from pytest_ddpperf.records import codec
 from pytest_ddpperf.records.outcome import Outcome
 from pytest_ddpperf.records.plan import TIME_LIMITS, Limit, limits_for
-from pytest_ddpperf.records.samples import Recording, Status, Verdict
+from pytest_ddpperf.records.samples import Reason, Recording, Status, Verdict
 from pytest_ddpperf.report import causes, diff_report, json_report
 from pytest_ddpperf.report.json_report import Entry, StoredReport, gone_of, identity
 from pytest_ddpperf.verdict import decision, times
@@ -37,40 +37,33 @@ def compare(
     for number, entry in enumerate(now.entries):
         partner = base.entries[partners[number]] if number in partners else None
         asked = limits if limits is not None else entry.outcome.limits or TIME_LIMITS
-        outcome = _with_verdict(
-            entry.outcome, partner, limits_for(entry.outcome.plan, asked)
-        )
-        if outcome.verdict is not None:
+        applying = limits_for(entry.outcome.plan, asked)
+        outcome = _with_verdict(entry.outcome, partner, applying)
+        if outcome.verdict:
             fails = decision.fails(
                 outcome.verdict, fail_on=fail_on, baseline_missing="warn"
             )
             outcome = replace(outcome, fails=fails)
         entries.append(replace(entry, outcome=outcome))
-    taken = set(partners.values())
+    gone = dict(enumerate(base.entries))
+    for taken in partners.values():
+        del gone[taken]
     outcomes = [entry.outcome for entry in entries]
+    # Counts and messages of a run as a whole are not about the comparison: `-k` may have chosen a
+    # part.
+    runs = [
+        replace(
+            run, skipped=0, never_measured=0, other_failures=0, problem="", messages=()
+        )
+        for run in now.runs
+    ]
     return replace(
         now,
         entries=tuple(entries),
-        # Counts and messages of a run as a whole are not about the comparison: `-k` may have chosen
-        # a part.
-        runs=tuple(
-            replace(
-                run,
-                skipped=0,
-                never_measured=0,
-                other_failures=0,
-                problem="",
-                messages=(),
-            )
-            for run in now.runs
-        ),
+        runs=tuple(runs),
         messages=(*base.messages, *now.messages, *diff_report.remarks(outcomes)),
         bases=base.runs,
-        only_before=tuple(
-            gone_of(entry.outcome)
-            for number, entry in enumerate(base.entries)
-            if number not in taken
-        ),
+        only_before=tuple(gone_of(entry.outcome) for entry in gone.values()),
     )
 
 
@@ -95,11 +88,10 @@ def _with_verdict(
 ) -> Outcome:
     """Return a measurement with the new verdict, without traces of the comparison in its own
     run."""
-    level = now.level if now.level is not None else times.TEST_LEVEL
     fresh = replace(
         now,
         limits=limits,
-        level=level,
+        level=now.level or times.TEST_LEVEL,
         baseline_path="",
         baseline_side=None,
         stored_verdict=None,
@@ -116,46 +108,45 @@ def _with_verdict(
     fresh = replace(fresh, error="")  # of what was not saved
     if other is None or other.outcome.measurement is None:
         why = "only in the later run"
-        if other is not None:
-            why = f"not measured in the earlier run: {text.shortened(other.outcome.error)}"
-        return replace(
-            fresh,
-            verdict=Verdict(status=Status.NO_BASELINE, reason="no-baseline"),
-            notes=(why,),
-        )
+        if other:
+            error = text.shortened(other.outcome.error)
+            why = f"not measured in the earlier run: {error}"
+        missing = Verdict(status=Status.NO_BASELINE, reason=Reason.NO_BASELINE)
+        return replace(fresh, verdict=missing, notes=(why,))
     before = Recording(
         measurement=other.outcome.measurement,
         created=other.run.created,
         commit=other.run.commit,
     )
-    verdict = decision.refused(
+    refused = decision.refused(
         now.measurement, before.measurement, now=now.verdict, then=other.outcome.verdict
     )
-    if verdict is None:
-        verdict = decision.judge(
-            now.measurement, [before.measurement], limits, level=level
-        )
+    return _judged(fresh, before, refused)
+
+
+def _judged(now: Outcome, before: Recording, refused: Verdict | None) -> Outcome:
+    """Return a measurement with its verdict against an earlier one, that it was `refused` if it
+    was."""
+    current, baseline = now.measured, [before.measurement]
+    assert now.level is not None
+    level = now.level
+    verdict = refused or decision.judge(current, baseline, now.limits, level=level)
     # The gate refuses what cannot be supported before it measures, but for its own limits; here a
     # note must do.
-    ours = {str(limit) for limit in limits if limit.default}
-    unsupported = [
-        line for line in verdict.dropped if line.partition(": ")[0] not in ours
-    ]
-    verdict = replace(
-        verdict,
-        dropped=tuple(line for line in verdict.dropped if line not in unsupported),
-    )
-    notes = tuple(f"no limit is applied to {line}" for line in unsupported)
-    steps = min(now.measurement.samples.steps, before.measurement.samples.steps)
-    sessions = (times.in_percentiles(before, steps),)
-    findings, words = causes.explain(
-        verdict, now.plan, now.measurement, [before.measurement], level
-    )
+    dropped, notes = [], []
+    for each in verdict.dropped_limits:
+        if each.limit.default:
+            dropped.append(each)
+        else:
+            notes.append(f"no limit is applied to {each}")
+    verdict = replace(verdict, dropped_limits=tuple(dropped))
+    steps = min(current.samples.steps, before.measurement.samples.steps)
+    findings, words = causes.explain(verdict, now.plan, current, baseline, level)
     return replace(
-        fresh,
+        now,
         verdict=verdict,
-        notes=notes,
-        sessions=sessions,
+        notes=tuple(notes),
+        sessions=(times.in_percentiles(before, steps),),
         findings=findings,
         evidence=words,
     )
@@ -233,21 +224,20 @@ def run(arguments: argparse.Namespace) -> int:
             arguments.write_pytorch,
             codec.dumps(diff_report.in_form_of_pytorch(compared)),
         )
-    is_shown = False
+    is_compared = any(
+        outcome.verdict and outcome.verdict.status.compared
+        for outcome in compared.outcomes
+    )
     if arguments.form == "pytorch":
         sweeps = diff_report.ours(base), diff_report.ours(now)
         console.say(diff_report.side_by_side(*sweeps))
         console.say(diff_report.summary_lines(compared))
-        is_shown = diff_report.in_common(*sweeps)
+        is_compared |= diff_report.in_common(*sweeps)
     else:
         console.say(text.wrap_for_terminal(diff_report.lines(base, compared)))
     if any(outcome.fails for outcome in compared.outcomes):
         return console.NAMED_VERDICT
-    found = (outcome.verdict for outcome in compared.outcomes)
-    return _status(
-        is_shown
-        or any(verdict is not None and verdict.status.compared for verdict in found)
-    )
+    return _status(is_compared)
 
 
 def _status(is_compared: bool) -> int:

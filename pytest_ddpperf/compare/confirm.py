@@ -18,6 +18,7 @@ from pytest_ddpperf import text
 from pytest_ddpperf.compare.result import Measured
 from pytest_ddpperf.compare.source import find_causes, find_source
 from pytest_ddpperf.records.errors import AgainstError, DdpPerfError
+from pytest_ddpperf.records.reason import Reason
 from pytest_ddpperf.records.samples import Status
 from pytest_ddpperf.remote.version import BaseSide, for_people
 from pytest_ddpperf.verdict import decision
@@ -30,7 +31,7 @@ Compare = Callable[..., Measured]
 # What is said of files that changed, by the reason of a verdict.
 _CHANGED = {
     "confirmed": "changed, but not used by any rank",
-    decision.MACHINE_SLOWER: "these files changed, and did not make it slower",
+    Reason.MACHINE_SLOWER: "these files changed, and did not make it slower",
 }
 
 
@@ -203,7 +204,7 @@ class Confirmation:
     def _find_notes(self, found: Measured, side: BaseSide) -> Iterator[str]:
         """Yield which of the files that differ between the baseline's code and today's matter."""
         reason = found.verdict.reason
-        if reason == "confirmed" and found.differing:
+        if reason == Reason.CONFIRMED and found.differing:
             if all(map(_is_test, found.differing)):
                 yield "only test files differ: the test itself changed"
             return

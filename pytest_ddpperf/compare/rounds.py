@@ -10,7 +10,8 @@ from dataclasses import dataclass, fields
 from statistics import fmean, median
 from typing import Any
 
-from pytest_ddpperf.records.plan import MEMORY_COUNTERS, Plan
+from pytest_ddpperf.records.metric import MEMORY_COUNTERS
+from pytest_ddpperf.records.plan import Plan
 from pytest_ddpperf.records.samples import (
     Counters,
     Environment,

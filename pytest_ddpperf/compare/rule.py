@@ -39,6 +39,7 @@ from pytest_ddpperf.compare.rounds import (
     find_error,
 )
 from pytest_ddpperf.compare.sides import NOTHING_STORED, OtherVersion, StoredBaseline
+from pytest_ddpperf.records.reason import Reason
 from pytest_ddpperf.records.samples import (
     GOES_ON,
     Environment,
@@ -48,7 +49,6 @@ from pytest_ddpperf.records.samples import (
 )
 from pytest_ddpperf.verdict import times
 from pytest_ddpperf.verdict.decision import (
-    NOT_SYNCHRONISED,
     given_up,
     with_counters,
     with_losses,
@@ -111,7 +111,7 @@ def follow(
                 if _claimed(fresh, status) & _claimed(verdict, status):
                     return verdict, True
     if final and status in _CLAIMS:
-        return without_claim(verdict, _CLAIMS[status], "not-confirmed"), True
+        return without_claim(verdict, _CLAIMS[status], Reason.NOT_CONFIRMED), True
     return verdict, final
 
 
@@ -259,22 +259,22 @@ class Rule:
         """Return the environment of the current side, as it was at the first look."""
         return self.job.environment(rounds[self.job.launches - 1].now.facts)
 
-    def not_gated(self, rounds: Rounds) -> str | None:
+    def not_gated(self, rounds: Rounds) -> Reason | None:
         """Return the reason code of a measurement that is not compared with anything."""
         if self.job.settings.disable:
-            return "disabled"
+            return Reason.DISABLED
         if not self.job.gate:
-            return "gate-off"
+            return Reason.GATE_OFF
         facts = {**rounds[self.job.launches - 1].now.facts, **self.job.facts}
         for name, values in _DEBUGGING.items():
             if str(facts.get(name)).upper() in values:
-                return "debugging-variable"
-        return "saving" if self.job.settings.records else None
+                return Reason.DEBUGGING_VARIABLE
+        return Reason.SAVING if self.job.settings.records else None
 
     def _has_time_for(self, count: int, rounds: Rounds) -> bool:
         """Whether `count` rounds fit into the time. Those that confirm a suspicion of the first
         look always do."""
-        if count <= 2 * self.job.launches and self.not_gated(rounds) != "saving":
+        if count <= 2 * self.job.launches and self.not_gated(rounds) != Reason.SAVING:
             return True
         return expect_seconds(rounds, count) <= self.max_seconds
 
@@ -291,8 +291,11 @@ class Rule:
         verdict = with_losses(verdict, current, before, job.level)
         verdict = with_counters(verdict, current, counted, job.limits)
         # which no further launch would change
-        ended = ended or verdict.reason in ("counter-rose", NOT_SYNCHRONISED)
-        if self.not_gated(rounds) == "saving":
+        ended = ended or verdict.reason in (
+            Reason.COUNTER_ROSE,
+            Reason.NOT_SYNCHRONISED,
+        )
+        if self.not_gated(rounds) == Reason.SAVING:
             ended = final or not times.coarse(current, job.limits, level=job.level)
         now = current_launches(rounds)
         there = baseline_launches(rounds)

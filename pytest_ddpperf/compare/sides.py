@@ -20,6 +20,7 @@ from pytest_ddpperf.launch.paused_launch import PausedLaunch
 from pytest_ddpperf.records.errors import BaseSideError
 from pytest_ddpperf.records.outcome import StoredSession, Version
 from pytest_ddpperf.records.plan import Plan
+from pytest_ddpperf.records.reason import Reason
 from pytest_ddpperf.records.samples import (
     Environment,
     LaunchSamples,
@@ -153,14 +154,14 @@ NOTHING_STORED = StoredBaseline()
 
 
 def read_stored(
-    store: Store, job: Job, environment: Environment, not_gated: str | None
+    store: Store, job: Job, environment: Environment, not_gated: Reason | None
 ) -> StoredBaseline:
     """Read the baseline of a test if it will be used: a run that replaces an unreadable one must be
     able to. Raises BaselineError."""
     test = job.test
     path = str(store.path(environment, test))
     if not_gated is not None:
-        if not_gated == "saving" and job.settings.extend_baseline:
+        if not_gated == Reason.SAVING and job.settings.extend_baseline:
             # Before launches are spent on what could not be added.
             store.read_alike(environment, test)
         return StoredBaseline(path=path)

@@ -4,13 +4,13 @@ stacks of two sides."""
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import sqrt
 from statistics import NormalDist, fmean, median
 
-from pytest_ddpperf.records.plan import COPIES, without_totals
-from pytest_ddpperf.records.samples import Counters, Measurement, Samples, StackSamples
+from pytest_ddpperf.records.metric import COPIES, without_totals
+from pytest_ddpperf.records.samples import Counters, Measurement, StackSamples
 from pytest_ddpperf.records.step_phases import (
     BACKWARD,
     EXPOSED,
@@ -19,6 +19,7 @@ from pytest_ddpperf.records.step_phases import (
     OTHER,
     PHASES,
     RPC_WAIT,
+    ChangedCounter,
     Finding,
     StepPhases,
 )
@@ -47,27 +48,33 @@ _NOT_CAUSES = ("peak_rss.bytes", "peak_memory.bytes", "buckets.largest_bytes")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sides:
-    """The launches of both sides of a comparison, and how they are compared."""
+    """Both sides of a comparison, and how they are compared."""
 
-    now: tuple[StepPhases, ...]
-    before: tuple[StepPhases, ...]
-    paired: bool  # whether the k-th launches of both were taken together
+    now: Measurement
+    before: Measurement
+    rise: float  # of a step, in seconds; negative if it is faster
+    is_paired: bool  # whether the k-th launches of both were taken together
     level: float  # the error rate
 
-    def change(self, figure: Callable[[StepPhases], float]) -> Difference:
-        """Return the difference of a figure of each launch."""
-        return _change(
-            map(figure, self.now), map(figure, self.before), is_paired=self.paired
+    def change(self, now: Sequence[float], before: Sequence[float]) -> Difference:
+        """Return the difference of the figures of launches."""
+        if self.is_paired:
+            pairs = min(len(now), len(before))
+            return paired(now[:pairs], before[:pairs])
+        return difference(now, [before])
+
+    def phase_change(self, figure: Callable[[StepPhases], float]) -> Difference:
+        """Return the difference of a figure of the phases of each launch."""
+        now, before = (
+            [figure(launch) for launch in side.phases]
+            for side in (self.now, self.before)
         )
+        return self.change(now, before)
 
-
-def _change(
-    now: Iterable[float], before: Iterable[float], *, is_paired: bool
-) -> Difference:
-    """Return the difference of the figures of launches."""
-    if is_paired:
-        return paired(*zip(*zip(now, before, strict=False), strict=True))
-    return difference([*now], [[*before]])
+    @property
+    def sign(self) -> int:
+        """1 if a step takes longer, else -1."""
+        return 1 if self.rise > 0 else -1
 
 
 def find(
@@ -79,34 +86,17 @@ def find(
     Counts have no noise: those that differ are a finding. A phase is a finding if its change has
     evidence at the `level` of the test, shared by all phases: Student's or Welch's t-test on the
     phase's time in each launch."""
+    sides = Sides(now=now, before=before, rise=rise, is_paired=is_paired, level=level)
     counters = changed_counters(now.counters, before.counters)
-    if (
-        not rise
-        or min(len(now.phases), len(before.phases)) < 2
-        or not _alike(now.phases, before.phases)
-    ):
-        waits = (
-            _rpc_wait(
-                now.samples, before.samples, rise, is_paired=is_paired, level=level
-            )
-            if rise
-            else None
-        )
+    found: list[Finding] = []
+    if rise and _know_the_same(now.phases, before.phases):
+        found = sorted(_phases(sides), key=lambda each: each.share, reverse=True)
+    elif rise:
+        waits = _rpc_wait(sides)
         if waits is not None:
             return (replace(waits, counters=counters),)
-        return (Finding(phases=(), counters=counters),) if counters else ()
-    sides = Sides(now=now.phases, before=before.phases, paired=is_paired, level=level)
-    found = sorted(_phases(sides, rise), key=lambda each: each.share, reverse=True)
     if counters:
-        step = sum(
-            fmean(launch.own[phase][0] or 0.0 for launch in sides.before)
-            for phase in PHASES
-        )
-        explaining = [each for each in counters if _may_explain(each, rise / step)]
-        phases = _explained_by(explaining) if explaining else set[str]()
-        explained = [
-            each for each in found if set(each.phases) <= phases and each.rank is None
-        ]
+        explained = _explained(sides, found, counters) if found else []
         others = [each for each in found if each not in explained]
         joined = _joined(explained, counters)
         found = [joined, *others] if explained else [*others, joined]
@@ -118,7 +108,7 @@ def find(
     return tuple(found)
 
 
-def _alike(now: Sequence[StepPhases], before: Sequence[StepPhases]) -> bool:
+def _know_the_same(now: Sequence[StepPhases], before: Sequence[StepPhases]) -> bool:
     """Whether all launches have the same ranks, and know the same phases: more than that a step
     takes time. An optimizer or a loader may appear."""
     launches = (*now, *before)
@@ -127,120 +117,133 @@ def _alike(now: Sequence[StepPhases], before: Sequence[StepPhases]) -> bool:
         tuple(None not in launch.own[phase] for phase in (FORWARD, BACKWARD, EXPOSED))
         for launch in launches
     }
-    return len(ranks) == len(known) == 1 and any(known.pop()[:2])
+    if min(len(now), len(before)) < 2 or len(ranks) > 1 or len(known) > 1:
+        return False
+    return any(known.pop()[:2])
 
 
-def _phases(sides: Sides, rise: float) -> Iterator[Finding]:
+def _phases(sides: Sides) -> Iterator[Finding]:
     """Yield the phases with evidence that they changed as the step did."""
-    sign = 1 if rise > 0 else -1
-    with_path = all(launch.path for launch in (*sides.now, *sides.before))
+    with_path = all(launch.path for launch in (*sides.now.phases, *sides.before.phases))
     level = sides.level / len(PHASES)
     for phase in PHASES:
 
         def taken(launch: StepPhases, phase: str = phase) -> float:
             if with_path:
-                return sum(launch.path[phase])
-            return fmean(seconds or 0.0 for seconds in launch.own[phase])
+                return sides.sign * sum(launch.path[phase])
+            return sides.sign * fmean(seconds or 0.0 for seconds in launch.own[phase])
 
-        change = sides.change(lambda launch: sign * taken(launch))
-        if (found := _of_phase(phase, change, rise, level)) is not None:
-            is_late = with_path and sign > 0
-            yield replace(
-                found,
-                rank=_late_rank(sides, phase, change.estimate, level)
-                if is_late
-                else None,
-            )
+        change = sides.phase_change(taken)
+        found = _of_phase(sides, phase, change, level)
+        if found is None:
+            continue
+        if with_path and sides.rise > 0:
+            late = _late_rank(sides, phase, change.estimate, level)
+            found = replace(found, rank=late)
+        yield found
 
 
 def _of_phase(
-    phase: str, change: Difference, rise: float, level: float
+    sides: Sides, phase: str, change: Difference, level: float
 ) -> Finding | None:
     """Return the finding that a phase changed as the step did; `change` is positive then. None
     without evidence."""
-    if change.p_value() > level or change.estimate < _LEAST_SHARE * abs(rise):
+    least = _LEAST_SHARE * abs(sides.rise)
+    if change.p_value() > level or change.estimate < least:
         return None
-    sign, reach = (1 if rise > 0 else -1), change.reach(level)
-    low, high = sorted(sign * (change.estimate + each) for each in (-reach, reach))
-    share = change.estimate / abs(rise)
+    seconds, reach = sides.sign * change.estimate, change.reach(level)
     return Finding(
-        phases=(phase,), seconds=sign * change.estimate, low=low, high=high, share=share
+        phases=(phase,),
+        seconds=seconds,
+        low=seconds - reach,
+        high=seconds + reach,
+        share=change.estimate / abs(sides.rise),
     )
 
 
-def _rpc_wait(
-    now: Samples, before: Samples, rise: float, *, is_paired: bool, level: float
-) -> Finding | None:
+def _rpc_wait(sides: Sides) -> Finding | None:
     """Return that trainers wait longer for RPC, or less: the one that waits longest, in its median
     step."""
-    sign, sides = (
-        (1 if rise > 0 else -1),
-        (now.blocked_seconds or (), before.blocked_seconds or ()),
+    now, before = (
+        [
+            sides.sign * max(map(median, launch))
+            for launch in side.samples.blocked_seconds or ()
+        ]
+        for side in (sides.now, sides.before)
     )
-    waits = [[sign * max(map(median, launch)) for launch in side] for side in sides]
-    if min(map(len, waits)) < 2:
+    if min(len(now), len(before)) < 2:
         return None
-    return _of_phase(RPC_WAIT, _change(*waits, is_paired=is_paired), rise, level)
+    return _of_phase(sides, RPC_WAIT, sides.change(now, before), sides.level)
 
 
 def _late_rank(sides: Sides, phase: str, rise: float, level: float) -> int | None:
     """Return the rank whose own phase alone rose, and which is on the critical path of most steps;
     None if none is."""
-    ranks = range(len(sides.now[0].own[phase]))
+    ranks = range(len(sides.now.phases[0].own[phase]))
     if phase == EXPOSED or len(ranks) < 2:
         return None
 
-    def of_rank(rank: int) -> Difference:
-        return sides.change(lambda launch: launch.own[phase][rank] or 0.0)
+    def change_of(rank: int) -> Difference:
+        return sides.phase_change(lambda launch: launch.own[phase][rank] or 0.0)
 
-    rises = [of_rank(rank) for rank in ranks]
-    late = max(ranks, key=lambda rank: rises[rank].estimate)
-    most = rises[late].estimate
-    alone = all(rises[rank].estimate < most / 2 for rank in ranks if rank != late)
+    changes = [change_of(rank) for rank in ranks]
+    late = max(ranks, key=lambda rank: changes[rank].estimate)
+    most = changes[late].estimate
+    others = [changes[rank].estimate for rank in ranks if rank != late]
     on_path = [
-        fmean(launch.path[phase][rank] for launch in sides.now) for rank in ranks
+        fmean(launch.path[phase][rank] for launch in sides.now.phases) for rank in ranks
     ]
-    evident = rises[late].p_value() <= level / len(ranks)
-    return (
-        late
-        if alone
-        and evident
+    is_late = (
+        max(others) < most / 2
         and most >= rise / 2
+        and changes[late].p_value() <= level / len(ranks)
         and on_path[late] >= _MOSTLY * sum(on_path)
-        else None
     )
+    return late if is_late else None
 
 
-def changed_counters(
-    now: Counters, before: Counters
-) -> tuple[tuple[str, int, int], ...]:
+def changed_counters(now: Counters, before: Counters) -> tuple[ChangedCounter, ...]:
     """Return the counters that differ, each with its values before and now; causes come before what
     follows."""
-    found = [
-        (name, earlier, later)
-        for name, later in now.items()
-        if later is not None
-        and (earlier := before.get(name)) is not None
-        and later != earlier
-    ]
+    found = []
+    for name, later in now.items():
+        earlier = before.get(name)
+        if later is not None and earlier is not None and later != earlier:
+            found.append((name, earlier, later))
     finer = without_totals([name for name, *_ in found if name not in _NOT_CAUSES])
-    order = {name: number for number, name in enumerate(_FIRST)}
+    order = [*_FIRST, *now]
     causes = [each for each in found if each[0] in finer]
-    return tuple(sorted(causes, key=lambda each: order.get(each[0], len(order))))
+    return tuple(sorted(causes, key=lambda each: order.index(each[0])))
 
 
-def _may_explain(counter: tuple[str, int, int], change: float) -> bool:
+def _explained(
+    sides: Sides, found: Sequence[Finding], counters: Sequence[ChangedCounter]
+) -> list[Finding]:
+    """Return the findings that counters explain."""
+    step = sum(
+        fmean(launch.own[phase][0] or 0.0 for launch in sides.before.phases)
+        for phase in PHASES
+    )
+    change = sides.rise / step
+    explaining = [each for each in counters if _may_explain(each, change)]
+    if not explaining:
+        return []
+    phases = _explained_by(explaining)
+    return [each for each in found if {*each.phases} <= phases and each.rank is None]
+
+
+def _may_explain(counter: ChangedCounter, change: float) -> bool:
     """Whether a counter changed as the step did, whose relative `change` is given; bytes by enough
     of it."""
     name, before, now = counter
     if (now - before) * change < 0:
         return False
-    return not (name.endswith("bytes") and before) or abs(
-        now / before - 1
-    ) >= _BYTES_PART * abs(change)
+    if not before or not name.endswith("bytes"):
+        return True
+    return abs(now / before - 1) >= _BYTES_PART * abs(change)
 
 
-def _explained_by(counters: Sequence[tuple[str, int, int]]) -> set[str]:
+def _explained_by(counters: Sequence[ChangedCounter]) -> set[str]:
     """Return the phases that take longer because of counters."""
     first = counters[0][0]
     if first in _MODEL:
@@ -255,7 +258,7 @@ def _explained_by(counters: Sequence[tuple[str, int, int]]) -> set[str]:
 
 
 def _joined(
-    findings: Sequence[Finding], counters: tuple[tuple[str, int, int], ...]
+    findings: Sequence[Finding], counters: tuple[ChangedCounter, ...]
 ) -> Finding:
     """Return one finding of several phases, with the counters that explain them."""
     if not findings:
@@ -294,16 +297,13 @@ def find_slower_file(
     seconds: dict[tuple[str, str, str], float] = defaultdict(float)
     variance = 0.0
     for sign, ranks, step in zip((1, -1), sampled, steps, strict=True):
-        chosen = [
-            stacks for number, stacks in enumerate(ranks) if rank in (None, number)
-        ]
+        chosen = ranks if rank is None else [ranks[rank]]
         taken = sum(stacks.taken for stacks in chosen)
-        for file, function, caller, count in (
-            each for stacks in chosen for each in stacks.functions
-        ):
-            if file in files:
-                seconds[file, function, caller] += sign * count * step / taken
-                variance += count * (step / taken) ** 2
+        for stacks in chosen:
+            for file, function, caller, count in stacks.functions:
+                if file in files:
+                    seconds[file, function, caller] += sign * count * step / taken
+                    variance += count * (step / taken) ** 2
     gains = {file: _gain(seconds, file) for file in files}
     slower = max(gains, key=gains.__getitem__)
     gain = min(gains[slower], sum(seconds.values()))
@@ -312,7 +312,8 @@ def find_slower_file(
         return None
     by_function: dict[str, float] = defaultdict(float)
     for (file, function, _), each in seconds.items():
-        by_function[function] += each * (file == slower)
+        if file == slower:
+            by_function[function] += each
     return Finding(
         phases=(),
         seconds=gain,
@@ -331,5 +332,6 @@ def _gain(seconds: Mapping[tuple[str, str, str], float], file: str) -> float:
     total, own = defaultdict[str, float](float), defaultdict[str, float](float)
     for (where, _, caller), each in seconds.items():
         total[caller] += each
-        own[caller] += each * (where == file)
+        if where == file:
+            own[caller] += each
     return sum(min(gain, max(total[caller], 0.0)) for caller, gain in own.items())

@@ -20,7 +20,7 @@ from pytest_ddpperf.files import write
 from pytest_ddpperf.records import codec
 from pytest_ddpperf.records.errors import FileError
 from pytest_ddpperf.records.outcome import Outcome, RunInfo
-from pytest_ddpperf.records.samples import Interval, Scalar, TestId
+from pytest_ddpperf.records.samples import Interval, Reason, Scalar, TestId
 from pytest_ddpperf.verdict.stats import launch_quantiles
 
 SCHEMA = 1
@@ -106,8 +106,8 @@ def _describes_its_commit(outcome: Outcome) -> bool:
     ):
         return False
     return outcome.verdict is None or outcome.verdict.reason not in (
-        "disabled",
-        "debugging-variable",
+        Reason.DISABLED,
+        Reason.DEBUGGING_VARIABLE,
     )
 
 

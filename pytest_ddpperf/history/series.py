@@ -21,7 +21,8 @@ from pytest_ddpperf.history.entries import (
     HistoryEntry,
     HistoryMeasurement,
 )
-from pytest_ddpperf.records.plan import MEMORY_COUNTERS, Limit
+from pytest_ddpperf.records.metric import MEMORY_COUNTERS
+from pytest_ddpperf.records.plan import Limit
 from pytest_ddpperf.records.samples import Interval, Scalar, TestId
 from pytest_ddpperf.records.step_phases import PHASES
 from pytest_ddpperf.verdict.stats import Part, holm, variance

@@ -12,7 +12,8 @@ from pytest_ddpperf.launch.phases import step_phases
 from pytest_ddpperf.launch.remote_ranks import Clock
 from pytest_ddpperf.launch.run import Delivery
 from pytest_ddpperf.records.errors import DdpPerfError
-from pytest_ddpperf.records.plan import COUNTERS, POINT_TO_POINT, Plan
+from pytest_ddpperf.records.metric import COUNTERS, POINT_TO_POINT
+from pytest_ddpperf.records.plan import Plan
 from pytest_ddpperf.records.samples import (
     GOES_ON,
     LaunchSamples,

@@ -16,7 +16,8 @@ from contextlib import suppress
 from typing import Literal, cast
 
 from pytest_ddpperf.options.definitions import FAIL_ON_NAMES
-from pytest_ddpperf.records.plan import BANDWIDTH, COUNTERS, MEAN, PHASE_METRICS, Limit
+from pytest_ddpperf.records.metric import NAMED
+from pytest_ddpperf.records.plan import Limit
 
 # of whatever is counted: more would take days, or more memory than there is
 _MOST = 1_000_000
@@ -117,9 +118,10 @@ def seconds(value: object, least: float = math.ulp(0.0)) -> float:
     return number
 
 
-_SHARES = (BANDWIDTH, *COUNTERS)  # whose limits have no milliseconds
+# Limits in ms are on times alone.
+_SHARES = frozenset(name for name in NAMED if NAMED[name].unit != "s")
 # What a metric that does not exist is compared with. Of percentiles that look alike, only one.
-_METRICS = ("p10", "p50", "p90", "cpu_p50", MEAN, *PHASE_METRICS, *_SHARES)
+_METRICS = ("p10", "p50", "p90", "cpu_p50", *NAMED)
 
 
 def _limit(item: object) -> Limit:
@@ -138,10 +140,10 @@ def _limit(item: object) -> Limit:
         # One text for one percentile, so that p50 and p50.0 are the same metric to baselines and
         # reports.
         metric = f"{match[1] or ''}p{percentile:.10g}"
-    elif metric not in _METRICS:
+    elif metric not in NAMED:
         guess = _guess(metric, _METRICS) or f": {_LIMIT_FORM}"
         raise Refused(item, f"unknown metric {metric}{guess}")
-    if metric == BANDWIDTH and amount >= 1:
+    elif NAMED[metric].lower_is_worse and amount >= 1:
         allowed = "must be less than 100 %: a bandwidth cannot fall further"
         raise Refused(item, allowed)
     if amount == math.inf:

@@ -275,11 +275,9 @@ def _check_limits(settings: Settings) -> None:
     place = BY_ARGUMENT["threshold"].where(settings.sources["limits"])
     for limit in settings.limits:
         problem: str | None = None
-        if limit.on_cpu_only and settings.device not in ("auto", "cpu"):
-            problem = (
-                f"{limit.on_cpu_only} measured on cpu only, not on {settings.device}"
-            )
-        elif not (limit.default or limit.is_counter):
+        if limit.kind.on_cpu_only and settings.device not in ("auto", "cpu"):
+            problem = f"{limit.kind.on_cpu_only} measured on cpu only, not on {settings.device}"
+        elif not (limit.default or limit.kind.is_exact):
             # rarely needed, and every run would pay for it
             from pytest_ddpperf.verdict.times import unsupported
 

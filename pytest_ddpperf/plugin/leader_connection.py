@@ -56,7 +56,7 @@ from pytest_ddpperf.records.messages import (
     WaitingForLock,
 )
 from pytest_ddpperf.records.plan import Plan
-from pytest_ddpperf.records.samples import LaunchSamples, Status, Verdict
+from pytest_ddpperf.records.samples import LaunchSamples, Reason, Status, Verdict
 from pytest_ddpperf.wire import payload
 from pytest_ddpperf.wire.channels import Lines, Phase, readable
 from pytest_ddpperf.wire.source_trees import Trees
@@ -134,7 +134,7 @@ class LeaderConnection:
             self.over = True
             raise BaseSideError(OVER)
         return _measured(
-            job, launches, Verdict(status=Status.NOT_GATED, reason="base-side")
+            job, launches, Verdict(status=Status.NOT_GATED, reason=Reason.BASE_SIDE)
         )
 
     def _launch(
@@ -334,5 +334,5 @@ def _verdict(first: Verdict | None) -> Verdict:
     """Return the verdict of the first node, for a test may go on by it. What the first node saves,
     only it saves."""
     if first is None or first.status is Status.NOT_GATED:
-        return Verdict(status=Status.NOT_GATED, reason="follows")
+        return Verdict(status=Status.NOT_GATED, reason=Reason.FOLLOWS)
     return first

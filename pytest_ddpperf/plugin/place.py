@@ -175,8 +175,10 @@ def _check_devices(
         ranks = world_size * place.nodes
         raise _missing(settings, field, ranks, f"{each}; {devices}", field)
     for limit in settings.limits:
-        if limit.on_cpu_only:
-            problem = f"{limit.on_cpu_only} measured on CPU only, not on {place.device}"
+        if limit.kind.on_cpu_only:
+            problem = (
+                f"{limit.kind.on_cpu_only} measured on CPU only, not on {place.device}"
+            )
             others = ("backend", "device", field)
             raise _wrong(settings, "limits", str(limit), problem, *others)
 

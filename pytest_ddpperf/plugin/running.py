@@ -19,6 +19,7 @@ from pytest_ddpperf.plugin.results import TestResults
 from pytest_ddpperf.plugin.state import Run
 from pytest_ddpperf.records import codec
 from pytest_ddpperf.records.errors import DdpPerfError
+from pytest_ddpperf.records.reason import Reason
 
 TEST = pytest.StashKey[TestState]()
 
@@ -95,7 +96,7 @@ class RunningTests:
         not be written, the test fails, and its reruns too."""
         for each in test.measurements if test.passed and test.attempt == 1 else ():
             measured = each.measured
-            if measured is not None and measured.verdict.reason == "saving":
+            if measured is not None and measured.verdict.reason == Reason.SAVING:
                 try:
                     each.saved = self._run.session.save(measured)
                 except DdpPerfError as error:

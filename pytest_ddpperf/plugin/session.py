@@ -22,6 +22,7 @@ from pytest_ddpperf.git import checked_out, tree_of
 from pytest_ddpperf.launch import Launcher, Observer
 from pytest_ddpperf.options.settings import Settings
 from pytest_ddpperf.records.errors import BaselineError, GitError
+from pytest_ddpperf.records.reason import Reason
 from pytest_ddpperf.records.samples import Scalar, Status
 from pytest_ddpperf.remote.worktree import one_tree
 from pytest_ddpperf.report import sentences
@@ -93,7 +94,9 @@ class Session:
     def refuse_worse(self, measured: Measured) -> None:
         """Raise BaselineError if a session that would be added is worse than those before. The same
         code may be: that is drift."""
-        if not (self._settings.extend_baseline and measured.verdict.reason == "saving"):
+        if not (
+            self._settings.extend_baseline and measured.verdict.reason == Reason.SAVING
+        ):
             return
         environment, job = measured.measurement.environment, measured.job
         stored = self.store.read(environment, job.test)
@@ -105,7 +108,7 @@ class Session:
         verdict = decision.judge(
             measured.measurement, stored.measurements, job.limits, level=job.level
         )
-        worst = sentences.shown(verdict)
+        worst = verdict.shown
         if verdict.status is Status.REGRESSED and worst is not None:
             change = f"{worst.limit.metric} {sentences.change(worst)}"
             raise BaselineError(

@@ -24,7 +24,7 @@ from pytest_ddpperf.rank import recorder, torch_names
 from pytest_ddpperf.rank.context import noting
 from pytest_ddpperf.rank.group import NoGroup
 from pytest_ddpperf.rank.modules import bytes_of
-from pytest_ddpperf.records.plan import COPIES, POINT_TO_POINT, SENT
+from pytest_ddpperf.records.metric import COPIES, POINT_TO_POINT, SENT
 
 _KIND = re.compile(
     r"_?i?(all_?(?:reduce|gather|to_?all)|reduce_scatter|broadcast|gather|scatter|reduce|send|recv)"

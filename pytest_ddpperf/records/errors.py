@@ -5,6 +5,7 @@ None is a pytest exception: the plugin turns them into what pytest's users expec
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 
 from pytest_ddpperf.records.samples import RankError, RankOutput
@@ -17,16 +18,17 @@ def short_repr(value: object) -> str:
 
 
 class DdpPerfError(Exception):
-    """The base of all errors of this package. Their `args` are their fields, so that every error
-    survives pickling."""
+    """The base of all errors of this package. Their fields are given by position: so they are their
+    `args`, and every error survives pickling."""
 
 
+@dataclass(eq=False)
 class OptionError(DdpPerfError):
     """A setting of the user's that cannot be: `where` is the option, ini key or marker argument."""
 
-    def __init__(self, where: str, value: object, allowed: str) -> None:
-        super().__init__(where, value, allowed)
-        self.where, self.value, self.allowed = where, value, allowed
+    where: str
+    value: object
+    allowed: str
 
     def __str__(self) -> str:
         return f"{self.where}: {short_repr(self.value)}: {self.allowed}"
@@ -40,24 +42,25 @@ class Unavailable(Exception):
     """A marker asks for something that this machine lacks: the test is skipped."""
 
 
+@dataclass(eq=False)
 class BaselineError(DdpPerfError):
     """A baseline that cannot be read or written; names the file and what to do."""
 
-    def __init__(self, path: Path, problem: str, remedy: str) -> None:
-        super().__init__(path, problem, remedy)
-        self.path, self.problem, self.remedy = path, problem, remedy
+    path: Path
+    problem: str
+    remedy: str
 
     def __str__(self) -> str:
         return f"baseline {self.path}: {self.problem}\n{self.remedy}"
 
 
+@dataclass(eq=False)
 class FileError(DdpPerfError):
     """A report, or a file of a history, that cannot be read or written: names it and, if there is
     one, the field."""
 
-    def __init__(self, path: Path, problem: str) -> None:
-        super().__init__(path, problem)
-        self.path, self.problem = path, problem
+    path: Path
+    problem: str
 
     def __str__(self) -> str:
         return f"{self.path}: {self.problem}"
@@ -67,12 +70,12 @@ class MissingExtraError(DdpPerfError):
     """What was asked for needs packages that are not installed."""
 
 
+@dataclass(eq=False)
 class ServerError(DdpPerfError):
     """The rank server did not start or died; carries what it wrote."""
 
-    def __init__(self, problem: str, output: str) -> None:
-        super().__init__(problem, output)
-        self.problem, self.output = problem, output
+    problem: str
+    output: str
 
     def __str__(self) -> str:
         return f"the rank server {self.problem}\n{self.output}".rstrip()
@@ -86,12 +89,13 @@ class GitError(DdpPerfError):
 NOTHING_DIFFERS = "nothing differs between"
 
 
+@dataclass(eq=False)
 class AgainstError(DdpPerfError):
     """The version to compare with cannot be had: `option` is the one that asked for it."""
 
-    def __init__(self, option: str, problem: str, remedy: str = "") -> None:
-        super().__init__(option, problem, remedy)
-        self.option, self.problem, self.remedy = option, problem, remedy
+    option: str
+    problem: str
+    remedy: str = ""
 
     def __str__(self) -> str:
         return "\n".join(filter(None, (f"{self.option}: {self.problem}", self.remedy)))
@@ -114,38 +118,30 @@ class EndedEarly(DdpPerfError):
         self.advice = advice
 
 
+@dataclass(eq=False)
 class LaunchError(DdpPerfError):
     """A launch in which at least one rank did not deliver: the first cause, then the others."""
 
-    def __init__(
-        self,
-        cause: RankError,
-        others: tuple[RankError, ...],
-        output: tuple[RankOutput, ...],
-    ) -> None:
-        super().__init__(cause, others, output)
-        self.cause, self.others, self.output = cause, others, output
+    cause: RankError
+    others: tuple[RankError, ...]
+    output: tuple[RankOutput, ...]
 
     def __str__(self) -> str:
         lines = [f"{self.cause.who} failed in {self.cause.phase}: {self.cause.summary}"]
         if self.cause.traceback:
             lines += ["", self.cause.traceback.rstrip()]
         if self.others:
-            lines += [
-                "",
-                "other ranks:" if self.cause.who.startswith("rank ") else "the others:",
-            ]
+            who = "other ranks" if self.cause.who.startswith("rank ") else "the others"
+            lines += ["", f"{who}:"]
         for other in self.others:
-            same = (other.summary, other.traceback) == (
-                self.cause.summary,
-                self.cause.traceback,
+            same = (
+                other.summary == self.cause.summary
+                and other.traceback == self.cause.traceback
             )
-            lines.append(
-                f"  {other.who} in {other.phase}: {'the same' if same else other.summary}"
-            )
+            summary = "the same" if same else other.summary
+            lines.append(f"  {other.who} in {other.phase}: {summary}")
             # where a rank was when its peer went away explains nothing
             if not same and not other.lost_connection:
-                lines += [
-                    "    " + line for line in other.traceback.rstrip().splitlines()
-                ]
+                for line in other.traceback.rstrip().splitlines():
+                    lines.append(f"    {line}")
         return "\n".join(lines)

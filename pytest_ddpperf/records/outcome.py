@@ -8,10 +8,12 @@ from dataclasses import dataclass, field
 
 from pytest_ddpperf.records.plan import Limit, Plan
 from pytest_ddpperf.records.samples import (
+    Comparison,
+    Facts,
     LaunchCost,
     Measurement,
     Recorded,
-    Scalar,
+    Status,
     TestId,
     Verdict,
 )
@@ -95,7 +97,7 @@ class RunInfo:
     commit: str = ""  # that was checked out, as of `Recording`
     committed: str = ""  # when that was committed, ISO 8601, UTC; "" outside git
     # the machine's, from a probe rank
-    facts: Mapping[str, Scalar] = field(default_factory=dict)
+    facts: Facts = field(default_factory=dict)
     skipped: int = 0  # tests
     # tests that passed without a call of the fixture that they ask for
     never_measured: int = 0
@@ -107,6 +109,12 @@ class RunInfo:
     messages: tuple[str, ...] = ()  # of it as a whole, a line each
     # of `add_section`: lines by title
     sections: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+
+# What reports show instead of the status of a verdict; FAILED without one.
+SAVED = "SAVED"
+DIVERGED = "DIVERGED"
+FAILED = "failed"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,3 +170,28 @@ class Outcome:
         """The measurement of an outcome that has one."""
         assert self.measurement is not None, "the measurement failed"
         return self.measurement
+
+    @property
+    def comparisons(self) -> tuple[Comparison, ...]:
+        """Those of the verdict, if there is one."""
+        return self.verdict.comparisons if self.verdict else ()
+
+    @property
+    def other_side(self) -> Measurement | None:
+        """What was measured of `baseline_side`."""
+        return self.baseline_side.measurement if self.baseline_side else None
+
+    @property
+    def shown_status(self) -> str:
+        """The status that reports show. DIVERGED: the test fails because its losses differ, and
+        not because it is slower."""
+        if self.saved:
+            return SAVED
+        verdict = self.verdict
+        if verdict is None:
+            return FAILED
+        others = (Status.REGRESSED, Status.INCOMPARABLE)
+        fails = self.fails and not self.error
+        if fails and verdict.diverged and verdict.status not in others:
+            return DIVERGED
+        return verdict.status.value

@@ -10,47 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from pytest_ddpperf.records.step_phases import PHASES, RANK_WAIT
-
-POINT_TO_POINT = ("send", "recv")
-# The operations that have counters of their own.
-SENT = (
-    "all_reduce",
-    "all_gather",
-    "reduce_scatter",
-    "all_to_all",
-    "broadcast",
-    *POINT_TO_POINT,
-)
-COPIES = ("host_syncs", "h2d.bytes", "d2h.bytes")  # between the host and an accelerator
-# They have noise, so the largest of all launches counts.
-MEMORY_COUNTERS = ("peak_rss.bytes", "peak_memory.bytes")
-# What is counted of a step: see docs/counters.md. Of several that rise alike, the first is reported
-# first.
-COUNTERS = (
-    *("rpc.calls", "rpc.bytes"),
-    *(f"{kind}.{figure}" for kind in SENT for figure in ("count", "bytes")),
-    *("gradient_bytes", "buckets", "buckets.largest_bytes", "parameters.bytes"),
-    *("collectives.count", "collectives.bytes", "recompilations", "graph_breaks"),
-    *COPIES,
-    *MEMORY_COUNTERS,
-)
-
-
-def without_totals(counters: Sequence[str]) -> list[str]:
-    """Return the names of counters without those of all collectives together, if others are among
-    them."""
-    return [name for name in counters if not name.startswith("collectives.")] or list(
-        counters
-    )
-
-
-# The metric of a collective's limit on bandwidth.
-BANDWIDTH = "busbw"
-# The metric of the time that a whole window takes per step: it shows slow steps, however few they
-# are.
-MEAN = "mean"
-PHASE_METRICS = (*PHASES, RANK_WAIT)
+from pytest_ddpperf.records.metric import METRICS, Metric, metric_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,74 +18,35 @@ class Limit:
     """How much worse than the baseline one metric may get: `p50:5%`, `mean:25%`, `cpu_p50:5%`,
     `rpc.bytes:0%`."""
 
-    # : "p50", "p99.9", "mean", "cpu_p10", "busbw", or one of PHASE_METRICS or COUNTERS
-    metric: str
+    metric: str  #: its name: "p50", "p99.9", "mean", "busbw", "rpc.bytes", ...
     value: float  #: a share for "%" (0.05), seconds for "ms" (0.002)
     unit: Literal["%", "ms"]
     # : ours, so it may be dropped where the asked steps cannot support it
     default: bool = False
 
     @property
-    def is_counter(self) -> bool:
-        return self.metric in COUNTERS
-
-    @property
-    def is_cpu_time(self) -> bool:
-        return self.metric.startswith("cpu_")
-
-    @property
-    def is_bandwidth(self) -> bool:
-        """Whether less is worse: what a collective moves in the time of a step at p50."""
-        return self.metric == BANDWIDTH
-
-    @property
-    def is_mean(self) -> bool:
-        """Whether all steps of a window count, in proportion to their time."""
-        return self.metric == MEAN
-
-    @property
-    def is_phase(self) -> bool:
-        """Whether it is on a part of the step."""
-        return self.metric in PHASE_METRICS
-
-    @property
-    def on_cpu_only(self) -> str:
-        """What it needs that is measured on CPU only, in words: "CPU time is", "phases are"; "" for
-        nothing."""
-        return (
-            "phases are" if self.is_phase else "CPU time is" if self.is_cpu_time else ""
-        )
-
-    @property
-    def percentile(self) -> float:
-        """The q of pNN, from 0 to 100; 50 for other metrics of time."""
-        if self.is_bandwidth or self.is_mean or self.is_phase:
-            return 50.0
-        return float(self.metric.removeprefix("cpu_").removeprefix("p"))
+    def kind(self) -> Metric:
+        """What it is on."""
+        return metric_of(self.metric)
 
     def __str__(self) -> str:
         scale = 100.0 if self.unit == "%" else 1000.0
         return f"{self.metric}:{self.value * scale:.10g}{self.unit}"
 
 
-# On time, unless the user names others. docs/evidence.md says why the one on the mean is wider.
-TIME_LIMITS = tuple(
-    Limit(metric=metric, value=value, unit="%", default=True)
-    for metric, value in (("p10", 0.1), ("p50", 0.1), (MEAN, 0.25))
-)
-# On counters, unless the user names another for the same one. The memory of a process varies,
-# larger buckets are no loss, and a process may keep parameters that its step does not use: an
-# average, a teacher.
-COUNTER_LIMITS = tuple(
-    Limit(
-        metric=name,
-        value=0.05 if name == "peak_memory.bytes" else 0.0,
-        unit="%",
-        default=True,
+def _default_limits(*, is_exact: bool) -> tuple[Limit, ...]:
+    return tuple(
+        Limit(metric=name, value=share, unit="%", default=True)
+        for kind in METRICS
+        if kind.is_exact is is_exact
+        for name, share in kind.default_limits.items()
     )
-    for name in COUNTERS
-    if name not in ("peak_rss.bytes", "buckets.largest_bytes", "parameters.bytes")
-)
+
+
+# On time, unless the user names others.
+TIME_LIMITS = _default_limits(is_exact=False)
+# On counters, unless the user names another for the same one.
+COUNTER_LIMITS = _default_limits(is_exact=True)
 
 
 OF_TEST = "test:"  # the names of facts that a test gives begin with it
@@ -154,11 +75,9 @@ class Program:
 
     def __str__(self) -> str:
         """The command line."""
-        name = (
-            ["-m", self.path]
-            if self.is_module
-            else [os.path.relpath(self.path, self.cwd)]
-        )
+        name = [os.path.relpath(self.path, self.cwd)]
+        if self.is_module:
+            name = ["-m", self.path]
         return shlex.join([*name, *self.args])
 
 
@@ -216,18 +135,16 @@ class Plan:
         """The processes of a node: its share of those that are timed and, of the first node, all
         others."""
         share = self.world_size // self.nodes
-        others = range(
-            self.world_size, self.processes if node == 0 else self.world_size
-        )
-        return (*range(node * share, (node + 1) * share), *others)
+        own = range(node * share, (node + 1) * share)
+        if node > 0:
+            return tuple(own)
+        return (*own, *range(self.world_size, self.processes))
 
     def node_of(self, process: int) -> int:
         """The node that has a process."""
-        return (
-            process // (self.world_size // self.nodes)
-            if process < self.world_size
-            else 0
-        )
+        if process >= self.world_size:
+            return 0
+        return process // (self.world_size // self.nodes)
 
     @property
     def room(self) -> int:
@@ -258,11 +175,11 @@ class Plan:
 
     def measured_as(self, other: Plan) -> Plan:
         """With the group, the warm-up, the windows and the timing of another."""
-        group = ("world_size", "backend", "device", "parameter_servers")
-        windows = ("warmup", "steps", "min_seconds", "most_steps", "timing")
-        return replace(
-            self, **{name: getattr(other, name) for name in (*group, *windows)}
-        )
+        names = """
+            world_size backend device parameter_servers
+            warmup steps min_seconds most_steps timing
+        """.split()
+        return replace(self, **{name: getattr(other, name) for name in names})
 
     def name(self, process: int) -> str:
         """A process in words: "rank 3"; in an RPC launch its name there, "trainer0", "ps0" or
@@ -279,25 +196,24 @@ class Plan:
         """Who takes part in an RPC launch: "2 trainers 4 ps master"; "" where all are ranks."""
         if not self.rpc:
             return ""
-        trainers = f"{self.world_size} trainer{'s' * (self.world_size > 1)}"
-        return f"{trainers} {self.parameter_servers} ps" + " master" * self.master
+        trainers = f"{self.world_size} trainer{'s' if self.world_size > 1 else ''}"
+        master = " master" if self.master else ""
+        return f"{trainers} {self.parameter_servers} ps{master}"
 
 
 def limits_for(plan: Plan, asked: Sequence[Limit]) -> tuple[Limit, ...]:
-    """Those asked for that matter to it: limits on RPC, phases and bandwidth do to what has it;
-    where none does, the default ones on time. With them the default ones on counters."""
+    """Return the limits that apply to this plan: those that were asked for and, if none of them
+    does, the default ones on time; and the default ones on other counters."""
 
-    def matters(limit: Limit) -> bool:
-        if limit.is_phase:
-            return not plan.rpc and plan.collective is None
-        return (plan.rpc or not limit.metric.startswith("rpc.")) and (
-            plan.collective is not None or not limit.is_bandwidth
-        )
+    def applying(limits: Sequence[Limit]) -> list[Limit]:
+        return [limit for limit in limits if limit.kind.applies_to(plan)]
 
     named = {limit.metric for limit in asked}
-    ours = (limit for limit in COUNTER_LIMITS if limit.metric not in named)
-    chosen = tuple(filter(matters, asked)) or (TIME_LIMITS if asked else ())
-    return (*chosen, *filter(matters, ours))
+    chosen = applying(asked)
+    if asked and not chosen:
+        chosen = applying(TIME_LIMITS)
+    counted = [limit for limit in COUNTER_LIMITS if limit.metric not in named]
+    return (*chosen, *applying(counted))
 
 
 _GB = 1e9

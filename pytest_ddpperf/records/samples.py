@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any
 
 from pytest_ddpperf.records.plan import Limit
+from pytest_ddpperf.records.reason import Reason as Reason
 from pytest_ddpperf.records.step_phases import (
     Means,
     RankPhases,
@@ -17,6 +18,9 @@ from pytest_ddpperf.records.step_phases import (
 )
 
 Scalar = str | int | float | bool | None
+Facts = Mapping[str, Scalar]  # about a machine, a run or a measurement, by name
+# of each pair of launches, how many steps were taken in a row each time
+StretchLengths = Sequence[Sequence[int]]
 LaunchSteps = tuple[tuple[float, ...], ...]  # launch x step
 # by COUNTERS: of a step, the largest over ranks; None where it is unknown
 Counters = Mapping[str, int | None]
@@ -98,11 +102,10 @@ class Samples:
 
     def first(self, steps: int) -> Samples:
         """With so many steps of each launch, those that came first."""
-        tables: dict[str, Any] = {
-            name: tuple(launch[:steps] for launch in table)
-            for name in ("step_seconds", "node_seconds")
-            if (table := getattr(self, name)) is not None
-        }
+        tables: dict[str, Any] = {}
+        for name in ("step_seconds", "node_seconds"):
+            if (table := getattr(self, name)) is not None:
+                tables[name] = tuple(launch[:steps] for launch in table)
         for name in ("rank_seconds", "cpu_seconds", "examples", "blocked_seconds"):
             if (table := getattr(self, name)) is not None:
                 tables[name] = tuple(
@@ -117,11 +120,11 @@ class Environment:
     compared."""
 
     # : another key is another baseline
-    key: Mapping[str, Scalar] = field(default_factory=dict)
+    key: Facts = field(default_factory=dict)
     # : a difference is INCOMPARABLE
-    must_match: Mapping[str, Scalar] = field(default_factory=dict)
+    must_match: Facts = field(default_factory=dict)
     # : a difference is reported
-    recorded: Mapping[str, Scalar] = field(default_factory=dict)
+    recorded: Facts = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -195,6 +198,11 @@ class Baseline:
     def measurements(self) -> tuple[Measurement, ...]:
         return tuple(session.measurement for session in self.sessions)
 
+    @property
+    def environment(self) -> Environment:
+        """That of all sessions, but for what is recorded."""
+        return self.sessions[0].measurement.environment
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Interval:
@@ -211,8 +219,7 @@ class Comparison:
 
     limit: Limit
     status: Status
-    # : machine-readable: "within-limit", "beyond-limit", "not-significant", ...
-    reason: str
+    reason: Reason
     baseline_seconds: float
     now_seconds: float
     # : its bounds are at `level`: they exclude 0 where there is evidence
@@ -253,6 +260,9 @@ class CounterChange:
         return self.now / self.baseline - 1
 
 
+Change = Comparison | CounterChange
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossChange:
     """The means of the losses of both sides, which differ by more than launches of the same code
@@ -260,6 +270,31 @@ class LossChange:
 
     before: float | None  #: None: a loss of this side is not finite
     now: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FactChange:
+    """A fact of the environment that differs."""
+
+    name: str
+    before: str  #: "unset" if it is not known
+    now: str
+
+    def __str__(self) -> str:
+        """ "torch 2.12 -> 2.13"."""
+        return f"{self.name} {self.before} -> {self.now}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dropped:
+    """A limit that is not applied."""
+
+    limit: Limit
+    why: str
+
+    def __str__(self) -> str:
+        """ "p95:10%: needs at least 59 timed steps"."""
+        return f"{self.limit}: {self.why}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -270,11 +305,12 @@ class Verdict:
     """
 
     status: Status
-    reason: str
+    reason: Reason
     comparisons: tuple[Comparison, ...] = ()
-    dropped: tuple[str, ...] = ()  #: default limits without support, as text
-    # : environment facts that differ: "torch 2.12 -> 2.13"
-    differences: tuple[str, ...] = ()
+    dropped_limits: tuple[Dropped, ...] = ()  #: default ones without support
+    facts: tuple[FactChange, ...] = ()  #: of the environment, those that differ
+    # : of INCOMPARABLE, what the reason code does not say: "rpc.bytes is unknown now"
+    details: tuple[str, ...] = ()
     counters: tuple[CounterChange, ...] = ()
     # : of the baseline; with one, the drift between sessions was assumed, not measured
     sessions: int = 0
@@ -298,12 +334,28 @@ class Verdict:
         return self.status.value
 
     @property
+    def differences(self) -> tuple[str, ...]:
+        """The details, and the facts that differ, as text: "torch 2.12 -> 2.13"."""
+        return (*self.details, *map(str, self.facts))
+
+    @property
+    def dropped(self) -> tuple[str, ...]:
+        """The dropped limits as text."""
+        return tuple(map(str, self.dropped_limits))
+
+    @property
+    def shown(self) -> Change | None:
+        """The change that every report shows: of the counter that decided, else of a time."""
+        if self.reason in (Reason.COUNTER_ROSE, Reason.COUNTER_FELL):
+            decisive = [c for c in self.counters if c.status is self.status]
+            return max(decisive, key=lambda c: abs(c.change))
+        return self.worst
+
+    @property
     def worst(self) -> Comparison | None:
-        """The comparison that every report shows: one that decided, if any did; of several p50,
-        else the largest."""
-        same = [c for c in self.comparisons if c.status is self.status] or list(
-            self.comparisons
-        )
+        """A comparison that decided, if any did: of several p50, else the largest."""
+        decisive = [c for c in self.comparisons if c.status is self.status]
+        same = decisive or self.comparisons
         at_p50 = [c for c in same if c.limit.metric == "p50"]
         return max(at_p50 or same, key=lambda c: c.change.estimate, default=None)
 
@@ -414,7 +466,7 @@ class Window:
     # why phases, or a trace that was asked for, are missing
     notes: tuple[str, ...] = ()
     # the environment, of rank 0
-    facts: Mapping[str, Scalar] = field(default_factory=dict)
+    facts: Facts = field(default_factory=dict)
     imported: Imported = Imported()
 
 
@@ -431,7 +483,7 @@ class LaunchSamples:
     counters: Counters
     cost: LaunchCost
     # the environment: rank 0's, the machine's, the user's variables
-    facts: Mapping[str, Scalar]
+    facts: Facts
     output: tuple[RankOutput, ...]
     # by name, what steps recorded
     recorded: Mapping[str, RankFigures] = field(default_factory=dict)

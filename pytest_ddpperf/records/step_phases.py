@@ -74,6 +74,9 @@ def _mean(values: Sequence[float | None]) -> float | None:
     return fmean(known) if len(known) == len(values) else None
 
 
+ChangedCounter = tuple[str, int, int]  # name, before, after
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
     """A part of a change of the step time, and what is known of its cause."""
@@ -86,8 +89,8 @@ class Finding:
     share: float = 0.0  # of the whole change
     # whose phase alone changed; None: that of all ranks, of ranks in turns, or unknown
     rank: int | None = None
-    # that changed with it: name, before, after
-    counters: tuple[tuple[str, int, int], ...] = ()
+    # that changed with it
+    counters: tuple[ChangedCounter, ...] = ()
     # of those that differ, the one whose functions take longer; path from the top of
     # the repository
     file: str = ""

@@ -6,11 +6,13 @@ Where phases say nothing, CPU time, which waiting does not use, shows which rank
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from statistics import median
 
 from pytest_ddpperf import text
 from pytest_ddpperf.explain import find
+from pytest_ddpperf.records.metric import MEAN
 from pytest_ddpperf.records.outcome import BaselineSide
 from pytest_ddpperf.records.plan import Plan
 from pytest_ddpperf.records.samples import (
@@ -22,7 +24,6 @@ from pytest_ddpperf.records.samples import (
     Verdict,
 )
 from pytest_ddpperf.records.step_phases import Finding
-from pytest_ddpperf.report import sentences
 from pytest_ddpperf.verdict import stats
 from pytest_ddpperf.verdict.decision import FAULT_SECONDS
 from pytest_ddpperf.verdict.times import of_one_length
@@ -49,8 +50,9 @@ def explain(
     # CPU time by rank explains a limit on it. That phases differ from those of a stored baseline is
     # no evidence by itself: the machine may be slower.
     is_open = side is None and verdict.status is Status.INCONCLUSIVE
-    by_phase = change is not None and not change.limit.is_cpu_time and not is_open
-    rise = _rise(change, now, baseline[-1]) if change is not None and by_phase else 0.0
+    rise = 0.0
+    if change and change.limit.kind.is_wall_time and not is_open:
+        rise = _rise(change, now, baseline[-1])
     found = find(now, baseline[-1], rise, is_paired=side is not None, level=level)
     return found, find_causes(verdict, plan, now, baseline, found)
 
@@ -64,64 +66,49 @@ def find_causes(
 ) -> tuple[str, ...]:
     """Return what explains a change, in words; () if nothing is known. `found` is of
     `explain.find`."""
+    before = baseline[-1]
     change = _change(verdict)
-    rise = _rise(change, now, baseline[-1]) if change is not None else 0.0
-    of_it = f"(the step: {_signed(rise)})"
-    shown = sentences.shown(verdict)
-    words = [
-        *_slow_steps(
-            verdict, now.samples.step_seconds, baseline[-1].samples.step_seconds
-        )
-    ]
-    # the rise of the step stands there alone
-    first = [each for each in found if each.seconds is not None][:1]
+    rise = _rise(change, now, before) if change else 0.0
+    shown = verdict.shown
+    headline = shown.limit.metric if shown else ""
+    words = _slow_steps(verdict, now.samples.step_seconds, before.samples.step_seconds)
+    of_it = f" (the step: {_signed(rise)})"
     for each in found:
-        words.append(
-            _finding(
-                each,
-                plan,
-                now,
-                of_it if each in first else "",
-                shown.limit.metric if shown else "",
-            )
-        )
-    words.append(_page_faults(now, baseline[-1], rise))
+        words.append(_finding(each, plan, now, of_it, headline))
+        if each.seconds is not None:
+            of_it = ""  # the rise of the step stands there once
+    words.append(_page_faults(now, before, rise))
     explained = sum(each.share for each in found if each.phases)
     is_explained = explained > _MAIN_PART if plan.rpc else explained > 0
-    if not is_explained and verdict.status is Status.REGRESSED:
-        words += _rank_causes(change, plan, now, baseline[-1])
+    if not is_explained and verdict.status is Status.REGRESSED and change:
+        words.append(_rank_causes(change, plan, now, before))
     return tuple(filter(None, words))
 
 
 def _finding(
-    found: Finding, plan: Plan, now: Measurement, of_it: str, shown: str
+    found: Finding, plan: Plan, now: Measurement, of_it: str, headline: str
 ) -> str:
     """Return "rank 1: forward +6.1 ms (the step: +6.4 ms); buckets 3 -> 24", without the headline's
     counter."""
     counters = [
         f"{name} {before:,} -> {after:,}"
         for name, before, after in found.counters
-        if name != shown
+        if name != headline
     ]
     words = text.some(counters, 3)
     if found.seconds is None:
         return words
-    amount = f"{_signed(found.seconds)} {of_it}".rstrip()
+    amount = _signed(found.seconds)
     if not found.phases:
-        is_rest = found.share > 0
-        return (
-            f"unexplained: {amount}"
-            if is_rest
-            else f"all else: {_signed(found.seconds)}"
-        )
-    who = (
-        f"{text.process(plan, now.environment, found.rank)}: "
-        if found.rank is not None
-        else ""
-    )
+        if found.share > 0:
+            return f"unexplained: {amount}{of_it}"
+        return f"all else: {amount}"
+    who = ""
+    if found.rank is not None:
+        who = f"{text.process(plan, now.environment, found.rank)}: "
     *several, last = map(text.phase, found.phases)
     phases = f"{', '.join(several)} and {last}" if several else last
-    return "; ".join(filter(None, (f"{who}{phases} {amount}", words)))
+    return "; ".join(filter(None, (f"{who}{phases} {amount}{of_it}", words)))
 
 
 def _page_faults(now: Measurement, before: Measurement, rise: float) -> str:
@@ -143,7 +130,7 @@ def _rise(change: Comparison, now: Measurement, before: Measurement) -> float:
     """Return by how many seconds a step takes longer; of a change of a phase, at least by so many
     as that does."""
     rise = change.now_seconds - change.baseline_seconds
-    if not change.limit.is_phase:
+    if not change.limit.kind.is_part:
         return rise
     of_step = stats.percentile(now.samples.step_seconds, 50) - stats.percentile(
         before.samples.step_seconds, 50
@@ -159,7 +146,7 @@ def _change(verdict: Verdict) -> Comparison | None:
     """Return the change of a time that causes are looked for: the headline's, so that both are of
     one metric, if it went where the verdict says; else the largest that did."""
     sign = -1 if verdict.status is Status.IMPROVED else 1
-    shown = sentences.shown(verdict)
+    shown = verdict.shown
     moved = [
         c
         for c in verdict.comparisons
@@ -167,7 +154,7 @@ def _change(verdict: Verdict) -> Comparison | None:
     ]
     return max(
         moved,
-        key=lambda c: (c is shown, not c.limit.is_cpu_time, sign * c.change.estimate),
+        key=lambda c: (c is shown, c.limit.kind.is_wall_time, sign * c.change.estimate),
         default=None,
     )
 
@@ -179,86 +166,76 @@ _SLOW = 2.0
 _FEW = 0.25
 
 
-def _slow_steps(
-    verdict: Verdict, now: LaunchSteps, before: LaunchSteps
-) -> Iterator[str]:
-    """Yield which steps are slow if few are, and they make up most of the rise of the mean."""
-    mean = next(
-        (
-            c
-            for c in verdict.comparisons
-            if c.limit.is_mean and c.status is verdict.status
-        ),
-        None,
-    )
-    if mean is None or mean.change.estimate <= 0:
-        return
-    (slow, share, seconds), (_, _, seconds_before) = _slow(now), _slow(before)
-    if not 0 < share <= _FEW or seconds - seconds_before < _MAIN_PART * (
-        mean.now_seconds - mean.baseline_seconds
-    ):
-        return
-    durations = [
-        now[launch][step] for launch, steps in enumerate(slow) for step in steps
-    ]
-    yield f"1 of {round(1 / share)} steps takes {text.seconds(stats.quantile(durations, 50))}"
+def _slow_steps(verdict: Verdict, now: LaunchSteps, before: LaunchSteps) -> list[str]:
+    """Return which steps are slow if few are, and they make up most of the rise of the mean."""
+    means = [c for c in verdict.comparisons if c.limit.metric == MEAN]
+    if not means or means[0].status is not verdict.status:
+        return []
+    rise = means[0].now_seconds - means[0].baseline_seconds
+    slow = _slow(now)
+    added = slow.added_seconds - _slow(before).added_seconds
+    if rise <= 0 or not 0 < slow.share <= _FEW or added < _MAIN_PART * rise:
+        return []
+    typical = text.seconds(stats.quantile(slow.seconds, 50))
+    return [f"1 of {round(1 / slow.share)} steps takes {typical}"]
 
 
-def _slow(launches: LaunchSteps) -> tuple[list[list[int]], float, float]:
-    """Return the slow steps of each launch, their share of all, and how much they add to the mean,
-    in seconds."""
-    medians = [stats.quantile(launch, 50) for launch in launches]
-    slow = [
-        [step for step, seconds in enumerate(launch) if seconds > _SLOW * median]
-        for launch, median in zip(launches, medians, strict=True)
-    ]
-    added = sum(
-        launches[k][step] - medians[k] for k, steps in enumerate(slow) for step in steps
-    )
+@dataclass(frozen=True, slots=True)
+class _SlowSteps:
+    """The slow steps of a measurement."""
+
+    seconds: list[float]  # their durations
+    share: float  # of all steps
+    added_seconds: float  # what they add to the mean
+
+
+def _slow(launches: LaunchSteps) -> _SlowSteps:
+    slow, added = [], 0.0
+    for launch in launches:
+        usual = stats.quantile(launch, 50)
+        for seconds in launch:
+            if seconds > _SLOW * usual:
+                slow.append(seconds)
+                added += seconds - usual
     steps = sum(map(len, launches))
-    return slow, sum(map(len, slow)) / steps, added / steps
+    return _SlowSteps(slow, len(slow) / steps, added / steps)
 
 
 def _rank_causes(
-    change: Comparison | None, plan: Plan, now: Measurement, before: Measurement
-) -> Iterator[str]:
-    """Yield what CPU time says of a rise."""
+    change: Comparison, plan: Plan, now: Measurement, before: Measurement
+) -> str:
+    """Return what CPU time says of a rise."""
     samples, earlier = of_one_length([now.samples, before.samples])
-    if change is None or len(samples.rank_seconds[0]) != len(earlier.rank_seconds[0]):
-        return
+    if (
+        len(samples.rank_seconds[0]) != len(earlier.rank_seconds[0])
+        or samples.cpu_seconds is None
+        or earlier.cpu_seconds is None
+    ):
+        return ""
     rise = change.now_seconds - change.baseline_seconds
-    of_it = f"(the step: {_signed(rise)})"
-    if samples.cpu_seconds is not None and earlier.cpu_seconds is not None:
-        q = 50 if change.limit.is_mean else change.limit.percentile
-        sides = by_rank(samples.cpu_seconds, q), by_rank(earlier.cpu_seconds, q)
-        yield _computing(
-            [after - own for after, own in zip(*sides, strict=True)],
-            rise,
-            of_it,
-            plan,
-            now,
-        )
+    q = change.limit.kind.percentile
+    sides = by_rank(samples.cpu_seconds, q), by_rank(earlier.cpu_seconds, q)
+    rises = [after - own for after, own in zip(*sides, strict=True)]
+    return _computing(rises, rise, plan, now)
 
 
 def _computing(
-    rises: Sequence[float], rise: float, of_it: str, plan: Plan, now: Measurement
+    rises: Sequence[float], rise: float, plan: Plan, now: Measurement
 ) -> str:
     """Return whose CPU time rose; `rises` are by rank."""
+    of_it = f"(the step: {_signed(rise)})"
     most = max(0.0, *rises)
     if most < rise * _MAIN_PART:
-        how = (
-            "waiting, not computing"
-            if most < rise * _MINOR_PART
-            else "waiting more than computing"
-        )
+        how = "waiting more than computing"
+        if most < rise * _MINOR_PART:
+            how = "waiting, not computing"
         return f"{how}: CPU time {_signed(most)} {of_it}"
     late = [rank for rank, each in enumerate(rises) if each > most / 2]
     who = text.some([text.process(plan, now.environment, rank) for rank in late], 3)
     if len(late) == len(rises):
         who = "every rank computes longer" if len(rises) > 1 else "it computes longer"
-    return (
-        f"{who}: CPU time {text.span([rises[rank] for rank in late], _signed)} {of_it}"
-    )
+    amounts = text.span([rises[rank] for rank in late], _signed)
+    return f"{who}: CPU time {amounts} {of_it}"
 
 
 def by_rank(durations: LaunchRankSteps, q: float) -> list[float]:

@@ -14,7 +14,7 @@ from pytest_ddpperf import text
 from pytest_ddpperf.records.errors import FileError
 from pytest_ddpperf.records.outcome import Outcome, RunInfo
 from pytest_ddpperf.records.plan import OF_TEST
-from pytest_ddpperf.records.samples import Scalar, Status
+from pytest_ddpperf.records.samples import Facts, Scalar, Status
 from pytest_ddpperf.report import sentences, terminal
 from pytest_ddpperf.report.json_report import Entry, StoredReport
 from pytest_ddpperf.report.summary import last_line
@@ -43,10 +43,11 @@ def lines(base: StoredReport, now: StoredReport) -> Iterator[str]:
 def summary_lines(now: StoredReport) -> Iterator[str]:
     """Yield the lines below the figures; the counts are the last line."""
     for outcome in now.outcomes:
-        if outcome.verdict is not None and outcome.verdict.status is Status.REGRESSED:
+        if outcome.verdict == Status.REGRESSED:
             yield f"{text.name(outcome)}:"
             failure = sentences.gate_failure(outcome, text.terminal_width() - 2)
-            yield from (f"  {line}".rstrip() for line in failure.splitlines())
+            for line in failure.splitlines():
+                yield f"  {line}".rstrip()
             yield ""
         elif outcome.evidence:
             yield f"{text.name(outcome)}: {'; '.join(outcome.evidence)}"
@@ -63,15 +64,12 @@ def run_messages(report: StoredReport) -> list[str]:
 
 
 def _run(run: RunInfo) -> str:
-    facts = [
-        run.created,
-        f"commit {text.commit(run.commit)}" * bool(run.commit),
-        *(
-            f"{fact} {run.facts[fact]}"
-            for fact in ("torch", "device_model")
-            if run.facts.get(fact)
-        ),
-    ]
+    facts = [run.created]
+    if run.commit:
+        facts.append(f"commit {text.commit(run.commit)}")
+    for fact in ("torch", "device_model"):
+        if run.facts.get(fact):
+            facts.append(f"{fact} {run.facts[fact]}")
     return text.shortened(", ".join(filter(None, facts)), _LONGEST_LINE)
 
 
@@ -81,29 +79,21 @@ def remarks(outcomes: Sequence[Outcome]) -> Iterator[str]:
     verdicts = [
         each.verdict
         for each in outcomes
-        if each.verdict is not None and each.verdict.status.compared
+        if each.verdict and each.verdict.status.compared
     ]
-    for differences, number in Counter(
-        verdict.differences for verdict in verdicts if verdict.differences
-    ).items():
-        which = (
-            f" ({number} of {len(outcomes)} measurements)"
-            if number < len(outcomes)
-            else ""
-        )
+    for differences, number in Counter(each.differences for each in verdicts).items():
+        if not differences:
+            continue
+        which = ""
+        if number < len(outcomes):
+            which = f" ({number} of {len(outcomes)} measurements)"
         shown = text.shortened(", ".join(differences), _LONGEST_LINE)
         yield f"differs from the base's environment{which}: {shown}"
-    assumed = [
-        c.drift
-        for verdict in verdicts
-        for c in verdict.comparisons
-        if c.drift is not None
-    ]
-    if assumed:
-        drift = text.span(assumed)
+    drifts = text.drifts(verdicts)
+    if drifts:
         yield (
-            f"two runs drift apart by an assumed {drift}: pytest --ddp-against measures both sides"
-            " in one run"
+            f"two runs drift apart by an assumed {text.span(drifts)}: pytest --ddp-against measures"
+            " both sides in one run"
         )
 
 
@@ -187,17 +177,19 @@ def ours(report: StoredReport) -> Sweep:
     facts: dict[str, dict[str, None]] = {}
     benchmarks: dict[tuple[str, int | None], Rows] = {}
     for entry in report.entries:
-        outcome = entry.outcome
+        outcome, plan = entry.outcome, entry.outcome.plan
         if outcome.measurement is None:
             continue  # the lines below the figures have its error
         for fact, value in _facts(entry).items():
             facts.setdefault(fact, {})[str(value or "-")] = None
-        rows = benchmarks.setdefault(
-            (text.shortened(_model(outcome)), outcome.batch_size), {}
-        )
-        plan, ranks = outcome.plan, _ranks(outcome)
+        given = _of_test(outcome)
+        model = text.shortened(str(given.get(_MODEL, outcome.test)))
+        ranks = plan.world_size
         title = plan.roles or f"{ranks} {'ranks' if plan.device == 'cpu' else 'GPUs'}"
-        key = (plan.roles or str(ranks)) if ranks else _NO_DDP
+        key = plan.roles or str(ranks)
+        if given.get(_ROW) == _NO_DDP:
+            ranks, title, key = 0, _NO_DDP, _NO_DDP
+        rows = benchmarks.setdefault((model, outcome.batch_size), {})
         if key in rows:
             problem = "of several machines, which PyTorch's form cannot show"
             raise FileError(report.paths[0], f"has {outcome.test} {problem}")
@@ -209,7 +201,7 @@ def ours(report: StoredReport) -> Sweep:
             for rank in launch
             for seconds in rank
         ]
-        rows[key] = Row(title if ranks else _NO_DDP, ranks, taken, steps)
+        rows[key] = Row(title, ranks, taken, steps)
     ordered = {
         key: dict(sorted(rows.items(), key=lambda row: row[1].ranks))
         for key, rows in benchmarks.items()
@@ -217,43 +209,30 @@ def ours(report: StoredReport) -> Sweep:
     return {fact: ", ".join(values) for fact, values in facts.items()}, ordered
 
 
-def _model(outcome: Outcome) -> str:
-    return str(_of_test(outcome).get(_MODEL, outcome.test))
-
-
-def _ranks(outcome: Outcome) -> int:
-    """Return the number of ranks; 0 for a row of the suite's sweep without DDP."""
-    return 0 if _of_test(outcome).get(_ROW) == _NO_DDP else outcome.plan.world_size
-
-
-def _of_test(outcome: Outcome) -> Mapping[str, Scalar]:
+def _of_test(outcome: Outcome) -> Facts:
     """Return the facts that the test gave."""
-    known = (
-        outcome.measurement.environment.must_match
-        if outcome.measurement is not None
-        else {}
-    )
+    known = outcome.measurement.environment.must_match if outcome.measurement else {}
     return {name: fact for name, fact in known.items() if name.startswith(OF_TEST)}
 
 
 def _facts(entry: Entry) -> dict[str, Scalar]:
     """Return the configuration, by the names of the original if it has one."""
-    further = {
-        name: fact
+    plan, run = entry.outcome.plan, entry.run
+    facts = {
+        name.removeprefix(OF_TEST): fact
         for name, fact in _of_test(entry.outcome).items()
         if name not in (_MODEL, _ROW)
     }
+    digits, dirty, _ = run.commit.partition("-dirty")
+    device = "cpu_model" if plan.device == "cpu" else "device_model"
     return {
-        **{name.removeprefix(OF_TEST): fact for name, fact in further.items()},
-        "commit": entry.run.commit[:12]
-        + "-dirty" * entry.run.commit.endswith("-dirty"),
-        "cuda_version": entry.run.facts.get("cuda"),
-        "device": entry.run.facts.get(
-            "cpu_model" if entry.outcome.plan.device == "cpu" else "device_model"
-        ),
-        "distributed_backend": entry.outcome.plan.backend,
-        "nccl_version": entry.run.facts.get("nccl"),
-        "pytorch_version": entry.run.facts.get("torch"),
+        **facts,
+        "commit": digits[:12] + dirty,
+        "cuda_version": run.facts.get("cuda"),
+        "device": run.facts.get(device),
+        "distributed_backend": plan.backend,
+        "nccl_version": run.facts.get("nccl"),
+        "pytorch_version": run.facts.get("torch"),
     }
 
 
@@ -331,15 +310,10 @@ def _table(base: Rows, now: Rows, batch_size: int | None) -> Iterator[str]:
         ):
             # Of time less is better, so a slowdown is negative.
             change = -100 * ((after - before) / before)
-            rate = (
-                f"{int(batch_size / after):7d}/s"
-                if batch_size is not None
-                else f"{'-':>9s}"
-            )
-            time = (
-                f"{after:8.3f}s"
-                if after >= _LEAST_SECONDS
-                else f"{text.seconds(after):>9s}"
-            )
+            rate, time = f"{'-':>9s}", f"{text.seconds(after):>9s}"
+            if batch_size is not None:
+                rate = f"{int(batch_size / after):7d}/s"
+            if after >= _LEAST_SECONDS:
+                time = f"{after:8.3f}s"
             cells.append(f"  p{q:02d}: {time} {rate} {change:+8.1f}%")
         yield f"{head:>10s}" + "".join(cells)

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
-from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 from pytest_ddpperf import text
@@ -125,28 +124,28 @@ class Side:
 def sides_of(outcome: Outcome) -> tuple[Side, Side | None]:
     """Return the current side, and the baseline side if there is one: the first steps of each
     launch, as many as the side with the fewest has."""
-    own, side, sessions = (
-        outcome.measured.samples,
-        outcome.baseline_side,
-        outcome.sessions,
-    )
-    base, phases = None, outcome.measured.mean_phases
-    if side is not None and side.measurement is not None:
-        own, other = of_one_length([own, side.measurement.samples])
-        name = text.shortened(str(side.version), 60)
-        phases_there = side.measurement.mean_phases
+    own, other = outcome.measured.samples, outcome.other_side
+    base = None
+    if outcome.baseline_side and other:
+        own, before = of_one_length([own, other.samples])
         base = Side(
-            name=name,
-            sessions=(launch_figures(other.step_seconds),),
-            phases=phases_there,
+            name=text.shortened(str(outcome.baseline_side.version), 60),
+            sessions=(launch_figures(before.step_seconds),),
+            phases=other.mean_phases,
         )
-    elif side is None and sessions:
-        own = own.first(min(session.steps for session in sessions))
-        stored = tuple(session.launch_seconds for session in sessions)
-        base = Side(name="baseline", sessions=stored, phases=sessions[-1].phases)
-    return Side(
-        name="now", sessions=(launch_figures(own.step_seconds),), phases=phases
-    ), base
+    elif outcome.baseline_side is None and outcome.sessions:
+        own = own.first(min(session.steps for session in outcome.sessions))
+        base = Side(
+            name="baseline",
+            sessions=tuple(session.launch_seconds for session in outcome.sessions),
+            phases=outcome.sessions[-1].phases,
+        )
+    now = Side(
+        name="now",
+        sessions=(launch_figures(own.step_seconds),),
+        phases=outcome.measured.mean_phases,
+    )
+    return now, base
 
 
 def draw_changes(comparisons: Sequence[Comparison], name: str) -> dict[str, str]:
@@ -181,54 +180,51 @@ def draw_changes(comparisons: Sequence[Comparison], name: str) -> dict[str, str]
             axes.set_ylim(max(low, -most), min(high, most))
         axes.yaxis.set_major_formatter(PercentFormatter(1.0))
 
-    described = zip(comparisons, changes, strict=True)
-    return figure(
-        f"Change against {name}",
-        "; ".join(
-            f"{each.limit.metric} {text.interval(change)}, limit {each.limit}"
-            for each, change in described
-        ),
-        draw,
-    )
+    described = [
+        f"{each.limit.metric} {text.interval(text.changed(each))}, limit {each.limit}"
+        for each in comparisons
+    ]
+    return figure(f"Change against {name}", "; ".join(described), draw)
 
 
 def signed_limit(comparison: Comparison) -> float:
     share = text.limit_share(comparison)
-    return -share if comparison.limit.is_bandwidth else share
+    return -share if comparison.limit.kind.lower_is_worse else share
 
 
 def draw_distributions(now: Side, base: Side | None) -> dict[str, str]:
     """Draw the step times of both sides: each percentile over launches, and from the fastest launch
     to the slowest."""
 
+    def draw_side(axes: Axes, side: Side, colour: str, line: str) -> None:
+        launches = [side.at(f"p{q}") for q in PERCENTILES]
+        least, most = [*map(min, launches)], [*map(max, launches)]
+        axes.fill_betweenx(
+            PERCENTILES, least, most, color=colour, alpha=0.15, linewidth=0
+        )
+        axes.plot(
+            [side.middle(f"p{q}") for q in PERCENTILES],
+            PERCENTILES,
+            color=colour,
+            linewidth=2,
+            linestyle=line,
+            label=_label(side),
+        )
+
     def draw(axes: Axes) -> None:
-        for side, colour, line in ((base, BASELINE, "--"), (now, CURRENT, "-")):
-            if side is not None:
-                least, most = (
-                    [end(side.at(f"p{q}")) for q in PERCENTILES] for end in (min, max)
-                )
-                axes.fill_betweenx(
-                    PERCENTILES, least, most, color=colour, alpha=0.15, linewidth=0
-                )
-                middle = [side.middle(f"p{q}") for q in PERCENTILES]
-                axes.plot(
-                    middle,
-                    PERCENTILES,
-                    color=colour,
-                    linewidth=2,
-                    linestyle=line,
-                    label=_label(side),
-                )
+        if base:
+            draw_side(axes, base, BASELINE, "--")
+        draw_side(axes, now, CURRENT, "-")
         axes.set_yticks((10, 25, 50, 75, 90), ("p10", "p25", "p50", "p75", "p90"))
         axes.locator_params(axis="x", nbins=5)
         show_seconds(axes.xaxis)
 
-    sides = filter(None, (now, base))
-    described = (
+    described = [
         f"{each.name}: p50 {text.seconds(each.middle('p50'))}, p95"
         f" {text.seconds(each.middle('p95'))}"
-        for each in sides
-    )
+        for each in (now, base)
+        if each
+    ]
     return figure(
         "Step times", f"{'; '.join(described)}; bands: fastest to slowest launch", draw
     )
@@ -240,7 +236,7 @@ _PHASE_COLOURS = ("#f2c14e", "#0a5cc2", "#7fb2e5", "#b3261e", "#136f3a", "#c3cad
 
 def draw_phases(now: Side, base: Side | None) -> dict[str, str]:
     """Draw the phases of a typical step as a bar for each side."""
-    sides = [side for side in (now, base) if side is not None and side.phases]
+    sides = [side for side in (now, base) if side and side.phases]
 
     def draw(axes: Axes) -> None:
         lefts = [0.0] * len(sides)
@@ -276,53 +272,33 @@ def draw_launches(
 ) -> dict[str, str]:
     """Draw a metric of each launch: interleaved ones in pairs, else those of the baseline's
     sessions first."""
-    sessions = (
-        [session[metric] for session in base.sessions] if base is not None else []
-    )
-    earlier = 0 if interleaved else sum(map(len, sessions))
+    after = now.at(metric)
+    before = base.at(metric) if base else []
+    start = 1 if interleaved else 1 + len(before)
 
     def draw(axes: Axes) -> None:
-        if base is not None:
-            axes.plot(
-                range(1, 1 + len(base.at(metric))),
-                base.at(metric),
-                label=_label(base),
-                **_BASELINE,
-            )
-        if base is not None and interleaved:
-            axes.vlines(
-                range(1, 1 + len(now.at(metric))),
-                base.at(metric),
-                now.at(metric),
-                FAINT,
-                linewidth=2,
-            )
-        elif base is not None:
-            for start in accumulate(map(len, sessions)):
-                axes.axvline(start + 0.5, color=FAINT, linewidth=1, linestyle="dotted")
-        axes.plot(
-            range(1 + earlier, 1 + earlier + len(now.at(metric))),
-            now.at(metric),
-            label="now",
-            **_CURRENT,
-        )
+        if base:
+            places = range(1, 1 + len(before))
+            axes.plot(places, before, label=_label(base), **_BASELINE)
+        if interleaved:
+            axes.vlines(range(1, 1 + len(after)), before, after, FAINT, linewidth=2)
+        elif base:
+            end = 0.5
+            for session in base.sessions:
+                end += len(session[metric])
+                axes.axvline(end, color=FAINT, linewidth=1, linestyle="dotted")
+        axes.plot(range(start, start + len(after)), after, label="now", **_CURRENT)
         axes.locator_params(axis="x", integer=True)
         show_seconds(axes.yaxis)
 
-    ranges = [
+    described = [
         f"{side.name}: {text.span(side.at(metric), text.seconds)}"
         for side in (now, base)
-        if side is not None
+        if side
     ]
-    if base is not None and interleaved:
-        slower = sum(
-            after > before
-            for before, after in zip(base.at(metric), now.at(metric), strict=True)
-        )
-        ranges.insert(0, f"now was slower in {slower} of {len(now.at(metric))} pairs")
-    order = (
-        "Interleaved launches"
-        if interleaved
-        else "Launches in the order they were taken"
-    )
-    return figure(f"{order}, {metric}", "; ".join(ranges), draw)
+    order = "Launches in the order they were taken"
+    if interleaved:
+        order = "Interleaved launches"
+        slower = sum(a > b for b, a in zip(before, after, strict=True))
+        described.insert(0, f"now was slower in {slower} of {len(after)} pairs")
+    return figure(f"{order}, {metric}", "; ".join(described), draw)

@@ -54,12 +54,11 @@ def history_lines(
         yield f"and {more} more without a change point: -k NAME shows them"
     yield summary_line(analysis)
     counts = Counter(change.status for change in analysis.changes)
-    if (
-        counts[ChangeStatus.REGRESSED] >= _MANY
-        and not counts[ChangeStatus.IMPROVED] + counts[ChangeStatus.UNDONE]
-    ):
+    regressed = counts[ChangeStatus.REGRESSED]
+    better = counts[ChangeStatus.IMPROVED] + counts[ChangeStatus.UNDONE]
+    if regressed >= _MANY and not better:
         yield (
-            f"{counts[ChangeStatus.REGRESSED]} regressions, 0 improvements: this is likely noise;"
+            f"{regressed} regressions, 0 improvements: this is likely noise;"
             " check that all runs are of one kind of machine, and --threshold"
         )
 
@@ -118,20 +117,17 @@ def history_html(analysis: HistoryAnalysis) -> str:
     by_series: dict[int, list[HistoryChange]] = {}
     for change in analysis.changes:
         by_series.setdefault(id(change.series), []).append(change)
-    ranks = {key: rank for rank, key in enumerate(by_series)}
-    ordered = sorted(
-        analysis.series, key=lambda series: ranks.get(id(series), len(ranks))
-    )
+    # the worst first
+    ordered = {id(change.series): change.series for change in analysis.changes}
+    ordered |= {id(series): series for series in analysis.series}
     with figures.style():
         cards = [
-            _card(f"s{number}", series, by_series.get(id(series), []), analysis)
-            for number, series in enumerate(ordered, 1)
+            _card(f"s{number}", series, by_series.get(key, []), analysis)
+            for number, (key, series) in enumerate(ordered.items(), 1)
         ]
-    note = (
-        f"Nothing was judged: no series has {MIN_POINTS} runs."
-        if analysis.short == len(analysis.series)
-        else ""
-    )
+    note = ""
+    if analysis.short == len(analysis.series):
+        note = f"Nothing was judged: no series has {MIN_POINTS} runs."
     return rendered(
         "history.html",
         title=f"ddpperf history: {summary_line(analysis)}",
@@ -153,15 +149,17 @@ def _card(
         series.distinction,
         text.several(len(series.runs), "run"),
     )
-    by_metric = {
-        metric: [change for change in changes if change.metric == metric]
-        for metric in analysis.metrics
-    }
-    unchanged = [
-        unchanged_line(metric, smallest)
-        for each, metric, smallest in analysis.unchanged
-        if each is series
+    lines = [
+        f"{change.status.value}: {'; '.join(change_lines(change))}"
+        for change in changes
     ]
+    for each, metric, smallest in analysis.unchanged:
+        if each is series:
+            lines.append(unchanged_line(metric, smallest))
+    drawn = []
+    for metric in analysis.metrics:
+        of_metric = [change for change in changes if change.metric == metric]
+        drawn.append(_figure(series, metric, of_metric))
     return {
         "anchor": anchor,
         "kind": status.lower().replace(" ", "-"),  # in the style sheet
@@ -169,17 +167,8 @@ def _card(
         "name": text.shortened(str(series.test)),
         "sentence": ", ".join(text.shortened(fact) for fact in facts if fact),
         "opened": status == ChangeStatus.REGRESSED.value,
-        "changes": [
-            *(
-                f"{change.status.value}: {'; '.join(change_lines(change))}"
-                for change in changes
-            ),
-            *unchanged,
-        ],
-        "figures": [
-            _figure(series, metric, of_metric)
-            for metric, of_metric in by_metric.items()
-        ],
+        "changes": lines,
+        "figures": drawn,
     }
 
 
@@ -197,9 +186,8 @@ def _figure(
         figures.show_seconds(axes.yaxis)
         axes.plot(range(len(dates)), seconds, ".", color=figures.CURRENT, label="run")
         label = "mean between change points"
-        for start, end in pairwise(
-            [0, *sorted(change.index for change in changes), len(logs)]
-        ):
+        ends = [0, *sorted(change.index for change in changes), len(logs)]
+        for start, end in pairwise(ends):
             level = math.exp(fmean(logs[start:end]))
             axes.plot(
                 [start - 0.5, end - 0.5],

@@ -40,7 +40,12 @@ def report(outcomes: Sequence[Outcome], run: RunInfo) -> dict[str, Any]:
 
 def _measurement(outcome: Outcome) -> dict[str, Any]:
     data: dict[str, Any] = dict(codec.encode(outcome))
-    if outcome.measurement is not None:
+    for name in ("verdict", "stored_verdict"):
+        verdict = getattr(outcome, name)
+        if verdict:
+            data[name]["differences"] = list(verdict.differences)
+            data[name]["dropped"] = list(verdict.dropped)
+    if outcome.measurement:
         launches = outcome.measurement.samples.step_seconds
         data["percentile_seconds"] = {
             f"p{q}": stats.percentile(launches, q) for q in (10, 50, 75, 90, 95)
@@ -91,17 +96,15 @@ class StoredReport:
                 sections[title] = (*sections.get(title, ()), *lines)
         if len({run.commit for run in self.runs}) > 1:
             last = replace(last, commit="", committed="")
+        problems = dict.fromkeys(run.problem for run in self.runs if run.problem)
+        messages = dict.fromkeys(line for run in self.runs for line in run.messages)
         return replace(
             last,
             skipped=sum(run.skipped for run in self.runs),
             never_measured=sum(run.never_measured for run in self.runs),
             other_failures=sum(run.other_failures for run in self.runs),
-            problem="; ".join(
-                dict.fromkeys(run.problem for run in self.runs if run.problem)
-            ),
-            messages=tuple(
-                dict.fromkeys(line for run in self.runs for line in run.messages)
-            ),
+            problem="; ".join(problems),
+            messages=tuple(messages),
             sections=sections,
         )
 
@@ -130,48 +133,35 @@ def load(path: Path) -> dict[str, Any]:
 
 def report_of(path: Path, content: dict[str, Any]) -> StoredReport:
     """Decode what `load` read from `path`; raises FileError, which names the field."""
-    schema = content.get("schema")
-    if (
-        type(schema) is not int
-        or schema < 1
-        or not isinstance(content.get("measurements"), list)
-    ):
-        raise FileError(
-            path,
-            "is not a report of pytest --ddp-json: it has no schema and measurements",
+    schema, measurements = content.get("schema"), content.get("measurements")
+    if type(schema) is not int or schema < 1 or not isinstance(measurements, list):
+        problem = (
+            "is not a report of pytest --ddp-json: it has no schema and measurements"
         )
+        raise FileError(path, problem)
     if schema > SCHEMA:
         raise FileError(
             path,
             f"has schema {schema}; this version of pytest-ddpperf reads up to {SCHEMA}: upgrade it",
         )
     run = _decode(path, RunInfo, _run_fields({**content.get("summary", {}), **content}))
-    outcomes = _decode(
-        path, tuple[Outcome, ...], content["measurements"], "measurements"
-    )
+    outcomes = _decode(path, tuple[Outcome, ...], measurements, "measurements")
     for number, outcome in enumerate(outcomes):
-        other = (
-            outcome.baseline_side.measurement
-            if outcome.baseline_side is not None
-            else None
-        )
-        for place, measurement in (
-            ("measurement", outcome.measurement),
-            ("baseline_side.measurement", other),
-        ):
-            if measurement is not None and (problem := nonsense(measurement.samples)):
-                raise FileError(
-                    path, f"measurements[{number}].{place}.samples.{problem}"
-                )
-    base = content.get("base")
+        sides = {
+            "measurement": outcome.measurement,
+            "baseline_side.measurement": outcome.other_side,
+        }
+        for place, side in sides.items():
+            if side and (problem := nonsense(side.samples)):
+                where = f"measurements[{number}].{place}.samples.{problem}"
+                raise FileError(path, where)
+    base, gone = content.get("base"), content.get("only_in_base", ())
     return StoredReport(
         paths=(path,),
         runs=(run,),
         entries=tuple(Entry(outcome=outcome, run=run) for outcome in outcomes),
         bases=(_decode(path, RunInfo, _run_fields(base), "base"),) if base else (),
-        only_before=_decode(
-            path, tuple[Gone, ...], content.get("only_in_base", ()), "only_in_base"
-        ),
+        only_before=_decode(path, tuple[Gone, ...], gone, "only_in_base"),
     )
 
 
@@ -187,12 +177,8 @@ def _decode(path: Path, kind: type[T], data: object, place: str = "") -> T:
     try:
         return codec.decode(kind, data)
     except codec.CodecError as error:
-        where = (
-            f"{place}.{error}"
-            if place and not str(error).startswith("[")
-            else f"{place}{error}"
-        )
-        raise FileError(path, where) from error
+        dot = "." if place and not str(error).startswith("[") else ""
+        raise FileError(path, f"{place}{dot}{error}") from error
 
 
 def merged(reports: Iterable[StoredReport]) -> StoredReport:
@@ -201,37 +187,34 @@ def merged(reports: Iterable[StoredReport]) -> StoredReport:
     message says so."""
     reports = list(reports)
     entries = [entry for report in reports for entry in report.entries]
-    latest = {
-        _asked(entry): entry.run
-        for entry in sorted(entries, key=lambda entry: entry.run.created)
-    }
-    again = {
-        _asked(entry) for entry in entries if entry.run is not latest[_asked(entry)]
-    }
-    counting = tuple(entry for entry in entries if entry.run is latest[_asked(entry)])
-    repeated = (
-        f"{text.name(entry.outcome)}: measured in several reports: that of {entry.run.created}"
-        " counts"
-        for entry in counting
-        if _asked(entry) in again
-    )
-    measured = {gone_of(entry.outcome) for entry in entries}
+    by_end = sorted(entries, key=lambda entry: entry.run.created)
+    latest = {_asked(entry): entry.run for entry in by_end}
+    counting, repeated = [], set()
+    for entry in entries:
+        if entry.run is latest[_asked(entry)]:
+            counting.append(entry)
+        else:
+            repeated.add(_asked(entry))
+    messages = [line for report in reports for line in report.messages]
+    messages += _of_several_commits(reports)
+    for entry in counting:
+        if _asked(entry) in repeated:
+            messages.append(
+                f"{text.name(entry.outcome)}: measured in several reports: that of"
+                f" {entry.run.created} counts"
+            )
     gone = dict.fromkeys(gone for report in reports for gone in report.only_before)
+    if len(reports) > 1:
+        for entry in entries:
+            gone.pop(gone_of(entry.outcome), None)
+    bases = {str(base): base for report in reports for base in report.bases}
     return StoredReport(
         paths=tuple(path for report in reports for path in report.paths),
         runs=tuple(run for report in reports for run in report.runs),
-        entries=counting,
-        messages=(
-            *(line for report in reports for line in report.messages),
-            *_of_several_commits(reports),
-            *repeated,
-        ),
-        bases=tuple(
-            {str(base): base for report in reports for base in report.bases}.values()
-        ),
-        only_before=tuple(
-            each for each in gone if len(reports) == 1 or each not in measured
-        ),
+        entries=tuple(counting),
+        messages=tuple(messages),
+        bases=tuple(bases.values()),
+        only_before=tuple(gone),
     )
 
 
@@ -252,9 +235,8 @@ def _of_several_commits(reports: Sequence[StoredReport]) -> Iterator[str]:
     commits: dict[str, list[str]] = {}
     for report in reports:
         for path, run in zip(report.paths, report.runs, strict=True):
-            commits.setdefault(text.commit(run.commit) or "no commit", []).append(
-                path.name
-            )
+            commit = text.commit(run.commit) or "no commit"
+            commits.setdefault(commit, []).append(path.name)
     if len(commits) > 1:
         named = (f"{commit} ({', '.join(paths)})" for commit, paths in commits.items())
         yield f"these reports are not of one commit: {'; '.join(named)}"
@@ -262,7 +244,7 @@ def _of_several_commits(reports: Sequence[StoredReport]) -> Iterator[str]:
 
 def identity(outcome: Outcome) -> Hashable:
     """Return what two measurements of the same share: test, group and kind of machine."""
-    key = outcome.measurement.environment.key if outcome.measurement is not None else {}
+    key = outcome.measurement.environment.key if outcome.measurement else {}
     return *_group(outcome), frozenset(key.items())
 
 

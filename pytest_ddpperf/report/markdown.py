@@ -38,43 +38,39 @@ def report(stored: StoredReport) -> str:
     """Return the counts, then a row for each measurement that needs attention, the worst first,
     with their details, then the others, then the messages. Longer lists end with "and N more"."""
     whole, ordered = stored.run, summary.worst_first(stored.outcomes)
-    concerning = [
-        outcome
-        for outcome in ordered
-        if summary.concern(outcome) is not summary.Concern.NONE
-    ]
-    quiet, rows, gone = (
-        ordered[len(concerning) :],
-        list(map(_row, concerning)),
-        list(map(_gone, stored.only_before)),
-    )
+    concerning = summary.concerning(ordered)
+    quiet = ordered[len(concerning) :]
+    rows = list(map(_row, concerning))
+    gone = list(map(_gone, stored.only_before))
     room = max(0, _MOST_ROWS - len(rows))
     detailed = [outcome for outcome in concerning if _has_details(outcome)]
-    messages = filter(None, (*_about(whole), *diff_report.run_messages(stored)))
     sections = [*whole.sections.items()]
+    remarks = [
+        *filter(None, (*_about(whole), *diff_report.run_messages(stored))),
+        *sentences.problems([*concerning, *quiet[:room]], reasons=False),
+    ]
+    left_out = max(0, len(rows) - _MOST_ROWS) + max(0, len(gone) - _MOST_GONE)
     parts = [
         f"{MARKER}\n## {summary.last_line(ordered, whole, only_before=len(gone))}",
         _code(whole.problem) if whole.problem else "",
         _table([*rows[:_MOST_ROWS], *gone[:_MOST_GONE]]),
         *map(_details, detailed[:_MOST_DETAILS]),
         _quiet(quiet, room, open_=not concerning) if quiet else "",
-        *(
-            _folded(
-                f"<code>{escape(text.shortened(title))}</code>",
-                _fenced("\n".join(lines), _LONGEST_SECTION),
-            )
-            for title, lines in sections[:_MOST_SECTIONS]
-        ),
+        *(_section(*section) for section in sections[:_MOST_SECTIONS]),
         _more(len(sections) - _MOST_SECTIONS, "section"),
-        _list(
-            [
-                *messages,
-                *sentences.problems([*concerning, *quiet[:room]], reasons=False),
-            ]
-        ),
-        _more(max(0, len(rows) - _MOST_ROWS) + max(0, len(gone) - _MOST_GONE), "row"),
+        _list(remarks),
+        _more(left_out, "row"),
     ]
-    return "\n\n".join(filter(None, parts)) + "\n"
+    return _joined(parts) + "\n"
+
+
+def _joined(parts: Sequence[str]) -> str:
+    return "\n\n".join(filter(None, parts))
+
+
+def _section(title: str, lines: Sequence[str]) -> str:
+    name = f"<code>{escape(text.shortened(title))}</code>"
+    return _folded(name, _fenced("\n".join(lines), _LONGEST_SECTION))
 
 
 def _quiet(outcomes: Sequence[Outcome], most: int, *, open_: bool) -> str:
@@ -85,7 +81,7 @@ def _quiet(outcomes: Sequence[Outcome], most: int, *, open_: bool) -> str:
         _table(list(map(_row, outcomes[:most]))),
         _more(len(outcomes) - most, "row"),
     )
-    return _folded(summary, "\n\n".join(filter(None, parts)), open_=open_)
+    return _folded(summary, _joined(parts), open_=open_)
 
 
 def _list(lines: Sequence[str]) -> str:
@@ -96,11 +92,9 @@ def _list(lines: Sequence[str]) -> str:
 
 
 def _more(number: int, what: str) -> str:
-    return (
-        f"And {text.several(number, f'more {what}')}: see the JSON report."
-        if number > 0
-        else ""
-    )
+    if number <= 0:
+        return ""
+    return f"And {text.several(number, f'more {what}')}: see the JSON report."
 
 
 def _about(run: RunInfo) -> Iterator[str]:
@@ -108,10 +102,7 @@ def _about(run: RunInfo) -> Iterator[str]:
     if run.commit:
         yield f"commit {text.commit(run.commit)}"
     if run.facts:
-        yield from (
-            line.removeprefix("ddpperf: ")
-            for line in terminal.header(run.facts, verbose=False)
-        )
+        yield from terminal.about(run.facts)
 
 
 def appends(path: Path) -> bool:
@@ -123,24 +114,21 @@ def appends(path: Path) -> bool:
 
 def _table(rows: Sequence[str]) -> str:
     """Return a table of three columns: a phone shows no more."""
-    return (
-        "\n".join(["| result | test | p50: before -> now |", "|---|---|--:|", *rows])
-        if rows
-        else ""
-    )
+    if not rows:
+        return ""
+    return "\n".join(["| result | test | p50: before -> now |", "|---|---|--:|", *rows])
 
 
 def _row(outcome: Outcome) -> str:
-    status, shown = sentences.verdict_of(outcome), sentences.headline(outcome)
-    said = shown.removeprefix(status).lstrip(": ") or terminal.change(outcome)
-    result = (
-        f"**{status}**" if summary.concern(outcome) is summary.Concern.FAILS else status
-    )
-    p50 = (
-        " -> ".join(filter(None, terminal.p50(outcome)))
-        if outcome.measurement is not None
-        else ""
-    )
+    status = outcome.shown_status
+    said = sentences.headline(outcome).removeprefix(status).lstrip(": ")
+    said = said or terminal.change(outcome)
+    result = status
+    if summary.concern(outcome) is summary.Concern.FAILS:
+        result = f"**{status}**"
+    p50 = ""
+    if outcome.measurement:
+        p50 = " -> ".join(filter(None, terminal.p50(outcome)))
     test = _code(f"{text.name(outcome)} on {text.ranks(outcome.plan)}")
     return f"| {result} {_code(said) if said else ''} | {test} | {p50} |"
 
@@ -158,17 +146,15 @@ def _has_details(outcome: Outcome) -> bool:
 
 def _details(outcome: Outcome) -> str:
     """Return the text of a failure."""
-    name = f"<code>{escape(text.name(outcome))}</code>"
-    return _folded(
-        f"{sentences.verdict_of(outcome)}: {name}",
-        _fenced(sentences.gate_failure(outcome)),
-    )
+    title = f"{outcome.shown_status}: <code>{escape(text.name(outcome))}</code>"
+    return _folded(title, _fenced(sentences.gate_failure(outcome)))
 
 
 def _folded(summary: str, inner: str, *, open_: bool = False) -> str:
     """Return a folded section. `summary` is HTML; `inner` is Markdown, which begins after an empty
     line."""
-    return f"<details{' open' * open_}><summary>{summary}</summary>\n\n{inner}\n\n</details>"
+    opened = " open" if open_ else ""
+    return f"<details{opened}><summary>{summary}</summary>\n\n{inner}\n\n</details>"
 
 
 def _fenced(inner: str, most: int = _LONGEST_DETAILS) -> str:
@@ -176,7 +162,8 @@ def _fenced(inner: str, most: int = _LONGEST_DETAILS) -> str:
     if len(body) > most:  # the beginning and the end say most
         half = most // 2
         body = f"{body[:half]}\n...\n{body[-half:]}"
-    fence = "`" * max(3, *(len(run) + 1 for run in re.findall("`+", body)), 0)
+    longest = max(map(len, re.findall("`+", body)), default=0)
+    fence = "`" * max(3, longest + 1)
     return f"{fence}text\n{body}\n{fence}"
 
 

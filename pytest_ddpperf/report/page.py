@@ -4,12 +4,19 @@ reports, and figures."""
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from itertools import chain
+from typing import Any, NamedTuple
 
 from pytest_ddpperf import text
 from pytest_ddpperf.records.outcome import Outcome, RunInfo
-from pytest_ddpperf.records.samples import Environment, LaunchRankSteps, Scalar, Status
+from pytest_ddpperf.records.samples import (
+    Environment,
+    Facts,
+    LaunchRankSteps,
+    Scalar,
+    Status,
+)
 from pytest_ddpperf.report import (
     causes,
     diff_report,
@@ -21,11 +28,15 @@ from pytest_ddpperf.report import (
 from pytest_ddpperf.report.json_report import StoredReport
 from pytest_ddpperf.verdict import stats
 
-_SHOWN = ("p5", "p10", "p25", "p50", "p75", "p90", "p95", "mean")
+_SHOWN = "p5 p10 p25 p50 p75 p90 p95 mean".split()
 
 
-# title, head and rows, as the template shows it; the first cell names a row
-Table = dict[str, Any]
+class Table(NamedTuple):
+    """A table, as the template shows it; the first cell names a row."""
+
+    title: str
+    head: Sequence[str]
+    rows: Sequence[Sequence[str]]
 
 
 def html(stored: StoredReport) -> str:
@@ -87,18 +98,21 @@ def _run_facts(run: RunInfo) -> dict[str, Any]:
     facts = [
         (title, value) for title, name in names.items() if (value := getattr(run, name))
     ]
-    header = terminal.header(run.facts, verbose=False) if run.facts else ()
-    return {
-        "lines": [line.removeprefix("ddpperf: ") for line in header],
-        "facts": facts,
-    }
+    lines = list(terminal.about(run.facts)) if run.facts else []
+    return {"lines": lines, "facts": facts}
 
 
 def _card(outcome: Outcome, number: int) -> dict[str, Any]:
     """Return what the template shows of a measurement."""
-    verdict, status = outcome.verdict, sentences.verdict_of(outcome)
+    verdict, status = outcome.verdict, outcome.shown_status
     drawn, tables = _measured(outcome)
-    limits = verdict is not None and (verdict.comparisons or verdict.counters)
+    metrics, accept = [], ""
+    if verdict:
+        if verdict.comparisons or verdict.counters:
+            metrics = sentences.metrics(verdict, outcome.plan)
+        if verdict.status is not Status.PASS:
+            accept = outcome.accept
+    is_compared = verdict is not None and verdict.status.compared
     return {
         "anchor": f"m{number}",
         "name": text.name(outcome),
@@ -110,58 +124,47 @@ def _card(outcome: Outcome, number: int) -> dict[str, Any]:
         "who": text.ranks(outcome.plan),
         "opened": summary.concern(outcome) <= summary.Concern.DOUBTFUL,
         "facts": list(_facts(outcome)),
-        "metrics": sentences.metrics(verdict, outcome.plan)
-        if verdict is not None and limits
-        else [],
+        "metrics": metrics,
         "remarks": list(_remarks(outcome)),
-        "differences": verdict.differences if verdict is not None else (),
+        "differences": verdict.differences if verdict else (),
         "figures": drawn,
         "tables": tables,
-        "accepts": "Accept"
-        if verdict is not None and verdict.status.compared
-        else "Record",
-        "accept": outcome.accept
-        if verdict is not None and verdict.status is not Status.PASS
-        else "",
+        "accepts": "Accept" if is_compared else "Record",
+        "accept": accept,
     }
 
 
 def _facts(outcome: Outcome) -> Iterator[tuple[str, str]]:
     plan, measured = outcome.plan, outcome.measurement
     if outcome.file:
-        yield (
-            "test",
-            f"{text.shortened(outcome.file)}:{outcome.line}"
-            if outcome.line
-            else text.shortened(outcome.file),
-        )
-    if plan.collective is not None:
+        place = text.shortened(outcome.file)
+        yield "test", f"{place}:{outcome.line}" if outcome.line else place
+    if plan.collective:
         yield "collective", str(plan.collective)
     if outcome.batch_size is not None:
         yield "batch size", f"{outcome.batch_size} a rank"
-    if measured is not None:
-        seconds = stats.percentile(measured.samples.step_seconds, 50)
+    if measured:
+        samples = measured.samples
+        seconds = stats.percentile(samples.step_seconds, 50)
         yield "p50", text.seconds(seconds)
-        if plan.collective is not None:
+        if plan.collective:
             yield "busbw", f"{plan.collective.busbw(seconds):.3g} GB/s"
-        yield (
-            "launches",
-            f"{measured.samples.launches} of {measured.samples.steps} steps, timing {plan.timing}",
-        )
-    if measured is not None and (outcome.baseline_side is not None or outcome.sessions):
-        yield "measured", sentences.measured(outcome)
+        window = f"{samples.launches} of {samples.steps} steps, timing {plan.timing}"
+        yield "launches", window
+        if outcome.baseline_side or outcome.sessions:
+            yield "measured", sentences.measured(outcome)
     if outcome.baseline_path:
         yield "baseline", outcome.baseline_path
 
 
 def _remarks(outcome: Outcome) -> Iterator[str]:
     yield from outcome.evidence
-    if outcome.baseline_side is not None:
-        yield from outcome.baseline_side.error.splitlines()
-        yield from (f"changed: {file}" for file in outcome.baseline_side.differing)
-    if outcome.verdict is not None:
-        yield from sentences.left_out(outcome.verdict)
-    yield from outcome.notes
+    side = outcome.baseline_side
+    if side:
+        yield from side.error.splitlines()
+        for file in side.differing:
+            yield f"changed: {file}"
+    yield from sentences.notes(outcome)
 
 
 def _measured(outcome: Outcome) -> tuple[list[dict[str, str]], list[Table]]:
@@ -170,53 +173,39 @@ def _measured(outcome: Outcome) -> tuple[list[dict[str, str]], list[Table]]:
         return [], []
     now, base = figures.sides_of(outcome)
     metric = _decisive(outcome, now)
-    pairs = len(now.at(metric))
-    interleaved = (
-        base is not None
-        and outcome.baseline_side is not None
-        and len(base.at(metric)) == pairs
-    )
     drawn = []
-    if outcome.verdict is not None and outcome.verdict.comparisons:
-        against = base.name if base is not None else "the baseline"
-        drawn.append(figures.draw_changes(outcome.verdict.comparisons, against))
+    if outcome.comparisons:
+        against = base.name if base else "the baseline"
+        drawn.append(figures.draw_changes(outcome.comparisons, against))
     drawn.append(figures.draw_distributions(now, base))
     if now.phases:
         drawn.append(figures.draw_phases(now, base))
+    interleaved = False
+    if base and outcome.baseline_side:
+        interleaved = len(base.at(metric)) == len(now.at(metric))
     drawn.append(figures.draw_launches(now, base, metric, interleaved=interleaved))
-    return drawn, list(_tables(outcome, [now] if base is None else [base, now]))
+    sides = [now] if base is None else [base, now]
+    return drawn, list(_tables(outcome, sides))
 
 
 def _decisive(outcome: Outcome, side: figures.Side) -> str:
     """Return the metric that decided, or p50 if reports do not have that one for each launch."""
-    shown = sentences.shown(outcome.verdict) if outcome.verdict is not None else None
-    return (
-        shown.limit.metric
-        if shown is not None and shown.limit.metric in side.sessions[0]
-        else "p50"
-    )
+    shown = outcome.verdict.shown if outcome.verdict else None
+    metric = shown.limit.metric if shown else ""
+    return metric if metric in side.sessions[0] else "p50"
 
 
 def _tables(outcome: Outcome, sides: Sequence[figures.Side]) -> Iterator[Table]:
-    yield Table(
-        title="Step times",
-        head=("", *_SHOWN),
-        rows=tuple(
-            (side.name, *(text.seconds(side.middle(shown)) for shown in _SHOWN))
-            for side in sides
-        ),
-    )
+    times = []
+    for side in sides:
+        times.append((side.name, *(text.seconds(side.middle(each)) for each in _SHOWN)))
+    yield Table("Step times", ("", *_SHOWN), times)
     yield _ranks(outcome)
     if counters := _counters(outcome):
-        yield Table(
-            title="Counters of a step", head=("counter", "before", "now"), rows=counters
-        )
+        yield Table("Counters of a step", ("counter", "before", "now"), counters)
     if outcome.recorded:
-        yield Table(
-            title="Recorded by steps",
-            head=("figure", "least", "p50", "most"),
-            rows=tuple(_recorded(outcome)),
-        )
+        head = ("figure", "least", "p50", "most")
+        yield Table("Recorded by steps", head, list(_recorded(outcome)))
     yield _environment(outcome)
 
 
@@ -227,60 +216,46 @@ def _ranks(outcome: Outcome) -> Table:
     columns = {
         f"p{q}": causes.by_rank(samples.rank_seconds, q) for q in (10, 50, 90, 95)
     }
-    columns |= {
-        "CPU p50": _medians(samples.cpu_seconds),
-        "blocked in RPC, p50": _medians(samples.blocked_seconds),
-    }
-    other = (
-        outcome.baseline_side.measurement if outcome.baseline_side is not None else None
-    )
-    if other is not None and len(other.samples.rank_seconds[0]) == len(
-        samples.rank_seconds[0]
-    ):
+    columns["CPU p50"] = _medians(samples.cpu_seconds)
+    columns["blocked in RPC, p50"] = _medians(samples.blocked_seconds)
+    ranks = len(samples.rank_seconds[0])
+    other = outcome.other_side
+    if other and len(other.samples.rank_seconds[0]) == ranks:
         columns["before, p50"] = causes.by_rank(other.samples.rank_seconds, 50)
         columns["before, CPU p50"] = _medians(other.samples.cpu_seconds)
     columns = {title: values for title, values in columns.items() if values}
-    return Table(
-        title="Trainers' own steps" if outcome.plan.rpc else "Ranks' own steps",
-        head=("", *columns),
-        rows=tuple(
-            (
-                outcome.plan.name(rank),
-                *(text.seconds(values[rank]) for values in columns.values()),
-            )
-            for rank in range(len(samples.rank_seconds[0]))
-        ),
-    )
+    rows = []
+    for rank in range(ranks):
+        cells = [text.seconds(values[rank]) for values in columns.values()]
+        rows.append((outcome.plan.name(rank), *cells))
+    title = "Trainers' own steps" if outcome.plan.rpc else "Ranks' own steps"
+    return Table(title, ("", *columns), rows)
 
 
 def _medians(durations: LaunchRankSteps | None) -> list[float]:
     """Return each rank's median over all steps of all launches, in seconds: there may be steps
     without any wait."""
-    ranks = range(len(durations[0])) if durations else ()
-    return [
-        stats.quantile(
-            [step for launch in durations or () for step in launch[rank]], 50
-        )
-        for rank in ranks
-    ]
+    if not durations:
+        return []
+    medians = []
+    for rank in range(len(durations[0])):
+        steps = [step for launch in durations for step in launch[rank]]
+        medians.append(stats.quantile(steps, 50))
+    return medians
 
 
 def _counters(outcome: Outcome) -> tuple[tuple[str, ...], ...]:
     """Return the counters that are not 0."""
     now = outcome.measured.counters
-    other = (
-        outcome.baseline_side.measurement if outcome.baseline_side is not None else None
-    )
-    before: dict[str, int | None] = dict(other.counters) if other is not None else {}
-    if outcome.verdict is not None and outcome.baseline_side is None:
-        before = {
-            changed.limit.metric: changed.baseline
-            for changed in outcome.verdict.counters
-        }
-    shown = [name for name in {**now, **before} if now.get(name) or before.get(name)]
+    before: dict[str, int | None] = {}
+    if outcome.other_side:
+        before = dict(outcome.other_side.counters)
+    elif outcome.verdict and not outcome.baseline_side:
+        before = {each.limit.metric: each.baseline for each in outcome.verdict.counters}
     return tuple(
-        (name, *(_cell(side.get(name), ",") for side in (before, now)))
-        for name in shown
+        (name, _cell(before.get(name), ","), _cell(now.get(name), ","))
+        for name in {**now, **before}
+        if now.get(name) or before.get(name)
     )
 
 
@@ -300,31 +275,20 @@ def _recorded(outcome: Outcome) -> Iterator[tuple[str, ...]]:
 
 def _environment(outcome: Outcome) -> Table:
     """Return the environment of both sides if both are known; facts that differ come first."""
-    other = (
-        outcome.baseline_side.measurement if outcome.baseline_side is not None else None
-    )
     sides = {"now": _all_facts(outcome.measured.environment)}
-    if other is not None:
-        sides = {"before": _all_facts(other.environment), **sides}
-    names = list(dict.fromkeys(name for facts in sides.values() for name in facts))
+    if outcome.other_side:
+        sides = {"before": _all_facts(outcome.other_side.environment), **sides}
+    names = list(dict.fromkeys(chain(*sides.values())))
     names.sort(key=lambda name: len({facts.get(name) for facts in sides.values()}) == 1)
-    return Table(
-        title="Environment",
-        head=("fact", *sides),
-        rows=tuple(
-            (name, *(_cell(facts.get(name)) for facts in sides.values()))
-            for name in names
-        ),
-    )
+    rows = []
+    for name in names:
+        rows.append((name, *(_cell(facts.get(name)) for facts in sides.values())))
+    return Table("Environment", ("fact", *sides), rows)
 
 
-def _all_facts(environment: Environment) -> Mapping[str, Scalar]:
-    classes = (environment.key, environment.must_match, environment.recorded)
-    return {
-        name.removeprefix("env:"): value
-        for facts in classes
-        for name, value in facts.items()
-    }
+def _all_facts(environment: Environment) -> Facts:
+    facts = {**environment.key, **environment.must_match, **environment.recorded}
+    return {name.removeprefix("env:"): value for name, value in facts.items()}
 
 
 def _cell(value: Scalar, form: str = "") -> str:

@@ -3,7 +3,7 @@ more with -v."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import fields
 from statistics import median
 
@@ -12,10 +12,11 @@ from pytest_ddpperf.records.outcome import Outcome, RunInfo
 from pytest_ddpperf.records.plan import Collective
 from pytest_ddpperf.records.samples import (
     Baseline,
+    Facts,
     LaunchCost,
     LaunchSteps,
     Samples,
-    Scalar,
+    Verdict,
 )
 from pytest_ddpperf.report import sentences
 from pytest_ddpperf.report.summary import last_line
@@ -25,31 +26,28 @@ from pytest_ddpperf.verdict.times import TEST_LEVEL
 _PERCENTILES = (50, 75, 90, 95)
 
 
-def header(
-    facts: Mapping[str, Scalar], *, verbose: bool, width: int | None = None
-) -> Iterator[str]:
-    """Yield what runs the ranks, from the facts of a probe rank, and where each world size runs.
-    With a `width`, long lines are wrapped."""
+def about(facts: Facts) -> Iterator[str]:
+    """Yield what runs the ranks, from the facts of a probe rank, and where each world size runs."""
     versions = [f"torch {facts.get('torch')}", f"Python {facts.get('python')}"]
-    versions += [
-        f"{name} {facts[key]}"
-        for key, name in (("cuda", "CUDA"), ("nccl", "NCCL"))
-        if facts.get(key)
-    ]
+    for key, name in (("cuda", "CUDA"), ("nccl", "NCCL")):
+        if facts.get(key):
+            versions.append(f"{name} {facts[key]}")
     parts = [", ".join(versions)]
     if facts.get("device_count"):
         parts.append(f"{facts['device_count']} x {facts.get('device_model')}")
     parts.append(str(facts.get("cpu_model")))
-    lines = [
-        "; ".join(parts),
-        str(facts.get("machines") or ""),
-        *str(facts.get("places") or "").splitlines(),
-    ]
+    yield "; ".join(parts)
+    if facts.get("machines"):
+        yield str(facts["machines"])
+    yield from filter(None, str(facts.get("places") or "").splitlines())
     if facts.get("against"):
-        lines.append(f"against {facts['against']}")
-    for line in filter(None, lines):
-        whole = f"ddpperf: {line}"
-        yield from text.wrapped(whole, width, " " * 9) if width is not None else [whole]
+        yield f"against {facts['against']}"
+
+
+def header(facts: Facts, *, verbose: bool, width: int) -> Iterator[str]:
+    """Yield the lines about a run at its begin."""
+    for line in about(facts):
+        yield from text.wrapped(f"ddpperf: {line}", width, " " * 9)
     if verbose and facts.get("topology"):
         yield "nvidia-smi topo -m"
         yield from str(facts["topology"]).rstrip().splitlines()
@@ -82,7 +80,7 @@ _LEAST_NAME = 15
 
 def table(outcomes: Sequence[Outcome], *, width: int = text.WIDTH) -> Iterator[str]:
     """Yield a row per measurement: who, step time at p50 before and now, change, verdict."""
-    outcomes = [outcome for outcome in outcomes if outcome.measurement is not None]
+    outcomes = [outcome for outcome in outcomes if outcome.measurement]
     if not outcomes:
         return
     titles = ("ranks", "p50: before -> now", "change [range]", "verdict")
@@ -111,27 +109,21 @@ def _room(rows: Sequence[Sequence[str]], width: int) -> int:
 
 def _cells(outcome: Outcome) -> Iterator[str]:
     before, now = p50(outcome)
-    yield (
-        text.several(outcome.plan.world_size, "trainer")
-        if outcome.plan.rpc
-        else text.ranks(outcome.plan)
-    )
+    if outcome.plan.rpc:
+        yield text.several(outcome.plan.world_size, "trainer")
+    else:
+        yield text.ranks(outcome.plan)
     yield f"{before:>6} -> {now}" if before else now
     yield change(outcome)
-    yield sentences.verdict_of(outcome)
+    yield outcome.shown_status
 
 
 def p50(outcome: Outcome) -> tuple[str, str]:
     """Return the step time at p50 on the baseline side, "" if there is none, and now, with the unit
     of both."""
-    verdict = outcome.verdict
-    compared = (
-        next((c for c in verdict.comparisons if c.limit.metric == "p50"), None)
-        if verdict is not None
-        else None
-    )
-    if compared is not None:
-        return text.both_sides(compared, None)
+    for compared in outcome.comparisons:
+        if compared.limit.metric == "p50":
+            return text.both_sides(compared, None)
     return "", sentences.p50(outcome)
 
 
@@ -139,12 +131,8 @@ def change(outcome: Outcome) -> str:
     """Return the change that decided, with its metric if that is not p50; "" if nothing was
     compared."""
     verdict = outcome.verdict
-    shown = (
-        sentences.shown(verdict)
-        if verdict is not None and verdict.status.compared
-        else None
-    )
-    if shown is None:
+    shown = verdict.shown if verdict and verdict.status.compared else None
+    if not shown:
         return ""
     metric = "" if shown.limit.metric == "p50" else f"{shown.limit.metric} "
     return metric + sentences.change_of(shown)
@@ -152,16 +140,15 @@ def change(outcome: Outcome) -> str:
 
 def unmeasured(nodeids: Sequence[str]) -> Iterator[str]:
     """Yield a line for each test that passed and measured nothing."""
-    yield from (
-        f"{nodeid}: never measured: it does not call its fixture" for nodeid in nodeids
-    )
+    for nodeid in nodeids:
+        yield f"{nodeid}: never measured: it does not call its fixture"
 
 
 def details(outcomes: Sequence[Outcome], width: int = text.WIDTH) -> Iterator[str]:
     """Yield the percentiles and rates of each measurement, of the group and by rank; counters;
     costs; error rates."""
     for outcome in outcomes:
-        if outcome.measurement is not None:
+        if outcome.measurement:
             yield from ("", text.name(outcome))
             whole, brief = list(_percentiles(outcome)), _percentiles(outcome, (50, 95))
             table = whole if max(map(len, whole)) <= width - _GAP else brief
@@ -169,33 +156,18 @@ def details(outcomes: Sequence[Outcome], width: int = text.WIDTH) -> Iterator[st
     yield from collective_table(outcomes)
     yield ""
     yield from _error_rates(
-        [
-            each
-            for each in outcomes
-            if each.verdict is not None and each.verdict.comparisons
-        ]
+        [each.verdict for each in outcomes if each.verdict and each.verdict.comparisons]
     )
 
 
-def _error_rates(compared: Sequence[Outcome]) -> Iterator[str]:
+def _error_rates(verdicts: Sequence[Verdict]) -> Iterator[str]:
     """Yield how many false alarms a run of several tests has on average, by its noise and limits,
     and what was assumed of the drift between sessions."""
-    verdicts = [outcome.verdict for outcome in compared if outcome.verdict is not None]
     if len(verdicts) > 1:
-        expected = sum(
-            comparison.alarm_rate
-            for verdict in verdicts
-            for comparison in verdict.comparisons
-        )
+        expected = sum(c.alarm_rate for each in verdicts for c in each.comparisons)
         most = f"at most {text.amount(TEST_LEVEL)} in each of {len(verdicts)} tests"
         yield f"expected false alarms in a run like this: {expected:.2g} ({most})"
-    drifts = [
-        c.drift
-        for each in verdicts
-        if each.sessions == 1
-        for c in each.comparisons
-        if c.drift is not None
-    ]
+    drifts = text.drifts(each for each in verdicts if each.sessions == 1)
     if drifts:
         yield (
             f"assumed drift between sessions: {text.span(drifts)} (--ddp-extend-baseline"
@@ -208,66 +180,61 @@ def _rate(outcome: Outcome, q: float, rank: int | None = None) -> str:
     rank."""
     samples = outcome.measured.samples
     durations = _durations(samples, rank)
-    if samples.examples is not None:
-        # From the examples really processed in each step; the slow end of time is the low end of
-        # the rate.
-        processed = [
-            [sum(step) for step in zip(*launch, strict=True)]
-            if rank is None
-            else launch[rank]
-            for launch in samples.examples
+    if samples.examples is None:
+        seconds = stats.percentile(durations, q)
+        if outcome.batch_size is None or not seconds:
+            return "-"
+        ranks = outcome.plan.world_size if rank is None else 1
+        return text.rate(outcome.batch_size * ranks / seconds)
+    # From the examples really processed in each step; the slow end of time is the low end of the
+    # rate.
+    rates = []
+    for examples, launch in zip(samples.examples, durations, strict=True):
+        if rank is None:
+            processed = [sum(step) for step in zip(*examples, strict=True)]
+        else:
+            processed = [*examples[rank]]
+        in_steps = [
+            number / seconds if seconds else 0.0
+            for number, seconds in zip(processed, launch, strict=True)
         ]
-        rates = [
-            [
-                examples / seconds if seconds else 0.0
-                for examples, seconds in zip(*launch, strict=True)
-            ]
-            for launch in zip(processed, durations, strict=True)
-        ]
-        return text.rate(
-            stats.geometric_mean([stats.quantile(launch, 100 - q) for launch in rates])
-        )
-    seconds = stats.percentile(durations, q)
-    if outcome.batch_size is None or not seconds:
-        return "-"
-    return text.rate(
-        outcome.batch_size * (outcome.plan.world_size if rank is None else 1) / seconds
-    )
+        rates.append(stats.quantile(in_steps, 100 - q))
+    return text.rate(stats.geometric_mean(rates))
 
 
 def _durations(samples: Samples, rank: int | None) -> LaunchSteps:
     """Return the step times of the whole group, or a rank's own."""
-    return (
-        samples.step_seconds
-        if rank is None
-        else tuple(launch[rank] for launch in samples.rank_seconds)
-    )
+    if rank is None:
+        return samples.step_seconds
+    return tuple(launch[rank] for launch in samples.rank_seconds)
 
 
 def _details(outcome: Outcome) -> Iterator[str]:
-    if outcome.verdict is not None and outcome.verdict.comparisons:
-        compared = outcome.verdict.comparisons
-        smallest = ", ".join(
-            f"{text.amount(text.resolution(c))} ({c.limit.metric})" for c in compared
-        )
+    samples = outcome.measured.samples
+    if outcome.comparisons:
+        smallest = text.resolutions(outcome.comparisons)
         yield f"smallest detectable change: {smallest}"
-    known = {name: count for name, count in outcome.measured.counters.items() if count}
+    counters = outcome.measured.counters.items()
+    known = [f"{name} {count:,}" for name, count in counters if count]
     if known:
-        yield f"a step: {', '.join(f'{name} {count:,}' for name, count in known.items())}"
-    if any(faults := outcome.measured.samples.most_page_faults):
+        yield f"a step: {', '.join(known)}"
+    faults = samples.most_page_faults
+    if any(faults):
         yield f"page faults a step: {text.span(faults, '{:,.0f}'.format)}, by launch"
-    if phases := outcome.measured.mean_phases:
+    phases = outcome.measured.mean_phases
+    if phases:
         yield f"phases: {text.phases(phases)}"
-    if (apart := outcome.measured.samples.clock_seconds) is not None:
-        yield f"clocks of the nodes: within {text.seconds(max(apart))}"
+    if samples.clock_seconds is not None:
+        apart = text.seconds(max(samples.clock_seconds))
+        yield f"clocks of the nodes: within {apart}"
     if outcome.costs:
-        costs = ", ".join(
-            f"{field.name}"
-            f" {text.seconds(median(getattr(cost, field.name) for cost in outcome.costs))}"
-            for field in fields(LaunchCost)
-        )
+        costs = []
+        for field in fields(LaunchCost):
+            usual = median(getattr(cost, field.name) for cost in outcome.costs)
+            costs.append(f"{field.name} {text.seconds(usual)}")
         launches = text.several(len(outcome.costs), "launch")
-        yield f"cost: {launches}, {outcome.seconds:.0f} s; a launch (median): {costs}"
+        took = f"{launches}, {outcome.seconds:.0f} s"
+        yield f"cost: {took}; a launch (median): {', '.join(costs)}"
 
 
 def _percentiles(
@@ -277,30 +244,26 @@ def _percentiles(
     then of each rank's own steps, with their CPU time. In an RPC launch the ranks are the trainers.
     """
     samples = outcome.measured.samples
-    rows = [
-        ["sec/iter", *(title for q in percentiles for title in (f"p{q}", "ex/sec"))]
-    ]
+    titles = ["sec/iter"]
+    for q in percentiles:
+        titles += [f"p{q}", "ex/sec"]
     if samples.cpu_seconds is not None:
-        rows[0].append("CPU p50")
+        titles.append("CPU p50")
+    rows = [titles]
     for rank in (None, *range(len(samples.rank_seconds[0]))):
-        name = (
-            "all"
-            if rank is None
-            else text.process(outcome.plan, outcome.measured.environment, rank)
-        )
-        cells, durations = [name], _durations(samples, rank)
+        cells, durations = ["all"], _durations(samples, rank)
+        if rank is not None:
+            cells = [text.process(outcome.plan, outcome.measured.environment, rank)]
         for q in percentiles:
             cells += [_sec(stats.percentile(durations, q)), _rate(outcome, q, rank)]
-        if samples.cpu_seconds is not None:
-            used = (
-                [launch[rank] for launch in samples.cpu_seconds]
-                if rank is not None
-                else []
-            )
-            cells.append(_sec(stats.percentile(used, 50)) if used else "")
+        if samples.cpu_seconds is not None and rank is None:
+            cells.append("")
+        elif samples.cpu_seconds is not None:
+            used = [launch[rank] for launch in samples.cpu_seconds]
+            cells.append(_sec(stats.percentile(used, 50)))
         rows.append(cells)
     # of rates that are not known
-    columns = (column for column in zip(*rows, strict=True) if {*column[1:]} != {"-"})
+    columns = [column for column in zip(*rows, strict=True) if {*column[1:]} != {"-"}]
     yield from text.aligned([*zip(*columns, strict=True)])
 
 
@@ -310,18 +273,9 @@ def _sec(seconds: float) -> str:
     return f"{seconds:.3f}" if seconds >= 0.1 else f"{seconds:.3g}"
 
 
-_COLLECTIVE_TITLES = (
-    "op",
-    "size",
-    "count",
-    "type",
-    "redop",
-    "root",
-    "time",
-    "algbw",
-    "busbw",
-    "#wrong",
-)
+_COLLECTIVE_TITLES = """
+    op size count type redop root time algbw busbw #wrong
+""".split()
 _COLLECTIVE_UNITS = (
     "",
     "(B)",
@@ -340,28 +294,22 @@ def collective_table(outcomes: Sequence[Outcome]) -> Iterator[str]:
     """Yield the tables of nccl-tests, one for each test and group, a row per size, at p50."""
     tables: dict[str, list[tuple[str, ...]]] = {}
     for outcome in outcomes:
-        if outcome.plan.collective is not None and outcome.measurement is not None:
-            rows = tables.setdefault(
-                f"{text.shortened(outcome.nodeid)} on {text.ranks(outcome.plan)}", []
-            )
-            rows.append(
-                _collective_row(outcome.plan.collective, outcome.measurement.samples)
-            )
+        asked, measured = outcome.plan.collective, outcome.measurement
+        if asked and measured:
+            title = f"{text.shortened(outcome.nodeid)} on {text.ranks(outcome.plan)}"
+            row = _collective_row(asked, measured.samples)
+            tables.setdefault(title, []).append(row)
     for title, rows in tables.items():
         yield from ("", title)
-        yield from (
-            f"  {line}"
-            for line in text.aligned([_COLLECTIVE_TITLES, _COLLECTIVE_UNITS, *rows])
-        )
+        for line in text.aligned([_COLLECTIVE_TITLES, _COLLECTIVE_UNITS, *rows]):
+            yield f"  {line}"
 
 
 def _collective_row(asked: Collective, samples: Samples) -> tuple[str, ...]:
     seconds = stats.percentile(samples.step_seconds, 50)
+    facts = (asked.op, asked.size, asked.count, asked.dtype, asked.redop, asked.root)
     return (
-        *map(
-            str,
-            (asked.op, asked.size, asked.count, asked.dtype, asked.redop, asked.root),
-        ),
+        *map(str, facts),
         f"{seconds * 1e6:.5g}",
         f"{asked.algbw(seconds):.3g}",
         f"{asked.busbw(seconds):.3g}",
@@ -378,20 +326,19 @@ def baseline_table(environment: str, baselines: Iterable[Baseline]) -> Iterator[
     rows = []
     for baseline in baselines:
         last = baseline.sessions[-1]
-        resolves = (
+        resolves = [
             f"{name} {text.amount(text.resolved(name, time))}"
             for name, time in last.resolution.items()
-        )
-        commit = text.commit(
-            last.commit.partition("-dirty")[0]
-        ) + "*" * last.commit.endswith("-dirty")
-        row = (
-            last.created.partition("T")[0] or "unknown",
-            commit or "-",
-            ", ".join(resolves) or "-",
-        )
+        ]
+        digits, dirty, _ = last.commit.partition("-dirty")
         rows.append(
-            (text.shortened(str(baseline.test)), str(len(baseline.sessions)), *row)
+            (
+                text.shortened(str(baseline.test)),
+                str(len(baseline.sessions)),
+                text.date(last.created) or "unknown",
+                text.commit(digits) + ("*" if dirty else "") or "-",
+                ", ".join(resolves) or "-",
+            )
         )
     yield environment
     yield from (f"  {line}" for line in text.aligned([_BASELINE_TITLES, *rows]))

@@ -14,12 +14,15 @@ from statistics import fmean, median
 from typing import Any, Literal
 
 from pytest_ddpperf.baseline.content import fact_changes
-from pytest_ddpperf.records.plan import SENT, Limit
+from pytest_ddpperf.records.metric import SENT
+from pytest_ddpperf.records.plan import Limit
 from pytest_ddpperf.records.samples import (
     Comparison,
     CounterChange,
+    Dropped,
     LossChange,
     Measurement,
+    Reason,
     Status,
     Verdict,
 )
@@ -51,7 +54,7 @@ def without_steady_windows(verdict: Verdict) -> Verdict:
     recompiled within their window, for example: nothing is claimed to be within a limit. A slowdown
     stays one: recompiling takes time, too."""
     if verdict.status in (Status.PASS, Status.IMPROVED):
-        return replace(verdict, status=Status.INCONCLUSIVE, reason="recompiled")
+        return replace(verdict, status=Status.INCONCLUSIVE, reason=Reason.RECOMPILED)
     return verdict
 
 
@@ -59,7 +62,7 @@ def without_improvement(verdict: Verdict) -> Verdict:
     """Return the verdict on steps that leave work behind, if those of the baseline do not:
     INCONCLUSIVE instead of IMPROVED, for they may only seem to be faster."""
     if verdict.status is Status.IMPROVED:
-        return without_claim(verdict, Status.INCONCLUSIVE, "goes-on")
+        return without_claim(verdict, Status.INCONCLUSIVE, Reason.GOES_ON)
     return verdict
 
 
@@ -77,12 +80,13 @@ def without_blind_pass(
     of three limits would have been seen. INCONCLUSIVE has them as its reason."""
     sides = [current.samples, *(session.samples for session in baseline)]
     faults = [each for samples in sides for each in samples.most_page_faults]
-    differ = (
-        max(faults, default=0.0) - min(faults, default=0.0)
-    ) * FAULT_SECONDS > _SPEEDS * median(current.samples.step_seconds[0])
+    apart = max(faults, default=0.0) - min(faults, default=0.0)
+    step = median(current.samples.step_seconds[0])
+    if apart * FAULT_SECONDS <= _SPEEDS * step:
+        return verdict
     is_blind = verdict.status is Status.PASS and not _is_near(verdict, _SEEN)
-    if differ and (is_blind or verdict.status is Status.INCONCLUSIVE):
-        return without_claim(verdict, Status.INCONCLUSIVE, "two-speeds")
+    if is_blind or verdict.status is Status.INCONCLUSIVE:
+        return without_claim(verdict, Status.INCONCLUSIVE, Reason.TWO_SPEEDS)
     return verdict
 
 
@@ -96,20 +100,16 @@ def fails(
     one that is saved: a project whose ini file names what is not gated could not record a baseline.
     """
     if fail_on is not None:
-        if verdict.reason == "saving":
+        if verdict.reason == Reason.SAVING:
             return False
         named = verdict.status.value.lower().replace(" ", "-") in fail_on
         return named or (verdict.diverged is not None and "diverged" in fail_on)
-    if (
-        verdict.status in (Status.NO_BASELINE, Status.INCOMPARABLE)
-        or verdict.reason == "debugging-variable"
-    ):
+    missing = verdict.status in (Status.NO_BASELINE, Status.INCOMPARABLE)
+    if missing or verdict.reason == Reason.DEBUGGING_VARIABLE:
         return baseline_missing == "fail"
     return verdict.status is Status.REGRESSED
 
 
-MACHINE_SLOWER = "machine-slower"
-UNDECIDED = "undecided"
 # Of the limit: a change beyond that share is worth the seconds of a confirmation.
 # docs/statistics.md has the rates.
 SUSPICIOUS = 0.5
@@ -118,21 +118,19 @@ SUSPICIOUS = 0.5
 def is_suspected(verdict: Verdict, share: float = SUSPICIOUS) -> bool:
     """Whether the times of a verdict against a stored baseline are worth a second look. Counters
     have no noise."""
-    if not verdict.status.compared or verdict.reason == "counter-rose":
+    if not verdict.status.compared or verdict.reason == Reason.COUNTER_ROSE:
         return False
-    if any(
-        math.log1p(each.change.estimate) > share * _bound(each)
-        for each in verdict.comparisons
-    ):
-        return True
+    for each in verdict.comparisons:
+        if math.log1p(each.change.estimate) > share * _bound(each):
+            return True
     # Other work on a machine only makes launches slower, the fastest of them least, and their low
     # percentiles least. So a baseline of a busy hour hides slower code from all other figures.
     lowest = min(
-        verdict.comparisons, key=lambda each: each.limit.percentile, default=None
+        verdict.comparisons, key=lambda each: each.limit.kind.percentile, default=None
     )
-    return lowest is not None and math.log1p(lowest.fastest or 0.0) > share * _bound(
-        lowest
-    )
+    if lowest is None:
+        return False
+    return math.log1p(lowest.fastest or 0.0) > share * _bound(lowest)
 
 
 # The fastest launch's p10 of unchanged code differed by at most 1.29 times between eleven sessions
@@ -147,15 +145,15 @@ def implausible_ratio(recorded: Sequence[Measurement], now: Measurement) -> floa
     A session's time is the p10 of its fastest launch, which other work on the machine disturbs
     least.
     """
-    before = [
-        min(launch_quantiles(session.samples.step_seconds, 10)) for session in recorded
-    ]
-    today = min(launch_quantiles(now.samples.step_seconds, 10))
-    return (
-        0.0
-        if min(before) / _PLAUSIBLE <= today <= max(before) * _PLAUSIBLE
-        else today / before[-1]
-    )
+    before = [_fastest(session) for session in recorded]
+    today = _fastest(now)
+    if min(before) / _PLAUSIBLE <= today <= max(before) * _PLAUSIBLE:
+        return 0.0
+    return today / before[-1]
+
+
+def _fastest(session: Measurement) -> float:
+    return min(launch_quantiles(session.samples.step_seconds, 10))
 
 
 def confirm(
@@ -168,10 +166,10 @@ def confirm(
     today.
     """
     if interleaved.status is Status.REGRESSED:
-        return replace(interleaved, reason="confirmed", differences=stored.differences)
+        return replace(interleaved, reason=Reason.CONFIRMED, facts=stored.facts)
     if any(each.status is Status.REGRESSED for each in stored.counters):
         return None  # counts have no noise, and no machine makes them rise
-    if stored.reason == "recompiled":
+    if stored.reason == Reason.RECOMPILED:
         # its launches say little of steady training, however fast the machine was
         return None
     if (
@@ -180,41 +178,37 @@ def confirm(
         or not _is_clear(stored, interleaved)
     ):
         return None
-    if interleaved.reason == UNDECIDED:
+    if interleaved.reason == Reason.UNDECIDED:
         return None  # it may be slower by about its limit
-    interleaved = replace(
-        interleaved, differences=stored.differences, sessions=stored.sessions
-    )
+    interleaved = replace(interleaved, facts=stored.facts, sessions=stored.sessions)
     if stored.status in (Status.REGRESSED, Status.INCONCLUSIVE):
-        return replace(interleaved, status=Status.INCONCLUSIVE, reason=MACHINE_SLOWER)
+        return replace(
+            interleaved, status=Status.INCONCLUSIVE, reason=Reason.MACHINE_SLOWER
+        )
     if stored.status is interleaved.status:
         return interleaved
-    return replace(interleaved, status=Status.PASS, reason="within-limit")
+    return replace(interleaved, status=Status.PASS, reason=Reason.WITHIN_LIMIT)
 
 
-def without_claim(verdict: Verdict, left: Status, reason: str) -> Verdict:
+def without_claim(verdict: Verdict, left: Status, reason: Reason) -> Verdict:
     """Return the verdict with another status, also of the comparisons that decided it."""
-    comparisons = tuple(
-        (
-            replace(comparison, status=left, reason=reason)
-            if comparison.status is verdict.status
-            else comparison
-        )
-        for comparison in verdict.comparisons
-    )
-    return replace(verdict, status=left, reason=reason, comparisons=comparisons)
+    comparisons = []
+    for comparison in verdict.comparisons:
+        if comparison.status is verdict.status:
+            comparisons.append(replace(comparison, status=left, reason=reason))
+        else:
+            comparisons.append(comparison)
+    return replace(verdict, status=left, reason=reason, comparisons=tuple(comparisons))
 
 
 def given_up(verdict: Verdict) -> Verdict:
     """Return what is left of a verdict that further launches would hardly settle: PASS if no range
     reaches twice its limit, else what the launches so far say without a claim."""
     if _is_near(verdict, 2) or verdict.status is Status.IMPROVED:
-        return without_claim(verdict, Status.PASS, UNDECIDED)
-    return (
-        verdict
-        if verdict.status is Status.PASS
-        else without_claim(verdict, Status.INCONCLUSIVE, UNDECIDED)
-    )
+        return without_claim(verdict, Status.PASS, Reason.UNDECIDED)
+    if verdict.status is Status.PASS:
+        return verdict
+    return without_claim(verdict, Status.INCONCLUSIVE, Reason.UNDECIDED)
 
 
 def _is_near(verdict: Verdict, limits: float) -> bool:
@@ -229,18 +223,16 @@ def _is_clear(stored: Verdict, interleaved: Verdict) -> bool:
     """Whether the comparison has all limits and leaves none open: each is settled, or its bound
     excludes the claim."""
     found = {each.limit.metric: each for each in interleaved.comparisons}
-    claims = {
-        each.limit.metric: each.change.low
-        for each in stored.comparisons
-        if each.status is Status.REGRESSED
-    }
-    return all(
-        (each := found.get(comparison.limit.metric)) is not None
-        and (
-            each.settled or each.change.high < claims.get(comparison.limit.metric, -1.0)
-        )
-        for comparison in stored.comparisons
-    )
+    for comparison in stored.comparisons:
+        each = found.get(comparison.limit.metric)
+        if each is None:
+            return False
+        claim = -1.0
+        if comparison.status is Status.REGRESSED:
+            claim = comparison.change.low
+        if not each.settled and each.change.high >= claim:
+            return False
+    return True
 
 
 def _bound(comparison: Comparison) -> float:
@@ -263,62 +255,89 @@ def with_counters(
     the baseline is another machine's, of which only counters are compared. Steps that send nothing
     any more are INCOMPARABLE, for they train something else, unless they are REGRESSED.
     """
-    unknown_times = verdict.status is Status.NO_BASELINE and bool(baseline)
+    of_another_machine = verdict.status is Status.NO_BASELINE and bool(baseline)
     if not (
         verdict.status.compared
-        or verdict.reason == "no-supported-limit"
-        or unknown_times
+        or verdict.reason == Reason.NO_SUPPORTED_LIMIT
+        or of_another_machine
     ):
         return verdict
-    changes, dropped, unknown = [], [], list[tuple[str, str]]()
-    for limit in limits:
-        if not limit.is_counter:
-            continue
-        now, before = (
-            side.counters.get(limit.metric) for side in (current, baseline[-1])
-        )
-        if now is not None and before is not None:
-            changes.append(_counted(limit, before, now))
-            continue
-        side = "now" if now is None else "in the baseline"
-        if not limit.default:
-            unknown.append((side, f"{limit.metric} is unknown {side}"))
-        elif before is not None:
-            dropped.append(f"{limit}: unknown {side}")
-    status, reason = verdict.status, verdict.reason
-    if changes:
-        counted = gravest(change.status for change in changes)
-        decides = (
-            status.compared
-            or counted is Status.REGRESSED
-            or any(not each.limit.default for each in changes)
-        )
-        if decides and (
-            not status.compared or gravest((status, counted)) is not status
-        ):
-            status, reason = counted, _COUNTED_REASONS[counted]
-    if unknown and status is not Status.REGRESSED:
-        status, reason = Status.INCOMPARABLE, "unknown-counter"
-        # which no other baseline would help
-        if any(side == "now" for side, _ in unknown):
-            reason = "unknown-counter-now"
+    found, why_unknown = _count(verdict, current, baseline[-1], limits)
+    status, reason = _counted_decision(verdict, found.counters)
+    decided = replace(found, status=status, reason=reason)
+    if status is Status.REGRESSED:
+        return decided
+    if of_another_machine:
+        return replace(verdict, counters=found.counters)
+    if found.details:
+        return replace(found, status=Status.INCOMPARABLE, reason=why_unknown)
     lost = _lost_traffic(current, baseline[-1], limits)
-    if lost and status.compared and status is not Status.REGRESSED:
-        status, reason = Status.INCOMPARABLE, NOT_SYNCHRONISED
-        unknown.insert(0, ("now", lost))
-    if unknown_times and status is not Status.REGRESSED:
-        status, reason, unknown, dropped = verdict.status, verdict.reason, [], []
-    return replace(
+    if lost and status.compared:
+        return replace(
+            found,
+            status=Status.INCOMPARABLE,
+            reason=Reason.NOT_SYNCHRONISED,
+            details=(lost,),
+        )
+    return decided
+
+
+def _count(
+    verdict: Verdict, current: Measurement, before: Measurement, limits: Sequence[Limit]
+) -> tuple[Verdict, Reason]:
+    """Add to a verdict what became of limited counters, and those that are unknown; and return the
+    reason code of the latter."""
+    changes, dropped, details = [], [*verdict.dropped_limits], []
+    reason = Reason.UNKNOWN_COUNTER
+    for limit in limits:
+        if not limit.kind.is_exact:
+            continue
+        now = current.counters.get(limit.metric)
+        earlier = before.counters.get(limit.metric)
+        if now is not None and earlier is not None:
+            changes.append(_counter_change(limit, earlier, now))
+        elif limit.default:
+            if earlier is not None:
+                dropped.append(Dropped(limit=limit, why="unknown now"))
+        elif now is None:
+            reason = Reason.UNKNOWN_COUNTER_NOW
+            details.append(f"{limit.metric} is unknown now")
+        else:
+            details.append(f"{limit.metric} is unknown in the baseline")
+    found = replace(
         verdict,
-        status=status,
-        reason=reason,
-        dropped=(*verdict.dropped, *dropped),
-        differences=(*(what for _, what in unknown), *verdict.differences),
         counters=tuple(changes),
+        dropped_limits=tuple(dropped),
+        details=tuple(details),
     )
+    return found, reason
 
 
-NOT_SYNCHRONISED = "not-synchronised"
+_COUNTED_REASONS = {
+    Status.REGRESSED: Reason.COUNTER_ROSE,
+    Status.IMPROVED: Reason.COUNTER_FELL,
+    Status.PASS: Reason.WITHIN_LIMIT,
+}
+
+
+def _counted_decision(
+    verdict: Verdict, changes: Sequence[CounterChange]
+) -> tuple[Status, Reason]:
+    """Return the status and the reason: those of counters if they are graver, or if no times were
+    compared and a counter rose, or the user limits one."""
+    if not changes:
+        return verdict.status, verdict.reason
+    counted = gravest(change.status for change in changes)
+    if verdict.status.compared:
+        decides = gravest((verdict.status, counted)) is not verdict.status
+    else:
+        is_asked = any(not change.limit.default for change in changes)
+        decides = is_asked or counted is Status.REGRESSED
+    if decides:
+        return counted, _COUNTED_REASONS[counted]
+    return verdict.status, verdict.reason
+
+
 _SENT_COUNTS = tuple(f"{kind}.count" for kind in (*SENT, "collectives"))
 
 
@@ -350,14 +369,7 @@ def _lost_traffic(
     )
 
 
-_COUNTED_REASONS = {
-    Status.REGRESSED: "counter-rose",
-    Status.IMPROVED: "counter-fell",
-    Status.PASS: "within-limit",
-}
-
-
-def _counted(limit: Limit, before: int, now: int) -> CounterChange:
+def _counter_change(limit: Limit, before: int, now: int) -> CounterChange:
     allowed = 1 + limit.value + 1e-9  # 15 % of 100 are 15
     status = Status.PASS
     if now > before * allowed:
@@ -383,41 +395,29 @@ def with_losses(
 
     By Welch's t-test on the means of launches, two-sided. Losses that are finite on one side alone
     differ."""
-    sides = [
-        side.samples.losses
-        for side in (*baseline[-1:], current)
-        if side.samples.losses is not None
-    ]
-    steps = min((len(launch) for side in sides for launch in side), default=0)
-    if not (
-        verdict.status.compared
-        and steps
-        and len(sides) == 2
-        and min(map(len, sides)) >= LAUNCHES_NEEDED
-    ):
+    if not verdict.status.compared:
+        return verdict
+    losses = baseline[-1].samples.losses or (), current.samples.losses or ()
+    steps = min((len(launch) for side in losses for launch in side), default=0)
+    if not steps or min(map(len, losses)) < LAUNCHES_NEEDED:
         return verdict
     launches = [
         [fmean(math.nan if x is None else x for x in launch[:steps]) for launch in side]
-        for side in sides
+        for side in losses
     ]
-    before, now = (
-        None if math.isnan(mean := fmean(side)) else mean for side in launches
-    )
+    before, now = (None if math.isnan(x) else x for x in map(fmean, launches))
     differs = before != now
     if before is not None and now is not None:
         noise = difference(launches[1], launches[:1]).reach(level / 2)
-        differs = abs(now - before) > max(
-            noise, _SAME_LOSS * abs(before), _SAME_LOSS * abs(now)
-        )
-    return replace(
-        verdict, diverged=LossChange(before=before, now=now) if differs else None
-    )
+        least = _SAME_LOSS * max(abs(before), abs(now))
+        differs = abs(now - before) > max(noise, least)
+    diverged = LossChange(before=before, now=now) if differs else None
+    return replace(verdict, diverged=diverged)
 
 
 # Figures of which their own run said that they say nothing about the code: that holds whatever they
 # are compared with.
-_SAY_NOTHING = ("debugging-variable", "disabled")
-_GATE_OFF = "gate-off"
+_SAY_NOTHING = (Reason.DEBUGGING_VARIABLE, Reason.DISABLED)
 
 
 def refused(
@@ -429,22 +429,21 @@ def refused(
 ) -> Verdict | None:
     """Why `current`, which its own run called `now`, is not to be compared with `before`, which was
     called `then`; None where it is."""
-    reasons = [verdict.reason for verdict in (now, then) if verdict is not None]
-    not_gated = next((reason for reason in reasons if reason in _SAY_NOTHING), None)
-    if not_gated is None and now is not None and now.reason == _GATE_OFF:
-        not_gated = _GATE_OFF
-    if not_gated is not None:
-        return Verdict(status=Status.NOT_GATED, reason=not_gated)
+    reasons = [verdict.reason for verdict in (now, then) if verdict]
+    not_gated = [reason for reason in reasons if reason in _SAY_NOTHING]
+    if now and now.reason == Reason.GATE_OFF:
+        not_gated.append(Reason.GATE_OFF)
+    if not_gated:
+        return Verdict(status=Status.NOT_GATED, reason=not_gated[0])
     machines = fact_changes(current.environment.key, before.environment.key)
     if machines:  # to the store that is another baseline
         return Verdict(
-            status=Status.INCOMPARABLE, reason="must-match", differences=machines
+            status=Status.INCOMPARABLE, reason=Reason.MUST_MATCH, facts=machines
         )
-    if before.samples.launches < LAUNCHES_NEEDED:
-        few = (
-            f"{before.samples.launches} launch, and a comparison needs {LAUNCHES_NEEDED} a side",
-        )
+    launches = before.samples.launches
+    if launches < LAUNCHES_NEEDED:
+        few = f"{launches} launch, and a comparison needs {LAUNCHES_NEEDED} a side"
         return Verdict(
-            status=Status.INCOMPARABLE, reason="baseline-support", differences=few
+            status=Status.INCOMPARABLE, reason=Reason.BASELINE_SUPPORT, details=(few,)
         )
     return None

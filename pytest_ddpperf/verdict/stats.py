@@ -8,7 +8,10 @@ from dataclasses import dataclass, replace
 from statistics import NormalDist, fmean
 from typing import Any
 
-from pytest_ddpperf.records.samples import LaunchRankSteps
+# Others find all statistics here.
+from pytest_ddpperf.records.quantiles import launch_means as launch_means
+from pytest_ddpperf.records.quantiles import launch_quantiles as launch_quantiles
+from pytest_ddpperf.records.quantiles import quantile as quantile
 
 _NORMAL = NormalDist()
 # Beyond it the two differ by less than 1e-5, and the continued fraction loses digits.
@@ -92,38 +95,9 @@ POWER = 0.8
 _CONFIDENCE = 0.95
 
 
-def quantile(values: Sequence[float], q: float) -> float:
-    """The q-th percentile (0 to 100) by linear interpolation: type 7 of Hyndman and Fan, "Sample
-    Quantiles in Statistical Packages", The American Statistician 50 (1996), which is NumPy's
-    default."""
-    ordered = sorted(values)
-    place = (len(ordered) - 1) * q / 100
-    low = math.floor(place)
-    high = min(low + 1, len(ordered) - 1)
-    return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
-
-
-def launch_quantiles(
-    launches: Sequence[Sequence[float]], q: float
-) -> tuple[float, ...]:
-    """The q-th percentile of each launch: the launch is the unit of replication, its steps are
-    correlated."""
-    return tuple(quantile(launch, q) for launch in launches)
-
-
-def launch_means(launches: Sequence[Sequence[float]]) -> tuple[float, ...]:
-    """The mean of each launch: of step times, the time that its window takes per step."""
-    return tuple(map(fmean, launches))
-
-
 def percentile(launches: Sequence[Sequence[float]], q: float) -> float:
     """Return the mean over launches of their q-th percentile."""
     return geometric_mean(launch_quantiles(launches, q))
-
-
-def cpu_quantiles(cpu_seconds: LaunchRankSteps, q: float) -> tuple[float, ...]:
-    """Of each launch, the q-th percentile of the rank that used the most CPU time."""
-    return tuple(max(quantile(rank, q) for rank in launch) for launch in cpu_seconds)
 
 
 def geometric_mean(values: Sequence[float]) -> float:
@@ -270,17 +244,17 @@ class Difference:
         passes = likely((most * room - launches * self.estimate) / left)
         if since is None:
             return passes, 0.0
-        later, seen = most - since, fresh.launches if fresh is not None else 0
+        later, seen = most - since, fresh.launches if fresh else 0
         evidence = t_quantile(1 - level, most - 1) * math.sqrt(own / most + fixed)
         confirmed = t_quantile(1 - 2 * level, later - 1) * math.sqrt(
             own / later + fixed
         )
         all_need = most * max(bound, evidence) - launches * self.estimate
         fresh_need = later * max(bound, confirmed) - seen * (
-            fresh.estimate if fresh is not None else 0.0
+            fresh.estimate if fresh else 0.0
         )
         return passes, 1 - likely(
-            max(all_need / left, fresh_need / (left if fresh is not None else later))
+            max(all_need / left, fresh_need / (left if fresh else later))
         )
 
     def launches_for(self, resolution: float, level: float) -> int | None:
@@ -320,7 +294,7 @@ def difference(
     )
     of_a_mean = spread_base.variance * fmean(1 / len(session) for session in sessions)
     between = NOTHING
-    if drift is not None:
+    if drift:
         assumed = drift.variance(pooled([spread_now, spread_base]).variance)
         seen = max(0.0, variance(means) - of_a_mean) if len(means) > 1 else 0.0
         between = pooled([Part(assumed, drift.freedom), Part(seen, len(means) - 1)])

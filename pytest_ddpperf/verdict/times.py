@@ -6,21 +6,25 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from itertools import chain
 from statistics import fmean
 
 from pytest_ddpperf.baseline.content import fact_changes
+from pytest_ddpperf.records.metric import MEAN
 from pytest_ddpperf.records.outcome import StoredSession
-from pytest_ddpperf.records.plan import MEAN, Limit, is_asked
+from pytest_ddpperf.records.plan import Limit, is_asked
 from pytest_ddpperf.records.samples import (
     Comparison,
+    Dropped,
+    FactChange,
     Interval,
     LaunchSteps,
     Measurement,
+    Reason,
     Recording,
     Samples,
     Scalar,
     Status,
+    StretchLengths,
     Verdict,
 )
 from pytest_ddpperf.verdict import stats
@@ -33,9 +37,6 @@ TEST_LEVEL = 0.015
 # may be another device of the same model, differs by more, however quiet both are.
 ASSUMED_DRIFT = Drift(floor=0.018, share=0.5, freedom=8, usual=0.05, steep=3.0)
 _ANOTHER_HOST = 0.05
-# Of the error rate, the default limit on the mean has less than the others: it is wide, for few
-# steps that are much slower, and the others lose hardly any power by it.
-_WEIGHT_OF_MEAN = 0.1
 # A verdict is settled where further launches would bring another with less than this probability.
 SETTLED_LEVEL = 0.05
 # Between launches there must be something to compare.
@@ -47,7 +48,7 @@ def unsupported(limit: Limit, *, steps: int, launches: int) -> str | None:
     can."""
     if launches < LAUNCHES_NEEDED:
         return f"a limit needs at least {LAUNCHES_NEEDED}, {launches} was asked"
-    needed, asked = stats.steps_needed(limit.percentile), steps * launches
+    needed, asked = stats.steps_needed(limit.kind.percentile), steps * launches
     if asked >= needed:
         return None
     return (
@@ -61,79 +62,48 @@ def judge_times(
     baseline: Sequence[Measurement],
     limits: Sequence[Limit],
     *,
-    not_gated: str | None = None,
+    not_gated: Reason | None = None,
     level: float = TEST_LEVEL,
     interleaved: bool = False,
-    stretches: Sequence[Sequence[int]] = (),
+    stretches: StretchLengths = (),
     assumed: Drift = ASSUMED_DRIFT,
 ) -> Verdict:
     """Compare times with the sessions of a baseline; `not_gated` is the reason code if they are not
     to be compared.
 
-    Each limit is decided on the logarithms of per-launch quantiles. REGRESSED needs the estimate
-    beyond the limit and evidence that there is a change at all, at `level` over all limits (Holm).
-    Beyond the limit without evidence is INCONCLUSIVE. IMPROVED is REGRESSED mirrored. The error of
-    the estimate contains the spread between launches and the drift between sessions: estimated from
-    the baseline's sessions, and `assumed` if they are too few to tell. To a host that the baseline
-    does not know, all sessions of a host count as one. If launches were `interleaved`, launch k of
-    one side is compared with launch k of the other: there is no drift, and what else differs
-    between the environments may be just what is compared. `stretches` are the lengths in which the
-    windows of a pair were interleaved (`in_stretches`). Of windows of different lengths, as many
-    steps are compared (`alike`).
+    To a host that the baseline does not know, all sessions of a host count as one. If launches were
+    `interleaved`, launch k of one side is compared with launch k of the other: there is no drift,
+    and what else differs between the environments may be just what is compared. `stretches` are the
+    lengths in which the windows of a pair were interleaved (`in_stretches`). Of windows of
+    different lengths, as many steps are compared (`alike`).
 
     Raises ValueError for figures that are no measurement: a step time that is not a positive
     number, a single launch on a side that is to be compared, sides without as many launches that
     are `interleaved`.
     """
-    if not_gated is not None:
+    if not_gated:
         return Verdict(status=Status.NOT_GATED, reason=not_gated)
     if not baseline:
-        return Verdict(status=Status.NO_BASELINE, reason="no-baseline")
-    broken, differences = _environment_differences(
+        return Verdict(status=Status.NO_BASELINE, reason=Reason.NO_BASELINE)
+    broken, facts = _environment_differences(
         current, baseline[-1], interleaved=interleaved
     )
     if broken:
         return Verdict(
-            status=Status.INCOMPARABLE,
-            reason="must-match",
-            differences=broken + differences,
+            status=Status.INCOMPARABLE, reason=Reason.MUST_MATCH, facts=broken + facts
         )
     kept, dropped = _supported(current, limits)
     if not kept:
         return Verdict(
             status=Status.NOT_GATED,
-            reason="no-supported-limit",
-            dropped=dropped,
-            differences=differences,
+            reason=Reason.NO_SUPPORTED_LIMIT,
+            dropped_limits=dropped,
+            facts=facts,
         )
-    if min(session.samples.launches for session in baseline) < LAUNCHES_NEEDED:
-        raise ValueError(
-            f"a baseline of a single launch: a comparison needs {LAUNCHES_NEEDED} a side"
-        )
+    _check_launches(current, baseline, interleaved=interleaved)
     first_node = not on_one_clock([side.samples for side in (current, *baseline)])
     current, *baseline = alike([current, *baseline], first_node=first_node)
-    thin = dict.fromkeys(
-        line for side in (current, *baseline) for line in _supported(side, kept)[1]
-    )
-    if thin:
-        return Verdict(
-            status=Status.INCOMPARABLE,
-            reason="baseline-support",
-            dropped=dropped,
-            differences=tuple(thin),
-        )
-    if reason := _unknown_figure(kept, current, baseline):
-        return Verdict(
-            status=Status.INCOMPARABLE, reason=reason, differences=differences
-        )
-    if interleaved and [current.samples.launches] != [
-        side.samples.launches for side in baseline
-    ]:
-        counts = " + ".join(str(side.samples.launches) for side in baseline)
-        raise ValueError(
-            f"{current.samples.launches} launches and {counts}: they were not interleaved"
-        )
-    comparisons = _compare(
+    found = _judge_limits(
         kept,
         current,
         baseline,
@@ -141,55 +111,118 @@ def judge_times(
         drift=None if interleaved else assumed,
         stretches=stretches,
     )
+    if found.status.compared:
+        return replace(
+            found,
+            dropped_limits=dropped,
+            facts=facts,
+            sessions=len(baseline),
+            first_node=first_node,
+        )
+    if found.details:
+        return replace(found, dropped_limits=dropped)
+    return replace(found, facts=facts)
+
+
+def _judge_limits(
+    limits: Sequence[Limit],
+    current: Measurement,
+    baseline: Sequence[Measurement],
+    *,
+    level: float,
+    drift: Drift | None,
+    stretches: StretchLengths,
+) -> Verdict:
+    """Compare by limits that the current side supports; without `drift` the launches were
+    interleaved.
+
+    Each limit is decided on the logarithms of per-launch quantiles. REGRESSED needs the estimate
+    beyond the limit and evidence that there is a change at all, at `level` over all limits (Holm).
+    Beyond the limit without evidence is INCONCLUSIVE. IMPROVED is REGRESSED mirrored. The error of
+    the estimate contains the spread between launches and the drift between sessions: estimated from
+    the baseline's sessions, and assumed if they are too few to tell.
+    """
+    thin = [
+        each for side in (current, *baseline) for each in _supported(side, limits)[1]
+    ]
+    if thin:
+        return Verdict(
+            status=Status.INCOMPARABLE,
+            reason=Reason.BASELINE_SUPPORT,
+            details=tuple(dict.fromkeys(map(str, thin))),
+        )
+    unknown = _unknown_figure(limits, current, baseline)
+    if unknown:
+        return Verdict(status=Status.INCOMPARABLE, reason=unknown)
+    found = _differences(limits, current, baseline, drift, stretches)
+    weights = [limit.kind.default_weight if limit.default else 1.0 for limit in limits]
+    slower = stats.holm([difference.p_value() for difference in found], level, weights)
+    faster = stats.holm(
+        [difference.mirrored().p_value() for difference in found], level, weights
+    )
+    comparisons = []
+    for limit, difference, if_slower, if_faster in zip(
+        limits, found, slower, faster, strict=True
+    ):
+        now, fastest = logs(limit, current), None
+        evidence = if_slower if difference.estimate > 0 else if_faster
+        if drift:
+            before = fmean(min(logs(limit, session)) for session in baseline)
+            fastest = _share(min(now) - before)
+        comparisons.append(
+            _comparison(limit, fmean(now), difference, evidence, fastest)
+        )
     status = gravest(comparison.status for comparison in comparisons)
     return Verdict(
         status=status,
         reason=next(c.reason for c in comparisons if c.status is status),
-        comparisons=comparisons,
-        dropped=dropped,
-        differences=differences,
-        sessions=len(baseline),
-        first_node=first_node,
+        comparisons=tuple(comparisons),
     )
+
+
+def _check_launches(
+    current: Measurement, baseline: Sequence[Measurement], *, interleaved: bool
+) -> None:
+    """Raise ValueError if the baseline has too few launches, or others than were interleaved."""
+    launches = [session.samples.launches for session in baseline]
+    if min(launches) < LAUNCHES_NEEDED:
+        raise ValueError(
+            f"a baseline of a single launch: a comparison needs {LAUNCHES_NEEDED} a side"
+        )
+    now = current.samples.launches
+    if interleaved and launches != [now]:
+        counts = " + ".join(map(str, launches))
+        raise ValueError(f"{now} launches and {counts}: they were not interleaved")
 
 
 def _environment_differences(
     current: Measurement, base: Measurement, *, interleaved: bool
-) -> tuple[tuple[str, ...], tuple[str, ...]]:
+) -> tuple[tuple[FactChange, ...], tuple[FactChange, ...]]:
     """Return the facts that must match and do not, and all others that differ."""
     now, before = current.environment, base.environment
+    must_match = fact_changes(now.must_match, before.must_match)
     recorded = fact_changes(now.recorded, before.recorded)
     if not interleaved:
-        return fact_changes(now.must_match, before.must_match), recorded
-    asked = fact_changes(
-        *(
-            {n: fact for n, fact in env.must_match.items() if is_asked(n)}
-            for env in (now, before)
-        )
+        return must_match, recorded
+    asked = (
+        {name: fact for name, fact in facts.items() if is_asked(name)}
+        for facts in (now.must_match, before.must_match)
     )
-    others = (
-        {n: fact for n, fact in env.must_match.items() if not is_asked(n)}
-        for env in (now, before)
-    )
-    return asked, (
-        *fact_changes(now.key, before.key),
-        *fact_changes(*others),
-        *recorded,
-    )
+    broken = fact_changes(*asked)
+    others = (change for change in must_match if change not in broken)
+    return broken, (*fact_changes(now.key, before.key), *others, *recorded)
 
 
 def _unknown_figure(
     limits: Iterable[Limit], current: Measurement, baseline: Sequence[Measurement]
-) -> str:
-    """Return the reason code if a side lacks the CPU time or the phase that a limit needs, else
-    ""."""
+) -> Reason | None:
+    """Return the reason code if a side lacks what a limit is on, else None."""
     for limit in limits:
-        what = "no-phase" if limit.is_phase else "no-cpu-time"
         if not has_figure(limit, current):
-            return f"{what}-now"
+            return limit.kind.unknown[0]
         if not all(has_figure(limit, side) for side in baseline):
-            return what
-    return ""
+            return limit.kind.unknown[1]
+    return None
 
 
 def gravest(statuses: Iterable[Status]) -> Status:
@@ -239,52 +272,20 @@ def _with_itself(
 
 def _supported(
     current: Measurement, limits: Iterable[Limit]
-) -> tuple[list[Limit], tuple[str, ...]]:
-    """The limits on times that the measurement can support, and those of ours it cannot, in
-    words."""
+) -> tuple[list[Limit], tuple[Dropped, ...]]:
+    """Return the limits on times that the measurement can support, and those it cannot."""
     launches = current.samples.launches
     steps = min((len(steps) for steps in current.samples.step_seconds), default=0)
     kept, dropped = [], []
-    for limit in (limit for limit in limits if not limit.is_counter):
+    for limit in limits:
+        if limit.kind.is_exact:
+            continue
         problem = unsupported(limit, steps=steps, launches=launches)
-        if problem is None:
-            kept.append(limit)
+        if problem:
+            dropped.append(Dropped(limit=limit, why=problem))
         else:
-            dropped.append(f"{limit}: {problem}")
+            kept.append(limit)
     return kept, tuple(dropped)
-
-
-def _compare(
-    limits: Sequence[Limit],
-    current: Measurement,
-    baseline: Sequence[Measurement],
-    *,
-    level: float,
-    drift: Drift | None,
-    stretches: Sequence[Sequence[int]],
-) -> tuple[Comparison, ...]:
-    pairs = [
-        (logs(limit, current), [logs(limit, session) for session in baseline])
-        for limit in limits
-    ]
-    found = _differences(limits, current, baseline, drift, stretches)
-    weights = [
-        _WEIGHT_OF_MEAN if limit.is_mean and limit.default else 1.0 for limit in limits
-    ]
-    slower = stats.holm([difference.p_value() for difference in found], level, weights)
-    faster = stats.holm(
-        [difference.mirrored().p_value() for difference in found], level, weights
-    )
-    fastest = [
-        _share(min(now) - fmean(map(min, sessions))) if drift is not None else None
-        for now, sessions in pairs
-    ]
-    return tuple(
-        replace(_comparison(limit, fmean(now), difference, *evidence), fastest=change)
-        for limit, (now, _), difference, change, *evidence in zip(
-            limits, pairs, found, fastest, slower, faster, strict=True
-        )
-    )
 
 
 def _differences(
@@ -292,23 +293,20 @@ def _differences(
     current: Measurement,
     baseline: Sequence[Measurement],
     drift: Drift | None,
-    stretches: Sequence[Sequence[int]],
+    stretches: StretchLengths,
 ) -> list[Difference]:
     """Return the difference of logarithms for each limit; without `drift` the launches were
     interleaved."""
     found = []
     here, hosts = host(current), [host(session) for session in baseline]
     for limit in limits:
-        if drift is not None:
+        if drift:
             sessions = [logs(limit, session) for session in baseline]
             found.append(_across(logs(limit, current), sessions, here, hosts, drift))
         else:
-            trim = TRIM if is_middle(limit) and _took_turns(stretches) else 0.0
-            found.append(
-                stats.paired(
-                    *_paired(limit, current, baseline[0], stretches), trim=trim
-                )
-            )
+            pairs = _paired(limit, current, baseline[0], stretches)
+            trim = TRIM if _by_stretches(limit, stretches) else 0.0
+            found.append(stats.paired(*pairs, trim=trim))
     return found
 
 
@@ -318,7 +316,7 @@ def differences_of(
     baseline: Sequence[Measurement],
     *,
     interleaved: bool,
-    stretches: Sequence[Sequence[int]],
+    stretches: StretchLengths,
 ) -> list[Difference]:
     """Return the difference of logarithms behind each comparison of a verdict, or of other launches
     by its limits."""
@@ -333,17 +331,15 @@ def paired_logs(
     verdict: Verdict,
     current: Measurement,
     other: Measurement,
-    stretches: Sequence[Sequence[int]],
+    stretches: StretchLengths,
 ) -> Iterator[tuple[Limit, list[float], list[float]]]:
     """Yield the logarithms behind each comparison of interleaved launches, in pairs, and those of
     the CPU time where it is known."""
     current, other = alike([current, other], first_node=verdict.first_node)
-    cpu_time = (
-        [CPU_TIME]
-        if has_figure(CPU_TIME, current) and has_figure(CPU_TIME, other)
-        else []
-    )
-    for limit in (*(comparison.limit for comparison in verdict.comparisons), *cpu_time):
+    limits = [comparison.limit for comparison in verdict.comparisons]
+    if has_figure(CPU_TIME, current) and has_figure(CPU_TIME, other):
+        limits.append(CPU_TIME)
+    for limit in limits:
         yield limit, *_paired(limit, current, other, stretches)
 
 
@@ -351,17 +347,17 @@ def _paired(
     limit: Limit,
     current: Measurement,
     other: Measurement,
-    stretches: Sequence[Sequence[int]],
+    stretches: StretchLengths,
 ) -> tuple[list[float], list[float]]:
     now, base = logs(limit, current), logs(limit, other)
-    if is_middle(limit) and _took_turns(stretches):
+    if _by_stretches(limit, stretches):
         base = in_stretches(limit, now, base, current, other, stretches)
     return now, base
 
 
-def _took_turns(stretches: Sequence[Sequence[int]]) -> bool:
-    """Whether both sides took turns within launches."""
-    return any(len(own) > 1 for own in stretches)
+def _by_stretches(limit: Limit, stretches: StretchLengths) -> bool:
+    """Whether launches are compared stretch by stretch: both sides took turns within them."""
+    return limit.kind.is_in_stretches and any(len(own) > 1 for own in stretches)
 
 
 def _across(
@@ -383,30 +379,37 @@ def _comparison(
     limit: Limit,
     now: float,
     difference: Difference,
-    evidence_slower: Evidence,
-    evidence_faster: Evidence,
+    evidence: Evidence,
+    fastest: float | None,
 ) -> Comparison:
-    """`now` is the mean logarithm of the current side."""
+    """`now` is the mean logarithm of the current side; `evidence` is that of a change in the
+    direction of the estimate."""
     estimate = difference.estimate
     base = now - estimate
-    slower, faster = estimate > bound(limit, base), -estimate > bound(limit, now)
+    allowed = bound(limit, base)
     # What only further launches could change: the part of the error that is the current launches'
     # own.
     noise = difference.without("base", "drift").reach(SETTLED_LEVEL)
-    evidence = evidence_slower if estimate > 0 else evidence_faster
-    status, reason = Status.PASS, "within-limit"
-    settled = estimate + noise <= bound(limit, base)
-    if slower and evidence_slower.enough:
-        status, reason = Status.REGRESSED, "beyond-limit"
-    elif slower:
-        status, reason = Status.INCONCLUSIVE, "not-significant"
+    status, reason = Status.PASS, Reason.WITHIN_LIMIT
+    settled = estimate + noise <= allowed
+    if estimate > allowed and evidence.enough:
+        status, reason = Status.REGRESSED, Reason.BEYOND_LIMIT
+    elif estimate > allowed:
+        status, reason = Status.INCONCLUSIVE, Reason.NOT_SIGNIFICANT
         settled = estimate + noise <= difference.without("now").reach(evidence.level)
-    elif faster:  # what might be better without evidence is within its limit
-        status = Status.IMPROVED if evidence_faster.enough else Status.PASS
-        reason = "improved" if evidence_faster.enough else "not-significant"
+    elif -estimate > bound(limit, now) and evidence.enough:
+        status, reason = Status.IMPROVED, Reason.IMPROVED
+    elif -estimate > bound(limit, now):
+        # what might be better without evidence is within its limit
+        reason = Reason.NOT_SIGNIFICANT
     reach = difference.reach(evidence.level)
     resolution = difference.resolution(evidence.level)
-    fine = resolution <= bound(limit, base)
+    drift = None
+    if difference.drift is not stats.NOTHING:
+        drift = math.sqrt(difference.drift.variance)
+    needed = None
+    if resolution > allowed:
+        needed = difference.launches_for(allowed, evidence.level)
     return Comparison(
         limit=limit,
         status=status,
@@ -421,25 +424,18 @@ def _comparison(
         p_value=(difference if estimate > 0 else difference.mirrored()).p_value(),
         level=evidence.level,
         resolution=_share(resolution),
-        alarm_rate=difference.beyond(max(bound(limit, base), reach)),
+        alarm_rate=difference.beyond(max(allowed, reach)),
         settled=settled,
-        drift=(
-            math.sqrt(difference.drift.variance)
-            if difference.drift is not stats.NOTHING
-            else None
-        ),
-        launches_needed=(
-            None
-            if fine
-            else difference.launches_for(bound(limit, base), evidence.level)
-        ),
+        drift=drift,
+        launches_needed=needed,
+        fastest=fastest,
     )
 
 
 def bound(limit: Limit, base: float) -> float:
     """The limit as a difference of logarithms; `base` is the logarithm of what it is a limit to, in
     seconds."""
-    if limit.is_bandwidth:
+    if limit.kind.lower_is_worse:
         return -math.log1p(-limit.value)
     return math.log1p(
         limit.value if limit.unit == "%" else limit.value / math.exp(base)
@@ -450,11 +446,9 @@ def _share(logarithm: float) -> float:
     return math.expm1(min(logarithm, 700.0))
 
 
-# The percentiles that are compared stretch by stretch; those beyond are few steps of each.
-_MIDDLE = 25, 75
-# Of their differences, the share that is left out at either end: steps come in modes, as the
-# scheduler has it, and where a few stretches more than half are in another one, a pair differs by
-# all that lies between.
+# Of the differences of pairs that are compared stretch by stretch, the share that is left out at
+# either end: steps come in modes, as the scheduler has it, and where a few stretches more than half
+# are in another one, a pair differs by all that lies between.
 TRIM = 0.2
 
 
@@ -463,45 +457,15 @@ CPU_TIME = Limit(metric="cpu_p50", value=0.0, unit="%")
 
 
 def logs(limit: Limit, measurement: Measurement) -> list[float]:
-    return [math.log(value) for value in _figures(limit, measurement)]
-
-
-def _figures(limit: Limit, measurement: Measurement) -> tuple[float, ...]:
-    """Return what a limit is on in each launch, in seconds; () if it is unknown, or 0 where it
-    is."""
-    samples = measurement.samples
-    if limit.is_phase:  # of the rank that it takes longest
-        phase = limit.metric
-        return tuple(
-            max(seconds or 0.0 for seconds in launch.own[phase])
-            for launch in measurement.phases
-        )
-    if limit.is_cpu_time:
-        return stats.cpu_quantiles(samples.cpu_seconds or (), limit.percentile)
-    for value in chain.from_iterable(samples.step_seconds):
-        if not 0 < value < math.inf:  # nan is neither
-            raise ValueError(f"{value!r} is not a duration in seconds")
-    if limit.is_mean:
-        return stats.launch_means(samples.step_seconds)
-    return stats.launch_quantiles(samples.step_seconds, limit.percentile)
+    return [math.log(value) for value in limit.kind.figures(measurement)]
 
 
 def has_figure(limit: Limit, measurement: Measurement) -> bool:
     """Whether each launch has what a limit is on, to take its logarithm: a rank that only waits may
     use no CPU time in some steps, and not all phases of all steps are known."""
-    if not (limit.is_phase or limit.is_cpu_time):
-        return True
-    found = _figures(limit, measurement)
+    found = limit.kind.figures(measurement)
     return len(found) == measurement.samples.launches and all(
         0 < value < math.inf for value in found
-    )
-
-
-def is_middle(limit: Limit) -> bool:
-    """Whether stretches show it better than all steps together."""
-    return (
-        not (limit.is_cpu_time or limit.is_mean or limit.is_phase)
-        and _MIDDLE[0] <= limit.percentile <= _MIDDLE[1]
     )
 
 
@@ -511,7 +475,7 @@ def in_stretches(
     base: Sequence[float],
     current: Measurement,
     baseline: Measurement,
-    stretches: Sequence[Sequence[int]],
+    stretches: StretchLengths,
 ) -> list[float]:
     """The baseline's logarithms such that those of `now` differ from them by what the stretches
     show."""
@@ -519,7 +483,7 @@ def in_stretches(
         current.samples.step_seconds, baseline.samples.step_seconds, strict=True
     )
     return [
-        own - stats.by_stretches(*steps, lengths, limit.percentile)
+        own - stats.by_stretches(*steps, lengths, limit.kind.percentile)
         if len(lengths) > 1
         else other
         for own, other, steps, lengths in zip(now, base, sides, stretches, strict=True)
@@ -534,15 +498,10 @@ def joined(
     sessions: Sequence[Sequence[float]], hosts: Sequence[Scalar]
 ) -> list[list[float]]:
     """The sessions of each host as one."""
-    return [
-        [
-            value
-            for session, host in zip(sessions, hosts, strict=True)
-            if host == own
-            for value in session
-        ]
-        for own in dict.fromkeys(hosts)
-    ]
+    by_host: dict[Scalar, list[float]] = {}
+    for session, host in zip(sessions, hosts, strict=True):
+        by_host.setdefault(host, []).extend(session)
+    return [*by_host.values()]
 
 
 def alike(sides: Sequence[Measurement], *, first_node: bool) -> list[Measurement]:

@@ -10,7 +10,7 @@ from urllib.parse import unquote
 import pytest
 
 from pytest_ddpperf.records.outcome import Outcome
-from pytest_ddpperf.records.samples import Status
+from pytest_ddpperf.records.samples import FactChange, Status
 from pytest_ddpperf.records.step_phases import Finding
 from pytest_ddpperf.report.summary import annotated
 from tests import reports
@@ -38,7 +38,7 @@ def commands(*outcomes: Outcome) -> list[Command]:
 
 PLACE: Any = {"file": "project/tests/test_a.py", "line": 12}
 RED = reports.explained(
-    outcome(verdict(Status.REGRESSED, differences=("torch 2.12 -> 2.13",)), **PLACE),
+    outcome(verdict(Status.REGRESSED, facts=(reports.NEWER_TORCH,)), **PLACE),
     [measurement(0.1)],
     "pytest x --ddp-save-baseline",
 )
@@ -125,7 +125,7 @@ def test_code_that_differs_is_annotated_at_its_first_changed_line(
             "accept: pytest x",
         ),
         (
-            outcome(verdict(Status.INCOMPARABLE, differences=("warmup 5 -> 2",))),
+            outcome(verdict(Status.INCOMPARABLE, details=("warmup 5 -> 2",))),
             "warning",
             "warmup 5 -> 2",
         ),
@@ -183,7 +183,7 @@ def test_the_worst_ten_are_shown_and_the_last_says_how_many_more() -> None:
 def test_a_hostile_name_is_neither_a_command_nor_a_property(name: str) -> None:
     nodeid = f"tests/test_a.py::test_step[{name}]"
     hostile = outcome(
-        verdict(Status.REGRESSED, differences=(name,)),
+        verdict(Status.REGRESSED, facts=(FactChange(name=name, before="0", now="1"),)),
         nodeid=nodeid,
         notes=(name,),
         file=name,

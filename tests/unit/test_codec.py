@@ -8,10 +8,13 @@ import pytest
 from pytest_ddpperf.records.codec import CodecError, decode, dumps, encode, loads
 from pytest_ddpperf.records.outcome import Outcome
 from pytest_ddpperf.records.plan import Limit, Plan
+from pytest_ddpperf.records.reason import Reason
 from pytest_ddpperf.records.samples import (
     Baseline,
     Comparison,
+    Dropped,
     Environment,
+    FactChange,
     Interval,
     LaunchCost,
     Measurement,
@@ -39,12 +42,12 @@ MEASUREMENT = Measurement(
 )
 VERDICT = Verdict(
     status=Status.REGRESSED,
-    reason="beyond-limit",
+    reason=Reason.BEYOND_LIMIT,
     comparisons=(
         Comparison(
             limit=Limit(metric="p50", value=0.05, unit="%"),
             status=Status.REGRESSED,
-            reason="beyond-limit",
+            reason=Reason.BEYOND_LIMIT,
             baseline_seconds=0.25,
             now_seconds=0.3,
             change=Interval(estimate=0.2, low=0.1, high=0.3),
@@ -58,8 +61,11 @@ VERDICT = Verdict(
             launches_needed=12,
         ),
     ),
-    dropped=("p95:10%",),
-    differences=("torch 2.12 -> 2.13",),
+    dropped_limits=(
+        Dropped(limit=Limit(metric="p95", value=0.1, unit="%"), why="too few steps"),
+    ),
+    facts=(FactChange(name="torch", before="2.12", now="2.13"),),
+    details=("rpc.bytes is unknown now",),
 )
 OUTCOME = Outcome(
     nodeid="tests/test_step.py::test_a[ws2]",

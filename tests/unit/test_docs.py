@@ -16,6 +16,7 @@ from pytest_ddpperf.history.entries import read_entries
 from pytest_ddpperf.history.series import ChangeStatus, analyze, build_series
 from pytest_ddpperf.records.outcome import Outcome
 from pytest_ddpperf.records.plan import Limit
+from pytest_ddpperf.records.reason import Reason
 from pytest_ddpperf.report import json_report
 from pytest_ddpperf.report.summary import last_line
 
@@ -165,3 +166,10 @@ def test_the_sample_on_the_page_of_histories_is_what_the_command_prints(
         f"\n{capsys.readouterr().out}$ ddpperf history accept"
         in (ROOT / "docs" / "history.md").read_text()
     )
+
+
+def test_each_reason_code_that_a_report_can_have_is_documented() -> None:
+    text = (ROOT / "docs" / "json.md").read_text()
+    # which the pytest of a leader replaces by its own
+    of_workers = {Reason.BASE_SIDE, Reason.FOLLOWS}
+    assert {each for each in Reason if f"`{each}`" not in text} == of_workers

@@ -15,7 +15,7 @@ from pytest_ddpperf.cli.main import main
 from pytest_ddpperf.plugin.results import RunResults
 from pytest_ddpperf.records import codec
 from pytest_ddpperf.records.outcome import Outcome, RunInfo
-from pytest_ddpperf.records.samples import Status, TestId
+from pytest_ddpperf.records.samples import FactChange, Status, TestId
 from pytest_ddpperf.report import markdown, page
 from tests import reports
 from tests.unit.test_baseline_side import BESIDE
@@ -30,7 +30,7 @@ def report(*outcomes: Outcome, messages: Sequence[str] = (), **kwargs: Any) -> s
 
 ACCEPT = "pytest x --ddp-save-baseline"
 RED = reports.explained(
-    outcome(verdict(Status.REGRESSED, differences=("torch 2.12 -> 2.13",))),
+    outcome(verdict(Status.REGRESSED, facts=(reports.NEWER_TORCH,))),
     [measurement(0.1)],
     ACCEPT,
 )
@@ -261,7 +261,10 @@ def with_name(name: str) -> list[Outcome]:
     }
     judged: Sequence[Outcome] = [
         outcome(
-            verdict(Status.REGRESSED, differences=(f"VARIABLE {name} -> 1",)),
+            verdict(
+                Status.REGRESSED,
+                facts=(FactChange(name="VARIABLE", before=name, now="1"),),
+            ),
             evidence=(name,),
             accept=name,
             **common,

@@ -298,9 +298,7 @@ def test_a_hostile_name_harms_nothing(slower: Outcome) -> None:
     }
     version = replace(turned.baseline_side.version, ref=HOSTILE, option=(HOSTILE,))
     outcomes = [
-        replace(
-            slower, **named, verdict=replace(slower.verdict, differences=(HOSTILE,))
-        ),  # type: ignore[type-var]
+        replace(slower, **named, verdict=replace(slower.verdict, details=(HOSTILE,))),  # type: ignore[type-var]
         replace(
             turned,
             **named,

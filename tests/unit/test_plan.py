@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 
 from pytest_ddpperf.options import parse
+from pytest_ddpperf.records.metric import COUNTERS
 from pytest_ddpperf.records.plan import (
     COUNTER_LIMITS,
-    COUNTERS,
     Plan,
     collective,
     limits_for,
@@ -96,7 +96,7 @@ def test_all_counters_have_a_default_limit_but_what_varies_and_what_may_grow() -
     limits = {
         limit.metric: str(limit)
         for limit in limits_for(PLANS["rpc"], ())
-        if limit.is_counter
+        if limit.kind.is_exact
     }
     assert {*COUNTERS} - limits.keys() == {
         "peak_rss.bytes",

@@ -15,12 +15,16 @@ from pytest_ddpperf import text
 from pytest_ddpperf.plugin import watch
 from pytest_ddpperf.records import codec
 from pytest_ddpperf.records.errors import LaunchError
+from pytest_ddpperf.records.metric import COUNTERS
 from pytest_ddpperf.records.outcome import Outcome, RunInfo, StoredSession
-from pytest_ddpperf.records.plan import COUNTERS, Limit, Plan
+from pytest_ddpperf.records.plan import Limit, Plan
+from pytest_ddpperf.records.reason import Reason
 from pytest_ddpperf.records.samples import (
     Comparison,
     CounterChange,
+    Dropped,
     Environment,
+    FactChange,
     Interval,
     LaunchCost,
     LossChange,
@@ -92,7 +96,7 @@ def risen(
     return CounterChange(limit=limit, status=status, baseline=before, now=now)
 
 
-def verdict(status: Status, reason: str = "x", **kwargs: Any) -> Verdict:
+def verdict(status: Status, reason: str = "within-limit", **kwargs: Any) -> Verdict:
     compared = (comparison(status),) if status.compared else ()
     return Verdict(status=status, reason=reason, **{"comparisons": compared, **kwargs})
 
@@ -232,12 +236,12 @@ def test_the_header_names_versions_and_places() -> None:
     }
     facts |= {"device_count": 8, "device_model": "NVIDIA H200", "topology": "GPU0 X\n"}
     facts["places"] = "8 ranks over nccl (auto: 8 CUDA devices), a cuda device each"
-    quiet = list(terminal.header(facts, verbose=False))
+    quiet = list(terminal.header(facts, verbose=False, width=1_000))
     assert quiet == [
         "ddpperf: torch 2.13.0, Python 3.11.7, CUDA 13.0, NCCL 2.29; 8 x NVIDIA H200; AMD EPYC",
         "ddpperf: 8 ranks over nccl (auto: 8 CUDA devices), a cuda device each",
     ]
-    assert list(terminal.header(facts, verbose=True)) == [
+    assert list(terminal.header(facts, verbose=True, width=1_000)) == [
         *quiet,
         "nvidia-smi topo -m",
         "GPU0 X",
@@ -299,7 +303,7 @@ def test_no_line_is_wider_than_the_terminal(width: int, verbosity: int) -> None:
 
 
 def test_a_failure_is_as_wide_as_the_terminal_but_for_the_command_to_paste() -> None:
-    judged = verdict(Status.REGRESSED, differences=("torch 2.12.0 -> 2.13.0",))
+    judged = verdict(Status.REGRESSED, facts=(reports.NEWER_TORCH,))
     long = outcome(
         judged,
         evidence=("waiting for RPC " * 9,),
@@ -450,6 +454,11 @@ def diverged(status: Status, before: float | None, now: float | None) -> Outcome
     return outcome(verdict(status, diverged=LossChange(before=before, now=now)))
 
 
+def unknown(counter: str) -> Dropped:
+    limit = Limit(metric=counter, value=0.0, unit="%", default=True)
+    return Dropped(limit=limit, why="unknown now")
+
+
 NOISY = "too noisy for a 10 % limit: the smallest change it can detect is"
 SLOWER = comparison(Status.PASS, change=Interval(estimate=0.097, low=0.05, high=0.15))
 
@@ -521,7 +530,7 @@ SLOWER = comparison(Status.PASS, change=Interval(estimate=0.097, low=0.05, high=
                 verdict(
                     Status.INCOMPARABLE,
                     "must-match",
-                    differences=("batch_size 32 -> 64",),
+                    facts=(FactChange(name="batch_size", before="32", now="64"),),
                 )
             ),
             "batch_size 32 -> 64: measure as before, or save a new baseline",
@@ -531,7 +540,7 @@ SLOWER = comparison(Status.PASS, change=Interval(estimate=0.097, low=0.05, high=
                 verdict(
                     Status.INCOMPARABLE,
                     "unknown-counter-now",
-                    differences=("rpc.bytes",),
+                    details=("rpc.bytes",),
                 )
             ),
             "rpc.bytes: it is unknown, or differs between launches",
@@ -567,7 +576,9 @@ SLOWER = comparison(Status.PASS, change=Interval(estimate=0.097, low=0.05, high=
                 verdict(
                     Status.PASS,
                     comparisons=(),
-                    dropped=("p10:10%: it needs 2", "p50:10%: it needs 2"),
+                    dropped_limits=tuple(
+                        Dropped(limit=each, why="it needs 2") for each in reports.LIMITS
+                    ),
                 )
             ),
             "dropped the default limits p10:10%, p50:10%: it needs 2",
@@ -588,7 +599,10 @@ ZERO = (
     risen("all_reduce.count", 1, 0, Status.PASS),
     risen("collectives.count", 1, 0, Status.PASS),
 )
-ANOTHER_WARMUP = {"reason": "must-match", "differences": ("warmup 5 -> 2",)}
+ANOTHER_WARMUP = {
+    "reason": Reason.MUST_MATCH,
+    "facts": (FactChange(name="warmup", before="5", now="2"),),
+}
 
 
 @pytest.mark.parametrize(
@@ -630,7 +644,7 @@ ANOTHER_WARMUP = {"reason": "must-match", "differences": ("warmup 5 -> 2",)}
         ),
         (
             outcome(
-                verdict(Status.IMPROVED, dropped=("gradient_bytes:0%: unknown now",))
+                verdict(Status.IMPROVED, dropped_limits=(unknown("gradient_bytes"),))
             ),
             ["dropped the default limit gradient_bytes:0%: unknown now"],
         ),
@@ -723,8 +737,7 @@ def test_a_faster_test_that_computes_something_else_is_not_to_be_accepted() -> N
         "compared with baselines: 1 diverged (1 of 1"
     )
     assert (
-        sentences.verdict_of(replace(red, error="the baseline could not be saved"))
-        == "IMPROVED"
+        replace(red, error="the baseline could not be saved").shown_status == "IMPROVED"
     )
     quiet = diverged(Status.PASS, 2.31, 2.58)
     assert summary.concern(quiet) is summary.Concern.DOUBTFUL
@@ -740,7 +753,7 @@ def test_a_failed_gate_reads_from_the_result_to_the_command_that_accepts() -> No
     )
     judged = verdict(
         Status.REGRESSED,
-        differences=("torch 2.12 -> 2.13",),
+        facts=(reports.NEWER_TORCH,),
         counters=(risen(status=Status.PASS),),
     )
     red = reports.explained(
@@ -767,7 +780,7 @@ def test_a_failed_gate_reads_from_the_result_to_the_command_that_accepts() -> No
 
 def test_no_line_of_a_failed_gate_is_wider_than_the_terminal() -> None:
     command = f"pytest {'a' * 40} -c pytest.ini --rootdir .. --ddp-save-baseline"
-    judged = verdict(Status.REGRESSED, differences=("torch 2.12 -> 2.13",))
+    judged = verdict(Status.REGRESSED, facts=(reports.NEWER_TORCH,))
     compared = replace(outcome(judged), accept=command, notes=("many words " * 20,))
     missing = replace(
         outcome(verdict(Status.NO_BASELINE)), accept=command, baseline_path="b"
@@ -810,9 +823,7 @@ def test_of_default_limits_on_counters_only_those_that_changed_are_shown() -> No
     )
     rows = sentences.metrics(verdict(Status.PASS, counters=(same, more)), GREEN.plan)
     assert rows[2:] == [("buckets", "4", "5", "+25 %", "0 %")]
-    dropped = verdict(
-        Status.PASS, dropped=tuple(f"{name}:0%: unknown now" for name in COUNTERS[:5])
-    )
+    dropped = verdict(Status.PASS, dropped_limits=tuple(map(unknown, COUNTERS[:5])))
     (note,) = sentences.left_out(dropped)
     assert (
         note
@@ -842,7 +853,7 @@ def test_a_counter_that_rose_is_the_result() -> None:
             "NO BASELINE (step time p50 200 ms): record one with --ddp-save-baseline",
         ),
         (
-            verdict(Status.INCOMPARABLE, "must-match", differences=("warmup 5 -> 2",)),
+            verdict(Status.INCOMPARABLE, **ANOTHER_WARMUP),
             (
                 "INCOMPARABLE (step time p50 200 ms): warmup 5 -> 2: measure as before, or save a"
                 " new baseline"
@@ -877,7 +888,7 @@ def test_steps_that_send_nothing_any_more_are_no_improvement_in_any_report() -> 
     judged = verdict(
         Status.INCOMPARABLE,
         "not-synchronised",
-        differences=lost,
+        details=lost,
         comparisons=(faster,),
         counters=ZERO,
     )

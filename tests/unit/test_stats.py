@@ -27,11 +27,6 @@ def test_the_estimator_is_the_geometric_mean_over_launches() -> None:
     assert stats.geometric_mean((0.0, 8.0)) == 0.0
 
 
-def test_cpu_time_is_that_of_the_busiest_rank() -> None:
-    launches = (((1.0, 1.0), (3.0, 3.0)), ((4.0, 4.0), (2.0, 2.0)))
-    assert stats.cpu_quantiles(launches, 50) == (3.0, 4.0)
-
-
 # Student's t, one-sided 95 %, from printed tables; the last two are fractional (scipy.stats.t.ppf).
 # --- differences
 

@@ -8,9 +8,11 @@ import pytest
 
 from pytest_ddpperf.compare.source import find_changed_facts
 from pytest_ddpperf.records.plan import Limit
+from pytest_ddpperf.records.reason import Reason
 from pytest_ddpperf.records.samples import (
     CounterChange,
     Environment,
+    FactChange,
     Interval,
     Measurement,
     Recording,
@@ -19,7 +21,6 @@ from pytest_ddpperf.records.samples import (
     Verdict,
 )
 from pytest_ddpperf.verdict.decision import (
-    MACHINE_SLOWER,
     confirm,
     implausible_ratio,
     is_suspected,
@@ -189,7 +190,7 @@ def test_launches_of_two_speeds_pass_only_if_a_slowdown_would_have_been_seen(
 def test_slower_interleaved_is_red_whatever_else_differs(
     stored: Verdict, causes: tuple[str, ...]
 ) -> None:
-    stored = replace(stored, differences=("host a -> b",))
+    stored = replace(stored, facts=(FactChange(name="host", before="a", now="b"),))
     found = confirmed(stored, verdict(Status.REGRESSED, 0.2), causes)
     assert (found.status, found.reason, found.differences) == (
         Status.REGRESSED,
@@ -237,14 +238,14 @@ def test_a_bound_that_excludes_the_claim_is_enough() -> None:
     interleaved = replace(
         interleaved, comparisons=(replace(interleaved.comparisons[0], settled=False),)
     )
-    assert confirmed(stored, interleaved).reason == MACHINE_SLOWER
+    assert confirmed(stored, interleaved).reason == Reason.MACHINE_SLOWER
 
 
 @pytest.mark.parametrize(
     ("stored", "status", "reason"),
     [
-        (Status.REGRESSED, Status.INCONCLUSIVE, MACHINE_SLOWER),
-        (Status.INCONCLUSIVE, Status.INCONCLUSIVE, MACHINE_SLOWER),
+        (Status.REGRESSED, Status.INCONCLUSIVE, Reason.MACHINE_SLOWER),
+        (Status.INCONCLUSIVE, Status.INCONCLUSIVE, Reason.MACHINE_SLOWER),
         (Status.PASS, Status.PASS, "within-limit"),
     ],
 )

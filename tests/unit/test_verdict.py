@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_ddpperf.options.definitions import FAIL_ON_NAMES
-from pytest_ddpperf.records.plan import COUNTER_LIMITS, SENT, TIME_LIMITS, Limit
+from pytest_ddpperf.records.metric import SENT
+from pytest_ddpperf.records.plan import COUNTER_LIMITS, TIME_LIMITS, Limit
 from pytest_ddpperf.records.samples import (
     Environment,
     Measurement,

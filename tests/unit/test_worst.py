@@ -8,6 +8,7 @@ import pytest
 
 from pytest_ddpperf.records.outcome import Outcome
 from pytest_ddpperf.records.plan import Limit
+from pytest_ddpperf.records.reason import Reason
 from pytest_ddpperf.records.samples import CounterChange, Interval, Status
 from pytest_ddpperf.report import summary
 from pytest_ddpperf.report.summary import Concern
@@ -46,13 +47,18 @@ def test_what_is_to_be_looked_at(measured: Outcome, concern: Concern) -> None:
     assert summary.concern(measured) is concern
 
 
+COUNTED = {Status.REGRESSED: Reason.COUNTER_ROSE, Status.IMPROVED: Reason.COUNTER_FELL}
+
+
 def by(status: Status, change: float, name: str, *counters: CounterChange) -> Outcome:
     changed = replace(
         comparison(status), change=Interval(estimate=change, low=change, high=change)
     )
-    return outcome(
-        verdict(status, comparisons=(changed,), counters=counters), nodeid=name
-    )
+    reason = Reason.WITHIN_LIMIT
+    if counters:
+        reason = COUNTED[status]
+    judged = verdict(status, reason, comparisons=(changed,), counters=counters)
+    return outcome(judged, nodeid=name)
 
 
 def test_the_worst_is_first_by_concern_verdict_and_size() -> None:

@@ -1,0 +1,247 @@
+"""What a limit can be on. Each kind of metric is a class: a new one is a class in METRICS, and a
+row in docs/options.md."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from functools import cache
+from itertools import chain
+from typing import TYPE_CHECKING
+
+from pytest_ddpperf.records.quantiles import launch_means, launch_quantiles, quantile
+from pytest_ddpperf.records.reason import Reason
+from pytest_ddpperf.records.step_phases import PHASES, RANK_WAIT
+
+if TYPE_CHECKING:
+    from pytest_ddpperf.records.plan import Collective, Plan
+    from pytest_ddpperf.records.samples import Measurement
+
+POINT_TO_POINT = ("send", "recv")
+# The operations that have counters of their own.
+SENT = (
+    "all_reduce",
+    "all_gather",
+    "reduce_scatter",
+    "all_to_all",
+    "broadcast",
+    *POINT_TO_POINT,
+)
+COPIES = ("host_syncs", "h2d.bytes", "d2h.bytes")  # between the host and an accelerator
+# They have noise, so the largest of all launches counts.
+MEMORY_COUNTERS = ("peak_rss.bytes", "peak_memory.bytes")
+# What is counted of a step: see docs/counters.md. Of several that rise alike, the first is reported
+# first.
+COUNTERS = (
+    *("rpc.calls", "rpc.bytes"),
+    *(f"{kind}.{figure}" for kind in SENT for figure in ("count", "bytes")),
+    *("gradient_bytes", "buckets", "buckets.largest_bytes", "parameters.bytes"),
+    *("collectives.count", "collectives.bytes", "recompilations", "graph_breaks"),
+    *COPIES,
+    *MEMORY_COUNTERS,
+)
+MEAN = "mean"
+
+
+def without_totals(counters: Sequence[str]) -> list[str]:
+    """Return the names of counters without those of all collectives together, if others are among
+    them."""
+    return [name for name in counters if not name.startswith("collectives.")] or list(
+        counters
+    )
+
+
+class Metric:
+    """One figure of each launch, or a count. What a subclass leaves out is as of the step time.
+
+    Statistics are on the logarithms of figures, and more of a figure is worse. So a metric of which
+    less is worse has the figures of its reciprocal: the time that a bandwidth is computed from."""
+
+    names: tuple[str, ...] = ()  # all, as users write them; () if `has` knows a pattern
+    # by name, as a share: limits that hold unless the user names others
+    default_limits: Mapping[str, float] = {}
+    # of the error rate of a test, what a default limit on it has relative to others
+    default_weight = 1.0
+    unit = "s"  # as reports show it; limits in ms are on seconds only
+    lower_is_worse = False
+    # a count: it has no noise, and the largest of all launches and ranks is compared
+    is_exact = False
+    is_wall_time = True  # of the step, or of a part of it
+    is_part = False  # of the step
+    percentile = 50.0  # from 0 to 100: launches need steps enough for it
+    # whether the stretches of interleaved launches show it better than all steps together
+    is_in_stretches = False
+    timed_as = ""  # the metric of time that it is computed from; "" for itself
+    title = ""  # before its name, in a sentence
+    # what it needs that is measured on CPU only, in words; "" for nothing
+    on_cpu_only = ""
+    # the reason codes if it is unknown now, and in the baseline; () if it never is
+    unknown: tuple[Reason, ...] = ()
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    @classmethod
+    def has(cls, name: str) -> bool:
+        """Whether this is a name of it."""
+        return name in cls.names
+
+    def applies_to(self, plan: Plan) -> bool:
+        """Whether such launches have it."""
+        return True
+
+    def figures(self, measurement: Measurement) -> tuple[float, ...]:
+        """Return the figure of each launch, in seconds; () if it is unknown, or 0 where it is."""
+        raise ValueError(f"{self.name} is no figure of a launch")
+
+    def shown(self, figure: float, collective: Collective) -> float:
+        """Return a figure in `unit`, if that is not seconds."""
+        return figure
+
+
+def _step_seconds(measurement: Measurement) -> tuple[tuple[float, ...], ...]:
+    """Return the step times of each launch; raises ValueError if one is no duration."""
+    launches = measurement.samples.step_seconds
+    for value in chain.from_iterable(launches):
+        if not 0 < value < math.inf:  # nan is neither
+            raise ValueError(f"{value!r} is not a duration in seconds")
+    return launches
+
+
+class Percentile(Metric):
+    """A percentile of something of each step."""
+
+    prefix: str
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.percentile = float(name.removeprefix(self.prefix))
+
+    @classmethod
+    def has(cls, name: str) -> bool:
+        return re.fullmatch(rf"{cls.prefix}\d+(\.\d+)?", name, re.ASCII) is not None
+
+
+# The percentiles that are compared stretch by stretch; those beyond are few steps of each.
+_MIDDLE = 25, 75
+
+
+class StepPercentile(Percentile):
+    """A percentile of the group's step time: "p50", "p99.9"."""
+
+    prefix = "p"
+    title = "step time "
+    default_limits = {"p10": 0.1, "p50": 0.1}
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.is_in_stretches = _MIDDLE[0] <= self.percentile <= _MIDDLE[1]
+
+    def figures(self, measurement: Measurement) -> tuple[float, ...]:
+        return launch_quantiles(_step_seconds(measurement), self.percentile)
+
+
+class CpuPercentile(Percentile):
+    """A percentile of the CPU time of a step, of the rank that uses the most: "cpu_p50"."""
+
+    prefix = "cpu_p"
+    is_wall_time = False
+    on_cpu_only = "CPU time is"
+    unknown = (Reason.NO_CPU_TIME_NOW, Reason.NO_CPU_TIME)
+
+    def figures(self, measurement: Measurement) -> tuple[float, ...]:
+        return tuple(
+            max(quantile(rank, self.percentile) for rank in launch)
+            for launch in measurement.samples.cpu_seconds or ()
+        )
+
+
+class Mean(Metric):
+    """The time of a whole window per step: it shows slow steps, however few they are."""
+
+    names = (MEAN,)
+    title = "step time "
+    # docs/evidence.md says why it is wider than others.
+    default_limits = {MEAN: 0.25}
+    # It is wide, for few steps that are much slower, and the others lose hardly any power by it.
+    default_weight = 0.1
+
+    def figures(self, measurement: Measurement) -> tuple[float, ...]:
+        return launch_means(_step_seconds(measurement))
+
+
+class Phase(Metric):
+    """A part of the step, of the rank that it takes longest."""
+
+    names = (*PHASES, RANK_WAIT)
+    is_part = True
+    on_cpu_only = "phases are"
+    unknown = (Reason.NO_PHASE_NOW, Reason.NO_PHASE)
+
+    def applies_to(self, plan: Plan) -> bool:
+        return not plan.rpc and plan.collective is None
+
+    def figures(self, measurement: Measurement) -> tuple[float, ...]:
+        return tuple(
+            max(seconds or 0.0 for seconds in launch.own[self.name])
+            for launch in measurement.phases
+        )
+
+
+class Bandwidth(Metric):
+    """What a collective moves in the time of a step at p50."""
+
+    names = ("busbw",)
+    unit = "GB/s"
+    lower_is_worse = True
+    is_in_stretches = True
+    timed_as = "p50"
+
+    def applies_to(self, plan: Plan) -> bool:
+        return plan.collective is not None
+
+    def figures(self, measurement: Measurement) -> tuple[float, ...]:
+        return launch_quantiles(_step_seconds(measurement), self.percentile)
+
+    def shown(self, figure: float, collective: Collective) -> float:
+        return collective.busbw(figure)
+
+
+class Counter(Metric):
+    """What is counted of a step."""
+
+    names = COUNTERS
+    unit = "count"
+    is_exact = True
+    # The memory of a process varies, larger buckets are no loss, and a process may keep parameters
+    # that its step does not use: an average, a teacher.
+    default_limits = {
+        name: 0.05 if name == "peak_memory.bytes" else 0.0
+        for name in COUNTERS
+        if name not in ("peak_rss.bytes", "buckets.largest_bytes", "parameters.bytes")
+    }
+
+    def applies_to(self, plan: Plan) -> bool:
+        return plan.rpc or not self.name.startswith("rpc.")
+
+
+METRICS: tuple[type[Metric], ...] = (
+    StepPercentile,
+    CpuPercentile,
+    Mean,
+    Phase,
+    Bandwidth,
+    Counter,
+)
+# Those whose names are known, by name.
+NAMED = {name: kind(name) for kind in METRICS for name in kind.names}
+
+
+@cache
+def metric_of(name: str) -> Metric:
+    """Return the metric of that name; one without figures if another version may know it."""
+    for kind in METRICS:
+        if kind.has(name):
+            return kind(name)
+    return Metric(name)

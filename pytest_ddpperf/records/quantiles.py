@@ -1,0 +1,31 @@
+"""Quantiles and means of durations: what describes one launch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from statistics import fmean
+
+
+def quantile(values: Sequence[float], q: float) -> float:
+    """The q-th percentile (0 to 100) by linear interpolation: type 7 of Hyndman and Fan, "Sample
+    Quantiles in Statistical Packages", The American Statistician 50 (1996), which is NumPy's
+    default."""
+    ordered = sorted(values)
+    place = (len(ordered) - 1) * q / 100
+    low = math.floor(place)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
+
+
+def launch_quantiles(
+    launches: Sequence[Sequence[float]], q: float
+) -> tuple[float, ...]:
+    """The q-th percentile of each launch: the launch is the unit of replication, its steps are
+    correlated."""
+    return tuple(quantile(launch, q) for launch in launches)
+
+
+def launch_means(launches: Sequence[Sequence[float]]) -> tuple[float, ...]:
+    """The mean of each launch: of step times, the time that its window takes per step."""
+    return tuple(map(fmean, launches))

@@ -1,0 +1,47 @@
+"""The reason codes of verdicts."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+
+class Reason(str, Enum):
+    """Why a verdict has its status; a str, so that it compares and serialises as its text."""
+
+    # PASS, IMPROVED, REGRESSED, INCONCLUSIVE
+    WITHIN_LIMIT = "within-limit"
+    BEYOND_LIMIT = "beyond-limit"
+    NOT_SIGNIFICANT = "not-significant"
+    NOT_CONFIRMED = "not-confirmed"  # by further launches
+    UNDECIDED = "undecided"  # further launches would hardly decide it
+    CONFIRMED = "confirmed"  # by the baseline's own code
+    MACHINE_SLOWER = "machine-slower"
+    IMPROVED = "improved"
+    COUNTER_ROSE = "counter-rose"
+    COUNTER_FELL = "counter-fell"
+    RECOMPILED = "recompiled"
+    GOES_ON = "goes-on"
+    TWO_SPEEDS = "two-speeds"
+    # NO BASELINE
+    NO_BASELINE = "no-baseline"
+    # INCOMPARABLE; "now" is what no other baseline would help
+    MUST_MATCH = "must-match"
+    BASELINE_SUPPORT = "baseline-support"
+    NO_CPU_TIME = "no-cpu-time"
+    NO_CPU_TIME_NOW = "no-cpu-time-now"
+    NO_PHASE = "no-phase"
+    NO_PHASE_NOW = "no-phase-now"
+    UNKNOWN_COUNTER = "unknown-counter"
+    UNKNOWN_COUNTER_NOW = "unknown-counter-now"
+    NOT_SYNCHRONISED = "not-synchronised"
+    # NOT GATED
+    SAVING = "saving"
+    DISABLED = "disabled"
+    GATE_OFF = "gate-off"
+    DEBUGGING_VARIABLE = "debugging-variable"
+    NO_SUPPORTED_LIMIT = "no-supported-limit"
+    BASE_SIDE = "base-side"  # the leader of this pytest judges
+    FOLLOWS = "follows"  # the pytest of the first node judges
+
+    def __str__(self) -> str:
+        return self.value
