@@ -381,7 +381,7 @@ def f():
 
 
 def test_the_size_of_the_package_is_bounded() -> None:
-    assert sum(count_tokens(path.read_text()) for path in FILES) <= 188_000
+    assert sum(count_tokens(path.read_text()) for path in FILES) <= 190_000
 
 
 @pytest.mark.xfail(strict=True, reason="a line has 7.66 tokens at the moment")

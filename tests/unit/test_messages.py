@@ -34,6 +34,7 @@ from pytest_ddpperf.records.messages import (
     TakeShare,
 )
 from pytest_ddpperf.records.plan import Plan
+from pytest_ddpperf.records.reason import Reason
 from pytest_ddpperf.records.samples import RankError, RankOutput, Status, Verdict
 from pytest_ddpperf.wire.channels import Lines
 from tests.unit.test_launches import LAUNCH
@@ -49,7 +50,7 @@ FAILED = RankError(rank=1, when=math.inf, phase="setup", summary="ValueError: x"
             Order,
             EndMeasurement(
                 samples=(LAUNCH, replace(LAUNCH, cpu_seconds=None)),
-                verdict=Verdict(status=Status.PASS, reason="within-limits"),
+                verdict=Verdict(status=Status.PASS, reason=Reason.WITHIN_LIMIT),
                 fails=True,
             ),
         ),

@@ -21,7 +21,7 @@ from pytest_ddpperf.plugin.role import (
     WorksForLeader,
     choose_role,
 )
-from pytest_ddpperf.records.messages import Event, Order, OrderKind
+from pytest_ddpperf.records.messages import EndCall, Order, ReadyToCall
 from pytest_ddpperf.records.plan import Plan
 
 PLAN = Plan(world_size=2, backend="gloo", device="cpu")
@@ -56,7 +56,7 @@ class Nodes:
 
     @contextmanager
     def together(
-        self, nodeid: str, ready: Event, nodes: int
+        self, nodeid: str, ready: ReadyToCall, nodes: int
     ) -> Iterator[Callable[[Order], None]]:
         assert (nodeid, ready.label, nodes) == ("test_a.py::test_a", "list", 2)
         yield self.orders.append
@@ -125,7 +125,8 @@ def test_other_nodes_take_part_in_what_has_ranks_on_them() -> None:
     assert role.call(call, asked, Observer()) == [7]
     assert launcher.asked == ["call on 1", "call on 2 for bytes"]
     (order,) = nodes.orders
-    assert (order.kind, len(order.results)) == (OrderKind.END_MEASUREMENT, 1)
+    assert isinstance(order, EndCall)
+    assert len(order.results) == 1
     assert role.end_test() == ["node 1: not removed"]
     assert role.messages() == ["a connection was dropped"]
     role.close(3)
