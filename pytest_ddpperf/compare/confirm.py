@@ -89,7 +89,8 @@ class Confirmation:
     ) -> None:
         """`side_of` starts a commit's own tests; a string says why nothing is confirmed, "" if
         nobody asked for it."""
-        self._budget = self._left = seconds
+        self._budget = seconds
+        self._left = seconds
         self._rootdir, self._baseline_dir = rootdir, baseline_dir
         self._side_of = side_of
         self._side: BaseSide | None = None

@@ -43,7 +43,8 @@ class PausedLaunch(Launch):
         self._window = Resting(steps=0, step_ns=0)  # until all have warmed up
         self._is_stopped = False  # by signal
         self._left_seconds = 0.0  # until its deadline, while it is paused
-        self._warm_ns = self._asked_ns = 0  # when it was warm, and when it was to end
+        self._warm_ns = 0  # when it was warm
+        self._asked_ns = 0  # when it was to end
         self._stretches_ns = 0
 
     def begin(self) -> None:

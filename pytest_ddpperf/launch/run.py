@@ -256,7 +256,8 @@ class Launch:
                     self._give_up(has_arrived, at_deadline=False)
                     return
                 if not failed and self._diagnosis.wait_in_vain(pending):
-                    give_up = self._deadline = now
+                    give_up = now
+                    self._deadline = now
             errors = self._errors()
             if len(errors) > failed:
                 failed, grace = len(errors), _GRACE_SECONDS

@@ -77,7 +77,8 @@ _STACKS_LONGEST_SECONDS = 5.0
 def await_stacks(send: Callable[[], None], sizes: Callable[[], Sequence[int]]) -> None:
     """Ask for stacks with `send`, and wait until each process has written its own, by the `sizes`
     of them."""
-    before = seen = sizes()
+    before = sizes()
+    seen = before
     send()
     until = time.monotonic() + _STACKS_LONGEST_SECONDS
     while time.monotonic() < until:

@@ -69,7 +69,8 @@ def pytest_configure(config: pytest.Config) -> None:
         from pytest_ddpperf.plugin.replay import ReplayToBenchmark
 
         plugins.register(ReplayToBenchmark(config), "ddpperf-replay")
-    run = config.stash[RUN] = Run(config)
+    run = Run(config)
+    config.stash[RUN] = run
     given = definitions.given(config)
     if given or isinstance(run.role, LeadsNodes):
         _check(run)

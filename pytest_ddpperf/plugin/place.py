@@ -60,7 +60,8 @@ class Places:
         if parameter_servers is not None:
             field, who = "trainers", text.several(ranks, "trainer")
             who += f" and {text.several(parameter_servers, 'parameter server')}"
-        nodes = ranks_of_node = 1
+        nodes = 1
+        ranks_of_node = 1
         if certain:
             nodes = nodes_for(settings, self._of_run, ranks, self._role.nodes, field)
             ranks_of_node = ranks // nodes

@@ -18,8 +18,8 @@ import pytest
 from pytest_ddpperf.launch.request import inherited
 from pytest_ddpperf.options.settings import read_settings
 from pytest_ddpperf.plugin.items import conftests, named_tests
+from pytest_ddpperf.plugin.process import PytestProcess
 from pytest_ddpperf.plugin.snapshot import take_snapshot
-from pytest_ddpperf.plugin.state import Run
 from pytest_ddpperf.records.errors import DdpPerfError, NodesError
 from pytest_ddpperf.remote import rendezvous
 from pytest_ddpperf.remote.interfaces import interface_of
@@ -33,12 +33,12 @@ from pytest_ddpperf.version import __version__
 from pytest_ddpperf.wire.boot import die_with_parent
 
 
-def another_version(run: Run, items: Sequence[pytest.Item]) -> BaseSide:
+def another_version(run: PytestProcess, items: Sequence[pytest.Item]) -> BaseSide:
     """Return the other version that was asked for, with the current tests; raises AgainstError."""
     return BaseSide(run.settings, _of_run(run, _kept(run, items)), run.templates)
 
 
-def of_commit(run: Run, commit: str, seconds: float) -> BaseSide:
+def of_commit(run: PytestProcess, commit: str, seconds: float) -> BaseSide:
     """Start a commit's own tests, to be interleaved with today's, within so many seconds; raises
     DdpPerfError."""
     invocation = replace(_of_run(run, ()), own_tests=True)
@@ -72,12 +72,12 @@ def _invocation(config: pytest.Config, kept: tuple[str, ...]) -> Invocation:
     )
 
 
-def _of_run(run: Run, kept: tuple[str, ...]) -> Invocation:
+def _of_run(run: PytestProcess, kept: tuple[str, ...]) -> Invocation:
     found = _invocation(run.config, kept)
     return replace(found, arguments=(*found.arguments, *seed(run.config)), rpc=run.rpc)
 
 
-def _kept(run: Run, items: Sequence[pytest.Item]) -> tuple[str, ...]:
+def _kept(run: PytestProcess, items: Sequence[pytest.Item]) -> tuple[str, ...]:
     """Return what both sides have from the working tree: tests, conftests, folders of tests, and
     the ini file."""
     config = run.config
@@ -142,7 +142,7 @@ def _only_prints(config: pytest.Config) -> bool:
     return any(config.getoption(name, None) for name in _PRINTS_ONLY)
 
 
-def meet_nodes(run: Run) -> OtherNodes | None:
+def meet_nodes(run: PytestProcess) -> OtherNodes | None:
     """Open the door to the other nodes, if torchrun started several and this pytest is the first
     one's; raises pytest.UsageError."""
     if _only_prints(run.config):

@@ -118,7 +118,8 @@ class WorkerPlugin:
 
     def _run(self, item: pytest.Item, following: pytest.Item | None) -> None:
         self._reports.clear()
-        self._broken = self._apart = False
+        self._broken = False
+        self._apart = False
         self._leader.begin_test()
         item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
         text = "\n".join(filter(None, map(_why, self._reports)))

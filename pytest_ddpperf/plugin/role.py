@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from pytest_ddpperf.launch import Launcher, Observer
     from pytest_ddpperf.launch.template import Templates
     from pytest_ddpperf.plugin.leader_connection import LeaderConnection
+    from pytest_ddpperf.plugin.process import PytestProcess
     from pytest_ddpperf.plugin.session import Session
-    from pytest_ddpperf.plugin.state import Run
     from pytest_ddpperf.records.plan import Plan
     from pytest_ddpperf.records.samples import Scalar
     from pytest_ddpperf.remote.nodes import OtherNodes
@@ -57,14 +57,14 @@ class PytestRole:
 
     # --- collection
 
-    def start(self, run: Run) -> None:
+    def start(self, run: PytestProcess) -> None:
         """Let the others collect at the same time as this pytest; raises DdpPerfError."""
 
-    def await_others(self, run: Run) -> None:
+    def await_others(self, run: PytestProcess) -> None:
         """Wait until the others have collected. Raises AgainstError if nothing differs from the
         other version, and NodesError if another node has other code or another kind of machine."""
 
-    def confirms(self, run: Run) -> SideOf | str:
+    def confirms(self, run: PytestProcess) -> SideOf | str:
         """Return what starts the code of a baseline, to confirm suspicions, or why nothing can;
         "" if nothing is confirmed in this role."""
         return ""
@@ -107,7 +107,7 @@ class PytestRole:
 class Alone(PytestRole):
     """A pytest without others, which may start the code of a baseline to confirm a suspicion."""
 
-    def confirms(self, run: Run) -> SideOf | str:
+    def confirms(self, run: PytestProcess) -> SideOf | str:
         if problem := why_not_compared():
             return problem
         if run.worker:
@@ -123,10 +123,10 @@ class LeadsVersion(PytestRole):
     def __init__(self, side: BaseSide) -> None:
         self._side, self.trees = side, side.trees
 
-    def start(self, run: Run) -> None:
+    def start(self, run: PytestProcess) -> None:
         self._side.start()
 
-    def await_others(self, run: Run) -> None:
+    def await_others(self, run: PytestProcess) -> None:
         from pytest_ddpperf.remote.worktree import sources_here
 
         self._side.collect(sources_here(self._side.trees))
@@ -155,18 +155,18 @@ class LeadsNodes(PytestRole):
         self.other_nodes: OtherNodes = other_nodes
         self.nodes = other_nodes.role.nodes
 
-    def start(self, run: Run) -> None:
+    def start(self, run: PytestProcess) -> None:
         from pytest_ddpperf.plugin import remote
 
         self.other_nodes.start(remote.seed(run.config))
 
-    def await_others(self, run: Run) -> None:
+    def await_others(self, run: PytestProcess) -> None:
         from pytest_ddpperf.remote.worktree import one_tree, sources_here
 
         here = sources_here(one_tree(run.config.rootpath))
         self.other_nodes.collected(here, run.session.facts())
 
-    def confirms(self, run: Run) -> str:
+    def confirms(self, run: PytestProcess) -> str:
         return "not supported over several nodes"
 
     def facts(self) -> Mapping[str, Scalar]:
@@ -230,7 +230,7 @@ class WorksForLeader(PytestRole):
         return self._leader.carry_out(job, session.launcher, session.store)
 
 
-def choose_role(run: Run) -> PytestRole:
+def choose_role(run: PytestProcess) -> PytestRole:
     """Return the role of this process; raises pytest.UsageError. One that works alone leads another
     version as soon as the tests that measure are known: see `Run.start_others`."""
     leader = run.config.stash.get(LEADER, None)

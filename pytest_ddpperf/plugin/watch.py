@@ -50,7 +50,8 @@ class Watcher(Observer):
         self.launch = 0  # from 1; the one under way, or the last
         self.launches = 0  # to the next look
         self._seconds: list[float] = []  # step times of the launches that have ended
-        self._began = self._launch_began = time.monotonic()
+        self._began = time.monotonic()
+        self._launch_began = self._began
         self._waits: dict[float, float] = {}  # seconds of each, by when it began
         self._drawn = 0.0
         self._waits_since = 0.0
@@ -74,7 +75,8 @@ class Watcher(Observer):
         now = time.monotonic()
         self._waits_since = self._waits_since or now
         self._launch_began = now
-        waited = self._waits[self._waits_since] = now - self._waits_since
+        waited = now - self._waits_since
+        self._waits[self._waits_since] = waited
         if self._writer is not None:
             if now - self._drawn < _REDRAW_SECONDS:
                 return

@@ -76,10 +76,9 @@ class _Buffers:
         self._rank = ctx.rank
         self._dtype = dtype
         zeros = partial(torch.zeros, dtype=dtype, device=ctx.device)
-        self.sent = self.received = zeros(
-            asked.count if asked.op == "all_gather" else asked.elements
-        )
+        self.sent = zeros(asked.count if asked.op == "all_gather" else asked.elements)
         if asked.op in _IN_PLACE:
+            self.received = self.sent
             self.step = partial(_IN_PLACE[asked.op], self.sent)
         else:
             self.received = zeros(

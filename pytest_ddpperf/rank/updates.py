@@ -118,10 +118,9 @@ class UnseenUpdates:
         """Return whether a backward pass that has ended is an event. Raises DdpPerfError after many
         of them without one."""
         if not self._replicas:  # as they are when some are first found
-            self._replicas = [
-                *replicas(),
-                *filter(_is_fsdp, find_objects(torch.nn.Module)),
-            ]
+            modules = find_objects(torch.nn.Module)
+            sharded = [module for module in modules if _is_fsdp(module)]
+            self._replicas = [*replicas(), *sharded]
         synchronises = any(map(_synchronises, self._replicas))
         if self.are_known:
             return synchronises

@@ -48,7 +48,8 @@ class Stretch:
         """There is a mark for the begin of the first step, and one for the end of each. The first
         step may be `uncounted`."""
         self.marks_ns = marks_ns
-        self.length = length = len(marks_ns) - 1  # in the end, the steps that are kept
+        length = len(marks_ns) - 1
+        self.length = length  # in the end, the steps that are kept
         self.uncounted = uncounted
         self.steps = 0  # taken so far
         self.page_faults = 0
@@ -86,7 +87,8 @@ class Stretch:
         """Mark the end of a step, and keep what it returned and recorded."""
         step = self.steps
         self.timer.mark(step)
-        self.steps = after = step + 1
+        after = step + 1
+        self.steps = after
         if self._rank.on_cpu:
             self._cpu_ns[after] = self._cpu.read_ns()
         if returned is not None:

@@ -55,10 +55,14 @@ def by_rank(launches: Sequence[StepPhases]) -> tuple[Means, ...]:
     """Return each rank's phases, as the mean over launches; () if nothing is known."""
     names = (*PHASES, RANK_WAIT)
     ranks = len(launches[0].own[OTHER]) if launches else 0
-    return tuple(
-        {name: _mean([launch.own[name][rank] for launch in launches]) for name in names}
-        for rank in range(ranks)
-    )
+
+    def phases_of(rank: int) -> Means:
+        return {
+            name: _mean([launch.own[name][rank] for launch in launches])
+            for name in names
+        }
+
+    return tuple(map(phases_of, range(ranks)))
 
 
 def over_ranks(ranks: Sequence[Means]) -> dict[str, float | None]:

@@ -51,7 +51,10 @@ class NodeLine(Line):
     def __init__(self, name: str, lines: Lines) -> None:
         super().__init__(name, lines)
         lines.socket.settimeout(_GONE_SECONDS)
-        self._heard = self._asked = self._watched = time.monotonic()
+        now = time.monotonic()
+        self._heard = now
+        self._asked = now
+        self._watched = now
         self._own: list[NodeJoined | ClockReady] = []  # of that process itself
 
     def send(self, order: Order) -> None:

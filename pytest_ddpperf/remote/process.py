@@ -277,7 +277,8 @@ class Tests:
 
     def ended(self, event: TestEnded, otherwise: str) -> str:
         """Note that the test that it is in has ended; return why, or `otherwise`."""
-        self._ended[self._test] = why = event.why or otherwise
+        why = event.why or otherwise
+        self._ended[self._test] = why
         self._test = ""
         return why
 

@@ -185,9 +185,10 @@ class Checkout:
         """
         commit = self.version.commit if self._another else ""
         try:
-            self._folder = folder = Worktree(
+            folder = Worktree(
                 self.top, commit, offline=self._own_tests, timeout=_left(until)
             )
+            self._folder = folder
             if not commit:
                 return self.current_trees
             if self._settings.against_setup is not None:

@@ -46,7 +46,7 @@ def report(stored: StoredReport) -> str:
     detailed = [outcome for outcome in concerning if _has_details(outcome)]
     sections = [*whole.sections.items()]
     remarks = [
-        *filter(None, (*_about(whole), *diff_report.run_messages(stored))),
+        *(line for line in (*_about(whole), *diff_report.run_messages(stored)) if line),
         *sentences.problems([*concerning, *quiet[:room]], reasons=False),
     ]
     left_out = max(0, len(rows) - _MOST_ROWS) + max(0, len(gone) - _MOST_GONE)

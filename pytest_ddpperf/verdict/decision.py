@@ -401,10 +401,7 @@ def with_losses(
     steps = min((len(launch) for side in losses for launch in side), default=0)
     if not steps or min(map(len, losses)) < LAUNCHES_NEEDED:
         return verdict
-    launches = [
-        [fmean(math.nan if x is None else x for x in launch[:steps]) for launch in side]
-        for side in losses
-    ]
+    launches = [[_mean_loss(launch[:steps]) for launch in side] for side in losses]
     before, now = (None if math.isnan(x) else x for x in map(fmean, launches))
     differs = before != now
     if before is not None and now is not None:
@@ -413,6 +410,11 @@ def with_losses(
         differs = abs(now - before) > max(noise, least)
     diverged = LossChange(before=before, now=now) if differs else None
     return replace(verdict, diverged=diverged)
+
+
+def _mean_loss(losses: Sequence[float | None]) -> float:
+    """Return the mean of the losses of a launch; NaN if one is not finite."""
+    return fmean(math.nan if loss is None else loss for loss in losses)
 
 
 # Figures of which their own run said that they say nothing about the code: that holds whatever they
