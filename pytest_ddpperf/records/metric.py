@@ -8,15 +8,11 @@ import re
 from collections.abc import Mapping, Sequence
 from functools import cache
 from itertools import chain
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from pytest_ddpperf.records.quantiles import launch_means, launch_quantiles, quantile
 from pytest_ddpperf.records.reason import Reason
-from pytest_ddpperf.records.step_phases import PHASES, RANK_WAIT
-
-if TYPE_CHECKING:
-    from pytest_ddpperf.records.plan import Collective, Plan
-    from pytest_ddpperf.records.samples import Measurement
+from pytest_ddpperf.records.step_phases import PHASES, RANK_WAIT, StepPhases
 
 POINT_TO_POINT = ("send", "recv")
 # The operations that have counters of their own.
@@ -50,6 +46,35 @@ def without_totals(counters: Sequence[str]) -> list[str]:
     return [name for name in counters if not name.startswith("collectives.")] or list(
         counters
     )
+
+
+# What a metric reads of `Plan`, `Collective`, `Samples` and `Measurement`, which know metrics by
+# their limits.
+
+
+class PlannedCollective(Protocol):
+    def busbw(self, seconds: float) -> float: ...
+
+
+class PlannedLaunch(Protocol):
+    @property
+    def rpc(self) -> bool: ...
+    @property
+    def collective(self) -> PlannedCollective | None: ...
+
+
+class StepTimes(Protocol):
+    @property
+    def step_seconds(self) -> tuple[tuple[float, ...], ...]: ...
+    @property
+    def cpu_seconds(self) -> tuple[tuple[tuple[float, ...], ...], ...] | None: ...
+
+
+class MeasuredLaunches(Protocol):
+    @property
+    def samples(self) -> StepTimes: ...
+    @property
+    def phases(self) -> tuple[StepPhases, ...]: ...
 
 
 class Metric:
@@ -87,20 +112,20 @@ class Metric:
         """Whether this is a name of it."""
         return name in cls.names
 
-    def applies_to(self, plan: Plan) -> bool:
+    def applies_to(self, plan: PlannedLaunch) -> bool:
         """Whether such launches have it."""
         return True
 
-    def figures(self, measurement: Measurement) -> tuple[float, ...]:
+    def figures(self, measurement: MeasuredLaunches) -> tuple[float, ...]:
         """Return the figure of each launch, in seconds; () if it is unknown, or 0 where it is."""
         raise ValueError(f"{self.name} is no figure of a launch")
 
-    def shown(self, figure: float, collective: Collective) -> float:
+    def shown(self, figure: float, collective: PlannedCollective) -> float:
         """Return a figure in `unit`, if that is not seconds."""
         return figure
 
 
-def _step_seconds(measurement: Measurement) -> tuple[tuple[float, ...], ...]:
+def _step_seconds(measurement: MeasuredLaunches) -> tuple[tuple[float, ...], ...]:
     """Return the step times of each launch; raises ValueError if one is no duration."""
     launches = measurement.samples.step_seconds
     for value in chain.from_iterable(launches):
@@ -138,7 +163,7 @@ class StepPercentile(Percentile):
         super().__init__(name)
         self.is_in_stretches = _MIDDLE[0] <= self.percentile <= _MIDDLE[1]
 
-    def figures(self, measurement: Measurement) -> tuple[float, ...]:
+    def figures(self, measurement: MeasuredLaunches) -> tuple[float, ...]:
         return launch_quantiles(_step_seconds(measurement), self.percentile)
 
 
@@ -150,7 +175,7 @@ class CpuPercentile(Percentile):
     on_cpu_only = "CPU time is"
     unknown = (Reason.NO_CPU_TIME_NOW, Reason.NO_CPU_TIME)
 
-    def figures(self, measurement: Measurement) -> tuple[float, ...]:
+    def figures(self, measurement: MeasuredLaunches) -> tuple[float, ...]:
         return tuple(
             max(quantile(rank, self.percentile) for rank in launch)
             for launch in measurement.samples.cpu_seconds or ()
@@ -167,7 +192,7 @@ class Mean(Metric):
     # It is wide, for few steps that are much slower, and the others lose hardly any power by it.
     default_weight = 0.1
 
-    def figures(self, measurement: Measurement) -> tuple[float, ...]:
+    def figures(self, measurement: MeasuredLaunches) -> tuple[float, ...]:
         return launch_means(_step_seconds(measurement))
 
 
@@ -179,10 +204,10 @@ class Phase(Metric):
     on_cpu_only = "phases are"
     unknown = (Reason.NO_PHASE_NOW, Reason.NO_PHASE)
 
-    def applies_to(self, plan: Plan) -> bool:
+    def applies_to(self, plan: PlannedLaunch) -> bool:
         return not plan.rpc and plan.collective is None
 
-    def figures(self, measurement: Measurement) -> tuple[float, ...]:
+    def figures(self, measurement: MeasuredLaunches) -> tuple[float, ...]:
         return tuple(
             max(seconds or 0.0 for seconds in launch.own[self.name])
             for launch in measurement.phases
@@ -198,13 +223,13 @@ class Bandwidth(Metric):
     is_in_stretches = True
     timed_as = "p50"
 
-    def applies_to(self, plan: Plan) -> bool:
+    def applies_to(self, plan: PlannedLaunch) -> bool:
         return plan.collective is not None
 
-    def figures(self, measurement: Measurement) -> tuple[float, ...]:
+    def figures(self, measurement: MeasuredLaunches) -> tuple[float, ...]:
         return launch_quantiles(_step_seconds(measurement), self.percentile)
 
-    def shown(self, figure: float, collective: Collective) -> float:
+    def shown(self, figure: float, collective: PlannedCollective) -> float:
         return collective.busbw(figure)
 
 
@@ -222,7 +247,7 @@ class Counter(Metric):
         if name not in ("peak_rss.bytes", "buckets.largest_bytes", "parameters.bytes")
     }
 
-    def applies_to(self, plan: Plan) -> bool:
+    def applies_to(self, plan: PlannedLaunch) -> bool:
         return plan.rpc or not self.name.startswith("rpc.")
 
 
