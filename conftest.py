@@ -16,7 +16,8 @@ pytest_plugins = ["pytester"]
 @pytest.hookimpl(tryfirst=True)  # before any fixture of the test
 def pytest_runtest_setup(item: pytest.Item) -> None:
     if item.get_closest_marker("gpu"):
-        import torch  # here, so that a run without such tests stays free of torch
+        # here, so that a run without such tests stays free of torch
+        import torch
 
         if not torch.cuda.is_available():
             pytest.skip("needs a CUDA device")
@@ -33,7 +34,9 @@ def many_descriptors() -> Iterator[None]:
     with ExitStack() as opened:
         if soft < wanted:
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-            opened.callback(resource.setrlimit, resource.RLIMIT_NOFILE, (soft, hard))
+            opened.callback(
+                resource.setrlimit, resource.RLIMIT_NOFILE, (soft, hard)
+            )
         descriptor = -1
         while descriptor < 1024:
             descriptor = os.open(os.devnull, os.O_RDONLY)

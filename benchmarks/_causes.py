@@ -55,7 +55,9 @@ def layers(width: int = WIDTH, depth: int = DEPTH) -> Any:
     import torch
 
     torch.manual_seed(0)
-    return torch.nn.Sequential(*(torch.nn.Linear(width, width) for _ in range(depth)))
+    return torch.nn.Sequential(
+        *(torch.nn.Linear(width, width) for _ in range(depth))
+    )
 
 
 def training(
@@ -90,7 +92,10 @@ def no_sync(ctx: Any, changed: bool) -> Step:
     from torch.nn.parallel import DistributedDataParallel as DDP
 
     ddp = DDP(layers())
-    optimizer, x = torch.optim.SGD(ddp.parameters(), lr=0.01), torch.randn(16, WIDTH)
+    optimizer, x = (
+        torch.optim.SGD(ddp.parameters(), lr=0.01),
+        torch.randn(16, WIDTH),
+    )
 
     def step() -> None:
         optimizer.zero_grad()
@@ -297,7 +302,10 @@ def modules(changed: bool) -> dict[str, str]:
     work = _BUSY.format(name="work", seconds=0.002)
     net = _BUSY.format(name="forward", seconds=0.004 if changed else 0.002)
     loss = _BUSY.format(name="loss", seconds=0.002)
-    return {"net.py": net + work * changed, "loss.py": loss + work * (not changed)}
+    return {
+        "net.py": net + work * changed,
+        "loss.py": loss + work * (not changed),
+    }
 
 
 def serve(seconds: float) -> None:

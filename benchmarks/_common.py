@@ -68,7 +68,11 @@ def launchers_of_both_sides(
 def done(results: Path) -> list[dict[str, Any]]:
     """The rows of a results file so far; a last line that an interrupt cut short is dropped, from
     the file too."""
-    lines = results.read_text().splitlines(keepends=True) if results.exists() else []
+    lines = (
+        results.read_text().splitlines(keepends=True)
+        if results.exists()
+        else []
+    )
     if lines and not lines[-1].endswith("\n"):
         lines.pop()
         results.write_text("".join(lines))
@@ -119,7 +123,9 @@ def binomial_interval(count: int, of: int) -> tuple[float, float]:
         for _ in range(60):
             middle = (low + high) / 2
             low, high = (
-                (middle, high) if at_most(most, middle) > target else (low, middle)
+                (middle, high)
+                if at_most(most, middle) > target
+                else (low, middle)
             )
         return low
 

@@ -32,7 +32,8 @@ def note(request: pytest.FixtureRequest) -> Note:
     def add(check: str, holds: bool, figure: str) -> None:
         with Path(os.environ["GPU_ROWS"]).open("a") as rows:
             rows.write(
-                json.dumps({"check": check, "holds": holds, "figure": figure}) + "\n"
+                json.dumps({"check": check, "holds": holds, "figure": figure})
+                + "\n"
             )
 
     return add
@@ -53,8 +54,12 @@ def cycles_of_a_millisecond() -> int:
 
 
 def model(ctx: Any) -> tuple[Any, torch.Tensor]:
-    net = nn.Sequential(*(nn.Linear(1024, 1024) for _ in range(8))).to(ctx.device)
-    return DistributedDataParallel(net), torch.randn(256, 1024, device=ctx.device)
+    net = nn.Sequential(*(nn.Linear(1024, 1024) for _ in range(8))).to(
+        ctx.device
+    )
+    return DistributedDataParallel(net), torch.randn(
+        256, 1024, device=ctx.device
+    )
 
 
 def training(ctx: Any) -> Callable[[], None]:
@@ -84,10 +89,14 @@ def times_of(result: Any) -> list[float]:
         for each in ("free", "step")
     ],
 )
-def test_kernels_of_known_length(ddp_benchmark: Any, note: Note, timing: str) -> None:
+def test_kernels_of_known_length(
+    ddp_benchmark: Any, note: Note, timing: str
+) -> None:
     def setup(ctx: Any) -> Any:
         millisecond, number = cycles_of_a_millisecond(), iter(range(1_000_000))
-        return lambda: torch.cuda._sleep(millisecond * (1 + 2 * (next(number) % 2)))
+        return lambda: torch.cuda._sleep(
+            millisecond * (1 + 2 * (next(number) % 2))
+        )
 
     times = sorted(times_of(ddp_benchmark(setup, gate=False)))
     short, long = (
@@ -103,7 +112,9 @@ def test_kernels_of_known_length(ddp_benchmark: Any, note: Note, timing: str) ->
 
 
 @alone
-def test_a_step_that_keeps_the_host_busy(ddp_benchmark: Any, note: Note) -> None:
+def test_a_step_that_keeps_the_host_busy(
+    ddp_benchmark: Any, note: Note
+) -> None:
     def setup(ctx: Any) -> Any:
         millisecond = cycles_of_a_millisecond()
 
@@ -116,11 +127,17 @@ def test_a_step_that_keeps_the_host_busy(ddp_benchmark: Any, note: Note) -> None
         return step
 
     p50 = ddp_benchmark(setup, gate=False).p50 / MS
-    note("2 ms of the host with a kernel of 0.1 ms", 1.95 < p50 < 2.3, f"{p50:.3f} ms")
+    note(
+        "2 ms of the host with a kernel of 0.1 ms",
+        1.95 < p50 < 2.3,
+        f"{p50:.3f} ms",
+    )
 
 
 @alone
-def test_a_side_stream_that_nothing_waits_for(ddp_benchmark: Any, note: Note) -> None:
+def test_a_side_stream_that_nothing_waits_for(
+    ddp_benchmark: Any, note: Note
+) -> None:
     def setup(ctx: Any) -> Any:
         millisecond, side = cycles_of_a_millisecond(), torch.cuda.Stream()
 
@@ -169,7 +186,9 @@ def test_phases(ddp_benchmark: Any, note: Note) -> None:
         return lambda: net().sum().backward()
 
     phases = ddp_benchmark(setup, gate=False).phases
-    forward, backward = (phases.get(name) or 0.0 for name in ("forward", "backward"))
+    forward, backward = (
+        phases.get(name) or 0.0 for name in ("forward", "backward")
+    )
     holds = abs(forward / MS - 4) < 0.4 and abs(backward / MS - 8) < 0.8
     note(
         "phases of 4 and 8 ms",
@@ -179,7 +198,9 @@ def test_phases(ddp_benchmark: Any, note: Note) -> None:
 
 
 @alone
-def test_the_clock_is_up_when_the_window_begins(ddp_benchmark: Any, note: Note) -> None:
+def test_the_clock_is_up_when_the_window_begins(
+    ddp_benchmark: Any, note: Note
+) -> None:
     def setup(ctx: Any) -> Any:
         x = torch.randn(2048, 2048, device=ctx.device, dtype=torch.bfloat16)
         time.sleep(5)  # idle, so that clocks fall
@@ -187,7 +208,8 @@ def test_the_clock_is_up_when_the_window_begins(ddp_benchmark: Any, note: Note) 
 
     result = ddp_benchmark(setup, gate=False)
     ratios = [
-        median(launch[: len(launch) // 4]) / median(launch[-(len(launch) // 4) :])
+        median(launch[: len(launch) // 4])
+        / median(launch[-(len(launch) // 4) :])
         for launch in result.step_seconds
     ]
     note(
@@ -211,18 +233,20 @@ def test_p50_is_that_of_a_bare_loop(
             step()
         torch.cuda.synchronize()
         return (
-            median(first.elapsed_time(second) for first, second in pairwise(events))
+            median(
+                first.elapsed_time(second) for first, second in pairwise(events)
+            )
             * MS
         )
 
     measured, loops = [], []
     for number in range(5):  # in turn
-        measured.append(ddp_benchmark(training, gate=False, name=str(number)).p50)
+        measured.append(
+            ddp_benchmark(training, gate=False, name=str(number)).p50
+        )
         loops.append(ddp_run(bare)[0])
     ratio = median(measured) / median(loops)
-    figure = (
-        f"{median(measured) / MS:.4f} ms, bare {median(loops) / MS:.4f} ms: {ratio:.3f}"
-    )
+    figure = f"{median(measured) / MS:.4f} ms, bare {median(loops) / MS:.4f} ms: {ratio:.3f}"
     note("p50 of a DDP step against a bare loop", 0.97 < ratio < 1.03, figure)
 
 
@@ -235,7 +259,12 @@ def test_counters(ddp_benchmark: Any, note: Note) -> None:
     gradients = 4 * 8 * (1024 * 1024 + 1024)
     seen = {
         name: counters[name]
-        for name in ("all_reduce.bytes", "host_syncs", "h2d.bytes", "peak_memory.bytes")
+        for name in (
+            "all_reduce.bytes",
+            "host_syncs",
+            "h2d.bytes",
+            "peak_memory.bytes",
+        )
     }
     holds = (
         seen["all_reduce.bytes"] == gradients
@@ -249,7 +278,9 @@ def test_counters(ddp_benchmark: Any, note: Note) -> None:
 
 
 @alone
-def test_an_item_is_a_host_synchronisation(ddp_benchmark: Any, note: Note) -> None:
+def test_an_item_is_a_host_synchronisation(
+    ddp_benchmark: Any, note: Note
+) -> None:
     def setup(ctx: Any) -> Any:
         net, x = model(ctx)
 
@@ -275,7 +306,11 @@ def test_a_replayed_graph_has_no_counts(ddp_benchmark: Any, note: Note) -> None:
         return graph.replay
 
     counted = ddp_benchmark(setup, gate=False).counters["all_reduce.count"]
-    note("all-reduces of a replayed graph are unknown", counted is None, str(counted))
+    note(
+        "all-reduces of a replayed graph are unknown",
+        counted is None,
+        str(counted),
+    )
 
 
 # --- facts
@@ -283,7 +318,11 @@ def test_a_replayed_graph_has_no_counts(ddp_benchmark: Any, note: Note) -> None:
 
 def test_facts(ddp_benchmark: Any, note: Note) -> None:
     environment = ddp_benchmark(training, gate=False).environment
-    facts = {**environment.key, **environment.must_match, **environment.recorded}
+    facts = {
+        **environment.key,
+        **environment.must_match,
+        **environment.recorded,
+    }
     wanted = (
         "device_model",
         "driver",
@@ -292,7 +331,9 @@ def test_facts(ddp_benchmark: Any, note: Note) -> None:
         "temperature_c",
     )
     figure = ", ".join(f"{name} {facts.get(name)}" for name in wanted)
-    note("what nvidia-smi tells", all(facts.get(name) for name in wanted), figure)
+    note(
+        "what nvidia-smi tells", all(facts.get(name) for name in wanted), figure
+    )
 
 
 # --- failures
@@ -320,7 +361,8 @@ def test_out_of_memory(failing: Any, note: Note, ddp_world_size: int) -> None:
 
     text = failing(allocate)
     holds = (
-        text.startswith(f"rank {ddp_world_size - 1} failed") and "out of memory" in text
+        text.startswith(f"rank {ddp_world_size - 1} failed")
+        and "out of memory" in text
     )
     note("out of memory names its rank", holds, text.splitlines()[0])
 
@@ -355,7 +397,9 @@ def test_an_endless_kernel(failing: Any, note: Note) -> None:
 
 @together
 @pytest.mark.ddp(timeout=20)
-def test_a_rank_that_never_enters_a_collective(failing: Any, note: Note) -> None:
+def test_a_rank_that_never_enters_a_collective(
+    failing: Any, note: Note
+) -> None:
     def hang(ctx: Any) -> None:
         x = torch.ones(1000, device=ctx.device)
         dist.all_reduce(x)

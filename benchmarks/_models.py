@@ -77,7 +77,9 @@ def step_of(model: str) -> Step:
             torch.randn(16, 3, 24, 24),
         )
     else:
-        layer = nn.TransformerEncoderLayer(64, 4, 128, dropout=0.0, batch_first=True)
+        layer = nn.TransformerEncoderLayer(
+            64, 4, 128, dropout=0.0, batch_first=True
+        )
         net, inputs = (
             nn.Sequential(layer, nn.Flatten(), nn.Linear(64 * 16, 10)),
             torch.randn(8, 16, 64),
@@ -142,7 +144,10 @@ def _fed(train: Step, slowdown: float, workers: int) -> Step:
 
     batches = iter(
         DataLoader(
-            Slow(), batch_size=1, num_workers=workers, multiprocessing_context="fork"
+            Slow(),
+            batch_size=1,
+            num_workers=workers,
+            multiprocessing_context="fork",
         )
     )
 

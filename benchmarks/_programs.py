@@ -27,7 +27,10 @@ def batch() -> torch.Tensor:
 
 
 def trains(model: Any, optimizer: Any = None) -> Step:
-    updates, x = optimizer or torch.optim.SGD(model.parameters(), lr=0.01), batch()
+    updates, x = (
+        optimizer or torch.optim.SGD(model.parameters(), lr=0.01),
+        batch(),
+    )
 
     def step() -> None:
         updates.zero_grad()
@@ -58,7 +61,8 @@ def accumulating() -> Step:
 def gan() -> Step:
     critic, generator, x = DDP(layers(4)), DDP(layers(4)), batch()
     of_critic, of_generator = (
-        torch.optim.SGD(model.parameters(), lr=0.001) for model in (critic, generator)
+        torch.optim.SGD(model.parameters(), lr=0.001)
+        for model in (critic, generator)
     )
 
     def step() -> None:

@@ -21,7 +21,9 @@ Step = Callable[[], object]
 
 
 def _training(
-    model: nn.Module, inputs: Callable[[], torch.Tensor], learning_rate: float = 0.01
+    model: nn.Module,
+    inputs: Callable[[], torch.Tensor],
+    learning_rate: float = 0.01,
 ) -> Step:
     replica = DDP(model)
     optimizer = torch.optim.SGD(replica.parameters(), lr=learning_rate)
@@ -40,7 +42,9 @@ def copies(work: float) -> Step:
     count = round(40 * work)
 
     def collate() -> torch.Tensor:
-        return torch.stack([copy.deepcopy(samples[row]) for row in range(count)])
+        return torch.stack(
+            [copy.deepcopy(samples[row]) for row in range(count)]
+        )
 
     return _training(nn.Linear(128, 64), collate)
 
@@ -105,7 +109,9 @@ def small_tensors(work: float) -> Step:
 
 class _Images(Dataset[torch.Tensor]):
     def __init__(self, work: float) -> None:
-        self._images = torch.randint(0, 255, (256, 3, 96, 96), dtype=torch.uint8)
+        self._images = torch.randint(
+            0, 255, (256, 3, 96, 96), dtype=torch.uint8
+        )
         self._flips = round(40 * work)
 
     def __len__(self) -> int:
@@ -121,14 +127,20 @@ class _Images(Dataset[torch.Tensor]):
 def loading(work: float) -> Step:
     """A DataLoader that augments images in the process itself."""
     batches = iter(DataLoader(_Images(work), batch_size=16))
-    model = nn.Sequential(nn.AvgPool2d(8), nn.Flatten(), nn.Linear(3 * 12 * 12, 16))
+    model = nn.Sequential(
+        nn.AvgPool2d(8), nn.Flatten(), nn.Linear(3 * 12 * 12, 16)
+    )
     return _training(model, lambda: next(batches))
 
 
 def gpt(work: float) -> Step:
     """A small transformer."""
-    layer = nn.TransformerEncoderLayer(128, 4, 256, dropout=0.0, batch_first=True)
-    model = nn.TransformerEncoder(layer, round(5 * work), enable_nested_tensor=False)
+    layer = nn.TransformerEncoderLayer(
+        128, 4, 256, dropout=0.0, batch_first=True
+    )
+    model = nn.TransformerEncoder(
+        layer, round(5 * work), enable_nested_tensor=False
+    )
     x = torch.randn(2, 32, 128)
     return _training(model, lambda: x)
 

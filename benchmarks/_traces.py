@@ -33,7 +33,11 @@ class Workload:
 
     @property
     def injected(self) -> set[float]:
-        return {slowdown for session in self.sessions.values() for slowdown in session}
+        return {
+            slowdown
+            for session in self.sessions.values()
+            for slowdown in session
+        }
 
 
 @dataclass(frozen=True)
@@ -63,7 +67,8 @@ def read_pairs(file: Path) -> list[Pairs]:
         pairs = found[f"{row['model']}, {row['machine']}", row["way"]]
         pairs[row["amount"]].append((now, base, tuple(row["stretches"])))
     return [
-        Pairs(name, way, dict(pairs)) for (name, way), pairs in sorted(found.items())
+        Pairs(name, way, dict(pairs))
+        for (name, way), pairs in sorted(found.items())
     ]
 
 
@@ -78,10 +83,18 @@ def read(folder: Path, recording: str = "pinned") -> list[Workload]:
     sessions."""
     files = sorted([*folder.glob("*.jsonl.gz"), *folder.glob("*.jsonl")])
     if not files:
-        raise SystemExit(f"{folder} holds no traces: neither *.jsonl.gz nor *.jsonl")
-    found: dict[Any, Any] = defaultdict(lambda: defaultdict(lambda: defaultdict(list)))
+        raise SystemExit(
+            f"{folder} holds no traces: neither *.jsonl.gz nor *.jsonl"
+        )
+    found: dict[Any, Any] = defaultdict(
+        lambda: defaultdict(lambda: defaultdict(list))
+    )
     for number, file in enumerate(files):
-        with gzip.open(file, "rt") if file.suffix == ".gz" else open(file) as lines:
+        with (
+            gzip.open(file, "rt")
+            if file.suffix == ".gz"
+            else open(file) as lines
+        ):
             for line in lines:
                 row = json.loads(line)
                 if row["recording"] == recording:
@@ -89,7 +102,9 @@ def read(folder: Path, recording: str = "pinned") -> list[Workload]:
                     cell = sessions[number, row["session"]][
                         float(row["injected_slowdown"])
                     ]
-                    cell.append((row["launch"], _launch(row["step_microseconds"])))
+                    cell.append(
+                        (row["launch"], _launch(row["step_microseconds"]))
+                    )
     return [
         Workload(
             name,

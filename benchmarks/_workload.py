@@ -52,7 +52,9 @@ def spawned_rpc(process: int, folder: str) -> None:
     servers and a master."""
     import torch.distributed.rpc as rpc
 
-    options = rpc.TensorPipeRpcBackendOptions(init_method=f"file://{folder}/rpc")
+    options = rpc.TensorPipeRpcBackendOptions(
+        init_method=f"file://{folder}/rpc"
+    )
     rpc.init_rpc(
         RPC_NAMES[process],
         rank=process,
@@ -61,7 +63,10 @@ def spawned_rpc(process: int, folder: str) -> None:
     )
     if RPC_NAMES[process].startswith("trainer"):
         dist.init_process_group(
-            "gloo", init_method=f"file://{folder}/store", rank=process, world_size=2
+            "gloo",
+            init_method=f"file://{folder}/store",
+            rank=process,
+            world_size=2,
         )
         for _ in range(3):
             rpc_step()

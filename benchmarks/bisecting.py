@@ -82,7 +82,8 @@ Row = dict[str, Any]
 
 def main() -> int:
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
         "--runs",
@@ -108,7 +109,8 @@ def main() -> int:
     missing = [
         each
         for each in asked
-        if list(each) not in [[row["kind"], row["machine"], row["run"]] for row in rows]
+        if list(each)
+        not in [[row["kind"], row["machine"], row["run"]] for row in rows]
     ]
     with options.results.open("a") as file:
         for kind, machine, number in missing:
@@ -117,9 +119,12 @@ def main() -> int:
                 neighbour(None if machine == "quiet" else number),
             ):
                 found = KINDS[kind](
-                    Project(Path(folder)), random.Random(f"{kind} {machine} {number}")
+                    Project(Path(folder)),
+                    random.Random(f"{kind} {machine} {number}"),
                 )
-            rows.append({"kind": kind, "machine": machine, "run": number, **found})
+            rows.append(
+                {"kind": kind, "machine": machine, "run": number, **found}
+            )
             file.write(json.dumps(rows[-1]) + "\n")
             file.flush()
             progress(len(rows), len(asked), "searches")
@@ -173,18 +178,24 @@ class Project:
         """Commit a step of so much work, and return the hash."""
         self.write("net/work.py", f"# {len(self.commits)}\nWORK = {work}\n")
         self.git("add", "--all")
-        self.git("commit", "--quiet", "--message", f"Commit {len(self.commits)}")
+        self.git(
+            "commit", "--quiet", "--message", f"Commit {len(self.commits)}"
+        )
         self.commits.append(self.git("rev-parse", "HEAD"))
         return self.commits[-1]
 
     def run(self, *command: str | Path) -> subprocess.CompletedProcess[str]:
-        environ = {name: value for name, value in os.environ.items() if name != "CI"}
+        environ = {
+            name: value for name, value in os.environ.items() if name != "CI"
+        }
         environ["XDG_CACHE_HOME"] = str(self.folder / "cache")
         return subprocess.run(
             command, cwd=self.top, env=environ, capture_output=True, text=True
         )
 
-    def bisect(self, *arguments: str, python: Path | str = sys.executable) -> Row:
+    def bisect(
+        self, *arguments: str, python: Path | str = sys.executable
+    ) -> Row:
         """Search, and return the answer, the output and the seconds."""
         answer, began = self.folder / "answer.json", time.monotonic()
         command = (
@@ -245,7 +256,9 @@ def unbuilt(project: Project, source: random.Random) -> Row:
     slower = source.randrange(COMMITS // 4, COMMITS // 2)
     for number in range(COMMITS):
         is_whole = number != COMMITS // 2
-        project.commit((SLOWER if number >= slower else WORK) if is_whole else "1 +")
+        project.commit(
+            (SLOWER if number >= slower else WORK) if is_whole else "1 +"
+        )
     return project.named([project.commits[slower]])
 
 
@@ -283,7 +296,9 @@ def dependency(project: Project, source: random.Random) -> Row:
         venv = project.folder / version
         project.run(sys.executable, "build.py", venv, f"dep=={version}")
         pythons.append(venv / "bin" / "python")
-    project.run(pythons[0], "-m", "pytest", *OPTIONS, "--ddp-save-baseline", TEST)
+    project.run(
+        pythons[0], "-m", "pytest", *OPTIONS, "--ddp-save-baseline", TEST
+    )
     found = project.bisect(
         "--facts",
         "--build",
@@ -295,9 +310,16 @@ def dependency(project: Project, source: random.Random) -> Row:
 
 
 KINDS: dict[str, Callable[[Project, random.Random], Row]] = {
-    each.__name__: each for each in (one, none, two, unbuilt, merge, tests, dependency)
+    each.__name__: each
+    for each in (one, none, two, unbuilt, merge, tests, dependency)
 }
-TITLES = ("slower", "right", "comparisons", "seconds: median [quartiles]", "longest")
+TITLES = (
+    "slower",
+    "right",
+    "comparisons",
+    "seconds: median [quartiles]",
+    "longest",
+)
 
 
 def line(kind: str, rows: list[Row]) -> tuple[str, ...]:

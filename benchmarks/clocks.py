@@ -60,17 +60,21 @@ def measured(ahead_seconds: int) -> tuple[float, list[float]]:
         ]
         for node in machines.both(machines.pytest, *asked):
             assert node.process.returncode == 0, node.output
-        (outcome,) = json.loads((folder / "all.json").read_text())["measurements"]
+        (outcome,) = json.loads((folder / "all.json").read_text())[
+            "measurements"
+        ]
         samples = outcome["measurement"]["samples"]
         p50 = [
-            math.log(statistics.median(launch)) for launch in samples["step_seconds"]
+            math.log(statistics.median(launch))
+            for launch in samples["step_seconds"]
         ]
         return statistics.fmean(p50), samples["clock_seconds"]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--rounds", type=int, default=8)
     asked = parser.parse_args()
@@ -90,7 +94,8 @@ def main() -> None:
             f"clocks {ahead:5d} s apart: p50 {spread([math.exp(log) for log in found], 'ms', 1e3)}"
         )
     differences = [
-        far - same for far, same in zip(logs[AHEAD_SECONDS], logs[0], strict=True)
+        far - same
+        for far, same in zip(logs[AHEAD_SECONDS], logs[0], strict=True)
     ]
     mean, error = (
         statistics.fmean(differences),
@@ -98,7 +103,9 @@ def main() -> None:
     )
     reach = t_quantile(0.975, len(differences) - 1) * error
     low, high = (math.expm1(mean + sign * reach) for sign in (-1, 1))
-    print(f"apart against together: {math.expm1(mean):+.1%} [{low:+.1%}, {high:+.1%}]")
+    print(
+        f"apart against together: {math.expm1(mean):+.1%} [{low:+.1%}, {high:+.1%}]"
+    )
     print(
         f"half-width of the offset: {spread(apart, 'us', 1e6)}, at most {max(apart) * 1e6:.3g} us"
     )

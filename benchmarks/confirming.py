@@ -56,10 +56,14 @@ Row = dict[str, Any]  # of the results file
 
 def main() -> int:
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
-        "--measurements", type=int, default=20, help="of each model, kind and direction"
+        "--measurements",
+        type=int,
+        default=20,
+        help="of each model, kind and direction",
     )
     parser.add_argument(
         "--results",
@@ -69,8 +73,13 @@ def main() -> int:
     )
     options = parser.parse_args()
     rows = done(options.results)
-    with tempfile.TemporaryDirectory() as folder, options.results.open("a") as file:
-        for row in measurements(Project(Path(folder)), rows, options.measurements):
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        options.results.open("a") as file,
+    ):
+        for row in measurements(
+            Project(Path(folder)), rows, options.measurements
+        ):
             rows.append(row)
             file.write(json.dumps(row) + "\n")
             file.flush()
@@ -83,17 +92,23 @@ def main() -> int:
     return 0
 
 
-def measurements(project: Project, rows: Sequence[Row], wanted: int) -> Iterator[Row]:
+def measurements(
+    project: Project, rows: Sequence[Row], wanted: int
+) -> Iterator[Row]:
     """Those that are missing, cycle after cycle over both loads; what was saved in one is compared
     in a later one."""
     # by the load beside which they were saved
     waiting: dict[str, list[Saved]] = {load: [] for load in LOADS}
     cycle = 0
     while missing := [
-        cell for cell in product(LOADS, KINDS, MODELS) if count(rows, *cell) < wanted
+        cell
+        for cell in product(LOADS, KINDS, MODELS)
+        if count(rows, *cell) < wanted
     ]:
         for load, seed in LOADS.items():
-            kinds = dict.fromkeys(kind for there, kind, _ in missing if there == load)
+            kinds = dict.fromkeys(
+                kind for there, kind, _ in missing if there == load
+            )
             old = [
                 each
                 for each in waiting[OTHER[load]]
@@ -124,7 +139,8 @@ def measurements(project: Project, rows: Sequence[Row], wanted: int) -> Iterator
 
 def count(rows: Sequence[Row], load: str, kind: str, model: str) -> int:
     return sum(
-        (row["load"], row["kind"], row["model"]) == (load, kind, model) for row in rows
+        (row["load"], row["kind"], row["model"]) == (load, kind, model)
+        for row in rows
     )
 
 
@@ -149,7 +165,9 @@ class Project:
         self._sessions = 0
         self._top.mkdir()
         self._write("pytest.ini", "[pytest]\npythonpath = .\n")
-        self._write("models.py", Path(__file__).with_name("_models.py").read_text())
+        self._write(
+            "models.py", Path(__file__).with_name("_models.py").read_text()
+        )
         self._write("test_models.py", TEST)
         self._slower("unchanged")
         identity = [
@@ -177,7 +195,9 @@ class Project:
         self._sessions += 1
         folder = self._folder / f"session-{self._sessions}"
         self._slower("unchanged")
-        self._pytest(f"--ddp-baseline-dir={folder}", "--ddp-save-baseline", status=0)
+        self._pytest(
+            f"--ddp-baseline-dir={folder}", "--ddp-save-baseline", status=0
+        )
         return Saved(folder, time.time())
 
     def compared(self, session: Saved, kind: str) -> Iterator[Row]:
@@ -224,7 +244,9 @@ class Project:
             "no:benchmark",
             "--ddp-backend=gloo",
         ]
-        environ = {name: value for name, value in os.environ.items() if name != "CI"}
+        environ = {
+            name: value for name, value in os.environ.items() if name != "CI"
+        }
         ended = subprocess.run(
             [*command, *options],
             cwd=self._top,
@@ -241,7 +263,9 @@ class Project:
 def change_of(verdict: Any) -> float | None:
     """Of the first limit; None where nothing was compared."""
     comparisons = verdict["comparisons"] if verdict else []
-    return round(comparisons[0]["change"]["estimate"], 4) if comparisons else None
+    return (
+        round(comparisons[0]["change"]["estimate"], 4) if comparisons else None
+    )
 
 
 # --- the table
@@ -267,7 +291,11 @@ def report(rows: Sequence[Row]) -> None:
             and model in ("all", row["model"])
         ]
         if chosen:
-            head = [f"{OTHER[load]} -> {load}", kind] if model == "all" else ["", ""]
+            head = (
+                [f"{OTHER[load]} -> {load}", kind]
+                if model == "all"
+                else ["", ""]
+            )
             lines.append([*head, model, *rates(chosen)])
     print(
         "\nfalse alarms are REGRESSED of unchanged code, detections of slower code; median"
@@ -282,7 +310,9 @@ def rates(chosen: Sequence[Row]) -> list[str]:
         for status in ("REGRESSED", "INCONCLUSIVE")
     )
     looked_at = [
-        row for row in chosen if row["stored"] or any(map(tells_of_it, row["notes"]))
+        row
+        for row in chosen
+        if row["stored"] or any(map(tells_of_it, row["notes"]))
     ]
     low, high = binomial_interval(red, len(chosen))
     return [

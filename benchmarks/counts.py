@@ -97,7 +97,8 @@ ELSEWHERE = (
 
 def main() -> int:
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--launches", type=int, default=100)
     launches = parser.parse_args().launches
@@ -119,7 +120,9 @@ def main() -> int:
             *often,
             f"--ddp-json={report}",
         ]
-        environ = {name: value for name, value in os.environ.items() if name != "CI"}
+        environ = {
+            name: value for name, value in os.environ.items() if name != "CI"
+        }
         ended = subprocess.run(
             command, cwd=top, env=environ, capture_output=True, text=True
         )
@@ -129,7 +132,10 @@ def main() -> int:
             each["test"]["name"]: each["measurement"]
             for each in json.loads(report.read_text())["measurements"]
         }
-    rows, all_right = [["step", "launches", "counter", "counted", "by hand"]], True
+    rows, all_right = (
+        [["step", "launches", "counter", "counted", "by hand"]],
+        True,
+    )
     for name, expected in EXPECTED.items():
         launches_taken, counted = (
             len(measured[name]["samples"]["step_seconds"]),
@@ -145,9 +151,9 @@ def main() -> int:
                     str(derived),
                 ]
             )
-        unknown = {counter for counter, count in counted.items() if count is None} - {
-            *ELSEWHERE
-        }
+        unknown = {
+            counter for counter, count in counted.items() if count is None
+        } - {*ELSEWHERE}
         rows.append(
             [
                 name,

@@ -76,7 +76,8 @@ class Trial:
 
 def main() -> int:
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     given = parser.add_mutually_exclusive_group(required=True)
     given.add_argument("--traces", type=Path, metavar="DIR")
@@ -84,7 +85,8 @@ def main() -> int:
     parser.add_argument("--json", type=Path, metavar="OUT")
     parser.add_argument(
         "--metrics",
-        help="ours with limits on these metrics instead of " + ",".join(METRICS),
+        help="ours with limits on these metrics instead of "
+        + ",".join(METRICS),
     )
     parser.add_argument(
         "--sessions",
@@ -112,7 +114,11 @@ def main() -> int:
         observations.TRIM = options.trim
     rules, others = (
         dict(RULES),
-        [name for name in ("metrics", "assume", "sessions") if getattr(options, name)],
+        [
+            name
+            for name in ("metrics", "assume", "sessions")
+            if getattr(options, name)
+        ],
     )
     if others:
         metrics = tuple((options.metrics or ",".join(METRICS)).split(","))
@@ -273,7 +279,9 @@ def history(
     workload: Workload, injected: float, most: int, source: random.Random
 ) -> Iterator[Trial]:
     sessions = {
-        name: session for name, session in workload.sessions.items() if 0.0 in session
+        name: session
+        for name, session in workload.sessions.items()
+        if 0.0 in session
     }
     chosen = [name for name, session in sessions.items() if injected in session]
     if len(sessions) < 3:
@@ -310,7 +318,9 @@ def paired(
         yield Trial(now, [base], [stretches for _, _, stretches in drawn])
 
 
-SCOPES: dict[str, Callable[[Any, float, int, random.Random], Iterator[Trial]]] = {
+SCOPES: dict[
+    str, Callable[[Any, float, int, random.Random], Iterator[Trial]]
+] = {
     "within": within,
     "across": across,
     "history": history,
@@ -339,7 +349,9 @@ def suspicion(trial: Trial, limit: float, scope: str, *, share: float) -> str:
     """Whether the plugin would measure the baseline's own code beside the code at hand."""
     return (
         "REGRESSED"
-        if is_suspected(judged(trial, limit, scope, METRICS, ASSUMED_DRIFT), share)
+        if is_suspected(
+            judged(trial, limit, scope, METRICS, ASSUMED_DRIFT), share
+        )
         else "PASS"
     )
 
@@ -349,7 +361,12 @@ def judged(
 ) -> Verdict:
     named = (metric.partition(":") for metric in metrics)
     limits = [
-        Limit(metric=name, value=float(value or limit), unit="%", default=bool(value))
+        Limit(
+            metric=name,
+            value=float(value or limit),
+            unit="%",
+            default=bool(value),
+        )
         for name, _, value in named
     ]
     interleaved = scope == "within" or is_paired(scope)
@@ -358,7 +375,9 @@ def judged(
     def verdict(start: int, stop: int, ease: float) -> Verdict:
         return judge(
             measurement(trial.now[start:stop]),
-            [measurement(trial.sessions[0][start:stop])] if interleaved else stored,
+            [measurement(trial.sessions[0][start:stop])]
+            if interleaved
+            else stored,
             limits,
             level=TEST_LEVEL * ease,
             interleaved=interleaved,
@@ -368,7 +387,9 @@ def judged(
 
     looks = schedule(min(FIRST_LOOK, len(trial.now) // 2), len(trial.now))
     for number in range(1, len(looks) + 1):
-        said, ended = follow(looks[:number], verdict, final=number == len(looks))
+        said, ended = follow(
+            looks[:number], verdict, final=number == len(looks)
+        )
         if ended:
             break
     return said
@@ -395,7 +416,11 @@ def ratio_rule(
     """Regressed where a summary of all steps rose by more than the limit, or by default a tolerance
     of the tool's."""
     now, base = both(trial)
-    own = tolerance if tolerance is not None and limit == LIMITS["default"] else limit
+    own = (
+        tolerance
+        if tolerance is not None and limit == LIMITS["default"]
+        else limit
+    )
     return "REGRESSED" if of(now) > of(base) * (1 + own) else "PASS"
 
 
@@ -405,7 +430,9 @@ def mann_whitney(trial: Trial, limit: float, scope: str) -> str:
     now, base = both(trial)
     base = [step * (1 + limit) for step in base]
     order = sorted([(step, 1) for step in now] + [(step, 0) for step in base])
-    rank_sum = math.fsum(rank for rank, (_, side) in enumerate(order, 1) if side)
+    rank_sum = math.fsum(
+        rank for rank, (_, side) in enumerate(order, 1) if side
+    )
     above = rank_sum - len(now) * (len(now) + 1) / 2
     mean = len(now) * len(base) / 2
     deviation = math.sqrt(mean * (len(now) + len(base) + 1) / 6)
@@ -435,7 +462,10 @@ def bootstrapped(trial: Trial) -> float:
         means.append(
             values[
                 generator.integers(
-                    0, len(values), size=(RESAMPLES, len(values)), dtype=np.uint16
+                    0,
+                    len(values),
+                    size=(RESAMPLES, len(values)),
+                    dtype=np.uint16,
                 )
             ].mean(axis=1)
         )
@@ -495,7 +525,11 @@ def report(
             == ("ddpperf", workload, size)
         ]
         lines.append(
-            ["ddpperf", f"{workload} x {size}", *(rate(own, s) for s in slowdowns)]
+            [
+                "ddpperf",
+                f"{workload} x {size}",
+                *(rate(own, s) for s in slowdowns),
+            ]
         )
     print(
         f"\n{scope}, limit {limit}, at most {max(MOST_LAUNCHES)} launches a side: flagged"

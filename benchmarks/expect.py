@@ -73,27 +73,39 @@ Row = dict[str, Any]  # of the results file
 
 def main() -> int:
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--runs", type=int, default=5, help="of each cell")
     parser.add_argument("--changes", default="0,0.05,0.1,0.2,every10")
     parser.add_argument("--ways", default=",".join(WAYS))
     parser.add_argument(
-        "--results", type=Path, default=Path("expect.jsonl"), help="file to go on with"
+        "--results",
+        type=Path,
+        default=Path("expect.jsonl"),
+        help="file to go on with",
     )
     options = parser.parse_args()
     rows = done(options.results)
     cells = list(product(options.ways.split(","), options.changes.split(",")))
-    with tempfile.TemporaryDirectory() as folder, options.results.open("a") as file:
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        options.results.open("a") as file,
+    ):
         project = Path(folder)
         make(project)
-        for number, (machine, seed) in product(range(options.runs), MACHINES.items()):
+        for number, (machine, seed) in product(
+            range(options.runs), MACHINES.items()
+        ):
             with neighbour(None if seed is None else seed + number):
                 for way, change in cells:
                     # An unchanged tree has nothing to compare with itself: git sees another
                     # docstring.
                     if (
-                        sum(cell_of(row) == (machine, way, change) for row in rows)
+                        sum(
+                            cell_of(row) == (machine, way, change)
+                            for row in rows
+                        )
                         > number
                     ):
                         continue
@@ -107,7 +119,9 @@ def main() -> int:
                     file.write(json.dumps(row) + "\n")
                     file.flush()
                     progress(
-                        len(rows), options.runs * len(MACHINES) * len(cells), "runs"
+                        len(rows),
+                        options.runs * len(MACHINES) * len(cells),
+                        "runs",
                     )
     print(table([TITLES, *lines(rows)]))
     return 0
@@ -120,7 +134,8 @@ def cell_of(row: Row) -> tuple[str, ...]:
 def write_step(project: Path, change: str) -> None:
     every = change.startswith("every")
     text = STEP.format(
-        slower=14.0 if every else float(change), every=int(change[5:]) if every else 1
+        slower=14.0 if every else float(change),
+        every=int(change[5:]) if every else 1,
     )
     (project / "mypackage/train.py").write_text(text)
 
@@ -160,7 +175,8 @@ def make(project: Path) -> None:
 def run(project: Path, way: str, change: str) -> Row:
     """The verdict, the seconds of the whole run, and the first cause that is named."""
     write_step(project, change)
-    if change == "0":  # --ddp-against refuses to compare two trees that are the same
+    # --ddp-against refuses to compare two trees that are the same
+    if change == "0":
         with (project / "mypackage/train.py").open("a") as file:
             file.write(f"# {time.time()}\n")
     began = time.monotonic()
@@ -188,7 +204,9 @@ def pytest(project: Path, *arguments: str) -> Row:
             f"--ddp-json={report}",
             *arguments,
         ]
-        environ = {name: value for name, value in os.environ.items() if name != "CI"}
+        environ = {
+            name: value for name, value in os.environ.items() if name != "CI"
+        }
         ended = subprocess.run(
             command, cwd=project, env=environ, capture_output=True, text=True
         )
@@ -215,14 +233,21 @@ TITLES = [
 def lines(rows: Sequence[Row]) -> list[list[str]]:
     found = []
     for cell in dict.fromkeys(
-        map(cell_of, sorted(rows, key=lambda row: list(MACHINES).index(row["machine"])))
+        map(
+            cell_of,
+            sorted(rows, key=lambda row: list(MACHINES).index(row["machine"])),
+        )
     ):
         chosen = [row for row in rows if cell_of(row) == cell]
         statuses = [row["status"] for row in chosen]
         low, high = binomial_interval(statuses.count("REGRESSED"), len(chosen))
         first, median, third = quartiles([row["seconds"] for row in chosen])
-        counts = (f"{statuses.count(status)}" for status in ("PASS", "INCONCLUSIVE"))
-        launches = f"{quartiles([row['launches'] for row in chosen]).median:.0f}"
+        counts = (
+            f"{statuses.count(status)}" for status in ("PASS", "INCONCLUSIVE")
+        )
+        launches = (
+            f"{quartiles([row['launches'] for row in chosen]).median:.0f}"
+        )
         red = f"{statuses.count('REGRESSED')}", f"{low:.0%} to {high:.0%}"
         found.append(
             [

@@ -93,7 +93,8 @@ Row = dict[str, Any]  # of the results file
 
 def main() -> int:
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
         "--runs", type=int, default=5, help="of each way on each machine"
@@ -102,19 +103,30 @@ def main() -> int:
     parser.add_argument("--ways", default=",".join(WAYS))
     parser.add_argument("--machines", default=",".join(MACHINES))
     parser.add_argument(
-        "--results", type=Path, default=Path("explain.jsonl"), help="file to go on with"
+        "--results",
+        type=Path,
+        default=Path("explain.jsonl"),
+        help="file to go on with",
     )
     options = parser.parse_args()
     rows = done(options.results)
     causes, ways, machines = (
-        chosen.split(",") for chosen in (options.causes, options.ways, options.machines)
+        chosen.split(",")
+        for chosen in (options.causes, options.ways, options.machines)
     )
-    with tempfile.TemporaryDirectory() as folder, options.results.open("a") as file:
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        options.results.open("a") as file,
+    ):
         project = Project(Path(folder), causes, with_baseline="stored" in ways)
-        for number, machine, way in product(range(options.runs), machines, ways):
+        for number, machine, way in product(
+            range(options.runs), machines, ways
+        ):
             seed = MACHINES[machine]
             cell = [
-                row for row in rows if (row["machine"], row["way"]) == (machine, way)
+                row
+                for row in rows
+                if (row["machine"], row["way"]) == (machine, way)
             ]
             missing = [
                 cause
@@ -156,13 +168,17 @@ class Project:
         (folder / ".gitignore").write_text("__pycache__/\n.sampled/\n")
         self._sampled = folder / ".sampled"
         self._sampled.mkdir()
-        (folder / "conftest.py").write_text(CONFTEST.format(folder=str(self._sampled)))
+        (folder / "conftest.py").write_text(
+            CONFTEST.format(folder=str(self._sampled))
+        )
         (folder / "causes.py").write_text(
             Path(__file__).with_name("_causes.py").read_text()
         )
         (folder / "test_causes.py").write_text(
             TEST.format(
-                causes=[cause for cause in causes if cause not in (*RPC, *SMALL)],
+                causes=[
+                    cause for cause in causes if cause not in (*RPC, *SMALL)
+                ],
                 rpc=[*RPC],
                 small=[*SMALL],
             )
@@ -207,17 +223,22 @@ class Project:
             cause = measured["test"]["name"].partition("[")[2].rstrip("]")
             sampled = self._sampled / measured["nodeid"].replace("/", " ")
             status = (
-                measured["verdict"]["status"] if measured["verdict"] else "not measured"
+                measured["verdict"]["status"]
+                if measured["verdict"]
+                else "not measured"
             )
             findings, pairs = measured["findings"], {}
             if way == "interleaved" and measured["verdict"]:
                 halves = (measured, measured["baseline_side"])
                 sides = [
-                    codec.decode(Measurement, half["measurement"]) for half in halves
+                    codec.decode(Measurement, half["measurement"])
+                    for half in halves
                 ]
                 pairs = pair_spread(*sides)
                 if cause in WITHOUT_VERDICT:
-                    findings = codec.encode(found_in(*sides, level=measured["level"]))
+                    findings = codec.encode(
+                        found_in(*sides, level=measured["level"])
+                    )
             yield {
                 "cause": cause,
                 "status": status,
@@ -226,13 +247,17 @@ class Project:
                 "error": measured["error"],
                 "seconds": measured["seconds"],
                 "pairs": pairs,
-                "sampling": float(sampled.read_text()) if sampled.exists() else None,
+                "sampling": float(sampled.read_text())
+                if sampled.exists()
+                else None,
             }
 
     def _pytest(self, causes: Sequence[str], *arguments: str) -> list[Row]:
         with tempfile.TemporaryDirectory() as folder:
             report = Path(folder) / "report.json"
-            tests = [f"test_causes.py::{test_of(cause)}[{cause}]" for cause in causes]
+            tests = [
+                f"test_causes.py::{test_of(cause)}[{cause}]" for cause in causes
+            ]
             for each in self._sampled.iterdir():
                 each.unlink()
             command = [
@@ -243,10 +268,16 @@ class Project:
                 *tests,
             ]
             environ = {
-                name: value for name, value in os.environ.items() if name != "CI"
+                name: value
+                for name, value in os.environ.items()
+                if name != "CI"
             }
             ended = subprocess.run(
-                command, cwd=self._top, env=environ, capture_output=True, text=True
+                command,
+                cwd=self._top,
+                env=environ,
+                capture_output=True,
+                text=True,
             )
             if not report.exists():
                 raise SystemExit(ended.stdout + ended.stderr)
@@ -255,7 +286,11 @@ class Project:
 
 def test_of(cause: str) -> str:
     return (
-        "test_rpc" if cause in RPC else "test_small" if cause in SMALL else "test_step"
+        "test_rpc"
+        if cause in RPC
+        else "test_small"
+        if cause in SMALL
+        else "test_step"
     )
 
 
@@ -321,7 +356,10 @@ def lines(rows: Sequence[Row]) -> list[list[str]]:
         by = [
             f"{sum(row[key] == value for row in named)} of"
             f" {sum(row[key] == value for row in chosen)}"
-            for key, value in (*product(["machine"], MACHINES), *product(["way"], WAYS))
+            for key, value in (
+                *product(["machine"], MACHINES),
+                *product(["way"], WAYS),
+            )
         ]
         red = f"{sum(row['status'] == 'REGRESSED' for row in chosen)} of {len(chosen)}"
         seconds = f"{quartiles([row['seconds'] for row in chosen]).median:.0f}"
@@ -355,15 +393,20 @@ def spread_lines(rows: Sequence[Row]) -> list[list[str]]:
         chosen = [
             pairs
             for row in rows
-            if (pairs := row.get("pairs")) and pairs[phase][1] > 0.01 * pairs["step"][1]
+            if (pairs := row.get("pairs"))
+            and pairs[phase][1] > 0.01 * pairs["step"][1]
         ]
         if chosen:
-            share = quartiles([pairs[phase][1] / pairs["step"][1] for pairs in chosen])
-            ratio = quartiles([pairs[phase][0] / pairs["step"][0] for pairs in chosen])
-            of_step = (
-                f"{ratio.first:.0%} to {ratio.third:.0%}, median {ratio.median:.0%}"
+            share = quartiles(
+                [pairs[phase][1] / pairs["step"][1] for pairs in chosen]
             )
-            found.append([phase, f"{share.median:.0%}", of_step, str(len(chosen))])
+            ratio = quartiles(
+                [pairs[phase][0] / pairs["step"][0] for pairs in chosen]
+            )
+            of_step = f"{ratio.first:.0%} to {ratio.third:.0%}, median {ratio.median:.0%}"
+            found.append(
+                [phase, f"{share.median:.0%}", of_step, str(len(chosen))]
+            )
     return found
 
 

@@ -43,7 +43,12 @@ def test_step(ddp_benchmark):
 """
 ONE_RANK = ("--ddp-world-size=1", "--ddp-backend=nccl")
 # The checks are of what is measured, not of how precisely: one launch each, with a short window.
-QUICK = ("--ddp-backend=nccl", "--ddp-launches=1", "--ddp-min-time=0.3", "test_gpu.py")
+QUICK = (
+    "--ddp-backend=nccl",
+    "--ddp-launches=1",
+    "--ddp-min-time=0.3",
+    "test_gpu.py",
+)
 
 
 class Run:
@@ -56,17 +61,25 @@ class Run:
             "test_gpu": "_gpu",
             "one_gpu": "_one_gpu",
         }.items():
-            (project / f"{name}.py").write_text((HERE / f"{source}.py").read_text())
+            (project / f"{name}.py").write_text(
+                (HERE / f"{source}.py").read_text()
+            )
         (project / "pytest.ini").write_text("[pytest]\npythonpath = .\n")
         (project / "test_itself.py").write_text(ITSELF)
         self.parts: dict[str, Callable[[], object]] = {
-            "checks": lambda: self._pytest("checks", "--ddp-world-size=1", *QUICK),
+            "checks": lambda: self._pytest(
+                "checks", "--ddp-world-size=1", *QUICK
+            ),
             "shared": self._shared,
             "all": self._all,
             "launches": lambda: self._compare("launches"),
             "stretches": lambda: self._compare("stretches"),
             "tests": lambda: self._pytest(
-                "tests", "-m", "gpu", str(HERE.parent / "tests"), top=HERE.parent
+                "tests",
+                "-m",
+                "gpu",
+                str(HERE.parent / "tests"),
+                top=HERE.parent,
             ),
         }
 
@@ -87,7 +100,10 @@ class Run:
         first = os.environ.get("CUDA_VISIBLE_DEVICES", "0").partition(",")[0]
         options = ("--ddp-world-size=2", "--ddp-preload=one_gpu", *QUICK)
         self._pytest(
-            "two ranks on one GPU", *options, GPU_RANKS="2", CUDA_VISIBLE_DEVICES=first
+            "two ranks on one GPU",
+            *options,
+            GPU_RANKS="2",
+            CUDA_VISIBLE_DEVICES=first,
         )
 
     def _all(self) -> None:
@@ -109,12 +125,16 @@ class Run:
             "--ddp-max-launches=10",
             f"--ddp-json={report}",
         )
-        self._pytest(f"against itself, {turns}", *ONE_RANK, *itself, "test_itself.py")
+        self._pytest(
+            f"against itself, {turns}", *ONE_RANK, *itself, "test_itself.py"
+        )
         if not report.exists():
             return
         for measured in json.loads(report.read_text())["measurements"]:
             compared: list[dict[str, Any]] = (
-                measured["verdict"]["comparisons"] if measured["verdict"] else []
+                measured["verdict"]["comparisons"]
+                if measured["verdict"]
+                else []
             )
             detectable = {
                 each["limit"]["metric"]: each["resolution"] for each in compared
@@ -131,7 +151,11 @@ class Run:
             )
 
     def _pytest(
-        self, what: str, *arguments: str, top: Path | None = None, **environ: str
+        self,
+        what: str,
+        *arguments: str,
+        top: Path | None = None,
+        **environ: str,
     ) -> None:
         """Run pytest, and note whether it passed: a check that could not be made is broken."""
         command = [
@@ -146,7 +170,9 @@ class Run:
             *arguments,
         ]
         environ = {"GPU_ROWS": str(self._rows), **environ}
-        inherited = {name: value for name, value in os.environ.items() if name != "CI"}
+        inherited = {
+            name: value for name, value in os.environ.items() if name != "CI"
+        }
         with subprocess.Popen(
             command,
             cwd=top or self._project,
@@ -170,13 +196,15 @@ class Run:
     def _note(self, check: str, holds: bool, figure: str) -> None:
         with self._rows.open("a") as file:
             file.write(
-                json.dumps({"check": check, "holds": holds, "figure": figure}) + "\n"
+                json.dumps({"check": check, "holds": holds, "figure": figure})
+                + "\n"
             )
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
         "--parts", nargs="+", metavar="PART", help="only these (default: all)"
@@ -191,7 +219,10 @@ def main() -> int:
     asked = "import torch; print(torch.cuda.device_count() if torch.cuda.is_available() else 0)"
     gpus = int(
         subprocess.run(
-            [sys.executable, "-c", asked], capture_output=True, text=True, check=True
+            [sys.executable, "-c", asked],
+            capture_output=True,
+            text=True,
+            check=True,
         ).stdout
     )
     if not gpus:
@@ -201,7 +232,9 @@ def main() -> int:
         run = Run(Path(folder), options.results.resolve(), gpus)
         if unknown := {*(options.parts or ())} - {*run.parts}:
             parser.error(f"no such part: {', '.join(sorted(unknown))}")
-        rows = [row for part in options.parts or run.parts for row in run.take(part)]
+        rows = [
+            row for part in options.parts or run.parts for row in run.take(part)
+        ]
     broken = sum(not row["holds"] for row in rows)
     print(
         f"\n{len(rows) - broken} of {len(rows)} checks hold on {gpus} GPU{'s' * (gpus > 1)}"

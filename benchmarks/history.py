@@ -31,7 +31,8 @@ LOOKS = (1, 2, 3, 4)  # points after a step
 
 # the mean over launches of each point, in logarithms, and their spread
 Series = list[tuple[float, Part]]
-Rule = Callable[[Series], list[int]]  # the indexes of the change points that it finds
+# the indexes of the change points that it finds
+Rule = Callable[[Series], list[int]]
 # points, place of a step, its size in logarithms
 Source = Callable[[random.Random, int, int, float], Series]
 
@@ -49,13 +50,17 @@ def simulated(walk: float, heavy: bool = False) -> Source:
                 level + size * (day >= at) + rng.gauss(0, SPREAD) / session
                 for _ in range(LAUNCHES)
             ]
-            found.append((fmean(launches), Part(variance(launches), LAUNCHES - 1)))
+            found.append(
+                (fmean(launches), Part(variance(launches), LAUNCHES - 1))
+            )
         return found
 
     return series
 
 
-def recorded(folder: Path, q: float, slower: float) -> Iterator[tuple[str, Source]]:
+def recorded(
+    folder: Path, q: float, slower: float
+) -> Iterator[tuple[str, Source]]:
     """A day is five launches of a recorded session, drawn anew each day; from the step on of those
     slowed down."""
     import _traces
@@ -87,7 +92,9 @@ def recorded(folder: Path, q: float, slower: float) -> Iterator[tuple[str, Sourc
                 launches = rng.sample(
                     rng.choice(cells)[size > 0 and day >= at], LAUNCHES
                 )
-                found.append((fmean(launches), Part(variance(launches), LAUNCHES - 1)))
+                found.append(
+                    (fmean(launches), Part(variance(launches), LAUNCHES - 1))
+                )
             return found
 
         yield str(workload), series
@@ -96,7 +103,9 @@ def recorded(folder: Path, q: float, slower: float) -> Iterator[tuple[str, Sourc
 def ours(points: Series) -> list[int]:
     return [
         point.index
-        for point in find_change_points(weigh_runs(*zip(*points, strict=True)), LEVEL)
+        for point in find_change_points(
+            weigh_runs(*zip(*points, strict=True)), LEVEL
+        )
     ]
 
 
@@ -164,10 +173,15 @@ def rate(rule: Rule, cell: Cell, series: int, seed: int) -> str:
         if not cell.size:
             hits += bool(rule(cell.source(rng, cell.points, cell.points, 0.0)))
             continue
-        whole = cell.source(rng, cell.points + LOOKS[-1], cell.points, cell.size)
-        looks = (rule(whole[: cell.points + after]) for after in reversed(LOOKS))
+        whole = cell.source(
+            rng, cell.points + LOOKS[-1], cell.points, cell.size
+        )
+        looks = (
+            rule(whole[: cell.points + after]) for after in reversed(LOOKS)
+        )
         hits += any(
-            any(abs(place - cell.points) <= 2 for place in found) for found in looks
+            any(abs(place - cell.points) <= 2 for place in found)
+            for found in looks
         )
     low, high = binomial_interval(hits, series)
     return f"{100 * hits / series:.1f} % ({100 * low:.1f} to {100 * high:.1f})"
@@ -179,8 +193,14 @@ def compared(cells: Sequence[Cell], series: int, seed: int) -> None:
     for number, cell in enumerate(cells):
         row = [f"{'found' if cell.size else 'false'}: {cell.name}"]
         for place, (_, rule, share) in enumerate(rules):
-            row.append(rate(rule, cell, max(series // share, 20), seed + number))
-            progress(number * len(rules) + place + 1, len(cells) * len(rules), "cells")
+            row.append(
+                rate(rule, cell, max(series // share, 20), seed + number)
+            )
+            progress(
+                number * len(rules) + place + 1,
+                len(cells) * len(rules),
+                "cells",
+            )
         rows.append(row)
     print(table([list(column) for column in zip(*rows, strict=True)]))
     print(
@@ -198,7 +218,9 @@ def calibrate(series: int, seed: int) -> None:
         row = [str(points)]
         for share in shares:
             cell = Cell("", simulated(math.sqrt(share / LAUNCHES)), points, 0.0)
-            row.append(rate(ours, cell, series if points < 1000 else series // 4, seed))
+            row.append(
+                rate(ours, cell, series if points < 1000 else series // 4, seed)
+            )
         rows.append(row)
         progress(len(rows) - 1, 7, "numbers of points")
     print(table(rows))
@@ -225,7 +247,8 @@ def daily(series: int, seed: int) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
         "--series",
@@ -236,7 +259,10 @@ def main() -> None:
     )
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument(
-        "--traces", type=Path, metavar="DIR", help="recorded step times, see README.md"
+        "--traces",
+        type=Path,
+        metavar="DIR",
+        help="recorded step times, see README.md",
     )
     parser.add_argument(
         "--percentile",
@@ -263,9 +289,21 @@ def main() -> None:
     if arguments.traces is None:
         cells = [
             Cell("independent", simulated(0.0), 300, 0.0),
-            Cell("drift, half the launches' spread a day", simulated(0.5), 300, 0.0),
-            Cell("drift, 0.045 of it", simulated(math.sqrt(0.01 / LAUNCHES)), 300, 0.0),
-            Cell("independent, heavy tails", simulated(0.0, heavy=True), 300, 0.0),
+            Cell(
+                "drift, half the launches' spread a day",
+                simulated(0.5),
+                300,
+                0.0,
+            ),
+            Cell(
+                "drift, 0.045 of it",
+                simulated(math.sqrt(0.01 / LAUNCHES)),
+                300,
+                0.0,
+            ),
+            Cell(
+                "independent, heavy tails", simulated(0.0, heavy=True), 300, 0.0
+            ),
             Cell("3 sd after 296", simulated(0.0), 296, 3 * NOISE),
             Cell("3 sd after 100", simulated(0.0), 100, 3 * NOISE),
             Cell("3 sd after 50", simulated(0.0), 50, 3 * NOISE),
@@ -273,7 +311,9 @@ def main() -> None:
         ]
     else:
         cells = []
-        for name, source in recorded(arguments.traces, arguments.percentile, 0.2):
+        for name, source in recorded(
+            arguments.traces, arguments.percentile, 0.2
+        ):
             cells += [
                 Cell(name, source, 300, 0.0),
                 Cell(f"{name}, +20 % after 100", source, 100, 0.2),

@@ -66,7 +66,9 @@ def test_step(ddp_benchmark, name):
 """
 # What the current code has that the commit has not, and that no step runs.
 CHANGES = {
-    "a comment": [("trained/__init__.py", PACKAGE + "\n# No step reads this line.\n")],
+    "a comment": [
+        ("trained/__init__.py", PACKAGE + "\n# No step reads this line.\n")
+    ],
     "a file": [("trained/further.py", "VALUES = tuple(range(100))\n")],
     "a longer name": [
         (
@@ -76,7 +78,9 @@ CHANGES = {
             ),
         )
     ],
-    "a version number": [("trained/__init__.py", PACKAGE.replace("0.1", "0.2.0.dev1"))],
+    "a version number": [
+        ("trained/__init__.py", PACKAGE.replace("0.1", "0.2.0.dev1"))
+    ],
 }
 SLOWER = [("trained/__init__.py", PACKAGE.replace("WORK = 1.0", "WORK = 1.2"))]
 MACHINES = {"quiet": None, "neighbour": 20261127}  # seeds
@@ -96,7 +100,8 @@ Row = dict[str, Any]  # of the results file
 
 def main() -> int:
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
         "--runs", type=int, default=10, help="of each kind on each machine"
@@ -104,7 +109,9 @@ def main() -> int:
     parser.add_argument("--kinds", default="self,commit,slower")
     parser.add_argument("--machines", default=",".join(MACHINES))
     parser.add_argument("--workloads", default=",".join(WORKLOADS))
-    parser.add_argument("--plugin", type=Path, help="another checkout of the plugin")
+    parser.add_argument(
+        "--plugin", type=Path, help="another checkout of the plugin"
+    )
     parser.add_argument(
         "--results",
         type=Path,
@@ -115,9 +122,14 @@ def main() -> int:
     rows = done(options.results)
     kinds, machines = options.kinds.split(","), options.machines.split(",")
     names = options.workloads.split(",")
-    with tempfile.TemporaryDirectory() as folder, options.results.open("a") as file:
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        options.results.open("a") as file,
+    ):
         project = Project(Path(folder) / "project", names, options.plugin)
-        for number, machine, kind in product(range(options.runs), machines, kinds):
+        for number, machine, kind in product(
+            range(options.runs), machines, kinds
+        ):
             if sum(
                 (row["machine"], row["kind"]) == (machine, kind) for row in rows
             ) > number * len(names):
@@ -126,7 +138,12 @@ def main() -> int:
             with neighbour(None if seed is None else seed + number):
                 for found in project.run(kind, number):
                     rows.append(
-                        {"machine": machine, "kind": kind, "run": number, **found}
+                        {
+                            "machine": machine,
+                            "kind": kind,
+                            "run": number,
+                            **found,
+                        }
                     )
                     file.write(json.dumps(rows[-1]) + "\n")
             file.flush()
@@ -146,13 +163,17 @@ def main() -> int:
 class Project:
     """A repository with a test for each workload, and a commit for each kind of run."""
 
-    def __init__(self, folder: Path, names: Sequence[str], plugin: Path | None) -> None:
+    def __init__(
+        self, folder: Path, names: Sequence[str], plugin: Path | None
+    ) -> None:
         self._folder, self._plugin = folder, plugin
         (folder / "trained").mkdir(parents=True)
         (folder / "tests").mkdir()
         (folder / "pytest.ini").write_text("[pytest]\npythonpath = .\n")
         (folder / ".gitignore").write_text("__pycache__/\n")
-        (folder / "tests/test_step.py").write_text(TEST.format(names=list(names)))
+        (folder / "tests/test_step.py").write_text(
+            TEST.format(names=list(names))
+        )
         shutil.copy(HERE / "_same_code.py", folder / "trained/steps.py")
         (folder / "trained/__init__.py").write_text(PACKAGE)
         self._git("init", "--quiet")
@@ -181,7 +202,9 @@ class Project:
         """Yield what was measured of each workload in one run of pytest."""
         changes = list(CHANGES)
         change = changes[number % len(changes)] if kind == "commit" else ""
-        for path, text in SLOWER if kind == "slower" else CHANGES.get(change, ()):
+        for path, text in (
+            SLOWER if kind == "slower" else CHANGES.get(change, ())
+        ):
             (self._folder / path).write_text(text)
         against = "self" if kind == "self" else "HEAD"
         began = time.monotonic()
@@ -193,9 +216,14 @@ class Project:
         seconds = time.monotonic() - began
         for measured in report["measurements"]:
             comparisons = measured["verdict"]["comparisons"]
-            sides = measured["measurement"], measured["baseline_side"]["measurement"]
+            sides = (
+                measured["measurement"],
+                measured["baseline_side"]["measurement"],
+            )
             yield {
-                "workload": measured["test"]["name"].partition("[")[2].rstrip("]"),
+                "workload": measured["test"]["name"]
+                .partition("[")[2]
+                .rstrip("]"),
                 "change": change,
                 "status": measured["verdict"]["status"],
                 "reason": measured["verdict"]["reason"],
@@ -233,12 +261,18 @@ class Project:
                 *arguments,
             ]
             environ = {
-                name: value for name, value in os.environ.items() if name != "CI"
+                name: value
+                for name, value in os.environ.items()
+                if name != "CI"
             }
             if self._plugin is not None:
                 environ["PYTHONPATH"] = str(self._plugin)
             ended = subprocess.run(
-                command, cwd=self._folder, env=environ, capture_output=True, text=True
+                command,
+                cwd=self._folder,
+                env=environ,
+                capture_output=True,
+                text=True,
             )
             if not report.exists():
                 raise SystemExit(ended.stdout + ended.stderr)
@@ -270,7 +304,8 @@ def rates(rows: Sequence[Row]) -> Iterator[list[str]]:
         chosen = [
             row
             for row in rows
-            if name == "all" or (row["workload"], row["machine"]) == (name, machine)
+            if name == "all"
+            or (row["workload"], row["machine"]) == (name, machine)
         ]
         same = [row["status"] for row in chosen if row["kind"] != "slower"]
         slower = [row["status"] for row in chosen if row["kind"] == "slower"]
@@ -279,7 +314,9 @@ def rates(rows: Sequence[Row]) -> Iterator[list[str]]:
                 same.count(status)
                 for status in ("REGRESSED", "IMPROVED", "INCONCLUSIVE")
             ]
-            found = [slower.count(status) for status in ("REGRESSED", "INCONCLUSIVE")]
+            found = [
+                slower.count(status) for status in ("REGRESSED", "INCONCLUSIVE")
+            ]
             yield [
                 name,
                 machine,
@@ -357,7 +394,9 @@ def components(runs: Sequence[Sequence[Sequence[float]]]) -> list[str]:
 def f_beyond(f: float, numerator: int, denominator: int) -> float:
     """Return the probability of an F at least so large, if nothing differs."""
     return _incomplete_beta(
-        denominator / (denominator + numerator * f), denominator / 2, numerator / 2
+        denominator / (denominator + numerator * f),
+        denominator / 2,
+        numerator / 2,
     )
 
 

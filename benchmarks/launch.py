@@ -27,7 +27,8 @@ HERE = Path(__file__).parent
 
 def main() -> int:
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--ranks", default="2,4,8")
     parser.add_argument("--rounds", type=int, default=10)
@@ -76,9 +77,11 @@ def test_launch(ddp_run: Any) -> None:
         "torchrun": by_torchrun,
     }
     seconds: dict[tuple[str, int], list[float]] = {}
-    failed: list[str] = []  # launches of the others: ours failing ends the benchmark
+    # launches of the others: ours failing ends the benchmark
+    failed: list[str] = []
     for world_size in sizes:
-        ours(world_size)  # so that all launchers find the files of torch in memory
+        # so that all launchers find the files of torch in memory
+        ours(world_size)
         for done in range(rounds):
             for name, launch in launchers.items():
                 began = time.perf_counter()
@@ -115,7 +118,14 @@ def test_launch(ddp_run: Any) -> None:
     ratios = [seconds / quartiles(mine).median for seconds in others]
     rpc_faster = quartiles(ratios).median
     rows.append(
-        ["RPC", spread(mine, "s"), spread(others, "s"), "-", spread(ratios, "x"), "-"]
+        [
+            "RPC",
+            spread(mine, "s"),
+            spread(others, "s"),
+            "-",
+            spread(ratios, "x"),
+            "-",
+        ]
     )
     print(
         f"\nmedian [quartiles] of {rounds} rounds; the rank server itself started in"
@@ -131,9 +141,14 @@ def test_launch(ddp_run: Any) -> None:
     ]
     if 2 in sizes:
         promises.append(
-            ("2 ranks: at most 0.10 s", quartiles(seconds["ddpperf", 2]).median <= 0.10)
+            (
+                "2 ranks: at most 0.10 s",
+                quartiles(seconds["ddpperf", 2]).median <= 0.10,
+            )
         )
-    promises.append(("RPC: at least 5 times faster than spawn", rpc_faster >= 5))
+    promises.append(
+        ("RPC: at least 5 times faster than spawn", rpc_faster >= 5)
+    )
     assert verdict(promises) == 0
 
 

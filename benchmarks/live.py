@@ -67,7 +67,12 @@ from pytest_ddpperf.records.samples import (
 from pytest_ddpperf.remote.worktree import one_tree
 from pytest_ddpperf.verdict import times as observations
 from pytest_ddpperf.verdict.stats import Drift
-from pytest_ddpperf.verdict.times import ASSUMED_DRIFT, TEST_LEVEL, coarse, judge_times
+from pytest_ddpperf.verdict.times import (
+    ASSUMED_DRIFT,
+    TEST_LEVEL,
+    coarse,
+    judge_times,
+)
 
 # seeds; the second's moves on from cycle to cycle
 MACHINES = {"quiet": None, "neighbour": 20261121}
@@ -103,7 +108,9 @@ class Rule:
 RULES = {
     "": Rule(ASSUMED_DRIFT, None),
     # the rule before
-    "30 steps, drift of 5 % assumed": Rule(Drift(floor=0.05, share=0.5, freedom=8), 30),
+    "30 steps, drift of 5 % assumed": Rule(
+        Drift(floor=0.05, share=0.5, freedom=8), 30
+    ),
 }
 SESSIONS = (1, 3)
 Row = dict[str, Any]  # of the results file
@@ -112,7 +119,8 @@ Steps = Sequence[Sequence[float]]  # launch x step, the group's, in seconds
 
 def main() -> int:
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
         "--stored",
@@ -121,13 +129,19 @@ def main() -> int:
         help="measurements of each cell against stored baselines",
     )
     parser.add_argument(
-        "--turns", type=int, default=20, help="of each cell with both sides in turns"
+        "--turns",
+        type=int,
+        default=20,
+        help="of each cell with both sides in turns",
     )
     parser.add_argument(
         "--fine", type=int, default=20, help="of each cell in turns, finer"
     )
     parser.add_argument(
-        "--results", type=Path, default=Path("live.jsonl"), help="file to go on with"
+        "--results",
+        type=Path,
+        default=Path("live.jsonl"),
+        help="file to go on with",
     )
     options = parser.parse_args()
     wanted = dict(
@@ -139,7 +153,9 @@ def main() -> int:
         one_tree(Path(__file__).parent),
     )
     with ExitStack() as opened:
-        launchers = opened.enter_context(launchers_of_both_sides(modules, trees))
+        launchers = opened.enter_context(
+            launchers_of_both_sides(modules, trees)
+        )
         folder = opened.enter_context(tempfile.TemporaryDirectory())
         file = opened.enter_context(options.results.open("a"))
         for row in measurements(Live(launchers, Path(folder)), rows, wanted):
@@ -191,7 +207,9 @@ def cell_of(row: Row) -> tuple[str, ...]:
     return row["mode"], row["machine"], row["model"], row["kind"]
 
 
-def sessions(rows: Sequence[Row], machine: str, model: str, now: float) -> list[Row]:
+def sessions(
+    rows: Sequence[Row], machine: str, model: str, now: float
+) -> list[Row]:
     """The sessions that a measurement which begins `now` is compared with, the latest last."""
     cell = STORED, machine, model, "unchanged"
     known = [
@@ -225,7 +243,12 @@ class Live:
         began = time.time()
         before = sessions(rows, machine, model, began)
         stored = count(rows, STORED, machine, model, kind)
-        cell = {"machine": machine, "model": model, "kind": kind, "began": began}
+        cell = {
+            "machine": machine,
+            "model": model,
+            "kind": kind,
+            "began": began,
+        }
         if (kind == "unchanged" or before) and stored < wanted[STORED]:
             yield {
                 **self._stored(model, kind, [steps_of(row) for row in before]),
@@ -237,11 +260,17 @@ class Live:
             # As evenly over the run as the others, but for the first ten minutes, which are theirs.
             due = not before or made * wanted[STORED] <= stored * most
             if mode != STORED and made < most and due:
-                yield {**cell, **self._in_turns(mode, model, kind), "held": True}
+                yield {
+                    **cell,
+                    **self._in_turns(mode, model, kind),
+                    "held": True,
+                }
 
     def _stored(self, model: str, kind: str, before: Sequence[Steps]) -> Row:
         """As many launches as the rule that wants most, and as a baseline of this code takes."""
-        setup = training(model, MODES[STORED].slower if kind == "slower" else 0.0)
+        setup = training(
+            model, MODES[STORED].slower if kind == "slower" else 0.0
+        )
         launches: list[LaunchSamples] = []
         for number, many in enumerate(LOOKS, 1):
             while len(launches) < many:
@@ -276,14 +305,18 @@ class Live:
         )
 
     def _in_turns(self, mode: str, model: str, kind: str) -> Row:
-        slower = training(model, MODES[mode].slower if kind == "slower" else 0.0)
+        slower = training(
+            model, MODES[mode].slower if kind == "slower" else 0.0
+        )
         began = time.time()
         job = Job(
             test=TestId(module="live", name=model),
             nodeid=f"live::{model}",
             setups=(slower,),
             settings=replace(
-                self._settings, limits=limits(mode), max_launches=MODES[mode].launches
+                self._settings,
+                limits=limits(mode),
+                max_launches=MODES[mode].launches,
             ),
             plan=self._plan,
             level=TEST_LEVEL,
@@ -292,7 +325,9 @@ class Live:
             facts={},
         )
         base: Any = Other(self._other, self._plan, training(model, 0.0))
-        measured = carry_out(job, self._launcher, Store(self._folder), Observer(), base)
+        measured = carry_out(
+            job, self._launcher, Store(self._folder), Observer(), base
+        )
         verdict = measured.verdict
         return {
             "mode": mode,
@@ -302,7 +337,8 @@ class Live:
             "status": str(verdict),
             "resolution": round(verdict.comparisons[0].resolution, 4),
             "differences": {
-                limit.metric: differences(limit, measured) for limit in limits(mode)
+                limit.metric: differences(limit, measured)
+                for limit in limits(mode)
             },
         }
 
@@ -312,7 +348,9 @@ def read_defaults(folder: Path) -> Any:
     import pytest
 
     return read_settings(
-        pytest.Config.fromdictargs({}, ["-c", "/dev/null", f"--rootdir={folder}"])
+        pytest.Config.fromdictargs(
+            {}, ["-c", "/dev/null", f"--rootdir={folder}"]
+        )
     )
 
 
@@ -335,7 +373,9 @@ class Other:
             observer,
         )
 
-    def pause(self, observer: Any, steps: int | None) -> AbstractContextManager[Any]:
+    def pause(
+        self, observer: Any, steps: int | None
+    ) -> AbstractContextManager[Any]:
         return self._launcher.pause(
             self._plan if steps is None else self._plan.exactly(steps),
             self._setup,
@@ -370,7 +410,9 @@ def judged(
     return follow(looks, judge, final=looks[-1] == LOOKS[-1])
 
 
-def reported(now: Steps, before: Sequence[Steps], rule: Rule) -> tuple[Verdict, int]:
+def reported(
+    now: Steps, before: Sequence[Steps], rule: Rule
+) -> tuple[Verdict, int]:
     """The verdict, and after how many launches it was there."""
     for number in range(1, len(LOOKS) + 1):
         verdict, ended = judged(now, before, rule, LOOKS[:number])
@@ -387,13 +429,16 @@ def measurement(launches: Steps) -> Measurement:
     groups = tuple(map(tuple, launches))
     return Measurement(
         samples=Samples(
-            step_seconds=groups, rank_seconds=tuple((group,) for group in groups)
+            step_seconds=groups,
+            rank_seconds=tuple((group,) for group in groups),
         )
     )
 
 
 def steps_of(row: Row) -> Steps:
-    return [[step / 1e6 for step in launch] for launch in row["step_microseconds"]]
+    return [
+        [step / 1e6 for step in launch] for launch in row["step_microseconds"]
+    ]
 
 
 def differences(limit: Limit, measured: Measured) -> list[float]:
@@ -404,8 +449,13 @@ def differences(limit: Limit, measured: Measured) -> list[float]:
     sides = measured.measurement, other.measurement
     now, base = (observations.logs(limit, side) for side in sides)
     if limit.kind.is_in_stretches:
-        base = observations.in_stretches(limit, now, base, *sides, other.stretches)
-    return [round(after - before, 4) for after, before in zip(now, base, strict=True)]
+        base = observations.in_stretches(
+            limit, now, base, *sides, other.stretches
+        )
+    return [
+        round(after - before, 4)
+        for after, before in zip(now, base, strict=True)
+    ]
 
 
 def limits(mode: str) -> tuple[Limit, ...]:
@@ -445,7 +495,9 @@ def outcomes(rows: Sequence[Row]) -> Iterator[Judged]:
             continue
         before = [
             steps_of(other)
-            for other in sessions(rows, row["machine"], row["model"], row["began"])
+            for other in sessions(
+                rows, row["machine"], row["model"], row["began"]
+            )
         ]
         for paused, (name, rule) in product(SESSIONS, RULES.items()):
             if len(before) < paused:
@@ -453,10 +505,16 @@ def outcomes(rows: Sequence[Row]) -> Iterator[Judged]:
             verdict, launches = reported(steps_of(row), before[-paused:], rule)
             seconds = sum(row["seconds"][:launches])
             mode = ", ".join(
-                filter(None, ("stored", f"{paused} session{'s' * (paused > 1)}", name))
+                filter(
+                    None,
+                    ("stored", f"{paused} session{'s' * (paused > 1)}", name),
+                )
             )
             yield Judged(
-                (mode, *where), str(verdict), seconds, verdict.comparisons[0].resolution
+                (mode, *where),
+                str(verdict),
+                seconds,
+                verdict.comparisons[0].resolution,
             )
 
 
@@ -486,7 +544,10 @@ def report(rows: Sequence[Row]) -> None:
             ]
             if chosen:
                 lines.append(
-                    [*(cell if model == "all" else ("", "", "", model)), *rates(chosen)]
+                    [
+                        *(cell if model == "all" else ("", "", "", model)),
+                        *rates(chosen),
+                    ]
                 )
     uncompared = sum(not row["held"] for row in rows)
     print(

@@ -32,7 +32,8 @@ STEPS = (10, 15, 20, 30)
 
 def main() -> int:
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--traces", type=Path, required=True, metavar="DIR")
     traces = parser.parse_args().traces
@@ -51,14 +52,19 @@ def main() -> int:
     for workload in workloads:
         for number, q in enumerate(PERCENTILES):
             lines.append(
-                [str(workload) if number == 0 else "", f"p{q}", *row(workload, q)]
+                [
+                    str(workload) if number == 0 else "",
+                    f"p{q}",
+                    *row(workload, q),
+                ]
             )
     print(table(lines))
     lines = [["p10 of the first", *(f"{steps} steps" for steps in STEPS)]]
     for workload in workloads:
         same = [session[0.0] for session in workload.sessions.values()]
         spreads = (
-            spread([logs(launches, 10, steps) for launches in same]) for steps in STEPS
+            spread([logs(launches, 10, steps) for launches in same])
+            for steps in STEPS
         )
         lines.append([str(workload), *(f"{value:.3f}" for value in spreads)])
     print("\n" + table(lines))
@@ -67,14 +73,17 @@ def main() -> int:
     for workload in workloads:
         if str(workload) in free:
             both = [
-                list(side.sessions.values()) for side in (workload, free[str(workload)])
+                list(side.sessions.values())
+                for side in (workload, free[str(workload)])
             ]
             spreads = [
                 spread([logs(session[0.0], q) for session in side])
                 for q in (10, 50)
                 for side in both
             ]
-            lines.append([str(workload), *(f"{value:.3f}" for value in spreads)])
+            lines.append(
+                [str(workload), *(f"{value:.3f}" for value in spreads)]
+            )
     if len(lines) > 1:
         print("\n" + table(lines))
     return 0
@@ -82,7 +91,9 @@ def main() -> int:
 
 def row(workload: Workload, q: float) -> list[str]:
     same = [logs(session[0.0], q) for session in workload.sessions.values()]
-    slower = [logs(session[SLOWDOWN], q) for session in workload.sessions.values()]
+    slower = [
+        logs(session[SLOWDOWN], q) for session in workload.sessions.values()
+    ]
     sessions = statistics.stdev(statistics.fmean(session) for session in same)
     rises = [
         statistics.fmean(now) - statistics.fmean(base)
@@ -109,18 +120,25 @@ def spread(sessions: list[list[float]]) -> float:
 def successive(sessions: list[list[float]]) -> float:
     """How far a launch's deviation from its session's mean carries over to the next launch."""
     apart = [
-        [value - statistics.fmean(session) for value in session] for session in sessions
+        [value - statistics.fmean(session) for value in session]
+        for session in sessions
     ]
     products = math.fsum(
         one * other for session in apart for one, other in pairwise(session)
     )
-    return products / math.fsum(value * value for session in apart for value in session)
+    return products / math.fsum(
+        value * value for session in apart for value in session
+    )
 
 
-def logs(launches: list[Launch], q: float, steps: int | None = None) -> list[float]:
+def logs(
+    launches: list[Launch], q: float, steps: int | None = None
+) -> list[float]:
     return [
         math.log(value)
-        for value in launch_quantiles([group[:steps] for _, group in launches], q)
+        for value in launch_quantiles(
+            [group[:steps] for _, group in launches], q
+        )
     ]
 
 

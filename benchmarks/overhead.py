@@ -158,7 +158,8 @@ def compared(
             for launches in found
         )
         differences = [
-            math.log(after / before) for before, after in zip(plain, more, strict=True)
+            math.log(after / before)
+            for before, after in zip(plain, more, strict=True)
         ]
         mean, error = (
             statistics.fmean(differences),
@@ -169,14 +170,20 @@ def compared(
         nothing &= low <= 0
         figures = (spread(values, "ms", 1e3) for values in (plain, more))
         rows.append(
-            [f"{name}: p{q}", *figures, f"{mean:+.1%}", f"{low:+.1%} to {high:+.1%}"]
+            [
+                f"{name}: p{q}",
+                *figures,
+                f"{mean:+.1%}",
+                f"{low:+.1%} to {high:+.1%}",
+            ]
         )
     return rows, nothing
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--steps", type=int, default=20_000)
@@ -184,7 +191,11 @@ def main() -> int:
     options = parser.parse_args()
     launcher = Launcher(lambda: {"overhead": __file__})
     plan = Plan(
-        world_size=2, backend="gloo", device="cpu", steps=options.steps, timing="step"
+        world_size=2,
+        backend="gloo",
+        device="cpu",
+        steps=options.steps,
+        timing="step",
     )
     timed: list[float] = []
     untimed: list[float] = []
@@ -192,12 +203,15 @@ def main() -> int:
         for done in range(options.rounds):
             ranks = launcher.measure(plan, empty, Observer()).rank_seconds
             timed.append(max(sum(rank) for rank in ranks) / options.steps)
-            untimed.append(max(launcher.call(plan, bare, (options.steps,), Observer())))
+            untimed.append(
+                max(launcher.call(plan, bare, (options.steps,), Observer()))
+            )
             progress(done + 1, options.rounds, "overhead")
     finally:
         launcher.close()
     added = [
-        with_clock - without for with_clock, without in zip(timed, untimed, strict=True)
+        with_clock - without
+        for with_clock, without in zip(timed, untimed, strict=True)
     ]
     print(
         f"median [quartiles] of {options.rounds} rounds of {options.steps} steps, the slower of two"
@@ -217,13 +231,25 @@ def main() -> int:
     )
     rows, nothing = noting(options.pairs)
     print(f"\nmedian [quartiles] of {options.pairs} pairs of launches\n")
-    print(table([["a step", "without", "with", "difference", "95 % interval"], *rows]))
+    print(
+        table(
+            [
+                ["a step", "without", "with", "difference", "95 % interval"],
+                *rows,
+            ]
+        )
+    )
     stamps = stamps_cost()
     print(f"\nthe stamps of a step: {stamps * 1e6:.1f} us")
     promises = [
-        ("at most 10 microseconds an empty step", quartiles(added).median <= 10e-6)
+        (
+            "at most 10 microseconds an empty step",
+            quartiles(added).median <= 10e-6,
+        )
     ]
-    promises += [("at most 10 microseconds for the stamps of a step", stamps <= 10e-6)]
+    promises += [
+        ("at most 10 microseconds for the stamps of a step", stamps <= 10e-6)
+    ]
     return verdict(
         [*promises, ("noting files and stamps add nothing measurable", nothing)]
     )

@@ -43,7 +43,8 @@ sys.exit(status)
 
 def main() -> int:
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--measurements", type=int, default=50)
     parser.add_argument(
@@ -81,7 +82,10 @@ def main() -> int:
                     )
                 )
             promises.append(
-                (f"{what}: at most {MOST_BYTES / 1e6:g} MB", paused <= MOST_BYTES)
+                (
+                    f"{what}: at most {MOST_BYTES / 1e6:g} MB",
+                    paused <= MOST_BYTES,
+                )
             )
     print(table(rows))
     return verdict(promises)
@@ -116,7 +120,9 @@ def _commands(
         )
 
 
-def _timed(command: Sequence[str], rounds: int, what: str) -> list[tuple[float, float]]:
+def _timed(
+    command: Sequence[str], rounds: int, what: str
+) -> list[tuple[float, float]]:
     """Seconds of a wall's clock and of a CPU's, a round each."""
     taken = []
     for number in range(rounds):
@@ -144,10 +150,13 @@ def _fill(root: Path, series: int, points: int) -> None:
         rows: list[HistoryMeasurement] = []
         for number in range(series):
             jump = 0.08 if number % 3 == 0 and day == points // 2 else 0.0
-            levels[number] *= math.exp(jump + rng.gauss(0, 0.003) * (number % 2))
+            levels[number] *= math.exp(
+                jump + rng.gauss(0, 0.003) * (number % 2)
+            )
             now = levels[number] * math.exp(rng.gauss(0, 0.01))
             launches = [
-                float(f"{now * math.exp(rng.gauss(0, 0.02)):.5g}") for _ in range(5)
+                float(f"{now * math.exp(rng.gauss(0, 0.02)):.5g}")
+                for _ in range(5)
             ]
             kept = HistoryMeasurement(
                 environment=f"cpu-gloo-ws{1 + number * 10 // series}",

@@ -100,7 +100,8 @@ Row = dict[str, Any]  # of the results file
 
 def main() -> int:
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--slower", type=float, default=0.15)
@@ -113,7 +114,10 @@ def main() -> int:
     )
     options = parser.parse_args()
     rows, parts = done(options.results), options.parts.split(",")
-    with tempfile.TemporaryDirectory() as folder, options.results.open("a") as file:
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        options.results.open("a") as file,
+    ):
         project = Path(folder) / "project"
         make(project)
         for number in range(options.runs):
@@ -138,7 +142,12 @@ def main() -> int:
             file.write(json.dumps(row) + "\n")
             file.flush()
     print(
-        table([["launched in a row", "launches", "left running"], *often_lines(rows)])
+        table(
+            [
+                ["launched in a row", "launches", "left running"],
+                *often_lines(rows),
+            ]
+        )
     )
     print(
         table(
@@ -151,7 +160,12 @@ def main() -> int:
     print(
         table(
             [
-                ["as a loop", "verdict", "p10 against the step's", "detectable"],
+                [
+                    "as a loop",
+                    "verdict",
+                    "p10 against the step's",
+                    "detectable",
+                ],
                 *equal_lines(rows),
             ]
         )
@@ -193,7 +207,9 @@ def same_step(project: Path, rows: Sequence[Row], number: int) -> Iterator[Row]:
             *["test_script"] * (kind == "plain"),
         ]
         for measured in pytest(
-            project, "--ddp-baseline-missing=warn", tests=tests[:: 1 - 2 * (number % 2)]
+            project,
+            "--ddp-baseline-missing=warn",
+            tests=tests[:: 1 - 2 * (number % 2)],
         ):
             yield {
                 "part": "same",
@@ -206,7 +222,10 @@ def equal(project: Path, rows: Sequence[Row], number: int) -> Iterator[Row]:
     """Compare each kind as a loop with the last commit's, which is a step, unless that is done."""
     plant(project, 0.0)
     for kind in KINDS:
-        if sum(row["part"] == "equal" and row["kind"] == kind for row in rows) > number:
+        if (
+            sum(row["part"] == "equal" and row["kind"] == kind for row in rows)
+            > number
+        ):
             continue
         (project / "way.py").write_text("AS_LOOP = True\n")
         (measured,) = pytest(
@@ -232,7 +251,11 @@ def slower(
 ) -> Iterator[Row]:
     """Compare each program with a slower one and with itself, unless that is done."""
     for test in TESTS:
-        have = [row for row in rows if row["part"] == "slower" and row["test"] == test]
+        have = [
+            row
+            for row in rows
+            if row["part"] == "slower" and row["test"] == test
+        ]
         if len(have) > 2 * number:
             continue
         plant(project, 0.0)
@@ -250,7 +273,9 @@ def slower(
                 else measured["error"]
             )
             comparisons = (
-                measured["verdict"]["comparisons"] if measured["verdict"] else []
+                measured["verdict"]["comparisons"]
+                if measured["verdict"]
+                else []
             )
             found = {c["limit"]["metric"]: c["resolution"] for c in comparisons}
             yield {
@@ -274,13 +299,21 @@ def often(project: Path, rows: Sequence[Row]) -> Iterator[Row]:
     for test in TESTS:
         if any(row["part"] == "often" and row["test"] == test for row in rows):
             continue
-        (measured,) = pytest(project, "--ddp-baseline-missing=warn", *few, tests=[test])
+        (measured,) = pytest(
+            project, "--ddp-baseline-missing=warn", *few, tests=[test]
+        )
         launches = len(measured["measurement"]["samples"]["step_seconds"])
         folders = (
-            Path(os.path.realpath(link)) for link in Path("/proc").glob("[0-9]*/cwd")
+            Path(os.path.realpath(link))
+            for link in Path("/proc").glob("[0-9]*/cwd")
         )
         left = [folder for folder in folders if folder.is_relative_to(project)]
-        yield {"part": "often", "test": test, "launches": launches, "left": len(left)}
+        yield {
+            "part": "often",
+            "test": test,
+            "launches": launches,
+            "left": len(left),
+        }
 
 
 RECIPES = (
@@ -352,7 +385,9 @@ def plant(project: Path, seconds: float) -> None:
 def pytest(project: Path, *arguments: str, tests: Sequence[str]) -> list[Row]:
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.json"
-        paths = [test if "::" in test else f"test_kinds.py::{test}" for test in tests]
+        paths = [
+            test if "::" in test else f"test_kinds.py::{test}" for test in tests
+        ]
         command = [
             Path(sys.executable).with_name("pytest"),
             *OPTIONS,
@@ -360,7 +395,9 @@ def pytest(project: Path, *arguments: str, tests: Sequence[str]) -> list[Row]:
             *arguments,
             *paths,
         ]
-        environ = {name: value for name, value in os.environ.items() if name != "CI"}
+        environ = {
+            name: value for name, value in os.environ.items() if name != "CI"
+        }
         ended = subprocess.run(
             command, cwd=project, env=environ, capture_output=True, text=True
         )
@@ -369,7 +406,9 @@ def pytest(project: Path, *arguments: str, tests: Sequence[str]) -> list[Row]:
             if report.exists()
             else []
         )
-        if not measured or any(each["measurement"] is None for each in measured):
+        if not measured or any(
+            each["measurement"] is None for each in measured
+        ):
             raise SystemExit(ended.stdout + ended.stderr)
         return measured
 
@@ -393,7 +432,9 @@ def same_lines(rows: Sequence[Row]) -> Iterator[list[str]]:
             [row["p50"] for row in chosen if row["test"] == each]
             for each in (test, f"test_step[{kind}]")
         )
-        ratios = [other / step for other, step in zip(taken, steps, strict=False)]
+        ratios = [
+            other / step for other, step in zip(taken, steps, strict=False)
+        ]
         if ratios:
             first, median, third = quartiles(ratios)
             way = "script" if test == "test_script" else "loop"

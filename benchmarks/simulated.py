@@ -39,7 +39,13 @@ from pytest_ddpperf.verdict.times import ASSUMED_DRIFT, TEST_LEVEL
 FIRST, MOST = 5, 20  # the defaults of --ddp-launches and --ddp-max-launches
 STEPS = 6  # alike within a launch: with five launches enough for p10
 # launches, sessions
-MACHINES = ((0.003, 0.003), (0.005, 0.005), (0.01, 0.01), (0.003, 0.02), (0.03, 0.05))
+MACHINES = (
+    (0.003, 0.003),
+    (0.005, 0.005),
+    (0.01, 0.01),
+    (0.003, 0.02),
+    (0.03, 0.05),
+)
 MANY = 200  # tests of a run
 SLOWDOWNS = (0.0, 0.15, 0.20)
 LIMITS = (0.10, 0.05, 0.02)
@@ -91,7 +97,8 @@ class Rates:
 
 def main() -> int:
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--runs", type=int, default=1000, help="of each cell")
     parser.add_argument(
@@ -100,7 +107,10 @@ def main() -> int:
         help="another assumption about drift",
     )
     parser.add_argument(
-        "--level", type=float, default=TEST_LEVEL, help="the error rate of the test"
+        "--level",
+        type=float,
+        default=TEST_LEVEL,
+        help="the error rate of the test",
     )
     options = parser.parse_args()
     drift = (
@@ -125,7 +135,11 @@ def main() -> int:
             )
         )
         many = dict(
-            zip(SUITES, pool.map(partial(each, level=TEST_LEVEL), SUITES), strict=True)
+            zip(
+                SUITES,
+                pool.map(partial(each, level=TEST_LEVEL), SUITES),
+                strict=True,
+            )
         )
     print(f"\na run of {MANY} tests, limit {LIMITS[0]:.0%}\n")
     print(table(suites(many)))
@@ -135,7 +149,9 @@ def main() -> int:
 def machines(found: dict[Cell, Rates]) -> list[list[str]]:
     titles = ["launches", "sessions", "stored", "resolves"]
     titles += [f"limit {limit:.0%}: false alarms" for limit in LIMITS]
-    titles += [f"limit {LIMITS[0]:.0%}: +{slowdown:.0%}" for slowdown in SLOWDOWNS[1:]]
+    titles += [
+        f"limit {LIMITS[0]:.0%}: +{slowdown:.0%}" for slowdown in SLOWDOWNS[1:]
+    ]
     rows = [titles]
     for launches, sessions in MACHINES:
         for stored in (1, 3):
@@ -152,7 +168,9 @@ def machines(found: dict[Cell, Rates]) -> list[list[str]]:
                 f"{own[LIMITS[0], 0.0].resolution:.1%}",
             ]
             row += [shown(own[limit, 0.0]) for limit in LIMITS]
-            row += [shown(own[LIMITS[0], slowdown]) for slowdown in SLOWDOWNS[1:]]
+            row += [
+                shown(own[LIMITS[0], slowdown]) for slowdown in SLOWDOWNS[1:]
+            ]
             rows.append(row)
     return rows
 
@@ -177,7 +195,11 @@ def suites(many: dict[Cell, Rates]) -> list[list[str]]:
             f"{found.resolution:.1%}",
         ]
         rows.append(
-            [*row, f"{found.regressed * MANY:.2g}", f"{found.expected * MANY:.2g}"]
+            [
+                *row,
+                f"{found.regressed * MANY:.2g}",
+                f"{found.expected * MANY:.2g}",
+            ]
         )
     return rows
 
@@ -204,12 +226,15 @@ def rates(cell: Cell, runs: int, drift: Drift, level: float) -> Rates:
     )
 
 
-def one(cell: Cell, source: random.Random, drift: Drift, level: float) -> Verdict:
+def one(
+    cell: Cell, source: random.Random, drift: Drift, level: float
+) -> Verdict:
     stored = [session(cell, source, FIRST, 0.0) for _ in range(cell.stored)]
     turns = session(cell, source, MOST, 0.0)
     now = session(cell, source, MOST, cell.slowdown)
     limits = [
-        Limit(metric=metric, value=cell.limit, unit="%") for metric in ("p10", "p50")
+        Limit(metric=metric, value=cell.limit, unit="%")
+        for metric in ("p10", "p50")
     ]
 
     def verdict(start: int, stop: int, ease: float) -> Verdict:
@@ -225,7 +250,9 @@ def one(cell: Cell, source: random.Random, drift: Drift, level: float) -> Verdic
 
     looks = schedule(FIRST, MOST)
     for number in range(1, len(looks) + 1):
-        said, ended = follow(looks[:number], verdict, final=number == len(looks))
+        said, ended = follow(
+            looks[:number], verdict, final=number == len(looks)
+        )
         if ended:
             break
     return said
@@ -235,13 +262,17 @@ def session(
     cell: Cell, source: random.Random, launches: int, slowdown: float
 ) -> Measurement:
     """In turns both sides are of one session, whose own level does not matter."""
-    mean = source.gauss(math.log1p(slowdown), cell.sessions if cell.stored else 0.0)
+    mean = source.gauss(
+        math.log1p(slowdown), cell.sessions if cell.stored else 0.0
+    )
     steps = tuple(
-        (math.exp(source.gauss(mean, cell.launches)),) * STEPS for _ in range(launches)
+        (math.exp(source.gauss(mean, cell.launches)),) * STEPS
+        for _ in range(launches)
     )
     return Measurement(
         samples=Samples(
-            step_seconds=steps, rank_seconds=tuple((launch,) for launch in steps)
+            step_seconds=steps,
+            rank_seconds=tuple((launch,) for launch in steps),
         )
     )
 

@@ -72,7 +72,8 @@ def plant(number: int) -> Any:
 
 def main() -> int:
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--launches", type=int, default=1000)
     parser.add_argument("--ranks", type=int, default=2)
@@ -117,7 +118,10 @@ def soak(launches: int, ranks: int, rpc: bool, folder: Path) -> int:
     promises = [("none hung", hung == 0), ("none failed", failed == 0)]
     for what, count in after.items():
         promises.append(
-            (f"{what}: {before[what]} before, {count} after", count <= before[what])
+            (
+                f"{what}: {before[what]} before, {count} after",
+                count <= before[what],
+            )
         )
     return verdict(promises)
 
@@ -145,12 +149,16 @@ def what_is_there(launcher: Launcher, folder: Path) -> dict[str, int]:
     server = launcher._server._process
     assert server is not None
     children = (
-        Path(f"/proc/{server.pid}/task/{server.pid}/children").read_text().split()
+        Path(f"/proc/{server.pid}/task/{server.pid}/children")
+        .read_text()
+        .split()
     )
     return {
         "processes below the rank server": len(children),
         "descriptors of pytest": len(os.listdir("/proc/self/fd")),
-        "descriptors of the rank server": len(os.listdir(f"/proc/{server.pid}/fd")),
+        "descriptors of the rank server": len(
+            os.listdir(f"/proc/{server.pid}/fd")
+        ),
         "files in the temporary folder": sum(
             entry.name != "torchinductor_root" for entry in folder.iterdir()
         ),

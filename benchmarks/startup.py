@@ -25,7 +25,8 @@ CONFTEST = "import sys\ndef pytest_unconfigure(config): print('torch' in sys.mod
 
 def main() -> int:
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--rounds", type=int, default=20)
     rounds: int = parser.parse_args().rounds
@@ -46,7 +47,10 @@ def main() -> int:
             folder,
             folder,
         ]
-        environ = {**os.environ, "PYTHONPYCACHEPREFIX": str(Path(folder, "compiled"))}
+        environ = {
+            **os.environ,
+            "PYTHONPYCACHEPREFIX": str(Path(folder, "compiled")),
+        }
         environ.pop("PYTHONDONTWRITEBYTECODE", None)
         for done in range(-1, rounds):  # the first compiles
             for plugin in (True, False) if done % 2 else (False, True):
@@ -69,10 +73,13 @@ def main() -> int:
     print(
         f"median [quartiles] of {rounds} rounds; CPU time says more where others use the cores\n"
     )
-    rows = [["", "plugin on", "plugin off", "added (paired)", "share of the means"]]
+    rows = [
+        ["", "plugin on", "plugin off", "added (paired)", "share of the means"]
+    ]
     for name, seconds in (("wall", wall), ("CPU", cpu)):
         added = [
-            on - off for on, off in zip(seconds[True], seconds[False], strict=True)
+            on - off
+            for on, off in zip(seconds[True], seconds[False], strict=True)
         ]
         figures = (
             spread(values, "ms", 1e3)

@@ -47,7 +47,8 @@ Row = dict[str, Any]  # of the results file
 
 def main() -> int:
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     recorded = [Path(__file__).with_name("results") / "in-turns.jsonl"]
     parser.add_argument("results", type=Path, nargs="*", default=recorded)
@@ -57,10 +58,17 @@ def main() -> int:
         metavar="SHARE,...",
     )
     parser.add_argument(
-        "--trials", type=int, default=100, help="of each machine, model and amount"
+        "--trials",
+        type=int,
+        default=100,
+        help="of each machine, model and amount",
     )
     options = parser.parse_args()
-    lines = [line for file in options.results for line in file.read_text().splitlines()]
+    lines = [
+        line
+        for file in options.results
+        for line in file.read_text().splitlines()
+    ]
     rows = [row for row in map(json.loads, lines) if "differences" in row]
     if options.slower:
         rows = list(made_slower(rows, options.slower, options.trials))
@@ -83,7 +91,9 @@ WAYS = {"looks": (), "early stops": ("early",), "futility": ("early", "futile")}
 MOST_PAIRS = 20
 
 
-def made_slower(rows: list[Row], amounts: list[float], trials: int) -> Iterator[Row]:
+def made_slower(
+    rows: list[Row], amounts: list[float], trials: int
+) -> Iterator[Row]:
     """Yield measurements of pairs drawn from unchanged code, at the limits of "in turns", slower by
     each amount."""
     source = random.Random(20261124)
@@ -118,7 +128,9 @@ def reported(rows: list[Row]) -> Iterator[list[str]]:
     """Yield a line for each cell and way."""
     cells: dict[tuple[str, ...], list[Row]] = {}
     for row in rows:
-        cells.setdefault((row["mode"], row["machine"], row["kind"]), []).append(row)
+        cells.setdefault((row["mode"], row["machine"], row["kind"]), []).append(
+            row
+        )
     for names, cell in cells.items():
         by_looks = [ended(row) for row in cell]
         for way, stops in WAYS.items():
@@ -131,7 +143,9 @@ def reported(rows: list[Row]) -> Iterator[list[str]]:
 
 
 def figures(
-    cell: list[Row], ends: list[tuple[str, int]], by_looks: list[tuple[str, int]]
+    cell: list[Row],
+    ends: list[tuple[str, int]],
+    by_looks: list[tuple[str, int]],
 ) -> Iterator[str]:
     """Yield mean pairs, median pairs of the undecided ones, median seconds with quartiles, how
     often which status."""
@@ -149,7 +163,11 @@ def figures(
     low, middle, high = statistics.quantiles(seconds, n=4)
     statuses = [status for status, _ in ends]
     yield f"{statistics.fmean(pairs):.1f}"
-    yield f"{statistics.median(undecided):.0f} ({len(undecided)})" if undecided else "-"
+    yield (
+        f"{statistics.median(undecided):.0f} ({len(undecided)})"
+        if undecided
+        else "-"
+    )
     yield f"{middle:.1f} ({low:.1f} to {high:.1f})"
     yield ", ".join(
         f"{statuses.count(status) / len(cell):.1%} {status}"
@@ -183,10 +201,14 @@ def ended(row: Row, *stops: str) -> tuple[str, int]:
         )
 
     def gives_up(said: Verdict, pairs: int) -> bool:
-        return "futile" in stops and is_futile(said, pairs, looks, verdict, differences)
+        return "futile" in stops and is_futile(
+            said, pairs, looks, verdict, differences
+        )
 
     for number, look in enumerate(looks, 1):
-        for pairs in range(looks[number - 2] + 1, look) if stops and number > 1 else ():
+        for pairs in (
+            range(looks[number - 2] + 1, look) if stops and number > 1 else ()
+        ):
             said, ends = early_stop(pairs, verdict)
             if ends or gives_up(said, pairs):
                 return str(said if ends else given_up(said)), pairs
@@ -203,7 +225,9 @@ STEPS = 49, 50, 1
 
 def difference(row: Row, metric: str, pair: int) -> float:
     """The difference of a pair, at p50 if the mean is not known."""
-    return float(row["differences"].get(metric, row["differences"]["p50"])[pair])
+    return float(
+        row["differences"].get(metric, row["differences"]["p50"])[pair]
+    )
 
 
 def launches(row: Row, start: int, stop: int, side: int) -> list[Launch]:
@@ -213,8 +237,12 @@ def launches(row: Row, start: int, stop: int, side: int) -> list[Launch]:
         low, middle, mean = (
             math.exp(side * difference(row, metric, pair)) for metric in METRICS
         )
-        slowest = sum(STEPS) * 1000 * mean - STEPS[0] * low - STEPS[1] * 100 * middle
-        window = ((low,) * STEPS[0] + (100 * middle,) * STEPS[1] + (slowest,)) * 2
+        slowest = (
+            sum(STEPS) * 1000 * mean - STEPS[0] * low - STEPS[1] * 100 * middle
+        )
+        window = (
+            (low,) * STEPS[0] + (100 * middle,) * STEPS[1] + (slowest,)
+        ) * 2
         made.append(((window,), window))
     return made
 

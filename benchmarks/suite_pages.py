@@ -31,9 +31,12 @@ _BLOCK = re.compile(
 
 def main() -> int:
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--size", default="tiny", choices=("tiny", "small", "full"))
+    parser.add_argument(
+        "--size", default="tiny", choices=("tiny", "small", "full")
+    )
     size = parser.parse_args().size
     with tempfile.TemporaryDirectory() as folder:
         report, figures = Path(folder) / "report.json", Path(folder) / "figures"
@@ -48,7 +51,9 @@ def main() -> int:
             "pytest_ddpperf.suite",
             *options,
         ]
-        environ = {name: value for name, value in os.environ.items() if name != "CI"}
+        environ = {
+            name: value for name, value in os.environ.items() if name != "CI"
+        }
         began = time.monotonic()
         ended = subprocess.run(
             [*command, "-p", "no:randomly", "-p", "no:cacheprovider"],
@@ -58,7 +63,9 @@ def main() -> int:
         print(f"{time.monotonic() - began:.0f} s")
         if ended.returncode:
             return ended.returncode
-        lines = json.loads(report.read_text())["sections"]["pytest_ddpperf.suite"]
+        lines = json.loads(report.read_text())["sections"][
+            "pytest_ddpperf.suite"
+        ]
         pages = [DOCS / "suite.md", *sorted((DOCS / "suite").glob("*.md"))]
         for page in pages:
             page.write_text(
@@ -73,19 +80,27 @@ def block(found: re.Match[str], lines: Sequence[str]) -> str:
     """Return a block with the table of the run; raises SystemExit without one."""
     indent, title, words = found.groups()
     begins = [
-        number for number, line in enumerate(lines) if line.strip().startswith(title)
+        number
+        for number, line in enumerate(lines)
+        if line.strip().startswith(title)
     ]
     if not begins:
         raise SystemExit(f"the run has no table that begins with {title!r}")
     head, *rows = lines[begins[0] :]
     end = next(
-        (number for number, row in enumerate(rows) if not row.startswith((" ", "|"))),
+        (
+            number
+            for number, row in enumerate(rows)
+            if not row.startswith((" ", "|"))
+        ),
         len(rows),
     )
     rows = rows[:end]
     if words:
         rows = [
-            row for row in rows if any(word.strip() in row for word in words.split(","))
+            row
+            for row in rows
+            if any(word.strip() in row for word in words.split(","))
         ]
     shown = "\n".join(f"{indent}    {row}".rstrip() for row in (head, *rows))
     marker = found[0].splitlines()[0]

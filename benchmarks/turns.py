@@ -59,13 +59,16 @@ Row = dict[str, Any]  # of the results file
 
 def main() -> int:
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--pairs", type=int, default=20, help="of each kind")
     parser.add_argument("--planted", action="store_true")
     parser.add_argument(
         "--windows",
-        type=lambda text: [f"stretches, {int(n)} steps" for n in text.split(",")],
+        type=lambda text: [
+            f"stretches, {int(n)} steps" for n in text.split(",")
+        ],
     )
     parser.add_argument("--results", type=Path, help="file to go on with")
     options = parser.parse_args()
@@ -86,7 +89,10 @@ def main() -> int:
     ]
     made = {key(row) for row in rows}
     modules = {"_models": str(Path(__file__).with_name("_models.py"))}
-    with launchers_of_both_sides(modules) as launchers, results.open("a") as file:
+    with (
+        launchers_of_both_sides(modules) as launchers,
+        results.open("a") as file,
+    ):
         for kind in wanted:
             if key(kind) in made:
                 continue
@@ -112,11 +118,15 @@ class Pair:
         self._launchers, self._kind = launchers, kind
         self._source = random.Random(repr(key(kind)))
         self._plan = make_plan(
-            read_defaults(Path.cwd()), world_size=2, backend="gloo", device="cpu"
+            read_defaults(Path.cwd()),
+            world_size=2,
+            backend="gloo",
+            device="cpu",
         )
         plant = kind["plant"] if kind["amount"] else "computing"
         self._setups = [
-            planted(plant, kind["model"], amount) for amount in (0.0, kind["amount"])
+            planted(plant, kind["model"], amount)
+            for amount in (0.0, kind["amount"])
         ]
 
     def taken(self) -> Row:
@@ -131,18 +141,25 @@ class Pair:
             "stretches": sides[0].stretches,
             # base, now
             "microseconds": [
-                [round(step * 1e6) for step in side.step_seconds] for side in sides
+                [round(step * 1e6) for step in side.step_seconds]
+                for side in sides
             ],
         }
 
     def _stretches(self, steps: int | None) -> list[LaunchSamples]:
         paused = {}
         with ExitStack() as alive:
-            alive.enter_context(self._launchers[0].alone(self._plan, Observer()))
+            alive.enter_context(
+                self._launchers[0].alone(self._plan, Observer())
+            )
             for side in self._source.sample((0, 1), 2):
-                asked = self._plan if steps is None else self._plan.exactly(steps)
+                asked = (
+                    self._plan if steps is None else self._plan.exactly(steps)
+                )
                 paused[side] = alive.enter_context(
-                    self._launchers[side].pause(asked, self._setups[side], Observer())
+                    self._launchers[side].pause(
+                        asked, self._setups[side], Observer()
+                    )
                 )
                 steps = paused[side].steps
             interleave((paused[0], paused[1]), self._source)
@@ -208,19 +225,27 @@ def report(rows: Sequence[Row], of: Estimators) -> None:
             chosen = [
                 row
                 for row in rows
-                if tuple(row[name] for name in ("machine", "plant", "model", "way"))
+                if tuple(
+                    row[name] for name in ("machine", "plant", "model", "way")
+                )
                 == cell
             ]
             if len(chosen) < 2:
                 continue
             for q in (10, 50):
-                spreads[name, q] = statistics.stdev(estimate(row, q) for row in chosen)
+                spreads[name, q] = statistics.stdev(
+                    estimate(row, q) for row in chosen
+                )
             if (first, 10) not in spreads:
                 continue
             # How many pairs of this kind are worth one of the first.
-            worth = [(spreads[name, q] / spreads[first, q]) ** 2 for q in (10, 50)]
+            worth = [
+                (spreads[name, q] / spreads[first, q]) ** 2 for q in (10, 50)
+            ]
             seconds = statistics.median(row["seconds"] for row in chosen)
-            steps = statistics.median(len(row["microseconds"][0]) for row in chosen)
+            steps = statistics.median(
+                len(row["microseconds"][0]) for row in chosen
+            )
             figures = [f"{spreads[name, q]:.3f}" for q in (10, 50)]
             lines.append(
                 [
@@ -255,14 +280,17 @@ def report_planted(rows: Sequence[Row], of: Estimators) -> None:
         chosen = [
             row
             for row in rows
-            if (row["machine"], row["plant"], row["amount"]) == (machine, plant, amount)
+            if (row["machine"], row["plant"], row["amount"])
+            == (machine, plant, amount)
         ]
         if not chosen:
             continue
         cells = []
         for q, (way, estimate) in product((10, 50), of.values()):
             cells.append(
-                interval([estimate(row, q) for row in chosen if row["way"] == way])
+                interval(
+                    [estimate(row, q) for row in chosen if row["way"] == way]
+                )
             )
         lines.append(
             [

@@ -22,9 +22,9 @@ project = "pytest-ddpperf"
 release = version = _ABOUT["Version"]
 # Where the repository is, once `[project.urls]` in pyproject.toml says it as `Repository`. Links to
 # files outside of docs/ lead there; until then these files are in the site, to be downloaded.
-REPOSITORY = dict(url.split(", ", 1) for url in _ABOUT.get_all("Project-URL", [])).get(
-    "Repository", ""
-)
+REPOSITORY = dict(
+    url.split(", ", 1) for url in _ABOUT.get_all("Project-URL", [])
+).get("Repository", "")
 
 extensions = ["myst_parser", "sphinx.ext.autodoc"]
 myst_heading_anchors = 3
@@ -33,7 +33,9 @@ highlight_language = "text"  # of what names no other: output
 nitpicky = True
 
 # No network: nothing is looked up at other projects, so their names have no links.
-nitpick_ignore_regex = [(r"py:.*", r"(torch|pytest|_pytest|collections|typing)\..*")]
+nitpick_ignore_regex = [
+    (r"py:.*", r"(torch|pytest|_pytest|collections|typing)\..*")
+]
 # Ranks import torch, a page need not.
 autodoc_mock_imports = ["torch"]
 autodoc_member_order = "bysource"
@@ -66,7 +68,10 @@ class OutOfDocs(SphinxTransform):
         here = Path(self.env.doc2path(self.env.docname)).parent
         for node in list(self.document.findall(pending_xref)):
             # Markdown, but no page
-            if node.get("refdomain") == "doc" and Path(node["reftarget"]).is_absolute():
+            if (
+                node.get("refdomain") == "doc"
+                and Path(node["reftarget"]).is_absolute()
+            ):
                 target = os.path.relpath(node["reftarget"] + ".md", here)
                 node.replace_self(
                     download_reference("", "", *node.children, reftarget=target)
@@ -75,7 +80,9 @@ class OutOfDocs(SphinxTransform):
             path = here.joinpath(node["reftarget"]).resolve()
             if REPOSITORY and not path.is_relative_to(DOCS):
                 uri = f"{REPOSITORY}/blob/HEAD/{path.relative_to(ROOT)}"
-                node.replace_self(nodes.reference("", "", *node.children, refuri=uri))
+                node.replace_self(
+                    nodes.reference("", "", *node.children, refuri=uri)
+                )
 
 
 def without_constructor(

@@ -32,7 +32,8 @@ DOCS = Path(__file__).resolve().parent
 REPORT = DOCS / "sample" / "run.json"
 OUTPUT = DOCS / "sample" / "output.txt"  # with its colours
 HISTORY = DOCS / "sample" / "history"
-COMMITS, SLOWER_FROM = 20, 14  # measured, a day apart; the first that trains slower
+# measured, a day apart; the first that trains slower
+COMMITS, SLOWER_FROM = 20, 14
 RED_GATE = DOCS / "pictures" / "red-gate.svg"
 PAGE = DOCS / "pictures" / "page.png"
 COLUMNS = 100
@@ -115,7 +116,9 @@ PROJECT = {
     ".gitignore": "__pycache__/\n",
     "pytest.ini": PYTEST_INI,
     "smallgpt/__init__.py": "",
-    "smallgpt/models.py": Path(suite.__file__).with_name("models.py").read_text(),
+    "smallgpt/models.py": Path(suite.__file__)
+    .with_name("models.py")
+    .read_text(),
     TRAINED: TRAIN,
     "tests/perf/test_gpt.py": TESTS,
 }
@@ -135,7 +138,8 @@ CHECKPOINTS = {
     model = DDP(gpt, """,
         )
         .replace(
-            "\nimport torch\n", "\nfrom functools import partial\n\nimport torch\n"
+            "\nimport torch\n",
+            "\nfrom functools import partial\n\nimport torch\n",
         )
     )
 }
@@ -178,11 +182,18 @@ def measure() -> None:
         project = Path(folder, "smallgpt")
         project.mkdir()
         in_git(project, "init", "--quiet", "--template=")
-        commit(project, "A small GPT under DDP, and tests that time it", PROJECT)
+        commit(
+            project, "A small GPT under DDP, and tests that time it", PROJECT
+        )
         in_git(project, "checkout", "--quiet", "-b", "checkpoints")
-        commit(project, "Checkpoint the first block to lower memory", CHECKPOINTS)
+        commit(
+            project, "Checkpoint the first block to lower memory", CHECKPOINTS
+        )
         arguments = ["tests/perf", "--ddp-against", "main"]
-        environment: dict[str, Any] = {**outside_of_hooks(), "COLUMNS": str(COLUMNS)}
+        environment: dict[str, Any] = {
+            **outside_of_hooks(),
+            "COLUMNS": str(COLUMNS),
+        }
         result = subprocess.run(
             [
                 sys.executable,
@@ -215,7 +226,9 @@ def measure_history() -> None:
         project.mkdir()
         in_git(project, "init", "--quiet", "--template=")
         for number in range(COMMITS):
-            os.environ["GIT_COMMITTER_DATE"] = f"2026-11-{number + 1:02}T12:00:00+00:00"
+            os.environ["GIT_COMMITTER_DATE"] = (
+                f"2026-11-{number + 1:02}T12:00:00+00:00"
+            )
             files = (
                 PROJECT
                 if number == 0
@@ -229,9 +242,14 @@ def measure_history() -> None:
                 "tests/perf/test_gpt.py::test_train_step",
                 "tests/perf/test_gpt.py::test_forward",
             ]
-            options = ["--ddp-baseline-missing=warn", f"--ddp-history={HISTORY}"]
+            options = [
+                "--ddp-baseline-missing=warn",
+                f"--ddp-history={HISTORY}",
+            ]
             command = [sys.executable, "-m", "pytest", "-q", *tests, *options]
-            subprocess.run(command, cwd=project, env=outside_of_hooks(), check=True)
+            subprocess.run(
+                command, cwd=project, env=outside_of_hooks(), check=True
+            )
 
 
 # --- pictures
@@ -267,14 +285,18 @@ def draw_terminal() -> None:
         record=True, file=io.StringIO(), width=COLUMNS, force_terminal=True
     )
     console.print(Text.from_ansi(excerpt(OUTPUT.read_text()).rstrip()))
-    RED_GATE.write_text(console.export_svg(title="", code_format=_SVG, unique_id="t"))
+    RED_GATE.write_text(
+        console.export_svg(title="", code_format=_SVG, unique_id="t")
+    )
 
 
 def draw_page() -> None:
     """The top of the page of the report, as a browser shows it."""
     browser = next(filter(None, map(shutil.which, BROWSERS)), None)
     if browser is None:
-        sys.exit(f"{PAGE.name} was not drawn: none of {', '.join(BROWSERS)} is on PATH")
+        sys.exit(
+            f"{PAGE.name} was not drawn: none of {', '.join(BROWSERS)} is on PATH"
+        )
     with tempfile.TemporaryDirectory() as folder:
         page, shot = Path(folder, "page.html"), Path(folder, "page.png")
         subprocess.run(
@@ -306,9 +328,9 @@ def draw_page() -> None:
         ]
         subprocess.run(command, check=True, stderr=subprocess.DEVNULL)
         # It has few colours: a palette is a third of the bytes.
-        Image.open(shot).convert("RGB").quantize(64, dither=Image.Dither.NONE).save(
-            PAGE, optimize=True
-        )
+        Image.open(shot).convert("RGB").quantize(
+            64, dither=Image.Dither.NONE
+        ).save(PAGE, optimize=True)
 
 
 def main() -> None:

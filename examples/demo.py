@@ -24,7 +24,8 @@ from pytest_ddpperf import suite
 from pytest_ddpperf.git import GitError, git, outside_of_hooks
 
 DEMO = Path(__file__).resolve().parents[1] / ".demo"
-PROGRESS_SECONDS = 5.0  # where pytest draws none, for output goes to a file or a pipe
+# where pytest draws none, for output goes to a file or a pipe
+PROGRESS_SECONDS = 5.0
 
 # --- the project
 
@@ -88,12 +89,16 @@ PROJECT = {
     ".gitignore": "__pycache__/\n/act*.json\n",
     "pytest.ini": PYTEST_INI,
     "smallgpt/__init__.py": "",
-    "smallgpt/models.py": Path(suite.__file__).with_name("models.py").read_text(),
+    "smallgpt/models.py": Path(suite.__file__)
+    .with_name("models.py")
+    .read_text(),
     CONFIGURED: TRAIN,
     "tests/perf/test_train_step.py": TEST,
 }
 # 30 kB hold a part of the gradients: one all-reduce becomes several.
-PLANTED = {CONFIGURED: TRAIN.replace("BUCKET_CAP_MB = 25\n", "BUCKET_CAP_MB = 0.03\n")}
+PLANTED = {
+    CONFIGURED: TRAIN.replace("BUCKET_CAP_MB = 25\n", "BUCKET_CAP_MB = 0.03\n")
+}
 
 # A user's own settings shall not decide who commits, how, and which files.
 GIT_SETTINGS = (
@@ -137,7 +142,10 @@ def make_project() -> None:
         shutil.rmtree(DEMO)
     DEMO.mkdir()
     in_git("init", "--quiet", "--template=")
-    commit("A small GPT under DDP, and a test that times its training step", PROJECT)
+    commit(
+        "A small GPT under DDP, and a test that times its training step",
+        PROJECT,
+    )
 
 
 # --- pytest
@@ -153,7 +161,11 @@ def explain(text: str) -> None:
 
 
 def headline(text: str) -> None:
-    say(f"\n\033[1m=== {text}\033[0m\n" if sys.stdout.isatty() else f"\n=== {text}\n")
+    say(
+        f"\n\033[1m=== {text}\033[0m\n"
+        if sys.stdout.isatty()
+        else f"\n=== {text}\n"
+    )
 
 
 def run(command: list[str]) -> int:
@@ -205,7 +217,10 @@ def measure(act: int, *options: str) -> tuple[Measurement, int]:
 def expect(measurement: Measurement, status: int, *allowed: str) -> str:
     """The verdict, if it is one of these and pytest's exit status fits it; raises Surprise
     otherwise."""
-    verdict, reason = measurement["verdict"]["status"], measurement["verdict"]["reason"]
+    verdict, reason = (
+        measurement["verdict"]["status"],
+        measurement["verdict"]["reason"],
+    )
     if verdict not in allowed:
         raise Surprise(
             f"the verdict was to be {' or '.join(allowed)}, but is {verdict} ({reason})"
@@ -283,7 +298,9 @@ def stored() -> None:
             f"Not red here, {verdict}: with a baseline of one session, this machine is too noisy."
         )
     elif measurement["stored_verdict"] is not None:
-        say("Red, REGRESSED: slower than the baseline's own code, measured just now.")
+        say(
+            "Red, REGRESSED: slower than the baseline's own code, measured just now."
+        )
     else:
         say("Red, REGRESSED: slower than the stored baseline.")
 

@@ -29,7 +29,9 @@ def test_gpt_training_step(ddp_benchmark):
         # each rank draws data of its own; DDP copies rank 0's weights
         torch.manual_seed(ctx.seed + ctx.rank)
         text = torch.randint(
-            config.vocabulary, (batch_size, config.context + 1), device=ctx.device
+            config.vocabulary,
+            (batch_size, config.context + 1),
+            device=ctx.device,
         )
         # every token's target is the next one
         tokens, targets = text[:, :-1], text[:, 1:].flatten()

@@ -31,7 +31,9 @@ def test_resnet50_training_step(ddp_benchmark):
         torch.manual_seed(ctx.seed + ctx.rank)
         images = torch.randn(batch_size, 3, 32, 32, device=ctx.device)
         labels = torch.randint(1000, (batch_size,), device=ctx.device)
-        model = DDP(RESNETS["resnet50"]().to(ctx.device), bucket_cap_mb=BUCKET_CAP_MB)
+        model = DDP(
+            RESNETS["resnet50"]().to(ctx.device), bucket_cap_mb=BUCKET_CAP_MB
+        )
         optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
 
         def step():  # what is timed

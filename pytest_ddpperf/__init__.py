@@ -44,7 +44,13 @@ _HOMES = {
     **dict.fromkeys(("Context", "RpcContext"), "rank.context"),
     **dict.fromkeys(("add_section", "node_count"), "plugin.state"),
     **dict.fromkeys(
-        ("CollectiveBenchmark", "DdpBenchmark", "DdpRun", "GateFailed", "RpcBenchmark"),
+        (
+            "CollectiveBenchmark",
+            "DdpBenchmark",
+            "DdpRun",
+            "GateFailed",
+            "RpcBenchmark",
+        ),
         "plugin.fixtures",
     ),
 }

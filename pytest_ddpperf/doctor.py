@@ -18,7 +18,11 @@ from importlib import metadata
 from pathlib import Path
 
 from pytest_ddpperf import text
-from pytest_ddpperf.launch.placement import kernel_list, quota_cores, usable_cores
+from pytest_ddpperf.launch.placement import (
+    kernel_list,
+    quota_cores,
+    usable_cores,
+)
 from pytest_ddpperf.wire.boot import (
     contents,
     kernel_numbers,
@@ -28,7 +32,8 @@ from pytest_ddpperf.wire.boot import (
 )
 
 _CPU = Path("sys/devices/system/cpu")
-_SAMPLE_SECONDS = 1.0  # long enough for the load of a core to be known to a few percent
+# long enough for the load of a core to be known to a few percent
+_SAMPLE_SECONDS = 1.0
 _BUSY = 0.1  # of a core: below this, an idle system is that busy with itself
 
 _FIELDS = (
@@ -93,14 +98,20 @@ def _versions() -> Iterator[Check]:
         try:
             found.append(f"{name} {metadata.version(name)}")
         except metadata.PackageNotFoundError:
-            yield Check("versions", f"{name} is not installed", f"pip install {name}")
-    yield Check("versions", ", ".join([*found, f"Python {platform.python_version()}"]))
+            yield Check(
+                "versions", f"{name} is not installed", f"pip install {name}"
+            )
+    yield Check(
+        "versions", ", ".join([*found, f"Python {platform.python_version()}"])
+    )
 
 
 def _cores(root: Path, usable: Sequence[int]) -> Iterator[Check]:
     info = contents(root / "proc/cpuinfo")
     model = re.search(r"^model name\s*:\s*(.+)$", info, re.MULTILINE)
-    online = len(kernel_numbers(contents(root / _CPU / "online"))) or len(usable)
+    online = len(kernel_numbers(contents(root / _CPU / "online"))) or len(
+        usable
+    )
     facts = [text.several(online, "core")]
     if online > len(usable):
         facts = [f"{len(usable)} of {online} cores"]
@@ -113,9 +124,7 @@ def _cores(root: Path, usable: Sequence[int]) -> Iterator[Check]:
     shared = {group for group in siblings if len(group) > 1}
     if shared:
         fact = f"{len(shared)} cores run two hardware threads or more, which slow each other"
-        one_of_each = (
-            f"taskset -c {kernel_list([group[0] for group in shared])} pytest ..."
-        )
+        one_of_each = f"taskset -c {kernel_list([group[0] for group in shared])} pytest ..."
         advice = (
             "echo off > /sys/devices/system/cpu/smt/control, or use one thread of each core:"
             f" {one_of_each}"
@@ -126,7 +135,8 @@ def _cores(root: Path, usable: Sequence[int]) -> Iterator[Check]:
 def _siblings(root: Path, core: int, usable: Sequence[int]) -> tuple[int, ...]:
     folder = root / _CPU / f"cpu{core}/topology"
     listed = kernel_numbers(
-        contents(folder / "core_cpus_list") or contents(folder / "thread_siblings_list")
+        contents(folder / "core_cpus_list")
+        or contents(folder / "thread_siblings_list")
     )
     return tuple(each for each in listed if each in usable)
 
@@ -152,7 +162,8 @@ def _quota(root: Path, usable: Sequence[int]) -> Iterator[Check]:
 
 def _clocks(root: Path, usable: Sequence[int]) -> Iterator[Check]:
     governors = {
-        contents(root / _CPU / f"cpu{core}/cpufreq/scaling_governor") for core in usable
+        contents(root / _CPU / f"cpu{core}/cpufreq/scaling_governor")
+        for core in usable
     }
     governors.discard("")
     if governors:
@@ -171,20 +182,25 @@ def _load(root: Path, usable: Sequence[int], seconds: float) -> Iterator[Check]:
     shares = []
     for core in before.keys() & after.keys():
         busy, stolen, total = (
-            new - old for new, old in zip(after[core], before[core], strict=True)
+            new - old
+            for new, old in zip(after[core], before[core], strict=True)
         )
         shares.append((busy / max(total, 1), stolen / max(total, 1)))
     load = sum(busy for busy, _ in shares if busy >= _BUSY)
     if load:
         fact = f"other processes use {load:.1f} of {len(usable)} cores"
         yield Check(
-            "load", fact, "run nothing else while tests are timed: top shows what runs"
+            "load",
+            fact,
+            "run nothing else while tests are timed: top shows what runs",
         )
     else:
         yield Check("load", "idle")
     most_stolen = max((share for _, share in shares), default=0.0)
     if most_stolen >= _BUSY / 2:
-        fact = f"the hypervisor took {text.amount(most_stolen)} of a core's time"
+        fact = (
+            f"the hypervisor took {text.amount(most_stolen)} of a core's time"
+        )
         yield Check(
             "stolen",
             fact,
@@ -192,14 +208,22 @@ def _load(root: Path, usable: Sequence[int], seconds: float) -> Iterator[Check]:
         )
 
 
-def _ticks(root: Path, usable: Sequence[int]) -> dict[int, tuple[int, int, int]]:
+def _ticks(
+    root: Path, usable: Sequence[int]
+) -> dict[int, tuple[int, int, int]]:
     """Return the busy, the stolen and all ticks of each core, from /proc/stat: user nice system
     idle iowait irq softirq steal; guests are part of user and nice."""
     found = {}
     for line in contents(root / "proc/stat").splitlines():
         name, *rest = line.split()
-        if re.fullmatch(r"cpu\d+", name) and len(rest) >= 8 and int(name[3:]) in usable:
-            user, nice, system, idle, waiting, irq, softirq, stolen = map(int, rest[:8])
+        if (
+            re.fullmatch(r"cpu\d+", name)
+            and len(rest) >= 8
+            and int(name[3:]) in usable
+        ):
+            user, nice, system, idle, waiting, irq, softirq, stolen = map(
+                int, rest[:8]
+            )
             busy = user + nice + system + irq + softirq
             found[int(name[3:])] = busy, stolen, busy + idle + waiting + stolen
     return found
@@ -248,26 +272,34 @@ def _gpus() -> Iterator[Check]:
         )
     if off := [row for row in rows if row["persistence_mode"] == "Disabled"]:
         fact = f"off for {_names(off)}: the driver starts anew for each launch"
-        yield Check("persistence", fact, "nvidia-smi -pm 1, or nvidia-persistenced")
+        yield Check(
+            "persistence", fact, "nvidia-smi -pm 1, or nvidia-persistenced"
+        )
     if exclusive := [
         row for row in rows if row["compute_mode"].startswith("Exclusive")
     ]:
         fact = f"{_names(exclusive)} for one process at a time: --ddp-turns stretches has two"
         yield Check("compute mode", fact, "nvidia-smi -c DEFAULT")
     if faulty := [
-        row for row in rows if number_in(row["ecc.errors.uncorrected.volatile.total"])
+        row
+        for row in rows
+        if number_in(row["ecc.errors.uncorrected.volatile.total"])
     ]:
         fact = f"{_names(faulty)} had uncorrectable errors of memory"
         yield Check("ECC", fact, "nvidia-smi --gpu-reset, or replace it")
     if len(rows) > 1:
         topology = output_of("nvidia-smi", "topo", "-m").splitlines()
-        yield from (Check("topology", line.strip()) for line in topology if line)
+        yield from (
+            Check("topology", line.strip()) for line in topology if line
+        )
 
 
 def _query() -> list[dict[str, str]]:
     for mask in _REASON_MASKS:
         if rows := nvidia_smi([*_FIELDS, mask]):
-            return [dict(zip((*_FIELDS, "mask"), row, strict=True)) for row in rows]
+            return [
+                dict(zip((*_FIELDS, "mask"), row, strict=True)) for row in rows
+            ]
     return [
         {**dict(zip(_FIELDS, row, strict=True)), "mask": ""}
         for row in nvidia_smi(_FIELDS)

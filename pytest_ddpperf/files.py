@@ -32,5 +32,6 @@ def _replace(path: Path, data: bytes) -> None:
             os.fsync(file.fileno())
         os.replace(temporary, path)
     finally:
-        with suppress(OSError):  # gone after a replacement; else the first error counts
+        # gone after a replacement; else the first error counts
+        with suppress(OSError):
             temporary.unlink()

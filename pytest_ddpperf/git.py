@@ -74,7 +74,9 @@ def git(
     except FileNotFoundError:
         raise GitError("git is not installed, or not on PATH") from None
     except subprocess.TimeoutExpired as error:
-        raise GitError(f"git did not answer within {error.timeout:g} s") from None
+        raise GitError(
+            f"git did not answer within {error.timeout:g} s"
+        ) from None
     except (OSError, subprocess.SubprocessError) as error:
         raise GitError(str(error)) from None
     if ended.returncode:
@@ -82,11 +84,15 @@ def git(
     return os.fsdecode(ended.stdout)
 
 
-def outside_of_hooks(environ: Mapping[str, str] | None = None) -> dict[str, str]:
+def outside_of_hooks(
+    environ: Mapping[str, str] | None = None,
+) -> dict[str, str]:
     """Return an environment, by default this process's, without the variables that git sets for a
     hook."""
     outside = os.environ if environ is None else environ
-    return {name: value for name, value in outside.items() if name not in _OF_A_HOOK}
+    return {
+        name: value for name, value in outside.items() if name not in _OF_A_HOOK
+    }
 
 
 def run_whole(
@@ -121,7 +127,9 @@ def run_whole(
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
         raise
-    return subprocess.CompletedProcess(command, process.returncode, output, errors)
+    return subprocess.CompletedProcess(
+        command, process.returncode, output, errors
+    )
 
 
 def checked_out(path: Path) -> tuple[str, str]:
@@ -132,7 +140,9 @@ def checked_out(path: Path) -> tuple[str, str]:
     with suppress(GitError):
         commit = _without_merge(ask("rev-parse", "--verify", "HEAD").strip())
         # `git describe --dirty` writes the index, even without optional locks.
-        changed = ask("status", "--porcelain", "--untracked-files=no", "--no-renames")
+        changed = ask(
+            "status", "--porcelain", "--untracked-files=no", "--no-renames"
+        )
         seconds = ask(
             "show", "--no-patch", "--no-show-signature", "--format=%ct", "HEAD"
         )
@@ -145,10 +155,12 @@ def _without_merge(commit: str) -> str:
     """Return the head of a pull request if a commit is the merge that a job of GitHub checked out,
     which is in no clone; else the commit."""
     with suppress(OSError, ValueError, LookupError):
-        if commit == os.environ["GITHUB_SHA"] and os.environ["GITHUB_REF"].startswith(
-            "refs/pull/"
-        ):
-            event = json.loads(Path(os.environ["GITHUB_EVENT_PATH"]).read_bytes())
+        if commit == os.environ["GITHUB_SHA"] and os.environ[
+            "GITHUB_REF"
+        ].startswith("refs/pull/"):
+            event = json.loads(
+                Path(os.environ["GITHUB_EVENT_PATH"]).read_bytes()
+            )
             return str(event["pull_request"]["head"]["sha"])
     return commit
 
@@ -156,14 +168,17 @@ def _without_merge(commit: str) -> str:
 def top_level(path: Path) -> Path:
     """The top of the working tree that `path` is in, links resolved; raises GitError."""
     return Path(
-        os.path.realpath(git(path, "rev-parse", "--show-toplevel").removesuffix("\n"))
+        os.path.realpath(
+            git(path, "rev-parse", "--show-toplevel").removesuffix("\n")
+        )
     )
 
 
 def commit_named(path: Path, ref: str, *, offline: bool = False) -> str:
     """The hash of the commit that a ref names; raises GitError."""
     reported = ""
-    if not ref.startswith("-"):  # which older versions of git take for an option
+    # which older versions of git take for an option
+    if not ref.startswith("-"):
         try:
             ask = partial(
                 git, path, "rev-parse", "--verify", "--quiet", offline=offline
@@ -187,11 +202,14 @@ def tree_of(top: Path, without: Path, commit: str = "") -> str:
         objects.mkdir()
         variables = {
             "GIT_INDEX_FILE": str(
-                Path(folder) / "index" if commit else _copy_of_index(top, folder)
+                Path(folder) / "index"
+                if commit
+                else _copy_of_index(top, folder)
             ),
             "GIT_OBJECT_DIRECTORY": str(objects),
             "GIT_ALTERNATE_OBJECT_DIRECTORIES": str(
-                top / git(top, "rev-parse", "--git-path", "objects").rstrip("\n")
+                top
+                / git(top, "rev-parse", "--git-path", "objects").rstrip("\n")
             ),
         }
         apart = partial(git, top, variables=variables, offline=bool(commit))
@@ -223,7 +241,8 @@ def _copy_of_index(top: Path, folder: str) -> Path:
         # With its time: git does not trust what it knows of files that are not older than the
         # index.
         shutil.copy2(
-            top / git(top, "rev-parse", "--git-path", "index").rstrip("\n"), copy
+            top / git(top, "rev-parse", "--git-path", "index").rstrip("\n"),
+            copy,
         )
     except FileNotFoundError:
         pass
@@ -246,7 +265,12 @@ def ignored_files(top: Path, files: Sequence[str]) -> list[str]:
         # for which it does not answer
         if inside := re.search(r"is in submodule '(.+)'", str(error)):
             return ignored_files(
-                top, [file for file in files if not file.startswith(f"{inside[1]}/")]
+                top,
+                [
+                    file
+                    for file in files
+                    if not file.startswith(f"{inside[1]}/")
+                ],
             )
         if str(error):
             raise
@@ -273,11 +297,20 @@ def last_change(top: Path, file: Path) -> str:
     """Return the last commit in this clone that changed a file; "" if there is none. Raises
     GitError."""
     return git(
-        top, "log", "-1", "--no-show-signature", "--format=%H", "--", file, offline=True
+        top,
+        "log",
+        "-1",
+        "--no-show-signature",
+        "--format=%H",
+        "--",
+        file,
+        offline=True,
     ).strip()
 
 
-def changed_files(top: Path, commit: str, *, timeout: float | None = None) -> list[str]:
+def changed_files(
+    top: Path, commit: str, *, timeout: float | None = None
+) -> list[str]:
     """Return paths from `top`, or a folder below it, of its files that differ between a commit and
     the working tree in more than the ends of their lines. Untracked files count, but for Python's
     caches and those that git ignores. `timeout`: seconds for each of two commands. Raises
@@ -349,7 +382,9 @@ def first_parents(top: Path, good: str, bad: str) -> list[str]:
             str(error)
             or f"{good[:12]} is no ancestor of {bad[:12]}: git merge-base shows one"
         ) from None
-    return git(top, "rev-list", "--first-parent", "--reverse", f"{good}..{bad}").split()
+    return git(
+        top, "rev-list", "--first-parent", "--reverse", f"{good}..{bad}"
+    ).split()
 
 
 def described(top: Path, commit: str) -> tuple[str, str, str]:
@@ -371,6 +406,6 @@ def files_between(top: Path, before: str, after: str) -> list[str]:
     raises GitError."""
     if not after:
         return changed_files(top, before)
-    return git(top, "diff", "--name-only", "--no-renames", "-z", before, after).split(
-        "\0"
-    )[:-1]
+    return git(
+        top, "diff", "--name-only", "--no-renames", "-z", before, after
+    ).split("\0")[:-1]

@@ -22,10 +22,17 @@ from pytest_ddpperf.records.samples import (
 )
 from pytest_ddpperf.records.step_phases import PHASES, Means
 
-_LEAST = 1e-9  # of a time, as a share: bounds may be so wide that nothing is left of it
+# of a time, as a share: bounds may be so wide that nothing is left of it
+_LEAST = 1e-9
 _MOST = 99.99  # of a change, as a share: a bound beyond it is shown as this
-_UNITS = ((1.0, 1.0, "s"), (1e-3, 1e3, "ms"), (1e-6, 1e6, "us"), (0.0, 1e9, "ns"))
-_LONGEST_NAME = 160  # longer than the names that people give, short enough for a line
+_UNITS = (
+    (1.0, 1.0, "s"),
+    (1e-3, 1e3, "ms"),
+    (1e-6, 1e6, "us"),
+    (0.0, 1e9, "ns"),
+)
+# longer than the names that people give, short enough for a line
+_LONGEST_NAME = 160
 
 # Columns, at most, of what a terminal shows.
 WIDTH = 100
@@ -47,7 +54,9 @@ def names_within(outcomes: Sequence[Outcome], width: int) -> list[str]:
     in_files = [re.sub("^[^:]*/(?=[^/:]*::)", "", each) for each in whole]
     tests = [each.partition("::")[2] or each for each in whole]
     fitting = (
-        names for names in (whole, in_files) if max(map(len, names), default=0) <= width
+        names
+        for names in (whole, in_files)
+        if max(map(len, names), default=0) <= width
     )
     return [shortened(each, width) for each in next(fitting, tests)]
 
@@ -77,7 +86,8 @@ def printable(text: str) -> str:
 def wrapped(line: str, width: int = WIDTH, indent: str = "  ") -> list[str]:
     """Return a line as one or several of at most `width` characters; those after the first are
     indented. A longer word, as a path, stays whole, so that it can be copied."""
-    joined = line.replace(" %", "\u00a0%")  # so that an amount stays on one line
+    # so that an amount stays on one line
+    joined = line.replace(" %", "\u00a0%")
     lines = textwrap.wrap(
         joined,
         width,
@@ -92,7 +102,11 @@ def wrap_text(lines: str, width: int = WIDTH) -> Iterator[str]:
     """Yield lines of at most `width` characters, but for those of a traceback."""
     for line in lines.split("\n"):
         is_code = line.startswith(("    ", '  File "'))
-        yield from wrapped(line, width) if len(line) > width and not is_code else [line]
+        yield from (
+            wrapped(line, width)
+            if len(line) > width and not is_code
+            else [line]
+        )
 
 
 def terminal_width() -> int:
@@ -104,7 +118,8 @@ def wrap_for_terminal(lines: Iterable[str]) -> Iterator[str]:
     """Yield lines wrapped to the columns of the terminal. A file or a program gets them whole."""
     width = shutil.get_terminal_size((0, 0)).columns
     for line in lines:
-        is_whole = not width or "ddpperf bisect" in line  # a command can be copied
+        # a command can be copied
+        is_whole = not width or "ddpperf bisect" in line
         yield from [line] if is_whole else wrapped(line, width, "    ")
 
 
@@ -161,7 +176,9 @@ def in_one_unit(values: Sequence[float]) -> tuple[list[str], str]:
     """Return durations in seconds as figures in the unit of the largest, and that unit."""
     # so that 0.9996 ms are 1.00 ms, not 1000 us
     most = float(f"{max(map(abs, values)):.2e}")
-    scale, unit = next((scale, unit) for least, scale, unit in _UNITS if most >= least)
+    scale, unit = next(
+        (scale, unit) for least, scale, unit in _UNITS if most >= least
+    )
     return [_in_three_digits(value * scale) for value in values], unit
 
 
@@ -207,7 +224,9 @@ def amount(value: float) -> str:
     return f"{value * 100:.2g} %" if value < 0.995 else f"{value * 100:.0f} %"
 
 
-def span(values: Sequence[float], written: Callable[[float], str] = amount) -> str:
+def span(
+    values: Sequence[float], written: Callable[[float], str] = amount
+) -> str:
     """Return the range of some values, of shares by default: "4.1 % to 5.7 %", or "4.1 %"."""
     least, most = written(min(values)), written(max(values))
     return least if least == most else f"{least} to {most}"
@@ -225,7 +244,8 @@ def changed(comparison: Comparison) -> Interval:
         return change
     # Its bounds at the ends of time's, the longest of which is the least bandwidth.
     times = (
-        max(1 + time, _LEAST) for time in (change.estimate, change.high, change.low)
+        max(1 + time, _LEAST)
+        for time in (change.estimate, change.high, change.low)
     )
     estimate, low, high = (1 / time - 1 for time in times)
     return Interval(estimate=estimate, low=low, high=high)
@@ -233,7 +253,11 @@ def changed(comparison: Comparison) -> Interval:
 
 def counter_change(changed: CounterChange) -> str:
     """Return the change of a counter, which is exact."""
-    return "was 0" if not changed.baseline and changed.now else share(changed.change)
+    return (
+        "was 0"
+        if not changed.baseline and changed.now
+        else share(changed.change)
+    )
 
 
 def loss_change(change: LossChange) -> str:
@@ -255,14 +279,18 @@ def resolution(comparison: Comparison) -> float:
 def resolutions(comparisons: Iterable[Comparison]) -> str:
     """Return "4.1 % (p10), 5.7 % (p50)": the smallest detectable change of each metric."""
     return ", ".join(
-        f"{amount(resolution(each))} ({each.limit.metric})" for each in comparisons
+        f"{amount(resolution(each))} ({each.limit.metric})"
+        for each in comparisons
     )
 
 
 def drifts(verdicts: Iterable[Verdict]) -> list[float]:
     """Return the drift between sessions that comparisons reckoned with, if they did."""
     return [
-        c.drift for each in verdicts for c in each.comparisons if c.drift is not None
+        c.drift
+        for each in verdicts
+        for c in each.comparisons
+        if c.drift is not None
     ]
 
 
@@ -270,7 +298,9 @@ def limit_share(comparison: Comparison) -> float:
     """Return the limit as a share."""
     limit = comparison.limit
     return (
-        limit.value if limit.unit == "%" else limit.value / comparison.baseline_seconds
+        limit.value
+        if limit.unit == "%"
+        else limit.value / comparison.baseline_seconds
     )
 
 
@@ -279,20 +309,26 @@ def resolved(metric: str, time: float) -> float:
     return 1 - 1 / (1 + time) if metric_of(metric).lower_is_worse else time
 
 
-def both_sides(compared: Change, collective: Collective | None) -> tuple[str, str]:
+def both_sides(
+    compared: Change, collective: Collective | None
+) -> tuple[str, str]:
     """Return the figures of the baseline and of now, the second with the unit of both."""
     if isinstance(compared, CounterChange):
         return f"{compared.baseline:,}", f"{compared.now:,}"
     sides = [compared.baseline_seconds, compared.now_seconds]
     kind = compared.limit.kind
     if kind.unit != "s" and collective:
-        before, now = (f"{kind.shown(seconds, collective):.3g}" for seconds in sides)
+        before, now = (
+            f"{kind.shown(seconds, collective):.3g}" for seconds in sides
+        )
         return before, f"{now} {kind.unit}"
     (before, now), unit = in_one_unit(sides)
     return before, f"{now} {unit}"
 
 
-def aligned(rows: Sequence[Sequence[str]], left: Sequence[int] = ()) -> Iterator[str]:
+def aligned(
+    rows: Sequence[Sequence[str]], left: Sequence[int] = ()
+) -> Iterator[str]:
     """Yield a line per row. The first column, the last one and those in `left` go to the left,
     others to the right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
@@ -313,7 +349,9 @@ def phase(name: str) -> str:
 def phases(means: Means) -> str:
     """Return "forward 4.02 ms, backward 9.11 ms": the phases of a step and their seconds."""
     return ", ".join(
-        f"{phase(name)} {seconds(taken)}" for name in PHASES if (taken := means[name])
+        f"{phase(name)} {seconds(taken)}"
+        for name in PHASES
+        if (taken := means[name])
     )
 
 

@@ -61,7 +61,9 @@ def _as_anywhere(request: pytest.FixtureRequest) -> Iterator[None]:
     with the markers `gpu` and `ddp` keep both."""
     with pytest.MonkeyPatch.context() as patch:
         if not any(map(request.node.get_closest_marker, ("gpu", "ddp"))):
-            for name in [name for name in os.environ if name.startswith(_OF_THE_USER)]:
+            for name in [
+                name for name in os.environ if name.startswith(_OF_THE_USER)
+            ]:
                 patch.delenv(name)
             patch.setenv("CUDA_VISIBLE_DEVICES", "")
             patch.setenv("GIT_CONFIG_GLOBAL", os.devnull)

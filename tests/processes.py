@@ -25,7 +25,9 @@ def descendants(pid: int) -> list[int]:
             if fields[0] != "Z":
                 parents[int(entry.name)] = int(fields[1])
     below = [child for child, parent in parents.items() if parent == pid]
-    return below + [grandchild for child in below for grandchild in descendants(child)]
+    return below + [
+        grandchild for child in below for grandchild in descendants(child)
+    ]
 
 
 def until(condition: Callable[[], object], seconds: float = 600.0) -> None:
@@ -44,14 +46,17 @@ def gone(pids: list[int]) -> bool:
 def alive(pid: int) -> bool:
     try:
         return (
-            Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+            Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+            != "Z"
         )
     except OSError:
         return False
 
 
 @contextmanager
-def ended(process: subprocess.Popen[AnyStr]) -> Iterator[subprocess.Popen[AnyStr]]:
+def ended(
+    process: subprocess.Popen[AnyStr],
+) -> Iterator[subprocess.Popen[AnyStr]]:
     """It ends with the block at the latest, and takes its ranks along."""
     with process:
         try:

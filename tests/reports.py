@@ -9,7 +9,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from pytest_ddpperf.records.outcome import BaselineSide, Outcome, RunInfo, Version
+from pytest_ddpperf.records.outcome import (
+    BaselineSide,
+    Outcome,
+    RunInfo,
+    Version,
+)
 from pytest_ddpperf.records.plan import Limit, Plan
 from pytest_ddpperf.records.samples import (
     Counters,
@@ -81,7 +86,9 @@ def explained(
         outcome.verdict, outcome.plan, outcome.measurement, baseline
     )
     return replace(
-        outcome, evidence=words if outcome.verdict != "PASS" else (), accept=accept
+        outcome,
+        evidence=words if outcome.verdict != "PASS" else (),
+        accept=accept,
     )
 
 
@@ -107,7 +114,8 @@ def measurement(drawn: Drawn) -> Measurement:
     for _ in range(drawn.launches):
         level = drawn.step * source.lognormvariate(0, drawn.noise / 2)
         steps = [
-            level * source.lognormvariate(0, drawn.noise) for _ in range(drawn.steps)
+            level * source.lognormvariate(0, drawn.noise)
+            for _ in range(drawn.steps)
         ]
         for late in source.sample(range(drawn.steps), drawn.steps // 20):
             steps[late] *= 1.4
@@ -118,7 +126,10 @@ def measurement(drawn: Drawn) -> Measurement:
                 for _ in range(drawn.ranks)
             )
         )
-        work = [0.9 if rank == drawn.slow_rank else 0.6 for rank in range(drawn.ranks)]
+        work = [
+            0.9 if rank == drawn.slow_rank else 0.6
+            for rank in range(drawn.ranks)
+        ]
         cpu.append(
             tuple(
                 tuple(s * share * source.uniform(0.97, 1.03) for s in steps)
@@ -153,12 +164,20 @@ def measurement(drawn: Drawn) -> Measurement:
             },
         ),
         counters=drawn.counters
-        or {"all_reduce.count": 5, "all_reduce.bytes": 102228128, "rpc.bytes": None},
+        or {
+            "all_reduce.count": 5,
+            "all_reduce.bytes": 102228128,
+            "rpc.bytes": None,
+        },
     )
 
 
 def outcome(
-    name: str, drawn: Drawn, verdict: Verdict, measured: Measurement, **kwargs: Any
+    name: str,
+    drawn: Drawn,
+    verdict: Verdict,
+    measured: Measurement,
+    **kwargs: Any,
 ) -> Outcome:
     cost = LaunchCost(
         start=0.05,
@@ -173,7 +192,11 @@ def outcome(
             "nodeid": f"tests/perf/test_step.py::{name}",
             "test": TestId(module="tests/perf/test_step", name=name),
             "plan": Plan(
-                world_size=drawn.ranks, backend="gloo", device="cpu", warmup=5, steps=30
+                world_size=drawn.ranks,
+                backend="gloo",
+                device="cpu",
+                warmup=5,
+                steps=30,
             ),
             "launches": 5,
             "batch_size": 32,
@@ -231,7 +254,9 @@ def against_baseline(
         **kwargs,
     )
     return explained(
-        reported, found, f"pytest tests/perf/test_step.py::{name} --ddp-save-baseline"
+        reported,
+        found,
+        f"pytest tests/perf/test_step.py::{name} --ddp-save-baseline",
     )
 
 
@@ -242,17 +267,22 @@ def in_turns(
     source = random.Random(now.seed)
     measured, other = measurement(now), measurement(base)
     lengths = ((now.steps // 5,) * 5,) * now.launches if stretches else ()
-    verdict = judge(measured, [other], LIMITS, interleaved=True, stretches=lengths)
+    verdict = judge(
+        measured, [other], LIMITS, interleaved=True, stretches=lengths
+    )
     side = BaselineSide(
         version=_VERSION,
-        order="".join("".join(source.sample("bn", 2)) for _ in range(now.launches)),
+        order="".join(
+            "".join(source.sample("bn", 2)) for _ in range(now.launches)
+        ),
         stretches=lengths,
         measurement=other,
         imported=12,
         differing=("src/net.py",),
     )
     return explained(
-        outcome(name, now, verdict, measured, baseline_side=side, **kwargs), [other]
+        outcome(name, now, verdict, measured, baseline_side=side, **kwargs),
+        [other],
     )
 
 
@@ -290,18 +320,28 @@ def of_each_kind() -> list[Outcome]:
     usual = Drawn()
     noisy = Drawn(noise=0.2)
     rpc = Plan(
-        world_size=2, backend="gloo", device="cpu", parameter_servers=2, master=True
+        world_size=2,
+        backend="gloo",
+        device="cpu",
+        parameter_servers=2,
+        master=True,
     )
     fell = {"rpc.bytes": 4096, "rpc.calls": 4}
     rose = {"rpc.bytes": 5120, "rpc.calls": 5}
     on_bytes = (*LIMITS, Limit(metric="rpc.bytes", value=0.0, unit="%"))
     calls = replace(usual, blocked=True)
     return [
-        against_baseline("test_same", replace(usual, seed=1), replace(usual, seed=100)),
+        against_baseline(
+            "test_same", replace(usual, seed=1), replace(usual, seed=100)
+        ),
         against_baseline(
             "test_slower",
             replace(
-                usual, seed=2, step=0.027, slow_rank=1, recorded={"torch": "2.13.1"}
+                usual,
+                seed=2,
+                step=0.027,
+                slow_rank=1,
+                recorded={"torch": "2.13.1"},
             ),
             replace(usual, seed=200),
         ),
@@ -312,7 +352,9 @@ def of_each_kind() -> list[Outcome]:
             sessions=1,
         ),
         against_baseline(
-            "test_faster", replace(usual, seed=4, step=0.012), replace(usual, seed=400)
+            "test_faster",
+            replace(usual, seed=4, step=0.012),
+            replace(usual, seed=400),
         ),
         in_turns(
             "test_pull_request",

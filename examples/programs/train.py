@@ -38,11 +38,15 @@ def main() -> None:
     if torch.cuda.is_available():
         device = f"cuda:{dist.get_node_local_rank()}"
     torch.manual_seed(dist.get_rank())
-    model = DDP(nn.Sequential(Block(options.width), Block(options.width)).to(device))
+    model = DDP(
+        nn.Sequential(Block(options.width), Block(options.width)).to(device)
+    )
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     for step in range(options.steps):
         for micro in range(options.micro_batches):
-            x = torch.randn(options.batch_size, 32, options.width, device=device)
+            x = torch.randn(
+                options.batch_size, 32, options.width, device=device
+            )
             last = micro == options.micro_batches - 1
             with nullcontext() if last else model.no_sync():
                 loss = (model(x) - x).square().mean() / options.micro_batches

@@ -10,7 +10,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from pytest_ddpperf.records.codec import CodecError, decode, dumps, encode, loads
+from pytest_ddpperf.records.codec import (
+    CodecError,
+    decode,
+    dumps,
+    encode,
+    loads,
+)
 from pytest_ddpperf.records.errors import BaselineError
 from pytest_ddpperf.records.plan import OF_TEST, Plan
 from pytest_ddpperf.records.samples import (
@@ -26,7 +32,9 @@ from pytest_ddpperf.wire.variables import READ
 
 _CPU_KEY = ("cpu_model", "cores", "cores_per_rank", "pinned")
 _ACCELERATOR_KEY = ("device_model", "device_memory_gib", "mig_profile")
-_GROUP_KEY = "device_type backend world_size nodes devices_per_node roles".split()
+_GROUP_KEY = (
+    "device_type backend world_size nodes devices_per_node roles".split()
+)
 _KEY = {*_CPU_KEY, *_ACCELERATOR_KEY, *_GROUP_KEY}
 _MUST_MATCH = """
     batch_size warmup timing power_limit_watts interconnect network matmul_precision
@@ -49,14 +57,18 @@ _PHRASES = (
 
 # characters: well below the 255 bytes of a file name, and still easy to read
 _SLUG_LENGTH = 100
-_PLAIN_NAME = re.compile(r"([a-z0-9_]+(?:::[a-z0-9_]+)*)(?:\[([a-z0-9_.-]+)\])?")
+_PLAIN_NAME = re.compile(
+    r"([a-z0-9_]+(?:::[a-z0-9_]+)*)(?:\[([a-z0-9_.-]+)\])?"
+)
 _PLAIN_LABEL = re.compile(r"[a-z0-9_.-]*")
 _TRADE_MARKS = re.compile(r"\((?:r|tm|c)\)", re.IGNORECASE)
 # names that differ only in other characters get a hash
 _PLAIN_KEY = re.compile(r"[A-Za-z0-9 ._+@,=()-]*")
 
 
-def environment(facts: Facts, plan: Plan, *, batch_size: int | None) -> Environment:
+def environment(
+    facts: Facts, plan: Plan, *, batch_size: int | None
+) -> Environment:
     """Sorts rank 0's flat facts, with what was asked, into the three classes.
 
     A fact that is None or "" could not be found out or does not apply: it is left out, so that the
@@ -78,9 +90,14 @@ def environment(facts: Facts, plan: Plan, *, batch_size: int | None) -> Environm
         "program": plan.program,
         **{OF_TEST + name: value for name, value in plan.facts.items()},
     }
-    one_host: dict[str, Scalar] = {"nodes": 1, "devices_per_node": plan.world_size}
+    one_host: dict[str, Scalar] = {
+        "nodes": 1,
+        "devices_per_node": plan.world_size,
+    }
     reported = {**one_host, **facts, **asked}
-    known = {name: fact for name, fact in reported.items() if fact not in (None, "")}
+    known = {
+        name: fact for name, fact in reported.items() if fact not in (None, "")
+    }
     memory = known.get("device_memory_gib")
     if isinstance(memory, float):
         known["device_memory_gib"] = round(memory)
@@ -91,7 +108,9 @@ def environment(facts: Facts, plan: Plan, *, batch_size: int | None) -> Environm
     of_device = _CPU_KEY if plan.device == "cpu" else _ACCELERATOR_KEY
     return Environment(
         key=taken(*of_device, *_GROUP_KEY),
-        must_match=taken(*_MUST_MATCH, *(OF_TEST + name for name in plan.facts)),
+        must_match=taken(
+            *_MUST_MATCH, *(OF_TEST + name for name in plan.facts)
+        ),
         recorded=known,
     )
 
@@ -110,8 +129,11 @@ def _is_worth_showing(name: str, now: Facts, base: Facts) -> bool:
         return name in now and name in base
     if name == "clock_mhz":
         after, before = now.get(name), base.get(name)
-        if not isinstance(after, int | float) or not isinstance(before, int | float):
-            return False  # unknown, or a text because the devices of ranks differ
+        if not isinstance(after, int | float) or not isinstance(
+            before, int | float
+        ):
+            # unknown, or a text because the devices of ranks differ
+            return False
         return after < _SAME_CLOCK * before
     return name not in _CHANGING or bool(now.get("slowdown"))
 
@@ -119,10 +141,16 @@ def _is_worth_showing(name: str, now: Facts, base: Facts) -> bool:
 def fact_changes(now: Facts, base: Facts) -> tuple[FactChange, ...]:
     """Return the facts that differ."""
     changes = []
-    for name in sorted({*now, *base}, key=lambda name: (name in _CHANGING, name)):
+    for name in sorted(
+        {*now, *base}, key=lambda name: (name in _CHANGING, name)
+    ):
         before, after = _text(base.get(name)), _text(now.get(name))
         if before != after and _is_worth_showing(name, now, base):
-            shown = name.removeprefix("env:").removeprefix(READ).removeprefix(OF_TEST)
+            shown = (
+                name.removeprefix("env:")
+                .removeprefix(READ)
+                .removeprefix(OF_TEST)
+            )
             changes.append(FactChange(name=shown, before=before, now=after))
     return tuple(changes)
 
@@ -211,13 +239,15 @@ def parse(path: Path, data: bytes) -> Baseline:
         raise BaselineError(path, problem, AGAIN) from error
     schema = content.pop("schema", None) if isinstance(content, dict) else None
     if type(schema) is not int or schema < 1:
-        problem = f"is not a baseline: its schema is {schema!r}, not a version number"
+        problem = (
+            f"is not a baseline: its schema is {schema!r}, not a version number"
+        )
         raise BaselineError(path, problem, AGAIN)
     if schema > SCHEMA:
-        problem = (
-            f"has schema {schema}; this version of pytest-ddpperf reads schema {SCHEMA}"
+        problem = f"has schema {schema}; this version of pytest-ddpperf reads schema {SCHEMA}"
+        raise BaselineError(
+            path, problem, "upgrade pytest-ddpperf, or " + AGAIN
         )
-        raise BaselineError(path, problem, "upgrade pytest-ddpperf, or " + AGAIN)
     try:
         baseline = decode(Baseline, content)
     except CodecError as error:

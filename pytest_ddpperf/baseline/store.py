@@ -81,7 +81,9 @@ class Store:
         differing = _differing(baseline.environment.key, environment.key)
         if differing:
             raise BaselineError(
-                path, f"belongs to another environment: {differing}", content.AGAIN
+                path,
+                f"belongs to another environment: {differing}",
+                content.AGAIN,
             )
         return baseline
 
@@ -96,16 +98,24 @@ class Store:
         path = self.path(environment, baseline.test)
         try:
             with _locked(path, self.root):
-                stored = self.read_alike(environment, baseline.test) if extend else None
+                stored = (
+                    self.read_alike(environment, baseline.test)
+                    if extend
+                    else None
+                )
                 if stored:
                     sessions = (*stored.sessions, *baseline.sessions)
-                    baseline = replace(baseline, sessions=sessions[-SESSIONS_KEPT:])
+                    baseline = replace(
+                        baseline, sessions=sessions[-SESSIONS_KEPT:]
+                    )
                 files.write(path, _text(path, baseline))
         except OSError as error:
             raise _failure(path, "cannot be written", error) from error
         return path
 
-    def read_alike(self, environment: Environment, test: TestId) -> Baseline | None:
+    def read_alike(
+        self, environment: Environment, test: TestId
+    ) -> Baseline | None:
         """As `read`; raises BaselineError also for one to which a session of `environment` could
         not be added."""
         stored = self.read(environment, test)
@@ -126,7 +136,9 @@ class Store:
         except OSError as error:
             raise _failure(self.root, "cannot be read", error) from error
         return tuple(
-            sorted(path for path in self.root.glob("*/**/*.json") if path.is_file())
+            sorted(
+                path for path in self.root.glob("*/**/*.json") if path.is_file()
+            )
         )
 
     def read_file(self, path: Path) -> Baseline:
@@ -141,14 +153,19 @@ class Store:
         unreadable."""
         try:
             names = sorted(folder.name for folder in self.root.iterdir())
-            return tuple(name for name in names if self._path(name, test).is_file())
+            return tuple(
+                name for name in names if self._path(name, test).is_file()
+            )
         except OSError:
             return ()
 
     def nearby(self, environment: Environment, test: TestId) -> Path | None:
         """Return the file of a test of that name and module, in the same environment, by another
         path or below another rootdir; None if there is none."""
-        name, own = content.file_name(test), content.environment_name(environment)
+        name, own = (
+            content.file_name(test),
+            content.environment_name(environment),
+        )
         module = self.rootdir / test.module
         found = [
             path
@@ -173,7 +190,10 @@ class Store:
         for name in self.others(test):
             found = self.read_file(self._path(name, test))
             last = found.sessions[-1]
-            if found.test != test or _same_work(last.measurement.environment) != asked:
+            if (
+                found.test != test
+                or _same_work(last.measurement.environment) != asked
+            ):
                 continue
             if newest is None or last.created > newest[0]:
                 newest = last.created, name, last.measurement
@@ -207,7 +227,8 @@ def _differing(stored: Facts, here: Facts) -> str:
         name for name in {*stored, *here} if stored.get(name) != here.get(name)
     )
     return ", ".join(
-        f"{name} {stored.get(name)!r}, here {here.get(name)!r}" for name in names
+        f"{name} {stored.get(name)!r}, here {here.get(name)!r}"
+        for name in names
     )
 
 
@@ -216,9 +237,13 @@ def _text(path: Path, baseline: Baseline) -> str:
         text = content.text(baseline)
         content.parse(path, text.encode())
     except (CodecError, BaselineError) as error:
-        problem = error.problem if isinstance(error, BaselineError) else str(error)
+        problem = (
+            error.problem if isinstance(error, BaselineError) else str(error)
+        )
         raise BaselineError(
-            path, f"cannot be saved: {problem}", "nothing was written; measure again"
+            path,
+            f"cannot be saved: {problem}",
+            "nothing was written; measure again",
         ) from error
     return text
 
@@ -236,16 +261,17 @@ def _locked(path: Path, root: Path) -> Iterator[None]:
     name = hashlib.sha256(os.fsencode(os.path.realpath(root))).hexdigest()[:16]
     try:
         lock = FileLock(
-            _lock_folder() / f"baselines-{name}.lock", timeout=_LOCK_WAIT_SECONDS
+            _lock_folder() / f"baselines-{name}.lock",
+            timeout=_LOCK_WAIT_SECONDS,
         )
         lock.acquire()
     except OSError as error:
-        remedy = (
-            f"remove {error.filename} as its owner, or set TMPDIR to another folder"
-        )
+        remedy = f"remove {error.filename} as its owner, or set TMPDIR to another folder"
         if isinstance(error, Timeout):
             remedy = "another run is saving here: wait until it ends"
-        raise BaselineError(path, f"cannot be written: {error}", remedy) from error
+        raise BaselineError(
+            path, f"cannot be written: {error}", remedy
+        ) from error
     try:
         yield
     finally:
@@ -254,20 +280,26 @@ def _locked(path: Path, root: Path) -> Iterator[None]:
 
 def _lock_folder() -> Path:
     """The folder for this user's locks; raises FileExistsError if it is somebody else's."""
-    folder = Path(tempfile.gettempdir()) / f"pytest-ddpperf-locks-{os.geteuid()}"
+    folder = (
+        Path(tempfile.gettempdir()) / f"pytest-ddpperf-locks-{os.geteuid()}"
+    )
     with suppress(FileExistsError):
         folder.mkdir(mode=0o700)
     found = folder.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
         raise FileExistsError(
-            errno.EEXIST, "belongs to another user or is not a folder", str(folder)
+            errno.EEXIST,
+            "belongs to another user or is not a folder",
+            str(folder),
         )
     return folder
 
 
 def _failure(path: Path, what: str, error: OSError) -> BaselineError:
     if isinstance(error, (FileExistsError, NotADirectoryError)):
-        blocking = next((parent for parent in path.parents if parent.is_file()), path)
+        blocking = next(
+            (parent for parent in path.parents if parent.is_file()), path
+        )
         problem = f"{what}: {blocking} is a file, not a folder"
         return BaselineError(path, problem, f"move it away, {_ELSEWHERE}")
     if isinstance(error, IsADirectoryError):

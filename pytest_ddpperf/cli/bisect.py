@@ -124,7 +124,9 @@ def _run(arguments: argparse.Namespace) -> int:
     progress("")
     console.say(answer.lines)
     if arguments.json is not None:
-        console.write_json(arguments.json, {"test": arguments.test, **answer.data})
+        console.write_json(
+            arguments.json, {"test": arguments.test, **answer.data}
+        )
     runs.forget()
     return console.OK if answer.found else console.NAMED_VERDICT
 
@@ -170,7 +172,11 @@ class CommitSearch:
         top = runs.top
         head = git.commit_named(top, "HEAD")
         good = git.commit_named(top, arguments.good or _fast_commit(arguments))
-        bad = head if arguments.bad is None else git.commit_named(top, arguments.bad)
+        bad = (
+            head
+            if arguments.bad is None
+            else git.commit_named(top, arguments.bad)
+        )
         is_changed = bool(git.changed_files(top, head))
         self._commits = [good, *git.first_parents(top, good, bad)]
         if arguments.bad is None and is_changed:
@@ -180,7 +186,9 @@ class CommitSearch:
                 f"there is nothing between {good[:12]} and {self._named(-1)}"
             )
         # Whether the slow end is the working tree, with which all are compared.
-        self._ends_here = self._commits[-1] == "" or (bad == head and not is_changed)
+        self._ends_here = self._commits[-1] == "" or (
+            bad == head and not is_changed
+        )
         # looks at both ends
         self._first: list[Compared] = []
         self._last: list[Compared] = []
@@ -200,7 +208,9 @@ class CommitSearch:
             rises = list(self._rises())
             slower = [rise for rise in rises if rise.became_slower]
             if slower:
-                found = min(slower, key=lambda rise: rise.search.whole.p_value())
+                found = min(
+                    slower, key=lambda rise: rise.search.whole.p_value()
+                )
                 limit = found.comparison.limit
                 self._slower = found.outcome, limit
                 self._key = key_of(found.outcome, limit)
@@ -218,10 +228,14 @@ class CommitSearch:
             for place, looks in ends:
                 doing = f"{len(self._runs.used) + 1}: comparing the ends"
                 against = f"--ddp-against={self._commits[place]}"
-                looks.append(compare(self._runs, against, again=again, doing=doing))
+                looks.append(
+                    compare(self._runs, against, again=again, doing=doing)
+                )
         except NotMeasured as why:
             console.warn(self._runs.output())
-            raise console.UsageError(f"the ends cannot be compared: {why}") from None
+            raise console.UsageError(
+                f"the ends cannot be compared: {why}"
+            ) from None
 
     def _rises(self) -> Iterator[Rise]:
         """Yield the rises between the ends, of all that was compared."""
@@ -231,14 +245,19 @@ class CommitSearch:
             for each in outcome.verdict.comparisons:
                 with suppress(NotMeasured):
                     search = self._between_ends(key_of(outcome, each.limit))
-                    bound = times.bound(each.limit, math.log(each.baseline_seconds))
+                    bound = times.bound(
+                        each.limit, math.log(each.baseline_seconds)
+                    )
                     became_slower = search.became_slower(bound, each.level)
                     yield Rise(became_slower, outcome, each, search)
 
     def _between_ends(self, key: tuple[str, str]) -> bisection.Bisection:
         """Return a search that has yet to begin; raises NotMeasured."""
         last = len(self._commits) - 1
-        measured = {0: difference(self._first, key), last: difference(self._last, key)}
+        measured = {
+            0: difference(self._first, key),
+            last: difference(self._last, key),
+        }
         return bisection.Bisection(last=last, measured=measured)
 
     def split(self, found: bisection.Bisection) -> None:
@@ -269,7 +288,9 @@ class CommitSearch:
     ) -> None:
         """Measure these commits `first`, then those between them."""
         places = [
-            place for place in dict.fromkeys(first) if place not in found.measured
+            place
+            for place in dict.fromkeys(first)
+            if place not in found.measured
         ]
         while (place := places.pop(0) if places else found.next()) is not None:
             looks: list[Compared] = []
@@ -289,7 +310,9 @@ class CommitSearch:
             else:
                 found.skipped[place] = bisection.UNDECIDED
 
-    def _look(self, place: int, launches: int, again: int, doing: str) -> Compared:
+    def _look(
+        self, place: int, launches: int, again: int, doing: str
+    ) -> Compared:
         outcome, limit = self._slower
         needed = stats.steps_needed(limit.kind.percentile)
         steps = max(_STEPS, math.ceil(needed / launches))
@@ -334,12 +357,17 @@ class CommitSearch:
             ]
             rose = self._counters_that_rose()
             what = "did not become slower beyond its limit"
-            lines = [f"{self._test} {what} {between}", ", ".join([*figures, *rose])]
+            lines = [
+                f"{self._test} {what} {between}",
+                ", ".join([*figures, *rose]),
+            ]
             if is_open:
                 what = "too noisy to decide whether it became slower beyond its limit"
                 lines[0] = f"{self._test}: {what} {between}"
             elif rose:
-                lines[0] += "; times did not rise beyond a limit, but counters did"
+                lines[0] += (
+                    "; times did not rise beyond a limit, but counters did"
+                )
         data = {**self._ends, "commits": [], "found": []}
         return Answer(found=False, lines=lines, data=data)
 
@@ -416,7 +444,9 @@ class CommitSearch:
         commits = []
         measured = {**self._seen, **found.measured}
         for place in sorted({*measured, *found.skipped}):
-            commit: dict[str, Any] = _described(self._runs.top, self._commits[place])
+            commit: dict[str, Any] = _described(
+                self._runs.top, self._commits[place]
+            )
             if place in found.skipped:
                 commit["skipped"] = found.skipped[place]
                 shown = f"passed over: {found.skipped[place]}"
@@ -446,7 +476,9 @@ class CommitSearch:
         if count > 1:
             where = f"after {before[:12]}, up to {self._named(gap.after)}"
         share = text.amount(min(part, 1.0))
-        lines = [f"slower {where}: {text.interval(change)}, {share} of the change"]
+        lines = [
+            f"slower {where}: {text.interval(change)}, {share} of the change"
+        ]
         if count > 1:
             lines.append(f"  any of these {count} commits may be it")
         elif after:
@@ -482,7 +514,12 @@ def _described(top: Path, commit: str) -> dict[str, str]:
     author, date, subject = "", "", "uncommitted changes"
     if commit:
         author, date, subject = git.described(top, commit)
-    return {"commit": commit, "author": author, "date": date, "subject": subject}
+    return {
+        "commit": commit,
+        "author": author,
+        "date": date,
+        "subject": subject,
+    }
 
 
 def _fast_commit(arguments: argparse.Namespace) -> str:
@@ -520,7 +557,8 @@ def _of_facts(arguments: argparse.Namespace, runs: Runs) -> Answer:
     """Compare the working tree with itself under each fact that the baseline has otherwise."""
     session = _last_session(arguments)
     outcomes = runs.run(
-        f"--ddp-baseline-dir={arguments.baseline_dir}", "--ddp-baseline-missing=warn"
+        f"--ddp-baseline-dir={arguments.baseline_dir}",
+        "--ddp-baseline-missing=warn",
     ).outcomes
     measured = [each for each in outcomes if each.measurement is not None]
     if not measured:
@@ -574,7 +612,9 @@ def _compare_with(
 _VARIABLE = "env:"
 
 
-def _facts(session: Recording, now: Mapping[str, Scalar]) -> list[tuple[str, str, str]]:
+def _facts(
+    session: Recording, now: Mapping[str, Scalar]
+) -> list[tuple[str, str, str]]:
     """Return the variables and distributions that differ: name, before and now, "" for none."""
     from importlib import metadata  # costs more than all else here
 
@@ -582,7 +622,9 @@ def _facts(session: Recording, now: Mapping[str, Scalar]) -> list[tuple[str, str
     facts = []
     for name in sorted({*before, *now}):
         if name.startswith(_VARIABLE) and before.get(name) != now.get(name):
-            facts.append((name, str(before.get(name) or ""), str(now.get(name) or "")))
+            facts.append(
+                (name, str(before.get(name) or ""), str(now.get(name) or ""))
+            )
     for name, distribution in sorted(session.distributions.items()):
         installed = ""
         with suppress(metadata.PackageNotFoundError):
@@ -592,7 +634,9 @@ def _facts(session: Recording, now: Mapping[str, Scalar]) -> list[tuple[str, str
     return facts
 
 
-def _set_back(arguments: argparse.Namespace, runs: Runs, name: str, before: str) -> str:
+def _set_back(
+    arguments: argparse.Namespace, runs: Runs, name: str, before: str
+) -> str:
     """Return the option that compares with the fact as it was; raises NotMeasured."""
     if name.startswith(_VARIABLE):
         variable = name.removeprefix(_VARIABLE)
@@ -606,11 +650,16 @@ def _set_back(arguments: argparse.Namespace, runs: Runs, name: str, before: str)
     venv = runs.folder / f"{name}-{before}"
     if not (venv / "built").exists():
         command = arguments.build.replace("{venv}", shlex.quote(str(venv)))
-        command = command.replace("{requirements}", shlex.quote(f"{name}=={before}"))
-        shutil.rmtree(venv, ignore_errors=True)  # of a build that was interrupted
+        command = command.replace(
+            "{requirements}", shlex.quote(f"{name}=={before}")
+        )
+        # of a build that was interrupted
+        shutil.rmtree(venv, ignore_errors=True)
         ended = git.run_whole(command, os.environ)
         if ended.returncode or not venv.is_dir():
-            output = (ended.stdout + ended.stderr).decode(errors="replace").strip()
+            output = (
+                (ended.stdout + ended.stderr).decode(errors="replace").strip()
+            )
             *_, last = output.splitlines() or ["it made no environment"]
             raise NotMeasured(f"{command} failed: {last}")
         (venv / "built").touch()

@@ -73,7 +73,9 @@ def _run(arguments: argparse.Namespace) -> int:
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "test_train.py"
         report = Path(folder) / "run.json"
-        removes_itself = _REMOVES_ITSELF.format(folder=folder, parent=os.getpid())
+        removes_itself = _REMOVES_ITSELF.format(
+            folder=folder, parent=os.getpid()
+        )
         file.write_text(removes_itself + test)
         command = [
             *(sys.executable, "-m", "pytest", "-q", "-c", os.devnull),
@@ -96,7 +98,9 @@ def _run(arguments: argparse.Namespace) -> int:
         )
         outcomes = []
         if report.exists():
-            outcomes = [entry.outcome for entry in json_report.read([report]).entries]
+            outcomes = [
+                entry.outcome for entry in json_report.read([report]).entries
+            ]
     if ended.returncode or not outcomes:
         console.say(ended.stdout.splitlines())
         return console.NAMED_VERDICT
@@ -131,7 +135,9 @@ def add_reports(subparsers: Any) -> None:
         "Write what pytest --ddp-json wrote as Markdown: the worst 50 measurements first."
         f" {_SHARDS} The file that GITHUB_STEP_SUMMARY names is appended to."
     )
-    _add_report(subparsers, "markdown", "write runs as Markdown", about, _markdown)
+    _add_report(
+        subparsers, "markdown", "write runs as Markdown", about, _markdown
+    )
 
 
 def _add_report(
@@ -158,21 +164,29 @@ def _html(arguments: argparse.Namespace) -> int:
     from pytest_ddpperf.report import page
 
     figures.check("ddpperf html")
-    console.write(arguments.output, page.html(json_report.read(arguments.reports)))
+    console.write(
+        arguments.output, page.html(json_report.read(arguments.reports))
+    )
     return console.OK
 
 
 def _markdown(arguments: argparse.Namespace) -> int:
     content = markdown.report(json_report.read(arguments.reports))
-    console.write(arguments.output, content, append=markdown.appends(arguments.output))
+    console.write(
+        arguments.output, content, append=markdown.appends(arguments.output)
+    )
     return console.OK
 
 
 def add_baseline(subparsers: Any) -> None:
     """Add `baseline list`."""
     parser = subparsers.add_parser("baseline", help="list stored baselines")
-    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    listed = commands.add_parser("list", help="list what is stored, by environment")
+    commands = parser.add_subparsers(
+        title="commands", metavar="COMMAND", required=True
+    )
+    listed = commands.add_parser(
+        "list", help="list what is stored, by environment"
+    )
     # errors advise the second, which pytest has
     console.add_baseline_dir(listed, "--baseline-dir", "--ddp-baseline-dir")
     console.add_k(listed, "tests and environments")
@@ -241,10 +255,10 @@ def _doctor(arguments: argparse.Namespace) -> int:
         lines.append("nothing to change was found")
     for line in lines:
         console.say(text.wrapped(line, text.terminal_width(), below))
-    advice = (
-        "smallest change that can be detected here: pytest TESTS --ddp-against self"
-    )
+    advice = "smallest change that can be detected here: pytest TESTS --ddp-against self"
     console.say([advice])
     if arguments.json is not None:
-        console.write_json(arguments.json, {"checks": list(map(asdict, checks))})
+        console.write_json(
+            arguments.json, {"checks": list(map(asdict, checks))}
+        )
     return console.OK

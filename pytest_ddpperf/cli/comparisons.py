@@ -33,7 +33,12 @@ def progress(words: str) -> None:
     if not sys.stderr.isatty():
         console.warn([words] if words else [])
     else:
-        print(f"\r{words:<70}", end="" if words else "\r", file=sys.stderr, flush=True)
+        print(
+            f"\r{words:<70}",
+            end="" if words else "\r",
+            file=sys.stderr,
+            flush=True,
+        )
 
 
 class NotMeasured(Exception):
@@ -172,10 +177,15 @@ class Compared:
     def slowest(self) -> tuple[Outcome, Comparison]:
         """Return the measurement that differs most, of those that regressed if any did, with its
         largest change."""
-        pairs = [(each, one) for each in self.outcomes for one in each.comparisons]
+        pairs = [
+            (each, one) for each in self.outcomes for one in each.comparisons
+        ]
         return max(
             pairs,
-            key=lambda pair: (pair[0].verdict == "REGRESSED", pair[1].change.estimate),
+            key=lambda pair: (
+                pair[0].verdict == "REGRESSED",
+                pair[1].change.estimate,
+            ),
         )
 
 
@@ -193,12 +203,15 @@ def difference(looks: Sequence[Compared], key: Key) -> stats.Difference:
     if not all(key in look.logs for look in looks):
         raise NotMeasured(f"{key[1]} was not compared")
     now, other = (
-        [each for look in looks for each in look.logs[key][side]] for side in (0, 1)
+        [each for look in looks for each in look.logs[key][side]]
+        for side in (0, 1)
     )
     return stats.paired(now, other, trim=times.TRIM)
 
 
-def compare(runs: Runs, *asked: str, again: int = 0, doing: str = "") -> Compared:
+def compare(
+    runs: Runs, *asked: str, again: int = 0, doing: str = ""
+) -> Compared:
     """Compare as options ask. Measurements without a comparison are left out. Raises NotMeasured,
     and UsageError."""
     report = runs.run(*asked, again=again, doing=doing)
@@ -207,7 +220,9 @@ def compare(runs: Runs, *asked: str, again: int = 0, doing: str = "") -> Compare
             return Compared(same=report.run.problem)
         raise NotMeasured(report.run.problem)
     if not report.outcomes:
-        raise NotMeasured("the test measured nothing: it failed, or was skipped")
+        raise NotMeasured(
+            "the test measured nothing: it failed, or was skipped"
+        )
     if len({each.nodeid for each in report.outcomes}) > 1:
         named = text.some([each.nodeid for each in report.outcomes])
         raise console.UsageError(f"several tests: name one of them: {named}")

@@ -84,7 +84,9 @@ def write(path: Path, content: str, *, append: bool = False) -> None:
     try:
         files.write(path, content, append=append)
     except OSError as error:
-        raise UsageError(f"{path}: cannot be written: {error.strerror}") from error
+        raise UsageError(
+            f"{path}: cannot be written: {error.strerror}"
+        ) from error
 
 
 _SCHEMA = 1
@@ -93,7 +95,12 @@ _SCHEMA = 1
 def write_json(path: Path, answer: Mapping[str, Any]) -> None:
     """Write what a command found, with the time and the version, or raise UsageError."""
     created = datetime.now(timezone.utc).isoformat(timespec="seconds")
-    content = {"schema": _SCHEMA, "created": created, "version": __version__, **answer}
+    content = {
+        "schema": _SCHEMA,
+        "created": created,
+        "version": __version__,
+        **answer,
+    }
     write(path, codec.dumps(content))
 
 
@@ -110,7 +117,9 @@ def add_path(
     default: Path | None = None,
 ) -> None:
     """Add an option that takes a path."""
-    parser.add_argument(name, type=Path, metavar=metavar, default=default, help=what)
+    parser.add_argument(
+        name, type=Path, metavar=metavar, default=default, help=what
+    )
 
 
 def add_baseline_dir(parser: argparse.ArgumentParser, *names: str) -> None:

@@ -18,7 +18,12 @@ from pytest_ddpperf.records.outcome import Outcome
 from pytest_ddpperf.records.plan import TIME_LIMITS, Limit, limits_for
 from pytest_ddpperf.records.samples import Reason, Recording, Status, Verdict
 from pytest_ddpperf.report import causes, diff_report, json_report
-from pytest_ddpperf.report.json_report import Entry, StoredReport, gone_of, identity
+from pytest_ddpperf.report.json_report import (
+    Entry,
+    StoredReport,
+    gone_of,
+    identity,
+)
 from pytest_ddpperf.verdict import decision, times
 
 
@@ -36,7 +41,11 @@ def compare(
     entries = []
     for number, entry in enumerate(now.entries):
         partner = base.entries[partners[number]] if number in partners else None
-        asked = limits if limits is not None else entry.outcome.limits or TIME_LIMITS
+        asked = (
+            limits
+            if limits is not None
+            else entry.outcome.limits or TIME_LIMITS
+        )
         applying = limits_for(entry.outcome.plan, asked)
         outcome = _with_verdict(entry.outcome, partner, applying)
         if outcome.verdict:
@@ -53,7 +62,12 @@ def compare(
     # part.
     runs = [
         replace(
-            run, skipped=0, never_measured=0, other_failures=0, problem="", messages=()
+            run,
+            skipped=0,
+            never_measured=0,
+            other_failures=0,
+            problem="",
+            messages=(),
         )
         for run in now.runs
     ]
@@ -61,7 +75,11 @@ def compare(
         now,
         entries=tuple(entries),
         runs=tuple(runs),
-        messages=(*base.messages, *now.messages, *diff_report.remarks(outcomes)),
+        messages=(
+            *base.messages,
+            *now.messages,
+            *diff_report.remarks(outcomes),
+        ),
         bases=base.runs,
         only_before=tuple(gone_of(entry.outcome) for entry in gone.values()),
     )
@@ -72,12 +90,17 @@ def _partners(base: StoredReport, now: StoredReport) -> dict[int, int]:
     many ranks; where there are several, of that on the same kind of machine."""
     found: dict[int, int] = {}
     left = dict(enumerate(base.entries))
-    for alike in (identity, attrgetter("test", "plan.world_size", "plan.roles")):
+    for alike in (
+        identity,
+        attrgetter("test", "plan.world_size", "plan.roles"),
+    ):
         places: dict[Hashable, list[int]] = {}
         for there, entry in left.items():
             places.setdefault(alike(entry.outcome), []).append(there)
         for here, entry in enumerate(now.entries):
-            if here not in found and (of_it := places.get(alike(entry.outcome))):
+            if here not in found and (
+                of_it := places.get(alike(entry.outcome))
+            ):
                 found[here] = of_it.pop(0)
                 del left[found[here]]
     return found
@@ -119,18 +142,25 @@ def _with_verdict(
         commit=other.run.commit,
     )
     refused = decision.refused(
-        now.measurement, before.measurement, now=now.verdict, then=other.outcome.verdict
+        now.measurement,
+        before.measurement,
+        now=now.verdict,
+        then=other.outcome.verdict,
     )
     return _judged(fresh, before, refused)
 
 
-def _judged(now: Outcome, before: Recording, refused: Verdict | None) -> Outcome:
+def _judged(
+    now: Outcome, before: Recording, refused: Verdict | None
+) -> Outcome:
     """Return a measurement with its verdict against an earlier one, that it was `refused` if it
     was."""
     current, baseline = now.measured, [before.measurement]
     assert now.level is not None
     level = now.level
-    verdict = refused or decision.judge(current, baseline, now.limits, level=level)
+    verdict = refused or decision.judge(
+        current, baseline, now.limits, level=level
+    )
     # The gate refuses what cannot be supported before it measures, but for its own limits; here a
     # note must do.
     dropped, notes = [], []
@@ -141,7 +171,9 @@ def _judged(now: Outcome, before: Recording, refused: Verdict | None) -> Outcome
             notes.append(f"no limit is applied to {each}")
     verdict = replace(verdict, dropped_limits=tuple(dropped))
     steps = min(current.samples.steps, before.measurement.samples.steps)
-    findings, words = causes.explain(verdict, now.plan, current, baseline, level)
+    findings, words = causes.explain(
+        verdict, now.plan, current, baseline, level
+    )
     return replace(
         now,
         verdict=verdict,
@@ -164,20 +196,28 @@ def add_parser(subparsers: Any) -> None:
     parser = subparsers.add_parser(
         "diff", help="compare one run with another", description=_DESCRIPTION
     )
-    parser.add_argument("base", type=Path, metavar="BASE", help="the earlier report")
+    parser.add_argument(
+        "base", type=Path, metavar="BASE", help="the earlier report"
+    )
     parser.add_argument(
         "now", type=Path, nargs="+", metavar="NOW", help="the later one"
     )
     what = "how much worse a metric may get, as p10:5%%,p50:2ms (default: the tests' own limits)"
     parser.add_argument(
-        "--threshold", type=console.read_as(parse.limits), metavar="LIST", help=what
+        "--threshold",
+        type=console.read_as(parse.limits),
+        metavar="LIST",
+        help=what,
     )
     what = (
         f"exactly these verdicts end with status 1: {', '.join(FAIL_ON_NAMES)} (default: "
         "regressed)"
     )
     parser.add_argument(
-        "--fail-on", type=console.read_as(parse.fail_on), metavar="LIST", help=what
+        "--fail-on",
+        type=console.read_as(parse.fail_on),
+        metavar="LIST",
+        help=what,
     )
     console.add_k(parser)
     what = "write NOW with its verdicts, as --ddp-json does; ddpperf html and markdown read it"
@@ -193,9 +233,12 @@ def add_parser(subparsers: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     contents = [
-        (path, json_report.load(path)) for path in (arguments.base, *arguments.now)
+        (path, json_report.load(path))
+        for path in (arguments.base, *arguments.now)
     ]
-    theirs = [path for path, content in contents if diff_report.is_theirs(content)]
+    theirs = [
+        path for path, content in contents if diff_report.is_theirs(content)
+    ]
     if theirs:
         return _theirs(arguments, contents)
     base, *several = (
@@ -204,7 +247,10 @@ def run(arguments: argparse.Namespace) -> int:
     base = console.matching(base, arguments.matches)
     now = console.matching(json_report.merged(several), arguments.matches)
     compared = compare(
-        base, now, arguments.threshold, arguments.fail_on or frozenset({"regressed"})
+        base,
+        now,
+        arguments.threshold,
+        arguments.fail_on or frozenset({"regressed"}),
     )
     if arguments.json is not None:
         before = {
@@ -213,7 +259,8 @@ def run(arguments: argparse.Namespace) -> int:
         }
         data = {
             **json_report.report(
-                compared.outcomes, replace(compared.run, messages=compared.messages)
+                compared.outcomes,
+                replace(compared.run, messages=compared.messages),
             ),
             "base": {"run_id": base.run.id, **before},
             "only_in_base": codec.encode(compared.only_before),
@@ -247,7 +294,8 @@ def _status(is_compared: bool) -> int:
 
 
 def _theirs(
-    arguments: argparse.Namespace, contents: Sequence[tuple[Path, dict[str, Any]]]
+    arguments: argparse.Namespace,
+    contents: Sequence[tuple[Path, dict[str, Any]]],
 ) -> int:
     """Show files of PyTorch's benchmark, next to each other or to a report of ours. They hold one
     launch each, so there is no verdict."""
@@ -257,7 +305,9 @@ def _theirs(
             problem = "is only for reports of ddpperf: those of PyTorch's benchmark hold one launch"
             raise console.UsageError(f"{name} {problem}")
     if len(contents) > 2:
-        raise console.UsageError("files of PyTorch's benchmark are compared by two")
+        raise console.UsageError(
+            "files of PyTorch's benchmark are compared by two"
+        )
     sweeps, failed = [], list[Outcome]()
     for path, content in contents:
         if diff_report.is_theirs(content):
@@ -268,7 +318,9 @@ def _theirs(
             )
             sweeps.append(diff_report.ours(report))
             failed += [
-                outcome for outcome in report.outcomes if outcome.measurement is None
+                outcome
+                for outcome in report.outcomes
+                if outcome.measurement is None
             ]
     base, now = sweeps
     console.say(diff_report.side_by_side(base, now))
@@ -277,5 +329,7 @@ def _theirs(
         for outcome in failed
     )
     return (
-        console.NAMED_VERDICT if failed else _status(diff_report.in_common(base, now))
+        console.NAMED_VERDICT
+        if failed
+        else _status(diff_report.in_common(base, now))
     )

@@ -50,7 +50,9 @@ def add_parser(subparsers: Any) -> None:
         description=_DESCRIPTION,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    commands = parser.add_subparsers(
+        title="commands", metavar="COMMAND", required=True
+    )
     _add_show(commands)
     _add_add(commands)
     _add_accept(commands)
@@ -68,15 +70,23 @@ def _add_show(commands: Any) -> None:
     )
     _add_threshold(parser)
     console.add_k(parser, "series")
-    console.add_path(parser, "--html", "also write a page with a figure of each series")
+    console.add_path(
+        parser, "--html", "also write a page with a figure of each series"
+    )
     parser.set_defaults(run=show)
 
 
 def _add_add(commands: Any) -> None:
-    parser = commands.add_parser("add", help="add runs that were reported as JSON")
+    parser = commands.add_parser(
+        "add", help="add runs that were reported as JSON"
+    )
     console.add_reports(parser)
     console.add_path(
-        parser, "--to", "default: history", metavar="DIR", default=_DEFAULT_FOLDER
+        parser,
+        "--to",
+        "default: history",
+        metavar="DIR",
+        default=_DEFAULT_FOLDER,
     )
     parser.set_defaults(run=add)
 
@@ -96,10 +106,16 @@ def _add_accept(commands: Any) -> None:
         help="the commit of the change point; may be shortened",
     )
     parser.add_argument(
-        "test", metavar="TEST", help="its name as history shows it, or a part of it"
+        "test",
+        metavar="TEST",
+        help="its name as history shows it, or a part of it",
     )
     parser.add_argument(
-        "-m", "--message", required=True, metavar="WHY", help="why it is meant to stay"
+        "-m",
+        "--message",
+        required=True,
+        metavar="WHY",
+        help="why it is meant to stay",
     )
     parser.add_argument(
         "--in", type=Path, default=_DEFAULT_FOLDER, dest="folder", metavar="DIR"
@@ -162,7 +178,9 @@ _PLACE = ("world_size", "backend")
 
 
 def _which_commit(
-    folder: Path, bisected: Sequence[entries.BisectedChange], change: HistoryChange
+    folder: Path,
+    bisected: Sequence[entries.BisectedChange],
+    change: HistoryChange,
 ) -> Iterator[str]:
     """Yield which of several commits made a test slower, or the command that finds it."""
     good = change.before.commit
@@ -179,7 +197,14 @@ def _which_commit(
         if len(git.first_parents(Path.cwd(), good, bad)) > 1:
             command = [
                 *("ddpperf", "bisect", f"{test.module}.py::{test.name}"),
-                *("--good", good[:12], "--bad", bad[:12], "--history", str(folder)),
+                *(
+                    "--good",
+                    good[:12],
+                    "--bad",
+                    bad[:12],
+                    "--history",
+                    str(folder),
+                ),
             ]
             known = change.series.must_match
             place = [
@@ -224,7 +249,9 @@ def accept(arguments: argparse.Namespace) -> int:
     if not arguments.commit or not arguments.message.strip():
         raise console.UsageError("COMMIT and WHY must not be empty")
     changes = _changes_at(_analyze(arguments), arguments.test, arguments.commit)
-    slower = [change for change in changes if change.status is ChangeStatus.REGRESSED]
+    slower = [
+        change for change in changes if change.status is ChangeStatus.REGRESSED
+    ]
     chosen = slower or [
         change for change in changes if change.status is ChangeStatus.IMPROVED
     ]
@@ -251,7 +278,9 @@ def _changes_at(
     """Return the change points of one test at one commit; raises UsageError if test or commit is
     not one."""
     names = sorted({str(series.test) for series in analysis.series})
-    chosen = [test] if test in names else [name for name in names if test in name]
+    chosen = (
+        [test] if test in names else [name for name in names if test in name]
+    )
     if not chosen:
         raise console.UsageError(f"{test}: the history has no such test")
     if len(chosen) > 1:
@@ -259,9 +288,13 @@ def _changes_at(
             f"{test}: several tests have that name: {', '.join(chosen)}"
         )
     changes = [
-        change for change in analysis.changes if str(change.series.test) == chosen[0]
+        change
+        for change in analysis.changes
+        if str(change.series.test) == chosen[0]
     ]
-    found = [change for change in changes if change.after.commit.startswith(commit)]
+    found = [
+        change for change in changes if change.after.commit.startswith(commit)
+    ]
     if len({change.after.commit for change in found}) != 1:
         commits = {change.after.commit[:12] for change in found or changes}
         places = ", ".join(sorted(commits)) or "none"

@@ -54,7 +54,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     if words[:1] == ["history"] and words[1:2] not in history.COMMANDS:
         words.insert(1, "show")  # argparse has no default subcommand
     try:
-        arguments = _parser().parse_args(words, argparse.Namespace(options=options))
+        arguments = _parser().parse_args(
+            words, argparse.Namespace(options=options)
+        )
         return int(arguments.run(arguments))
     except _USERS as error:
         return _ended(error, console.USAGE_ERROR)
@@ -95,6 +97,11 @@ def _parser() -> argparse.ArgumentParser:
         commands.add_baseline,
         commands.add_doctor,
     )
-    for add in (diff.add_parser, history.add_parser, bisect.add_parser, *add_others):
+    for add in (
+        diff.add_parser,
+        history.add_parser,
+        bisect.add_parser,
+        *add_others,
+    ):
         add(subparsers)
     return parser

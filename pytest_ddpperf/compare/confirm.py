@@ -69,7 +69,9 @@ def weigh(
             f"{each.limit.metric} {text.interval(text.changed(each))}"
             for each in verdict.comparisons
         ]
-        return Stands(f"interleaved with {commit[:12]}: {', '.join(changes)}{differs}")
+        return Stands(
+            f"interleaved with {commit[:12]}: {', '.join(changes)}{differs}"
+        )
     return Confirmed(
         replace(
             interleaved,
@@ -85,7 +87,11 @@ class Confirmation:
     """What a run has for confirming suspicions: seconds, and the baseline side that is alive."""
 
     def __init__(
-        self, seconds: float, rootdir: Path, baseline_dir: Path, side_of: SideOf | str
+        self,
+        seconds: float,
+        rootdir: Path,
+        baseline_dir: Path,
+        side_of: SideOf | str,
     ) -> None:
         """`side_of` starts a commit's own tests; a string says why nothing is confirmed, "" if
         nobody asked for it."""
@@ -120,7 +126,8 @@ class Confirmation:
             raise
         finally:
             if self._side is not None:
-                self._side.leave()  # so that it does not disturb the next measurement
+                # so that it does not disturb the next measurement
+                self._side.leave()
             self._left = until - time.monotonic()
         if isinstance(found, Confirmed):
             return found.measured
@@ -184,7 +191,9 @@ class Confirmation:
             " --ddp-confirm are left: raise it"
         )
 
-    def _open_side(self, side_of: SideOf, commit: str, until: float) -> BaseSide | None:
+    def _open_side(
+        self, side_of: SideOf, commit: str, until: float
+    ) -> BaseSide | None:
         """Return the side of a commit: the one that is alive, or another in its place; None if it
         cannot be started."""
         is_alive = self._side is not None and not self._side.remote_pytest.dead
@@ -197,7 +206,9 @@ class Confirmation:
                 self._commit = commit
             except DdpPerfError as error:
                 problem = (
-                    error.problem if isinstance(error, AgainstError) else str(error)
+                    error.problem
+                    if isinstance(error, AgainstError)
+                    else str(error)
                 )
                 self._failed[commit] = _first_line(problem)
         return self._side
@@ -229,7 +240,9 @@ class Confirmation:
         for command in self._fetch:
             yield f"this clone does not have the code of some baselines: {command}"
         if self._unaffordable:
-            suspicions = text.several(self._unaffordable, "suspected regression")
+            suspicions = text.several(
+                self._unaffordable, "suspected regression"
+            )
             yield (
                 f"{suspicions} not re-measured: the {self._budget:g} s of --ddp-confirm are not"
                 " enough"
@@ -254,5 +267,7 @@ def _first_line(words: str) -> str:
 def _is_test(file: str) -> bool:
     name = Path(file).name
     return (
-        name == "conftest.py" or name.startswith("test_") or name.endswith("_test.py")
+        name == "conftest.py"
+        or name.startswith("test_")
+        or name.endswith("_test.py")
     )

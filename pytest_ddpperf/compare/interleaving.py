@@ -118,7 +118,9 @@ def _take_pair(
     return Round(now, before, "".join(paused))
 
 
-def interleave(sides: tuple[PausedSide, PausedSide], source: random.Random) -> None:
+def interleave(
+    sides: tuple[PausedSide, PausedSide], source: random.Random
+) -> None:
     """Run the windows of both sides, which have the same number of steps, to their ends."""
     for side in source.sample(sides, 2):
         side.stretch(1)  # which counts nothing
@@ -130,7 +132,9 @@ def interleave(sides: tuple[PausedSide, PausedSide], source: random.Random) -> N
         began = time.monotonic()
         for side in source.sample(sides, 2):
             side.stretch(counted + 1)
-        counted = lengths.send((time.monotonic() - began) / len(sides) / (counted + 1))
+        counted = lengths.send(
+            (time.monotonic() - began) / len(sides) / (counted + 1)
+        )
 
 
 def stretch_lengths(

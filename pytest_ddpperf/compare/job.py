@@ -45,7 +45,9 @@ class Job:
     def environment(self, facts: Mapping[str, Scalar]) -> Environment:
         """Return the environment of launches that reported these facts."""
         every = {**facts, **self.facts}
-        return baseline.environment(every, self.plan, batch_size=self.batch_size)
+        return baseline.environment(
+            every, self.plan, batch_size=self.batch_size
+        )
 
     def is_failed_by(self, verdict: Verdict) -> bool:
         """Return whether a verdict fails the test."""

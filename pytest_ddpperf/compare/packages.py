@@ -32,7 +32,9 @@ def distributions(launches: Launches) -> dict[str, Distribution]:
     """
     by_module = _by_module(tuple(sys.path))
     found: dict[str, Distribution] = {}
-    for entry in sorted({entry for launch in launches for entry in launch.others}):
+    for entry in sorted(
+        {entry for launch in launches for entry in launch.others}
+    ):
         if entry.startswith(_OF_THE_INSTALLATION):
             continue
         module, _, folder = entry.partition("@")
@@ -42,7 +44,8 @@ def distributions(launches: Launches) -> dict[str, Distribution]:
             if folder in ("", os.path.realpath(str(each.locate_file(""))))
         ]
         if not own or any(
-            module not in _modules_of(each) or _is_editable(each) for each in own
+            module not in _modules_of(each) or _is_editable(each)
+            for each in own
         ):
             found[module] = Distribution(version="", digest="")
             continue
@@ -62,16 +65,18 @@ def _is_editable(distribution: metadata.Distribution) -> bool:
     spaces."""
     try:
         return bool(
-            json.loads(distribution.read_text("direct_url.json") or "{}")["dir_info"][
-                "editable"
-            ]
+            json.loads(distribution.read_text("direct_url.json") or "{}")[
+                "dir_info"
+            ]["editable"]
         )
     except (ValueError, KeyError, TypeError):
         return False
 
 
 @cache
-def _by_module(path: tuple[str, ...]) -> Mapping[str, list[metadata.Distribution]]:
+def _by_module(
+    path: tuple[str, ...],
+) -> Mapping[str, list[metadata.Distribution]]:
     """Return the distributions by module. `metadata.packages_distributions` takes five times as
     long, and in Python 3.10 leaves out those without top_level.txt."""
     found: dict[str, list[metadata.Distribution]] = {}
@@ -86,7 +91,8 @@ def _by_module(path: tuple[str, ...]) -> Mapping[str, list[metadata.Distribution
 def _modules_of(distribution: metadata.Distribution) -> set[str]:
     """Return the top-level modules of a distribution's files; an editable install has none."""
     return {
-        line.split(",")[0].split("/")[0].split(".")[0] for line in _record(distribution)
+        line.split(",")[0].split("/")[0].split(".")[0]
+        for line in _record(distribution)
     }
 
 

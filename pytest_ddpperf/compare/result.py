@@ -21,7 +21,11 @@ from pytest_ddpperf.compare.rounds import (
     find_notes,
     recorded,
 )
-from pytest_ddpperf.compare.sides import NOTHING_STORED, OtherVersion, StoredBaseline
+from pytest_ddpperf.compare.sides import (
+    NOTHING_STORED,
+    OtherVersion,
+    StoredBaseline,
+)
 from pytest_ddpperf.records.outcome import BaselineSide
 from pytest_ddpperf.records.plan import Collective
 from pytest_ddpperf.records.samples import (
@@ -39,7 +43,11 @@ from pytest_ddpperf.records.samples import (
 from pytest_ddpperf.records.step_phases import by_rank, over_ranks
 from pytest_ddpperf.remote.worktree import differing_files
 from pytest_ddpperf.verdict import times
-from pytest_ddpperf.verdict.stats import geometric_mean, launch_means, launch_quantiles
+from pytest_ddpperf.verdict.stats import (
+    geometric_mean,
+    launch_means,
+    launch_quantiles,
+)
 from pytest_ddpperf.wire.source_trees import is_code
 
 
@@ -48,12 +56,14 @@ class Result:
     """A measurement and its verdict. All times are in seconds."""
 
     step_seconds: LaunchSteps  #: launch x step: the group's step times
-    samples: LaunchRankSteps  #: launch x rank x step: each rank's own step durations
+    # : launch x rank x step: each rank's own step durations
+    samples: LaunchRankSteps
     world_size: int
     backend: str
     verdict: Verdict
     environment: Environment
-    counters: Counters  #: per step, the largest over ranks; None where it is unknown
+    # : per step, the largest over ranks; None where it is unknown
+    counters: Counters
     # : by name, launch x rank x step: the values of `ctx.record`; None if there is none
     recorded: Recorded
     # : where the time of a typical step goes, in seconds by phase, by rank: all but "rank_wait", a
@@ -142,7 +152,8 @@ class Measured:
     before: tuple[Measurement, ...] = ()  # what the verdict compares it with
     stored: StoredBaseline = NOTHING_STORED
     other: OtherVersion | None = None  # whose launches were interleaved
-    sampled: Launches = ()  # of both sides, the current one first: they sampled stacks
+    # of both sides, the current one first: they sampled stacks
+    sampled: Launches = ()
     further_notes: tuple[str, ...] = ()
     # with the stored baseline, if this one confirmed or refuted the suspicion
     suspected: Measured | None = None
@@ -226,7 +237,9 @@ class Measured:
         stretches = tuple(launch.stretches for launch in self.launches)
         were_interleaved = any(len(pair) > 1 for pair in stretches)
         first = (*self.launches[:1], *baseline_launches(self.rounds)[:1])
-        imported = {file for launch in first for file in launch.files if is_code(file)}
+        imported = {
+            file for launch in first for file in launch.files if is_code(file)
+        }
         return BaselineSide(
             version=self.other.version,
             order="".join(each.order for each in self.rounds),

@@ -85,7 +85,10 @@ def find_doubts(launches: Launches) -> dict[str, str]:
     found: dict[str, str] = {}
     for launch in launches:
         for kind, doubt in launch.doubts.items():
-            if sum(kind in each.doubts for each in launches) > len(launches) / 2:
+            if (
+                sum(kind in each.doubts for each in launches)
+                > len(launches) / 2
+            ):
                 found.setdefault(kind, doubt)
     return found
 
@@ -99,7 +102,9 @@ def find_notes(
 ) -> tuple[str, ...]:
     """Return the notes on the launches; with `advise` also what would make their figures
     better."""
-    notes = list(dict.fromkeys(note for launch in launches for note in launch.notes))
+    notes = list(
+        dict.fromkeys(note for launch in launches for note in launch.notes)
+    )
     if not advise or not launches:
         return tuple(notes)
     unfit = [launch.unfit for launch in launches if launch.unfit]
@@ -143,10 +148,13 @@ def combine(launches: Launches, environment: Environment) -> Measurement:
 def recorded(launches: Launches) -> Recorded:
     """Return every figure that steps of any launch recorded, by name."""
     figures: dict[str, tuple[RankFigures, ...]] = {}
-    for name in dict.fromkeys(name for launch in launches for name in launch.recorded):
+    for name in dict.fromkeys(
+        name for launch in launches for name in launch.recorded
+    ):
         figures[name] = tuple(
             launch.recorded.get(
-                name, tuple((None,) * len(steps) for steps in launch.rank_seconds)
+                name,
+                tuple((None,) * len(steps) for steps in launch.rank_seconds),
             )
             for launch in launches
         )

@@ -38,7 +38,11 @@ from pytest_ddpperf.compare.rounds import (
     find_doubts,
     find_error,
 )
-from pytest_ddpperf.compare.sides import NOTHING_STORED, OtherVersion, StoredBaseline
+from pytest_ddpperf.compare.sides import (
+    NOTHING_STORED,
+    OtherVersion,
+    StoredBaseline,
+)
 from pytest_ddpperf.records.reason import Reason
 from pytest_ddpperf.records.samples import (
     GOES_ON,
@@ -111,7 +115,9 @@ def follow(
                 if _claimed(fresh, status) & _claimed(verdict, status):
                     return verdict, True
     if final and status in _CLAIMS:
-        return without_claim(verdict, _CLAIMS[status], Reason.NOT_CONFIRMED), True
+        return without_claim(
+            verdict, _CLAIMS[status], Reason.NOT_CONFIRMED
+        ), True
     return verdict, final
 
 
@@ -145,7 +151,9 @@ def is_futile(
         fresh = differences(verdict, since, launches)
     chances = [
         difference.chance_to_settle(
-            times.bound(comparison.limit, math.log(comparison.baseline_seconds)),
+            times.bound(
+                comparison.limit, math.log(comparison.baseline_seconds)
+            ),
             looks[-1],
             fresh=later,
             since=since,
@@ -236,7 +244,9 @@ class Rule:
             if is_futile(verdict, count, looks, judge, differences):
                 verdict = given_up(verdict)
                 ended = True
-        verdict, ended = self._complete(rounds, verdict, ended, final=not further)
+        verdict, ended = self._complete(
+            rounds, verdict, ended, final=not further
+        )
         return Take(left[0]) if further and not ended else Stop(verdict)
 
     def measure(
@@ -274,7 +284,10 @@ class Rule:
     def _has_time_for(self, count: int, rounds: Rounds) -> bool:
         """Whether `count` rounds fit into the time. Those that confirm a suspicion of the first
         look always do."""
-        if count <= 2 * self.job.launches and self.not_gated(rounds) != Reason.SAVING:
+        if (
+            count <= 2 * self.job.launches
+            and self.not_gated(rounds) != Reason.SAVING
+        ):
             return True
         return expect_seconds(rounds, count) <= self.max_seconds
 
@@ -296,7 +309,9 @@ class Rule:
             Reason.NOT_SYNCHRONISED,
         )
         if self.not_gated(rounds) == Reason.SAVING:
-            ended = final or not times.coarse(current, job.limits, level=job.level)
+            ended = final or not times.coarse(
+                current, job.limits, level=job.level
+            )
         now = current_launches(rounds)
         there = baseline_launches(rounds)
         if are_mostly_unfit(now) or are_mostly_unfit(there):
@@ -306,7 +321,9 @@ class Rule:
         seen = without_blind_pass(verdict, current, before)
         return seen, ended and (final or seen == verdict)
 
-    def _judge(self, rounds: Rounds, start: int, stop: int, ease: float) -> Verdict:
+    def _judge(
+        self, rounds: Rounds, start: int, stop: int, ease: float
+    ) -> Verdict:
         current, before = self.measure(rounds, start, stop)
         return times.judge_times(
             current,

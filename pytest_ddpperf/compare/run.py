@@ -58,13 +58,17 @@ def carry_out(
                 side = base
         while isinstance(asked := rule.next(rounds), Take):
             current = CurrentSide(job, launcher, len(rounds))
-            found = take_round(rounds, asked.planned, current, side, observer, steps)
+            found = take_round(
+                rounds, asked.planned, current, side, observer, steps
+            )
             if side is not None and found.before is not None and not rounds:
                 found = replace(found, error=side.lacking(found.now.files))
             rounds = (*rounds, found)
             if len(rounds) == job.launches and rule.other is None:
                 environment = rule.environment(rounds)
-                stored = read_stored(store, job, environment, rule.not_gated(rounds))
+                stored = read_stored(
+                    store, job, environment, rule.not_gated(rounds)
+                )
                 rule = replace(rule, stored=stored)
         measurement, before = rule.measure(rounds)
         measured = Measured(
@@ -77,7 +81,8 @@ def carry_out(
             stored=rule.stored,
             other=rule.other,
         )
-        if side is not None and expect_seconds(rounds, len(rounds) + 1) < max_seconds:
+        expected = expect_seconds(rounds, len(rounds) + 1)
+        if side is not None and expected < max_seconds:
             measured = with_stacks(measured, launcher, side, observer)
         return measured
 
@@ -109,6 +114,8 @@ def with_stacks(
         now = current.measure(observer, None)
         before = base.sample_stacks(observer, plan_there)
     except DdpPerfError as error:  # the verdict stands
-        why = f"which file takes longer is unknown: {str(error).splitlines()[0]}"
+        why = (
+            f"which file takes longer is unknown: {str(error).splitlines()[0]}"
+        )
         return replace(measured, further_notes=(why,))
     return replace(measured, sampled=(now, before))

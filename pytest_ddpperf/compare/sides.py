@@ -62,7 +62,9 @@ class CurrentSide:
     def pause(
         self, observer: Observer, steps: int | None
     ) -> AbstractContextManager[PausedLaunch]:
-        return self.launcher.pause(self._plan(steps), self.job.setups[0], observer)
+        return self.launcher.pause(
+            self._plan(steps), self.job.setups[0], observer
+        )
 
     def _plan(self, steps: int | None) -> Plan:
         plan = self.job.plan if steps is None else self.job.plan.exactly(steps)
@@ -120,13 +122,17 @@ class StoredBaseline:
         """Return the sessions, all launches cut to the steps that are compared with launches of so
         many."""
         compared = self._compared_steps(steps)
-        return tuple(in_percentiles(session, compared) for session in self.sessions)
+        return tuple(
+            in_percentiles(session, compared) for session in self.sessions
+        )
 
     def _compared_steps(self, steps: int) -> int:
         """Return how many steps of each launch are compared with launches of so many."""
         return min([steps, *(each.samples.steps for each in self.measurements)])
 
-    def notes(self, verdict: Verdict, steps: int, rootdir: Path) -> Iterator[str]:
+    def notes(
+        self, verdict: Verdict, steps: int, rootdir: Path
+    ) -> Iterator[str]:
         """Yield where this baseline is missing, and which others there are; and where much was lost
         by comparing it with launches of so many steps."""
         is_missing = verdict.status is Status.NO_BASELINE

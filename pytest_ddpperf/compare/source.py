@@ -53,7 +53,11 @@ def find_source(
     """
     if not session.tree:
         code = select_code(session.inputs)
-        why = f"git ignored {text.some(code)}" if code else "git had no tree of it"
+        why = (
+            f"git ignored {text.some(code)}"
+            if code
+            else "git had no tree of it"
+        )
         return Source(why=f"the baseline does not identify its code: {why}")
     try:
         top = top_level(rootdir)
@@ -68,7 +72,9 @@ def find_source(
         except GitError:
             continue  # a partial clone does not have its trees
     if not recorded or recorded in candidates:
-        return Source(why="the baseline was recorded with files that are in no commit")
+        return Source(
+            why="the baseline was recorded with files that are in no commit"
+        )
     what = f"{_remote(top)} {recorded}"
     if "-dirty" in session.commit:
         what = "--unshallow"
@@ -85,7 +91,13 @@ def _candidates(top: Path, recorded: str, baseline: Path) -> Iterator[str]:
         named.append(recorded)
     with suppress(GitError):
         changed = git(
-            top, "status", "--porcelain", "--no-renames", "--", baseline, offline=True
+            top,
+            "status",
+            "--porcelain",
+            "--no-renames",
+            "--",
+            baseline,
+            offline=True,
         )
         if not changed:  # else the last commit of it has another session
             named.append(last_change(top, baseline))
@@ -125,7 +137,11 @@ def find_inputs(top: Path, launches: Launches) -> dict[str, str]:
 def select_code(names: Iterable[str]) -> list[str]:
     """Return those of the inputs that are code of the repository, which each version has to
     build."""
-    return [name for name in names if is_code(name) and not name.startswith(_LIBRARY)]
+    return [
+        name
+        for name in names
+        if is_code(name) and not name.startswith(_LIBRARY)
+    ]
 
 
 def find_changed_inputs(

@@ -56,7 +56,9 @@ class Sides:
     is_paired: bool  # whether the k-th launches of both were taken together
     level: float  # the error rate
 
-    def change(self, now: Sequence[float], before: Sequence[float]) -> Difference:
+    def change(
+        self, now: Sequence[float], before: Sequence[float]
+    ) -> Difference:
         """Return the difference of the figures of launches."""
         if self.is_paired:
             pairs = min(len(now), len(before))
@@ -78,7 +80,12 @@ class Sides:
 
 
 def find(
-    now: Measurement, before: Measurement, rise: float, *, is_paired: bool, level: float
+    now: Measurement,
+    before: Measurement,
+    rise: float,
+    *,
+    is_paired: bool,
+    level: float,
 ) -> tuple[Finding, ...]:
     """Return what explains that a step takes `rise` seconds more, or less if negative: phases with
     counters that explain them first, then other phases, the largest first.
@@ -86,11 +93,15 @@ def find(
     Counts have no noise: those that differ are a finding. A phase is a finding if its change has
     evidence at the `level` of the test, shared by all phases: Student's or Welch's t-test on the
     phase's time in each launch."""
-    sides = Sides(now=now, before=before, rise=rise, is_paired=is_paired, level=level)
+    sides = Sides(
+        now=now, before=before, rise=rise, is_paired=is_paired, level=level
+    )
     counters = changed_counters(now.counters, before.counters)
     found: list[Finding] = []
     if rise and _know_the_same(now.phases, before.phases):
-        found = sorted(_phases(sides), key=lambda each: each.share, reverse=True)
+        found = sorted(
+            _phases(sides), key=lambda each: each.share, reverse=True
+        )
     elif rise:
         waits = _rpc_wait(sides)
         if waits is not None:
@@ -103,18 +114,25 @@ def find(
     rest = rise - sum(each.seconds or 0.0 for each in found)
     if any(each.phases for each in found) and abs(rest / rise) > _UNEXPLAINED:
         found.append(
-            Finding(phases=(), seconds=rest, low=rest, high=rest, share=rest / rise)
+            Finding(
+                phases=(), seconds=rest, low=rest, high=rest, share=rest / rise
+            )
         )
     return tuple(found)
 
 
-def _know_the_same(now: Sequence[StepPhases], before: Sequence[StepPhases]) -> bool:
+def _know_the_same(
+    now: Sequence[StepPhases], before: Sequence[StepPhases]
+) -> bool:
     """Whether all launches have the same ranks, and know the same phases: more than that a step
     takes time. An optimizer or a loader may appear."""
     launches = (*now, *before)
     ranks = {len(launch.own[OTHER]) for launch in launches}
     known = {
-        tuple(None not in launch.own[phase] for phase in (FORWARD, BACKWARD, EXPOSED))
+        tuple(
+            None not in launch.own[phase]
+            for phase in (FORWARD, BACKWARD, EXPOSED)
+        )
         for launch in launches
     }
     if min(len(now), len(before)) < 2 or len(ranks) > 1 or len(known) > 1:
@@ -124,14 +142,18 @@ def _know_the_same(now: Sequence[StepPhases], before: Sequence[StepPhases]) -> b
 
 def _phases(sides: Sides) -> Iterator[Finding]:
     """Yield the phases with evidence that they changed as the step did."""
-    with_path = all(launch.path for launch in (*sides.now.phases, *sides.before.phases))
+    with_path = all(
+        launch.path for launch in (*sides.now.phases, *sides.before.phases)
+    )
     level = sides.level / len(PHASES)
     for phase in PHASES:
 
         def taken(launch: StepPhases, phase: str = phase) -> float:
             if with_path:
                 return sides.sign * sum(launch.path[phase])
-            return sides.sign * fmean(seconds or 0.0 for seconds in launch.own[phase])
+            return sides.sign * fmean(
+                seconds or 0.0 for seconds in launch.own[phase]
+            )
 
         change = sides.phase_change(taken)
         found = _of_phase(sides, phase, change, level)
@@ -176,7 +198,9 @@ def _rpc_wait(sides: Sides) -> Finding | None:
     return _of_phase(sides, RPC_WAIT, sides.change(now, before), sides.level)
 
 
-def _late_rank(sides: Sides, phase: str, rise: float, level: float) -> int | None:
+def _late_rank(
+    sides: Sides, phase: str, rise: float, level: float
+) -> int | None:
     """Return the rank whose own phase alone rose, and which is on the critical path of most steps;
     None if none is."""
     ranks = range(len(sides.now.phases[0].own[phase]))
@@ -191,7 +215,8 @@ def _late_rank(sides: Sides, phase: str, rise: float, level: float) -> int | Non
     most = changes[late].estimate
     others = [changes[rank].estimate for rank in ranks if rank != late]
     on_path = [
-        fmean(launch.path[phase][rank] for launch in sides.now.phases) for rank in ranks
+        fmean(launch.path[phase][rank] for launch in sides.now.phases)
+        for rank in ranks
     ]
     is_late = (
         max(others) < most / 2
@@ -202,7 +227,9 @@ def _late_rank(sides: Sides, phase: str, rise: float, level: float) -> int | Non
     return late if is_late else None
 
 
-def changed_counters(now: Counters, before: Counters) -> tuple[ChangedCounter, ...]:
+def changed_counters(
+    now: Counters, before: Counters
+) -> tuple[ChangedCounter, ...]:
     """Return the counters that differ, each with its values before and now; causes come before what
     follows."""
     found = []
@@ -210,7 +237,9 @@ def changed_counters(now: Counters, before: Counters) -> tuple[ChangedCounter, .
         earlier = before.get(name)
         if later is not None and earlier is not None and later != earlier:
             found.append((name, earlier, later))
-    finer = without_totals([name for name, *_ in found if name not in _NOT_CAUSES])
+    finer = without_totals(
+        [name for name, *_ in found if name not in _NOT_CAUSES]
+    )
     order = [*_FIRST, *now]
     causes = [each for each in found if each[0] in finer]
     return tuple(sorted(causes, key=lambda each: order.index(each[0])))
@@ -229,7 +258,9 @@ def _explained(
     if not explaining:
         return []
     phases = _explained_by(explaining)
-    return [each for each in found if {*each.phases} <= phases and each.rank is None]
+    return [
+        each for each in found if {*each.phases} <= phases and each.rank is None
+    ]
 
 
 def _may_explain(counter: ChangedCounter, change: float) -> bool:
@@ -253,7 +284,9 @@ def _explained_by(counters: Sequence[ChangedCounter]) -> set[str]:
     if first in _COMPILER:
         return {FORWARD, BACKWARD, OPTIMIZER, OTHER}
     # Before a forward pass buffers are broadcast, and parameters gathered.
-    early = any(name.startswith(("broadcast", "all_gather")) for name, *_ in counters)
+    early = any(
+        name.startswith(("broadcast", "all_gather")) for name, *_ in counters
+    )
     return {BACKWARD, EXPOSED, FORWARD} if early else {BACKWARD, EXPOSED}
 
 
@@ -265,7 +298,9 @@ def _joined(
         return Finding(phases=(), counters=counters)
     return Finding(
         phases=tuple(
-            phase for phase in PHASES if any(phase in each.phases for each in findings)
+            phase
+            for phase in PHASES
+            if any(phase in each.phases for each in findings)
         ),
         seconds=sum(each.seconds or 0.0 for each in findings),
         low=sum(each.low for each in findings),
@@ -302,7 +337,9 @@ def find_slower_file(
         for stacks in chosen:
             for file, function, caller, count in stacks.functions:
                 if file in files:
-                    seconds[file, function, caller] += sign * count * step / taken
+                    seconds[file, function, caller] += (
+                        sign * count * step / taken
+                    )
                     variance += count * (step / taken) ** 2
     gains = {file: _gain(seconds, file) for file in files}
     slower = max(gains, key=gains.__getitem__)
@@ -334,4 +371,6 @@ def _gain(seconds: Mapping[tuple[str, str, str], float], file: str) -> float:
         total[caller] += each
         if where == file:
             own[caller] += each
-    return sum(min(gain, max(total[caller], 0.0)) for caller, gain in own.items())
+    return sum(
+        min(gain, max(total[caller], 0.0)) for caller, gain in own.items()
+    )

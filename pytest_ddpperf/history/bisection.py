@@ -24,7 +24,9 @@ LEAST_PART = 0.25
 UNDECIDED = "too noisy to decide"
 MOST_UNDECIDED = 2
 # Of a commit that is the same as the version that all are compared with.
-SAME = Difference(estimate=0.0, now=NOTHING, base=NOTHING, drift=NOTHING, launches=0)
+SAME = Difference(
+    estimate=0.0, now=NOTHING, base=NOTHING, drift=NOTHING, launches=0
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +41,9 @@ class Gap:
 
 def rise(before: Difference, after: Difference) -> Difference:
     """Return how much slower the second commit is, as a difference of logarithms."""
-    return replace(before, estimate=before.estimate - after.estimate, base=after.now)
+    return replace(
+        before, estimate=before.estimate - after.estimate, base=after.now
+    )
 
 
 @dataclass(slots=True)
@@ -93,7 +97,9 @@ class Bisection:
         for gap in sorted(self.gaps(), key=lambda gap: -gap.rise.estimate):
             places = range(gap.before + 1, gap.after)
             undecided = [
-                place for place in places if self.skipped.get(place) == UNDECIDED
+                place
+                for place in places
+                if self.skipped.get(place) == UNDECIDED
             ]
             left = [place for place in places if place not in self.skipped]
             if left and len(undecided) < MOST_UNDECIDED:
@@ -101,7 +107,9 @@ class Bisection:
                 return min(left, key=lambda place: abs(place - middle))
         return None
 
-    def decide(self, place: int, found: Difference, *, one_side: bool = False) -> bool:
+    def decide(
+        self, place: int, found: Difference, *, one_side: bool = False
+    ) -> bool:
         """Take a measurement of the commit if it shows on which side of it the test became slower,
         or that it did on both; return whether it does. With `one_side` it may leave open whether
         the test became slower on the other."""

@@ -61,7 +61,9 @@ class ChangePoint:
 
 
 def weigh_runs(
-    values: Sequence[float], spreads: Sequence[Part], moves: Sequence[float] = ()
+    values: Sequence[float],
+    spreads: Sequence[Part],
+    moves: Sequence[float] = (),
 ) -> Observations:
     """Return runs with their errors: the spread of their launches, and a drift between runs, alike
     for all.
@@ -79,7 +81,8 @@ def weigh_runs(
         usual = pooled(spreads).variance
     prior = Part(usual, _PRIOR_FREEDOM)
     own = [
-        pooled([prior, spread]).variance / (spread.freedom + 1) for spread in spreads
+        pooled([prior, spread]).variance / (spread.freedom + 1)
+        for spread in spreads
     ]
     between = max(0.0, _noise_between(values) - fmean(own))
     noise = [variance + between for variance in own]
@@ -97,11 +100,17 @@ def _noise_between(values: Sequence[float]) -> float:
         return 0.0
     # change points and outliers must not decide
     usual = 3 * 1.4826 * median(map(abs, differences))
-    clipped = [max(-usual, min(usual, difference)) for difference in differences]
-    return max(0.0, -fmean(before * after for before, after in pairwise(clipped)))
+    clipped = [
+        max(-usual, min(usual, difference)) for difference in differences
+    ]
+    return max(
+        0.0, -fmean(before * after for before, after in pairwise(clipped))
+    )
 
 
-def find_change_points(observations: Observations, level: float) -> list[ChangePoint]:
+def find_change_points(
+    observations: Observations, level: float
+) -> list[ChangePoint]:
     """Return the change points whose p-value is at most `level`, in order.
 
     They are found one after another, the largest first, with the level reset at those already
@@ -116,7 +125,9 @@ def find_change_points(observations: Observations, level: float) -> list[ChangeP
     if len(found) > 1:
         for point in list(found):
             others = [each for each in found if each is not point]
-            again = find_largest(observations, _indexes(others), near=point.index)
+            again = find_largest(
+                observations, _indexes(others), near=point.index
+            )
             found = others
             if again is not None and again.p_value <= level:
                 found.append(again)
@@ -128,7 +139,9 @@ def _indexes(points: Sequence[ChangePoint]) -> set[int]:
 
 
 def find_largest(
-    observations: Observations, resets: Set[int] = frozenset(), near: int | None = None
+    observations: Observations,
+    resets: Set[int] = frozenset(),
+    near: int | None = None,
 ) -> ChangePoint | None:
     """Return the change point that explains the most beyond drift and the resets that are known.
 
@@ -166,8 +179,11 @@ def smallest_change(observations: Observations, level: float) -> float:
         largest = find_largest(replace(observations, values=moved))
         return largest is not None and largest.p_value <= level
 
-    power = bisect_left(range(127), True, key=is_found)  # up to 490 standard errors
-    return math.expm1((1.05**power + t_quantile(0.95, point.freedom)) * point.error)
+    # up to 490 standard errors
+    power = bisect_left(range(127), True, key=is_found)
+    return math.expm1(
+        (1.05**power + t_quantile(0.95, point.freedom)) * point.error
+    )
 
 
 def _scan(
@@ -177,11 +193,14 @@ def _scan(
     accounts for it."""
     filtered = _filter_by_share(observations, resets)
     without, best_share = _minimum([each.deviance() for each in filtered])
-    filtered = filtered[: best_share + 3]  # a jump leaves less for the drift to explain
+    # a jump leaves less for the drift to explain
+    filtered = filtered[: best_share + 3]
     jumps = [estimate_jumps(observations, each) for each in filtered]
     tried: set[tuple[int, int]] = set()
     for start, end in pairwise([0, *sorted(resets), len(observations.values)]):
-        if end - start >= 2 * _MIN_SIDE and (near is None or start <= near < end):
+        if end - start >= 2 * _MIN_SIDE and (
+            near is None or start <= near < end
+        ):
             tried |= {_largest_jump(jump, start, end) for jump in jumps}
     best: tuple[float, int, int] | None = None
     for index, side in tried:
@@ -202,7 +221,9 @@ def _scan(
     likeliest = filtered[share]
     p_value = _p_value(excess, likeliest.free + 1)
     point = _change_point(likeliest, jumps[share][index], index, p_value)
-    return point, *_downweigh_far_points(observations, {*resets, index}, _SHARES[share])
+    return point, *_downweigh_far_points(
+        observations, {*resets, index}, _SHARES[share]
+    )
 
 
 def _filter_by_share(
@@ -224,7 +245,9 @@ def _largest_jump(
 ) -> tuple[int, int]:
     """Return the index of the largest jump in a stretch, and the number of points on its shorter
     side."""
-    inner = [abs(size) for size, _ in jumps[start + _MIN_SIDE : end - _MIN_SIDE + 1]]
+    inner = [
+        abs(size) for size, _ in jumps[start + _MIN_SIDE : end - _MIN_SIDE + 1]
+    ]
     before = inner.index(max(inner)) + _MIN_SIDE
     return start + before, min(before, end - start - before)
 
@@ -235,7 +258,10 @@ def _minimum(deviances: list[float]) -> tuple[float, int]:
     index = min(range(len(deviances)), key=deviances.__getitem__)
     least = deviances[index]
     if 1 < index < len(deviances) - 1:
-        before, after = deviances[index - 1] - least, deviances[index + 1] - least
+        before, after = (
+            deviances[index - 1] - least,
+            deviances[index + 1] - least,
+        )
         if before + after > 0:
             least -= (before - after) ** 2 / (8 * (before + after))
     return least, index
@@ -258,11 +284,16 @@ def _threshold(points: int, share: float, side: int, most: float) -> float:
 def _p_value(excess: float, points: int) -> float:
     """Beyond the threshold the ratio has the tail of chi-squared, a longer one where the scale
     rests on few points."""
-    return min(1.0, _LEVEL * math.exp(-excess / 2 * (points - 3) / (points - 1)))
+    return min(
+        1.0, _LEVEL * math.exp(-excess / 2 * (points - 3) / (points - 1))
+    )
 
 
 def _change_point(
-    filtered: FilteredLevel, jump: tuple[float, float], index: int, p_value: float
+    filtered: FilteredLevel,
+    jump: tuple[float, float],
+    index: int,
+    p_value: float,
 ) -> ChangePoint:
     freedom = filtered.free - 1
     size, error = jump
@@ -294,10 +325,12 @@ class Observations:
     """The points of a series in order."""
 
     values: Sequence[float]
-    noise: Sequence[float]  # the variance of each point, relative to that of the others
+    # the variance of each point, relative to that of the others
+    noise: Sequence[float]
     # the usual moves of the level between a point and the one before
     moves: Sequence[float]
-    unlikely_move: float = math.inf  # the variance of a usual move that is unlikely
+    # the variance of a usual move that is unlikely
+    unlikely_move: float = math.inf
 
 
 @dataclass(frozen=True, slots=True)
@@ -307,12 +340,14 @@ class FilteredLevel:
     The lists have one item per point. All figures are relative to the scale of the noise.
     """
 
-    squares: float  # the sum of the innovations' squares over their relative variances
+    # the sum of the innovations' squares over their relative variances
+    squares: float
     logs: float  # the sum of the logarithms of those variances
     free: int  # the number of innovations
     scaled: list[float]  # innovations over their variances; 0 at a reset
     precisions: list[float]  # the inverse of those variances; 0 at a reset
-    unlikely: float  # the scale of the noise, squared, at which the drift is unlikely
+    # the scale of the noise, squared, at which the drift is unlikely
+    unlikely: float
 
     def deviance(self, less: float = 0.0) -> float:
         """Return -2 times the log-likelihood, up to a constant, at the likeliest scale of the
@@ -336,7 +371,12 @@ def filter_level(
     """Run the Kalman filter forwards. This loop is short because each point passes it several
     times."""
     rows = list(
-        zip(observations.values, observations.noise, observations.moves, strict=True)
+        zip(
+            observations.values,
+            observations.noise,
+            observations.moves,
+            strict=True,
+        )
     )
     scaled: list[float] = []
     precisions: list[float] = []
@@ -375,7 +415,8 @@ def estimate_jumps(
     behind = 0.0
     weight = 0.0
     for scaled, precision, noise in _backwards(observations, known):
-        kept = noise * precision  # the part of a jump that is left after the next point
+        # the part of a jump that is left after the next point
+        kept = noise * precision
         behind = scaled + kept * behind
         weight = precision + kept * kept * weight
         error = 1 / math.sqrt(weight) if weight else 0.0

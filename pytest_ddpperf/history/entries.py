@@ -25,8 +25,10 @@ from pytest_ddpperf.verdict.stats import launch_quantiles
 
 SCHEMA = 1
 METRICS = ("p10", "p50", "p90")
-MAX_LAUNCHES = 16  # more add little to the mean of a run, and the file stays small
-_DIGITS = 5  # significant ones: a tenth of what the quietest machine can distinguish
+# more add little to the mean of a run, and the file stays small
+MAX_LAUNCHES = 16
+# significant ones: a tenth of what the quietest machine can distinguish
+_DIGITS = 5
 # Facts that may explain a change point. The rest is in the JSON report of the run.
 _RECORDED = ("python", "torch", "cuda", "hip", "nccl", "driver", "host")
 _VARIABLE = "env:"
@@ -43,7 +45,8 @@ class HistoryMeasurement:
     must_match: Mapping[str, Scalar]
     recorded: Mapping[str, Scalar]
     counters: Mapping[str, int]
-    launch_seconds: Mapping[str, tuple[float, ...]]  # by METRICS, one value per launch
+    # by METRICS, one value per launch
+    launch_seconds: Mapping[str, tuple[float, ...]]
     # seconds, the mean over ranks, of those that are known
     phases: Mapping[str, float] = field(default_factory=dict)
 
@@ -118,7 +121,9 @@ def _measurement_of(outcome: Outcome) -> HistoryMeasurement:
     # The asked number of steps only: percentiles depend on how many steps they are taken from, and
     # the length of a window depends on the speed.
     steps = min(outcome.plan.steps, samples.steps)
-    launches = [launch[:steps] for launch in samples.step_seconds[:MAX_LAUNCHES]]
+    launches = [
+        launch[:steps] for launch in samples.step_seconds[:MAX_LAUNCHES]
+    ]
     launch_seconds = {}
     for metric in METRICS:
         quantiles = launch_quantiles(launches, float(metric[1:]))
@@ -132,7 +137,9 @@ def _measurement_of(outcome: Outcome) -> HistoryMeasurement:
         if seconds is not None:
             phases[name] = _rounded(seconds)
     counters = {
-        name: count for name, count in measured.counters.items() if count is not None
+        name: count
+        for name, count in measured.counters.items()
+        if count is not None
     }
     return HistoryMeasurement(
         test=outcome.test,
@@ -150,7 +157,10 @@ def _rounded(seconds: float) -> float:
 
 
 # The folders of what is known of change points.
-_FOLDERS: dict[type, str] = {AcceptedChange: "accepted", BisectedChange: "bisected"}
+_FOLDERS: dict[type, str] = {
+    AcceptedChange: "accepted",
+    BisectedChange: "bisected",
+}
 T = TypeVar("T")
 
 
@@ -181,7 +191,9 @@ def add_entry(folder: Path, entry: HistoryEntry) -> Path:
     """Write an entry and return its path; a file that exists already stays as it is. Raises
     FileError."""
     committed = datetime.fromisoformat(entry.committed)
-    return _add(folder, f"{committed:%Y%m%dT%H%M%SZ}-{entry.commit[:12]}", entry)
+    return _add(
+        folder, f"{committed:%Y%m%dT%H%M%SZ}-{entry.commit[:12]}", entry
+    )
 
 
 def add_change(folder: Path, change: AcceptedChange | BisectedChange) -> Path:
@@ -191,10 +203,15 @@ def add_change(folder: Path, change: AcceptedChange | BisectedChange) -> Path:
 
 
 def _add(
-    folder: Path, name: str, record: HistoryEntry | AcceptedChange | BisectedChange
+    folder: Path,
+    name: str,
+    record: HistoryEntry | AcceptedChange | BisectedChange,
 ) -> Path:
     content = codec.dumps({"schema": SCHEMA, **codec.encode(record)})
-    path = folder / f"{name}-{hashlib.sha256(content.encode()).hexdigest()[:8]}.json"
+    path = (
+        folder
+        / f"{name}-{hashlib.sha256(content.encode()).hexdigest()[:8]}.json"
+    )
     try:
         if not path.exists():
             write(path, content)
@@ -219,7 +236,8 @@ def read_entries(folder: Path) -> list[HistoryEntry]:
             raise FileError(path, problem)
         entries.append(entry)
     return sorted(
-        entries, key=lambda entry: (entry.committed, entry.created, entry.commit)
+        entries,
+        key=lambda entry: (entry.committed, entry.created, entry.commit),
     )
 
 
@@ -253,7 +271,11 @@ def _decode(kind: type[Any], path: Path, content: bytes) -> Any:
     try:
         data = codec.loads(content)
         if not isinstance(data, dict) or data.pop("schema", None) != SCHEMA:
-            raise FileError(path, f"is not a file of a history with schema {SCHEMA}")
+            raise FileError(
+                path, f"is not a file of a history with schema {SCHEMA}"
+            )
         return codec.decode(kind, data)
     except (ValueError, RecursionError) as error:
-        raise FileError(path, f"is not a valid file of a history: {error}") from error
+        raise FileError(
+            path, f"is not a valid file of a history: {error}"
+        ) from error

@@ -15,7 +15,11 @@ from itertools import pairwise
 from statistics import fmean, median
 
 from pytest_ddpperf.history import change_points
-from pytest_ddpperf.history.change_points import MIN_POINTS, ChangePoint, Observations
+from pytest_ddpperf.history.change_points import (
+    MIN_POINTS,
+    ChangePoint,
+    Observations,
+)
 from pytest_ddpperf.history.entries import (
     AcceptedChange,
     HistoryEntry,
@@ -50,7 +54,9 @@ class Series:
 
     def observe(self, metric: str) -> Observations:
         """Return the logarithm of a metric in each run, with what is known of its error."""
-        times = [datetime.fromisoformat(run.created).timestamp() for run in self.runs]
+        times = [
+            datetime.fromisoformat(run.created).timestamp() for run in self.runs
+        ]
         gaps = [abs(after - before) for before, after in pairwise(times)]
         usual = median(gaps) if gaps else 0.0
         # A machine drifts further in a longer time, and from run to run at least.
@@ -73,7 +79,8 @@ class ChangeStatus(Enum):
     REGRESSED = "REGRESSED"
     IMPROVED = "IMPROVED"
     ACCEPTED = "ACCEPTED"
-    UNDONE = "UNDONE"  # slower, and later change points took back at least half of it
+    # slower, and later change points took back at least half of it
+    UNDONE = "UNDONE"
     WITHIN_LIMIT = "WITHIN LIMIT"
 
 
@@ -117,15 +124,23 @@ class HistoryChange:
         if not moved:
             return None
         name = max(moved, key=lambda name: moved[name] / change)
-        return (name, moved[name]) if moved[name] / change >= _MAIN_PART else None
+        return (
+            (name, moved[name]) if moved[name] / change >= _MAIN_PART else None
+        )
 
     def differences(self) -> Iterator[str]:
         """Yield what else changed there: "torch 2.12 -> 2.13", "all_reduce.count 5 -> 6"."""
-        before, after = self.series.measurements[self.index - 1 : self.index + 1]
+        before, after = self.series.measurements[
+            self.index - 1 : self.index + 1
+        ]
         recorded = {*before.recorded, *after.recorded}
-        yield from _differences(sorted(recorded), before.recorded, after.recorded)
+        yield from _differences(
+            sorted(recorded), before.recorded, after.recorded
+        )
         # Another version of the plugin may not have a counter.
-        exact = before.counters.keys() & after.counters.keys() - {*MEMORY_COUNTERS}
+        exact = before.counters.keys() & after.counters.keys() - {
+            *MEMORY_COUNTERS
+        }
         yield from _differences(sorted(exact), before.counters, after.counters)
 
 
@@ -140,7 +155,9 @@ def _mean_of(phase: str, runs: Sequence[Mapping[str, float]]) -> float:
 
 
 def _differences(
-    names: Sequence[str], before: Mapping[str, Scalar], after: Mapping[str, Scalar]
+    names: Sequence[str],
+    before: Mapping[str, Scalar],
+    after: Mapping[str, Scalar],
 ) -> Iterator[str]:
     for name in names:
         old = before.get(name, "unset")
@@ -170,7 +187,9 @@ _Run = tuple[HistoryEntry, HistoryMeasurement]
 
 def build_series(entries: Sequence[HistoryEntry]) -> list[Series]:
     """Return all series by test and environment."""
-    groups: dict[tuple[str, str], dict[frozenset[tuple[str, Scalar]], list[_Run]]] = {}
+    groups: dict[
+        tuple[str, str], dict[frozenset[tuple[str, Scalar]], list[_Run]]
+    ] = {}
     for entry in entries:
         for measurement in entry.measurements:
             key = str(measurement.test), measurement.environment
@@ -226,13 +245,18 @@ def analyze(
         if evidence.enough:
             points = change_points.find_change_points(observed, evidence.level)
         if points:
-            changes += _judge_points(each, limit, observed.values, points, accepted)
+            changes += _judge_points(
+                each, limit, observed.values, points, accepted
+            )
         else:
             smallest = change_points.smallest_change(observed, evidence.level)
             unchanged.append((each, limit.metric, smallest))
     order = list(ChangeStatus)
     changes.sort(
-        key=lambda change: (order.index(change.status), -abs(change.change.estimate))
+        key=lambda change: (
+            order.index(change.status),
+            -abs(change.change.estimate),
+        )
     )
     return HistoryAnalysis(
         series=series,
@@ -255,7 +279,9 @@ def _judge_points(
         low, high = point.bounds()
         first = max(point.index - _RUNS_BEFORE, 0)
         before = math.exp(fmean(values[first : point.index]))
-        allowed = math.log1p(limit.value if limit.unit == "%" else limit.value / before)
+        allowed = math.log1p(
+            limit.value if limit.unit == "%" else limit.value / before
+        )
         later = sum(each.change for each in points[number + 1 :])
         why = whys.get(point.index, "")
         status = ChangeStatus.ACCEPTED
@@ -266,7 +292,9 @@ def _judge_points(
             metric=limit.metric,
             status=status,
             index=point.index,
-            change=Interval(estimate=math.expm1(point.change), low=low, high=high),
+            change=Interval(
+                estimate=math.expm1(point.change), low=low, high=high
+            ),
             seconds=(before, before * math.exp(point.change)),
             runs_since=end - point.index,
             why=why,
@@ -280,7 +308,9 @@ def _status_of(change: float, later: float, allowed: float) -> ChangeStatus:
         return ChangeStatus.WITHIN_LIMIT
     if change < 0:
         return ChangeStatus.IMPROVED
-    return ChangeStatus.UNDONE if later <= -change / 2 else ChangeStatus.REGRESSED
+    return (
+        ChangeStatus.UNDONE if later <= -change / 2 else ChangeStatus.REGRESSED
+    )
 
 
 def _match_accepted(
@@ -301,7 +331,9 @@ def _match_accepted(
             if run.commit == each.commit:
                 for point in points:
                     if _is_no_larger(point, each.change):
-                        distances.append((abs(point.index - place), point.index))
+                        distances.append(
+                            (abs(point.index - place), point.index)
+                        )
         distance, index = min(distances, default=(math.inf, 0))
         if distance <= _INDEX_ERROR:
             whys[index] = each.why

@@ -19,6 +19,7 @@ from pytest_ddpperf.records.samples import (
     LaunchSamples,
     RankFigures,
     Scalar,
+    StackSamples,
     Window,
 )
 
@@ -45,9 +46,8 @@ def collect(
     if clocks:
         first = [rank for rank in plan.part(0) if rank < plan.world_size]
         node_seconds = _step_seconds([windows[rank] for rank in first])
-        clock_seconds = max(clock.half_width_ns for clock in clocks.values()) / 1e9
-    cpu = [window.cpu_ns for window in windows if window.cpu_ns is not None]
-    examples = [window.examples for window in windows if window.examples is not None]
+        widths = [clock.half_width_ns for clock in clocks.values()]
+        clock_seconds = max(widths) / 1e9
     blocked = tuple(_seconds(window.blocked_ns) for window in windows)
     notes = dict.fromkeys(note for window in windows for note in window.notes)
     counters = _counters(windows)
@@ -60,8 +60,8 @@ def collect(
         clock_seconds=clock_seconds,
         rank_seconds=tuple(map(_rank_seconds, windows)),
         stretches=windows[0].stretches,
-        cpu_seconds=tuple(map(_seconds, cpu)) if len(cpu) == len(windows) else None,
-        examples=tuple(examples) if len(examples) == len(windows) else None,
+        cpu_seconds=_cpu_seconds(windows),
+        examples=_examples(windows),
         blocked_seconds=blocked if plan.rpc else None,
         counters=counters,
         recorded=_recorded(windows),
@@ -79,9 +79,32 @@ def collect(
         warmup=windows[0].warmup,
         phases=step_phases(windows),
         is_silent=_is_silent(plan, windows, counters),
-        stacks=tuple(window.stacks for window in windows if window.stacks is not None),
+        stacks=_stacks(windows),
         doubts=doubts,
     )
+
+
+def _cpu_seconds(
+    windows: Sequence[Window],
+) -> tuple[tuple[float, ...], ...] | None:
+    """Return the CPU time of each step by rank; None if a rank has none."""
+    known = [each.cpu_ns for each in windows if each.cpu_ns is not None]
+    if len(known) < len(windows):
+        return None
+    return tuple(map(_seconds, known))
+
+
+def _examples(
+    windows: Sequence[Window],
+) -> tuple[tuple[int, ...], ...] | None:
+    """Return the examples of each step by rank; None if a rank does not know."""
+    known = [each.examples for each in windows if each.examples is not None]
+    return tuple(known) if len(known) == len(windows) else None
+
+
+def _stacks(windows: Sequence[Window]) -> tuple[StackSamples, ...]:
+    """Return what ranks sampled of their stacks."""
+    return tuple(each.stacks for each in windows if each.stacks is not None)
 
 
 def on_our_clock(window: Window, clock: Clock) -> Window:
@@ -89,11 +112,14 @@ def on_our_clock(window: Window, clock: Clock) -> Window:
     own."""
 
     ahead = round(clock.ahead_ns)
-    marks = tuple(tuple(ns - ahead for ns in marks) for marks in window.marks_ns)
+    marks = tuple(
+        tuple(ns - ahead for ns in marks) for marks in window.marks_ns
+    )
     phases = window.phases
     if phases is not None:
         steps = tuple(
-            tuple((index, end - ahead) for index, end in step) for step in phases.steps
+            tuple((index, end - ahead) for index, end in step)
+            for step in phases.steps
         )
         arrivals = phases.arrivals
         if arrivals is not None:
@@ -109,7 +135,9 @@ def _step_seconds(windows: Sequence[Window]) -> tuple[float, ...]:
 
 
 def _rank_seconds(window: Window) -> tuple[float, ...]:
-    return _seconds(ns for marks in window.marks_ns for ns in _differences(marks))
+    return _seconds(
+        ns for marks in window.marks_ns for ns in _differences(marks)
+    )
 
 
 def completions(marks: Sequence[Sequence[float]]) -> tuple[float, ...]:
@@ -135,7 +163,9 @@ def _is_silent(
     ]
     # Gradients may be synchronised in other steps than the one that was counted.
     may_accumulate = None in arrivals and counters["gradient_bytes"] is not None
-    sent = {counters[f"{kind}.count"] for kind in ("collectives", *POINT_TO_POINT)}
+    sent = {
+        counters[f"{kind}.count"] for kind in ("collectives", *POINT_TO_POINT)
+    }
     return sent == {0} and not any(arrivals) and not may_accumulate
 
 
@@ -186,7 +216,9 @@ def _of_program(
         found["long"] = f"{long} of {steps} steps {took}"
     phases = windows[0].phases
     if phases is not None and phases.arrivals and phases.steps:
-        steps_ns = [pair for marks in windows[0].marks_ns for pair in pairwise(marks)]
+        steps_ns = [
+            pair for marks in windows[0].marks_ns for pair in pairwise(marks)
+        ]
         steps_ns = steps_ns[-len(phases.steps) :]
         starts = [when for when, _ in phases.arrivals]
         sent = [
@@ -216,7 +248,9 @@ def _counters(windows: Sequence[Window]) -> dict[str, int | None]:
 
 def _recorded(windows: Sequence[Window]) -> dict[str, RankFigures]:
     """Return the figures that any rank recorded, of all ranks."""
-    names = dict.fromkeys(name for window in windows for name in window.recorded)
+    names = dict.fromkeys(
+        name for window in windows for name in window.recorded
+    )
     nothing = (None,) * len(windows[0].blocked_ns)
     return {
         name: tuple(window.recorded.get(name, nothing) for window in windows)

@@ -46,11 +46,15 @@ def describe_exit(status: int, *, delivered: bool = False) -> str:
 
 def describe_end(status: int) -> str:
     """Describe the end of another process."""
-    return describe_exit(status) if status < 0 else f"exited with status {status}"
+    return (
+        describe_exit(status) if status < 0 else f"exited with status {status}"
+    )
 
 
 def launch_error(
-    errors: Iterable[RankError], output: tuple[RankOutput, ...], differing: str = ""
+    errors: Iterable[RankError],
+    output: tuple[RankOutput, ...],
+    differing: str = "",
 ) -> LaunchError:
     """Return the error of a launch, with the first cause first: the earliest one that is not a lost
     connection.
@@ -60,7 +64,12 @@ def launch_error(
     advice on that is given."""
 
     def order(error: RankError) -> tuple[bool, bool, float, bool]:
-        return error.when == math.inf, error.lost_connection, error.when, error.waits
+        return (
+            error.when == math.inf,
+            error.lost_connection,
+            error.when,
+            error.waits,
+        )
 
     cause, *others = sorted(errors, key=order)
     if cause.advice:
@@ -81,7 +90,9 @@ def text_with_output(error: DdpPerfError) -> str:
     if isinstance(error, LaunchError):
         for output in error.output:
             if output.stderr:
-                parts.append(f"stderr {output.name}:\n{output.stderr[-_SHOWN:]}")
+                parts.append(
+                    f"stderr {output.name}:\n{output.stderr[-_SHOWN:]}"
+                )
     return "\n".join(parts)
 
 
@@ -122,9 +133,7 @@ class Diagnosis:
         self.differing = ""  # in which collectives the ranks are that hang
         self._progress: list[int] = []  # that the ranks of a program have made
         self._progress_at = 0.0
-        self._late = (
-            f"did not end within {plan.timeout_seconds:g} s ({plan.timeout_setting})"
-        )
+        self._late = f"did not end within {plan.timeout_seconds:g} s ({plan.timeout_setting})"
 
     def _place(self, rank: Peer) -> _Place:
         serves = self._board.phase(rank.number) is Phase.LEADER
@@ -152,7 +161,8 @@ class Diagnosis:
         # the signal may wake a rank from its sleep
         places = {rank.number: self._place(rank) for rank in ranks}
         await_stacks(
-            self._dump, lambda: [frames_written(self._stacks(rank)) for rank in ranks]
+            self._dump,
+            lambda: [frames_written(self._stacks(rank)) for rank in ranks],
         )
         self.differing = describe_differing(self._started())
         # Asking takes up to seconds, in which the cause may have come or, if it was no deadline,
@@ -160,7 +170,9 @@ class Diagnosis:
         self._take_in()
         for rank in ranks:
             if rank.error is not None:
-                rank.error = self._later(rank.error, when, at_deadline=at_deadline)
+                rank.error = self._later(
+                    rank.error, when, at_deadline=at_deadline
+                )
             elif at_deadline or (rank.result is None and rank.resting is None):
                 place, stacks = places[rank.number], self._stacks(rank)
                 if place.serves and not handlers(stacks):
@@ -172,7 +184,9 @@ class Diagnosis:
                     late = self._late
                 rank.error = self._error(rank, when, late, place, stacks)
 
-    def _later(self, error: RankError, when: float, *, at_deadline: bool) -> RankError:
+    def _later(
+        self, error: RankError, when: float, *, at_deadline: bool
+    ) -> RankError:
         """Return an error that came after the launch was given up: perhaps because the program
         handles the signal that asks for stacks, or ends by it."""
         summary = error.summary
@@ -193,7 +207,9 @@ class Diagnosis:
         started = self._started()
         waiting = [started.pop(rank.number, {}) for rank in ranks]
         others = started.values()
-        if not any(_is_ahead(each, other) for each in waiting for other in others):
+        if not any(
+            _is_ahead(each, other) for each in waiting for other in others
+        ):
             return False
         self._late = self._board.describe_updates()
         return True
@@ -203,13 +219,18 @@ class Diagnosis:
         `counters.started`."""
         asked = []
         # The processes of an RPC launch are in no group together.
-        for pipe in self._folder.glob("rank*.ask") if not self._plan.rpc else ():
+        for pipe in (
+            self._folder.glob("rank*.ask") if not self._plan.rpc else ()
+        ):
             with suppress(OSError):  # nobody reads: the rank has ended
                 pipe.with_suffix(".started").unlink(missing_ok=True)
                 os.close(os.open(pipe, os.O_WRONLY | os.O_NONBLOCK))
                 asked.append(pipe.with_suffix(".started"))
         until = time.monotonic() + _STARTED_SECONDS
-        while not all(path.exists() for path in asked) and time.monotonic() < until:
+        while (
+            not all(path.exists() for path in asked)
+            and time.monotonic() < until
+        ):
             time.sleep(0.01)
         return {
             int(path.stem.removeprefix("rank")): json.loads(path.read_text())
@@ -222,7 +243,9 @@ class Diagnosis:
         summary = describe_exit(status, delivered=rank.result is not None)
         if status < 0:
             summary += self._of_device(rank)
-        return self._error(rank, when, summary, self._place(rank), self._stacks(rank))
+        return self._error(
+            rank, when, summary, self._place(rank), self._stacks(rank)
+        )
 
     def _of_device(self, rank: Peer) -> str:
         """Return what CUDA or NCCL wrote last, whose threads end a process before Python can say
@@ -255,7 +278,12 @@ class Diagnosis:
         return self._error(rank, math.inf, idle, self._place(rank))
 
     def _error(
-        self, rank: Peer, when: float, summary: str, place: _Place, stacks: str = ""
+        self,
+        rank: Peer,
+        when: float,
+        summary: str,
+        place: _Place,
+        stacks: str = "",
     ) -> RankError:
         return RankError(
             rank=rank.number,
@@ -280,17 +308,26 @@ _ALIKE = ("all_reduce", "broadcast")
 
 def _is_ahead(one: Started, other: Started) -> bool:
     """Whether a rank has started a later collective of a group than another one."""
-    return any(one[group][-1][0] > other[group][-1][0] for group in one.keys() & other)
+    return any(
+        one[group][-1][0] > other[group][-1][0] for group in one.keys() & other
+    )
 
 
 def describe_differing(started: Mapping[int, Started]) -> str:
     """Return which ranks have not entered a collective for which others wait, or that they have
     entered different ones; "" if they all are in the same. `started` is by rank."""
-    for group in sorted({group for groups in started.values() for group in groups}):
-        of_group = "" if group == _DEFAULT_GROUP else f" of process group {group}"
+    for group in sorted(
+        {group for groups in started.values() for group in groups}
+    ):
+        of_group = (
+            "" if group == _DEFAULT_GROUP else f" of process group {group}"
+        )
         # Whoever has started nothing on a subgroup may not be in it.
         by_rank = {
-            rank: {number: (name, size) for number, name, size in groups.get(group, ())}
+            rank: {
+                number: (name, size)
+                for number, name, size in groups.get(group, ())
+            }
             for rank, groups in sorted(started.items())
             if group in groups or group == _DEFAULT_GROUP
         }
@@ -307,10 +344,13 @@ def describe_differing(started: Mapping[int, Started]) -> str:
                 f" {wait}"
             )
         entered = {
-            rank: each[fewest] for rank, each in by_rank.items() if fewest in each
+            rank: each[fewest]
+            for rank, each in by_rank.items()
+            if fewest in each
         }
         kinds = {
-            (name, size if name in _ALIKE else 0) for name, size in entered.values()
+            (name, size if name in _ALIKE else 0)
+            for name, size in entered.values()
         }
         if len(kinds) > 1:
             each = (

@@ -7,7 +7,12 @@ import os
 import pickle
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import (
+    AbstractContextManager,
+    ExitStack,
+    contextmanager,
+    nullcontext,
+)
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -32,7 +37,12 @@ from pytest_ddpperf.launch.template import Templates, with_hash_seed
 from pytest_ddpperf.records import codec
 from pytest_ddpperf.records.errors import DdpPerfError
 from pytest_ddpperf.records.plan import Plan, Setup
-from pytest_ddpperf.records.samples import Imported, LaunchSamples, Scalar, Window
+from pytest_ddpperf.records.samples import (
+    Imported,
+    LaunchSamples,
+    Scalar,
+    Window,
+)
 from pytest_ddpperf.wire import payload
 from pytest_ddpperf.wire.boot import listen
 from pytest_ddpperf.wire.source_trees import Trees
@@ -84,14 +94,18 @@ class Launcher:
         self._rpc = rpc
         self._trees = trees
         self._templates = templates or Templates()
-        two = trees if trees is not None and trees.base != trees.current else None
+        two = (
+            trees if trees is not None and trees.base != trees.current else None
+        )
         self._server = RankServer(self._templates, two, folder)
         self._began = time.time()
         self._facts: dict[str, Scalar] | None = None
         # of accelerators, by CUDA, when facts were asked for
         self._visible: str | None = None
 
-    def probe(self, preload: Sequence[str], timeout: float) -> Mapping[str, Scalar]:
+    def probe(
+        self, preload: Sequence[str], timeout: float
+    ) -> Mapping[str, Scalar]:
         """Return what the machine and its torch offer (see `rank.environment.probe`), from one
         launch."""
         if self._facts is None:
@@ -103,12 +117,18 @@ class Launcher:
                 timeout_seconds=timeout,
             )
             self._visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-            delivery = self._launch(plan, payload.dumps("probe", None, ()), Observer())
+            delivery = self._launch(
+                plan, payload.dumps("probe", None, ()), Observer()
+            )
             self._facts = json.loads(delivery.results[0])
         return self._facts
 
     def measure(
-        self, plan: Plan, setup: Setup, observer: Observer, others: Sequence[Setup] = ()
+        self,
+        plan: Plan,
+        setup: Setup,
+        observer: Observer,
+        others: Sequence[Setup] = (),
     ) -> LaunchSamples:
         """Run one launch of `plan` on fresh ranks; raises DdpPerfError.
 
@@ -119,7 +139,9 @@ class Launcher:
         with self.alone(plan, observer):
             return self._samples(plan, self._launch(plan, task, observer))
 
-    def take_part(self, plan: Plan, part: Part, task: bytes, leader: Leader) -> None:
+    def take_part(
+        self, plan: Plan, part: Part, task: bytes, leader: Leader
+    ) -> None:
         """Start this node's part of a launch of `plan` that another leads; raises DdpPerfError."""
         self.ready_for(plan)
         # It looks up when the leader says something.
@@ -140,7 +162,9 @@ class Launcher:
         One at a time, while the caller holds the cores (see `alone`); raises as `measure`."""
         make = partial(PausedLaunch, partial(self._samples, plan))
         task = payload.dumps("measure", setup, ())
-        with self._opened(make, plan, task, observer, in_stretches=True) as launch:
+        with self._opened(
+            make, plan, task, observer, in_stretches=True
+        ) as launch:
             launch.begin()
             with dropping(launch):
                 yield launch
@@ -180,7 +204,9 @@ class Launcher:
             delivery,
             facts=facts,
             files=dict(sorted(files.items())),
-            others=tuple(sorted({name for each in every for name in each.others})),
+            others=tuple(
+                sorted({name for each in every for name in each.others})
+            ),
         )
 
     def call(
@@ -192,14 +218,18 @@ class Launcher:
     ) -> list[Any]:
         """`function(ctx, *args)` on every rank of a fresh group: the results by rank."""
         return unpickle(
-            self.call_for_bytes(plan, payload.dumps("call", function, args), observer)
+            self.call_for_bytes(
+                plan, payload.dumps("call", function, args), observer
+            )
         )
 
     def call_for_bytes(
         self, plan: Plan, task: bytes, observer: Observer
     ) -> tuple[bytes, ...]:
         """Run a `call` and return the pickled results."""
-        return self._launch(replace(plan, warmup=0, steps=0), task, observer).results
+        return self._launch(
+            replace(plan, warmup=0, steps=0), task, observer
+        ).results
 
     def _interconnect(self, plan: Plan) -> str | None:
         facts, here = self._facts or {}, plan.world_size // plan.nodes
@@ -225,7 +255,11 @@ class Launcher:
         meanwhile."""
         self.ready_for(plan)  # first, for it may take seconds
         here = self.alone_here(plan, len(plan.part(0)), observer)
-        with here if plan.nodes == 1 else self._other_nodes.alone(plan, here, observer):
+        with (
+            here
+            if plan.nodes == 1
+            else self._other_nodes.alone(plan, here, observer)
+        ):
             yield
 
     def alone_here(
@@ -235,7 +269,9 @@ class Launcher:
         paths."""
         if not self._takes_locks:
             return nullcontext(())
-        addresses = str((self._facts or {}).get("device_addresses") or "").split(",")
+        addresses = str(
+            (self._facts or {}).get("device_addresses") or ""
+        ).split(",")
         if not self._are_others_visible():  # else all are locked
             addresses = addresses[:processes]
         cores = place(processes, os.environ).used
@@ -279,10 +315,14 @@ class Launcher:
                 nodes = self._other_nodes
                 bound = opened.enter_context(listen(nodes.address))
                 host, port = bound.getsockname()[:2]
-                part = replace(part, store=(host, port), interface=nodes.interface)
+                part = replace(
+                    part, store=(host, port), interface=nodes.interface
+                )
                 remote = nodes.parts(plan, (host, port))
             further = {"master": master, "in_stretches": in_stretches}
-            files = opened.enter_context(self._files(plan, part, task, **further))
+            files = opened.enter_context(
+                self._files(plan, part, task, **further)
+            )
             launch = make(self._server, files, observer, remote, bound)
             opened.enter_context(launch)
             yield launch
@@ -303,7 +343,9 @@ class Launcher:
 
     @property
     def _other_nodes(self) -> Nodes:
-        assert self._nodes is not None, "a plan for several nodes in a run on one"
+        assert self._nodes is not None, (
+            "a plan for several nodes in a run on one"
+        )
         return self._nodes
 
 
@@ -314,6 +356,8 @@ def unpickle(results: Sequence[bytes]) -> list[Any]:
         try:
             values.append(pickle.loads(result))
         except Exception as error:
-            problem = f"cannot be loaded in pytest: {type(error).__name__}: {error}"
+            problem = (
+                f"cannot be loaded in pytest: {type(error).__name__}: {error}"
+            )
             raise DdpPerfError(f"the result of rank {rank} {problem}") from None
     return values

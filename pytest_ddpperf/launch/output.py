@@ -55,7 +55,8 @@ def read(folder: Path, names: Mapping[int, str]) -> tuple[RankOutput, ...]:
 def _read(path: Path) -> str:
     """Return what a terminal would show in the end: of a progress bar its last state."""
     return "\n".join(
-        line.rstrip("\r").rpartition("\r")[2] for line in _read_cut(path).split("\n")
+        line.rstrip("\r").rpartition("\r")[2]
+        for line in _read_cut(path).split("\n")
     )
 
 

@@ -39,23 +39,30 @@ def step_phases(windows: Sequence[Window]) -> StepPhases | None:
         _steps(window, phases, steps)
         for window, phases in zip(windows, found, strict=True)
     ]
-    by_step = [tuple(each) for each in zip(*table, strict=True)]  # step x rank x piece
+    # step x rank x piece
+    by_step = [tuple(each) for each in zip(*table, strict=True)]
     begins = [max(pieces[0].begin for pieces in step) for step in by_step]
     ends = [max(pieces[-1].end for pieces in step) for step in by_step]
-    usual = _middle_half([end - begin for begin, end in zip(begins, ends, strict=True)])
+    usual = _middle_half(
+        [end - begin for begin, end in zip(begins, ends, strict=True)]
+    )
     usual_steps = [by_step[step] for step in usual]
     own = {phase: _own(phase, found, usual_steps) for phase in PHASES}
     own[RANK_WAIT] = (None,) * len(windows)
     path: dict[str, tuple[float, ...]] = {}
-    arrivals = [phases.arrivals for phases in found if phases.arrivals is not None]
+    arrivals = [
+        phases.arrivals for phases in found if phases.arrivals is not None
+    ]
     if len(arrivals) == len(found):
         starts = Starts(arrivals)
         own[RANK_WAIT] = tuple(
-            fmean(starts.waited_in(rank, step[rank]) for step in usual_steps) / 1e9
+            fmean(starts.waited_in(rank, step[rank]) for step in usual_steps)
+            / 1e9
             for rank in range(len(windows))
         )
         paths = [
-            find_critical_path(by_step[step], begins[step], starts) for step in usual
+            find_critical_path(by_step[step], begins[step], starts)
+            for step in usual
         ]
         for phase in PHASES:
             path[phase] = tuple(
@@ -65,11 +72,15 @@ def step_phases(windows: Sequence[Window]) -> StepPhases | None:
     return StepPhases(steps=steps, own=own, path=path)
 
 
-def _steps(window: Window, phases: RankPhases, steps: int) -> list[tuple[Piece, ...]]:
+def _steps(
+    window: Window, phases: RankPhases, steps: int
+) -> list[tuple[Piece, ...]]:
     """Return the last steps of a rank."""
     begins = [mark for marks in window.marks_ns for mark in marks[:-1]]
     found = []
-    for first, pieces in zip(begins[-steps:], phases.steps[-steps:], strict=True):
+    for first, pieces in zip(
+        begins[-steps:], phases.steps[-steps:], strict=True
+    ):
         step = []
         begin = first
         for index, end in pieces:
@@ -87,7 +98,9 @@ def _middle_half(durations: Sequence[float]) -> list[int]:
 
 
 def _own(
-    phase: str, ranks: Sequence[RankPhases], steps: Sequence[Sequence[Sequence[Piece]]]
+    phase: str,
+    ranks: Sequence[RankPhases],
+    steps: Sequence[Sequence[Sequence[Piece]]],
 ) -> tuple[float | None, ...]:
     """Return each rank's mean seconds in a phase; None where it is not seen."""
     found: list[float | None] = []
@@ -117,7 +130,9 @@ class Starts:
         for rank, starts in enumerate(by_rank):
             first = {name: when for when, name in reversed(starts)}
             for name, when in first.items():
-                self._last[name] = max(self._last.get(name, (when, rank)), (when, rank))
+                self._last[name] = max(
+                    self._last.get(name, (when, rank)), (when, rank)
+                )
 
     def last(self, rank: int, begin: float, end: float) -> tuple[int, float]:
         """Return which rank started what `rank` waited for last, and when; `rank` itself if it did.
@@ -161,7 +176,9 @@ def find_critical_path(
     at = ends[rank][-1]
     just_changed = False
     while at > begin:
-        piece = step[rank][min(bisect_left(ends[rank], at), len(ends[rank]) - 1)]
+        piece = step[rank][
+            min(bisect_left(ends[rank], at), len(ends[rank]) - 1)
+        ]
         since = max(piece.begin, begin)
         if piece.phase == EXPOSED and not just_changed:
             who, when = starts.last(rank, piece.begin, at)

@@ -30,7 +30,8 @@ class Placement:
     cores: int  # usable by this process, or as many as a quota has the time of
     cores_per_rank: int  # 0: ranks share cores
     pinned: bool  # not where all share all
-    own_threads: int  # of a rank whose environment asks for none; 0: torch's choice
+    # of a rank whose environment asks for none; 0: torch's choice
+    own_threads: int
     quota: bool  # less time than that of the usable cores
     # that the environment asks for in each rank, where its share has not so many cores;
     # else 0
@@ -126,7 +127,10 @@ def quota_cores(root: Path) -> float | None:
 def _cgroups(root: Path) -> Iterator[Path]:
     """Yield the folders of this process's cgroup and of those above it. A container often sees the
     uppermost alone."""
-    mounts = (line.split() for line in contents(root / "proc/self/mounts").splitlines())
+    mounts = (
+        line.split()
+        for line in contents(root / "proc/self/mounts").splitlines()
+    )
     inside = [
         line[3:]
         for line in contents(root / "proc/self/cgroup").splitlines()
@@ -134,7 +138,9 @@ def _cgroups(root: Path) -> Iterator[Path]:
     ]
     own = PurePosixPath(inside[0] if inside else "/")
     for mount in (
-        fields[1] for fields in mounts if len(fields) > 2 and fields[2] == "cgroup2"
+        fields[1]
+        for fields in mounts
+        if len(fields) > 2 and fields[2] == "cgroup2"
     ):
         for each in (own, *own.parents):
             folder = root / mount.lstrip("/") / str(each).lstrip("/")
@@ -173,7 +179,11 @@ def interconnect(topology: str, gpus: list[int]) -> str | None:
     links: set[str] = set()
     for line in topology.splitlines():
         name, *cells = line.split() or [""]
-        if re.fullmatch(r"GPU\d+", name) and "X" in cells and int(name[3:]) in gpus:
+        if (
+            re.fullmatch(r"GPU\d+", name)
+            and "X" in cells
+            and int(name[3:]) in gpus
+        ):
             links |= {
                 cells[other]
                 for other in gpus
@@ -189,7 +199,9 @@ _RETRY_SECONDS = (0.005, 0.05)
 SWITCH = "DDPPERF_LOCKS"
 
 
-def resources(cpus: Sequence[int], addresses: Sequence[str] = ()) -> tuple[Path, ...]:
+def resources(
+    cpus: Sequence[int], addresses: Sequence[str] = ()
+) -> tuple[Path, ...]:
     """Return the paths that a launch locks, sorted: its devices (PCI addresses) or, if it has none,
     its cores.
 
@@ -201,7 +213,9 @@ def resources(cpus: Sequence[int], addresses: Sequence[str] = ()) -> tuple[Path,
     wanted = [_PCI / address for address in addresses] or [
         _CPUS / f"cpu{cpu}" for cpu in cpus
     ]
-    return tuple(sorted({path for path in wanted if path.exists()})) or (Path("/"),)
+    return tuple(sorted({path for path in wanted if path.exists()})) or (
+        Path("/"),
+    )
 
 
 def is_device(resource: Path) -> bool:
@@ -256,6 +270,10 @@ def holder(path: Path) -> int | None:
         file = path.stat()
     except OSError:
         return None
-    name = f"{os.major(file.st_dev):02x}:{os.minor(file.st_dev):02x}:{file.st_ino}"
-    pids = (int(pid) for pid, locked in _FLOCK.findall(listed) if locked == name)
+    name = (
+        f"{os.major(file.st_dev):02x}:{os.minor(file.st_dev):02x}:{file.st_ino}"
+    )
+    pids = (
+        int(pid) for pid, locked in _FLOCK.findall(listed) if locked == name
+    )
     return next((pid for pid in pids if pid != os.getpid()), None)

@@ -22,7 +22,10 @@ from pytest_ddpperf.launch import output
 from pytest_ddpperf.launch.failed_ranks import Diagnosis, launch_error
 from pytest_ddpperf.launch.ranks import Peer, wake
 from pytest_ddpperf.launch.remote_ranks import Clock, RemoteRanks
-from pytest_ddpperf.launch.server_client import RankServer, writing_temporary_files
+from pytest_ddpperf.launch.server_client import (
+    RankServer,
+    writing_temporary_files,
+)
 from pytest_ddpperf.records import codec
 from pytest_ddpperf.records.errors import ServerError
 from pytest_ddpperf.records.messages import (
@@ -93,7 +96,8 @@ def launch_files(
         with writing_temporary_files():
             folder = Path(tempfile.mkdtemp(prefix="ddpperf-"))
             closing.callback(shutil.rmtree, folder, ignore_errors=True)
-            server.send(BeginLaunch(str(folder)))  # from here on it does not outlive us
+            # from here on it does not outlive us
+            server.send(BeginLaunch(str(folder)))
             made = request(folder)
             board = Board(folder / "board", made.plan.processes, made.plan.room)
             closing.callback(board.close)
@@ -125,7 +129,8 @@ class Launch:
         self._board, self._plan = files.board, files.request.plan
         self._remote, self._store = remote, store
         self._names = {
-            process: self._plan.name(process) for process in self._request.processes
+            process: self._plan.name(process)
+            for process in self._request.processes
         }
         self._stream = output.Stream(self._folder, self._names, observer)
         dump = partial(server.send, DumpStacks())
@@ -192,7 +197,9 @@ class Launch:
             **self._remote.results,
         }
         return Delivery(
-            results=tuple(results[process] for process in range(self._plan.processes)),
+            results=tuple(
+                results[process] for process in range(self._plan.processes)
+            ),
             cost=self._cost(time.monotonic_ns()),
             output=self._output(),
             notes=(*self._notes, *self._remote.notes),
@@ -236,23 +243,33 @@ class Launch:
             self._serving.append(rank)
 
     def _pending(self, has_arrived: Callable[[Peer], bool]) -> list[Peer]:
-        return [rank for rank in self._ranks if not (has_arrived(rank) or rank.error)]
+        return [
+            rank
+            for rank in self._ranks
+            if not (has_arrived(rank) or rank.error)
+        ]
 
     def _collect(self, has_arrived: Callable[[Peer], bool]) -> None:
         """Wait until every rank `has_arrived` or failed, or until it is clear that one will do
         neither."""
         give_up, failed = self._deadline, 0
-        while (pending := self._pending(has_arrived)) or not self._remote.settled():
+        while (
+            pending := self._pending(has_arrived)
+        ) or not self._remote.settled():
             now = time.monotonic()
             if now >= give_up:
-                self._give_up(has_arrived, at_deadline=give_up == self._deadline)
+                self._give_up(
+                    has_arrived, at_deadline=give_up == self._deadline
+                )
                 return
             self._wait(min(TICK_SECONDS, give_up - now))
             self._dismiss_servers()
             if self._plan.boundary:
                 first = self._ranks[0]
                 if own_group := contents(self._folder / OWN_GROUP):
-                    first.error = self._diagnosis.error_of_own_group(first, own_group)
+                    first.error = self._diagnosis.error_of_own_group(
+                        first, own_group
+                    )
                     self._give_up(has_arrived, at_deadline=False)
                     return
                 if not failed and self._diagnosis.wait_in_vain(pending):
@@ -268,7 +285,9 @@ class Launch:
     @property
     def _timed(self) -> list[Peer]:
         """The ranks that are timed: in an RPC launch, the trainers."""
-        return [rank for rank in self._ranks if rank.number < self._plan.world_size]
+        return [
+            rank for rank in self._ranks if rank.number < self._plan.world_size
+        ]
 
     def _dismiss_servers(self) -> None:
         """Let the processes that only serve end when the ranks that they serve have ended."""
@@ -291,7 +310,9 @@ class Launch:
 
     def _take_in(self, seconds: float = 0.0) -> None:
         """Take in what has arrived, or what arrives within `seconds`."""
-        channels = {rank.channel: rank for rank in self._ranks if not rank.silent}
+        channels = {
+            rank.channel: rank for rank in self._ranks if not rank.silent
+        }
         ready = readable(
             [self._server.socket, *self._remote.channels(), *channels], seconds
         )
@@ -375,7 +396,9 @@ class Launch:
         for phase in Phase:
             if not Phase.GROUP <= phase <= Phase.DELIVERY:
                 continue
-            times = [self._board.entered(rank.number, phase) for rank in self._timed]
+            times = [
+                self._board.entered(rank.number, phase) for rank in self._timed
+            ]
             # a task without that phase spent nothing there
             entered.append(max(times, default=0) or entered[-1])
         entered.append(ended)
@@ -383,7 +406,12 @@ class Launch:
             (after - before) / 1e9 for before, after in pairwise(entered)
         )
         return LaunchCost(
-            start=start, group=group, setup=setup, warmup=warmup, steps=steps, end=end
+            start=start,
+            group=group,
+            setup=setup,
+            warmup=warmup,
+            steps=steps,
+            end=end,
         )
 
 
@@ -436,5 +464,7 @@ class LocalShareLaunch(Launch):
     def _results(self) -> dict[int, bytes]:
         """Return the results that have come, by process."""
         return {
-            rank.number: rank.result for rank in self._timed if rank.result is not None
+            rank.number: rank.result
+            for rank in self._timed
+            if rank.result is not None
         }

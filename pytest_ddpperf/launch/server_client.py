@@ -80,7 +80,9 @@ class RankServer:
         self._made_for: tuple[object, ...] = ()
         self.pid = 0
 
-    def ensure(self, variables: Mapping[str, str], preload: Sequence[str]) -> None:
+    def ensure(
+        self, variables: Mapping[str, str], preload: Sequence[str]
+    ) -> None:
         """Start a server that has imported its modules under these variables, unless there is one.
 
         Importing torch takes seconds, once; variables that libraries read at import need a new
@@ -170,7 +172,8 @@ class RankServer:
         return True
 
     def _connected(self) -> Lines:
-        if self._lines is None:  # ensure() comes first, and it has not ended since
+        # ensure() comes first, and it has not ended since
+        if self._lines is None:
             raise ServerError("is not running", "")
         return self._lines
 

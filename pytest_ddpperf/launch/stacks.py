@@ -24,7 +24,9 @@ def without_our_frames(stacks: str) -> str:
 
 def _without_our_thread(stacks: str) -> str:
     return "\n\n".join(
-        thread for thread in stacks.split("\n\n") if " in _tell_started" not in thread
+        thread
+        for thread in stacks.split("\n\n")
+        if " in _tell_started" not in thread
     )
 
 
@@ -64,7 +66,9 @@ def handlers(stacks: str) -> list[str]:
 
 
 def _waits(thread: str) -> bool:
-    paths = [path for path in _FRAME.findall(thread) if not path.endswith(_LOCKS)]
+    paths = [
+        path for path in _FRAME.findall(thread) if not path.endswith(_LOCKS)
+    ]
     return bool(paths) and ("/torch/" in paths[0] or paths[0].startswith(_OURS))
 
 
@@ -74,7 +78,9 @@ _STACKS_LOOK_SECONDS = 0.1
 _STACKS_LONGEST_SECONDS = 5.0
 
 
-def await_stacks(send: Callable[[], None], sizes: Callable[[], Sequence[int]]) -> None:
+def await_stacks(
+    send: Callable[[], None], sizes: Callable[[], Sequence[int]]
+) -> None:
     """Ask for stacks with `send`, and wait until each process has written its own, by the `sizes`
     of them."""
     before = sizes()

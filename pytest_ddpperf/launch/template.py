@@ -7,7 +7,11 @@ import socket
 import sys
 from collections.abc import Mapping
 
-from pytest_ddpperf.records.messages import ForkServer, ServerEnded, StartTemplate
+from pytest_ddpperf.records.messages import (
+    ForkServer,
+    ServerEnded,
+    StartTemplate,
+)
 from pytest_ddpperf.wire import boot
 from pytest_ddpperf.wire.channels import readable
 
@@ -47,7 +51,9 @@ class Template:
     def __init__(self, variables: Mapping[str, str]) -> None:
         """Start it; raises OSError."""
         self._child = boot.Child(
-            sys.executable, "pytest_ddpperf.rank.template", with_hash_seed(variables)
+            sys.executable,
+            "pytest_ddpperf.rank.template",
+            with_hash_seed(variables),
         )
         start = StartTemplate(boot.search_path(), os.getpid())
         self._child.lines.send(start)
@@ -102,7 +108,10 @@ class Templates:
             if given[0] == wanted:
                 return given[1], None
             given[1].close()
-        if wanted not in self._templates or not self._templates[wanted].is_alive:
+        if (
+            wanted not in self._templates
+            or not self._templates[wanted].is_alive
+        ):
             # the first one may have forked a rank server for another pytest
             while len(self._templates) > 1:
                 self._templates.popitem()[1].close()

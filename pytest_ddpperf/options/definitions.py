@@ -24,7 +24,8 @@ class Row(NamedTuple):
 
     option: str
     help: str
-    default: str | bool | None = None  # as on the command line; None stands for itself
+    # as on the command line; None stands for itself
+    default: str | bool | None = None
     parser: str = ""  # a function of `parse`; "" for a flag
     allowed: tuple[Any, ...] = ()  # further arguments of the parser
     metavar: str = ""  # "" for a flag
@@ -59,7 +60,9 @@ class Row(NamedTuple):
 
 
 # Kinds of rows.
-_count = partial(Row, parser="count", allowed=(1,), metavar="N", ini="int", marker=True)
+_count = partial(
+    Row, parser="count", allowed=(1,), metavar="N", ini="int", marker=True
+)
 _choice = partial(Row, default="auto", parser="choice", ini="string")
 _file = partial(Row, parser="path", allowed=("a file",), metavar="PATH")
 _folder = partial(Row, parser="path", allowed=("a folder",), metavar="DIR")
@@ -125,7 +128,9 @@ ROWS = (
         allowed=(0,),
         help="steps before the timed ones, at least",
     ),
-    _count("--ddp-steps", default="30", help="timed steps per launch, at least"),
+    _count(
+        "--ddp-steps", default="30", help="timed steps per launch, at least"
+    ),
     Row(
         "--ddp-min-time",
         name="min_seconds",
@@ -356,13 +361,16 @@ MARKER_HELP = (
 def given(config: pytest.Config) -> bool:
     """Say whether any setting was given on the command line or in the ini file. If not, none need
     be read."""
-    import pytest  # not above: the command line of reports reads settings without it
+    # not above: the command line of reports reads settings without it
+    import pytest
 
     if any(config.getoption(row.key) is not None for row in ROWS if row.of_run):
         return True
     try:
         return any(
-            config.getini(row.key) is not None for row in ROWS if row.ini is not None
+            config.getini(row.key) is not None
+            for row in ROWS
+            if row.ini is not None
         )
     except (TypeError, ValueError, pytest.UsageError):
         # of a type that pytest does not expect
@@ -379,13 +387,16 @@ def add_options(parser: pytest.Parser) -> None:
         text = row.help
         if row.default:
             text += f" (default: {row.default})"
-        escaped = text.replace("%", "%%")  # argparse formats its help, addini does not
+        # argparse formats its help, addini does not
+        escaped = text.replace("%", "%%")
         if row.metavar:
             action = "append" if row.many else "store"
             group.addoption(
                 row.option, metavar=row.metavar, help=escaped, action=action
             )
         else:
-            group.addoption(row.option, action="store_true", default=None, help=escaped)
+            group.addoption(
+                row.option, action="store_true", default=None, help=escaped
+            )
         if row.ini is not None:
             parser.addini(row.key, text, type=row.ini, default=None)

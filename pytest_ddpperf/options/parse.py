@@ -22,7 +22,8 @@ from pytest_ddpperf.records.plan import Limit
 # of whatever is counted: more would take days, or more memory than there is
 _MOST = 1_000_000
 _MOST_RANKS = 10_000
-_LONGEST_SECONDS = 1e9  # 31 years; from ten times that on a socket's timeout overflows
+# 31 years; from ten times that on a socket's timeout overflows
+_LONGEST_SECONDS = 1e9
 _AMOUNT = re.compile(r"(\d+(?:\.\d+)?)(%|ms)", re.ASCII)
 # Four decimals: p99.9999 needs three million steps, and with many more a percentile is rounded to
 # 100.
@@ -83,7 +84,9 @@ def world_sizes(value: object) -> tuple[int, ...]:
         sizes = tuple(count(item, 1, _MOST_RANKS) for item in _items(value))
     if not sizes or len(set(sizes)) < len(sizes):
         numbers = f"whole numbers from 1 to {_MOST_RANKS:,}"
-        raise ValueError(f"{numbers}, separated by commas, none twice: 2 or 1,2,4")
+        raise ValueError(
+            f"{numbers}, separated by commas, none twice: 2 or 1,2,4"
+        )
     return sizes
 
 
@@ -134,7 +137,11 @@ def _limit(item: object) -> Limit:
     if match := _PERCENTILE.fullmatch(metric):
         percentile = float(match[2])
         if not 0 < percentile < 100:
-            end = "an end of the sample" if percentile in (0, 100) else "no percentile"
+            end = (
+                "an end of the sample"
+                if percentile in (0, 100)
+                else "no percentile"
+            )
             allowed = "a metric is p1 to p99, decimals allowed (p99.9)"
             raise Refused(item, f"p{match[2]} is {end}: {allowed}")
         # One text for one percentile, so that p50 and p50.0 are the same metric to baselines and
@@ -196,7 +203,9 @@ def confirm_seconds(value: object) -> float:
     try:
         return seconds(value)
     except ValueError:
-        raise ValueError("auto, never, or a number of seconds above 0") from None
+        raise ValueError(
+            "auto, never, or a number of seconds above 0"
+        ) from None
 
 
 def assignments(value: object) -> tuple[str, ...]:
@@ -212,12 +221,16 @@ def arguments(value: object) -> tuple[str, ...]:
     """Split options for pytest as a shell would."""
     try:
         words = tuple(
-            word for text in cast("list[str]", value) for word in shlex.split(text)
+            word
+            for text in cast("list[str]", value)
+            for word in shlex.split(text)
         )
         if not words:
             raise ValueError("there are none")
         if "--" in words:
             raise ValueError("-- ends them")
     except ValueError as error:
-        raise ValueError(f"options for pytest, as in a shell: {error}") from None
+        raise ValueError(
+            f"options for pytest, as in a shell: {error}"
+        ) from None
     return words

@@ -36,7 +36,8 @@ class Settings:
     device: str  # "auto" or a device type
     warmup: int  # steps, at least
     steps: int  # timed, a launch, at least
-    min_seconds: float  # of a launch's timed steps, about; 0 for exactly `steps`
+    # of a launch's timed steps, about; 0 for exactly `steps`
+    min_seconds: float
     launches: int  # before the first look
     max_launches: int  # at least twice `launches`
     limits: tuple[Limit, ...]
@@ -46,7 +47,8 @@ class Settings:
     preload: tuple[str, ...]  # modules
     baseline_dir: Path  # absolute
     baseline_missing: Literal["warn", "fail"]
-    fail_on: frozenset[str] | None  # None: the verdict and `baseline_missing` decide
+    # None: the verdict and `baseline_missing` decide
+    fail_on: frozenset[str] | None
     # of a run, to re-measure suspicions next to the baseline's code; 0: never
     confirm_seconds: float
     save_baseline: bool
@@ -88,7 +90,8 @@ class Settings:
     def comparison_option(self) -> str:
         """Return the option that compares with another version in this run; "" for none."""
         return next(
-            (option for field, option in _COMPARISONS if getattr(self, field)), ""
+            (option for field, option in _COMPARISONS if getattr(self, field)),
+            "",
         )
 
 
@@ -153,25 +156,31 @@ def _check_comparison(settings: Settings) -> None:
     }
     asked = [option for option, is_given in given.items() if is_given]
     if len(asked) > 1:
-        raise OptionError(asked[0], asked[1], "they exclude each other: use only one")
+        raise OptionError(
+            asked[0], asked[1], "they exclude each other: use only one"
+        )
     has_setup = settings.sources["against_setup"] == "command line"
     if has_setup and settings.against in (None, "self"):
         allowed = "builds the code of a git ref: name it with --ddp-against"
-        raise OptionError("--ddp-against-setup", settings.against_setup, allowed)
+        raise OptionError(
+            "--ddp-against-setup", settings.against_setup, allowed
+        )
     for word in settings.against_option or ():
         if word.startswith("--ddp-against"):
-            allowed = "options that choose the other side cannot be passed to it"
+            allowed = (
+                "options that choose the other side cannot be passed to it"
+            )
             raise OptionError("--ddp-against-option", word, allowed)
     if settings.against == "self":
         for field, option in _COMPARISONS[1:]:
             if getattr(settings, field):
-                allowed = (
-                    f"has the same code on both sides, {option} does not: use only one"
-                )
+                allowed = f"has the same code on both sides, {option} does not: use only one"
                 raise OptionError("--ddp-against", "self", allowed)
     python = settings.against_python
     if python is not None and shutil.which(python) is None:
-        raise OptionError("--ddp-against-python", python, "there is no such program")
+        raise OptionError(
+            "--ddp-against-python", python, "there is no such program"
+        )
 
 
 def _parsed(row: Row, value: object, source: str) -> Any:
@@ -188,7 +197,10 @@ def _written(config: pytest.Config, row: Row) -> tuple[object, str]:
     """Return a value as it was given, and its source."""
     if row.of_run and (value := config.getoption(row.key)) is not None:
         return _as_written(value), "command line"
-    if row.ini is not None and (value := _from_ini(config, row.key)) is not None:
+    if (
+        row.ini is not None
+        and (value := _from_ini(config, row.key)) is not None
+    ):
         return value, "ini"
     return row.default, "default"
 
@@ -216,10 +228,13 @@ def _from_ini(config: pytest.Config, key: str) -> object:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             written = {**config.inicfg, **overrides}[key]
-        return getattr(written, "value", written)  # pytest 9.0 wraps what the file says
+        # pytest 9.0 wraps what the file says
+        return getattr(written, "value", written)
 
 
-def with_markers(settings: Settings, markers: Iterable[pytest.Mark]) -> Settings:
+def with_markers(
+    settings: Settings, markers: Iterable[pytest.Mark]
+) -> Settings:
     """Return the settings of one test: its `ddp` markers, closest first, over those of the run.
     Raises MarkerError."""
     try:
@@ -233,12 +248,16 @@ def _marked(settings: Settings, marks: Iterable[pytest.Mark]) -> Settings:
     given: dict[str, Any] = {}
     for mark in marks:
         if mark.args:
-            allowed = f"arguments are given by keyword: {', '.join(BY_ARGUMENT)}"
+            allowed = (
+                f"arguments are given by keyword: {', '.join(BY_ARGUMENT)}"
+            )
             raise OptionError("@pytest.mark.ddp(...)", mark.args[0], allowed)
         for name, value in mark.kwargs.items():
             if name not in BY_ARGUMENT:
                 allowed = f"there is no such argument; there are {parse.near(name, BY_ARGUMENT)}"
-                raise OptionError(f"@pytest.mark.ddp({name}=...)", value, allowed)
+                raise OptionError(
+                    f"@pytest.mark.ddp({name}=...)", value, allowed
+                )
             given.setdefault(name, value)
     if not given:
         return settings
@@ -301,7 +320,12 @@ _MOST_TIMED = 6000
 
 
 def make_plan(
-    settings: Settings, *, world_size: int, backend: str, device: str, **others: Any
+    settings: Settings,
+    *,
+    world_size: int,
+    backend: str,
+    device: str,
+    **others: Any,
 ) -> Plan:
     """Return the plan of a test's launches; backend and device are names that torch knows, no
     longer "auto". `others` are further fields of the plan."""

@@ -43,7 +43,9 @@ def check_setup(
         problem = f"must be a function without async, which {name} is not"
     if problem:
         called = f"{fixture}.loop" if role == "main" else fixture
-        raise TypeError(f"{called}({name}): {role} {problem}: {_WHAT_SETUP_DOES[role]}")
+        raise TypeError(
+            f"{called}({name}): {role} {problem}: {_WHAT_SETUP_DOES[role]}"
+        )
 
 
 def check_setups(fixture: str, setups: Mapping[str, Any]) -> None:
@@ -114,7 +116,12 @@ _PATH = (str, os.PathLike)
 
 
 def read_program(
-    fixture: str, words: tuple[Any, ...], root: Path, args: Any, cwd: Any, env: Any
+    fixture: str,
+    words: tuple[Any, ...],
+    root: Path,
+    args: Any,
+    cwd: Any,
+    env: Any,
 ) -> Program:
     """Return the program that `script` is called with; raises ValueError."""
     __tracebackhide__ = True
@@ -132,7 +139,9 @@ def read_program(
     path = str(words[-1] if is_module else folder / words[-1])
     if not is_module and not Path(path).is_file():
         missing = f"there is no file {path}: paths begin at cwd= or rootdir"
-        raise ValueError(f"{fixture}.script({short_repr(words[-1])}): {missing}")
+        raise ValueError(
+            f"{fixture}.script({short_repr(words[-1])}): {missing}"
+        )
     if _LAUNCHERS.fullmatch(path if is_module else Path(path).name):
         raise ValueError(
             f"{fixture}.script: {words[-1]} starts ranks itself: give the program that it starts"
@@ -161,4 +170,6 @@ def read_program(
 def without_temporary(words: str) -> str:
     """Return a command line without paths of temporary files: a folder of a test's own is another
     one in each run."""
-    return re.sub(rf"{re.escape(tempfile.gettempdir())}{os.sep}\S*", "TEMPORARY", words)
+    return re.sub(
+        rf"{re.escape(tempfile.gettempdir())}{os.sep}\S*", "TEMPORARY", words
+    )

@@ -208,7 +208,9 @@ class BenchmarkFixture(DistributedFixture):
         returned. Raises GateFailed in a rerun of a gate that failed."""
         __tracebackhide__ = True
         arguments.check_setups(self._name, setups)
-        arguments.check_number("batch_size", batch_size, "examples per rank and step, ")
+        arguments.check_number(
+            "batch_size", batch_size, "examples per rank and step, "
+        )
         arguments.check_name(name)
         if not isinstance(gate, bool):
             raise ValueError(f"gate={short_repr(gate)}: must be True or False")
@@ -273,12 +275,16 @@ class BenchmarkFixture(DistributedFixture):
         self._show(plan, measured.output)
         return self._judged(measured, watcher)
 
-    def _launch_failed(self, job: Job, error: DdpPerfError, watcher: Watcher) -> Failed:
+    def _launch_failed(
+        self, job: Job, error: DdpPerfError, watcher: Watcher
+    ) -> Failed:
         """Keep the outcome of a measurement that failed, and return the test's failure."""
         self._show_failure(job.plan, error)
         problem = str(error)
         if isinstance(error, LaunchError):
-            problem = f"launch {watcher.launch} of {watcher.launches}: {problem}"
+            problem = (
+                f"launch {watcher.launch} of {watcher.launches}: {problem}"
+            )
         outcome = build_failure(job, problem.splitlines()[0], watcher.took)
         self._state.measurements.append(TestMeasurement(outcome))
         return plain_failure(problem)
@@ -341,7 +347,9 @@ class BenchmarkFixture(DistributedFixture):
 
     def _facts(self) -> dict[str, Scalar]:
         facts: dict[str, Scalar] = {**own_options(self._run.config)}
-        workers = getattr(self._run.config, "workerinput", {}).get("workercount", 0)
+        workers = getattr(self._run.config, "workerinput", {}).get(
+            "workercount", 0
+        )
         if workers:
             facts["xdist_workers"] = workers
         return facts
@@ -369,10 +377,14 @@ class DdpBenchmark(BenchmarkFixture):
         test.
         """
         __tracebackhide__ = True
-        label = self._begin_measurement({"setup": setup}, batch_size, name, gate)
+        label = self._begin_measurement(
+            {"setup": setup}, batch_size, name, gate
+        )
         given = arguments.check_facts(facts)
         plan = self._plan(self._settings, self._world_size, facts=given)
-        return self._gated(plan, setup, label=label, batch_size=batch_size, gate=gate)
+        return self._gated(
+            plan, setup, label=label, batch_size=batch_size, gate=gate
+        )
 
     def loop(
         self,
@@ -394,7 +406,9 @@ class DdpBenchmark(BenchmarkFixture):
         __tracebackhide__ = True
         label = self._begin_measurement({"main": main}, batch_size, name, gate)
         plan = self._plan_of_program(boundary, payload.name_of(main))
-        return self._gated(plan, main, label=label, batch_size=batch_size, gate=gate)
+        return self._gated(
+            plan, main, label=label, batch_size=batch_size, gate=gate
+        )
 
     def script(
         self,
@@ -425,10 +439,15 @@ class DdpBenchmark(BenchmarkFixture):
                 " from the working tree: move it"
             )
         # values may be secret
-        words = [f"{key}={digest(value)}" for key, value in sorted(called.env.items())]
+        words = [
+            f"{key}={digest(value)}"
+            for key, value in sorted(called.env.items())
+        ]
         words.append(str(called))
         plan = self._plan_of_program(boundary, " ".join(words))
-        return self._gated(plan, called, label=label, batch_size=batch_size, gate=gate)
+        return self._gated(
+            plan, called, label=label, batch_size=batch_size, gate=gate
+        )
 
     def _plan_of_program(self, boundary: str, program: str) -> Plan:
         """Return the plan of a program that owns its loop."""
@@ -471,21 +490,7 @@ class CollectiveBenchmark(BenchmarkFixture):
         those that failed.
         """
         __tracebackhide__ = True
-        if not isinstance(sizes, Iterable) or isinstance(sizes, str):
-            raise ValueError(
-                f'sizes={short_repr(sizes)}: give a list: [1024, "8K", "1MiB"]'
-            )
-        element = str(dtype).removeprefix("torch.")
-        asked: list[tuple[str, Collective]] = []  # with labels
-        try:
-            for size in map(in_bytes, sizes):
-                suffix = in_words(size).lower()
-                label = f"{name}-{suffix}" if name else suffix
-                asked.append((label, collective(op, size, element, self._world_size)))
-        except ValueError as error:
-            raise ValueError(text.shortened(str(error))) from None
-        if not asked:
-            raise ValueError(f"{self._name}({op!r}): no size was given")
+        asked = self._collectives(op, sizes, str(dtype), name)
         plan = self._plan(self._settings, self._world_size)
         level = self._state.count_gate(gate) / len(asked)
         # All labels first: after a red size a rerun measures no other one either.
@@ -496,7 +501,9 @@ class CollectiveBenchmark(BenchmarkFixture):
         for label, of_size in asked:
             of_one = replace(plan, collective=of_size)
             try:
-                result = self._gated(of_one, None, label=label, gate=gate, level=level)
+                result = self._gated(
+                    of_one, None, label=label, gate=gate, level=level
+                )
                 results.append(cast(CollectiveResult, result))
             except GateFailed as failed:
                 failures.append(failed)
@@ -511,6 +518,28 @@ class CollectiveBenchmark(BenchmarkFixture):
             every = map(str, failures)
             raise GateFailed("\n\n".join(every), first.result, headline)
         return tuple(results)
+
+    def _collectives(
+        self, op: str, sizes: Iterable[int | str], dtype: str, name: str | None
+    ) -> list[tuple[str, Collective]]:
+        """Return the collective of each size, with its label; raises ValueError."""
+        __tracebackhide__ = True
+        if not isinstance(sizes, Iterable) or isinstance(sizes, str):
+            raise ValueError(
+                f'sizes={short_repr(sizes)}: give a list: [1024, "8K", "1MiB"]'
+            )
+        element, ranks = dtype.removeprefix("torch."), self._world_size
+        asked = []
+        try:
+            for size in map(in_bytes, sizes):
+                suffix = in_words(size).lower()
+                label = f"{name}-{suffix}" if name else suffix
+                asked.append((label, collective(op, size, element, ranks)))
+        except ValueError as error:
+            raise ValueError(text.shortened(str(error))) from None
+        if not asked:
+            raise ValueError(f"{self._name}({op!r}): no size was given")
+        return asked
 
 
 class RpcBenchmark(BenchmarkFixture):
@@ -551,11 +580,8 @@ class RpcBenchmark(BenchmarkFixture):
         settings = self._settings
         # as a marker would: what the machine lacks then skips the test
         if trainers is not None:
-            settings = replace(
-                settings,
-                trainers=trainers,
-                sources={**settings.sources, "trainers": MARKER},
-            )
+            sources = {**settings.sources, "trainers": MARKER}
+            settings = replace(settings, trainers=trainers, sources=sources)
         servers = parameter_servers or settings.parameter_servers
         plan = self._plan(
             settings,
@@ -564,6 +590,7 @@ class RpcBenchmark(BenchmarkFixture):
             parameter_servers=servers,
             master=master is not None,
         )
+        asked = setups.values()
         return self._gated(
-            plan, *setups.values(), label=label, batch_size=batch_size, gate=gate
+            plan, *asked, label=label, batch_size=batch_size, gate=gate
         )

@@ -63,7 +63,8 @@ def pytest_cmdline_main(config: pytest.Config) -> int | None:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", definitions.MARKER_HELP)
-    take_snapshot(config)  # if a conftest's `pytest_plugins` loaded the plugin later
+    # if a conftest's `pytest_plugins` loaded the plugin later
+    take_snapshot(config)
     plugins = config.pluginmanager
     if has_benchmark(plugins):
         from pytest_ddpperf.plugin.replay import ReplayToBenchmark
@@ -88,7 +89,10 @@ def _check(run: Run) -> None:
         prepare_files(run)
     except (OptionError, MissingExtraError) as error:
         raise pytest.UsageError(str(error)) from None
-    compares, over_nodes = settings.comparison_option, isinstance(run.role, LeadsNodes)
+    compares, over_nodes = (
+        settings.comparison_option,
+        isinstance(run.role, LeadsNodes),
+    )
     in_one_process = settings.records or compares
     if not in_one_process and settings.suite_plots:
         in_one_process = "--ddp-suite-plots"
@@ -98,9 +102,7 @@ def _check(run: Run) -> None:
     if in_one_process and run.config.getoption("dist", "no") != "no":
         problem = f"{in_one_process} is not supported under xdist: add -n 0"
     elif compares and over_nodes:
-        problem = (
-            f"{compares} is not supported over several nodes: use stored baselines"
-        )
+        problem = f"{compares} is not supported over several nodes: use stored baselines"
     elif compares and (reason := why_not_compared()):
         problem = f"{compares} is {reason}"
     if problem:
@@ -130,7 +132,9 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     with suppress(MarkerError):
         sizes = settings_of(metafunc.definition).world_sizes
         if len(sizes) > 1:
-            metafunc.parametrize(WORLD_SIZE, sizes, ids=[f"ws{size}" for size in sizes])
+            metafunc.parametrize(
+                WORLD_SIZE, sizes, ids=[f"ws{size}" for size in sizes]
+            )
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -164,7 +168,9 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 def _only_shows(config: pytest.Config) -> bool:
     """Say whether pytest shows tests or their fixtures (--setup-plan too), and calls none."""
-    return bool(config.option.collectonly or config.getoption("setuponly", False))
+    return bool(
+        config.option.collectonly or config.getoption("setuponly", False)
+    )
 
 
 def _prepare(run: Run, items: list[pytest.Item]) -> None:
@@ -174,7 +180,11 @@ def _prepare(run: Run, items: list[pytest.Item]) -> None:
         raise pytest.UsageError(
             "pytest-ddpperf forks its ranks: it runs on Linux and macOS, not on Windows"
         )
-    from pytest_ddpperf.records.errors import DdpPerfError, MarkerError, Unavailable
+    from pytest_ddpperf.records.errors import (
+        DdpPerfError,
+        MarkerError,
+        Unavailable,
+    )
 
     try:
         run.start_others(items)

@@ -61,7 +61,9 @@ def check_place(item: pytest.Item) -> None:
         # the one world size of a test that is parametrised with several
         parameters = getattr(getattr(item, "callspec", None), "params", {})
         own_size = parameters.get(WORLD_SIZE)
-        for world_size in settings.world_sizes if own_size is None else (own_size,):
+        for world_size in (
+            settings.world_sizes if own_size is None else (own_size,)
+        ):
             places.find(settings, world_size)
 
 

@@ -62,7 +62,11 @@ def with_place(item: pytest.Item, error: MarkerError) -> str:
 def named_tests(config: pytest.Config) -> tuple[str, ...]:
     """Return the words of the command line that name tests; () if the ini file names them, or
     nothing does."""
-    return tuple(config.args) if config.args_source is config.ArgsSource.ARGS else ()
+    return (
+        tuple(config.args)
+        if config.args_source is config.ArgsSource.ARGS
+        else ()
+    )
 
 
 def moved_rootdir(config: pytest.Config) -> str:
@@ -96,8 +100,17 @@ def accept_command(item: pytest.Item, settings: Settings) -> str:
     if config.option.inifilename or config.option.rootdir:
         start = config.invocation_params.dir
         # an empty one
-        ini = os.path.relpath(config.inipath, start) if config.inipath else os.devnull
-        words += ["-c", ini, "--rootdir", os.path.relpath(config.rootpath, start)]
+        ini = (
+            os.path.relpath(config.inipath, start)
+            if config.inipath
+            else os.devnull
+        )
+        words += [
+            "-c",
+            ini,
+            "--rootdir",
+            os.path.relpath(config.rootpath, start),
+        ]
     if hasattr(config, "workerinput"):  # xdist's workers may not record
         words += ["-n", "0"]
     return shlex.join([*words, "--ddp-save-baseline"])
@@ -166,6 +179,9 @@ def conftests(config: pytest.Config) -> list[ModuleType]:
     found = []
     for plugin in config.pluginmanager.get_plugins():
         file = getattr(plugin, "__file__", None) or ""
-        if isinstance(plugin, ModuleType) and os.path.basename(file) == "conftest.py":
+        if (
+            isinstance(plugin, ModuleType)
+            and os.path.basename(file) == "conftest.py"
+        ):
             found.append(plugin)
     return found

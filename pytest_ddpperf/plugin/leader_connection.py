@@ -56,7 +56,12 @@ from pytest_ddpperf.records.messages import (
     WaitingForLock,
 )
 from pytest_ddpperf.records.plan import Plan
-from pytest_ddpperf.records.samples import LaunchSamples, Reason, Status, Verdict
+from pytest_ddpperf.records.samples import (
+    LaunchSamples,
+    Reason,
+    Status,
+    Verdict,
+)
 from pytest_ddpperf.wire import payload
 from pytest_ddpperf.wire.channels import Lines, Phase, readable
 from pytest_ddpperf.wire.source_trees import Trees
@@ -97,7 +102,9 @@ class LeaderConnection:
 
     def order_by_now(self) -> Order | None:
         """Return the next order if there is one; raises as `order`."""
-        return self.order() if self._orders or readable([self.socket], 0) else None
+        return (
+            self.order() if self._orders or readable([self.socket], 0) else None
+        )
 
     def order(self) -> Order:
         """Wait for the next order; raises KeyboardInterrupt if the leader is gone."""
@@ -114,7 +121,9 @@ class LeaderConnection:
     def carry_out(self, job: Job, launcher: Launcher, store: Store) -> Measured:
         """Launch as often as the leader asks; raises BaseSideError when it has ended the test."""
         if not job.gate:  # nothing is compared, so nothing is asked
-            return replace(run.carry_out(job, launcher, store, self.relay), fails=False)
+            return replace(
+                run.carry_out(job, launcher, store, self.relay), fails=False
+            )
         self._check_test()
         launches: Launches = ()
         self.send(ready_job(job))
@@ -126,7 +135,9 @@ class LeaderConnection:
                 case TakeLaunch() | PauseLaunch() | SampleStacks():
                     current = CurrentSide(job, launcher, len(launches))
                     launched = self._launch(current, order)
-                    if launched is not None and not isinstance(order, SampleStacks):
+                    if launched is not None and not isinstance(
+                        order, SampleStacks
+                    ):
                         launches = (*launches, launched)
                 case _:
                     break
@@ -134,11 +145,15 @@ class LeaderConnection:
             self.over = True
             raise BaseSideError(OVER)
         return _measured(
-            job, launches, Verdict(status=Status.NOT_GATED, reason=Reason.BASE_SIDE)
+            job,
+            launches,
+            Verdict(status=Status.NOT_GATED, reason=Reason.BASE_SIDE),
         )
 
     def _launch(
-        self, current: CurrentSide, order: TakeLaunch | PauseLaunch | SampleStacks
+        self,
+        current: CurrentSide,
+        order: TakeLaunch | PauseLaunch | SampleStacks,
     ) -> LaunchSamples | None:
         """Launch once, and report it; raises the errors of a TakeLaunch."""
         launched: LaunchSamples | None
@@ -149,7 +164,9 @@ class LeaderConnection:
                 case PauseLaunch(steps):
                     launched = self._pause(current, steps)
                 case SampleStacks(plan):
-                    sampling = replace(current, job=replace(current.job, plan=plan))
+                    sampling = replace(
+                        current, job=replace(current.job, plan=plan)
+                    )
                     launched = sampling.measure(self.relay, None)
         except DdpPerfError as error:
             self.send(LaunchFailed(text_with_output(error)))
@@ -179,7 +196,9 @@ class LeaderConnection:
             raise BaseSideError(OVER)
         self.trees.refuse_strays()
 
-    def _pause(self, current: CurrentSide, steps: int | None) -> LaunchSamples | None:
+    def _pause(
+        self, current: CurrentSide, steps: int | None
+    ) -> LaunchSamples | None:
         """Pause a launch until it is to deliver or to be dropped; return what it delivers."""
         with current.pause(self.relay, steps) as launch:
             self.send(Paused(launch.steps, launch.step_seconds))
@@ -251,7 +270,9 @@ class NodeLeaderConnection(LeaderConnection):
         if not isinstance(end, EndMeasurement) or not end.samples:
             self.over = True
             raise BaseSideError(OVER)
-        return _measured(job, end.samples, _verdict(end.verdict), fails=end.fails)
+        return _measured(
+            job, end.samples, _verdict(end.verdict), fails=end.fails
+        )
 
     def call(
         self,
@@ -276,7 +297,8 @@ class NodeLeaderConnection(LeaderConnection):
         self._check_test()
         # which may take seconds, and no launch has begun
         launcher.ready_for(ready.plan)
-        self._asked += 1  # a plugin may run the test again here, and not at the leader
+        # a plugin may run the test again here, and not at the leader
+        self._asked += 1
         self.send(msgspec.structs.replace(ready, number=self._asked))
         processes = ready.plan.part(self.node)
         with ExitStack() as locks:

@@ -149,7 +149,8 @@ class TestState:
         self.attempt = 0
         # by label; both are kept over reruns
         self.failed_gates: dict[str, GateFailure] = {}
-        self.unsaved: dict[str, str] = {}  # why its baseline could not be written
+        # why its baseline could not be written
+        self.unsaved: dict[str, str] = {}
         self.usage_error = ""
         # of this attempt, after those before
         self.measurements: list[TestMeasurement] = []

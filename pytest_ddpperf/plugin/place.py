@@ -63,7 +63,9 @@ class Places:
         nodes = 1
         ranks_of_node = 1
         if certain:
-            nodes = nodes_for(settings, self._of_run, ranks, self._role.nodes, field)
+            nodes = nodes_for(
+                settings, self._of_run, ranks, self._role.nodes, field
+            )
             ranks_of_node = ranks // nodes
         else:
             who += " (unless a call asks for others)"
@@ -99,12 +101,18 @@ def nodes_for(
     wanted = settings.nodes
     if wanted is None:
         wanted = nodes
-        ranks = max(of_run.world_sizes) if field == "world_sizes" else of_run.trainers
+        ranks = (
+            max(of_run.world_sizes)
+            if field == "world_sizes"
+            else of_run.trainers
+        )
         few = max(ranks // nodes, nodes - 1)
         if world_size <= few and _is_marked(settings, field):
             wanted = 1
     elif wanted > nodes:
-        there = f"{nodes} there" if nodes > 1 else "torchrun started no other node"
+        there = (
+            f"{nodes} there" if nodes > 1 else "torchrun started no other node"
+        )
         raise Unavailable(f"{where(settings, 'nodes')}: {wanted}: {there}")
     if world_size % wanted:
         problem = f"divides evenly over the {wanted} nodes"
@@ -122,7 +130,8 @@ class _Machine:
         self.count = int(facts["device_count"] or 0)
         # torch's own choice, by device type
         self.default_backends = dict(
-            pair.split(":", 1) for pair in str(facts["default_backends"]).split(",")
+            pair.split(":", 1)
+            for pair in str(facts["default_backends"]).split(",")
         )
 
     def devices(self, kind: str) -> str:
@@ -158,14 +167,20 @@ def resolve(
 
 
 def _check_devices(
-    settings: Settings, place: Place, world_size: int, machine: _Machine, field: str
+    settings: Settings,
+    place: Place,
+    world_size: int,
+    machine: _Machine,
+    field: str,
 ) -> None:
     """Raise as `resolve` if there are too few devices, or if limits do not apply to them."""
     devices = "no accelerator here"
     if machine.count:
         devices = f"{machine.devices(machine.device)} here"
     if place.device not in (machine.device, *machine.default_backends):
-        devices += f"; torch knows {near(place.device, machine.default_backends)}"
+        devices += (
+            f"; torch knows {near(place.device, machine.default_backends)}"
+        )
     if place.device != machine.device or not machine.count:
         name = "device" if settings.device != "auto" else "backend"
         raise _missing(settings, name, getattr(settings, name), devices, field)
@@ -177,9 +192,7 @@ def _check_devices(
         raise _missing(settings, field, ranks, f"{each}; {devices}", field)
     for limit in settings.limits:
         if limit.kind.on_cpu_only:
-            problem = (
-                f"{limit.kind.on_cpu_only} measured on CPU only, not on {place.device}"
-            )
+            problem = f"{limit.kind.on_cpu_only} measured on CPU only, not on {place.device}"
             others = ("backend", "device", field)
             raise _wrong(settings, "limits", str(limit), problem, *others)
 
@@ -202,7 +215,9 @@ def described(
     if not cores.cores_per_rank:
         return f"{ranks} share {all_cores}: expect noise"
     has = "pinned to" if cores.pinned else "with"
-    each = f"{has} {text.several(cores.cores_per_rank, 'core')} of {cores.cores}"
+    each = (
+        f"{has} {text.several(cores.cores_per_rank, 'core')} of {cores.cores}"
+    )
     quota = " by the cgroup's quota, expect noise" if cores.quota else ""
     return f"{ranks}, each {each}{quota}"
 

@@ -33,16 +33,22 @@ from pytest_ddpperf.version import __version__
 from pytest_ddpperf.wire.boot import die_with_parent
 
 
-def another_version(run: PytestProcess, items: Sequence[pytest.Item]) -> BaseSide:
+def another_version(
+    run: PytestProcess, items: Sequence[pytest.Item]
+) -> BaseSide:
     """Return the other version that was asked for, with the current tests; raises AgainstError."""
-    return BaseSide(run.settings, _of_run(run, _kept(run, items)), run.templates)
+    return BaseSide(
+        run.settings, _of_run(run, _kept(run, items)), run.templates
+    )
 
 
 def of_commit(run: PytestProcess, commit: str, seconds: float) -> BaseSide:
     """Start a commit's own tests, to be interleaved with today's, within so many seconds; raises
     DdpPerfError."""
     invocation = replace(_of_run(run, ()), own_tests=True)
-    side = BaseSide(replace(run.settings, against=commit), invocation, run.templates)
+    side = BaseSide(
+        replace(run.settings, against=commit), invocation, run.templates
+    )
     try:
         side.start(seconds)
         side.collect(None)
@@ -74,7 +80,9 @@ def _invocation(config: pytest.Config, kept: tuple[str, ...]) -> Invocation:
 
 def _of_run(run: PytestProcess, kept: tuple[str, ...]) -> Invocation:
     found = _invocation(run.config, kept)
-    return replace(found, arguments=(*found.arguments, *seed(run.config)), rpc=run.rpc)
+    return replace(
+        found, arguments=(*found.arguments, *seed(run.config)), rpc=run.rpc
+    )
 
 
 def _kept(run: PytestProcess, items: Sequence[pytest.Item]) -> tuple[str, ...]:
@@ -128,7 +136,8 @@ def main(config: pytest.Config) -> int | None:
             return None
         die_with_parent(os.getppid(), signal.SIGTERM)
         if not found.follows:
-            return pytest.ExitCode.OK  # the first of its node is that node's pytest
+            # the first of its node is that node's pytest
+            return pytest.ExitCode.OK
         return _work_for_leader(config, found)
     except KeyboardInterrupt:
         return pytest.ExitCode.INTERRUPTED
@@ -183,7 +192,10 @@ def _work_for_leader(config: pytest.Config, found: Role) -> int:
         )
     except (NodesError, OSError) as error:
         raise NodesError(f"the pytest of node 0 at {where}: {error}") from None
-    with leader.socket, tempfile.TemporaryDirectory(prefix="ddpperf-") as folder:
+    with (
+        leader.socket,
+        tempfile.TemporaryDirectory(prefix="ddpperf-") as folder,
+    ):
         leader.send(describe_node(_versions()))
         interface = interface_of(leader.socket.getsockname()[0])
 
@@ -193,7 +205,8 @@ def _work_for_leader(config: pytest.Config, found: Role) -> int:
 
         def start(further: Sequence[str]) -> RemotePytest:
             variables = {**environ}
-            variables.pop("PYTEST_ADDOPTS", None)  # its words are among the arguments
+            # its words are among the arguments
+            variables.pop("PYTEST_ADDOPTS", None)
             remote_pytest = RemotePytest(
                 f"node {found.node}", sys.executable, variables, asked.folder
             )

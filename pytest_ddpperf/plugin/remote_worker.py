@@ -43,7 +43,9 @@ def main(descriptor: int, fields: codec.Json) -> NoReturn:
     """Run tests for the leader until it goes; `fields` are those of a StartPytest."""
     os.set_inheritable(descriptor, False)
     # Where pytest's capture does not reach: the stacks of a side that does not answer.
-    faulthandler.register(signal.SIGQUIT, os.fdopen(os.dup(2), "w"), all_threads=True)
+    faulthandler.register(
+        signal.SIGQUIT, os.fdopen(os.dup(2), "w"), all_threads=True
+    )
     lines = Lines(socket.socket(fileno=descriptor))
     lines.send(Hello(__version__))
     # which may mean something else by all other messages
@@ -90,7 +92,9 @@ class WorkerPlugin:
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
         items = {
-            nodeid_of(item): item for item in session.items if is_distributed(item)
+            nodeid_of(item): item
+            for item in session.items
+            if is_distributed(item)
         }
         sources = sources_here(self._leader.trees)
         self._leader.send(Collected(tuple(items), self._errors, sources))
@@ -109,11 +113,15 @@ class WorkerPlugin:
             # for which fixtures of wider scope were kept; pytest has no public way
             if item is not following:
                 # of another test
-                with suppress(Exception, pytest.fail.Exception, pytest.skip.Exception):
+                with suppress(
+                    Exception, pytest.fail.Exception, pytest.skip.Exception
+                ):
                     session._setupstate.teardown_exact(item)
             # What fixtures of a baseline's code start must not disturb the measurements in
             # between.
-            following = None if self._own_tests else _following(session.items, item)
+            following = (
+                None if self._own_tests else _following(session.items, item)
+            )
             self._run(item, following)
 
     def _run(self, item: pytest.Item, following: pytest.Item | None) -> None:
@@ -123,7 +131,8 @@ class WorkerPlugin:
         self._leader.begin_test()
         item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
         text = "\n".join(filter(None, map(_why, self._reports)))
-        if self._broken:  # what a fixture failed with is kept for all that follow, else
+        # what a fixture failed with is kept for all that follow, else
+        if self._broken:
             text = "\n".join(filter(None, (text, _torn_down(item))))
         self._leader.send(TestEnded(text, apart=text if self._apart else ""))
 
@@ -137,7 +146,8 @@ class WorkerPlugin:
             # who leads.
             if report.when != "call":
                 self._broken = True
-                self._apart = self._apart or not self._leader.over  # which may be why
+                # which may be why
+                self._apart = self._apart or not self._leader.over
             # comes first: some reports show one line only
             crash = getattr(report.longrepr, "reprcrash", None)
             first = f"{crash.message}\n\n" if crash is not None else ""
@@ -149,7 +159,9 @@ class WorkerPlugin:
         self._reports.append(report)
 
 
-def _following(items: list[pytest.Item], item: pytest.Item) -> pytest.Item | None:
+def _following(
+    items: list[pytest.Item], item: pytest.Item
+) -> pytest.Item | None:
     """The next test that may be asked for: of fixtures that it needs, too, there is no need to be
     torn down."""
     later = items[items.index(item) + 1 :]

@@ -29,7 +29,10 @@ class ReplayToBenchmark:
     Its rows of distributed tests are shown if the user asked for its reports, or at -v."""
 
     def __init__(self, config: pytest.Config) -> None:
-        asked = (config.getoption(f"benchmark_{name}", None) for name in _THEIR_REPORTS)
+        asked = (
+            config.getoption(f"benchmark_{name}", None)
+            for name in _THEIR_REPORTS
+        )
         self._shows = config.getoption("verbose") > 0 or any(asked)
 
     @pytest.hookimpl(wrapper=True)
@@ -82,7 +85,9 @@ class Replay:
             return
         self._used = True
         result, other = measured.result, measured.other
-        samples = [seconds for launch in result.step_seconds for seconds in launch]
+        samples = [
+            seconds for launch in result.step_seconds for seconds in launch
+        ]
         self._pending = samples[::-1]
         extra = {
             "verdict": str(result.verdict),

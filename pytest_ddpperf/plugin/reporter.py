@@ -78,7 +78,11 @@ class Reporter:
         if os.environ.get("GITHUB_ACTIONS") == "true":
             lines += annotated(report.outcomes)
         # xdist's workers collected, and no header was shown
-        if verbosity > 0 and report.facts and config.getoption("dist", "no") != "no":
+        if (
+            verbosity > 0
+            and report.facts
+            and config.getoption("dist", "no") != "no"
+        ):
             lines += report.header(verbosity)
         terminalreporter.section("distributed performance")
         for line in (*lines, *report.lines(verbosity, terminal_width())):
@@ -98,7 +102,8 @@ def _covers_no_ranks(config: pytest.Config) -> bool:
     plugin = config.pluginmanager.get_plugin("_cov")
     controller: Any = getattr(plugin, "cov_controller", None)
     patches: list[str] = []
-    with suppress(Exception):  # coverage.py before 7.10 refuses the name of the option
+    # coverage.py before 7.10 refuses the name of the option
+    with suppress(Exception):
         patches = controller.cov.get_option("run:patch")
     return controller is not None and not {*_PATCHES} <= {*patches}
 

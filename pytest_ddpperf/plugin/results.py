@@ -45,7 +45,8 @@ class TestResults:
 
     outcomes: tuple[Outcome, ...] = ()
     skipped: bool = False
-    never_measured: str = ""  # its node id, if it passed without a call of its fixture
+    # its node id, if it passed without a call of its fixture
+    never_measured: str = ""
     facts: Mapping[str, Scalar] = field(default_factory=dict)  # of its machine
     usage_error: str = ""
 
@@ -93,7 +94,9 @@ class RunResults:
         Add a message if no test imported a file that differs, and a usage error if none imported
         any file of the repository. Tests without a baseline side do not count."""
         self.refused = refused
-        measured = {outcome.nodeid for outcome in self.outcomes if outcome.fails}
+        measured = {
+            outcome.nodeid for outcome in self.outcomes if outcome.fails
+        }
         self.other_failures = len({*failed} - measured)
         sides = [
             outcome.baseline_side
@@ -128,8 +131,12 @@ class RunResults:
             self.never_measured.append(results.never_measured)
         if results.facts:
             # each of xdist's workers knows the places of its own tests
-            both = [known.get("places", "") for known in (self.facts, results.facts)]
-            places = dict.fromkeys("\n".join(map(str, both)).strip().splitlines())
+            both = [
+                known.get("places", "") for known in (self.facts, results.facts)
+            ]
+            places = dict.fromkeys(
+                "\n".join(map(str, both)).strip().splitlines()
+            )
             self.facts = {**results.facts, "places": "\n".join(places)}
         if results.usage_error:
             self.usage_error = results.usage_error
@@ -140,7 +147,9 @@ class RunResults:
         saved = [each.baseline_path for each in self.outcomes if each.saved]
         if saved:
             self._note_ignored(rootdir, saved)
-        now = uncommitted_files(rootdir) if self.uncommitted is not None else None
+        now = (
+            uncommitted_files(rootdir) if self.uncommitted is not None else None
+        )
         if now is None or self.uncommitted is None:
             return
         traces = [each.traces for each in self.outcomes if each.traces]
@@ -198,7 +207,10 @@ class RunResults:
             never_measured=len(self.never_measured),
             other_failures=self.other_failures,
             problem=self.refused or self.usage_error,
-            messages=(*self.messages, *terminal.unmeasured(self.never_measured)),
+            messages=(
+                *self.messages,
+                *terminal.unmeasured(self.never_measured),
+            ),
             sections=self.sections,
         )
 
@@ -228,7 +240,9 @@ class RunResults:
         )
         for name, path, text_of in reports:
             if path is not None:
-                with self._noting_errors(f"--ddp-{name} {path} was not written"):
+                with self._noting_errors(
+                    f"--ddp-{name} {path} was not written"
+                ):
                     files.write(path, text_of(), append=markdown.appends(path))
         if settings.history_dir is not None and not self.empty:
             with self._noting_errors("--ddp-history"):
@@ -252,9 +266,7 @@ class RunResults:
         entry = entries.make_entry(self.outcomes, self.run)
         why = entries.why_unfit(self.run)
         if not entry.measurements:
-            why = (
-                "no measurement of this commit alone can be added (see docs/history.md)"
-            )
+            why = "no measurement of this commit alone can be added (see docs/history.md)"
         if not why:
             path = entries.add_entry(folder, entry)
             number = text.several(len(entry.measurements), "measurement")
@@ -268,7 +280,9 @@ class RunResults:
         self.messages.append(f"--ddp-history: nothing was added: {why}")
 
 
-def begin_results(rootdir: Path, sections: dict[str, tuple[str, ...]]) -> RunResults:
+def begin_results(
+    rootdir: Path, sections: dict[str, tuple[str, ...]]
+) -> RunResults:
     """Describe a run at its start: saved baselines would change the state of the working tree."""
     commit, committed = checked_out(rootdir)
     begun = RunInfo(

@@ -49,10 +49,12 @@ class PytestRole:
 
     works_for_leader = False
     nodes = 1  # that a test may have ranks on
-    rpc: bool | None = None  # whether there will be RPC launches, if a leader says so
+    # whether there will be RPC launches, if a leader says so
+    rpc: bool | None = None
     folder = ""  # as `Launcher` has it
     other_nodes: OtherNodes | None = None
-    trees: Trees | None = None  # that ranks import from, if there is another version
+    # that ranks import from, if there is another version
+    trees: Trees | None = None
     templates: Templates | None = None  # of rank servers, if a leader gave some
 
     # --- collection
@@ -79,11 +81,15 @@ class PytestRole:
 
     # --- a test
 
-    def call(self, call: Call, launcher: Launcher, observer: Observer) -> list[Any]:
+    def call(
+        self, call: Call, launcher: Launcher, observer: Observer
+    ) -> list[Any]:
         """Carry out a call, and return the results by rank; raises the errors of a launch."""
         return launcher.call(call.plan, call.function, call.args, observer)
 
-    def carry_out(self, job: Job, session: Session, observer: Observer) -> Measured:
+    def carry_out(
+        self, job: Job, session: Session, observer: Observer
+    ) -> Measured:
         """Measure and judge; raises the errors of a launch, and BaselineError."""
         compare = session.comparison(job, observer)
         measured = compare()
@@ -137,7 +143,9 @@ class LeadsVersion(PytestRole):
     def environments(self) -> Mapping[str, Mapping[str, str]]:
         return {str(self._side.version): self._side.environ}
 
-    def carry_out(self, job: Job, session: Session, observer: Observer) -> Measured:
+    def carry_out(
+        self, job: Job, session: Session, observer: Observer
+    ) -> Measured:
         return session.comparison(job, observer)(self._side)
 
     def end_test(self) -> list[str]:
@@ -172,7 +180,9 @@ class LeadsNodes(PytestRole):
     def facts(self) -> Mapping[str, Scalar]:
         return {"machines": str(self.other_nodes)}
 
-    def call(self, call: Call, launcher: Launcher, observer: Observer) -> list[Any]:
+    def call(
+        self, call: Call, launcher: Launcher, observer: Observer
+    ) -> list[Any]:
         nodes, plan = self.other_nodes, call.plan
         if plan.nodes == 1:
             return super().call(call, launcher, observer)
@@ -188,7 +198,9 @@ class LeadsNodes(PytestRole):
             end(EndCall(results))
         return unpickle(results)
 
-    def carry_out(self, job: Job, session: Session, observer: Observer) -> Measured:
+    def carry_out(
+        self, job: Job, session: Session, observer: Observer
+    ) -> Measured:
         if job.plan.nodes == 1:
             return super().carry_out(job, session, observer)
         from pytest_ddpperf.plugin.leader_connection import ready_job
@@ -197,7 +209,9 @@ class LeadsNodes(PytestRole):
         nodes = self.other_nodes
         with nodes.together(job.nodeid, ready_job(job), job.plan.nodes) as end:
             measured = super().carry_out(job, session, observer)
-            samples = tuple(replace(launch, output=()) for launch in measured.launches)
+            samples = tuple(
+                replace(launch, output=()) for launch in measured.launches
+            )
             end(EndMeasurement(samples, measured.verdict, measured.fails))
         return measured
 
@@ -223,10 +237,14 @@ class WorksForLeader(PytestRole):
         self.trees, self.folder = leader.trees, leader.folder
         self.templates = leader.templates
 
-    def call(self, call: Call, launcher: Launcher, observer: Observer) -> list[Any]:
+    def call(
+        self, call: Call, launcher: Launcher, observer: Observer
+    ) -> list[Any]:
         return self._leader.call(call.plan, call.function, call.args, launcher)
 
-    def carry_out(self, job: Job, session: Session, observer: Observer) -> Measured:
+    def carry_out(
+        self, job: Job, session: Session, observer: Observer
+    ) -> Measured:
         return self._leader.carry_out(job, session.launcher, session.store)
 
 

@@ -53,7 +53,9 @@ class RunningTests:
             mark_with_timer(item)
 
     @pytest.hookimpl(wrapper=True)
-    def pytest_runtest_call(self, item: pytest.Item) -> Generator[None, object, object]:
+    def pytest_runtest_call(
+        self, item: pytest.Item
+    ) -> Generator[None, object, object]:
         state_of(item).calling = True
         try:
             return (yield)
@@ -94,9 +96,14 @@ class RunningTests:
     def _save(self, test: TestState) -> None:
         """Write the baselines of a test that passed as a whole, in its first attempt. If one could
         not be written, the test fails, and its reruns too."""
-        for each in test.measurements if test.passed and test.attempt == 1 else ():
+        for each in (
+            test.measurements if test.passed and test.attempt == 1 else ()
+        ):
             measured = each.measured
-            if measured is not None and measured.verdict.reason == Reason.SAVING:
+            if (
+                measured is not None
+                and measured.verdict.reason == Reason.SAVING
+            ):
                 try:
                     each.saved = self._run.session.save(measured)
                 except DdpPerfError as error:
@@ -113,7 +120,9 @@ class RunningTests:
             return
         is_xfail = hasattr(report, "wasxfail")
         if report.when == "call":
-            test.passed = report.passed and not test.part_failed and not is_xfail
+            test.passed = (
+                report.passed and not test.part_failed and not is_xfail
+            )
         if is_xfail:
             test.is_xfail |= report.when != "teardown" and not report.failed
         else:

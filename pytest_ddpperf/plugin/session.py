@@ -83,7 +83,11 @@ class Session:
         candidate = measured.candidate
         (measured_now,) = candidate.sessions
         session = replace(
-            measured_now, created=created, commit=self._commit, tree=tree, inputs=inputs
+            measured_now,
+            created=created,
+            commit=self._commit,
+            tree=tree,
+            inputs=inputs,
         )
         path = self.store.write(
             replace(candidate, sessions=(session,)),
@@ -95,7 +99,8 @@ class Session:
         """Raise BaselineError if a session that would be added is worse than those before. The same
         code may be: that is drift."""
         if not (
-            self._settings.extend_baseline and measured.verdict.reason == Reason.SAVING
+            self._settings.extend_baseline
+            and measured.verdict.reason == Reason.SAVING
         ):
             return
         environment, job = measured.measurement.environment, measured.job
@@ -106,7 +111,10 @@ class Session:
         if tree and tree == stored.sessions[-1].tree:
             return
         verdict = decision.judge(
-            measured.measurement, stored.measurements, job.limits, level=job.level
+            measured.measurement,
+            stored.measurements,
+            job.limits,
+            level=job.level,
         )
         worst = verdict.shown
         if verdict.status is Status.REGRESSED and worst is not None:
@@ -117,7 +125,9 @@ class Session:
                 "measure again, or accept it with --ddp-save-baseline",
             )
 
-    def _code_and_inputs(self, launches: Launches) -> tuple[str, dict[str, str]]:
+    def _code_and_inputs(
+        self, launches: Launches
+    ) -> tuple[str, dict[str, str]]:
         """Return git's tree of the code that was measured, "" if there is none that identifies it,
         and its inputs."""
         assert self._trees is not None, "this run writes no baselines"

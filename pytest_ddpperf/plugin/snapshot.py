@@ -55,7 +55,9 @@ def own_options(config: pytest.Config) -> dict[str, str]:
         if name in before or name == "loadgroup":
             continue
         text = repr(value)
-        is_short = len(text) <= _LONGEST and os.sep not in text and "<" not in text
+        is_short = (
+            len(text) <= _LONGEST and os.sep not in text and "<" not in text
+        )
         if isinstance(value, _PLAIN) and is_short and not holds_secret(name):
             found["--" + name.replace("_", "-")] = text
     return found
@@ -68,7 +70,11 @@ def holds_secret(option: str) -> bool:
 
 # Set by coverage.py, by pytest-cov before 7, or by the user, to measure processes that this one
 # starts.
-_TRACING = ("COVERAGE_PROCESS_CONFIG", "COV_CORE_DATAFILE", "COVERAGE_PROCESS_START")
+_TRACING = (
+    "COVERAGE_PROCESS_CONFIG",
+    "COV_CORE_DATAFILE",
+    "COVERAGE_PROCESS_START",
+)
 
 
 def why_not_compared() -> str:

@@ -31,7 +31,8 @@ class Run:
         self.items: list[pytest.Item] = []  # distributed tests
         # node ids of tests, and of what could not be collected
         self.failed: set[str] = set()
-        self.begun: set[str] = set()  # node ids of distributed tests that have begun
+        # node ids of distributed tests that have begun
+        self.begun: set[str] = set()
         self.sections: dict[str, tuple[str, ...]] = {}  # of `add_section`
         # distributed tests that were not skipped; with xdist, those of all workers
         self.ran = 0
@@ -40,7 +41,9 @@ class Run:
         self._report: RunResults | None = None
         self.role: PytestRole = choose_role(self)
         # whether another process reports
-        self.worker = self.role.works_for_leader or hasattr(config, "workerinput")
+        self.worker = self.role.works_for_leader or hasattr(
+            config, "workerinput"
+        )
 
     @cached_property
     def settings(self) -> Settings:
@@ -159,7 +162,8 @@ class Run:
             closing.callback(self.role.close, int(status))
             if self._session is not None:
                 closing.callback(self._session.close)
-            if self.items:  # first: whoever waits for a rank server hears of its end
+            # first: whoever waits for a rank server hears of its end
+            if self.items:
                 closing.callback(self.templates.close)
 
 
@@ -172,12 +176,16 @@ def node_count(config: pytest.Config) -> int:
     return config.stash[RUN].role.nodes
 
 
-def add_section(config: pytest.Config, title: str, lines: Iterable[str]) -> None:
+def add_section(
+    config: pytest.Config, title: str, lines: Iterable[str]
+) -> None:
     """Add lines of text below a title to all reports of a run: the terminal, JSON, Markdown and the
     page.
 
     Call it in a conftest's `pytest_sessionfinish`, or before. Of equal titles the last call holds.
     """
     if isinstance(lines, str):
-        raise TypeError("add_section: lines must be a list of lines, not one text")
+        raise TypeError(
+            "add_section: lines must be a list of lines, not one text"
+        )
     config.stash[RUN].sections[title] = tuple(lines)

@@ -36,7 +36,9 @@ class Watcher(Observer):
         self.streams = uncaptured and not hasattr(config, "workerinput")
         self._config = config
         # None in a worker of xdist's
-        self._reporter: Any = config.pluginmanager.get_plugin("terminalreporter")
+        self._reporter: Any = config.pluginmanager.get_plugin(
+            "terminalreporter"
+        )
         # Not under -s: the ranks' lines come then, and would tear the progress line. A dumb
         # terminal shows escapes.
         live = (
@@ -49,10 +51,12 @@ class Watcher(Observer):
         self._warmup = warmup
         self.launch = 0  # from 1; the one under way, or the last
         self.launches = 0  # to the next look
-        self._seconds: list[float] = []  # step times of the launches that have ended
+        # step times of the launches that have ended
+        self._seconds: list[float] = []
         self._began = time.monotonic()
         self._launch_began = self._began
-        self._waits: dict[float, float] = {}  # seconds of each, by when it began
+        # seconds of each, by when it began
+        self._waits: dict[float, float] = {}
         self._drawn = 0.0
         self._waits_since = 0.0
         self._next_report = _FIRST_REPORT_SECONDS
@@ -103,7 +107,9 @@ class Watcher(Observer):
         seconds = list(self._seconds)
         if phase is Phase.STEPS:
             done = [mark for mark in marks_ns[: step + 1] if mark]
-            seconds += [(after - before) / 1e9 for before, after in pairwise(done)]
+            seconds += [
+                (after - before) / 1e9 for before, after in pairwise(done)
+            ]
         run = self._config.stash[RUN]
         line = progress_line(
             phase,
@@ -114,8 +120,10 @@ class Watcher(Observer):
         )
         end = ""
         if phase is Phase.STEPS and step:
-            share = (self._warmup + step) / (self._warmup + steps)  # of this launch
-            left = (self.launches - self.launch + 1) / share - 1  # in such parts
+            # of this launch
+            share = (self._warmup + step) / (self._warmup + steps)
+            # in such parts
+            left = (self.launches - self.launch + 1) / share - 1
             minutes = (now - self._launch_began) * left / 60
             if minutes >= 1:
                 end = f", {minutes:.0f} min left (fewer --ddp-steps shorten it)"

@@ -30,13 +30,18 @@ class StepClock:
     """
 
     def __init__(
-        self, timing: Literal["free", "step"], device: torch.device, marks: Marks
+        self,
+        timing: Literal["free", "step"],
+        device: torch.device,
+        marks: Marks,
     ) -> None:
         self._marks = marks
         self._on_device = device.type != "cpu"
         with_events = self._on_device and timing == "free"
         self._events = (
-            [torch.Event(enable_timing=True) for _ in marks] if with_events else []
+            [torch.Event(enable_timing=True) for _ in marks]
+            if with_events
+            else []
         )
         self._ns_per_ms = 0.0  # of the device's clock
 
@@ -68,7 +73,9 @@ class StepClock:
             # synchronisation.
             taken = self._events[0].elapsed_time(self._events[steps])
             self._ns_per_ms = (
-                (self._marks[steps] - self._marks[0]) / taken if taken > 0 else 0.0
+                (self._marks[steps] - self._marks[0]) / taken
+                if taken > 0
+                else 0.0
             )
             for step in range(1, steps):
                 self._marks[step] = self.place(self._events[step])
@@ -100,9 +107,12 @@ class CpuClock:
             if not isinstance(each, threading._DummyThread)
         }
         others = idents - {None, threading.get_ident()}
-        clock_of = getattr(time, "pthread_getcpuclockid", None)  # macOS has none
+        # macOS has none
+        clock_of = getattr(time, "pthread_getcpuclockid", None)
         self._others_ns: dict[int, int] = (
-            {clock_of(ident): 0 for ident in others} if clock_of is not None else {}
+            {clock_of(ident): 0 for ident in others}
+            if clock_of is not None
+            else {}
         )
 
     def read_ns(self) -> int:

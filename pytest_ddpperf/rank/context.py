@@ -31,7 +31,8 @@ def first_losses(steps: Sequence[Any]) -> tuple[float | None, ...]:
     finite."""
     known = takewhile(lambda loss: loss is not None, steps[:LOSSES])
     return tuple(
-        number if abs(number := float(loss)) < _LARGEST_LOSS else None for loss in known
+        number if abs(number := float(loss)) < _LARGEST_LOSS else None
+        for loss in known
     )
 
 
@@ -40,7 +41,9 @@ def figures_by_name(
 ) -> dict[str, tuple[float | None, ...]]:
     """Return each figure by step: None where the step recorded none, or one that is not finite."""
     names = dict.fromkeys(name for said in steps for name in said)
-    return {name: tuple(_finite(said.get(name)) for said in steps) for name in names}
+    return {
+        name: tuple(_finite(said.get(name)) for said in steps) for name in names
+    }
 
 
 def _finite(value: Any) -> float | None:
@@ -72,7 +75,8 @@ class Context:
     node_rank: int
     device: torch.device
     backend: str
-    seed: int  #: random, numpy and torch are seeded with it, alike in every rank
+    # : random, numpy and torch are seeded with it, alike in every rank
+    seed: int
     # What `record` keeps of the step under way; for the timed loop to take, and to drop after the
     # warm-up.
     figures: dict[str, Any] = field(
@@ -87,15 +91,17 @@ class Context:
         is on an accelerator. The last figure counts that a step records under a name; those of
         warm-up steps are not kept. Raises TypeError or ValueError for what is no number or no name.
         """
-        if not isinstance(name, str) or not name.strip() or not name.isprintable():
+        if (
+            not isinstance(name, str)
+            or not name.strip()
+            or not name.isprintable()
+        ):
             raise ValueError(
                 f"ctx.record({short_repr(name)}, ...): the name must be printable text"
             )
         if isinstance(value, torch.Tensor):
             if value.numel() != 1:
-                problem = (
-                    f"the figure must be a number, not a tensor of {tuple(value.shape)}"
-                )
+                problem = f"the figure must be a number, not a tensor of {tuple(value.shape)}"
                 raise TypeError(f"ctx.record({name!r}, ...): {problem}")
             # torch warns of a number made of one that requires grad
             value = value.detach()
@@ -142,7 +148,10 @@ def read_returned(returned: Any, record: Callable[[str, Any], None]) -> Any:
     a dict of both.
 
     A dict with other keys is the result of a model, and is ignored as any other result."""
-    if type(returned) is not dict or not returned.keys() <= {"examples", "loss"}:
+    if type(returned) is not dict or not returned.keys() <= {
+        "examples",
+        "loss",
+    }:
         return read_examples(returned)
     if returned.get("loss") is not None:
         record("loss", returned["loss"])
@@ -173,7 +182,8 @@ def read_examples(returned: Any) -> Any:
     if isinstance(returned, bool):
         return None
     if hasattr(type(returned), "__index__"):
-        with suppress(TypeError):  # NumPy's arrays of other numbers, or of several
+        # NumPy's arrays of other numbers, or of several
+        with suppress(TypeError):
             return operator.index(returned)
     if kind := describe_not_run(returned):
         raise DdpPerfError(

@@ -47,23 +47,29 @@ class Meter:
             if device.type != "cpu":
                 torch.accelerator.reset_peak_memory_stats(device)
         self.begin()
-        own.barrier()  # what a step of another's asks of this process is counted here, too
+        # what a step of another's asks of this process is counted here, too
+        own.barrier()
         figures: Figures = {}
         with sent.watching():
             yield figures
         with noting(_MEMORY_IS, self.notes):
             figures |= _peak_memory(device)
         self.end()
-        own.barrier()  # a later step of another's must not be counted in this one
+        # a later step of another's must not be counted in this one
+        own.barrier()
         figures |= self.close()
         own.barrier()  # nor before this one was
         with noting(SENT_IS, sent.problems):
             reducing = modules.reducing(reduced)
-            figures |= modules.gradient_sizes(reducing) | sent.figures(reducing or ())
+            figures |= modules.gradient_sizes(reducing) | sent.figures(
+                reducing or ()
+            )
         with noting("parameters.bytes is", self.notes):
             figures["parameters.bytes"] = modules.parameter_bytes()
         with noting("what a step compiles is", self.notes):
-            figures["graph_breaks"] = sum(_compiler_counts("graph_break").values())
+            figures["graph_breaks"] = sum(
+                _compiler_counts("graph_break").values()
+            )
             figures["recompilations"] = count_compilations() - compiled
         if device.type != "cpu":
             figures |= sent.copies()
@@ -111,6 +117,11 @@ def _peak_memory(device: torch.device) -> Figures:
     """Return the most memory of this process so far or, on an accelerator, of the step's
     tensors."""
     if device.type != "cpu":
-        return {"peak_memory.bytes": torch.accelerator.max_memory_allocated(device)}
+        return {
+            "peak_memory.bytes": torch.accelerator.max_memory_allocated(device)
+        }
     unit = 1 if sys.platform == "darwin" else 1024
-    return {"peak_rss.bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit}
+    return {
+        "peak_rss.bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        * unit
+    }

@@ -125,8 +125,12 @@ def _nvidia_smi(device: str) -> dict[str, Scalar]:
         alone = [nvidia_smi([field], *of_device) or [[""]] for field in fields]
         rows = [[answer[0][0] for answer in alone]]
     said = dict(zip(_SMI_FIELDS, rows[0], strict=True))
-    reasons = int(said["slowdown"], 16) if said["slowdown"].startswith("0x") else 0
-    facts: dict[str, Scalar] = {name: number_in(text) for name, text in said.items()}
+    reasons = (
+        int(said["slowdown"], 16) if said["slowdown"].startswith("0x") else 0
+    )
+    facts: dict[str, Scalar] = {
+        name: number_in(text) for name, text in said.items()
+    }
     return facts | {
         "driver": said["driver"] or None,
         "slowdown": "heat or power" if reasons & _SLOWED else None,
@@ -150,7 +154,9 @@ def probe() -> dict[str, Scalar]:
         "device_type": kind,
         "device_count": count,
         # "cpu:gloo,cuda:nccl": which backend torch itself would choose for a device
-        "default_backends": ",".join(f"{each}:{backend}" for each, backend in defaults),
+        "default_backends": ",".join(
+            f"{each}:{backend}" for each, backend in defaults
+        ),
         "backends": ",".join(_backends()),
     }
     if kind != "cpu":
@@ -187,9 +193,7 @@ def numbers_of(addresses: Sequence[str]) -> str:
 def pci_address(index: int) -> str:
     """The folder's name in /sys/bus/pci/devices of a visible CUDA device."""
     found: Any = torch.cuda.get_device_properties(index)
-    return (
-        f"{found.pci_domain_id:04x}:{found.pci_bus_id:02x}:{found.pci_device_id:02x}.0"
-    )
+    return f"{found.pci_domain_id:04x}:{found.pci_bus_id:02x}:{found.pci_device_id:02x}.0"
 
 
 def _backends() -> list[str]:

@@ -50,7 +50,11 @@ from pytest_ddpperf.wire.source_trees import Trees, install, know_loaded
 
 # Not every torch has them, or NumPy. Runs that use RPC ask for its module; a torch built without
 # RPC says so where a launch needs it.
-_MAY_LACK = ("torch.profiler._cupti_monitor", "numpy.random", "pytest_ddpperf.rank.rpc")
+_MAY_LACK = (
+    "torch.profiler._cupti_monitor",
+    "numpy.random",
+    "pytest_ddpperf.rank.rpc",
+)
 
 
 def serve(descriptor: int, template: int, failure: str | None) -> NoReturn:
@@ -61,7 +65,8 @@ def serve(descriptor: int, template: int, failure: str | None) -> NoReturn:
     boot.die_with_parent(template, signal.SIGKILL)
     boot.adopt_orphans()
     control = Lines(socket.socket(fileno=descriptor))
-    while not (received := control.receive(StartServer)):  # a long one comes in parts
+    # a long one comes in parts
+    while not (received := control.receive(StartServer)):
         if received is None:
             os._exit(0)
     start: StartServer = received[0]
@@ -75,13 +80,16 @@ def serve(descriptor: int, template: int, failure: str | None) -> NoReturn:
     sys.path[:] = start.sys_path
     if start.trees is not None:
         install(Trees(**start.trees))
-    failure = failure or import_modules(start.preload, asked_by="--ddp-preload: ")
+    failure = failure or import_modules(
+        start.preload, asked_by="--ddp-preload: "
+    )
     if failure is not None:
         control.send(ServerFailed(failure))
         os._exit(1)
     keep_shared()
     server = _Server(control, start.folder)
-    boot.die_with_parent(template, signal.SIGTERM)  # from here on it ends in order
+    # from here on it ends in order
+    boot.die_with_parent(template, signal.SIGTERM)
     control.send(ServerReady(os.getpid()))
     server.serve()
 
@@ -103,12 +111,15 @@ def import_modules(names: Sequence[str], *, asked_by: str = "") -> str | None:
     for name in names:
         asked = asked_by if name not in _MAY_LACK else ""
         try:
-            __import__(name)  # not by importlib, whose frames would only be noise
+            # not by importlib, whose frames would only be noise
+            __import__(name)
         except BaseException as error:
             if name in _MAY_LACK and isinstance(error, ImportError):
                 continue
             theirs = error.__traceback__ and error.__traceback__.tb_next
-            text = "".join(traceback.format_exception(error.with_traceback(theirs)))
+            text = "".join(
+                traceback.format_exception(error.with_traceback(theirs))
+            )
             return f"{asked}importing {name}:\n{text}"
         if _is_cuda_initialised():
             return f"{asked}importing {name} initialised CUDA, which does not survive a fork"
@@ -130,7 +141,9 @@ def _is_cuda_initialised() -> bool:
         return "torch" in sys.modules and bool(
             sys.modules["torch"].cuda.is_initialized()
         )
-    return bool(driver.cuDeviceGetCount(ctypes.byref(ctypes.c_int())) == _CUDA_SUCCESS)
+    return bool(
+        driver.cuDeviceGetCount(ctypes.byref(ctypes.c_int())) == _CUDA_SUCCESS
+    )
 
 
 def fork(run: Callable[[], NoReturn]) -> int:
@@ -143,7 +156,8 @@ def fork(run: Callable[[], NoReturn]) -> int:
         try:
             run()
         except BaseException:
-            traceback.print_exc()  # to the child's own log, if it has come that far
+            # to the child's own log, if it has come that far
+            traceback.print_exc()
         finally:
             os._exit(70)  # EX_SOFTWARE
     return pid
@@ -219,7 +233,8 @@ class _Server:
                     return
                 for request in received:
                     self._carry_out(request)
-            if signal.SIGTERM in signals:  # after what pytest had said before it ended
+            # after what pytest had said before it ended
+            if signal.SIGTERM in signals:
                 return
 
     def _carry_out(self, request: ServerRequest) -> None:
@@ -227,7 +242,9 @@ class _Server:
             case BeginLaunch(folder):
                 self._dir = folder
             case ForkRank(rank):
-                pid = self._fork(lambda channel: self._become_rank(rank, channel))
+                pid = self._fork(
+                    lambda channel: self._become_rank(rank, channel)
+                )
                 self._control.send(RankForked(rank, pid))
             case HoldStore():
                 from pytest_ddpperf.rank import group
@@ -241,7 +258,8 @@ class _Server:
             case DumpStacks():
                 self._signal_groups(signal.SIGCONT)
                 for pid in self._ranks:
-                    os.kill(pid, signal.SIGQUIT)  # not reaped yet, so still ours
+                    # not reaped yet, so still ours
+                    os.kill(pid, signal.SIGQUIT)
             case EndLaunch():
                 self._end()
                 self._control.send(LaunchEnded())

@@ -49,7 +49,9 @@ def _tcp_store(host: str, port: int, **options: Any) -> Any:
     """Return a store that listens on a bound descriptor, or a client of one."""
     store: Any = dist.TCPStore  # type: ignore[attr-defined]
     is_master = "master_listen_fd" in options
-    return store(host, port, is_master=is_master, wait_for_workers=False, **options)
+    return store(
+        host, port, is_master=is_master, wait_for_workers=False, **options
+    )
 
 
 def store_of(
@@ -102,7 +104,9 @@ def meet_at_launch(folder: str) -> None:
     def meeting_at_launch(rendezvous: Any) -> Any:
         noting = opened.noting_group(rendezvous, folder)
 
-        def meet(url: str, rank: int = -1, world_size: int = -1, **options: Any) -> Any:
+        def meet(
+            url: str, rank: int = -1, world_size: int = -1, **options: Any
+        ) -> Any:
             if os.getpid() != own_pid:
                 return noting(url, rank, world_size=world_size, **options)
             os.environ.update(ours)
@@ -110,7 +114,8 @@ def meet_at_launch(folder: str) -> None:
             name = str(next(meetings))
             url = f"env://?{urlsplit(url).query}"
             found = rendezvous(url, rank, world_size, **options)
-            return ((dist.PrefixStore(name, store), *place) for store, *place in found)  # type: ignore[attr-defined]
+            prefixed: Any = dist.PrefixStore  # type: ignore[attr-defined]
+            return ((prefixed(name, store), *place) for store, *place in found)
 
         return meet
 
@@ -197,7 +202,8 @@ def prepare(plan: Plan, index: int, threads: int) -> torch.device:
     if threads and "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(threads)
         threading.setprofile(_begin_thread)
-        if plan.boundary:  # as torchrun says it to programs, which may choose otherwise
+        # as torchrun says it to programs, which may choose otherwise
+        if plan.boundary:
             os.environ["OMP_NUM_THREADS"] = str(threads)
     if plan.device == "cpu":
         return torch.device("cpu")
@@ -232,11 +238,15 @@ def join(
     """Join the default process group, over the store of that name."""
     # Bound to its device, NCCL connects at once (in this phase, not in the first step).
     bound = (
-        device if dist.get_default_backend_for_device(device) == plan.backend else None
+        device
+        if dist.get_default_backend_for_device(device) == plan.backend
+        else None
     )
     dist.init_process_group(
         plan.backend,
-        store=store_of(name, world_size, place.folder, place.store, timeout_of(plan)),
+        store=store_of(
+            name, world_size, place.folder, place.store, timeout_of(plan)
+        ),
         rank=rank,
         world_size=world_size,
         timeout=timeout_of(plan),

@@ -47,7 +47,9 @@ def draw() -> None:
         libc.malloc.restype = ctypes.c_void_p
         libc.free.argtypes = (ctypes.c_void_p,)
         blocks = [
-            libc.malloc(int(_SMALLEST * (_LARGEST / _SMALLEST) ** source.random()))
+            libc.malloc(
+                int(_SMALLEST * (_LARGEST / _SMALLEST) ** source.random())
+            )
             for _ in range(_BLOCKS)
         ]
         for block in source.sample(blocks, source.randrange(_BLOCKS)):

@@ -23,6 +23,7 @@ import traceback
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn
@@ -75,7 +76,9 @@ def run(rank: int, directory: str, channel: socket.socket) -> NoReturn:
     )
     folder = Path(directory)
     stacks = _redirect(folder, rank)
-    request = codec.from_json(RankRequest, (folder / "request.json").read_bytes())
+    request = codec.from_json(
+        RankRequest, (folder / "request.json").read_bytes()
+    )
     # A rank ends hard, so multiprocessing (DataLoader's workers) must leave its sockets where they
     # are removed, and give its semaphores a name by which they are.
     config = {"tempdir": directory, "semprefix": f"/{folder.name}"}
@@ -115,15 +118,18 @@ def _redirect(folder: Path, rank: int) -> Any:
     os.dup2(null, 0)
     for descriptor, name in ((1, "out"), (2, "err")):
         log = os.open(
-            folder / f"rank{rank}.{name}", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600
+            folder / f"rank{rank}.{name}",
+            os.O_WRONLY | os.O_CREAT | os.O_APPEND,
+            0o600,
         )
         os.dup2(log, descriptor)
         os.close(log)
     # New objects: pytest's capture does not reach here, and buffers of the server must not be
     # written twice.
     sys.stdin = open(0, closefd=False)  # noqa: SIM115
-    sys.stdout = open(1, "w", buffering=1, errors="backslashreplace", closefd=False)  # noqa: SIM115
-    sys.stderr = open(2, "w", buffering=1, errors="backslashreplace", closefd=False)  # noqa: SIM115
+    write = partial(open, mode="w", buffering=1, errors="backslashreplace")
+    sys.stdout = write(1, closefd=False)
+    sys.stderr = write(2, closefd=False)
     stacks = open(folder / f"rank{rank}.stacks", "w")  # noqa: SIM115  # open as long as the rank lives
     faulthandler.enable(stacks)
     faulthandler.register(signal.SIGQUIT, stacks, all_threads=True)
@@ -178,7 +184,9 @@ def _work(rank: Rank, folder: Path, request: RankRequest) -> None:
         and not rank.plan.boundary
     ):
         rank = replace(rank, own_group=group.OwnGroup(rank.plan, place, ctx))
-    threading.Thread(target=_tell_started, args=(folder, rank), daemon=True).start()
+    threading.Thread(
+        target=_tell_started, args=(folder, rank), daemon=True
+    ).start()
     rank.enter(Phase.SETUP)
     clean_up = _TASKS[task](rank, ctx, function, *args)
     rank.enter(Phase.CLEANUP)
@@ -214,7 +222,9 @@ def _rpc() -> Any:
     return rpc
 
 
-def _measure(rank: Rank, ctx: Context, setup: Any, *others: Any) -> CleanUp | None:
+def _measure(
+    rank: Rank, ctx: Context, setup: Any, *others: Any
+) -> CleanUp | None:
     if isinstance(ctx, RpcContext):
         return _measure_rpc(rank, ctx, setup, *others)
     if rank.plan.boundary:
@@ -229,7 +239,11 @@ def _measure(rank: Rank, ctx: Context, setup: Any, *others: Any) -> CleanUp | No
 
 
 def _measure_rpc(
-    rank: Rank, ctx: RpcContext, trainer: Any, master: Any, parameter_server: Any
+    rank: Rank,
+    ctx: RpcContext,
+    trainer: Any,
+    master: Any,
+    parameter_server: Any,
 ) -> CleanUp | None:
     rpc = _rpc()
     if ctx.role == "trainer":
@@ -261,10 +275,13 @@ def _timed(
         problem = tracing.trace(prepared.step, timed)
         if problem:
             notes = (*notes, problem)
-    if rank.plan.collective is not None:  # its closing check is part of the result
+    # its closing check is part of the result
+    if rank.plan.collective is not None:
         rank.enter(Phase.CLEANUP)
         prepared.clean_up()
-    window = replace(window, notes=notes, stacks=samples(), imported=rank.imported())
+    window = replace(
+        window, notes=notes, stacks=samples(), imported=rank.imported()
+    )
     rank.deliver(codec.to_json(window))
     return prepared.clean_up
 
@@ -289,7 +306,9 @@ def _sample_stacks(
     from pytest_ddpperf.rank.tracing import StackSampler
 
     sampler = observed.enter_context(
-        StackSampler(rank.trees, lambda: rank.board.phase(rank.number) is Phase.STEPS)
+        StackSampler(
+            rank.trees, lambda: rank.board.phase(rank.number) is Phase.STEPS
+        )
     )
     return lambda: sampler.samples
 
@@ -389,7 +408,9 @@ def _drop_our_frames(error: BaseException, seen: set[int]) -> None:
     """Let the traceback begin in the user's code, in the causes and contexts too."""
     seen.add(id(error))
     frame: TracebackType | None = error.__traceback__
-    while frame is not None and frame.tb_frame.f_code.co_filename.startswith(_OURS):
+    while frame is not None and frame.tb_frame.f_code.co_filename.startswith(
+        _OURS
+    ):
         frame = frame.tb_next
     if frame is not None:
         error.__traceback__ = frame

@@ -28,7 +28,9 @@ class Loop:
     """The steps of a program, in the process that makes it and not in its children. `deliver` takes
     what was measured, and does not return."""
 
-    def __init__(self, rank: TimedRank, deliver: Callable[[Window], NoReturn]) -> None:
+    def __init__(
+        self, rank: TimedRank, deliver: Callable[[Window], NoReturn]
+    ) -> None:
         self._pid = os.getpid()
         self._deliver = deliver
         self._state: Learning | Warming | Timing = Learning(rank)
@@ -88,8 +90,12 @@ def run(
             ) from None
         frames = traceback.extract_tb(error.__traceback__)
         # as `exit` is
-        last = [frame for frame in frames if "_sitebuiltins" not in frame.filename][-1]
-        where = f"{last.filename.removeprefix(os.getcwd() + os.sep)}:{last.lineno}"
+        last = [
+            frame for frame in frames if "_sitebuiltins" not in frame.filename
+        ][-1]
+        where = (
+            f"{last.filename.removeprefix(os.getcwd() + os.sep)}:{last.lineno}"
+        )
         ended = f"the program called sys.exit({error.code or 0}) in {where}"
     end_child()
     raise loop.unfinished(ended)
@@ -116,7 +122,8 @@ def _mark_steps(
     for each in owners:
         owner = getattr(owner, each)
     found = inspect.getattr_static(owner, last)
-    function = getattr(found, "__func__", found)  # of a class method or static method
+    # of a class method or static method
+    function = getattr(found, "__func__", found)
 
     @wraps(function)
     def marking(*args: Any, **kwargs: Any) -> Any:

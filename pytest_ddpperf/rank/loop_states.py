@@ -76,7 +76,8 @@ class Warming:
         self._ended_ns = ended_ns  # of each step
         self._waited = 0  # steps after which this process waited for the device
         self._is_seen = False  # whether a step was seen to begin
-        self._passes: list[int] = []  # backward passes of each that was seen to begin
+        # backward passes of each that was seen to begin
+        self._passes: list[int] = []
         self._losses: list[Any] = []
         self._within = ExitStack()  # what lasts for the step under way
         self._counters: Mapping[str, int | None] = {}
@@ -195,7 +196,8 @@ class Timing:
         self._usual = usual
         self._unfit = unfit
         self._taken: list[Stretch] = []  # the parts with counted steps
-        self._counted: list[int] = []  # steps of each stretch that was asked for
+        # steps of each stretch that was asked for
+        self._counted: list[int] = []
         self._left_out = 0
         self._is_short = False  # the last step was left out
 

@@ -37,7 +37,9 @@ def reducing(before: Mapping[int, list[int]]) -> list[Mapping[str, Any]] | None:
     was `before`: the copy of a module (an average, a teacher) has a reducer, too. None without a
     DDP module, and under compiled DDP's Python reducer, which notes no times."""
     found = replicas()
-    if not found or any(vars(module).get("_use_python_reducer") for module in found):
+    if not found or any(
+        vars(module).get("_use_python_reducer") for module in found
+    ):
         return None
     log = torch_names.need(
         "torch.nn.parallel:DistributedDataParallel._get_ddp_logging_data"
@@ -50,7 +52,9 @@ def reducing(before: Mapping[int, list[int]]) -> list[Mapping[str, Any]] | None:
     ]
 
 
-def gradient_sizes(logged: list[Mapping[str, Any]] | None) -> dict[str, int | None]:
+def gradient_sizes(
+    logged: list[Mapping[str, Any]] | None,
+) -> dict[str, int | None]:
     """Return the bytes of the gradients that DDP synchronised, and its buckets, by what `reducing`
     returned. DDP logs the buckets that it rebuilt one forward later."""
     if logged is None:
@@ -75,7 +79,9 @@ def parameter_bytes() -> int:
     for module in find_objects(nn.Module):
         own |= {id(p): p for p in vars(module).get("_parameters", {}).values()}
     known = (
-        p for p in own.values() if p is not None and not is_lazy(p) and not p.is_meta
+        p
+        for p in own.values()
+        if p is not None and not is_lazy(p) and not p.is_meta
     )
     return bytes_of(getattr(p, "_local_tensor", p) for p in known)
 

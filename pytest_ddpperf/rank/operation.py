@@ -71,12 +71,16 @@ class _Buffers:
     """The buffers that this rank sends and receives: the same one if the operation works in
     place."""
 
-    def __init__(self, ctx: Context, asked: Collective, dtype: torch.dtype) -> None:
+    def __init__(
+        self, ctx: Context, asked: Collective, dtype: torch.dtype
+    ) -> None:
         self._asked = asked
         self._rank = ctx.rank
         self._dtype = dtype
         zeros = partial(torch.zeros, dtype=dtype, device=ctx.device)
-        self.sent = zeros(asked.count if asked.op == "all_gather" else asked.elements)
+        self.sent = zeros(
+            asked.count if asked.op == "all_gather" else asked.elements
+        )
         if asked.op in _IN_PLACE:
             self.received = self.sent
             self.step = partial(_IN_PLACE[asked.op], self.sent)
@@ -101,10 +105,13 @@ class _Buffers:
         for block, value in zip(
             self.received.chunk(len(expected)), expected, strict=True
         ):
-            right = torch.full((1,), value, dtype=self._dtype, device=block.device)
+            right = torch.full(
+                (1,), value, dtype=self._dtype, device=block.device
+            )
             # Byte by byte: some dtypes cannot be compared.
             differs = (
-                block.view(torch.uint8).view(len(block), -1) != right.view(torch.uint8)
+                block.view(torch.uint8).view(len(block), -1)
+                != right.view(torch.uint8)
             ).any(dim=1)
             if not first and differs.any():
                 place = int(differs.nonzero()[0])

@@ -60,14 +60,18 @@ def rank_phases(
     for begin, end in known:
         first = _first_after(times, stamps, begin)
         last = _first_after(times, stamps, end)
-        own_starts = starts[bisect_right(starts, begin) : bisect_right(starts, end)]
+        own_starts = starts[
+            bisect_right(starts, begin) : bisect_right(starts, end)
+        ]
         step = _Step(
             begin,
             own_starts if has_ddp else (),
             still_open(stamps[place:first], open_kinds),
             knows_waits=arrivals is not None,
         )
-        if not step.take(stamps[first:last], end) or (step.open and before is None):
+        if not step.take(stamps[first:last], end) or (
+            step.open and before is None
+        ):
             return None
         place = last
         open_kinds = step.open
@@ -87,7 +91,9 @@ def rank_phases(
     )
 
 
-def _first_after(times: Sequence[int], stamps: Sequence[Stamp], mark: int) -> int:
+def _first_after(
+    times: Sequence[int], stamps: Sequence[Stamp], mark: int
+) -> int:
     """Return the place of the first stamp after a step's end. Of those at the same time, for a
     device's clock is coarse, what ends belongs to the step, and what begins does not."""
     first = bisect_left(times, mark)
@@ -180,7 +186,8 @@ class _Step:
         phase = OTHER
         if following == FORWARD:
             phase = FORWARD if self._last == FORWARD else DATA
-        elif following == BACKWARD and self._last == FORWARD:  # the loss, most likely
+        elif following == BACKWARD and self._last == FORWARD:
+            # the loss, most likely
             phase = FORWARD
         for index in self._gaps:
             self.pieces[index] = phase, self.pieces[index][1]
@@ -189,7 +196,11 @@ class _Step:
     def _expose(self, end: int) -> None:
         """Of a backward pass that ends now, call what follows the start of its last collective a
         wait: DDP waits for all of them then, in C++. Not if Python code has waited since."""
-        if not self._knows_waits or not self.pieces or self.pieces[-1][0] != BACKWARD:
+        if (
+            not self._knows_waits
+            or not self.pieces
+            or self.pieces[-1][0] != BACKWARD
+        ):
             return
         index = bisect_right(self._starts, end) - 1
         if index < 0 or (start := self._starts[index]) <= self._waited_until:

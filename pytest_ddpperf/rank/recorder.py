@@ -108,7 +108,9 @@ def started(own: NoGroup) -> dict[str, list[tuple[int, str, int]]]:
 _CLOCK_MOVED_NS = 50_000
 
 
-def starts(own: NoGroup, before_ns: int) -> tuple[list[tuple[int, str]], int] | None:
+def starts(
+    own: NoGroup, before_ns: int
+) -> tuple[list[tuple[int, str]], int] | None:
     """Return when each collective was started, on CLOCK_MONOTONIC, with a name that is the same on
     all ranks; and since when all are known. Point-to-point operations are left out.
 
@@ -134,6 +136,10 @@ def realtime_offset_ns() -> int:
     """Return CLOCK_REALTIME less CLOCK_MONOTONIC, by the quickest of five readings."""
     readings = []
     for _ in range(5):
-        before, real, after = time.monotonic_ns(), time.time_ns(), time.monotonic_ns()
+        before, real, after = (
+            time.monotonic_ns(),
+            time.time_ns(),
+            time.monotonic_ns(),
+        )
         readings.append((after - before, real - (before + after) // 2))
     return min(readings)[1]

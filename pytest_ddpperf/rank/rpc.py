@@ -40,7 +40,9 @@ def start(plan: Plan, place: group.ProcessPlace) -> RpcContext:
     role, index, size = _role_of(plan, process)
     devices = 1 if plan.device == "cpu" else torch.accelerator.device_count()
     device = group.prepare(plan, place.index % devices, place.threads)
-    url = group.url_of("store-rpc", plan.processes, place.folder, place.store, timeout)
+    url = group.url_of(
+        "store-rpc", plan.processes, place.folder, place.store, timeout
+    )
     options = rpc.TensorPipeRpcBackendOptions(
         init_method=url, rpc_timeout=timeout.total_seconds()
     )
@@ -53,7 +55,9 @@ def start(plan: Plan, place: group.ProcessPlace) -> RpcContext:
                 )
     with warnings.catch_warnings():
         # torch's own use of a process group as a backend, which is nothing a user can mend.
-        warnings.filterwarnings("ignore", "You are using a Backend", UserWarning)
+        warnings.filterwarnings(
+            "ignore", "You are using a Backend", UserWarning
+        )
         rpc.init_rpc(  # type: ignore[no-untyped-call]
             plan.name(process),
             rank=process,
@@ -94,7 +98,11 @@ def _role_of(plan: Plan, process: int) -> tuple[Role, int, int]:
     if process < plan.world_size:
         return "trainer", process, plan.world_size
     if process < plan.world_size + plan.parameter_servers:
-        return "parameter_server", process - plan.world_size, plan.parameter_servers
+        return (
+            "parameter_server",
+            process - plan.world_size,
+            plan.parameter_servers,
+        )
     return "master", 0, 1
 
 
@@ -119,13 +127,17 @@ def announce(ctx: RpcContext, prepared: sampling.Prepared | None) -> None:
     """Let the others know that this process can be called, and what the master made; handlers run
     on threads of their own, and the first call may come before the last of the others knows."""
     if ctx.role == "parameter_server":
-        _call_all([*ctx.workers["master"], *ctx.workers["trainer"]], _take_ready)
+        _call_all(
+            [*ctx.workers["master"], *ctx.workers["trainer"]], _take_ready
+        )
     else:
         assert prepared is not None, "there is no master without a set-up"
         _call_all(ctx.workers["trainer"], _take_shared, prepared.made)
 
 
-def _call_all(names: Sequence[str], what: Callable[..., None], *args: Any) -> None:
+def _call_all(
+    names: Sequence[str], what: Callable[..., None], *args: Any
+) -> None:
     for future in [rpc.rpc_async(name, what, args) for name in names]:
         future.wait()
 

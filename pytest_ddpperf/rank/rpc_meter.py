@@ -57,7 +57,8 @@ class RpcMeter(Meter):
 
     def _reset(self) -> None:
         self._answers: list[Any] = []  # futures
-        self._calls: Counter[str] = Counter()  # by role of the process that is called
+        # by role of the process that is called
+        self._calls: Counter[str] = Counter()
         # requests, less those that passed the pickler: builtin and TorchScript functions do not
         self._unpickled_requests = 0
         self._bytes: Counter[str] = Counter()  # forward and backward
@@ -79,10 +80,16 @@ class RpcMeter(Meter):
             "torch._C._distributed_c10d:Work.get_future": self._mark_collective,
         }
         with noting("what a step sends by RPC is", self.notes):
-            self._retrieve_context = torch_names.need(f"{_AUTOGRAD}:_retrieve_context")
-            self._current_context = torch_names.need(f"{_AUTOGRAD}:_current_context")
+            self._retrieve_context = torch_names.need(
+                f"{_AUTOGRAD}:_retrieve_context"
+            )
+            self._current_context = torch_names.need(
+                f"{_AUTOGRAD}:_current_context"
+            )
             for path, replacement in replacements.items():
-                torch_names.replace(path, partial(_bound_to, replacement=replacement))
+                torch_names.replace(
+                    path, partial(_bound_to, replacement=replacement)
+                )
             self._is_installed = True
 
     def blocked_ns(self) -> int:
@@ -177,7 +184,8 @@ class RpcMeter(Meter):
     def _serve(self, original: Any, function: Any) -> Any:
         """Answer another process; gradients that pass through here in its backward are not seen."""
         if self._counting:
-            with suppress(RuntimeError):  # there is no autograd context, most often
+            # there is no autograd context, most often
+            with suppress(RuntimeError):
                 self._current_context()
                 self._bytes_known = False
         # sets it in this thread, which is not Python's: see `group.prepare`
@@ -198,7 +206,10 @@ class RpcMeter(Meter):
 
     def _timed(self, original: Any, *args: Any, **kwargs: Any) -> Any:
         """Count the time of a call as blocked, on the main thread only."""
-        if threading.current_thread() is not threading.main_thread() or self._waits:
+        if (
+            threading.current_thread() is not threading.main_thread()
+            or self._waits
+        ):
             return original(*args, **kwargs)
         self._waits += 1
         began = time.monotonic_ns()
@@ -208,7 +219,9 @@ class RpcMeter(Meter):
             self._blocked_ns += time.monotonic_ns() - began
             self._waits -= 1
 
-    def _fetch(self, original: Any, reference: Any, *args: Any, **kwargs: Any) -> Any:
+    def _fetch(
+        self, original: Any, reference: Any, *args: Any, **kwargs: Any
+    ) -> Any:
         """Fetch the value of a reference; if another process owns it, count a call and the time."""
         if reference.is_owner():
             return original(reference, *args, **kwargs)
@@ -220,7 +233,9 @@ class RpcMeter(Meter):
             self._bytes_known &= self._unpickled.last
         return value
 
-    def _backward(self, original: Any, context: int, *args: Any, **kwargs: Any) -> None:
+    def _backward(
+        self, original: Any, context: int, *args: Any, **kwargs: Any
+    ) -> None:
         """Run a distributed backward, and count the gradients that leave and arrive.
 
         It counts as blocked from when a gradient has left until one comes back or the backward
@@ -268,7 +283,9 @@ class RpcMeter(Meter):
         number = context.autograd_context._context_id()
         if number in self._seen_backwards:
             self._seen_backwards.remove(number)
-        elif self._counting and self._retrieve_context(number)._recv_functions():
+        elif (
+            self._counting and self._retrieve_context(number)._recv_functions()
+        ):
             self._bytes_known = False
         return original(context, *error)
 

@@ -142,7 +142,8 @@ def recorded(own: NoGroup) -> dict[tuple[int, int], Operation] | None:
     return {
         (entry["recorder"], entry["record_id"]): _recorded(entry)
         for entry in known[0]
-        if not entry["profiling_name"].endswith("barrier")  # NCCL's is an all-reduce
+        # NCCL's is an all-reduce
+        if not entry["profiling_name"].endswith("barrier")
     }
 
 
@@ -151,7 +152,9 @@ def _recorded(entry: recorder.Entry) -> Operation:
     if kind not in _REDUCING or not entry["input_dtypes"]:
         return Operation(kind)
     elements = sum(map(math.prod, entry["input_sizes"]))
-    return Operation(kind, elements, recorder.dtype_of(entry["input_dtypes"][0]))
+    return Operation(
+        kind, elements, recorder.dtype_of(entry["input_dtypes"][0])
+    )
 
 
 _replays = 0
@@ -206,14 +209,20 @@ class Sent:
         self._is_hidden = _replays > graphs
         after = recorded(self._own)
         if before is not None and after is not None:
-            self._recorded = [after[number] for number in after.keys() - before.keys()]
+            self._recorded = [
+                after[number] for number in after.keys() - before.keys()
+            ]
 
     def _groups(self) -> list[Any]:
         """Return the process groups whose hooks are used."""
         if not HAS_HOOKS:
             return []
-        names = torch_names.need("torch.distributed.distributed_c10d:_world.pg_names")
-        return [group for group, name in names.items() if name != self._own.name]
+        names = torch_names.need(
+            "torch.distributed.distributed_c10d:_world.pg_names"
+        )
+        return [
+            group for group, name in names.items() if name != self._own.name
+        ]
 
     def _note(self, given: Any) -> None:
         """Note an operation that a process group is about to issue."""
@@ -227,7 +236,9 @@ class Sent:
             self._hooked.append(operation)
             # To Python, a thread that it did not start is a dummy.
             main: Any = threading._MainThread  # type: ignore[attr-defined]
-            if isinstance(threading.current_thread(), (main, threading._DummyThread)):
+            if isinstance(
+                threading.current_thread(), (main, threading._DummyThread)
+            ):
                 self._issued.append(operation)
 
     def copies(self) -> dict[str, int | None]:
@@ -237,7 +248,9 @@ class Sent:
             return {}
         return {name: self._dispatched.copies[name] for name in COPIES}
 
-    def figures(self, reducing: Iterable[Mapping[str, Any]]) -> dict[str, int | None]:
+    def figures(
+        self, reducing: Iterable[Mapping[str, Any]]
+    ) -> dict[str, int | None]:
         """Return how many operations of each kind the step issued and their bytes, None where the
         sources differ. `reducing` is as `modules.reducing` returns it."""
         issued = self._dispatched.operations
@@ -270,7 +283,9 @@ def _figures(
     for kind in (*SENT, "collectives"):
         if kind == "collectives":
             differs = bool(differing)
-            operations = [each for each in issued if each.kind not in POINT_TO_POINT]
+            operations = [
+                each for each in issued if each.kind not in POINT_TO_POINT
+            ]
         else:
             differs = ("all_reduce" if kind in _REDUCING else kind) in differing
             operations = [each for each in issued if each.kind == kind]

@@ -16,7 +16,12 @@ import time
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import (
+    AbstractContextManager,
+    contextmanager,
+    nullcontext,
+    suppress,
+)
 from functools import partial, wraps
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -78,7 +83,8 @@ class Stamps:
         # When each `send` and `recv` was issued, and again when this thread began to wait for it,
         # with its name.
         self.messages: list[tuple[int, str]] = []
-        self._issued: Counter[str] = Counter()  # messages by group, ranks and tag
+        # messages by group, ranks and tag
+        self._issued: Counter[str] = Counter()
         # of messages, by what is waited for
         self._names: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
         self.knows_partners = True  # whether every message has a name
@@ -171,12 +177,18 @@ class Stamps:
         for module in self._modules.values():
             # TorchScript's modules take no hooks, nor does a RemoteModule
             with suppress(Exception):
-                module.register_forward_pre_hook(self._hook(IN_FORWARD), prepend=True)
-                module.register_forward_hook(self._hook(-IN_FORWARD), always_call=True)
+                module.register_forward_pre_hook(
+                    self._hook(IN_FORWARD), prepend=True
+                )
+                module.register_forward_hook(
+                    self._hook(-IN_FORWARD), always_call=True
+                )
 
     def _enter(self, module: torch.nn.Module, _: Any) -> None:
         if self._is_ours():
-            if not self._depth and IN_BACKWARD not in still_open(self.taken, ()):
+            if not self._depth and IN_BACKWARD not in still_open(
+                self.taken, ()
+            ):
                 self._modules[id(module)] = module
             self._depth += 1
 
@@ -187,7 +199,10 @@ class Stamps:
     def _is_ours(self) -> bool:
         """Whether a call is to be stamped. In this order: what torch.compile traces must not reach
         the second part."""
-        if torch.compiler.is_compiling() or threading.get_ident() != self._thread:
+        if (
+            torch.compiler.is_compiling()
+            or threading.get_ident() != self._thread
+        ):
             return False
         return not self._is_capturing()
 

@@ -15,7 +15,11 @@ from typing import NoReturn
 
 from pytest_ddpperf.rank import fork_server
 from pytest_ddpperf.records import codec
-from pytest_ddpperf.records.messages import ForkServer, ServerEnded, StartTemplate
+from pytest_ddpperf.records.messages import (
+    ForkServer,
+    ServerEnded,
+    StartTemplate,
+)
 from pytest_ddpperf.wire import boot
 from pytest_ddpperf.wire.channels import Lines, readable
 
@@ -41,7 +45,9 @@ def main(descriptor: int, fields: codec.Json) -> NoReturn:
         while signal.SIGTERM not in signals.arrived():
             _report_ended(servers, control)
             ready = readable([control.socket, signals.descriptor])
-            received = control.receive(ForkServer) if control.socket in ready else []
+            received = (
+                control.receive(ForkServer) if control.socket in ready else []
+            )
             if received is None:
                 break
             for _ in received:

@@ -17,7 +17,8 @@ import torch
 
 
 class TorchName(NamedTuple):
-    path: str  # the module, and within it the attributes: "torch.amp:GradScaler.update"
+    # the module, and within it the attributes: "torch.amp:GradScaler.update"
+    path: str
     used_for: str
     unknown: str  # without it
     since: str  # which torch has it: the lowest that we allow, or a later one
@@ -114,7 +115,9 @@ _SINCE = {"torch.distributed:ProcessGroup.register_pre_hook": "2.14"}
 _OF_NCCL = ("torch._C._distributed_c10d:_dump_nccl_trace",)
 
 NAMES = {
-    path: TorchName(path, used, unknown, _SINCE.get(path, _LOWEST), path in _OF_NCCL)
+    path: TorchName(
+        path, used, unknown, _SINCE.get(path, _LOWEST), path in _OF_NCCL
+    )
     for unknown, names in _NAMES.items()
     for path, used in names.items()
 }

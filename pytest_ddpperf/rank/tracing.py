@@ -47,7 +47,8 @@ def trace(step: Step, rank: TimedRank) -> str:
         activities = supported_activities()  # type: ignore[no-untyped-call]
     # Without shapes and stacks, which would make it large.
     with profile(activities=activities) as profiler:
-        rank.own.barrier()  # or the first step would wait for profilers that start later
+        # or the first step would wait for profilers that start later
+        rank.own.barrier()
         for number in range(1, _STEPS + 1):
             with record_function(f"step {number}"):
                 step()
@@ -139,7 +140,9 @@ class StackSampler:
         self._taken += 1
         called = ""  # module and function of the frame that this one called
         while frame is not None and (file := self._file(frame)) is None:
-            called = f"{frame.f_globals.get('__name__', '')}:{frame.f_code.co_name}"
+            called = (
+                f"{frame.f_globals.get('__name__', '')}:{frame.f_code.co_name}"
+            )
             if _HIDDEN.match(called):
                 return
             frame = frame.f_back
@@ -148,7 +151,9 @@ class StackSampler:
         function = _name(frame.f_code)
         outer = frame.f_back
         # A step that calls a model of another package's class: who wrote the model is not known.
-        of_module = outer is not None and outer.f_globals.get("__name__") == _MODULE
+        of_module = (
+            outer is not None and outer.f_globals.get("__name__") == _MODULE
+        )
         if called == _CALLS_MODULE and not of_module:
             return
         while outer is not None and (of_outer := self._file(outer)) is None:
@@ -165,11 +170,14 @@ class StackSampler:
         name = frame.f_code.co_filename
         if name not in self._files:
             is_ours = (
-                str(frame.f_globals.get("__name__", "")).partition(".")[0] == _OURS
+                str(frame.f_globals.get("__name__", "")).partition(".")[0]
+                == _OURS
             )
             is_generated = name.startswith("<")  # "<string>"
             self._files[name] = (
-                None if is_ours or is_generated else self._trees.within(real_path(name))
+                None
+                if is_ours or is_generated
+                else self._trees.within(real_path(name))
             )
         return self._files[name]
 

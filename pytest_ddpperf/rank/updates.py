@@ -45,7 +45,8 @@ class StepEnd:
         # of the last runs, the event that ended each
         self._runs: deque[object] = deque(maxlen=_KEPT)
         self._since = 0  # runs since the one that ended the last step
-        self._longest = _RUNS  # after how many runs such a one comes, at the latest
+        # after how many runs such a one comes, at the latest
+        self._longest = _RUNS
 
     def is_ended_by(self, event: object) -> bool:
         """Return whether a step ends with this event, which has happened."""
@@ -128,7 +129,9 @@ class UnseenUpdates:
             self._passes += 1
         before = self._versions
         self._versions = [
-            each._version for model in self._replicas for each in model.parameters()
+            each._version
+            for model in self._replicas
+            for each in model.parameters()
         ]
         has_none = self._passes == _FEW_PASSES and not find_objects(
             torch.optim.Optimizer
@@ -181,7 +184,8 @@ class Updates:
         self._last_ns = 0
         # how and when the first runs ended, until it is known where steps end
         self._first_runs: list[tuple[object, int]] = []
-        self._open = 0  # backward passes that have not ended: one may call another
+        # backward passes that have not ended: one may call another
+        self._open = 0
         # since the last step ended; those within an optimizer's step, as LBFGS has, are one
         self._passes = 0
         # as many as there were when the optimizer's step under way began
@@ -293,7 +297,9 @@ class Updates:
             return
         if end.event is None:
             end.learn()
-            ends = [when for each, when in self._first_runs if each == end.event]
+            ends = [
+                when for each, when in self._first_runs if each == end.event
+            ]
             self._call(self._on_learned, ends)
         elif end.is_over(event):
             if end.follow_last():

@@ -27,7 +27,8 @@ Step = Callable[[], Any]
 class WarmUp:
     steps: int  # it took
     unsettled: str  # what its last step still changed, in words
-    counters: Mapping[str, int | None]  # of a step; nothing is known of less than three
+    # of a step; nothing is known of less than three
+    counters: Mapping[str, int | None]
     notes: Sequence[str] = ()  # on counters that are unknown
     sent: Sequence[int] = ()  # as `Window` has it
     # of the steps beyond those asked, None where one recorded none
@@ -128,7 +129,11 @@ def warm_up_freely(step: Step, warmed: WarmUp, rank: TimedRank) -> WarmUp:
 
 # How many steps the warm-up may go on beyond those asked, until nothing changes any more.
 WARMUP_BEYOND = 20
-_CAUSES = ("compiling", "allocating device memory", "rebuilding gradient buckets")
+_CAUSES = (
+    "compiling",
+    "allocating device memory",
+    "rebuilding gradient buckets",
+)
 
 
 class Steadiness:
@@ -140,15 +145,24 @@ class Steadiness:
         # DDP reports the rebuilds of its buckets to its log only, whatever log level the user set.
         with suppress(AttributeError):  # of another version of torch
             torch_names.replace(
-                "torch.nn.parallel.distributed:logger.info", self._counting_rebuilds
+                "torch.nn.parallel.distributed:logger.info",
+                self._counting_rebuilds,
             )
         self._before = self._counts()
 
     def _counts(self) -> tuple[int, ...]:
-        return count_compilations(), allocator_growth(self._device), self._rebuilds
+        return (
+            count_compilations(),
+            allocator_growth(self._device),
+            self._rebuilds,
+        )
 
-    def _counting_rebuilds(self, info: Callable[..., None]) -> Callable[..., None]:
-        def counting(message: object, *arguments: object, **options: Any) -> None:
+    def _counting_rebuilds(
+        self, info: Callable[..., None]
+    ) -> Callable[..., None]:
+        def counting(
+            message: object, *arguments: object, **options: Any
+        ) -> None:
             if "buckets have been rebuilt" in str(message):
                 self._rebuilds += 1
             info(message, *arguments, **{"stacklevel": 2, **options})
@@ -160,7 +174,9 @@ class Steadiness:
         now = self._counts()
         before = self._before
         self._before = now
-        return [after != earlier for after, earlier in zip(now, before, strict=True)]
+        return [
+            after != earlier for after, earlier in zip(now, before, strict=True)
+        ]
 
     def unsettled(self, own: NoGroup) -> str:
         """Describe what the last step changed in any rank; all ranks call it together. Without a

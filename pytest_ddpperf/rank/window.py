@@ -65,7 +65,9 @@ class Stretch:
             del room
             torch.accelerator.synchronize()
         self._allocated = allocator_growth(rank.ctx.device)
-        self.timer = clock.StepClock(rank.plan.timing, rank.ctx.device, marks_ns)
+        self.timer = clock.StepClock(
+            rank.plan.timing, rank.ctx.device, marks_ns
+        )
         self._cpu = clock.CpuClock()
         # Cumulative: before the first step, and after each.
         self._cpu_ns = [0] * (length + 1)
@@ -141,7 +143,10 @@ class Stretch:
 
 
 def window_of(
-    taken: Sequence[Stretch], lengths: Sequence[int], warmed: WarmUp, rank: TimedRank
+    taken: Sequence[Stretch],
+    lengths: Sequence[int],
+    warmed: WarmUp,
+    rank: TimedRank,
 ) -> Window:
     """Return what a window measured; `lengths` are the counted steps of its stretches. If there are
     more steps than the plan has room for, that many are kept, evenly spread."""
@@ -162,7 +167,9 @@ def window_of(
             marks.append(
                 tuple(stretch.marks_ns[stretch.uncounted : stretch.length + 1])
             )
-    compiled = [number for number, step in enumerate(steps, 1) if step.has_compiled]
+    compiled = [
+        number for number, step in enumerate(steps, 1) if step.has_compiled
+    ]
     why_unfit = _why_unfit(taken, compiled, warmed, facts)
     if len(steps) > plan.room:
         kept, lengths = _spread(lengths, plan.room)
@@ -181,7 +188,9 @@ def window_of(
         losses=context.first_losses([*warmed.losses, *losses]),
         recorded=context.figures_by_name([step.recorded for step in steps]),
         sent=tuple(warmed.sent),
-        first_ratio=_first_ratio(all_steps) if warmed.steps and not compiled else 0.0,
+        first_ratio=_first_ratio(all_steps)
+        if warmed.steps and not compiled
+        else 0.0,
         unsettled=warmed.unsettled,
         warmup=warmed.steps,
         phases=rank.phases.phases(times, rank.own),

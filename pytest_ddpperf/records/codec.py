@@ -64,7 +64,9 @@ def decode(cls: type[T], data: object) -> T:
         return msgspec.convert(data, cls, str_keys=True)
     except msgspec.ValidationError as error:
         problem, _, place = str(error).partition(" - at `$")
-        raise CodecError(place.strip(".`"), problem[:1].lower() + problem[1:]) from None
+        raise CodecError(
+            place.strip(".`"), problem[:1].lower() + problem[1:]
+        ) from None
 
 
 def to_json(value: object) -> bytes:
@@ -84,7 +86,9 @@ def loads(text: bytes) -> Json:
         raise ValueError(f"{constant} is not a number")
 
     def finite(number: str) -> float:
-        return found if math.isfinite(found := float(number)) else refuse(number)
+        return (
+            found if math.isfinite(found := float(number)) else refuse(number)
+        )
 
     return json.loads(text, parse_constant=refuse, parse_float=finite)
 

@@ -98,7 +98,9 @@ class AgainstError(DdpPerfError):
     remedy: str = ""
 
     def __str__(self) -> str:
-        return "\n".join(filter(None, (f"{self.option}: {self.problem}", self.remedy)))
+        return "\n".join(
+            filter(None, (f"{self.option}: {self.problem}", self.remedy))
+        )
 
 
 class NodesError(DdpPerfError):
@@ -127,11 +129,17 @@ class LaunchError(DdpPerfError):
     output: tuple[RankOutput, ...]
 
     def __str__(self) -> str:
-        lines = [f"{self.cause.who} failed in {self.cause.phase}: {self.cause.summary}"]
+        lines = [
+            f"{self.cause.who} failed in {self.cause.phase}: {self.cause.summary}"
+        ]
         if self.cause.traceback:
             lines += ["", self.cause.traceback.rstrip()]
         if self.others:
-            who = "other ranks" if self.cause.who.startswith("rank ") else "the others"
+            who = (
+                "other ranks"
+                if self.cause.who.startswith("rank ")
+                else "the others"
+            )
             lines += ["", f"{who}:"]
         for other in self.others:
             same = (

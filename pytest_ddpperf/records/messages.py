@@ -24,7 +24,9 @@ from pytest_ddpperf.records.samples import (
 )
 
 
-class Message(Struct, frozen=True, tag_field="kind", tag=True, omit_defaults=True):
+class Message(
+    Struct, frozen=True, tag_field="kind", tag=True, omit_defaults=True
+):
     """A message; "kind" in its JSON is the name of its class."""
 
 
@@ -150,7 +152,12 @@ class LaunchEnded(Message, frozen=True):
 
 
 ServerAnswer = (
-    ServerReady | ServerFailed | RankForked | RankEnded | RanksPaused | LaunchEnded
+    ServerReady
+    | ServerFailed
+    | RankForked
+    | RankEnded
+    | RanksPaused
+    | LaunchEnded
 )
 
 
@@ -192,7 +199,8 @@ class Sources:
     """What a side runs."""
 
     python: str  # version
-    prefix: str  # of the interpreter's environment: virtual ones share an interpreter
+    # of the interpreter's environment: virtual ones share an interpreter
+    prefix: str
     # those of the user's package that were imported by now: path -> digest
     files: Mapping[str, str]
 
@@ -203,7 +211,8 @@ class StartPytest:
     Answer: Hello."""
 
     sys_path: list[str] | None  # None for the interpreter's own
-    version: str  # of the plugin; a remote pytest of another one sends Hello and ends
+    # of the plugin; a remote pytest of another one sends Hello and ends
+    version: str
     parent: int  # the pid of the process that started it: it dies with that
     trees: dict[str, Any]  # the fields of `wire.source_trees.Trees`
     # removed by the rank server there if the process that started it cannot

@@ -10,7 +10,11 @@ from functools import cache
 from itertools import chain
 from typing import Protocol
 
-from pytest_ddpperf.records.quantiles import launch_means, launch_quantiles, quantile
+from pytest_ddpperf.records.quantiles import (
+    launch_means,
+    launch_quantiles,
+    quantile,
+)
 from pytest_ddpperf.records.reason import Reason
 from pytest_ddpperf.records.step_phases import PHASES, RANK_WAIT, StepPhases
 
@@ -24,7 +28,8 @@ SENT = (
     "broadcast",
     *POINT_TO_POINT,
 )
-COPIES = ("host_syncs", "h2d.bytes", "d2h.bytes")  # between the host and an accelerator
+# between the host and an accelerator
+COPIES = ("host_syncs", "h2d.bytes", "d2h.bytes")
 # They have noise, so the largest of all launches counts.
 MEMORY_COUNTERS = ("peak_rss.bytes", "peak_memory.bytes")
 # What is counted of a step: see docs/counters.md. Of several that rise alike, the first is reported
@@ -33,7 +38,12 @@ COUNTERS = (
     *("rpc.calls", "rpc.bytes"),
     *(f"{kind}.{figure}" for kind in SENT for figure in ("count", "bytes")),
     *("gradient_bytes", "buckets", "buckets.largest_bytes", "parameters.bytes"),
-    *("collectives.count", "collectives.bytes", "recompilations", "graph_breaks"),
+    *(
+        "collectives.count",
+        "collectives.bytes",
+        "recompilations",
+        "graph_breaks",
+    ),
     *COPIES,
     *MEMORY_COUNTERS,
 )
@@ -43,9 +53,9 @@ MEAN = "mean"
 def without_totals(counters: Sequence[str]) -> list[str]:
     """Return the names of counters without those of all collectives together, if others are among
     them."""
-    return [name for name in counters if not name.startswith("collectives.")] or list(
-        counters
-    )
+    return [
+        name for name in counters if not name.startswith("collectives.")
+    ] or list(counters)
 
 
 # What a metric reads of `Plan`, `Collective`, `Samples` and `Measurement`, which know metrics by
@@ -67,7 +77,9 @@ class StepTimes(Protocol):
     @property
     def step_seconds(self) -> tuple[tuple[float, ...], ...]: ...
     @property
-    def cpu_seconds(self) -> tuple[tuple[tuple[float, ...], ...], ...] | None: ...
+    def cpu_seconds(
+        self,
+    ) -> tuple[tuple[tuple[float, ...], ...], ...] | None: ...
 
 
 class MeasuredLaunches(Protocol):
@@ -83,7 +95,8 @@ class Metric:
     Statistics are on the logarithms of figures, and more of a figure is worse. So a metric of which
     less is worse has the figures of its reciprocal: the time that a bandwidth is computed from."""
 
-    names: tuple[str, ...] = ()  # all, as users write them; () if `has` knows a pattern
+    # all, as users write them; () if `has` knows a pattern
+    names: tuple[str, ...] = ()
     # by name, as a share: limits that hold unless the user names others
     default_limits: Mapping[str, float] = {}
     # of the error rate of a test, what a default limit on it has relative to others
@@ -125,7 +138,9 @@ class Metric:
         return figure
 
 
-def _step_seconds(measurement: MeasuredLaunches) -> tuple[tuple[float, ...], ...]:
+def _step_seconds(
+    measurement: MeasuredLaunches,
+) -> tuple[tuple[float, ...], ...]:
     """Return the step times of each launch; raises ValueError if one is no duration."""
     launches = measurement.samples.step_seconds
     for value in chain.from_iterable(launches):
@@ -145,7 +160,10 @@ class Percentile(Metric):
 
     @classmethod
     def has(cls, name: str) -> bool:
-        return re.fullmatch(rf"{cls.prefix}\d+(\.\d+)?", name, re.ASCII) is not None
+        return (
+            re.fullmatch(rf"{cls.prefix}\d+(\.\d+)?", name, re.ASCII)
+            is not None
+        )
 
 
 # The percentiles that are compared stretch by stretch; those beyond are few steps of each.
@@ -244,7 +262,8 @@ class Counter(Metric):
     default_limits = {
         name: 0.05 if name == "peak_memory.bytes" else 0.0
         for name in COUNTERS
-        if name not in ("peak_rss.bytes", "buckets.largest_bytes", "parameters.bytes")
+        if name
+        not in ("peak_rss.bytes", "buckets.largest_bytes", "parameters.bytes")
     }
 
     def applies_to(self, plan: PlannedLaunch) -> bool:

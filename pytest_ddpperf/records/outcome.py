@@ -30,7 +30,8 @@ class Version:
     commit: str  # that it names, or as `now` where none was asked for
     now: str  # the current commit, as `Recording.commit`
     python: str = ""  # another interpreter's path
-    environ: tuple[str, ...] = ()  # "NAME=VALUE", or "NAME" of one that is unset
+    # "NAME=VALUE", or "NAME" of one that is unset
+    environ: tuple[str, ...] = ()
     option: tuple[str, ...] = ()  # more arguments for pytest
 
     def __str__(self) -> str:
@@ -42,9 +43,13 @@ class Version:
         )
         named = self.ref if commit or len(self.ref) < 40 else self.ref[:7]
         ref = "the same code" if self.ref == "self" else named + commit
-        variables = (each if "=" in each else f"{each} unset" for each in self.environ)
+        variables = (
+            each if "=" in each else f"{each} unset" for each in self.environ
+        )
         return ", ".join(
-            filter(None, (ref, self.python, *variables, shlex.join(self.option)))
+            filter(
+                None, (ref, self.python, *variables, shlex.join(self.option))
+            )
         )
 
 
@@ -58,7 +63,8 @@ class BaselineSide:
     stretches: tuple[tuple[int, ...], ...] = ()
     # None: there is none, for the reason in `error`
     measurement: Measurement | None = None
-    imported: int = 0  # files of the user's package, by the ranks of either side
+    # files of the user's package, by the ranks of either side
+    imported: int = 0
     # of them, those that are not the same on both sides
     differing: tuple[str, ...] = ()
     error: str = ""
@@ -68,7 +74,10 @@ class BaselineSide:
         """Whether nothing differed that was meant to."""
         version = self.version
         otherwise = (
-            version.ref == "self" or version.python or version.environ or version.option
+            version.ref == "self"
+            or version.python
+            or version.environ
+            or version.option
         )
         return not (otherwise or self.differing or self.error)
 
@@ -91,11 +100,13 @@ class StoredSession:
 class RunInfo:
     """What all measurements of a run share."""
 
-    id: str = ""  # another for each run; "" in a report from before there were any
+    # another for each run; "" in a report from before there were any
+    id: str = ""
     created: str = ""  # when it ended, ISO 8601, UTC
     version: str = ""  # of pytest-ddpperf
     commit: str = ""  # that was checked out, as of `Recording`
-    committed: str = ""  # when that was committed, ISO 8601, UTC; "" outside git
+    # when that was committed, ISO 8601, UTC; "" outside git
+    committed: str = ""
     # the machine's, from a probe rank
     facts: Facts = field(default_factory=dict)
     skipped: int = 0  # tests
@@ -145,11 +156,13 @@ class Outcome:
     baseline_side: BaselineSide | None = None
     # of the baseline alone, where `baseline_side` confirmed or refuted it
     stored_verdict: Verdict | None = None
-    saved: int = 0  # sessions that its baseline now holds; 0: nothing was written
+    # sessions that its baseline now holds; 0: nothing was written
+    saved: int = 0
     # of the test, from the top of the git working tree, or from rootdir outside git
     file: str = ""
     line: int = 0  # in it, from 1; 0 if it is unknown
-    limits: tuple[Limit, ...] = ()  # that it was compared with, or would have been
+    # that it was compared with, or would have been
+    limits: tuple[Limit, ...] = ()
     level: float | None = None  # the error rate of the measurement
     # of the stored baseline that it was compared with
     sessions: tuple[StoredSession, ...] = ()

@@ -111,7 +111,8 @@ class Plan:
     # with some it is an RPC launch: trainers, then these, then the master
     parameter_servers: int = 0
     master: bool = False
-    collective: Collective | None = None  # is the step, instead of what a set-up makes
+    # is the step, instead of what a set-up makes
+    collective: Collective | None = None
     # the beginning of the paths of traces of further steps, in a launch that takes some
     trace: str = ""
     # whether the launch samples Python stacks; its times are not compared
@@ -160,7 +161,9 @@ class Plan:
     def steps_for(self, step_seconds: float) -> int:
         """How many steps a window takes where one lasts so long."""
         asked = math.ceil(self.min_seconds / step_seconds)
-        return max(self.steps, asked if self.spreads else min(asked, self.most_steps))
+        return max(
+            self.steps, asked if self.spreads else min(asked, self.most_steps)
+        )
 
     def exactly(self, steps: int) -> Plan:
         """With a window of so many steps, however long they take: percentiles of few steps differ
@@ -196,7 +199,9 @@ class Plan:
         """Who takes part in an RPC launch: "2 trainers 4 ps master"; "" where all are ranks."""
         if not self.rpc:
             return ""
-        trainers = f"{self.world_size} trainer{'s' if self.world_size > 1 else ''}"
+        trainers = (
+            f"{self.world_size} trainer{'s' if self.world_size > 1 else ''}"
+        )
         master = " master" if self.master else ""
         return f"{trainers} {self.parameter_servers} ps{master}"
 
@@ -307,7 +312,9 @@ def itemsize(dtype: str) -> int:
 def in_bytes(size: object) -> int:
     """Return a number of bytes, written as nccl-tests is asked for it ("8K") or as `in_words` has
     it; raises ValueError."""
-    match = re.fullmatch(r"([0-9]{1,15})(?:([kmg])(?:ib)?|b)?", str(size).lower())
+    match = re.fullmatch(
+        r"([0-9]{1,15})(?:([kmg])(?:ib)?|b)?", str(size).lower()
+    )
     if match is None:
         raise ValueError(
             f'{size!r}: a size is a number of bytes, or a text like "8K" or "1MiB"'

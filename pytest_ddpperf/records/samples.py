@@ -24,7 +24,8 @@ StretchLengths = Sequence[Sequence[int]]
 LaunchSteps = tuple[tuple[float, ...], ...]  # launch x step
 # by COUNTERS: of a step, the largest over ranks; None where it is unknown
 Counters = Mapping[str, int | None]
-LaunchRankSteps = tuple[tuple[tuple[float, ...], ...], ...]  # launch x rank x step
+# launch x rank x step
+LaunchRankSteps = tuple[tuple[tuple[float, ...], ...], ...]
 # rank x step; None where a step recorded none
 RankFigures = tuple[tuple[float | None, ...], ...]
 # by the name of the figure, launch x rank x step
@@ -68,7 +69,8 @@ class Samples:
     """The raw durations of a measurement, in seconds. All launches have the same ranks and
     steps."""
 
-    step_seconds: LaunchSteps  # the group's step times (completion to completion)
+    # the group's step times (completion to completion)
+    step_seconds: LaunchSteps
     rank_seconds: LaunchRankSteps  # each rank's own step durations
     # CPU time of each rank's Python threads; None off CPU
     cpu_seconds: LaunchRankSteps | None = None
@@ -106,7 +108,12 @@ class Samples:
         for name in ("step_seconds", "node_seconds"):
             if (table := getattr(self, name)) is not None:
                 tables[name] = tuple(launch[:steps] for launch in table)
-        for name in ("rank_seconds", "cpu_seconds", "examples", "blocked_seconds"):
+        for name in (
+            "rank_seconds",
+            "cpu_seconds",
+            "examples",
+            "blocked_seconds",
+        ):
             if (table := getattr(self, name)) is not None:
                 tables[name] = tuple(
                     tuple(rank[:steps] for rank in launch) for launch in table
@@ -323,7 +330,8 @@ class Verdict:
     def __eq__(self, other: object) -> bool:
         if isinstance(other, Verdict):
             return all(
-                getattr(self, name) == getattr(other, name) for name in self.__slots__
+                getattr(self, name) == getattr(other, name)
+                for name in self.__slots__
             )
         return self.status.value == other
 
@@ -357,7 +365,9 @@ class Verdict:
         decisive = [c for c in self.comparisons if c.status is self.status]
         same = decisive or self.comparisons
         at_p50 = [c for c in same if c.limit.metric == "p50"]
-        return max(at_p50 or same, key=lambda c: c.change.estimate, default=None)
+        return max(
+            at_p50 or same, key=lambda c: c.change.estimate, default=None
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -374,7 +384,12 @@ class LaunchCost:
     @property
     def total(self) -> float:
         return (
-            self.start + self.group + self.setup + self.warmup + self.steps + self.end
+            self.start
+            + self.group
+            + self.setup
+            + self.warmup
+            + self.steps
+            + self.end
         )
 
 
@@ -388,9 +403,11 @@ class RankError:
     # one line: "ValueError: bad shape", "killed by SIGSEGV", "exit status 3"
     summary: str
     traceback: str = ""  # the rank's own
-    lost_connection: bool = False  # a consequence of another rank's end, most likely
+    # a consequence of another rank's end, most likely
+    lost_connection: bool = False
     waits: bool = False  # of one that hung: for another, most likely
-    advice: str = ""  # of a program that ended early: what helps if it did in all ranks
+    # of a program that ended early: what helps if it did in all ranks
+    advice: str = ""
     name: str = ""  # as `Plan.name`; "" is "rank N"
 
     @property
@@ -449,7 +466,9 @@ class Window:
     # of the first timed step to the median of the others; 0 if it says nothing
     first_ratio: float = 0.0
     # by name and step
-    recorded: Mapping[str, tuple[float | None, ...]] = field(default_factory=dict)
+    recorded: Mapping[str, tuple[float | None, ...]] = field(
+        default_factory=dict
+    )
     phases: RankPhases | None = None  # None where they are unknown
     # of the first steps after the asked warm-up; None: not finite
     losses: tuple[float | None, ...] = ()
@@ -476,7 +495,8 @@ class LaunchSamples:
 
     step_seconds: tuple[float, ...]  # of several nodes, on the first's clock
     rank_seconds: tuple[tuple[float, ...], ...]  # rank x step
-    stretches: tuple[int, ...]  # of the steps, how many were taken in a row each time
+    # of the steps, how many were taken in a row each time
+    stretches: tuple[int, ...]
     cpu_seconds: tuple[tuple[float, ...], ...] | None  # rank x step
     examples: tuple[tuple[int, ...], ...] | None  # rank x step
     blocked_seconds: tuple[tuple[float, ...], ...] | None  # trainer x step
@@ -501,7 +521,8 @@ class LaunchSamples:
     phases: StepPhases | None = None  # None where they are unknown
     # whether several ranks are known to send nothing to each other
     is_silent: bool = False
-    stacks: tuple[StackSamples, ...] = ()  # by rank, of a launch that samples them
+    # by rank, of a launch that samples them
+    stacks: tuple[StackSamples, ...] = ()
     # of several nodes, the steps of the first node's ranks alone
     node_seconds: tuple[float, ...] | None = None
     # by how much marks of several nodes may be apart

@@ -87,7 +87,8 @@ class Finding:
 
     # that changed; () if only counters did, for a file, or for what is unexplained
     phases: tuple[str, ...]
-    seconds: float | None = None  # of the step, signed; None if only counters changed
+    # of the step, signed; None if only counters changed
+    seconds: float | None = None
     low: float = 0.0  # its range, at the error rate of the test
     high: float = 0.0
     share: float = 0.0  # of the whole change

@@ -57,8 +57,13 @@ def link_of(name: str) -> str:
     kind = {"1": "ethernet", "32": "infiniband", "772": "loopback"}.get(
         boot.contents(folder / "type"), ""
     )
-    rate = boot.contents(folder / "speed")  # "" of a link that is down, or virtual
-    return f"{kind} {rate} Mb/s".strip() if rate.isdigit() and rate != "0" else kind
+    # "" of a link that is down, or virtual
+    rate = boot.contents(folder / "speed")
+    return (
+        f"{kind} {rate} Mb/s".strip()
+        if rate.isdigit() and rate != "0"
+        else kind
+    )
 
 
 def address_of(name: str) -> str:
@@ -77,7 +82,10 @@ def address_of(name: str) -> str:
         return abroad[0] if abroad else found[0]
     # A name that is this host's own for itself (Debian's 127.0.1.1): the address that it is known
     # by outside.
-    with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
+    with (
+        suppress(OSError),
+        socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking,
+    ):
         # nothing is sent; of a network that there is not (RFC 5737)
         asking.connect(("192.0.2.1", 9))
         return str(asking.getsockname()[0])

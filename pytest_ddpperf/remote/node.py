@@ -64,7 +64,8 @@ class NodeLine(Line):
     def _send(self, order: Order) -> None:
         left = memoryview(codec.to_json(order) + b"\n")
         try:
-            while left:  # each piece has its time, for all of them may take longer
+            # each piece has its time, for all of them may take longer
+            while left:
                 left = left[self._lines.socket.send(left) :]
         except OSError:
             self._lost()
@@ -180,13 +181,16 @@ _MACHINE = ("device_type", "device_count")
 class Node:
     """One that follows."""
 
-    def __init__(self, number: int, lines: Lines, timeout_seconds: float) -> None:
+    def __init__(
+        self, number: int, lines: Lines, timeout_seconds: float
+    ) -> None:
         """Raises BaseSideError."""
         self.number = number
         self.line = NodeLine(f"node {number}", lines)
         joined = self.line.answer(NodeJoined)
         self.host, self._versions = joined.host, joined.versions
-        self.order = joined.lock_order  # of its host's locks among those of all hosts
+        # of its host's locks among those of all hosts
+        self.order = joined.lock_order
         self.line.name = f"node {number} ({self.host})"
         # Until it launches, what a test does there is the user's, whatever a launch may take: a
         # fixture loads data.
@@ -201,7 +205,9 @@ class Node:
         """Raises NodesError if it runs with other versions of what has to be the same."""
         for name, here in versions.items():
             if (there := self._versions.get(name)) != here:
-                raise NodesError(f"{self} has {name} {there}, the first node {here}")
+                raise NodesError(
+                    f"{self} has {name} {there}, the first node {here}"
+                )
 
     def start(self, arguments: Sequence[str]) -> None:
         """Let its pytest collect, with further `arguments`; raises BaseSideError."""
@@ -216,7 +222,9 @@ class Node:
         tests = self.tests
         tests.hello(seconds)
         tests.collect(max(0.0, until - time.monotonic()))
-        if tests.sources is not None and (problem := _unlike(here, tests.sources)):
+        if tests.sources is not None and (
+            problem := _unlike(here, tests.sources)
+        ):
             raise NodesError(f"{self} {problem}")
         for name, has in tests.started().items():
             if name in _MACHINE and has != facts.get(name):
@@ -242,7 +250,10 @@ class Node:
         """Return the error of a launch of which it reports nothing more."""
         first = plan.part(self.number)[0]
         return RankError(
-            rank=first, when=time.monotonic(), phase="the launch", summary=problem
+            rank=first,
+            when=time.monotonic(),
+            phase="the launch",
+            summary=problem,
         )
 
 
@@ -256,7 +267,11 @@ def _unlike(here: Sources, there: Sources) -> str:
     others = differing_files(
         *({file: side.files[file] for file in both} for side in (here, there))
     )
-    return f"has other files than the first node: {text.some(others)}" if others else ""
+    return (
+        f"has other files than the first node: {text.some(others)}"
+        if others
+        else ""
+    )
 
 
 def _difference(here: Ready, there: Ready) -> str:

@@ -6,7 +6,12 @@ import math
 import socket
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from contextlib import (
+    AbstractContextManager,
+    ExitStack,
+    contextmanager,
+    suppress,
+)
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -132,7 +137,9 @@ class Parts(RemoteRanks):
         self.output += event.output
         self.notes += event.notes
 
-    def _failed(self, errors: Sequence[RankError], when: float = math.inf) -> None:
+    def _failed(
+        self, errors: Sequence[RankError], when: float = math.inf
+    ) -> None:
         """Add errors, in the order in which they arrive here; `when` is the latest time."""
         when = min(when, time.monotonic())
         known = {error.rank for error in self.errors}
@@ -208,9 +215,9 @@ def alone(
 ) -> Iterator[None]:
     """Hold the locks of this node, by `here`, and of all others, in the order of their hosts;
     `order` is this one's."""
-    places: dict[tuple[str, int], Node | AbstractContextManager[Iterable[object]]] = {
-        (member.order, member.number): member for member in members
-    }
+    places: dict[
+        tuple[str, int], Node | AbstractContextManager[Iterable[object]]
+    ] = {(member.order, member.number): member for member in members}
     places[order, 0] = here
     taken: dict[tuple[str, str], str] = {}  # by host and resource, who has it
     with ExitStack() as late, ExitStack() as paused:
@@ -248,7 +255,9 @@ def _await_locks(member: Node, observer: Observer) -> Sequence[str]:
         case LocksAcquired(resources):
             return resources
         case TestEnded():
-            why = member.tests.ended(event, "the test ended there before it measured")
+            why = member.tests.ended(
+                event, "the test ended there before it measured"
+            )
         case LaunchFailed(why):
             pass
         case _:
@@ -272,7 +281,10 @@ class _RemoteObserver(Observer):
     """Reports what a member waits for."""
 
     def __init__(
-        self, member: Node, observer: Observer, taken: Mapping[tuple[str, str], str]
+        self,
+        member: Node,
+        observer: Observer,
+        taken: Mapping[tuple[str, str], str],
     ) -> None:
         """`taken`: by host and resource, which node has it."""
         self._member, self._observer, self.taken = member, observer, dict(taken)

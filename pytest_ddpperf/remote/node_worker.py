@@ -53,7 +53,8 @@ class NodeWorker:
                     for order in self._orders():
                         if isinstance(order, Exit):
                             if self._pytest is not None:
-                                self._pytest.close()  # it tears its fixtures down
+                                # it tears its fixtures down
+                                self._pytest.close()
                             return order.status
                         self._obey(order)
                 if started is not None:

@@ -8,14 +8,23 @@ import socket
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from contextlib import (
+    AbstractContextManager,
+    ExitStack,
+    contextmanager,
+    suppress,
+)
 from pathlib import Path
 
 import msgspec
 
 from pytest_ddpperf.launch import Observer
 from pytest_ddpperf.launch.remote_ranks import RemoteRanks
-from pytest_ddpperf.records.errors import BaseSideError, DdpPerfError, NodesError
+from pytest_ddpperf.records.errors import (
+    BaseSideError,
+    DdpPerfError,
+    NodesError,
+)
 from pytest_ddpperf.records.messages import (
     NodeJoined,
     Order,
@@ -60,9 +69,14 @@ class OtherNodes:
     ) -> None:
         """Listen, and publish the address in torchrun's store; `versions` as `describe_node` has
         them."""
-        self.role, self._versions, self._timeout = role, versions, timeout_seconds
+        self.role, self._versions, self._timeout = (
+            role,
+            versions,
+            timeout_seconds,
+        )
         self.nodes: list[Node] = []
-        self._dropped: Counter[str] = Counter()  # untrusted connections, in words
+        # untrusted connections, in words
+        self._dropped: Counter[str] = Counter()
         self._closing = ExitStack()
         given = os.environ.get(rendezvous.VARIABLE)
         reported = secrets.token_hex(32) if not given else ""
@@ -103,7 +117,11 @@ class OtherNodes:
         }
 
     def __str__(self) -> str:
-        where = f"{self.interface} ({self.address})" if self.interface else self.address
+        where = (
+            f"{self.interface} ({self.address})"
+            if self.interface
+            else self.address
+        )
         return f"{self.role.nodes} nodes over {where}: {', '.join(self.hosts)}"
 
     @property
@@ -117,7 +135,9 @@ class OtherNodes:
             for reported, times in most
         ]
         if more:
-            lines.append(f"... and connections that were dropped in {more} other ways")
+            lines.append(
+                f"... and connections that were dropped in {more} other ways"
+            )
         return lines
 
     def _taking_part(self, nodes: int) -> list[Node]:
@@ -137,7 +157,9 @@ class OtherNodes:
         here: AbstractContextManager[Sequence[Path]],
         observer: Observer,
     ) -> AbstractContextManager[None]:
-        return alone(self._taking_part(plan.nodes), _host_order(), here, observer)
+        return alone(
+            self._taking_part(plan.nodes), _host_order(), here, observer
+        )
 
     def start(self, arguments: Sequence[str]) -> None:
         """Wait for all nodes, and let their pytests collect: see `Node.start`."""
@@ -145,15 +167,14 @@ class OtherNodes:
         seconds = max(START_SECONDS, self._timeout)
         self._admit(seconds)
         missing = sorted(
-            set(range(1, self.role.nodes)) - {node.number for node in self.nodes}
+            set(range(1, self.role.nodes))
+            - {node.number for node in self.nodes}
         )
         if missing:
             which = ", ".join(map(str, missing))
             who = f"node {which}" if len(missing) == 1 else f"nodes {which}"
             asked = " (--ddp-timeout)" if seconds > START_SECONDS else ""
-            problem = (
-                f"{who} of {self.role.nodes} did not come within {seconds:g} s{asked}"
-            )
+            problem = f"{who} of {self.role.nodes} did not come within {seconds:g} s{asked}"
             raise NodesError("\n".join((problem, *self.reported)))
         for node in self.nodes:
             node.check(self._versions)
@@ -164,7 +185,9 @@ class OtherNodes:
     def _admit(self, seconds: float) -> None:
         self._store.answer()  # first, for it may import torch meanwhile
         until = time.monotonic() + seconds
-        wanted = set(range(1, self.role.nodes)) - {node.number for node in self.nodes}
+        wanted = set(range(1, self.role.nodes)) - {
+            node.number for node in self.nodes
+        }
         came = rendezvous.admit(
             self._door,
             self._key,
@@ -208,7 +231,9 @@ class OtherNodes:
                     node.begin(nodeid)
             for node in taking_part:
                 with _named(node):
-                    node.await_ready(msgspec.structs.replace(ready, number=self._asked))
+                    node.await_ready(
+                        msgspec.structs.replace(ready, number=self._asked)
+                    )
         except BaseSideError:
             self._end_test()  # else some would wait for what comes of it
             raise
@@ -271,5 +296,7 @@ def _named(node: Node) -> Iterator[None]:
     except BaseSideError as error:
         reported = str(error)
         raise BaseSideError(
-            reported if reported.startswith(str(node)) else f"{node}: {reported}"
+            reported
+            if reported.startswith(str(node))
+            else f"{node}: {reported}"
         ) from None

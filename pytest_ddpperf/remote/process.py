@@ -66,7 +66,9 @@ class Line(ABC):
     def send(self, order: Order) -> None:
         """Raises BaseSideError."""
 
-    def receive(self, observer: Observer, patience: float, kind: Any = object) -> Any:
+    def receive(
+        self, observer: Observer, patience: float, kind: Any = object
+    ) -> Any:
         """Return the next event that is not about progress; raises BaseSideError if it is not of
         this `kind`, and if the process died, or reported nothing for `patience` seconds."""
         until = time.monotonic() + patience
@@ -133,7 +135,11 @@ class RemotePytest(Line):
         OSError."""
         self._end_seconds = _IDLE_END_SECONDS
         self._child = boot.Child(
-            python, "pytest_ddpperf.plugin.remote_worker", environ, folder, descriptors
+            python,
+            "pytest_ddpperf.plugin.remote_worker",
+            environ,
+            folder,
+            descriptors,
         )
         super().__init__(name, self._child.lines)
 
@@ -165,7 +171,8 @@ class RemotePytest(Line):
     def give_up(self, patience: float) -> NoReturn:
         process, log = self._child.process, self._child.log.fileno()
         await_stacks(
-            lambda: process.send_signal(signal.SIGQUIT), lambda: [os.fstat(log).st_size]
+            lambda: process.send_signal(signal.SIGQUIT),
+            lambda: [os.fstat(log).st_size],
         )
         self._die(f"did not answer for {patience:.3g} s")
 
@@ -205,7 +212,8 @@ class Tests:
         whole process."""
         self._line, self._patience = line, patience
         self.known: frozenset[str] = frozenset()
-        self.sources: Sources | None = None  # what it runs, once it has collected
+        # what it runs, once it has collected
+        self.sources: Sources | None = None
         self._errors: Mapping[str, str] = {}  # of collection, by file
         self.lacks_conftest = False  # whether it ended because of one
         self._started = False  # whether it has a rank server
@@ -242,7 +250,9 @@ class Tests:
         file = Path(nodeid.partition("::")[0])
         # a conftest's error is its folder's
         places = (place.as_posix() for place in (file, *file.parents))
-        errors = [self._errors[place] for place in places if place in self._errors]
+        errors = [
+            self._errors[place] for place in places if place in self._errors
+        ]
         return errors[0] if errors else f"there is no such test: {nodeid}"
 
     def started(self) -> Mapping[str, Scalar]:
@@ -259,7 +269,11 @@ class Tests:
         """Let a test run there, if it is not in it already, up to what it asks for; raises
         BaseSideError."""
         self.started()
-        problem = self._line.dead or self._ended.get(nodeid) or self.why_missing(nodeid)
+        problem = (
+            self._line.dead
+            or self._ended.get(nodeid)
+            or self.why_missing(nodeid)
+        )
         if problem:
             raise BaseSideError(problem)
         if self._test != nodeid:
@@ -284,8 +298,11 @@ class Tests:
 
     def ask(self, observer: Observer, order: Order, answer: type[_E]) -> _E:
         """Send an order to a launch and return its answer; raises BaseSideError."""
-        if self._line.dead or not self._test:  # there is no test that could answer
-            raise BaseSideError(self._line.dead or next(reversed(self._ended.values())))
+        # there is no test that could answer
+        if self._line.dead or not self._test:
+            raise BaseSideError(
+                self._line.dead or next(reversed(self._ended.values()))
+            )
         with self.output_shown_once():
             self._line.send(order)
             ended = "the test ended there during a launch"

@@ -14,7 +14,11 @@ from collections.abc import Callable, Collection
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from multiprocessing import AuthenticationError
-from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
+from multiprocessing.connection import (
+    Connection,
+    answer_challenge,
+    deliver_challenge,
+)
 
 from pytest_ddpperf.records.errors import NodesError
 from pytest_ddpperf.wire.channels import Lines, readable
@@ -34,7 +38,9 @@ def _verify(connected: socket.socket, secret: bytes) -> int:
     """Return which node has connected and proved that it knows the secret; raises NodesError."""
     # In seconds and microseconds; a timeout of Python's would make the descriptor non-blocking.
     connected.setsockopt(
-        socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", _PROOF_SECONDS, 0)
+        socket.SOL_SOCKET,
+        socket.SO_RCVTIMEO,
+        struct.pack("ll", _PROOF_SECONDS, 0),
     )
     try:
         with Connection(os.dup(connected.fileno())) as channel:
@@ -42,7 +48,9 @@ def _verify(connected: socket.socket, secret: bytes) -> int:
             answer_challenge(channel, secret)
             node: int = _NODE.unpack(channel.recv_bytes(_NODE.size))[0]
     except BlockingIOError:
-        raise NodesError(f"it gave no proof within {_PROOF_SECONDS:g} s") from None
+        raise NodesError(
+            f"it gave no proof within {_PROOF_SECONDS:g} s"
+        ) from None
     except AuthenticationError:
         raise NodesError(_WRONG) from None
     except (EOFError, ConnectionError):
@@ -50,7 +58,9 @@ def _verify(connected: socket.socket, secret: bytes) -> int:
     except (OSError, AssertionError, struct.error):
         # a length or a message that no proof has
         raise NodesError(_UNKNOWN) from None
-    connected.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", 0, 0))
+    connected.setsockopt(
+        socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", 0, 0)
+    )
     return node
 
 
@@ -78,7 +88,9 @@ def admit(
             while len(came) < len(nodes) and time.monotonic() < until:
                 if len(untrusted) == _MOST_UNTRUSTED:
                     time.sleep(_SOON_SECONDS)
-                elif readable([door], _SOON_SECONDS if untrusted else _TICK_SECONDS):
+                elif readable(
+                    [door], _SOON_SECONDS if untrusted else _TICK_SECONDS
+                ):
                     connected, (who, *_) = door.accept()
                     untrusted[verifying.submit(_verify, connected, secret)] = (
                         connected,
@@ -96,7 +108,8 @@ def admit(
         finally:
             for connected, _ in untrusted.values():
                 with suppress(OSError):  # it has gone
-                    connected.shutdown(socket.SHUT_RDWR)  # which ends its thread
+                    # which ends its thread
+                    connected.shutdown(socket.SHUT_RDWR)
     for connected, _ in untrusted.values():
         connected.close()
     return came
@@ -107,7 +120,9 @@ def connect_to_leader(
 ) -> Lines:
     """Return a connection to the pytest that leads, which may take so long; raises NodesError and
     OSError."""
-    connected = socket.create_connection((address, port), max(_PROOF_SECONDS, seconds))
+    connected = socket.create_connection(
+        (address, port), max(_PROOF_SECONDS, seconds)
+    )
     try:
         _prove(connected, secret, node)
     except BaseException:
@@ -148,4 +163,6 @@ def keep_watch(connected: socket.socket) -> None:
     connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in _KEEP_ALIVE.items():
         if hasattr(socket, name):  # Linux
-            connected.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+            connected.setsockopt(
+                socket.IPPROTO_TCP, getattr(socket, name), value
+            )

@@ -24,7 +24,8 @@ class Role:
     local_rank: int
     address: str  # MASTER_ADDR
     port: int  # MASTER_PORT, of torchrun's own store
-    hosted: bool  # whether torchrun holds that store; else the first process is to
+    # whether torchrun holds that store; else the first process is to
+    hosted: bool
     run: str  # the id of torchrun's run
 
     @property
@@ -53,7 +54,8 @@ def role(environ: Mapping[str, str]) -> Role | None:
             local_rank=int(environ["LOCAL_RANK"]),
             address=environ["MASTER_ADDR"],
             port=int(environ["MASTER_PORT"]),
-            hosted=environ.get("TORCHELASTIC_USE_AGENT_STORE", "False") == "True",
+            hosted=environ.get("TORCHELASTIC_USE_AGENT_STORE", "False")
+            == "True",
             run=environ["TORCHELASTIC_RUN_ID"],
         )
     except (KeyError, ValueError) as error:
@@ -77,7 +79,9 @@ class TorchrunStore:
     ends; without, it waits for it.
     """
 
-    def __init__(self, role: Role, seconds: float, reported: Json = None) -> None:
+    def __init__(
+        self, role: Role, seconds: float, reported: Json = None
+    ) -> None:
         self._seconds = seconds
         self._answer: Json = None
         self._child = boot.Child(
@@ -99,11 +103,15 @@ class TorchrunStore:
         """Wait until it is said, or return what was said; raises NodesError."""
         if self._answer is None:
             messages = None
-            if readable([self._child.lines.socket], self._seconds + _LONGER_SECONDS):
+            if readable(
+                [self._child.lines.socket], self._seconds + _LONGER_SECONDS
+            ):
                 messages = self._child.lines.receive()
             if not messages:
                 written = self._child.output()[-_SHOWN:].rstrip()
-                raise NodesError(f"torchrun's store did not answer\n{written}".rstrip())
+                raise NodesError(
+                    f"torchrun's store did not answer\n{written}".rstrip()
+                )
             if "error" in messages[0]:
                 raise NodesError(f"torchrun's store: {messages[0]['error']}")
             self._answer = messages[0]

@@ -9,7 +9,14 @@ import re
 import shutil
 import sys
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import (
+    Callable,
+    Collection,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -79,17 +86,23 @@ _WITH_VALUE = """
     --reruns --reruns-delay --reruns-delay-backoff-factor --reruns-mode --force-reruns
     --max-suite-reruns --only-rerun --rerun-except --rerun-exclude-path
 """.split()
-_WITH_OPTIONAL_VALUE = "--cov --benchmark-compare --benchmark-histogram --debug".split()
+_WITH_OPTIONAL_VALUE = (
+    "--cov --benchmark-compare --benchmark-histogram --debug".split()
+)
 
 # Options whose values are paths, from where pytest is called: those of pytest that a remote one
 # keeps.
-_OF_PATHS = "-c --config-file --rootdir --confcutdir --ignore --ignore-glob".split()
+_OF_PATHS = (
+    "-c --config-file --rootdir --confcutdir --ignore --ignore-glob".split()
+)
 # What comes before a path in a word: of "--option=path", "-cpath" and the "key=path" of -o; else
 # nothing.
 _OPTION_NAME = re.compile(r"^(?:-c(?=.)|[\w-]+=|)", re.DOTALL)
 
 
-def remote_arguments(arguments: Sequence[str], tests: Collection[str]) -> list[str]:
+def remote_arguments(
+    arguments: Sequence[str], tests: Collection[str]
+) -> list[str]:
     """Return the arguments of a remote pytest, without those that write, select or are about
     another version.
 
@@ -125,7 +138,9 @@ def spelt_out(words: Iterable[str], folder: Path) -> Iterator[str]:
         if not word.startswith("@"):
             yield word
         elif (file := folder / word[1:]).is_file():
-            yield from spelt_out(os.fsdecode(file.read_bytes()).splitlines(), folder)
+            yield from spelt_out(
+                os.fsdecode(file.read_bytes()).splitlines(), folder
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,7 +177,9 @@ class Invocation:
             arguments += ["-c", _there(trees, self.ini)]
         return arguments
 
-    def start(self, trees: Trees, further: Sequence[str], folder: Path) -> StartPytest:
+    def start(
+        self, trees: Trees, further: Sequence[str], folder: Path
+    ) -> StartPytest:
         """Return the first message to a remote pytest, which has `further` arguments and `folder`
         for itself. It may share a disk with this one, so it does not write into its cache."""
         cache = ["-o", f"cache_dir={folder / 'cache'}"] if self.caches else []
@@ -170,7 +187,13 @@ class Invocation:
             sys_path=boot.search_path(self.sys_path),
             version=__version__,
             trees=codec.encode(trees),
-            arguments=[*self.arguments_in(trees), *further, "-o", "addopts=", *cache],
+            arguments=[
+                *self.arguments_in(trees),
+                *further,
+                "-o",
+                "addopts=",
+                *cache,
+            ],
             argv=sys.argv,
             folder=str(folder),
             parent=os.getpid(),
@@ -202,7 +225,11 @@ class Invocation:
             == trees.base
         )
         stays = there == here and folder == self.folder
-        return path if not os.path.isabs(path) and (leads_there or stays) else there
+        return (
+            path
+            if not os.path.isabs(path) and (leads_there or stays)
+            else there
+        )
 
     def folder_in(self, trees: Trees) -> Path:
         """Return the folder where the other version's pytest is called."""
@@ -296,16 +323,24 @@ class BaseSide:
             invocation.kept,
             own_tests=invocation.own_tests,
         )
-        self.version, self.trees = self._checkout.version, self._checkout.current_trees
+        self.version, self.trees = (
+            self._checkout.version,
+            self._checkout.current_trees,
+        )
         self._closing = ExitStack()
-        self._until = math.inf  # when it has to have collected, by the monotonic clock
+        # when it has to have collected, by the monotonic clock
+        self._until = math.inf
 
     def start(self, seconds: float | None = None) -> None:
         """Check the version out and let its pytest collect, in the background; raises AgainstError.
         `seconds`: that there are for both, and for what `collect` waits for."""
-        self._until = math.inf if seconds is None else time.monotonic() + seconds
+        self._until = (
+            math.inf if seconds is None else time.monotonic() + seconds
+        )
         self._closing.callback(self._checkout.remove)
-        self.tree = self._checkout.check_out(self._invocation.environ, self._until)
+        self.tree = self._checkout.check_out(
+            self._invocation.environ, self._until
+        )
         self.remote_pytest, rank_server = self._process()
         self._closing.callback(self.remote_pytest.close)
         patience = self._settings.timeout_seconds + _SILENCE_SECONDS
@@ -324,7 +359,9 @@ class BaseSide:
         further = list(self.version.option)
         if self._settings.trace_dir is not None:
             further.append(f"--ddp-trace={self._settings.trace_dir}")
-        start = self._invocation.start(self.tree, further, self._checkout.folder)
+        start = self._invocation.start(
+            self.tree, further, self._checkout.folder
+        )
         if self.version.python:
             return replace(start, sys_path=None)
         if rank_server is not None:
@@ -334,9 +371,7 @@ class BaseSide:
 
     def _unlike_ours(self, error: BaseSideError) -> AgainstError:
         if self.version.python:
-            remedy = (
-                f"pytest-ddpperf {__version__} must be installed for that interpreter"
-            )
+            remedy = f"pytest-ddpperf {__version__} must be installed for that interpreter"
             return AgainstError("--ddp-against-python", str(error), remedy)
         return AgainstError(self._option, str(error))
 
@@ -351,7 +386,9 @@ class BaseSide:
         variables, starts its own."""
         python = sys.executable
         if self._settings.against_python is not None:
-            python = os.path.abspath(shutil.which(self._settings.against_python) or "")
+            python = os.path.abspath(
+                shutil.which(self._settings.against_python) or ""
+            )
         environ = self._checkout.environ(self._invocation.environ or os.environ)
         environ.pop("PYTEST_ADDOPTS", None)  # they are among the arguments
         folders: list[str] = []
@@ -403,7 +440,9 @@ class BaseSide:
     def _the_same(self, here: Sources) -> tuple[str, str]:
         files = ""
         if here.files:
-            files = f", {len(here.files)} so far ({text.some(sorted(here.files))})"
+            files = (
+                f", {len(here.files)} so far ({text.some(sorted(here.files))})"
+            )
         top = f"{self._checkout.top}{os.sep}"
         kept = [
             path.removeprefix(top)
@@ -451,13 +490,17 @@ class BaseSide:
     def _begin(self, nodeid: str, label: str, here: Plan) -> ReadyToMeasure:
         self.tests.enter(nodeid)
         ended = f"the test ended there without measuring {label or 'anything'}"
-        next_ready = partial(self.tests.receive, ReadyToMeasure, Observer(), ended)
+        next_ready = partial(
+            self.tests.receive, ReadyToMeasure, Observer(), ended
+        )
         ready: ReadyToMeasure = next_ready()
         # here nobody doubted that one
         while self._invocation.own_tests and ready.label != label:
             self.remote_pytest.send(TakeLaunch(steps=1))
             either = Launched | LaunchFailed
-            if isinstance(self.tests.receive(either, Observer(), ended), Launched):
+            if isinstance(
+                self.tests.receive(either, Observer(), ended), Launched
+            ):
                 self.remote_pytest.send(EndMeasurement())
             ready = next_ready()
         if ready.label != label:

@@ -49,7 +49,9 @@ class Worktree:
         """`offline`: nothing is fetched. `timeout`: seconds that git has. Raises GitError or
         OSError, with nothing left."""
         self._top, self._commit = top, commit
-        self.path = Path(os.path.realpath(tempfile.mkdtemp(prefix=_own_prefix())))
+        self.path = Path(
+            os.path.realpath(tempfile.mkdtemp(prefix=_own_prefix()))
+        )
         # Named by git after the repository; the folder around it is ours to recognise.
         self.tree = self.path / (top.name or "tree")
         if commit:
@@ -62,7 +64,14 @@ class Worktree:
                 raise
 
     def _add(self, offline: bool, timeout: float | None) -> None:
-        command = ("worktree", "add", "--detach", "--quiet", self.tree, self._commit)
+        command = (
+            "worktree",
+            "add",
+            "--detach",
+            "--quiet",
+            self.tree,
+            self._commit,
+        )
         try:
             git.git(self._top, *command, offline=offline, timeout=timeout)
         except BaseException:
@@ -85,7 +94,8 @@ class Worktree:
             shutil.rmtree(self.path, ignore_errors=True)
             if not self.path.exists():
                 break
-            time.sleep(0.1)  # ranks that were killed may still have been writing
+            # ranks that were killed may still have been writing
+            time.sleep(0.1)
 
 
 @contextmanager
@@ -95,7 +105,9 @@ def _alone(top: Path) -> Iterator[None]:
     with ExitStack() as locked:
         # without locks on its file system, the odds are still good
         with suppress(GitError, OSError):
-            common = git.git(top, "rev-parse", "--git-common-dir").removesuffix("\n")
+            common = git.git(top, "rev-parse", "--git-common-dir").removesuffix(
+                "\n"
+            )
             descriptor = os.open(top / common, os.O_RDONLY)
             locked.callback(os.close, descriptor)
             fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -111,7 +123,8 @@ def _forget_old_worktrees(top: Path) -> None:
 
 def _forget(top: Path, tree: Path) -> None:
     """Let git know that a worktree is gone."""
-    with suppress(GitError):  # it was not added yet, or somebody else removed it
+    # it was not added yet, or somebody else removed it
+    with suppress(GitError):
         git.git(top, "worktree", "remove", "--force", "--force", tree)
 
 
@@ -132,7 +145,11 @@ class Checkout:
     ) -> None:
         """`kept` as `Trees.kept`. With `own_tests` it is the commit as it was, and nothing is
         fetched for it. Raises AgainstError."""
-        self._settings, self._kept, self._own_tests = settings, tuple(kept), own_tests
+        self._settings, self._kept, self._own_tests = (
+            settings,
+            tuple(kept),
+            own_tests,
+        )
         self._folder: Worktree | None = None
         ref = settings.against or ""
         self._another = ref not in ("", "self")
@@ -140,9 +157,7 @@ class Checkout:
             self.top = git.top_level(rootdir)
         except GitError as error:
             if self._another:
-                problem = (
-                    f"{ref} is a git ref, and {rootdir} has no repository: {error}"
-                )
+                problem = f"{ref} is a git ref, and {rootdir} has no repository: {error}"
                 raise AgainstError("--ddp-against", problem) from None
             self.top = Path(os.path.realpath(rootdir))
         now = git.checked_out(self.top)[0]
@@ -192,8 +207,12 @@ class Checkout:
             if not commit:
                 return self.current_trees
             if self._settings.against_setup is not None:
-                self._set_up(self._settings.against_setup, folder.tree, environ, until)
-            trees = Trees(current=str(self.top), base=str(folder.tree), kept=self._kept)
+                self._set_up(
+                    self._settings.against_setup, folder.tree, environ, until
+                )
+            trees = Trees(
+                current=str(self.top), base=str(folder.tree), kept=self._kept
+            )
             if not self._own_tests:
                 copy_tests(trees)
             link_ignored(trees)
@@ -211,7 +230,8 @@ class Checkout:
         there = [
             file
             for file in files
-            if (self.top / file).exists() and not (self._folder.tree / file).exists()
+            if (self.top / file).exists()
+            and not (self._folder.tree / file).exists()
         ]
         # by setuptools-scm, say
         there = [file for file in there if Path(file).name != "_version.py"]
@@ -246,9 +266,7 @@ class Checkout:
                 timeout=seconds,
             )
         except subprocess.TimeoutExpired:
-            problem = (
-                f"{command!r} did not end within the {seconds:.0f} s that there were"
-            )
+            problem = f"{command!r} did not end within the {seconds:.0f} s that there were"
             raise AgainstError("--ddp-against-setup", problem) from None
         if ended.returncode:
             written = (ended.stdout + ended.stderr).decode(errors="replace")
@@ -266,7 +284,8 @@ class Checkout:
             files = git.changed_files(self.top, self.version.commit)
         except GitError as error:
             raise AgainstError(
-                "--ddp-against", f"git cannot compare with {self.version}: {error}"
+                "--ddp-against",
+                f"git cannot compare with {self.version}: {error}",
             ) from None
         return [file for file in files if not self.current_trees.keeps(file)]
 
@@ -318,7 +337,10 @@ def _left(until: float) -> float | None:
 
 def _remedy(top: Path, ref: str) -> str:
     with suppress(GitError):
-        if git.git(top, "rev-parse", "--is-shallow-repository").strip() == "true":
+        if (
+            git.git(top, "rev-parse", "--is-shallow-repository").strip()
+            == "true"
+        ):
             remote, _, branch = ref.partition("/")
             if branch and remote in git.git(top, "remote").split():
                 return (
@@ -334,7 +356,10 @@ def _remedy(top: Path, ref: str) -> str:
 
 def sources_here(trees: Trees) -> Sources:
     """Return what this process runs."""
-    prefix, files = os.path.realpath(sys.prefix), trees.digests(trees.imported())
+    prefix, files = (
+        os.path.realpath(sys.prefix),
+        trees.digests(trees.imported()),
+    )
     return Sources(python=platform.python_version(), prefix=prefix, files=files)
 
 
@@ -343,7 +368,9 @@ def differing_files(
 ) -> tuple[str, ...]:
     """The files that are on one side only, or hold something else there, sorted."""
     return tuple(
-        sorted(file for file in {*one, *other} if one.get(file) != other.get(file))
+        sorted(
+            file for file in {*one, *other} if one.get(file) != other.get(file)
+        )
     )
 
 

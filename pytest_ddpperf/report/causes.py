@@ -44,7 +44,11 @@ def explain(
 ) -> tuple[tuple[Finding, ...], tuple[str, ...]]:
     """Return what explains the change that a verdict is about, and the same in words; nothing of
     PASS. `side` is the other one of interleaved launches."""
-    if not baseline or not verdict.status.compared or verdict.status is Status.PASS:
+    if (
+        not baseline
+        or not verdict.status.compared
+        or verdict.status is Status.PASS
+    ):
         return (), ()
     change = _change(verdict)
     # CPU time by rank explains a limit on it. That phases differ from those of a stored baseline is
@@ -53,7 +57,9 @@ def explain(
     rise = 0.0
     if change and change.limit.kind.is_wall_time and not is_open:
         rise = _rise(change, now, baseline[-1])
-    found = find(now, baseline[-1], rise, is_paired=side is not None, level=level)
+    found = find(
+        now, baseline[-1], rise, is_paired=side is not None, level=level
+    )
     return found, find_causes(verdict, plan, now, baseline, found)
 
 
@@ -71,7 +77,9 @@ def find_causes(
     rise = _rise(change, now, before) if change else 0.0
     shown = verdict.shown
     headline = shown.limit.metric if shown else ""
-    words = _slow_steps(verdict, now.samples.step_seconds, before.samples.step_seconds)
+    words = _slow_steps(
+        verdict, now.samples.step_seconds, before.samples.step_seconds
+    )
     of_it = f" (the step: {_signed(rise)})"
     for each in found:
         words.append(_finding(each, plan, now, of_it, headline))
@@ -154,7 +162,11 @@ def _change(verdict: Verdict) -> Comparison | None:
     ]
     return max(
         moved,
-        key=lambda c: (c is shown, c.limit.kind.is_wall_time, sign * c.change.estimate),
+        key=lambda c: (
+            c is shown,
+            c.limit.kind.is_wall_time,
+            sign * c.change.estimate,
+        ),
         default=None,
     )
 
@@ -166,7 +178,9 @@ _SLOW = 2.0
 _FEW = 0.25
 
 
-def _slow_steps(verdict: Verdict, now: LaunchSteps, before: LaunchSteps) -> list[str]:
+def _slow_steps(
+    verdict: Verdict, now: LaunchSteps, before: LaunchSteps
+) -> list[str]:
     """Return which steps are slow if few are, and they make up most of the rise of the mean."""
     means = [c for c in verdict.comparisons if c.limit.metric == MEAN]
     if not means or means[0].status is not verdict.status:
@@ -231,9 +245,15 @@ def _computing(
             how = "waiting, not computing"
         return f"{how}: CPU time {_signed(most)} {of_it}"
     late = [rank for rank, each in enumerate(rises) if each > most / 2]
-    who = text.some([text.process(plan, now.environment, rank) for rank in late], 3)
+    who = text.some(
+        [text.process(plan, now.environment, rank) for rank in late], 3
+    )
     if len(late) == len(rises):
-        who = "every rank computes longer" if len(rises) > 1 else "it computes longer"
+        who = (
+            "every rank computes longer"
+            if len(rises) > 1
+            else "it computes longer"
+        )
     amounts = text.span([rises[rank] for rank in late], _signed)
     return f"{who}: CPU time {amounts} {of_it}"
 

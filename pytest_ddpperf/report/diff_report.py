@@ -81,7 +81,9 @@ def remarks(outcomes: Sequence[Outcome]) -> Iterator[str]:
         for each in outcomes
         if each.verdict and each.verdict.status.compared
     ]
-    for differences, number in Counter(each.differences for each in verdicts).items():
+    for differences, number in Counter(
+        each.differences for each in verdicts
+    ).items():
         if not differences:
             continue
         which = ""
@@ -127,21 +129,22 @@ def is_theirs(content: Mapping[str, Any]) -> bool:
 
 
 def theirs(
-    path: Path, content: Mapping[str, Any], matches: Callable[[str], bool] | None
+    path: Path,
+    content: Mapping[str, Any],
+    matches: Callable[[str], bool] | None,
 ) -> Sweep:
     """Return the benchmarks with a matching name in a file of PyTorch's benchmark; raises
     FileError."""
     try:
         benchmarks = {
-            (text.shortened(each["model"]), int(each["batch_size"])): _read_rows(
-                each["result"]
-            )
+            (
+                text.shortened(each["model"]),
+                int(each["batch_size"]),
+            ): _read_rows(each["result"])
             for each in content[_RESULTS]
         }
     except (LookupError, TypeError, ValueError, AttributeError) as error:
-        problem = (
-            f"is not as PyTorch's benchmark writes it: {type(error).__name__}: {error}"
-        )
+        problem = f"is not as PyTorch's benchmark writes it: {type(error).__name__}: {error}"
         raise FileError(path, f"{_RESULTS} {problem}") from error
     facts = {
         name: text.shortened(str(value))
@@ -163,7 +166,11 @@ def _read_rows(results: Sequence[Mapping[str, Any]]) -> Rows:
         if not 0 < min(seconds) <= max(seconds) < math.inf:
             raise ValueError("measurements are positive numbers")
         # Of two rows of a single rank the first is without DDP; the file does not say so.
-        ranks = 0 if len(single) > 1 and result is single[0] else len(result["ranks"])
+        ranks = (
+            0
+            if len(single) > 1 and result is single[0]
+            else len(result["ranks"])
+        )
         taken = tuple(stats.quantile(seconds, q) for q in _PERCENTILES)
         rows[str(ranks) if ranks else _NO_DDP] = Row(
             f"{ranks} GPUs" if ranks else _NO_DDP, ranks, taken, seconds
@@ -185,7 +192,10 @@ def ours(report: StoredReport) -> Sweep:
         given = _of_test(outcome)
         model = text.shortened(str(given.get(_MODEL, outcome.test)))
         ranks = plan.world_size
-        title = plan.roles or f"{ranks} {'ranks' if plan.device == 'cpu' else 'GPUs'}"
+        title = (
+            plan.roles
+            or f"{ranks} {'ranks' if plan.device == 'cpu' else 'GPUs'}"
+        )
         key = plan.roles or str(ranks)
         if given.get(_ROW) == _NO_DDP:
             ranks, title, key = 0, _NO_DDP, _NO_DDP
@@ -194,7 +204,9 @@ def ours(report: StoredReport) -> Sweep:
             problem = "of several machines, which PyTorch's form cannot show"
             raise FileError(report.paths[0], f"has {outcome.test} {problem}")
         samples = outcome.measurement.samples
-        taken = tuple(stats.percentile(samples.step_seconds, q) for q in _PERCENTILES)
+        taken = tuple(
+            stats.percentile(samples.step_seconds, q) for q in _PERCENTILES
+        )
         steps = [
             seconds
             for launch in samples.rank_seconds
@@ -211,8 +223,14 @@ def ours(report: StoredReport) -> Sweep:
 
 def _of_test(outcome: Outcome) -> Facts:
     """Return the facts that the test gave."""
-    known = outcome.measurement.environment.must_match if outcome.measurement else {}
-    return {name: fact for name, fact in known.items() if name.startswith(OF_TEST)}
+    known = (
+        outcome.measurement.environment.must_match
+        if outcome.measurement
+        else {}
+    )
+    return {
+        name: fact for name, fact in known.items() if name.startswith(OF_TEST)
+    }
 
 
 def _facts(entry: Entry) -> dict[str, Scalar]:
@@ -240,7 +258,9 @@ def in_form_of_pytorch(report: StoredReport) -> dict[str, Any]:
     """Return what the suite's sweep measured as PyTorch's benchmark writes it, with the steps of
     all ranks and launches together. Raises FileError without a sweep, or if a model has no row
     without DDP: PyTorch's diff leaves out the first row, which it takes for that one."""
-    swept = [entry for entry in report.entries if _MODEL in _of_test(entry.outcome)]
+    swept = [
+        entry for entry in report.entries if _MODEL in _of_test(entry.outcome)
+    ]
     if not swept:
         raise FileError(
             report.paths[0],
@@ -258,7 +278,10 @@ def in_form_of_pytorch(report: StoredReport) -> dict[str, Any]:
                 "model": model,
                 "batch_size": batch_size,
                 "result": [
-                    {"ranks": [*range(row.ranks or 1)], "measurements": row.steps}
+                    {
+                        "ranks": [*range(row.ranks or 1)],
+                        "measurements": row.steps,
+                    }
                     for row in rows.values()
                 ],
             }
@@ -268,13 +291,16 @@ def in_form_of_pytorch(report: StoredReport) -> dict[str, Any]:
 
 
 def _title(name: str, batch_size: int | None) -> str:
-    return name if batch_size is None else f"{name} with batch size {batch_size}"
+    return (
+        name if batch_size is None else f"{name} with batch size {batch_size}"
+    )
 
 
 def in_common(base: Sweep, now: Sweep) -> bool:
     """Return whether any row is in both."""
     return any(
-        rows.keys() & base[1].get(key, {}).keys() for key, rows in now[1].items()
+        rows.keys() & base[1].get(key, {}).keys()
+        for key, rows in now[1].items()
     )
 
 

@@ -18,7 +18,11 @@ from pytest_ddpperf.records.outcome import Outcome
 from pytest_ddpperf.records.samples import Comparison
 from pytest_ddpperf.records.step_phases import PHASES, Means
 from pytest_ddpperf.verdict import stats
-from pytest_ddpperf.verdict.times import PERCENTILES, launch_figures, of_one_length
+from pytest_ddpperf.verdict.times import (
+    PERCENTILES,
+    launch_figures,
+    of_one_length,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -30,14 +34,19 @@ CURRENT, BASELINE, LIMIT = "#0a5cc2", "#9a5b00", "#b3261e"
 BAD, GOOD = "#b3261e", "#136f3a"
 # Marks differ in shape and in colour: the current side is a filled circle, the baseline side a
 # hollow square.
-_CURRENT: Mapping[str, Any] = {"color": CURRENT, "marker": "o", "linestyle": "none"}
+_CURRENT: Mapping[str, Any] = {
+    "color": CURRENT,
+    "marker": "o",
+    "linestyle": "none",
+}
 _BASELINE: Mapping[str, Any] = {
     "color": BASELINE,
     "marker": "s",
     "linestyle": "none",
     "markerfacecolor": "white",
 }
-_INCHES = (5.0, 2.8)  # as wide as a phone, so that its letters can be read there
+# as wide as a phone, so that its letters can be read there
+_INCHES = (5.0, 2.8)
 # with a date, no two pages would be the same
 _METADATA = dict.fromkeys(("Date", "Creator", "Format", "Type"))
 # Bounds may be so wide that nothing else could be seen: the axis ends at so many times the largest
@@ -48,7 +57,9 @@ _MOST = 3.0
 def check(what: str) -> None:
     """Raise MissingExtraError, about `what` was asked for, if a page cannot be made here."""
     needed = {"matplotlib": "matplotlib", "jinja2": "Jinja2"}
-    missing = [name for module, name in needed.items() if find_spec(module) is None]
+    missing = [
+        name for module, name in needed.items() if find_spec(module) is None
+    ]
     if missing:
         raise MissingExtraError(
             f"{what} needs {' and '.join(missing)}: pip install 'pytest-ddpperf[report]'"
@@ -87,7 +98,9 @@ def figure(
     axes.grid(axis="y", color=FAINT, linewidth=0.6)
     axes.set_axisbelow(True)
     draw(axes)
-    drawing.legend(loc="outside upper left", ncols=3, fontsize="small", frameon=False)
+    drawing.legend(
+        loc="outside upper left", ncols=3, fontsize="small", frameon=False
+    )
     file = io.BytesIO()
     drawing.savefig(file, format="svg", metadata=_METADATA)
     image = f"data:image/svg+xml;base64,{base64.b64encode(file.getvalue()).decode()}"
@@ -112,7 +125,9 @@ class Side:
 
     def at(self, metric: str) -> list[float]:
         """Return the metric of each launch, in seconds."""
-        return [seconds for session in self.sessions for seconds in session[metric]]
+        return [
+            seconds for session in self.sessions for seconds in session[metric]
+        ]
 
     def middle(self, metric: str) -> float:
         """Return the mean over launches, then over sessions, as the verdict computes it."""
@@ -137,7 +152,9 @@ def sides_of(outcome: Outcome) -> tuple[Side, Side | None]:
         own = own.first(min(session.steps for session in outcome.sessions))
         base = Side(
             name="baseline",
-            sessions=tuple(session.launch_seconds for session in outcome.sessions),
+            sessions=tuple(
+                session.launch_seconds for session in outcome.sessions
+            ),
             phases=outcome.sessions[-1].phases,
         )
     now = Side(
@@ -148,7 +165,9 @@ def sides_of(outcome: Outcome) -> tuple[Side, Side | None]:
     return now, base
 
 
-def draw_changes(comparisons: Sequence[Comparison], name: str) -> dict[str, str]:
+def draw_changes(
+    comparisons: Sequence[Comparison], name: str
+) -> dict[str, str]:
     """Draw the change of each limited metric with its bounds and its limit."""
     changes = [text.changed(comparison) for comparison in comparisons]
     limits = [signed_limit(comparison) for comparison in comparisons]
@@ -170,10 +189,17 @@ def draw_changes(comparisons: Sequence[Comparison], name: str) -> dict[str, str]
             label="change and its bounds",
             **_CURRENT,
         )
-        starts, ends = [at - 0.35 for at in places], [at + 0.35 for at in places]
-        axes.hlines(limits, starts, ends, LIMIT, linestyles="dashed", label="limit")
+        starts, ends = (
+            [at - 0.35 for at in places],
+            [at + 0.35 for at in places],
+        )
+        axes.hlines(
+            limits, starts, ends, LIMIT, linestyles="dashed", label="limit"
+        )
         axes.axhline(0, color=INK, linewidth=0.8)
-        axes.set_xticks(places, [comparison.limit.metric for comparison in comparisons])
+        axes.set_xticks(
+            places, [comparison.limit.metric for comparison in comparisons]
+        )
         low, high = axes.get_ylim()
         most = _MOST * max(map(abs, (*estimates, *limits)))
         if most:
@@ -215,7 +241,9 @@ def draw_distributions(now: Side, base: Side | None) -> dict[str, str]:
         if base:
             draw_side(axes, base, BASELINE, "--")
         draw_side(axes, now, CURRENT, "-")
-        axes.set_yticks((10, 25, 50, 75, 90), ("p10", "p25", "p50", "p75", "p90"))
+        axes.set_yticks(
+            (10, 25, 50, 75, 90), ("p10", "p25", "p50", "p75", "p90")
+        )
         axes.locator_params(axis="x", nbins=5)
         show_seconds(axes.xaxis)
 
@@ -226,12 +254,21 @@ def draw_distributions(now: Side, base: Side | None) -> dict[str, str]:
         if each
     ]
     return figure(
-        "Step times", f"{'; '.join(described)}; bands: fastest to slowest launch", draw
+        "Step times",
+        f"{'; '.join(described)}; bands: fastest to slowest launch",
+        draw,
     )
 
 
 # In the order of PHASES: with each its neighbours differ in lightness, too.
-_PHASE_COLOURS = ("#f2c14e", "#0a5cc2", "#7fb2e5", "#b3261e", "#136f3a", "#c3cad1")
+_PHASE_COLOURS = (
+    "#f2c14e",
+    "#0a5cc2",
+    "#7fb2e5",
+    "#b3261e",
+    "#136f3a",
+    "#c3cad1",
+)
 
 
 def draw_phases(now: Side, base: Side | None) -> dict[str, str]:
@@ -250,8 +287,12 @@ def draw_phases(now: Side, base: Side | None) -> dict[str, str]:
                 height=0.6,
                 label=text.phase(name),
             )
-            lefts = [left + width for left, width in zip(lefts, widths, strict=True)]
-        axes.set_yticks(range(len(sides)), [_label(side)[:20] for side in sides])
+            lefts = [
+                left + width for left, width in zip(lefts, widths, strict=True)
+            ]
+        axes.set_yticks(
+            range(len(sides)), [_label(side)[:20] for side in sides]
+        )
         axes.locator_params(axis="x", nbins=5)
         show_seconds(axes.xaxis)
 
@@ -281,13 +322,17 @@ def draw_launches(
             places = range(1, 1 + len(before))
             axes.plot(places, before, label=_label(base), **_BASELINE)
         if interleaved:
-            axes.vlines(range(1, 1 + len(after)), before, after, FAINT, linewidth=2)
+            axes.vlines(
+                range(1, 1 + len(after)), before, after, FAINT, linewidth=2
+            )
         elif base:
             end = 0.5
             for session in base.sessions:
                 end += len(session[metric])
                 axes.axvline(end, color=FAINT, linewidth=1, linestyle="dotted")
-        axes.plot(range(start, start + len(after)), after, label="now", **_CURRENT)
+        axes.plot(
+            range(start, start + len(after)), after, label="now", **_CURRENT
+        )
         axes.locator_params(axis="x", integer=True)
         show_seconds(axes.yaxis)
 

@@ -24,7 +24,10 @@ from pytest_ddpperf.report.page import rendered
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-_COLOURS = {ChangeStatus.REGRESSED: figures.BAD, ChangeStatus.IMPROVED: figures.GOOD}
+_COLOURS = {
+    ChangeStatus.REGRESSED: figures.BAD,
+    ChangeStatus.IMPROVED: figures.GOOD,
+}
 
 
 _MOST_UNCHANGED = 50  # lines, as many as other reports have rows
@@ -42,7 +45,9 @@ def history_lines(
 ) -> Iterator[str]:
     """Yield the change points of the series that were chosen, each with its `hint`, what could be
     found in the others, and the summary."""
-    for change in filter(lambda change: is_chosen(change.series), analysis.changes):
+    for change in filter(
+        lambda change: is_chosen(change.series), analysis.changes
+    ):
         yield f"{change.status.value}  {_name(change.series)}"
         for line in (*change_lines(change), *hint(change)):
             yield f"  {line}"
@@ -143,7 +148,8 @@ def _card(
     analysis: HistoryAnalysis,
 ) -> dict[str, Any]:
     """Return what the template shows of a series."""
-    status = changes[0].status.value if changes else "no change point"  # the worst
+    # the worst
+    status = changes[0].status.value if changes else "no change point"
     facts = (
         series.environment,
         series.distinction,
@@ -184,7 +190,9 @@ def _figure(
         every = -(-len(dates) // 4)
         axes.set_xticks(range(0, len(dates), every), dates[::every])
         figures.show_seconds(axes.yaxis)
-        axes.plot(range(len(dates)), seconds, ".", color=figures.CURRENT, label="run")
+        axes.plot(
+            range(len(dates)), seconds, ".", color=figures.CURRENT, label="run"
+        )
         label = "mean between change points"
         ends = [0, *sorted(change.index for change in changes), len(logs)]
         for start, end in pairwise(ends):
@@ -204,7 +212,5 @@ def _figure(
                 linewidth=1,
             )
 
-    described = (
-        f"{text.several(len(dates), 'run')}; the last took {text.seconds(seconds[-1])}"
-    )
+    described = f"{text.several(len(dates), 'run')}; the last took {text.seconds(seconds[-1])}"
     return figures.figure(f"{metric} of each run", described, draw)

@@ -33,7 +33,9 @@ def report(outcomes: Sequence[Outcome], run: RunInfo) -> dict[str, Any]:
         "summary": count(outcomes, run),
         "problem": run.problem,
         "messages": list(run.messages),
-        "sections": {title: list(lines) for title, lines in run.sections.items()},
+        "sections": {
+            title: list(lines) for title, lines in run.sections.items()
+        },
         "measurements": [_measurement(outcome) for outcome in outcomes],
     }
 
@@ -50,7 +52,9 @@ def _measurement(outcome: Outcome) -> dict[str, Any]:
         data["percentile_seconds"] = {
             f"p{q}": stats.percentile(launches, q) for q in (10, 50, 75, 90, 95)
         }
-        data["mean_seconds"] = stats.geometric_mean(stats.launch_means(launches))
+        data["mean_seconds"] = stats.geometric_mean(
+            stats.launch_means(launches)
+        )
     return data
 
 
@@ -76,7 +80,8 @@ class StoredReport:
 
     paths: tuple[Path, ...]
     runs: tuple[RunInfo, ...]
-    entries: tuple[Entry, ...]  # in the order of the files, each measurement once
+    # in the order of the files, each measurement once
+    entries: tuple[Entry, ...]
     messages: tuple[str, ...] = ()  # about measurements that several files have
     bases: tuple[RunInfo, ...] = ()  # that `ddpperf diff` compared with
     only_before: tuple[Gone, ...] = ()  # that those have, and no file here
@@ -96,8 +101,12 @@ class StoredReport:
                 sections[title] = (*sections.get(title, ()), *lines)
         if len({run.commit for run in self.runs}) > 1:
             last = replace(last, commit="", committed="")
-        problems = dict.fromkeys(run.problem for run in self.runs if run.problem)
-        messages = dict.fromkeys(line for run in self.runs for line in run.messages)
+        problems = dict.fromkeys(
+            run.problem for run in self.runs if run.problem
+        )
+        messages = dict.fromkeys(
+            line for run in self.runs for line in run.messages
+        )
         return replace(
             last,
             skipped=sum(run.skipped for run in self.runs),
@@ -125,7 +134,9 @@ def load(path: Path) -> dict[str, Any]:
     try:
         content = codec.loads(data)
     except (ValueError, RecursionError) as error:
-        raise FileError(path, f"is not JSON, or not all of it: {error}") from error
+        raise FileError(
+            path, f"is not JSON, or not all of it: {error}"
+        ) from error
     if not isinstance(content, dict):
         raise FileError(path, "is not a report: it holds no JSON object")
     return content
@@ -134,17 +145,21 @@ def load(path: Path) -> dict[str, Any]:
 def report_of(path: Path, content: dict[str, Any]) -> StoredReport:
     """Decode what `load` read from `path`; raises FileError, which names the field."""
     schema, measurements = content.get("schema"), content.get("measurements")
-    if type(schema) is not int or schema < 1 or not isinstance(measurements, list):
-        problem = (
-            "is not a report of pytest --ddp-json: it has no schema and measurements"
-        )
+    if (
+        type(schema) is not int
+        or schema < 1
+        or not isinstance(measurements, list)
+    ):
+        problem = "is not a report of pytest --ddp-json: it has no schema and measurements"
         raise FileError(path, problem)
     if schema > SCHEMA:
         raise FileError(
             path,
             f"has schema {schema}; this version of pytest-ddpperf reads up to {SCHEMA}: upgrade it",
         )
-    run = _decode(path, RunInfo, _run_fields({**content.get("summary", {}), **content}))
+    run = _decode(
+        path, RunInfo, _run_fields({**content.get("summary", {}), **content})
+    )
     outcomes = _decode(path, tuple[Outcome, ...], measurements, "measurements")
     for number, outcome in enumerate(outcomes):
         sides = {
@@ -160,7 +175,9 @@ def report_of(path: Path, content: dict[str, Any]) -> StoredReport:
         paths=(path,),
         runs=(run,),
         entries=tuple(Entry(outcome=outcome, run=run) for outcome in outcomes),
-        bases=(_decode(path, RunInfo, _run_fields(base), "base"),) if base else (),
+        bases=(_decode(path, RunInfo, _run_fields(base), "base"),)
+        if base
+        else (),
         only_before=_decode(path, tuple[Gone, ...], gone, "only_in_base"),
     )
 
@@ -203,7 +220,9 @@ def merged(reports: Iterable[StoredReport]) -> StoredReport:
                 f"{text.name(entry.outcome)}: measured in several reports: that of"
                 f" {entry.run.created} counts"
             )
-    gone = dict.fromkeys(gone for report in reports for gone in report.only_before)
+    gone = dict.fromkeys(
+        gone for report in reports for gone in report.only_before
+    )
     if len(reports) > 1:
         for entry in entries:
             gone.pop(gone_of(entry.outcome), None)
@@ -238,7 +257,10 @@ def _of_several_commits(reports: Sequence[StoredReport]) -> Iterator[str]:
             commit = text.commit(run.commit) or "no commit"
             commits.setdefault(commit, []).append(path.name)
     if len(commits) > 1:
-        named = (f"{commit} ({', '.join(paths)})" for commit, paths in commits.items())
+        named = (
+            f"{commit} ({', '.join(paths)})"
+            for commit, paths in commits.items()
+        )
         yield f"these reports are not of one commit: {'; '.join(named)}"
 
 

@@ -46,7 +46,11 @@ def report(stored: StoredReport) -> str:
     detailed = [outcome for outcome in concerning if _has_details(outcome)]
     sections = [*whole.sections.items()]
     remarks = [
-        *(line for line in (*_about(whole), *diff_report.run_messages(stored)) if line),
+        *(
+            line
+            for line in (*_about(whole), *diff_report.run_messages(stored))
+            if line
+        ),
         *sentences.problems([*concerning, *quiet[:room]], reasons=False),
     ]
     left_out = max(0, len(rows) - _MOST_ROWS) + max(0, len(gone) - _MOST_GONE)
@@ -76,7 +80,9 @@ def _section(title: str, lines: Sequence[str]) -> str:
 def _quiet(outcomes: Sequence[Outcome], most: int, *, open_: bool) -> str:
     """Return a folded section of at most `most` measurements that need no attention."""
     statuses = Counter(str(outcome.verdict) for outcome in outcomes)
-    summary = ", ".join(f"{number} {status}" for status, number in statuses.items())
+    summary = ", ".join(
+        f"{number} {status}" for status, number in statuses.items()
+    )
     parts = (
         _table(list(map(_row, outcomes[:most]))),
         _more(len(outcomes) - most, "row"),
@@ -116,7 +122,9 @@ def _table(rows: Sequence[str]) -> str:
     """Return a table of three columns: a phone shows no more."""
     if not rows:
         return ""
-    return "\n".join(["| result | test | p50: before -> now |", "|---|---|--:|", *rows])
+    return "\n".join(
+        ["| result | test | p50: before -> now |", "|---|---|--:|", *rows]
+    )
 
 
 def _row(outcome: Outcome) -> str:

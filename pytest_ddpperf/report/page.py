@@ -45,7 +45,9 @@ def html(stored: StoredReport) -> str:
     ordered = summary.worst_first(stored.outcomes)
     counts = summary.count(ordered, *stored.runs)
     with figures.style():
-        cards = [_card(outcome, number) for number, outcome in enumerate(ordered, 1)]
+        cards = [
+            _card(outcome, number) for number, outcome in enumerate(ordered, 1)
+        ]
     return rendered(
         "run.html",
         title=summary.last_line(
@@ -58,7 +60,8 @@ def html(stored: StoredReport) -> str:
         problem=stored.run.problem,
         messages=diff_report.run_messages(stored),
         sections={
-            title: "\n".join(lines) for title, lines in stored.run.sections.items()
+            title: "\n".join(lines)
+            for title, lines in stored.run.sections.items()
         },
     )
 
@@ -75,7 +78,9 @@ def rendered(template: str, **content: Any) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
         # not of Markup, which is safe
-        finalize=lambda value: text.printable(value) if type(value) is str else value,
+        finalize=lambda value: (
+            text.printable(value) if type(value) is str else value
+        ),
     )
     environment.filters["breakable"] = _breakable
     return environment.get_template(template).render(**content)
@@ -85,7 +90,9 @@ def _breakable(name: str) -> Any:
     """Let a narrow screen break a long name where its parts end."""
     from markupsafe import Markup
 
-    return Markup("<wbr>").join(re.split(r"(?<=[/:_\[-])(?=\w)", text.printable(name)))
+    return Markup("<wbr>").join(
+        re.split(r"(?<=[/:_\[-])(?=\w)", text.printable(name))
+    )
 
 
 def _run_facts(run: RunInfo) -> dict[str, Any]:
@@ -96,7 +103,9 @@ def _run_facts(run: RunInfo) -> dict[str, Any]:
         "pytest-ddpperf": "version",
     }
     facts = [
-        (title, value) for title, name in names.items() if (value := getattr(run, name))
+        (title, value)
+        for title, name in names.items()
+        if (value := getattr(run, name))
     ]
     lines = list(terminal.about(run.facts)) if run.facts else []
     return {"lines": lines, "facts": facts}
@@ -119,7 +128,9 @@ def _card(outcome: Outcome, number: int) -> dict[str, Any]:
         "kind": status.lower().replace(" ", "-"),  # in the style sheet
         "status": status,
         # the status is before it
-        "sentence": sentences.headline(outcome).removeprefix(status).lstrip(": "),
+        "sentence": sentences.headline(outcome)
+        .removeprefix(status)
+        .lstrip(": "),
         "change": terminal.change(outcome) or "-",
         "who": text.ranks(outcome.plan),
         "opened": summary.concern(outcome) <= summary.Concern.DOUBTFUL,
@@ -149,7 +160,9 @@ def _facts(outcome: Outcome) -> Iterator[tuple[str, str]]:
         yield "p50", text.seconds(seconds)
         if plan.collective:
             yield "busbw", f"{plan.collective.busbw(seconds):.3g} GB/s"
-        window = f"{samples.launches} of {samples.steps} steps, timing {plan.timing}"
+        window = (
+            f"{samples.launches} of {samples.steps} steps, timing {plan.timing}"
+        )
         yield "launches", window
         if outcome.baseline_side or outcome.sessions:
             yield "measured", sentences.measured(outcome)
@@ -183,7 +196,9 @@ def _measured(outcome: Outcome) -> tuple[list[dict[str, str]], list[Table]]:
     interleaved = False
     if base and outcome.baseline_side:
         interleaved = len(base.at(metric)) == len(now.at(metric))
-    drawn.append(figures.draw_launches(now, base, metric, interleaved=interleaved))
+    drawn.append(
+        figures.draw_launches(now, base, metric, interleaved=interleaved)
+    )
     sides = [now] if base is None else [base, now]
     return drawn, list(_tables(outcome, sides))
 
@@ -198,11 +213,15 @@ def _decisive(outcome: Outcome, side: figures.Side) -> str:
 def _tables(outcome: Outcome, sides: Sequence[figures.Side]) -> Iterator[Table]:
     times = []
     for side in sides:
-        times.append((side.name, *(text.seconds(side.middle(each)) for each in _SHOWN)))
+        times.append(
+            (side.name, *(text.seconds(side.middle(each)) for each in _SHOWN))
+        )
     yield Table("Step times", ("", *_SHOWN), times)
     yield _ranks(outcome)
     if counters := _counters(outcome):
-        yield Table("Counters of a step", ("counter", "before", "now"), counters)
+        yield Table(
+            "Counters of a step", ("counter", "before", "now"), counters
+        )
     if outcome.recorded:
         head = ("figure", "least", "p50", "most")
         yield Table("Recorded by steps", head, list(_recorded(outcome)))
@@ -214,7 +233,8 @@ def _ranks(outcome: Outcome) -> Table:
     known."""
     samples = outcome.measured.samples
     columns = {
-        f"p{q}": causes.by_rank(samples.rank_seconds, q) for q in (10, 50, 90, 95)
+        f"p{q}": causes.by_rank(samples.rank_seconds, q)
+        for q in (10, 50, 90, 95)
     }
     columns["CPU p50"] = _medians(samples.cpu_seconds)
     columns["blocked in RPC, p50"] = _medians(samples.blocked_seconds)
@@ -251,7 +271,10 @@ def _counters(outcome: Outcome) -> tuple[tuple[str, ...], ...]:
     if outcome.other_side:
         before = dict(outcome.other_side.counters)
     elif outcome.verdict and not outcome.baseline_side:
-        before = {each.limit.metric: each.baseline for each in outcome.verdict.counters}
+        before = {
+            each.limit.metric: each.baseline
+            for each in outcome.verdict.counters
+        }
     return tuple(
         (name, _cell(before.get(name), ","), _cell(now.get(name), ","))
         for name in {**now, **before}
@@ -279,15 +302,23 @@ def _environment(outcome: Outcome) -> Table:
     if outcome.other_side:
         sides = {"before": _all_facts(outcome.other_side.environment), **sides}
     names = list(dict.fromkeys(chain(*sides.values())))
-    names.sort(key=lambda name: len({facts.get(name) for facts in sides.values()}) == 1)
+    names.sort(
+        key=lambda name: len({facts.get(name) for facts in sides.values()}) == 1
+    )
     rows = []
     for name in names:
-        rows.append((name, *(_cell(facts.get(name)) for facts in sides.values())))
+        rows.append(
+            (name, *(_cell(facts.get(name)) for facts in sides.values()))
+        )
     return Table("Environment", ("fact", *sides), rows)
 
 
 def _all_facts(environment: Environment) -> Facts:
-    facts = {**environment.key, **environment.must_match, **environment.recorded}
+    facts = {
+        **environment.key,
+        **environment.must_match,
+        **environment.recorded,
+    }
     return {name.removeprefix("env:"): value for name, value in facts.items()}
 
 

@@ -65,7 +65,9 @@ def headline(outcome: Outcome) -> str:
     compared = decided_on(outcome)
     if compared and said != DIVERGED:
         limit = text.limit(compared.limit)
-        said = f"{said} {compared.limit.metric} {change(compared)} (limit {limit})"
+        said = (
+            f"{said} {compared.limit.metric} {change(compared)} (limit {limit})"
+        )
     if because := reason(outcome):
         said = f"{said}: {because}"
     return text.shortened(" ".join(said.split()), 1_000)
@@ -86,7 +88,9 @@ def reason(outcome: Outcome) -> str:
     said = _reason(outcome, verdict)
     if verdict.diverged is None:
         return said
-    differs = f"computes something else: loss {text.loss_change(verdict.diverged)}"
+    differs = (
+        f"computes something else: loss {text.loss_change(verdict.diverged)}"
+    )
     if verdict.status is Status.IMPROVED:
         return differs  # and not how to accept it
     order = [differs, said]
@@ -101,7 +105,9 @@ def _reason(outcome: Outcome, verdict: Verdict) -> str:
     if verdict.status is Status.INCONCLUSIVE:
         return _why_inconclusive(outcome, verdict)
     if verdict.status is Status.IMPROVED:
-        return "accept it with --ddp-save-baseline" if _is_stored(outcome) else ""
+        return (
+            "accept it with --ddp-save-baseline" if _is_stored(outcome) else ""
+        )
     if verdict.status is Status.PASS:
         if outcome.stored_verdict:
             return "next to the baseline's own code it is not slower"
@@ -170,7 +176,9 @@ def why_not_compared(outcome: Outcome) -> str:
         )
     differences = ", ".join(verdict.differences)
     limited = [
-        limit.metric for limit in outcome.limits if verdict.reason in limit.kind.unknown
+        limit.metric
+        for limit in outcome.limits
+        if verdict.reason in limit.kind.unknown
     ]
     metrics = " or ".join(limited)
     no_other_baseline_helps = {
@@ -204,7 +212,9 @@ def _noise(outcome: Outcome) -> str:
     """Return what changes are too small to be detected, if their limits are smaller; and what would
     help."""
     coarse = [
-        c for c in outcome.comparisons if 0 < text.limit_share(c) < text.resolution(c)
+        c
+        for c in outcome.comparisons
+        if 0 < text.limit_share(c) < text.resolution(c)
     ]
     if not coarse:
         return ""
@@ -226,7 +236,9 @@ def _remedy(outcome: Outcome, coarse: Sequence[Comparison]) -> str:
     if not (outcome.baseline_path or outcome.baseline_side):
         return ""  # of two reports, both of which are measured already
     stored, launches = outcome.baseline_side is None, len(outcome.costs)
-    needed = [c.launches_needed for c in coarse if c.launches_needed is not None]
+    needed = [
+        c.launches_needed for c in coarse if c.launches_needed is not None
+    ]
     if stored and len(needed) < len(coarse):
         if outcome.verdict.sessions < SESSIONS_KEPT:
             return "; add sessions with --ddp-extend-baseline"
@@ -313,7 +325,11 @@ def _essentials(outcome: Outcome) -> Iterator[str]:
     verdict = outcome.verdict
     if verdict is None:
         return
-    if verdict.status in (Status.INCONCLUSIVE, Status.NO_BASELINE, Status.INCOMPARABLE):
+    if verdict.status in (
+        Status.INCONCLUSIVE,
+        Status.NO_BASELINE,
+        Status.INCOMPARABLE,
+    ):
         yield from (*_reasons(outcome), *notes(outcome))
         return
     if verdict.status is Status.PASS and (noise := _noise(outcome)):
@@ -374,7 +390,9 @@ def measured(outcome: Outcome) -> str:
 
 def p50(outcome: Outcome) -> str:
     """Return the step time at p50 of the current side."""
-    return text.seconds(stats.percentile(outcome.measured.samples.step_seconds, 50))
+    return text.seconds(
+        stats.percentile(outcome.measured.samples.step_seconds, 50)
+    )
 
 
 def gate_failure(outcome: Outcome, width: int = text.WIDTH) -> str:
@@ -401,7 +419,11 @@ def _gate_failure(outcome: Outcome, width: int) -> Iterator[str]:
         title = "record:   " if compared is None else "accept:   "
         line = title + outcome.accept
         # which a shell reads as one
-        yield line if len(line) <= width else line.replace(" -", f" \\\n{' ' * 10}-")
+        yield (
+            line
+            if len(line) <= width
+            else line.replace(" -", f" \\\n{' ' * 10}-")
+        )
 
 
 def _comparison(
@@ -444,10 +466,14 @@ def metrics(verdict: Verdict, plan: Plan) -> list[tuple[str, ...]]:
     """Return a row for each limit below one of titles: the same in every report. Counters that have
     a default limit have a row if they changed."""
     counters = [
-        c for c in verdict.counters if c.now != c.baseline or not c.limit.default
+        c
+        for c in verdict.counters
+        if c.now != c.baseline or not c.limit.default
     ]
     finer = without_totals([c.limit.metric for c in counters])
-    shown = [c for c in counters if c.limit.metric in finer or not c.limit.default]
+    shown = [
+        c for c in counters if c.limit.metric in finer or not c.limit.default
+    ]
     rows: list[tuple[str, ...]] = [
         ("metric", "before", "now", "change [range]", "limit")
     ]

@@ -52,7 +52,8 @@ def count(outcomes: Sequence[Outcome], *runs: RunInfo) -> dict[str, int]:
     verdicts = [each.verdict for each in outcomes if each.verdict]
     statuses = Counter(verdict.status for verdict in verdicts)
     by_name = {
-        name: statuses[status] for name, status in (_COMPARED | _NOT_COMPARED).items()
+        name: statuses[status]
+        for name, status in (_COMPARED | _NOT_COMPARED).items()
     }
     return {
         "measured": len(outcomes),  # failed ones included
@@ -112,7 +113,9 @@ def _cost(outcomes: Sequence[Outcome]) -> str:
 
 def _base(outcomes: Sequence[Outcome]) -> str:
     """Return what most reports name once: the other version, or stored baselines."""
-    sides = (each.baseline_side for each in outcomes if each.stored_verdict is None)
+    sides = (
+        each.baseline_side for each in outcomes if each.stored_verdict is None
+    )
     versions = {str(side.version) for side in sides if side}
     if versions:
         return versions.pop() if len(versions) == 1 else "other versions"
@@ -163,7 +166,11 @@ _ORDER = (
 
 def concerning(outcomes: Sequence[Outcome]) -> list[Outcome]:
     """Return those that need attention, the worst first."""
-    return [each for each in worst_first(outcomes) if concern(each) is not Concern.NONE]
+    return [
+        each
+        for each in worst_first(outcomes)
+        if concern(each) is not Concern.NONE
+    ]
 
 
 def worst_first(outcomes: Sequence[Outcome]) -> list[Outcome]:
@@ -183,7 +190,11 @@ def _change_size(outcome: Outcome) -> float:
     shown = verdict.shown if verdict else None
     if verdict is None or shown is None:
         return 0.0
-    change = shown.change if isinstance(shown, CounterChange) else shown.change.estimate
+    change = (
+        shown.change
+        if isinstance(shown, CounterChange)
+        else shown.change.estimate
+    )
     return abs(change) if verdict.status is Status.IMPROVED else change
 
 
@@ -209,7 +220,9 @@ def annotated(outcomes: Sequence[Outcome]) -> Iterator[str]:
         if outcome.accept:
             message.append(f"accept: {outcome.accept}")
         if more > 0 and place == _MOST_COMMANDS:
-            message.append(f"and {text.several(more, 'more measurement')} to look at")
+            message.append(
+                f"and {text.several(more, 'more measurement')} to look at"
+            )
         yield _command(outcome, message)
 
 

@@ -67,9 +67,13 @@ def report(
     yield from table(outcomes, width=width)
     lines = [*details(outcomes, width)] if verbosity > 0 else []
     # a failure shows its notes
-    others = [outcome for outcome in outcomes if outcome.error or not outcome.fails]
+    others = [
+        outcome for outcome in outcomes if outcome.error or not outcome.fails
+    ]
     lines += sentences.problems(others, quiet=verbosity < 0)
-    every = "\n".join((*lines, *messages, last_line(outcomes, run, with_cost=True)))
+    every = "\n".join(
+        (*lines, *messages, last_line(outcomes, run, with_cost=True))
+    )
     yield from text.wrap_text(text.printable(every), width)
 
 
@@ -78,7 +82,9 @@ _GAP = 2  # between columns
 _LEAST_NAME = 15
 
 
-def table(outcomes: Sequence[Outcome], *, width: int = text.WIDTH) -> Iterator[str]:
+def table(
+    outcomes: Sequence[Outcome], *, width: int = text.WIDTH
+) -> Iterator[str]:
     """Yield a row per measurement: who, step time at p50 before and now, change, verdict."""
     outcomes = [outcome for outcome in outcomes if outcome.measurement]
     if not outcomes:
@@ -144,19 +150,28 @@ def unmeasured(nodeids: Sequence[str]) -> Iterator[str]:
         yield f"{nodeid}: never measured: it does not call its fixture"
 
 
-def details(outcomes: Sequence[Outcome], width: int = text.WIDTH) -> Iterator[str]:
+def details(
+    outcomes: Sequence[Outcome], width: int = text.WIDTH
+) -> Iterator[str]:
     """Yield the percentiles and rates of each measurement, of the group and by rank; counters;
     costs; error rates."""
     for outcome in outcomes:
         if outcome.measurement:
             yield from ("", text.name(outcome))
-            whole, brief = list(_percentiles(outcome)), _percentiles(outcome, (50, 95))
+            whole, brief = (
+                list(_percentiles(outcome)),
+                _percentiles(outcome, (50, 95)),
+            )
             table = whole if max(map(len, whole)) <= width - _GAP else brief
             yield from (f"  {line}" for line in (*table, *_details(outcome)))
     yield from collective_table(outcomes)
     yield ""
     yield from _error_rates(
-        [each.verdict for each in outcomes if each.verdict and each.verdict.comparisons]
+        [
+            each.verdict
+            for each in outcomes
+            if each.verdict and each.verdict.comparisons
+        ]
     )
 
 
@@ -164,7 +179,9 @@ def _error_rates(verdicts: Sequence[Verdict]) -> Iterator[str]:
     """Yield how many false alarms a run of several tests has on average, by its noise and limits,
     and what was assumed of the drift between sessions."""
     if len(verdicts) > 1:
-        expected = sum(c.alarm_rate for each in verdicts for c in each.comparisons)
+        expected = sum(
+            c.alarm_rate for each in verdicts for c in each.comparisons
+        )
         most = f"at most {text.amount(TEST_LEVEL)} in each of {len(verdicts)} tests"
         yield f"expected false alarms in a run like this: {expected:.2g} ({most})"
     drifts = text.drifts(each for each in verdicts if each.sessions == 1)
@@ -253,9 +270,14 @@ def _percentiles(
     for rank in (None, *range(len(samples.rank_seconds[0]))):
         cells, durations = ["all"], _durations(samples, rank)
         if rank is not None:
-            cells = [text.process(outcome.plan, outcome.measured.environment, rank)]
+            cells = [
+                text.process(outcome.plan, outcome.measured.environment, rank)
+            ]
         for q in percentiles:
-            cells += [_sec(stats.percentile(durations, q)), _rate(outcome, q, rank)]
+            cells += [
+                _sec(stats.percentile(durations, q)),
+                _rate(outcome, q, rank),
+            ]
         if samples.cpu_seconds is not None and rank is None:
             cells.append("")
         elif samples.cpu_seconds is not None:
@@ -263,7 +285,9 @@ def _percentiles(
             cells.append(_sec(stats.percentile(used, 50)))
         rows.append(cells)
     # of rates that are not known
-    columns = [column for column in zip(*rows, strict=True) if {*column[1:]} != {"-"}]
+    columns = [
+        column for column in zip(*rows, strict=True) if {*column[1:]} != {"-"}
+    ]
     yield from text.aligned([*zip(*columns, strict=True)])
 
 
@@ -301,13 +325,22 @@ def collective_table(outcomes: Sequence[Outcome]) -> Iterator[str]:
             tables.setdefault(title, []).append(row)
     for title, rows in tables.items():
         yield from ("", title)
-        for line in text.aligned([_COLLECTIVE_TITLES, _COLLECTIVE_UNITS, *rows]):
+        for line in text.aligned(
+            [_COLLECTIVE_TITLES, _COLLECTIVE_UNITS, *rows]
+        ):
             yield f"  {line}"
 
 
 def _collective_row(asked: Collective, samples: Samples) -> tuple[str, ...]:
     seconds = stats.percentile(samples.step_seconds, 50)
-    facts = (asked.op, asked.size, asked.count, asked.dtype, asked.redop, asked.root)
+    facts = (
+        asked.op,
+        asked.size,
+        asked.count,
+        asked.dtype,
+        asked.redop,
+        asked.root,
+    )
     return (
         *map(str, facts),
         f"{seconds * 1e6:.5g}",
@@ -317,10 +350,18 @@ def _collective_row(asked: Collective, samples: Samples) -> tuple[str, ...]:
     )
 
 
-_BASELINE_TITLES = ("", "sessions", "last", "commit", "smallest detectable change")
+_BASELINE_TITLES = (
+    "",
+    "sessions",
+    "last",
+    "commit",
+    "smallest detectable change",
+)
 
 
-def baseline_table(environment: str, baselines: Iterable[Baseline]) -> Iterator[str]:
+def baseline_table(
+    environment: str, baselines: Iterable[Baseline]
+) -> Iterator[str]:
     """Yield the baselines of one environment, a row per test, with the figures of its last
     session."""
     rows = []

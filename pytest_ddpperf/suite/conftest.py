@@ -21,11 +21,19 @@ from pytest_ddpperf import (
 )
 from pytest_ddpperf.suite import workloads
 from pytest_ddpperf.suite.tables import Latencies, Tables, save
-from pytest_ddpperf.suite.workloads import Fits, Need, Size, Step, SweepRow, Timed
+from pytest_ddpperf.suite.workloads import (
+    Fits,
+    Need,
+    Size,
+    Step,
+    SweepRow,
+    Timed,
+)
 
 _HERE = Path(__file__).parent
 _TABLES = pytest.StashKey[Tables]()
-_TRIED = pytest.StashKey[dict[object, list[Need | None]]]()  # what first steps needed
+# what first steps needed
+_TRIED = pytest.StashKey[dict[object, list[Need | None]]]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -40,7 +48,9 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     machines = node_count(metafunc.config)
     here = max(1, workloads.largest_world(metafunc.config) // machines)
     rows = [SweepRow(1, ranks) for ranks in _doubled(here)]
-    rows += [SweepRow(several, several * here) for several in _doubled(machines)[1:]]
+    rows += [
+        SweepRow(several, several * here) for several in _doubled(machines)[1:]
+    ]
     if "sweep_row" in metafunc.fixturenames:
         sweep = [_row(row, row.name, row) for row in (SweepRow(1, 0), *rows)]
         metafunc.parametrize("sweep_row", sweep)
@@ -105,7 +115,9 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
                     "--ddp-suite-plots: nothing was measured that has a figure"
                 )
         except Exception as error:  # the tables are shown all the same
-            tables.problem = f"--ddp-suite-plots: {type(error).__name__}: {error}"
+            tables.problem = (
+                f"--ddp-suite-plots: {type(error).__name__}: {error}"
+            )
             session.exitstatus = max(exitstatus, pytest.ExitCode.TESTS_FAILED)
     if lines := list(tables.lines()):
         add_section(config, "pytest_ddpperf.suite", lines)
@@ -143,7 +155,10 @@ def tokens(size: Size, ddp_world_size: int) -> int:
 
 @pytest.fixture
 def fits(
-    request: pytest.FixtureRequest, ddp_run: DdpRun, ddp_world_size: int, size: Size
+    request: pytest.FixtureRequest,
+    ddp_run: DdpRun,
+    ddp_world_size: int,
+    size: Size,
 ) -> Fits:
     """Call it with a model: it skips a test whose ranks need more memory than is free, by a first
     step that is measured once for all tests of a model."""
@@ -174,7 +189,9 @@ def fits(
 
 
 @pytest.fixture
-def timed(ddp_benchmark: DdpBenchmark, fits: Fits, size: Size, tokens: int) -> Timed:
+def timed(
+    ddp_benchmark: DdpBenchmark, fits: Fits, size: Size, tokens: int
+) -> Timed:
     """Call it with a set-up, and with the model and the number of iterations of a step, as
     `time_step`."""
     return partial(workloads.time_step, ddp_benchmark, fits, size, tokens)

@@ -48,11 +48,17 @@ class Block(nn.Module):
     def attention(self, x: Tensor) -> Tensor:
         batch, tokens, width = x.shape
         query, key, value = (
-            part.view(batch, tokens, self.heads, width // self.heads).transpose(1, 2)
+            part.view(batch, tokens, self.heads, width // self.heads).transpose(
+                1, 2
+            )
             for part in self.qkv(x).chunk(3, dim=-1)
         )
-        mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True)
-        return self.projection(mixed.transpose(1, 2).reshape(batch, tokens, width))
+        mixed = F.scaled_dot_product_attention(
+            query, key, value, is_causal=True
+        )
+        return self.projection(
+            mixed.transpose(1, 2).reshape(batch, tokens, width)
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         x = x + self.attention(self.attention_norm(x))
@@ -90,7 +96,13 @@ def conv_norm(
     """A convolution that keeps the size (up to its stride), with batch normalisation in place of a
     bias."""
     conv = nn.Conv2d(
-        inputs, outputs, kernel, stride, padding=kernel // 2, groups=groups, bias=False
+        inputs,
+        outputs,
+        kernel,
+        stride,
+        padding=kernel // 2,
+        groups=groups,
+        bias=False,
     )
     return [conv, nn.BatchNorm2d(outputs)]
 
@@ -149,7 +161,9 @@ class ResNet(nn.Module):
                 stride = 2 if stage and not index else 1
                 width = groups * group_width << stage
                 outputs = 256 << stage
-                blocks.append(Bottleneck(channels, width, outputs, stride, groups))
+                blocks.append(
+                    Bottleneck(channels, width, outputs, stride, groups)
+                )
                 channels = outputs
         self.blocks = nn.Sequential(*blocks)
         self.head = nn.Sequential(
@@ -169,5 +183,7 @@ RESNETS: Mapping[str, Callable[[], ResNet]] = {
     "resnet50": partial(ResNet, (3, 4, 6, 3)),
     "resnet101": partial(ResNet, (3, 4, 23, 3)),
     "resnext50_32x4d": partial(ResNet, (3, 4, 6, 3), groups=32, group_width=4),
-    "resnext101_32x8d": partial(ResNet, (3, 4, 23, 3), groups=32, group_width=8),
+    "resnext101_32x8d": partial(
+        ResNet, (3, 4, 23, 3), groups=32, group_width=8
+    ),
 }

@@ -29,7 +29,8 @@ class Tables:
     """The tables of a run, and what was skipped."""
 
     def __init__(self) -> None:
-        self.skipped: list[tuple[str, str]] = []  # name of a test, and the reason
+        # name of a test, and the reason
+        self.skipped: list[tuple[str, str]] = []
         self.drawn: list[Path] = []
         self.problem = ""  # with drawing
         self.plots: list[Plot] = []  # of single tests
@@ -58,7 +59,10 @@ class Tables:
 
     def lines(self) -> Iterator[str]:
         """Yield all tables, then what was skipped and drawn."""
-        texts = [*self._texts, *(table.lines() for table in self._tables.values())]
+        texts = [
+            *self._texts,
+            *(table.lines() for table in self._tables.values()),
+        ]
         for title in sorted(self._rows, key=self._with_columns.__contains__):
             texts.append(self._plain_table(title))
         for text in texts:
@@ -84,7 +88,9 @@ class Tables:
         alike: dict[tuple[str, str], list[str]] = {}
         for name, reason in sorted(self.skipped):
             test, _, parameters = name.partition("[")
-            alike.setdefault((test, reason), []).append(parameters.removesuffix("]"))
+            alike.setdefault((test, reason), []).append(
+                parameters.removesuffix("]")
+            )
         for (test, reason), each in alike.items():
             parameters = f"[{', '.join(each)}]" if any(each) else ""
             yield f"skipped: {test}{parameters}: {reason}"
@@ -101,7 +107,9 @@ def markdown(rows: Sequence[Sequence[str]]) -> Iterator[str]:
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     line_below_titles = [":".ljust(width, "-") for width in widths]
     for row in (rows[0], line_below_titles, *rows[1:]):
-        cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
+        cells = [
+            cell.ljust(width) for cell, width in zip(row, widths, strict=True)
+        ]
         yield f"| {' | '.join(cells)} |"
 
 
@@ -121,7 +129,10 @@ def describe(result: Result, *further: str, heading: str) -> Iterator[str]:
         yield "(there is no nvidia-smi)"
         return
     called = subprocess.run(
-        ["nvidia-smi", "topo", "-m"], capture_output=True, text=True, check=False
+        ["nvidia-smi", "topo", "-m"],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     # it underlines the titles of columns
     yield from _ESCAPE.sub("", called.stdout or called.stderr).splitlines()
@@ -195,7 +206,11 @@ class Latencies:
         """Add a variant, whose step may have several iterations."""
         # fewer ranks may have found devices
         by_ranks = self._taken.setdefault(f"{experiment}, {result.backend}", {})
-        steps = [step / iterations for launch in result.step_seconds for step in launch]
+        steps = [
+            step / iterations
+            for launch in result.step_seconds
+            for step in launch
+        ]
         timing = Timing(spread_of(result, iterations), steps)
         by_ranks.setdefault(result.world_size, {})[variant] = timing
 
@@ -218,7 +233,9 @@ class Latencies:
         for experiment, by_ranks in self._taken.items():
             over_ranks: dict[str, dict[float, Spread]] = {}
             for ranks, taken in sorted(by_ranks.items()):
-                steps = {variant: timing.steps for variant, timing in taken.items()}
+                steps = {
+                    variant: timing.steps for variant, timing in taken.items()
+                }
                 yield boxes(f"{experiment}, {ranks} ranks", experiment, steps)
                 for variant, timing in taken.items():
                     over_ranks.setdefault(variant, {})[ranks] = timing.spread
@@ -250,7 +267,9 @@ class Scaling:
         yield _plot_over_ranks("Latency over ranks", self._spreads)
 
 
-def _plot_over_ranks(title: str, spreads: Mapping[str, Mapping[float, Spread]]) -> Plot:
+def _plot_over_ranks(
+    title: str, spreads: Mapping[str, Mapping[float, Spread]]
+) -> Plot:
     return lines(title, "ranks", "seconds an iteration", spreads)
 
 
@@ -282,7 +301,9 @@ class Breakdown:
         takes as long as alone, if that is known, and communication adds the rest."""
         parts: dict[str, dict[str, float]] = {}
         for variant, phases in self._taken[trained].items():
-            parts[variant] = {phase: fmean(each) for phase, each in phases.items()}
+            parts[variant] = {
+                phase: fmean(each) for phase, each in phases.items()
+            }
         if ALONE in parts:
             alone = parts[ALONE]["backward"]
             for mean in parts.values():
@@ -321,8 +342,12 @@ class Breakdown:
             wholes = {}
             for variant, phases in by_variant.items():
                 launches = zip(*phases.values(), strict=True)
-                wholes[variant] = spread_around_mean([sum(each) for each in launches])
-            yield stacks(f"Latency breakdown, {trained}", self._parts(trained), wholes)
+                wholes[variant] = spread_around_mean(
+                    [sum(each) for each in launches]
+                )
+            yield stacks(
+                f"Latency breakdown, {trained}", self._parts(trained), wholes
+            )
 
 
 class BestBuckets:
@@ -333,7 +358,9 @@ class BestBuckets:
         # megabytes of a bucket.
         self._taken: dict[str, dict[tuple[float, str], dict[int, float]]] = {}
 
-    def add(self, model: str, gradients: float, bucket: int, result: Result) -> None:
+    def add(
+        self, model: str, gradients: float, bucket: int, result: Result
+    ) -> None:
         where = f"{result.backend}, {result.world_size} ranks"
         by_model = self._taken.setdefault(where, {})
         by_model.setdefault((gradients, model), {})[bucket] = result.p50
@@ -359,7 +386,9 @@ class Plot(NamedTuple):
     draw: Callable[[Axes], None]
 
 
-def boxes(title: str, across: str, seconds: Mapping[str, Sequence[float]]) -> Plot:
+def boxes(
+    title: str, across: str, seconds: Mapping[str, Sequence[float]]
+) -> Plot:
     """Plot a box per variant, from p25 to p75 of its steps, with a line at p50 and points for
     outliers."""
 
@@ -371,7 +400,10 @@ def boxes(title: str, across: str, seconds: Mapping[str, Sequence[float]]) -> Pl
 
 
 def lines(
-    title: str, across: str, upwards: str, spreads: Mapping[str, Mapping[float, Spread]]
+    title: str,
+    across: str,
+    upwards: str,
+    spreads: Mapping[str, Mapping[float, Spread]],
 ) -> Plot:
     """Plot a line per variant, with bars from the least to the most, or a band if there are many
     points."""
@@ -389,11 +421,15 @@ def lines(
                 )
             else:
                 errors = _errors(in_order)
-                axes.errorbar(places, middle, errors, marker="o", capsize=3, label=name)
+                axes.errorbar(
+                    places, middle, errors, marker="o", capsize=3, label=name
+                )
         axes.set(xlabel=across, ylabel=upwards, ylim=(0, None))
         if across == "ranks":
             axes.set_xscale("log", base=2)
-            places = sorted({place for points in spreads.values() for place in points})
+            places = sorted(
+                {place for points in spreads.values() for place in points}
+            )
             axes.set_xticks(places, [f"{place:g}" for place in places])
         axes.legend()
 
@@ -401,14 +437,18 @@ def lines(
 
 
 def stacks(
-    title: str, parts: Mapping[str, Mapping[str, float]], wholes: Mapping[str, Spread]
+    title: str,
+    parts: Mapping[str, Mapping[str, float]],
+    wholes: Mapping[str, Spread],
 ) -> Plot:
     """Plot a bar per variant, made of its parts, with a line from the least to the most of the
     whole."""
 
     def draw(axes: Axes) -> None:
         bottom = dict.fromkeys(parts, 0.0)
-        for part in dict.fromkeys(part for each in parts.values() for part in each):
+        for part in dict.fromkeys(
+            part for each in parts.values() for part in each
+        ):
             heights = [each.get(part, 0.0) for each in parts.values()]
             below = list(bottom.values())
             axes.bar(list(parts), heights, bottom=below, label=part, width=0.6)

@@ -33,10 +33,17 @@ BUFFERS = 3
 
 @pytest.mark.parametrize("op", OPS)
 def test_collective(
-    collective_benchmark: CollectiveBenchmark, ddp_world_size: int, op: str, size: Size
+    collective_benchmark: CollectiveBenchmark,
+    ddp_world_size: int,
+    op: str,
+    size: Size,
 ) -> None:
     """A collective over sizes: time, algbw and busbw, its result checked (nccl-tests)."""
-    sizes = [1 << power for power in (10, 15, 20, 25) if 1 << power <= size.most_bytes]
+    sizes = [
+        1 << power
+        for power in (10, 15, 20, 25)
+        if 1 << power <= size.most_bytes
+    ]
     if op == "send_recv" and ddp_world_size == 1:
         pytest.skip("needs at least two ranks")
     results = collective_benchmark(op, sizes, dtype="float32")
@@ -46,7 +53,9 @@ def test_collective(
 
 
 @pytest.mark.ddp(world_size=1)  # each parameter has its own
-@pytest.mark.parametrize("megabytes", MEGABYTES, ids=lambda megabytes: f"{megabytes}mb")
+@pytest.mark.parametrize(
+    "megabytes", MEGABYTES, ids=lambda megabytes: f"{megabytes}mb"
+)
 @pytest.mark.parametrize(
     "backend",
     [
@@ -73,7 +82,9 @@ def test_all_reduce_by_backend(
     """An all-reduce of 1 MB to 1 GB over 2, 4 and 6 ranks, by backend (CS336)."""
     asked = megabytes * 1_000_000
     if asked > size.most_bytes:
-        pytest.skip(f"{megabytes} MB is too large for --ddp-suite-size {size.name}")
+        pytest.skip(
+            f"{megabytes} MB is too large for --ddp-suite-size {size.name}"
+        )
     if BACKENDS[backend][1] == "cpu":  # a device holds a few gigabytes
         Need(asked * BUFFERS, ddp_world_size, free_memory()).require()
     (result,) = collective_benchmark("all_reduce", [asked], dtype="float32")

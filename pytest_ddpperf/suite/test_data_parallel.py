@@ -51,7 +51,8 @@ def _add_costs(
         "model": model,
         "backend": result.backend,
         "world_size": result.world_size,
-        "global_batch_size": share_of(size, result.world_size) * result.world_size,
+        "global_batch_size": share_of(size, result.world_size)
+        * result.world_size,
         "warmup_steps": result.environment.must_match.get("warmup"),
         "benchmark_steps": len(steps),
     }
@@ -65,7 +66,8 @@ def _add_costs(
         cells[name.format("avg")] = f"{fmean(values):.6g}"
         cells[name.format("std")] = f"{deviation:.3g}"
     tables.add_column(
-        f"Data parallel training of GPT {model} on {result.world_size} ranks", cells
+        f"Data parallel training of GPT {model} on {result.world_size} ranks",
+        cells,
     )
 
 
@@ -99,7 +101,9 @@ def profiled(
     for event in events:
         if _is_communication(event, ctx.backend):
             communication.append(_interval(event))
-        elif _is_kernel(event) if not on_cpu else _is_computation(event, thread):
+        elif (
+            _is_kernel(event) if not on_cpu else _is_computation(event, thread)
+        ):
             computation.append(_interval(event))
     waits = []
     for began, ended in map(_interval, timed_steps):
@@ -203,7 +207,9 @@ def measured(timed: Timed, size: Size, tables: Tables) -> Measured:
         waited: list[float] = []
         for launch in slowest_ranks(result.recorded["comm_seconds"]):
             waited += launch
-        steps = [seconds for launch in result.step_seconds for seconds in launch]
+        steps = [
+            seconds for launch in result.step_seconds for seconds in launch
+        ]
         waits = list(zip(steps, waited, strict=True))
         _add_costs(tables, model, variant, result, size, waits)
         return result
@@ -216,11 +222,15 @@ def measured(timed: Timed, size: Size, tables: Tables) -> Measured:
 def test_variant(measured: Measured, model: str, variant: str) -> None:
     """Gradient averaging written out, naive, flat and overlapped, on GPTs: step time and time
     waited (CS336)."""
-    assert set(measured(model, variant, VARIANTS[variant]).recorded) == {"comm_seconds"}
+    assert set(measured(model, variant, VARIANTS[variant]).recorded) == {
+        "comm_seconds"
+    }
 
 
 @pytest.mark.parametrize("model", GPTS)
-@pytest.mark.parametrize("bucket", BUCKETS_MB, ids=lambda megabytes: f"{megabytes}mb")
+@pytest.mark.parametrize(
+    "bucket", BUCKETS_MB, ids=lambda megabytes: f"{megabytes}mb"
+)
 def test_bucket_size(measured: Measured, model: str, bucket: int) -> None:
     """Overlapped averaging in buckets of 1 to 1000 MB, on GPTs: step time and time waited
     (CS336)."""

@@ -18,7 +18,12 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
 
 from pytest_ddpperf import Context, DdpRun
-from pytest_ddpperf.suite.tables import Spread, Tables, lines, spread_around_mean
+from pytest_ddpperf.suite.tables import (
+    Spread,
+    Tables,
+    lines,
+    spread_around_mean,
+)
 from pytest_ddpperf.suite.workloads import Fits, Size, add_hook, workload
 
 SYNC_EVERY = (1, 2, 4, 8)
@@ -62,7 +67,8 @@ def learn(ctx: Context, size: Size, every: int, sequences: int) -> Learned:
                 optimizer.zero_grad()
         means = torch.stack([*values, loss(ddp).detach()])
         dist.all_reduce(means)
-        curves.append((means / ctx.world_size).tolist())  # which waits for a device
+        # which waits for a device
+        curves.append((means / ctx.world_size).tolist())
         seconds.append((time.perf_counter() - began) / ITERATIONS)
     return Learned(curves, median(seconds))
 
@@ -86,12 +92,16 @@ def test_convergence(
     _plot_losses(tables, batch, ranks, learned)
     often = _last_losses(learned[SYNC_EVERY[0]])
     seldom = _last_losses(learned[SYNC_EVERY[-1]])
-    assert max(often) < min(seldom), "more updates on the same samples learn more here"
+    assert max(often) < min(seldom), (
+        "more updates on the same samples learn more here"
+    )
 
 
 def _spreads(learned: Learned) -> list[Spread]:
     """Return the loss over seeds, by iteration."""
-    return [spread_around_mean(each) for each in zip(*learned.curves, strict=True)]
+    return [
+        spread_around_mean(each) for each in zip(*learned.curves, strict=True)
+    ]
 
 
 def _last_losses(learned: Learned) -> list[float]:
@@ -110,7 +120,9 @@ def _add_losses(
     target = max(curve[-1] for curve in means.values())
     reached = {}
     for every, each in learned.items():
-        iteration = next(n for n, loss in enumerate(means[every]) if loss <= target)
+        iteration = next(
+            n for n, loss in enumerate(means[every]) if loss <= target
+        )
         reached[every] = each.seconds * iteration
         last = _last_losses(each)
         tables.add(
@@ -141,7 +153,8 @@ def _plot_losses(
         for every, each in learned.items():
             scale = each.seconds if across == "seconds" else 1.0
             curves[f"synchronised every {every}"] = {
-                iteration * scale: loss for iteration, loss in enumerate(_spreads(each))
+                iteration * scale: loss
+                for iteration, loss in enumerate(_spreads(each))
             }
         title = f"Loss against {across}, {batch} batch, {ranks} ranks"
         tables.plots.append(lines(title, across, "loss", curves))
@@ -186,7 +199,9 @@ def order_of_buckets(ctx: Context) -> list[list[int]]:
     for _ in range(2):
         in_buckets.clear()
         ready.clear()
-        ddp(torch.ones(1, 16, device=ctx.device), (3, 0, 5, 1, 4, 2)).sum().backward()
+        ddp(
+            torch.ones(1, 16, device=ctx.device), (3, 0, 5, 1, 4, 2)
+        ).sum().backward()
     return [in_buckets, ready]
 
 
@@ -217,7 +232,9 @@ def leave_out_a_parameter(ctx: Context) -> None:
         net(torch.ones(1, 4, device=ctx.device), order).sum().backward()
 
 
-def train_with_unused(ctx: Context, unused_on: tuple[int, ...]) -> tuple[float, float]:
+def train_with_unused(
+    ctx: Context, unused_on: tuple[int, ...]
+) -> tuple[float, float]:
     """Return the gradients of two layers after three steps with `find_unused_parameters`, in which
     some ranks leave out the second one. Before each step its gradient is 7."""
     net = DistributedDataParallel(
@@ -243,7 +260,9 @@ def test_a_parameter_that_one_rank_does_not_use(
     all get the mean."""
     others = ddp_world_size - 1
     for _, second in ddp_run(train_with_unused, (0,)):
-        assert second == pytest.approx((7.0 * ddp_world_size + others) / ddp_world_size)
+        assert second == pytest.approx(
+            (7.0 * ddp_world_size + others) / ddp_world_size
+        )
 
 
 def test_a_parameter_that_no_rank_uses_keeps_its_gradient(
@@ -252,11 +271,15 @@ def test_a_parameter_that_no_rank_uses_keeps_its_gradient(
     """With `find_unused_parameters` the gradient of a parameter that no rank uses stays as it
     was."""
     all_ranks = tuple(range(ddp_world_size))
-    assert ddp_run(train_with_unused, all_ranks) == [(1.0, 7.0)] * ddp_world_size
+    assert (
+        ddp_run(train_with_unused, all_ranks) == [(1.0, 7.0)] * ddp_world_size
+    )
 
 
 @pytest.mark.ddp(timeout=HANG_SECONDS)
-def test_hang_of_another_reduction_order(ddp_run: DdpRun, ddp_world_size: int) -> None:
+def test_hang_of_another_reduction_order(
+    ddp_run: DdpRun, ddp_world_size: int
+) -> None:
     """The paper's first way to hang, reductions in another order, is red with the line in which
     each rank waits."""
     if ddp_world_size == 1:
@@ -277,5 +300,7 @@ def test_hang_of_a_parameter_that_is_never_ready(ddp_run: DdpRun) -> None:
         ddp_run(leave_out_a_parameter)
     message = str(caught.value)
     assert message.startswith("rank 0 failed")
-    assert "Expected to have finished reduction in the prior iteration" in message
+    assert (
+        "Expected to have finished reduction in the prior iteration" in message
+    )
     assert "leave_out_a_parameter" in message

@@ -14,7 +14,10 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+from torch.distributed.algorithms.ddp_comm_hooks import (
+    default_hooks,
+    powerSGD_hook,
+)
 from torch.nn.parallel import DistributedDataParallel
 
 from pytest_ddpperf import Context, DdpBenchmark
@@ -109,7 +112,9 @@ def test_latency_breakdown(
     tables.get(Breakdown).add(model, variant, result)
 
 
-@pytest.mark.parametrize("bucket", BUCKETS_MB, ids=lambda megabytes: f"{megabytes}mb")
+@pytest.mark.parametrize(
+    "bucket", BUCKETS_MB, ids=lambda megabytes: f"{megabytes}mb"
+)
 @pytest.mark.parametrize("model", ["gpt", "resnet50", "resnet101"])
 def test_bucket_latency(
     compared: Timed, model: str, bucket: int, size: Size, tables: Tables
@@ -213,7 +218,9 @@ def test_compression(compared: Timed, hook: str, size: Size) -> None:
     def setup(ctx: Context) -> Step:
         # One bucket: of several, PowerSGD's further all-reduces would begin in another order on
         # each rank.
-        return ddp_training(ctx, size.gpt, size, prepare=prepare, bucket_cap_mb=1000)
+        return ddp_training(
+            ctx, size.gpt, size, prepare=prepare, bucket_cap_mb=1000
+        )
 
     compared("Gradient compression", hook, setup)
 
@@ -264,7 +271,9 @@ def test_layer_dropping(compared: Timed, share: float, size: Size) -> None:
         if share:
             for number, block in list(blocks.named_children()):
                 setattr(blocks, number, LeftOut(block, int(number)))
-        return training(DistributedDataParallel(net, find_unused_parameters=True), loss)
+        return training(
+            DistributedDataParallel(net, find_unused_parameters=True), loss
+        )
 
     compared("Layer dropping", f"{share:.0%}", setup)
 
@@ -302,14 +311,20 @@ BACKENDS = {
 @pytest.mark.parametrize(
     "backend",
     [
-        pytest.param(name, marks=pytest.mark.ddp(backend=backend, device=device))
+        pytest.param(
+            name, marks=pytest.mark.ddp(backend=backend, device=device)
+        )
         for name, (backend, device) in BACKENDS.items()
     ],
 )
-def test_backend(timed: Timed, backend: str, size: Size, tables: Tables) -> None:
+def test_backend(
+    timed: Timed, backend: str, size: Size, tables: Tables
+) -> None:
     """The same step over each backend that the machine has, in one run."""
     result = timed(lambda ctx: ddp_training(ctx, size.gpt, size))
-    title = f"A step of GPT {size.gpt} by backend, {result.world_size} ranks (p50)"
+    title = (
+        f"A step of GPT {size.gpt} by backend, {result.world_size} ranks (p50)"
+    )
     tables.add(title, {"backend": backend, "step": spread_of(result)})
 
 

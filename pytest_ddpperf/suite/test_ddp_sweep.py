@@ -4,6 +4,7 @@ numbers of ranks."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -40,7 +41,12 @@ class SweepTable:
         self._bucket_mb = 0
 
     def add(
-        self, model: str, row: SweepRow, result: Result, images: int, bucket_mb: int
+        self,
+        model: str,
+        row: SweepRow,
+        result: Result,
+        images: int,
+        bucket_mb: int,
     ) -> None:
         self._rows.setdefault(model, {})[row] = result
         self._images = images
@@ -75,7 +81,11 @@ class SweepTable:
         return ()
 
     def _row(self, row: SweepRow, result: Result, alone: Result | None) -> str:
-        kind = "GPUs" if result.environment.key.get("device_type") == "cuda" else "CPUs"
+        kind = (
+            "GPUs"
+            if result.environment.key.get("device_type") == "cuda"
+            else "CPUs"
+        )
         text = f"{max(row.ranks, 1):4d} {kind} -- {row.title:>8}:"
         text += percentile_cells(result.percentile, self._images)
         # A single rank may have a device that many have not.
@@ -107,8 +117,10 @@ def test_ddp_sweep(
         )
         if not sweep_row.ranks:
             return training(net, loss, optimizer)
-        ddp = DistributedDataParallel(net, bucket_cap_mb=bucket_mb, **no_buffers())  # type: ignore[arg-type]
-        return training(ddp, loss, optimizer)
+        options: dict[str, Any] = {"bucket_cap_mb": bucket_mb, **no_buffers()}
+        return training(
+            DistributedDataParallel(net, **options), loss, optimizer
+        )
 
     # By these, `ddpperf diff --form pytorch` shows what the original's does.
     facts: dict[str, str | int | float | bool] = {

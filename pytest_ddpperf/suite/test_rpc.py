@@ -16,6 +16,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
 from statistics import fmean
 from typing import Any
 
@@ -74,7 +75,9 @@ class HybridModel(nn.Module):
         """Return the scores: bags x CLASSES."""
         lookups = []
         for table in self.tables:  # one after another
-            module = table if isinstance(table, RemoteModule) else table.rpc_sync()
+            module = (
+                table if isinstance(table, RemoteModule) else table.rpc_sync()
+            )
             lookups.append(module.forward(indices, offsets))
         return self.dense(torch.cat(lookups, dim=1).to(self._device))
 
@@ -85,7 +88,9 @@ class HybridModel(nn.Module):
             if isinstance(table, RemoteModule):
                 references += table.remote_parameters()
             else:
-                references += rpc.rpc_sync(table.owner(), parameters_of, (table,))
+                references += rpc.rpc_sync(
+                    table.owner(), parameters_of, (table,)
+                )
         return references
 
 
@@ -102,7 +107,9 @@ def epoch_of_batches(source: random.Random) -> list[Batch]:
         offsets = [0]
         while (start := offsets[-1] + source.randint(1, 10)) < count:
             offsets.append(start)
-        indices = torch.tensor([source.randrange(EMBEDDINGS) for _ in range(count)])
+        indices = torch.tensor(
+            [source.randrange(EMBEDDINGS) for _ in range(count)]
+        )
         targets = torch.tensor([source.randrange(CLASSES) for _ in offsets])
         batches.append((indices, torch.tensor(offsets), targets))
     return batches
@@ -113,7 +120,9 @@ def hybrid_lines(result: Result) -> Iterator[str]:
     examples per second."""
     yield "---------- Info ---------"
     yield ""
-    yield from describe(result, heading="---------- nvidia-smi topo -m ---------")
+    yield from describe(
+        result, heading="---------- nvidia-smi topo -m ---------"
+    )
     yield ""
     yield "------------------  PyTorch Distributed Benchmark (DDP and RPC) ---------------------"
     yield ""
@@ -149,12 +158,17 @@ TABLE: tuple[Any, ...] = nn.EmbeddingBag, (EMBEDDINGS, COLUMNS), {"mode": "sum"}
 
 def master(ctx: RpcContext) -> list[Any]:
     """Make a table of embeddings on each parameter server."""
-    return [rpc.remote(server, *TABLE) for server in ctx.workers["parameter_server"]]
+    return [
+        rpc.remote(server, *TABLE) for server in ctx.workers["parameter_server"]
+    ]
 
 
 def master_of_modules(ctx: RpcContext) -> list[Any]:
     """Make a RemoteModule on each parameter server, as the tutorial does."""
-    return [RemoteModule(server, *TABLE) for server in ctx.workers["parameter_server"]]
+    return [
+        RemoteModule(server, *TABLE)
+        for server in ctx.workers["parameter_server"]
+    ]
 
 
 def trainer(ctx: RpcContext, tables: Sequence[Any]) -> Callable[[], int]:
@@ -173,7 +187,9 @@ def trainer(ctx: RpcContext, tables: Sequence[Any]) -> Callable[[], int]:
         examples = 0
         for indices, offsets, targets in batches:
             with dist_autograd.context() as context:
-                loss = F.cross_entropy(model(indices, offsets), targets.to(ctx.device))
+                loss = F.cross_entropy(
+                    model(indices, offsets), targets.to(ctx.device)
+                )
                 dist_autograd.backward(context, [loss])  # type: ignore[attr-defined]
                 optimizer.step(context)
             examples += len(targets)
@@ -183,11 +199,17 @@ def trainer(ctx: RpcContext, tables: Sequence[Any]) -> Callable[[], int]:
     return epoch
 
 
-def test_hybrid(rpc_benchmark: RpcBenchmark, pytestconfig: Any, tables: Tables) -> None:
+def test_hybrid(
+    rpc_benchmark: RpcBenchmark, pytestconfig: Any, tables: Tables
+) -> None:
     """Embeddings on parameter servers by RPC, dense layers under DDP: an epoch's time (PyTorch's
     DDP+RPC benchmark); the same with RemoteModules."""
     # As many as in the original if there is a core for each.
-    cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count()
+    cores = (
+        len(os.sched_getaffinity(0))
+        if sys.platform == "linux"
+        else os.cpu_count()
+    )
     roles: dict[str, Any] = {}
     for role in ("trainers", "parameter_servers"):
         if not read_option(pytestconfig, f"ddp_{role}", None):
@@ -224,7 +246,8 @@ def _add_round(
 
 # --- a parameter server
 
-layers_here: dict[int, Tensor] = {}  # the share of a parameter server, by number
+# the share of a parameter server, by number
+layers_here: dict[int, Tensor] = {}
 lock = threading.Lock()  # calls are handled on several threads
 
 
@@ -265,18 +288,24 @@ def test_parameter_server(rpc_benchmark: RpcBenchmark, tables: Tables) -> None:
                 parameters |= share
             values = inputs
             for number in range(layers):
-                values = torch.tanh(values @ parameters[number].requires_grad_())
+                values = torch.tanh(
+                    values @ parameters[number].requires_grad_()
+                )
             F.mse_loss(values, targets).backward()
             pushed = []
             for server, share in zip(servers, shares, strict=True):
-                gradients = {number: layer.grad for number, layer in share.items()}
+                gradients = {
+                    number: layer.grad for number, layer in share.items()
+                }
                 pushed.append(rpc.rpc_async(server, push, (gradients,)))
             for future in pushed:
                 future.wait()
 
         return step
 
-    result = rpc_benchmark(trainer, parameter_server=parameter_server, batch_size=BATCH)
+    result = rpc_benchmark(
+        trainer, parameter_server=parameter_server, batch_size=BATCH
+    )
     _add_round(tables, "parameter server", result, "examples", BATCH)
 
 
@@ -285,7 +314,8 @@ def test_parameter_server(rpc_benchmark: RpcBenchmark, tables: Tables) -> None:
 ROWS = 1000  # of an embedding
 SEQUENCE = 16  # words of a sentence
 
-_arrived: dict[int, tuple[list[Tensor], torch.futures.Future[Tensor]]] = {}  # by bucket
+# by bucket
+_arrived: dict[int, tuple[list[Tensor], torch.futures.Future[Tensor]]] = {}
 
 
 @rpc.functions.async_execution  # type: ignore[untyped-decorator]
@@ -295,7 +325,9 @@ def average_when_all_arrived(
     """Return the mean of all trainers' gradients; the answer to each waits for the last. Called by
     a trainer."""
     with lock:
-        gradients, answer = _arrived.setdefault(bucket, ([], torch.futures.Future()))
+        gradients, answer = _arrived.setdefault(
+            bucket, ([], torch.futures.Future())
+        )
         gradients.append(gradient)
         if len(gradients) == trainers:
             del _arrived[bucket]
@@ -309,9 +341,16 @@ def average_on_request(bucket: int, gradient: Tensor, trainers: int) -> Tensor:
     return average_when_all_arrived(bucket, gradient, trainers).wait()
 
 
-SERVERS = {"batched": average_when_all_arrived, "by request": average_on_request}
+SERVERS = {
+    "batched": average_when_all_arrived,
+    "by request": average_on_request,
+}
 # Which gradients go to a server: sparse ones (True), dense ones (False).
-TO_SERVER = {"all-reduce": (), "sparse by RPC": (True,), "all by RPC": (True, False)}
+TO_SERVER = {
+    "all-reduce": (),
+    "sparse by RPC": (True,),
+    "all by RPC": (True, False),
+}
 
 
 @ON_CPU
@@ -335,7 +374,10 @@ def test_gradient_server(
 ) -> None:
     """An embedding and a dense layer under DDP; a parameter server averages their gradients, or an
     all-reduce does (PyTorch's parameter server benchmark)."""
-    if server == "by request" and int(read_option(pytestconfig, "ddp_trainers", 2)) > 8:
+    if (
+        server == "by request"
+        and int(read_option(pytestconfig, "ddp_trainers", 2)) > 8
+    ):
         pytest.skip(
             "needs at most 8 trainers: each of their two buckets takes a thread of a server"
         )
@@ -383,7 +425,9 @@ ACTIONS = 8
 ACTIONS_A_ROUND = 5  # of each observer
 
 # in the agent
-policy = nn.Sequential(nn.Linear(STATE, 128), nn.ReLU(), nn.Linear(128, ACTIONS))
+policy = nn.Sequential(
+    nn.Linear(STATE, 128), nn.ReLU(), nn.Linear(128, ACTIONS)
+)
 
 
 def select_action(state: Tensor) -> int:
@@ -415,13 +459,17 @@ def test_agent_and_observers(
                 rpc.rpc_async(observer, observe, (ctx.name,))
                 for observer in ctx.workers["parameter_server"]
             ]
-            assert sum(each.wait() for each in rounds) == ACTIONS_A_ROUND * len(rounds)
+            assert sum(each.wait() for each in rounds) == ACTIONS_A_ROUND * len(
+                rounds
+            )
 
         return round_of_all
 
     result = rpc_benchmark(agent, trainers=1, parameter_servers=observers)
     actions = ACTIONS_A_ROUND * observers
-    _add_round(tables, f"agent, {observers} observers", result, "actions", actions)
+    _add_round(
+        tables, f"agent, {observers} observers", result, "actions", actions
+    )
 
 
 # --- a pipeline
@@ -432,6 +480,12 @@ second_stage: list[DistributedDataParallel] = []  # of a parameter server
 def run_second_stage(values: Tensor) -> Tensor:
     with lock:  # of several micro-batches, one after the other
         return second_stage[0](values)
+
+
+def _mean_share(result: Result) -> float:
+    """Return the mean of the bubble over launches, ranks and steps."""
+    ranks = chain.from_iterable(result.recorded["bubble"])
+    return fmean(share or 0.0 for of_rank in ranks for share in of_rank)
 
 
 def second_stage_parameters() -> list[Any]:
@@ -449,7 +503,9 @@ def test_pipeline(
 
     def parameter_server(ctx: RpcContext) -> None:
         torch.manual_seed(ctx.seed)
-        stage = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, 10))
+        stage = nn.Sequential(
+            nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, 10)
+        )
         # over the parameter servers, who have a group too
         second_stage.append(DistributedDataParallel(stage))
 
@@ -461,8 +517,9 @@ def test_pipeline(
         layers = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU())
         first_stage = DistributedDataParallel(layers)
         parameters = rpc.rpc_sync(next_stage, second_stage_parameters)
-        parameters += [rpc.RRef(parameter) for parameter in first_stage.parameters()]
-        optimizer: Any = DistributedOptimizer(torch.optim.SGD, parameters, lr=0.05)
+        parameters += [rpc.RRef(each) for each in first_stage.parameters()]
+        sgd = torch.optim.SGD
+        optimizer: Any = DistributedOptimizer(sgd, parameters, lr=0.05)
         inputs = torch.randn(parts, BATCH // parts, WIDTH)
         targets = torch.randint(10, (BATCH,))
 
@@ -470,7 +527,9 @@ def test_pipeline(
             with dist_autograd.context() as context:
                 began = time.perf_counter()
                 scores = [
-                    rpc.rpc_async(next_stage, run_second_stage, (first_stage(part),))
+                    rpc.rpc_async(
+                        next_stage, run_second_stage, (first_stage(part),)
+                    )
                     for part in inputs
                 ]
                 computed = time.perf_counter()
@@ -490,13 +549,8 @@ def test_pipeline(
         parameter_servers=pipelines,
         batch_size=BATCH,
     )
-    shares = [
-        share or 0.0
-        for launch in result.recorded["bubble"]
-        for of_rank in launch
-        for share in of_rank
-    ]
-    bubble = f"bubble {fmean(shares):.0%} of forward (ideal {1 / (parts + 1):.0%})"
+    share = _mean_share(result)
+    bubble = f"bubble {share:.0%} of forward (ideal {1 / (parts + 1):.0%})"
     several = "s" if parts > 1 else ""
     workload = f"pipeline, {parts} part{several}, {bubble}"
     _add_round(tables, workload, result, "examples", BATCH)

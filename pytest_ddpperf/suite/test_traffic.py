@@ -70,7 +70,9 @@ def test_ddp_traffic(
         layers = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 8))
         net = DistributedDataParallel(layers.to(ctx.device))
         inputs = torch.randn(batch, 64, device=ctx.device)
-        return training(net, lambda net: net(inputs).sum(), OPTIMIZERS[optimizer](net))
+        return training(
+            net, lambda net: net(inputs).sum(), OPTIMIZERS[optimizer](net)
+        )
 
     result = ddp_benchmark(setup)
     gradients = (64 * 64 + 64 + 64 * 8 + 8) * FLOAT
@@ -90,7 +92,11 @@ def run_second_part(values: Tensor, uses: int) -> Tensor:
 @pytest.mark.parametrize("uses", [1, 3])
 @pytest.mark.parametrize("batch", BATCHES)
 def test_rpc_traffic(
-    rpc_benchmark: RpcBenchmark, batch: int, uses: int, call: str, tables: Tables
+    rpc_benchmark: RpcBenchmark,
+    batch: int,
+    uses: int,
+    call: str,
+    tables: Tables,
 ) -> None:
     """B x C x W x H go over an RPC boundary each way, by a call or by an RRef's `to_here`; a tensor
     that is used three times sends one gradient. Between CUDA devices where there are any."""
@@ -111,7 +117,9 @@ def test_rpc_traffic(
                 if call == "rpc_sync":
                     values = rpc.rpc_sync(server, run_second_part, arguments)
                 else:
-                    values = rpc.remote(server, run_second_part, arguments).to_here()
+                    values = rpc.remote(
+                        server, run_second_part, arguments
+                    ).to_here()
                 dist_autograd.backward(context, [values.sum()])  # type: ignore[attr-defined]
 
         return step
@@ -170,7 +178,9 @@ def on_the_wire(ctx: Context, op: str) -> tuple[int, float] | str:
     call: Callable[[], object] = {
         "all_reduce": lambda: dist.all_reduce(whole),
         "all_gather": lambda: dist.all_gather(parts, parts[ctx.rank].clone()),
-        "reduce_scatter": lambda: dist.reduce_scatter(parts[ctx.rank].clone(), parts),
+        "reduce_scatter": lambda: dist.reduce_scatter(
+            parts[ctx.rank].clone(), parts
+        ),
         "broadcast": lambda: dist.broadcast(whole, 0),
         "DDP": lambda: layer(whole).sum().backward(),
     }[op]
@@ -250,9 +260,13 @@ def test_wire_of_rpc(
 
         return step
 
-    result = rpc_benchmark(trainer, trainers=nodes, parameter_servers=1, gate=False)
+    result = rpc_benchmark(
+        trainer, trainers=nodes, parameter_servers=1, gate=False
+    )
     sent = median(
-        count or 0 for launch in result.recorded["sent_bytes"] for count in launch[-1]
+        count or 0
+        for launch in result.recorded["sent_bytes"]
+        for count in launch[-1]
     )
     if sent < payload:
         pytest.skip("the nodes share memory: the tensor went over no interface")
@@ -288,7 +302,9 @@ def test_nccl_algorithm(
 ) -> None:
     """An all-reduce by NCCL's rings and by its trees: as many bytes, in more steps or fewer."""
     monkeypatch.setenv(variable, value)
-    sizes = [1 << power for power in (10, 20, 25) if 1 << power <= size.most_bytes]
+    sizes = [
+        1 << power for power in (10, 20, 25) if 1 << power <= size.most_bytes
+    ]
     for result in collective_benchmark("all_reduce", sizes, dtype="float32"):
         wire = RINGS["all_reduce"](result.world_size) * result.size
         tables.add(

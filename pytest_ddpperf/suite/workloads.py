@@ -65,8 +65,20 @@ class Size:
 
 # DDP rebuilds its buckets after the first step: three warm-up steps are enough to see that
 # everything runs.
-_TINY = {"launches": 2, "max_launches": 4, "warmup": 3, "steps": 5, "min_time": 0}
-_SMALL = {"launches": 3, "max_launches": 6, "warmup": 5, "steps": 10, "min_time": 0}
+_TINY = {
+    "launches": 2,
+    "max_launches": 4,
+    "warmup": 3,
+    "steps": 5,
+    "min_time": 0,
+}
+_SMALL = {
+    "launches": 3,
+    "max_launches": 6,
+    "warmup": 5,
+    "steps": 10,
+    "min_time": 0,
+}
 SIZES = {
     "tiny": Size(
         name="tiny",
@@ -172,7 +184,9 @@ def time_step(
     if model in GPTS:
         batch_size = iterations * tokens
         if model not in size.gpts:
-            pytest.skip(f"GPT {model} is too large for --ddp-suite-size {size.name}")
+            pytest.skip(
+                f"GPT {model} is too large for --ddp-suite-size {size.name}"
+            )
     fits(model)
     return ddp_benchmark(setup, batch_size=batch_size)
 
@@ -203,12 +217,16 @@ def workload(
     torch.manual_seed(ctx.seed + 1 + ctx.rank)
     if model in GPTS:
         share = sequences or share_of(size, ctx.world_size)
-        text = torch.randint(VOCABULARY, (share, size.tokens + 1), device=ctx.device)
+        text = torch.randint(
+            VOCABULARY, (share, size.tokens + 1), device=ctx.device
+        )
         return net, lambda wrapped: F.cross_entropy(
             wrapped(text[:, :-1]).flatten(0, 1), text[:, 1:].flatten()
         )
     # As those of PyTorch's DDP benchmark.
-    images = torch.rand(size.images, 3, size.pixels, size.pixels, device=ctx.device)
+    images = torch.rand(
+        size.images, 3, size.pixels, size.pixels, device=ctx.device
+    )
     labels = torch.ones(size.images, dtype=torch.long, device=ctx.device)
     return net, lambda wrapped: F.cross_entropy(wrapped(images), labels)
 
@@ -252,7 +270,9 @@ def training(
     net: nn.Module, loss: Loss, optimizer: torch.optim.Optimizer | None = None
 ) -> Step:
     """Return a training step of a net in any wrapper, by default with SGD."""
-    optimizer = optimizer or torch.optim.SGD(net.parameters(), lr=0.001, momentum=0.9)
+    optimizer = optimizer or torch.optim.SGD(
+        net.parameters(), lr=0.001, momentum=0.9
+    )
 
     def step() -> None:
         optimizer.zero_grad()
@@ -285,7 +305,9 @@ def ddp_training(
 Hook = Callable[[Any, Any], torch.futures.Future[Tensor]]
 
 
-def add_hook(ddp: DistributedDataParallel, hook: Hook, state: object = None) -> None:
+def add_hook(
+    ddp: DistributedDataParallel, hook: Hook, state: object = None
+) -> None:
     """Let a hook reduce the buckets of DDP."""
     # Without annotations, which DDP would compare with its own types, and under a name for which it
     # has no rules.

@@ -26,7 +26,9 @@ class Wrapper(nn.Module):
         super().__init__()
         self.module = module
         self.trained = [
-            parameter for parameter in module.parameters() if parameter.requires_grad
+            parameter
+            for parameter in module.parameters()
+            if parameter.requires_grad
         ]
         self.seconds_waited = 0.0  # for communication, in all steps so far
         for parameter in module.parameters():
@@ -48,7 +50,8 @@ class Wrapper(nn.Module):
 
     @contextmanager
     def _waiting(self) -> Iterator[None]:
-        _synchronize(self.trained[0])  # the time that computation takes is not counted
+        # the time that computation takes is not counted
+        _synchronize(self.trained[0])
         began = time.perf_counter()
         yield
         _synchronize(self.trained[0])
@@ -136,7 +139,9 @@ def ddps_buckets(parameters: Sequence[Tensor]) -> list[list[Tensor]]:
 
 
 def flatten(tensors: Sequence[Tensor | None]) -> Tensor:
-    return torch.cat([tensor.flatten() for tensor in tensors if tensor is not None])
+    return torch.cat(
+        [tensor.flatten() for tensor in tensors if tensor is not None]
+    )
 
 
 def unflatten(flat: Tensor, tensors: Sequence[Tensor | None]) -> None:

@@ -45,7 +45,9 @@ def judge(
     """Compare `current` with the sessions of a baseline: its times, as `judge_times` does, its
     counters and losses."""
     verdict = judge_times(current, baseline, limits, **how)
-    verdict = with_losses(verdict, current, baseline, how.get("level", TEST_LEVEL))
+    verdict = with_losses(
+        verdict, current, baseline, how.get("level", TEST_LEVEL)
+    )
     return with_counters(verdict, current, baseline, limits)
 
 
@@ -54,7 +56,9 @@ def without_steady_windows(verdict: Verdict) -> Verdict:
     recompiled within their window, for example: nothing is claimed to be within a limit. A slowdown
     stays one: recompiling takes time, too."""
     if verdict.status in (Status.PASS, Status.IMPROVED):
-        return replace(verdict, status=Status.INCONCLUSIVE, reason=Reason.RECOMPILED)
+        return replace(
+            verdict, status=Status.INCONCLUSIVE, reason=Reason.RECOMPILED
+        )
     return verdict
 
 
@@ -126,7 +130,9 @@ def is_suspected(verdict: Verdict, share: float = SUSPICIOUS) -> bool:
     # Other work on a machine only makes launches slower, the fastest of them least, and their low
     # percentiles least. So a baseline of a busy hour hides slower code from all other figures.
     lowest = min(
-        verdict.comparisons, key=lambda each: each.limit.kind.percentile, default=None
+        verdict.comparisons,
+        key=lambda each: each.limit.kind.percentile,
+        default=None,
     )
     if lowest is None:
         return False
@@ -138,7 +144,9 @@ def is_suspected(verdict: Verdict, share: float = SUSPICIOUS) -> bool:
 _PLAUSIBLE = 2.5
 
 
-def implausible_ratio(recorded: Sequence[Measurement], now: Measurement) -> float:
+def implausible_ratio(
+    recorded: Sequence[Measurement], now: Measurement
+) -> float:
     """Return how many times its recorded time the baseline's code takes now, if no drift of the
     machine explains it: then it does not do what it did when it was recorded. Else return 0.
 
@@ -180,10 +188,14 @@ def confirm(
         return None
     if interleaved.reason == Reason.UNDECIDED:
         return None  # it may be slower by about its limit
-    interleaved = replace(interleaved, facts=stored.facts, sessions=stored.sessions)
+    interleaved = replace(
+        interleaved, facts=stored.facts, sessions=stored.sessions
+    )
     if stored.status in (Status.REGRESSED, Status.INCONCLUSIVE):
         return replace(
-            interleaved, status=Status.INCONCLUSIVE, reason=Reason.MACHINE_SLOWER
+            interleaved,
+            status=Status.INCONCLUSIVE,
+            reason=Reason.MACHINE_SLOWER,
         )
     if stored.status is interleaved.status:
         return interleaved
@@ -198,7 +210,9 @@ def without_claim(verdict: Verdict, left: Status, reason: Reason) -> Verdict:
             comparisons.append(replace(comparison, status=left, reason=reason))
         else:
             comparisons.append(comparison)
-    return replace(verdict, status=left, reason=reason, comparisons=tuple(comparisons))
+    return replace(
+        verdict, status=left, reason=reason, comparisons=tuple(comparisons)
+    )
 
 
 def given_up(verdict: Verdict) -> Verdict:
@@ -283,7 +297,10 @@ def with_counters(
 
 
 def _count(
-    verdict: Verdict, current: Measurement, before: Measurement, limits: Sequence[Limit]
+    verdict: Verdict,
+    current: Measurement,
+    before: Measurement,
+    limits: Sequence[Limit],
 ) -> tuple[Verdict, Reason]:
     """Add to a verdict what became of limited counters, and those that are unknown; and return the
     reason code of the latter."""
@@ -348,9 +365,13 @@ def _lost_traffic(
     sends something, or the user limits one of the counters that fell. Launches of RPC and of one
     collective synchronise no gradients."""
     environment, now = current.environment, current.counters
-    excepted = "roles" in environment.key or "collective" in environment.must_match
+    excepted = (
+        "roles" in environment.key or "collective" in environment.must_match
+    )
     sent = [
-        name for name in (*_SENT_COUNTS, "gradient_bytes") if before.counters.get(name)
+        name
+        for name in (*_SENT_COUNTS, "gradient_bytes")
+        if before.counters.get(name)
     ]
     if excepted or not sent or any(now.get(name) != 0 for name in _SENT_COUNTS):
         return ""
@@ -401,7 +422,9 @@ def with_losses(
     steps = min((len(launch) for side in losses for launch in side), default=0)
     if not steps or min(map(len, losses)) < LAUNCHES_NEEDED:
         return verdict
-    launches = [[_mean_loss(launch[:steps]) for launch in side] for side in losses]
+    launches = [
+        [_mean_loss(launch[:steps]) for launch in side] for side in losses
+    ]
     before, now = (None if math.isnan(x) else x for x in map(fmean, launches))
     differs = before != now
     if before is not None and now is not None:
@@ -446,6 +469,8 @@ def refused(
     if launches < LAUNCHES_NEEDED:
         few = f"{launches} launch, and a comparison needs {LAUNCHES_NEEDED} a side"
         return Verdict(
-            status=Status.INCOMPARABLE, reason=Reason.BASELINE_SUPPORT, details=(few,)
+            status=Status.INCOMPARABLE,
+            reason=Reason.BASELINE_SUPPORT,
+            details=(few,),
         )
     return None

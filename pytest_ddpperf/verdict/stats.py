@@ -10,7 +10,9 @@ from typing import Any
 
 # Others find all statistics here.
 from pytest_ddpperf.records.quantiles import launch_means as launch_means
-from pytest_ddpperf.records.quantiles import launch_quantiles as launch_quantiles
+from pytest_ddpperf.records.quantiles import (
+    launch_quantiles as launch_quantiles,
+)
 from pytest_ddpperf.records.quantiles import quantile as quantile
 
 _NORMAL = NormalDist()
@@ -138,7 +140,9 @@ class Drift:
     def variance(self, launches: float) -> float:
         """`launches` is the variance between launches."""
         seen = self.steep**2 * launches
-        busy = seen * self.usual**2 / (seen + self.usual**2) if seen > 0 else 0.0
+        busy = (
+            seen * self.usual**2 / (seen + self.usual**2) if seen > 0 else 0.0
+        )
         return self.floor**2 + busy + self.share**2 * launches
 
 
@@ -158,7 +162,10 @@ class Difference:
         return (
             self.now,
             self.base,
-            Part(self.drift.variance * (1 + 1 / self.sessions), self.drift.freedom),
+            Part(
+                self.drift.variance * (1 + 1 / self.sessions),
+                self.drift.freedom,
+            ),
         )
 
     @property
@@ -190,12 +197,16 @@ class Difference:
 
     def beyond(self, bound: float) -> float:
         """How likely an estimate beyond `bound` is where there is no difference."""
-        return 0.0 if self.error == 0 else t_cdf(-bound / self.error, self.freedom)
+        return (
+            0.0 if self.error == 0 else t_cdf(-bound / self.error, self.freedom)
+        )
 
     def reach(self, level: float) -> float:
         """How far a one-sided bound at `level` lies from the estimate."""
         return (
-            0.0 if self.error == 0 else t_quantile(1 - level, self.freedom) * self.error
+            0.0
+            if self.error == 0
+            else t_quantile(1 - level, self.freedom) * self.error
         )
 
     def resolution(self, level: float) -> float:
@@ -240,12 +251,16 @@ class Difference:
             """How likely the mean of the launches that are left is at most so large."""
             return t_cdf((mean - self.estimate) / spread, self.now.freedom)
 
-        room = bound - t_quantile(1 - noise_level, most - 1) * math.sqrt(own / most)
+        room = bound - t_quantile(1 - noise_level, most - 1) * math.sqrt(
+            own / most
+        )
         passes = likely((most * room - launches * self.estimate) / left)
         if since is None:
             return passes, 0.0
         later, seen = most - since, fresh.launches if fresh else 0
-        evidence = t_quantile(1 - level, most - 1) * math.sqrt(own / most + fixed)
+        evidence = t_quantile(1 - level, most - 1) * math.sqrt(
+            own / most + fixed
+        )
         confirmed = t_quantile(1 - 2 * level, later - 1) * math.sqrt(
             own / later + fixed
         )
@@ -269,7 +284,9 @@ class Difference:
             - base.variance
             - drift.variance
         )
-        return math.ceil(self.launches * now.variance / room) if room > 0 else None
+        return (
+            math.ceil(self.launches * now.variance / room) if room > 0 else None
+        )
 
 
 def difference(
@@ -292,12 +309,16 @@ def difference(
     spread_base = pooled(
         [Part(variance(session), len(session) - 1) for session in sessions]
     )
-    of_a_mean = spread_base.variance * fmean(1 / len(session) for session in sessions)
+    of_a_mean = spread_base.variance * fmean(
+        1 / len(session) for session in sessions
+    )
     between = NOTHING
     if drift:
         assumed = drift.variance(pooled([spread_now, spread_base]).variance)
         seen = max(0.0, variance(means) - of_a_mean) if len(means) > 1 else 0.0
-        between = pooled([Part(assumed, drift.freedom), Part(seen, len(means) - 1)])
+        between = pooled(
+            [Part(assumed, drift.freedom), Part(seen, len(means) - 1)]
+        )
     return Difference(
         estimate=fmean(now) - fmean(means),
         now=Part(spread_now.variance / len(now), spread_now.freedom),
@@ -339,14 +360,19 @@ def paired(
 
 
 def by_stretches(
-    now: Sequence[float], base: Sequence[float], stretches: Sequence[int], q: float
+    now: Sequence[float],
+    base: Sequence[float],
+    stretches: Sequence[int],
+    q: float,
 ) -> float:
     """The logarithm of the ratio of two launches' q-th percentiles, whose windows took turns in so
     long `stretches`: the median over stretches of that of each. What disturbs some stretches of
     either side has no part in it."""
     ratios, start = [], 0
     for length in stretches:
-        own, other = (quantile(side[start : start + length], q) for side in (now, base))
+        own, other = (
+            quantile(side[start : start + length], q) for side in (now, base)
+        )
         ratios.append(math.log(own / other))
         start += length
     return quantile(ratios, 50)
@@ -356,14 +382,17 @@ def variance(values: Sequence[float]) -> float:
     """The sample variance of two values or more; as the standard library's, without its exact
     fractions."""
     mean = fmean(values)
-    return math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1)
+    return math.fsum((value - mean) ** 2 for value in values) / (
+        len(values) - 1
+    )
 
 
 def pooled(parts: Sequence[Part]) -> Part:
     """Return the mean of the variances, weighted by their degrees of freedom."""
     freedom = math.fsum(part.freedom for part in parts)
     return Part(
-        math.fsum(part.variance * part.freedom for part in parts) / freedom, freedom
+        math.fsum(part.variance * part.freedom for part in parts) / freedom,
+        freedom,
     )
 
 

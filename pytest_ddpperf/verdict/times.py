@@ -90,7 +90,9 @@ def judge_times(
     )
     if broken:
         return Verdict(
-            status=Status.INCOMPARABLE, reason=Reason.MUST_MATCH, facts=broken + facts
+            status=Status.INCOMPARABLE,
+            reason=Reason.MUST_MATCH,
+            facts=broken + facts,
         )
     kept, dropped = _supported(current, limits)
     if not kept:
@@ -101,34 +103,24 @@ def judge_times(
             facts=facts,
         )
     _check_launches(current, baseline, interleaved=interleaved)
-    first_node = not on_one_clock([side.samples for side in (current, *baseline)])
-    current, *baseline = alike([current, *baseline], first_node=first_node)
-    found = _judge_limits(
-        kept,
-        current,
-        baseline,
-        level=level,
-        drift=None if interleaved else assumed,
-        stretches=stretches,
-    )
-    if found.status.compared:
-        return replace(
-            found,
-            dropped_limits=dropped,
-            facts=facts,
-            sessions=len(baseline),
-            first_node=first_node,
-        )
+    sides = [current, *baseline]
+    first_node = not on_one_clock([side.samples for side in sides])
+    now, *before = alike(sides, first_node=first_node)
+    drift = None if interleaved else assumed
+    found = _judge_limits(kept, now, before, level, drift, stretches)
     if found.details:
         return replace(found, dropped_limits=dropped)
-    return replace(found, facts=facts)
+    found = replace(found, facts=facts)
+    if not found.status.compared:
+        return found
+    found = replace(found, dropped_limits=dropped, first_node=first_node)
+    return replace(found, sessions=len(baseline))
 
 
 def _judge_limits(
     limits: Sequence[Limit],
     current: Measurement,
     baseline: Sequence[Measurement],
-    *,
     level: float,
     drift: Drift | None,
     stretches: StretchLengths,
@@ -142,23 +134,20 @@ def _judge_limits(
     the estimate contains the spread between launches and the drift between sessions: estimated from
     the baseline's sessions, and assumed if they are too few to tell.
     """
-    thin = [
-        each for side in (current, *baseline) for each in _supported(side, limits)[1]
-    ]
-    if thin:
-        return Verdict(
-            status=Status.INCOMPARABLE,
-            reason=Reason.BASELINE_SUPPORT,
-            details=tuple(dict.fromkeys(map(str, thin))),
-        )
-    unknown = _unknown_figure(limits, current, baseline)
-    if unknown:
-        return Verdict(status=Status.INCOMPARABLE, reason=unknown)
+    refused = _refuse_limits(limits, current, baseline)
+    if refused is not None:
+        return refused
     found = _differences(limits, current, baseline, drift, stretches)
-    weights = [limit.kind.default_weight if limit.default else 1.0 for limit in limits]
-    slower = stats.holm([difference.p_value() for difference in found], level, weights)
+    weights = [
+        limit.kind.default_weight if limit.default else 1.0 for limit in limits
+    ]
+    slower = stats.holm(
+        [difference.p_value() for difference in found], level, weights
+    )
     faster = stats.holm(
-        [difference.mirrored().p_value() for difference in found], level, weights
+        [difference.mirrored().p_value() for difference in found],
+        level,
+        weights,
     )
     comparisons = []
     for limit, difference, if_slower, if_faster in zip(
@@ -180,6 +169,29 @@ def _judge_limits(
     )
 
 
+def _refuse_limits(
+    limits: Sequence[Limit],
+    current: Measurement,
+    baseline: Sequence[Measurement],
+) -> Verdict | None:
+    """Return why sides cannot be compared by these limits; None if they can."""
+    thin = [
+        each
+        for side in (current, *baseline)
+        for each in _supported(side, limits)[1]
+    ]
+    if thin:
+        return Verdict(
+            status=Status.INCOMPARABLE,
+            reason=Reason.BASELINE_SUPPORT,
+            details=tuple(dict.fromkeys(map(str, thin))),
+        )
+    unknown = _unknown_figure(limits, current, baseline)
+    if unknown:
+        return Verdict(status=Status.INCOMPARABLE, reason=unknown)
+    return None
+
+
 def _check_launches(
     current: Measurement, baseline: Sequence[Measurement], *, interleaved: bool
 ) -> None:
@@ -192,7 +204,9 @@ def _check_launches(
     now = current.samples.launches
     if interleaved and launches != [now]:
         counts = " + ".join(map(str, launches))
-        raise ValueError(f"{now} launches and {counts}: they were not interleaved")
+        raise ValueError(
+            f"{now} launches and {counts}: they were not interleaved"
+        )
 
 
 def _environment_differences(
@@ -214,7 +228,9 @@ def _environment_differences(
 
 
 def _unknown_figure(
-    limits: Iterable[Limit], current: Measurement, baseline: Sequence[Measurement]
+    limits: Iterable[Limit],
+    current: Measurement,
+    baseline: Sequence[Measurement],
 ) -> Reason | None:
     """Return the reason code if a side lacks what a limit is on, else None."""
     for limit in limits:
@@ -228,7 +244,12 @@ def _unknown_figure(
 def gravest(statuses: Iterable[Status]) -> Status:
     return min(
         statuses,
-        key=(Status.REGRESSED, Status.INCONCLUSIVE, Status.IMPROVED, Status.PASS).index,
+        key=(
+            Status.REGRESSED,
+            Status.INCONCLUSIVE,
+            Status.IMPROVED,
+            Status.PASS,
+        ).index,
     )
 
 
@@ -266,7 +287,9 @@ def _with_itself(
         yield (
             limit,
             fmean(observed),
-            stats.difference(observed, [observed]).resolution(level / len(kept)),
+            stats.difference(observed, [observed]).resolution(
+                level / len(kept)
+            ),
         )
 
 
@@ -275,7 +298,9 @@ def _supported(
 ) -> tuple[list[Limit], tuple[Dropped, ...]]:
     """Return the limits on times that the measurement can support, and those it cannot."""
     launches = current.samples.launches
-    steps = min((len(steps) for steps in current.samples.step_seconds), default=0)
+    steps = min(
+        (len(steps) for steps in current.samples.step_seconds), default=0
+    )
     kept, dropped = [], []
     for limit in limits:
         if limit.kind.is_exact:
@@ -302,7 +327,9 @@ def _differences(
     for limit in limits:
         if drift:
             sessions = [logs(limit, session) for session in baseline]
-            found.append(_across(logs(limit, current), sessions, here, hosts, drift))
+            found.append(
+                _across(logs(limit, current), sessions, here, hosts, drift)
+            )
         else:
             pairs = _paired(limit, current, baseline[0], stretches)
             trim = TRIM if _by_stretches(limit, stretches) else 0.0
@@ -321,9 +348,15 @@ def differences_of(
     """Return the difference of logarithms behind each comparison of a verdict, or of other launches
     by its limits."""
     limits = [comparison.limit for comparison in verdict.comparisons]
-    current, *baseline = alike([current, *baseline], first_node=verdict.first_node)
+    current, *baseline = alike(
+        [current, *baseline], first_node=verdict.first_node
+    )
     return _differences(
-        limits, current, baseline, None if interleaved else ASSUMED_DRIFT, stretches
+        limits,
+        current,
+        baseline,
+        None if interleaved else ASSUMED_DRIFT,
+        stretches,
     )
 
 
@@ -396,7 +429,9 @@ def _comparison(
         status, reason = Status.REGRESSED, Reason.BEYOND_LIMIT
     elif estimate > allowed:
         status, reason = Status.INCONCLUSIVE, Reason.NOT_SIGNIFICANT
-        settled = estimate + noise <= difference.without("now").reach(evidence.level)
+        settled = estimate + noise <= difference.without("now").reach(
+            evidence.level
+        )
     elif -estimate > bound(limit, now) and evidence.enough:
         status, reason = Status.IMPROVED, Reason.IMPROVED
     elif -estimate > bound(limit, now):
@@ -421,7 +456,9 @@ def _comparison(
             low=_share(estimate - reach),
             high=_share(estimate + reach),
         ),
-        p_value=(difference if estimate > 0 else difference.mirrored()).p_value(),
+        p_value=(
+            difference if estimate > 0 else difference.mirrored()
+        ).p_value(),
         level=evidence.level,
         resolution=_share(resolution),
         alarm_rate=difference.beyond(max(allowed, reach)),
@@ -486,7 +523,9 @@ def in_stretches(
         own - stats.by_stretches(*steps, lengths, limit.kind.percentile)
         if len(lengths) > 1
         else other
-        for own, other, steps, lengths in zip(now, base, sides, stretches, strict=True)
+        for own, other, steps, lengths in zip(
+            now, base, sides, stretches, strict=True
+        )
     ]
 
 
@@ -504,7 +543,9 @@ def joined(
     return [*by_host.values()]
 
 
-def alike(sides: Sequence[Measurement], *, first_node: bool) -> list[Measurement]:
+def alike(
+    sides: Sequence[Measurement], *, first_node: bool
+) -> list[Measurement]:
     """With steps that can be compared: as many on all sides, and of the `first_node` alone or of
     all on all."""
     cut = of_one_length([side.samples for side in sides])
@@ -514,7 +555,8 @@ def alike(sides: Sequence[Measurement], *, first_node: bool) -> list[Measurement
             for side in cut
         ]
     return [
-        replace(side, samples=samples) for side, samples in zip(sides, cut, strict=True)
+        replace(side, samples=samples)
+        for side, samples in zip(sides, cut, strict=True)
     ]
 
 
@@ -539,7 +581,9 @@ def of_one_length(sides: Sequence[Samples]) -> list[Samples]:
     """Cut launches to the first steps, as many as the shortest side has: a percentile depends on
     their number."""
     steps = min(side.steps for side in sides)
-    return [side if side.steps == steps else side.first(steps) for side in sides]
+    return [
+        side if side.steps == steps else side.first(steps) for side in sides
+    ]
 
 
 # The percentiles of each launch that a report has: those that are limited, and enough to draw a

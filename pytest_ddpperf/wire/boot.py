@@ -144,7 +144,9 @@ def nvidia_smi(fields: Sequence[str], *options: str) -> list[list[str]]:
         "--format=csv,noheader,nounits",
         *options,
     )
-    rows = ([cell.strip() for cell in line.split(",")] for line in said.splitlines())
+    rows = (
+        [cell.strip() for cell in line.split(",")] for line in said.splitlines()
+    )
     return [row for row in rows if len(row) == len(fields)]
 
 
@@ -186,7 +188,9 @@ def children(pid: int | str = "self") -> list[int]:
     """Return the pids of a process's children, zombies included."""
     threads = glob.glob(f"/proc/{pid}/task/*/children")
     return [
-        int(child) for thread in threads for child in contents(Path(thread)).split()
+        int(child)
+        for thread in threads
+        for child in contents(Path(thread)).split()
     ]
 
 

@@ -208,7 +208,8 @@ class Board:
     def describe_updates(self) -> str:
         """Say how many updates each rank of a program took, where they differ."""
         took = (
-            f"rank {rank} took {updates}" for rank, updates in enumerate(self.updates())
+            f"rank {rank} took {updates}"
+            for rank, updates in enumerate(self.updates())
         )
         return (
             f"ranks take different numbers of updates: {', '.join(took)} (give each as many"
@@ -232,15 +233,25 @@ class Board:
 
     def describe(self, rank: int, plan: Plan) -> str:
         """The rank's place in words, for a message; a launch without steps calls a function."""
-        phase, step, steps = self.phase(rank), self.step(rank) + 1, self.steps(rank)
+        phase, step, steps = (
+            self.phase(rank),
+            self.step(rank) + 1,
+            self.steps(rank),
+        )
         if phase is Phase.WARMUP:
             return f"warm-up step {min(step, plan.warmup)} of {plan.warmup}"
         if phase is Phase.STEPS:
-            return f"step {min(step, steps)} of {steps}" if steps else "the function"
+            return (
+                f"step {min(step, steps)} of {steps}"
+                if steps
+                else "the function"
+            )
         return {
             Phase.START: "the start",
             Phase.GROUP: "init_process_group",
-            Phase.SETUP: "the program's first steps" if plan.boundary else "setup",
+            Phase.SETUP: "the program's first steps"
+            if plan.boundary
+            else "setup",
             Phase.DELIVERY: "the delivery of its result",
             Phase.CLEANUP: "clean-up",
             Phase.LEADER: "serving",

@@ -27,7 +27,8 @@ from pytest_ddpperf.wire.source_trees import (
     refuse_files,
 )
 
-FOLDER = "PYTEST_DDPPERF_LAUNCH"  # the variable that names the folder of the launch
+# the variable that names the folder of the launch
+FOLDER = "PYTEST_DDPPERF_LAUNCH"
 CHILDREN = os.path.join(os.path.dirname(__file__), "children")
 _NAME = "opened"
 # the file in the folder of the launch with the size of a group of a rank's children
@@ -71,7 +72,9 @@ def watch(folder: str, trees: Trees) -> None:
         if event in events:
             # What is no path, and what ends with the interpreter. A list that cannot be written is
             # an error.
-            with suppress(TypeError, ValueError, AttributeError, RecursionError):
+            with suppress(
+                TypeError, ValueError, AttributeError, RecursionError
+            ):
                 events[event](*arguments)
 
     sys.addaudithook(hook)
@@ -90,7 +93,9 @@ def begin_child(folder: str) -> None:
         if event == "import" and arguments[0] == _GROUPS:
             # now, before its functions have further names
             module: Any = importlib.import_module(_GROUPS)
-            module.init_process_group = noting_group(module.init_process_group, folder)
+            module.init_process_group = noting_group(
+                module.init_process_group, folder
+            )
 
     sys.addaudithook(hook)
     if fields is None:
@@ -133,7 +138,9 @@ class _Notes:
             "subprocess.Popen": self._executed,
             "os.posix_spawn": self._executed,
             "os.exec": self._executed,
-            "os.system": lambda command: self._executed("sh", ("sh", "-c", command)),
+            "os.system": lambda command: self._executed(
+                "sh", ("sh", "-c", command)
+            ),
         }
 
     def _opened(self, path: Any, mode: object = None, flags: int = 0) -> None:
@@ -178,7 +185,9 @@ class _Notes:
             if os.path.isfile(word):
                 self._opened(word)
         is_python = _PYTHON.fullmatch(words[0]) is not None
-        if (is_python and not _is_watched(environ)) or _ignores_variables(words):
+        if (is_python and not _is_watched(environ)) or _ignores_variables(
+            words
+        ):
             self._add(_PROCESS, " ".join(words))
 
     def _add(self, kind: str, what: str) -> None:
@@ -193,7 +202,9 @@ def _is_watched(environ: Mapping[Any, Any] | None) -> bool:
         given: Mapping[str, str] = os.environ
     else:
         given = {os.fsdecode(k): os.fsdecode(v) for k, v in environ.items()}
-    return FOLDER in given and CHILDREN in given.get("PYTHONPATH", "").split(os.pathsep)
+    return FOLDER in given and CHILDREN in given.get("PYTHONPATH", "").split(
+        os.pathsep
+    )
 
 
 def _ignores_variables(words: Sequence[str]) -> bool:
@@ -261,7 +272,8 @@ class Opened:
         """Return the digests, by name, of shared libraries that ctypes loaded from outside the
         repository."""
         return {
-            os.path.basename(path): file_digest(path) for path in self._noted(_LIBRARY)
+            os.path.basename(path): file_digest(path)
+            for path in self._noted(_LIBRARY)
         }
 
     def refuse_strays(self, trees: Trees) -> None:
@@ -270,9 +282,7 @@ class Opened:
         if trees.base == trees.current:
             return
         for command in self._noted(_PROCESS):
-            remedy = (
-                "start it with the PYTHONPATH of its rank, and without -I, -E or -S"
-            )
+            remedy = "start it with the PYTHONPATH of its rank, and without -I, -E or -S"
             raise BaseSideError(
                 f"{command!r} may have run code of the working tree: {remedy}"
             )

@@ -63,7 +63,9 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no
             # here.
             ours = ("_outcome", obj._testMethodName)
             state = {
-                name: value for name, value in vars(obj).items() if name not in ours
+                name: value
+                for name, value in vars(obj).items()
+                if name not in ours
             }
             return copyreg.__newobj__, (type(obj),), state  # type: ignore[attr-defined]
         return super().reducer_override(obj)
@@ -80,7 +82,11 @@ def _home(function: FunctionType) -> str | None:
     wholly by value."""
     name = function.__globals__.get("__name__", "__main__")
     module = sys.modules.get(name)
-    if name == "__main__" or module is None or vars(module) is not function.__globals__:
+    if (
+        name == "__main__"
+        or module is None
+        or vars(module) is not function.__globals__
+    ):
         return None
     named: Any = module
     for part in function.__qualname__.split("."):
@@ -128,7 +134,9 @@ def _culprit(function: Any, args: Sequence[Any]) -> str:
             )
     if isinstance(function, FunctionType):
         for variable, cell in zip(
-            function.__code__.co_freevars, function.__closure__ or (), strict=True
+            function.__code__.co_freevars,
+            function.__closure__ or (),
+            strict=True,
         ):
             if not _picklable(_contents(cell)):
                 return f"variable {variable!r}, which {name} uses,"
@@ -148,7 +156,9 @@ def make_refusal(name: str) -> Callable[..., None]:
     may call it."""
 
     def refuse(*args: Any, **kwargs: Any) -> None:
-        raise RuntimeError(f"{name} starts ranks: call it in the test, not in a rank")
+        raise RuntimeError(
+            f"{name} starts ranks: call it in the test, not in a rank"
+        )
 
     return refuse
 
@@ -175,14 +185,16 @@ def install(files: Mapping[str, str]) -> None:
         if file is None:
             return None
         package = [str(Path(file).parent)] if _is_package(file) else None
-        return spec_from_file_location(name, file, submodule_search_locations=package)
+        return spec_from_file_location(
+            name, file, submodule_search_locations=package
+        )
 
     def find_parent(name: str, *_: object) -> ModuleSpec | None:
         if name not in parents:
             return None
-        return PathFinder.find_spec(name, [str(parents[name].parent)]) or ModuleSpec(
-            name, None, is_package=True
-        )
+        return PathFinder.find_spec(
+            name, [str(parents[name].parent)]
+        ) or ModuleSpec(name, None, is_package=True)
 
     first: Any = SimpleNamespace(find_spec=find_module)
     last: Any = SimpleNamespace(find_spec=find_parent)
@@ -251,7 +263,8 @@ def is_model(thing: object) -> bool:
 
 def _is(thing: object, name: str) -> bool:
     return any(
-        f"{base.__module__}.{base.__qualname__}" == name for base in type(thing).__mro__
+        f"{base.__module__}.{base.__qualname__}" == name
+        for base in type(thing).__mro__
     )
 
 

@@ -74,7 +74,9 @@ class Trees:
         file = real_path(path)
         within = self.within(file)
         home = (
-            file if within is None else os.path.join(self.base, within).rstrip(os.sep)
+            file
+            if within is None
+            else os.path.join(self.base, within).rstrip(os.sep)
         )
         return path if home == file else home
 
@@ -82,7 +84,11 @@ class Trees:
         """Return the files of this side that this process's modules came from, tests left out,
         sorted."""
         return sorted(
-            {within for path, within in self._modules() if path == self.own(within)}
+            {
+                within
+                for path, within in self._modules()
+                if path == self.own(within)
+            }
         )
 
     def own(self, within: str) -> str:
@@ -105,9 +111,18 @@ class Trees:
         for name, path in _loaded():
             top, *below = name.split(".")
             # None of a namespace
-            owner = getattr(sys.modules.get(top), "__file__", None) if below else None
+            owner = (
+                getattr(sys.modules.get(top), "__file__", None)
+                if below
+                else None
+            )
             generated = "torchinductor" in path
-            if top in left_out or owner or generated or self.within(path) is not None:
+            if (
+                top in left_out
+                or owner
+                or generated
+                or self.within(path) is not None
+            ):
                 continue
             if not any(part in path for part in _INSTALLED):
                 is_package = os.path.basename(path).startswith("__init__.")
@@ -124,7 +139,11 @@ class Trees:
             return
         refuse_files(
             sorted(
-                {within for path, within in self._modules() if path != self.own(within)}
+                {
+                    within
+                    for path, within in self._modules()
+                    if path != self.own(within)
+                }
             ),
             "imported",
         )
@@ -155,7 +174,11 @@ class Trees:
         __tracebackhide__ = True
         if name.partition(".")[0] == _PLUGIN:
             return None
-        asked = name, tuple(sys.path if path is None else path), len(sys.meta_path)
+        asked = (
+            name,
+            tuple(sys.path if path is None else path),
+            len(sys.meta_path),
+        )
         if asked in _found_nowhere:
             # all others are asked behind this one: a step that looks for a module shall
             # not wait twice
@@ -174,7 +197,8 @@ class Trees:
             is_missing = True
         if is_missing:
             raise ModuleNotFoundError(
-                f"No module named {name!r} in the version to compare with", name=name
+                f"No module named {name!r} in the version to compare with",
+                name=name,
             )
         _found_nowhere.add(asked)
         return None
@@ -224,7 +248,9 @@ def refuse_files(strays: Sequence[str], how: str) -> None:
     """Raise BaseSideError if there are files of the other tree that this side has used."""
     if strays:
         more = ", ..." if len(strays) > _NAMED else ""
-        problem = f"{how} from the working tree, not from the version to compare with"
+        problem = (
+            f"{how} from the working tree, not from the version to compare with"
+        )
         raise BaseSideError(f"{problem}: {', '.join(strays[:_NAMED])}{more}")
 
 

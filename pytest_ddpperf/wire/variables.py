@@ -26,7 +26,8 @@ def digest(value: str | None) -> str:
     return f"digest {hashlib.sha256(value.encode('utf-8', 'surrogateescape')).hexdigest()[:8]}"
 
 
-_read: dict[str, str] = {}  # in this process, by name: the digest of the first value
+# in this process, by name: the digest of the first value
+_read: dict[str, str] = {}
 # instructions that read all variables, to pass them on to a process, say
 _bulk: set[tuple[CodeType, int]] = set()
 
@@ -53,9 +54,15 @@ class _Watched(os._Environ[str]):
 def _reader() -> tuple[CodeType, int] | None:
     """Return the instruction that reads `os.environ`; None if its code does not count."""
     frame = sys._getframe(2)
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(_THROUGH):
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(
+        _THROUGH
+    ):
         frame = frame.f_back
-    return (frame.f_code, frame.f_lasti) if _counts(frame.f_code.co_filename) else None
+    return (
+        (frame.f_code, frame.f_lasti)
+        if _counts(frame.f_code.co_filename)
+        else None
+    )
 
 
 # os.getenv, and methods that os.environ inherits; their files' names are frozen, or not, by

@@ -77,8 +77,12 @@ def test_the_demos_planted_commit_makes_several_all_reduces_of_one(
         "--ddp-baseline-missing=warn",
     ]
     command = [sys.executable, "-m", "pytest", *quick, "--ddp-json=report.json"]
-    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    ended = subprocess.run(
+        command, cwd=tmp_path, capture_output=True, text=True
+    )
     assert ended.returncode == 0, ended.stdout + ended.stderr
-    (measured,) = json.loads((tmp_path / "report.json").read_text())["measurements"]
+    (measured,) = json.loads((tmp_path / "report.json").read_text())[
+        "measurements"
+    ]
     # buckets of 30 kB
     assert measured["measurement"]["counters"]["all_reduce.count"] == 4

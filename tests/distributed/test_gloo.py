@@ -49,7 +49,9 @@ def test_replicas_begin_equal_and_stay_equal(ddp_run: DdpRun) -> None:
         optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
         states = []
         for _ in range(6):
-            states.append(nn.utils.parameters_to_vector(model.parameters()).tolist())
+            states.append(
+                nn.utils.parameters_to_vector(model.parameters()).tolist()
+            )
             optimizer.zero_grad()
             gradient(model, ctx.rank)
             optimizer.step()

@@ -49,7 +49,9 @@ def test_a_training_step_is_timed_in_both_modes(
         return step
 
     result = ddp_benchmark(setup, batch_size=512, gate=False)
-    assert all(seconds > 0 for launch in result.step_seconds for seconds in launch)
+    assert all(
+        seconds > 0 for launch in result.step_seconds for seconds in launch
+    )
     assert result.environment.must_match["timing"] == timing
     assert result.environment.key["device_type"] == "cuda"
     assert result.environment.key["device_model"]

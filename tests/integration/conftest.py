@@ -84,7 +84,8 @@ class KeptServers:
 
     def __init__(self) -> None:
         self._servers: dict[object, RankServer] = {}
-        self._templates = Templates()  # for runs that compare with another version
+        # for runs that compare with another version
+        self._templates = Templates()
 
     def rank_server(
         self, templates: Templates, trees: Trees | None, folder: str
@@ -132,7 +133,9 @@ class KeptServer:
     def __init__(self, servers: KeptServers) -> None:
         self._servers = servers
 
-    def ensure(self, variables: Mapping[str, str], preload: Sequence[str]) -> None:
+    def ensure(
+        self, variables: Mapping[str, str], preload: Sequence[str]
+    ) -> None:
         self._server = self._servers.server(variables, preload)
 
     @property
@@ -155,7 +158,9 @@ def kept_servers() -> Iterator[KeptServers]:
     # own modules would exist twice: so all are imported before.
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch's, of TorchScript
-        for module in pkgutil.walk_packages(pytest_ddpperf.__path__, "pytest_ddpperf."):
+        for module in pkgutil.walk_packages(
+            pytest_ddpperf.__path__, "pytest_ddpperf."
+        ):
             importlib.import_module(module.name)
     servers = KeptServers()
     yield servers
@@ -170,7 +175,9 @@ def short_folder() -> Iterator[Path]:
 
 
 @pytest.fixture
-def temporary(short_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def temporary(
+    short_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Path]:
     """Set the folder of temporary files, and check that the test leaves none of ours."""
     monkeypatch.setenv("TMPDIR", str(short_folder))
     monkeypatch.setattr(tempfile, "tempdir", str(short_folder))
@@ -202,7 +209,10 @@ def run(
         monkeypatch.delenv(name, raising=False)
 
     def run(
-        *args: str, small: bool = True, benchmark: bool = False, own: bool = False
+        *args: str,
+        small: bool = True,
+        benchmark: bool = False,
+        own: bool = False,
     ) -> pytest.RunResult:
         """Run in this process with the kept rank servers (see the module's docstring); with `own`,
         in a process of its own as a user does, where nothing is replaced."""
@@ -212,7 +222,8 @@ def run(
         if own:
             return pytester.runpytest_subprocess(*fixed, *args, timeout=600)
         with monkeypatch.context() as patch:
-            patch.syspath_prepend(str(pytester.path))  # as `python -m pytest` has it
+            # as `python -m pytest` has it
+            patch.syspath_prepend(str(pytester.path))
             patch.setattr(launcher, "RankServer", kept_servers.rank_server)
             patch.setattr(template, "Templates", kept_servers.templates)
             patch.setattr(text, "wrapped", lambda line, *width: [line])
@@ -233,4 +244,6 @@ def last_line(result: pytest.RunResult) -> str:
 
 def line(result: pytest.RunResult, start: str) -> str:
     """The last line of the output that starts so."""
-    return next(line for line in reversed(result.outlines) if line.startswith(start))
+    return next(
+        line for line in reversed(result.outlines) if line.startswith(start)
+    )

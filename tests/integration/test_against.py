@@ -33,7 +33,11 @@ MILLISECONDS = 5
 OLD = True
 SIZES = (1, 2)
 """
-SECOND = PACKAGE.replace("5", "60").replace("True", "False").replace("(1, 2)", "(2, 3)")
+SECOND = (
+    PACKAGE.replace("5", "60")
+    .replace("True", "False")
+    .replace("(1, 2)", "(2, 3)")
+)
 
 STEP = PLAIN_STEP + "import signal, sys, speed\n"
 
@@ -47,14 +51,22 @@ class Repository:
             (self.root / folder).mkdir(parents=True)
         git(top.parent, "init", "--quiet", "--initial-branch=main", str(top))
         self.write(
-            "pytest.ini", "[pytest]\npythonpath = src\naddopts = -p no:cacheprovider\n"
+            "pytest.ini",
+            "[pytest]\npythonpath = src\naddopts = -p no:cacheprovider\n",
         )
         (top / ".gitignore").write_text("__pycache__\nout\n")
         self.write("src/speed/__init__.py", PACKAGE)
         self.first = self.commit()
         # A worktree of the user's whose folder is gone: git lists it until it is pruned, which is
         # not ours to do.
-        git(top, "worktree", "add", "--quiet", "--detach", str(top.parent / "gone"))
+        git(
+            top,
+            "worktree",
+            "add",
+            "--quiet",
+            "--detach",
+            str(top.parent / "gone"),
+        )
         shutil.rmtree(top.parent / "gone")
 
     def write(self, name: str, *parts: str) -> None:
@@ -78,7 +90,8 @@ class Repository:
             if not any(part in str(path) for part in ignored)
         ]
         return {
-            str(path): path.read_bytes() if path.is_file() else None for path in paths
+            str(path): path.read_bytes() if path.is_file() else None
+            for path in paths
         }
 
     @contextmanager
@@ -174,7 +187,10 @@ def test_a_slower_version_is_caught_and_named_in_every_report(
     assert f"\n{annotation}" in text
 
     junit = (repository.root / "out/junit.xml").read_text()
-    for name, value in (("against", against), ("against_commit", repository.first)):
+    for name, value in (
+        ("against", against),
+        ("against_commit", repository.first),
+    ):
         assert f'<property name="ddpperf.{name}" value="{value}"' in junit
 
     report = json.loads((repository.root / "out/run.json").read_text())
@@ -184,9 +200,13 @@ def test_a_slower_version_is_caught_and_named_in_every_report(
     assert baseline_side["version"]["now"] == f"{second}-dirty"
     assert len(baseline_side["measurement"]["samples"]["step_seconds"]) == 4
     order = baseline_side["order"]
-    assert [sorted(order[k : k + 2]) for k in range(0, 8, 2)] == [["b", "n"]] * 4
+    assert [sorted(order[k : k + 2]) for k in range(0, 8, 2)] == [
+        ["b", "n"]
+    ] * 4
     steps = slower["measurement"]["samples"]["step_seconds"]
-    assert [sum(pair) for pair in baseline_side["stretches"]] == list(map(len, steps))
+    assert [sum(pair) for pair in baseline_side["stretches"]] == list(
+        map(len, steps)
+    )
     by_launches = measured(report, "test_whole_launches")
     assert by_launches["baseline_side"]["stretches"] == []
 
@@ -291,7 +311,9 @@ def test_what_cannot_be_measured_on_one_side_says_why(
             f"pytest of {against} died: exited with status 3*",
             f"test_after_it: {against} was not measured:",
             f"pytest of {against} died: exited with status 3",
-            (f"compared with {against}: 1 passed, 8 without baseline, 1 failed to *"),
+            (
+                f"compared with {against}: 1 passed, 8 without baseline, 1 failed to *"
+            ),
         ]
     )
 
@@ -347,7 +369,9 @@ def test_launches_that_cannot_be_alive_together_are_measured_one_after_the_other
         ]
     )
     # its failure has that note
-    result.stdout.no_fnmatch_line("test_locks: measured one launch after the other*")
+    result.stdout.no_fnmatch_line(
+        "test_locks: measured one launch after the other*"
+    )
 
 
 def test_a_test_that_a_conftest_renames_is_compared_and_a_comparison_that_fails_is_red_under_ci(
@@ -391,7 +415,9 @@ def test_a_test_that_a_conftest_renames_is_compared_and_a_comparison_that_fails_
         ]
     )
     assert last_line(result).startswith("compared with HEAD~1")
-    assert "1 regressed, 1 without baseline (1 of 2 compared)" in last_line(result)
+    assert "1 regressed, 1 without baseline (1 of 2 compared)" in last_line(
+        result
+    )
     assert "other failure" not in last_line(result)
     assert (
         run(
@@ -418,7 +444,9 @@ def test_the_same_code_on_both_sides_is_a_mistake_unless_it_was_asked_for(
             ddp_benchmark(lasting)
     """,
     )
-    (repository.top / "README.md").write_text("Other files and tests may differ.")
+    (repository.top / "README.md").write_text(
+        "Other files and tests may differ."
+    )
     with repository.untouched():
         result = run("--ddp-against", "HEAD")
         assert result.ret == pytest.ExitCode.USAGE_ERROR
@@ -490,12 +518,16 @@ def test_of_several_files_that_changed_the_one_whose_functions_take_longer_comes
     )
     assert 0.5 < found["share"] < 1.5
     assert {
-        len(launch) for launch in measured["measurement"]["samples"]["step_seconds"]
+        len(launch)
+        for launch in measured["measurement"]["samples"]["step_seconds"]
     } == {10}, "it is not compared"
 
 
 def test_variables_options_an_interpreter_and_what_must_be_built_may_be_all_that_differs(
-    repository: Repository, run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    repository: Repository,
+    run: Run,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
 ) -> None:
     repository.write(
         "tests/conftest.py",
@@ -535,7 +567,8 @@ def test_variables_options_an_interpreter_and_what_must_be_built_may_be_all_that
         placed.cores,
         "pinned False -> True*" * placed.pinned,
     )
-    threads = f"OMP_NUM_THREADS={cores + 1}"  # so that ranks are not pinned there
+    # so that ranks are not pinned there
+    threads = f"OMP_NUM_THREADS={cores + 1}"
     options = ["--ddp-against-env", "LASTS=5", "--ddp-against-env", threads]
     options += ["--ddp-against-option", "--my-milliseconds 5"]
     options.append(
@@ -555,7 +588,9 @@ def test_variables_options_an_interpreter_and_what_must_be_built_may_be_all_that
         )
         shared = [path for path in sys.path if path.endswith("site-packages")]
         (packages / "shared.pth").write_text(
-            "".join(f"import site; site.addsitedir({path!r})\n" for path in shared)
+            "".join(
+                f"import site; site.addsitedir({path!r})\n" for path in shared
+            )
         )
         options += [
             f"--ddp-against-python={python}",
@@ -565,7 +600,9 @@ def test_variables_options_an_interpreter_and_what_must_be_built_may_be_all_that
         ]
         result = run("--ddp-against", "HEAD", *FEW, *options)
     assert result.ret == 1
-    measured = json.loads((tmp_path / "report.json").read_text())["measurements"]
+    measured = json.loads((tmp_path / "report.json").read_text())[
+        "measurements"
+    ]
     windows = [
         {
             len(launch)
@@ -606,7 +643,10 @@ def test_variables_options_an_interpreter_and_what_must_be_built_may_be_all_that
             "--ddp-against: 'nonesuch' is no commit of *a repo",
         ),
         (
-            ["--ddp-against=first", "--ddp-against-setup=echo no compiler; exit 7"],
+            [
+                "--ddp-against=first",
+                "--ddp-against-setup=echo no compiler; exit 7",
+            ],
             "*exited with status 7*",
         ),
         (
@@ -625,7 +665,9 @@ def test_what_cannot_be_is_a_usage_error(
 ) -> None:
     git(repository.top, "tag", "first")
     repository.write("src/speed/__init__.py", SECOND)
-    repository.write("tests/test_step.py", "def test_step(ddp_benchmark):\n    pass\n")
+    repository.write(
+        "tests/test_step.py", "def test_step(ddp_benchmark):\n    pass\n"
+    )
     with repository.untouched():
         result = run(*arguments)
     assert result.ret == pytest.ExitCode.USAGE_ERROR
@@ -649,7 +691,9 @@ def test_without_git_or_a_repository_a_ref_is_a_usage_error(
     monkeypatch.setenv("PATH", str(pytester.path))
     result = run("--ddp-against=main")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
-    result.stderr.fnmatch_lines(["ERROR: *git is not installed, or not on PATH"])
+    result.stderr.fnmatch_lines(
+        ["ERROR: *git is not installed, or not on PATH"]
+    )
 
 
 def test_both_sides_have_the_same_hash_seed_layout_cores_folder_and_variables(
@@ -657,7 +701,9 @@ def test_both_sides_have_the_same_hash_seed_layout_cores_folder_and_variables(
 ) -> None:
     """Also where one test of a file is run, of which the other side collects all, and conftests set
     a folder."""
-    repository.write("src/speed/__init__.py", PACKAGE + "# no step reads this line\n")
+    repository.write(
+        "src/speed/__init__.py", PACKAGE + "# no step reads this line\n"
+    )
     repository.write(
         "conftest.py",
         'import os; os.environ["TORCHINDUCTOR_CACHE_DIR"] = f"/nowhere/{os.getpid()}"',
@@ -712,7 +758,9 @@ def test_both_sides_have_the_same_hash_seed_layout_cores_folder_and_variables(
             "TORCHINDUCTOR_CACHE_DIR",
         }
         assert differ <= folders
-        assert len(ours["variables"]["TMPDIR"]) == len(theirs["variables"]["TMPDIR"])
+        assert len(ours["variables"]["TMPDIR"]) == len(
+            theirs["variables"]["TMPDIR"]
+        )
         assert ours["libraries"]
         assert {**ours, "variables": ()} == {**theirs, "variables": ()}
 
@@ -724,7 +772,9 @@ def test_both_sides_stay_in_step_whatever_a_test_does(
     the package, code of the wrong tree: none of them hangs. A side that hangs is given up, with its
     stacks; the file that it writes then stands for the end of its time."""
 
-    def in_vain(channels: list[socket.socket], seconds: float) -> list[socket.socket]:
+    def in_vain(
+        channels: list[socket.socket], seconds: float
+    ) -> list[socket.socket]:
         while (
             not (ready := readable(channels, 0.1))
             and not (repository.root / "out").exists()
@@ -854,7 +904,9 @@ def test_both_sides_stay_in_step_whatever_a_test_does(
     )
 
 
-def test_nothing_is_left_of_a_run_that_is_stopped(repository: Repository) -> None:
+def test_nothing_is_left_of_a_run_that_is_stopped(
+    repository: Repository,
+) -> None:
     """One side is paused then. Git forgets the worktree of a run that was killed, for the next run
     may never come."""
     repository.write("src/speed/__init__.py", SECOND)
@@ -895,12 +947,17 @@ def test_nothing_is_left_of_a_run_that_is_stopped(repository: Repository) -> Non
                 (repository.root / "out").unlink()
                 below = descendants(process.pid)
                 assert below
-                assert "ddpperf-against" in git(repository.top, "worktree", "list")
+                assert "ddpperf-against" in git(
+                    repository.top, "worktree", "list"
+                )
                 process.send_signal(signum)
                 process.wait(600)
             until(lambda pids=below: gone(pids))
             assert leftovers() == []
-            assert "ddpperf-against" not in git(repository.top, "worktree", "list")
+            assert "ddpperf-against" not in git(
+                repository.top, "worktree", "list"
+            )
             assert [
-                path.name for path in (repository.top / ".git/worktrees").iterdir()
+                path.name
+                for path in (repository.top / ".git/worktrees").iterdir()
             ] == ["gone"]

@@ -83,11 +83,18 @@ def test_a_search_is_interrupted_goes_on_and_leaves_the_repository_as_it_was(
     first.send_signal(signal.SIGINT)
     _, error = first.communicate(timeout=60)
     assert first.returncode == 130
-    assert error.endswith("ddpperf: interrupted: the same command goes on from here\n")
+    assert error.endswith(
+        "ddpperf: interrupted: the same command goes on from here\n"
+    )
     assert started
     until(lambda: gone(started))
     ended = subprocess.run(
-        asked, cwd=project, env=environ, capture_output=True, text=True, timeout=300
+        asked,
+        cwd=project,
+        env=environ,
+        capture_output=True,
+        text=True,
+        timeout=300,
     )
     assert ended.returncode == 0, ended.stdout + ended.stderr
     slower = git(project, "rev-parse", "HEAD")[:12]

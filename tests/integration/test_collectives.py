@@ -79,7 +79,9 @@ def test_save_pass_regress(
     )
     measured = {
         m["test"]["label"]: m
-        for m in json.loads((pytester.path / "report.json").read_text())["measurements"]
+        for m in json.loads((pytester.path / "report.json").read_text())[
+            "measurements"
+        ]
     }
     assert measured["1mib"]["plan"]["collective"] == {
         "op": "all_reduce",
@@ -92,7 +94,8 @@ def test_save_pass_regress(
         for c in measured["1mib"]["verdict"]["comparisons"]
         if c["limit"]["metric"] == "busbw"
     )
-    assert busbw["change"]["estimate"] == pytest.approx(11, abs=0.01)  # of the time
+    # of the time
+    assert busbw["change"]["estimate"] == pytest.approx(11, abs=0.01)
 
     result = run(*OPTIONS, "--reruns=1")
     result.stdout.fnmatch_lines(

@@ -44,7 +44,9 @@ def project(
     return repository
 
 
-def test_slower_code_is_red_and_its_file_named(project: Repository, run: Run) -> None:
+def test_slower_code_is_red_and_its_file_named(
+    project: Repository, run: Run
+) -> None:
     project.write("src/speed/__init__.py", "MILLISECONDS = 60\n")
     with project.untouched():
         result = run(CONFIRM, "--ddp-json=out/run.json")
@@ -60,7 +62,10 @@ def test_slower_code_is_red_and_its_file_named(project: Repository, run: Run) ->
     (measured,) = json.loads((project.root / "out/run.json").read_text())[
         "measurements"
     ]
-    assert (measured["verdict"]["reason"], measured["stored_verdict"]["status"]) == (
+    assert (
+        measured["verdict"]["reason"],
+        measured["stored_verdict"]["status"],
+    ) == (
         "confirmed",
         "REGRESSED",
     )
@@ -68,7 +73,8 @@ def test_slower_code_is_red_and_its_file_named(project: Repository, run: Run) ->
         project.top, "rev-parse", "HEAD"
     ), "it has the baseline"
     assert [
-        len(session["launch_seconds"]["p50"]) for session in measured["sessions"]
+        len(session["launch_seconds"]["p50"])
+        for session in measured["sessions"]
     ] == [3], "of the baseline"
     assert (measured["file"], measured["level"]) == (
         "python code/tests/test_step.py",
@@ -148,7 +154,9 @@ def test_a_variable_that_a_conftest_sets_is_red_and_the_file_named(
     project: Repository, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("LASTS", "1")  # which nobody records
-    project.write("tests/conftest.py", "import os\nos.environ['LASTS'] = '12'\n")
+    project.write(
+        "tests/conftest.py", "import os\nos.environ['LASTS'] = '12'\n"
+    )
     with project.untouched():
         result = run(CONFIRM)
     assert result.ret == 1
@@ -175,12 +183,17 @@ def test_an_ini_file_that_is_named_by_its_whole_path_is_each_sides_own(
     project.write("tests/test_step.py", PROJECT, test)
     project.write("ci.ini", ini.format(5))
     project.commit()
-    named = f"--config-file={project.root / 'ci.ini'}", f"--rootdir={project.root}"
+    named = (
+        f"--config-file={project.root / 'ci.ini'}",
+        f"--rootdir={project.root}",
+    )
     assert run("--ddp-save-baseline", *named).ret == 0
     project.write("ci.ini", ini.format(60))
     result = run(CONFIRM, *named)
     assert result.ret == 1
-    result.stdout.fnmatch_lines(["REGRESSED: step time p50 5.00 -> 60.0 ms, 12.0x *"])
+    result.stdout.fnmatch_lines(
+        ["REGRESSED: step time p50 5.00 -> 60.0 ms, 12.0x *"]
+    )
 
 
 def test_an_option_of_the_users_own_is_red_and_named(
@@ -222,14 +235,19 @@ def test_an_option_of_the_users_own_is_red_and_named(
 
 
 def test_another_version_of_a_package_that_the_step_imports_is_red_and_named(
-    project: Repository, run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    project: Repository,
+    run: Run,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
 ) -> None:
     """Both sides run what is installed, so the same code is not slower in turns."""
     before, after = (
         installed(tmp_path / version, version, milliseconds)
         for version, milliseconds in (("1.0", 5), ("1.1", 10))
     )
-    test = TEST.replace("MILLISECONDS *", "__import__('slowkernels').MILLISECONDS *")
+    test = TEST.replace(
+        "MILLISECONDS *", "__import__('slowkernels').MILLISECONDS *"
+    )
     project.write("tests/test_step.py", PROJECT, test)
     with monkeypatch.context() as patched:
         patched.syspath_prepend(before)
@@ -270,11 +288,15 @@ def installed(folder: Path, version: str, milliseconds: int) -> Path:
 
 def hashed(text: str) -> str:
     """Hash and size, as a wheel's RECORD has them."""
-    digest = base64.urlsafe_b64encode(hashlib.sha256(text.encode()).digest()).decode()
+    digest = base64.urlsafe_b64encode(
+        hashlib.sha256(text.encode()).digest()
+    ).decode()
     return f"sha256={digest.rstrip('=')},{len(text)}"
 
 
-def test_a_test_that_changed_is_named_as_such(project: Repository, run: Run) -> None:
+def test_a_test_that_changed_is_named_as_such(
+    project: Repository, run: Run
+) -> None:
     project.write(
         "tests/test_step.py",
         PROJECT,
@@ -318,7 +340,8 @@ def faster_then(project: Repository) -> None:
         for session in stored["sessions"]:
             samples = session["measurement"]["samples"]
             samples["step_seconds"] = [
-                [step / 2 for step in launch] for launch in samples["step_seconds"]
+                [step / 2 for step in launch]
+                for launch in samples["step_seconds"]
             ]
         path.write_text(json.dumps(stored))
 
@@ -343,7 +366,11 @@ def test_parameters_methods_rpc_and_collectives_are_confirmed_likewise(
             collective_benchmark("all_reduce", sizes=(1024,))
         """,
     )
-    options = "--ddp-trainers=1", "--ddp-parameter-servers=1", "--ddp-preload=slow"
+    options = (
+        "--ddp-trainers=1",
+        "--ddp-parameter-servers=1",
+        "--ddp-preload=slow",
+    )
     assert run("--ddp-save-baseline", *options).ret == 0
     faster_then(project)
     project.commit()
@@ -364,7 +391,8 @@ def test_code_that_cannot_be_collected_or_run_today_confirms_nothing_and_is_told
     )
     project.write("tests/test_step.py", PROJECT, TEST, "\n", built)
     in_rank = TEST.replace(
-        "lambda ctx:", "lambda ctx: 'ddpperf-against' in speed.__file__ and 1 / 0 or"
+        "lambda ctx:",
+        "lambda ctx: 'ddpperf-against' in speed.__file__ and 1 / 0 or",
     )
     project.write("tests/test_run.py", PROJECT, "import speed\n", in_rank)
     assert run("--ddp-save-baseline").ret == 0
@@ -389,14 +417,17 @@ def test_ctrl_c_while_a_suspicion_is_confirmed_leaves_nothing(
     project: Repository, run: Run
 ) -> None:
     hanging = TEST.replace(
-        "lambda ctx:", "lambda ctx: 'ddpperf-against' in speed.__file__ and hang() or"
+        "lambda ctx:",
+        "lambda ctx: 'ddpperf-against' in speed.__file__ and hang() or",
     )
     hang = """
         def hang():
             open(os.environ["HANGS"], "w").close()
             time.sleep(3600)
         """
-    project.write("tests/test_step.py", PROJECT, "import speed\n", hang, hanging)
+    project.write(
+        "tests/test_step.py", PROJECT, "import speed\n", hang, hanging
+    )
     marker = project.top.parent / "hangs"
     command = [
         sys.executable,
@@ -415,7 +446,9 @@ def test_ctrl_c_while_a_suspicion_is_confirmed_leaves_nothing(
     faster_then(project)
     project.commit()
     with project.untouched():
-        process = subprocess.Popen(command, env=environ, stdout=subprocess.DEVNULL)
+        process = subprocess.Popen(
+            command, env=environ, stdout=subprocess.DEVNULL
+        )
         try:
             until(marker.exists)
             below = descendants(process.pid)
@@ -433,9 +466,7 @@ def test_what_cannot_be_confirmed_says_why(
     monkeypatch.setenv("LASTS", "12")
     result = run("--ddp-confirm=0.001")
     assert result.ret == 1
-    left = (
-        "it takes about * s, and 0 of the 0.001 s of --ddp-confirm are left: raise it"
-    )
+    left = "it takes about * s, and 0 of the 0.001 s of --ddp-confirm are left: raise it"
     result.stdout.fnmatch_lines([f"note:     not confirmed with *: {left}"])
 
     result = run(CONFIRM, "-n1")
@@ -464,5 +495,7 @@ def test_saving_says_when_no_commit_will_have_the_code(
     )
     assert (
         "a later run"
-        not in run("--ddp-save-baseline", "-o", "ddp_against_setup=make").stdout.str()
+        not in run(
+            "--ddp-save-baseline", "-o", "ddp_against_setup=make"
+        ).stdout.str()
     )

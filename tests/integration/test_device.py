@@ -121,7 +121,9 @@ def project(request: pytest.FixtureRequest, pytester: pytest.Pytester) -> None:
 
 
 def measured(pytester: pytest.Pytester) -> Any:
-    (found,) = json.loads((pytester.path / "run.json").read_text())["measurements"]
+    (found,) = json.loads((pytester.path / "run.json").read_text())[
+        "measurements"
+    ]
     return found
 
 
@@ -146,7 +148,10 @@ def test_a_step_on_devices_is_measured_saved_and_compared(
     assert found["measurement"]["phases"][0]["own"]["forward"] == pytest.approx(
         [0.0005, 0.0005]
     )
-    assert found["measurement"]["environment"]["key"]["device_model"] == "Pretended"
+    assert (
+        found["measurement"]["environment"]["key"]["device_model"]
+        == "Pretended"
+    )
     assert found["notes"] == []
     (name,) = (
         folder.name
@@ -161,8 +166,13 @@ def test_a_step_on_devices_is_measured_saved_and_compared(
     )
     monkeypatch.setenv("LASTS", "25")
     result = run(*ON_DEVICES)
-    assert last_line(result) == "compared with baselines: 1 regressed (1 of 1 compared)"
-    result.stdout.fnmatch_lines(["REGRESSED: step time p50 5.00 -> 25.0 ms, 5.00x *"])
+    assert (
+        last_line(result)
+        == "compared with baselines: 1 regressed (1 of 1 compared)"
+    )
+    result.stdout.fnmatch_lines(
+        ["REGRESSED: step time p50 5.00 -> 25.0 ms, 5.00x *"]
+    )
 
 
 @pytest.mark.parametrize(
@@ -186,7 +196,10 @@ def test_launches_on_devices_keep_as_many_steps_as_each_other(
     )
     result.assert_outcomes(passed=1)
     found = measured(pytester)
-    kept = {len(launch) for launch in found["measurement"]["samples"]["step_seconds"]}
+    kept = {
+        len(launch)
+        for launch in found["measurement"]["samples"]["step_seconds"]
+    }
     assert len(kept) == 1, "launches that are compared keep as many steps"
     assert max(kept) <= 75, "of 40 launches of two ranks, 6,000 figures"
     assert found["verdict"]["status"] == "PASS"

@@ -29,7 +29,9 @@ def test_save_pass_regress_accept(
 ) -> None:
     pytester.makepyfile(test_gate=GATED)
     # More seconds than there is room for: 6,000 steps of 2 ranks in 150 launches.
-    result = run("--ddp-save-baseline", "--ddp-min-time=1000", "--ddp-max-launches=150")
+    result = run(
+        "--ddp-save-baseline", "--ddp-min-time=1000", "--ddp-max-launches=150"
+    )
     assert result.ret == 0
     assert last_line(result) == "1 saved (0 of 1 compared)"
     (baseline,) = stored(pytester.path)
@@ -38,13 +40,17 @@ def test_save_pass_regress_accept(
 
     (session,) = json.loads(baseline.read_text())["sessions"]
     assert {
-        len(launch) for launch in session["measurement"]["samples"]["step_seconds"]
+        len(launch)
+        for launch in session["measurement"]["samples"]["step_seconds"]
     } == {20}
 
     monkeypatch.setenv("LASTS", "6")
     result = run()
     assert result.ret == 0
-    assert last_line(result) == "compared with baselines: 1 passed (1 of 1 compared)"
+    assert (
+        last_line(result)
+        == "compared with baselines: 1 passed (1 of 1 compared)"
+    )
     before = baseline.read_text()
 
     monkeypatch.setenv("LASTS", "60")
@@ -68,7 +74,10 @@ def test_save_pass_regress_accept(
         ]
     )
     assert "pytest_ddpperf/" not in text  # no traceback of ours
-    assert last_line(result) == "compared with baselines: 1 regressed (1 of 1 compared)"
+    assert (
+        last_line(result)
+        == "compared with baselines: 1 regressed (1 of 1 compared)"
+    )
     assert baseline.read_text() == before
 
     junit = (pytester.path / "junit.xml").read_text()
@@ -83,7 +92,11 @@ def test_save_pass_regress_accept(
     report = json.loads((pytester.path / "out/report.json").read_text())
     assert report["summary"]["regressed"] == 1
     assert (
-        len(report["measurements"][0]["measurement"]["samples"]["rank_seconds"][0][0])
+        len(
+            report["measurements"][0]["measurement"]["samples"]["rank_seconds"][
+                0
+            ][0]
+        )
         == 10
     )
 
@@ -91,14 +104,22 @@ def test_save_pass_regress_accept(
     assert command[:2] == ["pytest", "test_gate.py::test_step"]
     assert command[-1] == "--ddp-save-baseline"
     assert run(*command[1:]).ret == 0
-    assert last_line(run()) == "compared with baselines: 1 passed (1 of 1 compared)"
+    assert (
+        last_line(run())
+        == "compared with baselines: 1 passed (1 of 1 compared)"
+    )
 
     monkeypatch.setenv("LASTS", "5")
     result = run("--ddp-steps=20")
     assert result.ret == 0
-    assert last_line(result) == "compared with baselines: 1 improved (1 of 1 compared)"
+    assert (
+        last_line(result)
+        == "compared with baselines: 1 improved (1 of 1 compared)"
+    )
     result.stdout.fnmatch_lines(
-        ["test_step: only the first 10 of 20 steps of each launch were compared, *"]
+        [
+            "test_step: only the first 10 of 20 steps of each launch were compared, *"
+        ]
     )
 
 
@@ -125,7 +146,9 @@ def test_step(ddp_benchmark):
         ["test_step: computes something else: loss 2.31 -> 2.58"]
     )
     other = "--ddp-against-env=LOSS=2.5", "--ddp-against-env=LASTS=5"
-    result = run(*FEW, *other, "--ddp-fail-on=diverged", "--ddp-trace=out/traces")
+    result = run(
+        *FEW, *other, "--ddp-fail-on=diverged", "--ddp-trace=out/traces"
+    )
     assert result.ret == 1
     why = "why: computes something else: loss 2.5 -> 2.58"
     folder = "out/traces/test_loss.py/test_step"
@@ -138,7 +161,9 @@ def test_step(ddp_benchmark):
     )
     traces = sorted(file.name for file in (pytester.path / folder).iterdir())
     assert traces == [
-        f"{side}-rank{rank}.json.gz" for side in ("before", "now") for rank in (0, 1)
+        f"{side}-rank{rank}.json.gz"
+        for side in ("before", "now")
+        for rank in (0, 1)
     ]
 
 
@@ -220,7 +245,9 @@ test_failure_carries_the_result = pytest.mark.ddp()(test_failure_carries_the_res
     result = run("-k", "not carries")
     result.assert_outcomes(passed=18, failed=1, deselected=1)
     result.stdout.fnmatch_lines(
-        ["E * ddp_benchmark: it was called before without a name in this test: give *"]
+        [
+            "E * ddp_benchmark: it was called before without a name in this test: give *"
+        ]
     )
     assert "pytest_ddpperf/" not in result.stdout.str()
 
@@ -246,7 +273,10 @@ def test_told(request):
             "ddp_benchmark: make it an argument of the test; for request.getfixturevalue also add *"
         ]
     )
-    assert last_line(result) == "1 without baseline, 1 other failure (0 of 1 compared)"
+    assert (
+        last_line(result)
+        == "1 without baseline, 1 other failure (0 of 1 compared)"
+    )
 
 
 def test_world_sizes_make_ids_and_share_baselines_with_bare_ids(
@@ -274,7 +304,9 @@ def test_fixed(ddp_run):
         ],
         consecutive=False,
     )
-    assert [path.name for path in stored(pytester.path)] == ["test_step-1.json"] * 2
+    assert [path.name for path in stored(pytester.path)] == [
+        "test_step-1.json"
+    ] * 2
     assert (
         last_line(run("--ddp-world-size=2"))
         == "compared with baselines: 1 passed (1 of 1 compared)"

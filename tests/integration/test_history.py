@@ -39,11 +39,15 @@ def test_a_run_of_a_commit_is_added_and_others_are_not(
     result = run("--ddp-history=kept", "--ddp-json=out.json")
     (file,) = (pytester.path / "kept").glob("*.json")
     assert result.ret == 0
-    result.stdout.fnmatch_lines([f"--ddp-history: 1 measurement added as {file}"])
+    result.stdout.fnmatch_lines(
+        [f"--ddp-history: 1 measurement added as {file}"]
+    )
     added = json.loads(file.read_text())
     (row,) = added["measurements"]
     assert (added["commit"], row["test"]["name"]) == (commit, "test_step")
-    assert {name: len(each) for name, each in row["launch_seconds"].items()} == {
+    assert {
+        name: len(each) for name, each in row["launch_seconds"].items()
+    } == {
         "p10": 3,
         "p50": 3,
         "p90": 3,

@@ -64,7 +64,10 @@ def test_launches_go_on_while_the_verdict_is_open(
 
     launches(path, "5")
     result = run()
-    assert last_line(result) == "compared with baselines: 1 passed (1 of 1 compared)"
+    assert (
+        last_line(result)
+        == "compared with baselines: 1 passed (1 of 1 compared)"
+    )
 
     # A disturbance that ends before the suspicion can be confirmed.
     launches(path, "\n".join(["80", "80", "80", "5"]))
@@ -77,7 +80,10 @@ def test_launches_go_on_while_the_verdict_is_open(
     launches(path, "60")
     result = run("--ddp-max-launches=20")
     assert taken(path) == 6
-    assert last_line(result) == "compared with baselines: 1 regressed (1 of 1 compared)"
+    assert (
+        last_line(result)
+        == "compared with baselines: 1 regressed (1 of 1 compared)"
+    )
 
     # Added to the baseline, a slower session would hide the regression.
     result = run("--ddp-extend-baseline")
@@ -94,7 +100,10 @@ def test_launches_go_on_while_the_verdict_is_open(
     result = run("--ddp-extend-baseline")
     assert sessions(path) == 2
     result = run()
-    assert last_line(result) == "compared with baselines: 1 passed (1 of 1 compared)"
+    assert (
+        last_line(result)
+        == "compared with baselines: 1 passed (1 of 1 compared)"
+    )
     assert "one session" not in result.stdout.str()
 
 
@@ -107,17 +116,23 @@ def test_launches_that_recompile_are_noted_and_hide_no_regression(
     result = run("--ddp-save-baseline")
     assert taken(path) == 3
     result.stdout.fnmatch_lines(
-        ["*test_step: 1 of 3 launches: rank 0 recompiled at step 3: raise --ddp-warmup"]
+        [
+            "*test_step: 1 of 3 launches: rank 0 recompiled at step 3: raise --ddp-warmup"
+        ]
     )
 
     launches(path, "60 dynamo")
     result = run()
-    assert last_line(result) == "compared with baselines: 1 regressed (1 of 1 compared)"
+    assert (
+        last_line(result)
+        == "compared with baselines: 1 regressed (1 of 1 compared)"
+    )
 
     launches(path, "5 dynamo")
     result = run()
     assert (
-        last_line(result) == "compared with baselines: 1 inconclusive (1 of 1 compared)"
+        last_line(result)
+        == "compared with baselines: 1 inconclusive (1 of 1 compared)"
     )
     result.stdout.fnmatch_lines(
         ["*: 3 of 3 launches: rank 0 recompiled at step 3: raise --ddp-warmup"]

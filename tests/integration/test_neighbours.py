@@ -28,7 +28,9 @@ def test_step(ddp_benchmark):
 def test_a_test_that_is_interrupted_makes_pytest_benchmark_say_nothing(
     pytester: pytest.Pytester, run: Run
 ) -> None:
-    pytester.makepyfile("def test_interrupted(ddp_benchmark): raise KeyboardInterrupt")
+    pytester.makepyfile(
+        "def test_interrupted(ddp_benchmark): raise KeyboardInterrupt"
+    )
     result = run(benchmark=True, own=True)
     assert result.ret == pytest.ExitCode.INTERRUPTED
     assert "Warning" not in result.stdout.str() + result.stderr.str()
@@ -85,7 +87,9 @@ def test_plain():
 
 def rows_of_benchmarks(shown: str) -> list[str]:
     """Return the tests that pytest-benchmark's table has."""
-    return re.findall(r"^(test_step|test_theirs|test_both) ", shown, re.MULTILINE)
+    return re.findall(
+        r"^(test_step|test_theirs|test_both) ", shown, re.MULTILINE
+    )
 
 
 def test_pytest_benchmark_reports_the_same_samples_and_what_else_a_test_measures(
@@ -96,7 +100,9 @@ def test_pytest_benchmark_reports_the_same_samples_and_what_else_a_test_measures
     result = run(*reports, "-W", "error", benchmark=True, own=True)
     result.assert_outcomes(passed=4, failed=1)
     assert rows_of_benchmarks(result.stdout.str()).count("test_step") == 1
-    theirs = json.loads((pytester.path / "theirs.json").read_text())["benchmarks"]
+    theirs = json.loads((pytester.path / "theirs.json").read_text())[
+        "benchmarks"
+    ]
     ours = json.loads((pytester.path / "ours.json").read_text())["measurements"]
     (step,) = (entry for entry in theirs if entry["name"] == "test_step")
     launches = ours[0]["measurement"]["samples"]["step_seconds"]
@@ -113,15 +119,15 @@ def test_the_options_of_pytest_benchmark_are_obeyed(
     pytester: pytest.Pytester, run: Run
 ) -> None:
     pytester.makepyfile(test_one=NEXT_TO_BENCHMARK)
-    run("--benchmark-only", "-k", "step or plain", benchmark=True).assert_outcomes(
-        passed=1, skipped=1, deselected=3
-    )
-    run("--benchmark-skip", "-k", "step or plain", benchmark=True).assert_outcomes(
-        passed=1, skipped=1, deselected=3
-    )
-    run("--benchmark-cprofile=cumtime", "-k", "step", benchmark=True).assert_outcomes(
-        passed=1, deselected=4
-    )
+    run(
+        "--benchmark-only", "-k", "step or plain", benchmark=True
+    ).assert_outcomes(passed=1, skipped=1, deselected=3)
+    run(
+        "--benchmark-skip", "-k", "step or plain", benchmark=True
+    ).assert_outcomes(passed=1, skipped=1, deselected=3)
+    run(
+        "--benchmark-cprofile=cumtime", "-k", "step", benchmark=True
+    ).assert_outcomes(passed=1, deselected=4)
     shown = run("-k", "step or theirs", benchmark=True).stdout.str()
     assert rows_of_benchmarks(shown) == ["test_theirs"]
     result = run("--benchmark-disable", "-k", "step", benchmark=True)
@@ -161,17 +167,27 @@ def test_xdist_has_one_table_one_file_and_no_two_launches_at_once(
     monkeypatch.setenv("NOTES", str(notes))
     pytester.makepyfile(test_timed=TIMED)
     result = run(
-        "-n", "2", "--ddp-json=report.json", "--ddp-html=page.html", benchmark=True
+        "-n",
+        "2",
+        "--ddp-json=report.json",
+        "--ddp-html=page.html",
+        benchmark=True,
     )
     result.assert_outcomes(passed=4)
     assert (
         "<h1>3 without baseline, 1 never measured (0 of 3 compared)"
         in Path("page.html").read_text()
     )
-    assert last_line(result) == "3 without baseline, 1 never measured (0 of 3 compared)"
+    assert (
+        last_line(result)
+        == "3 without baseline, 1 never measured (0 of 3 compared)"
+    )
     assert sum(text.endswith("  verdict") for text in result.outlines) == 1
     report = json.loads((pytester.path / "report.json").read_text())
-    assert (len(report["measurements"]), report["summary"]["never_measured"]) == (3, 1)
+    assert (
+        len(report["measurements"]),
+        report["summary"]["never_measured"],
+    ) == (3, 1)
     recorded = [measured["recorded"] for measured in report["measurements"]]
     assert sorted(recorded, key=bool) == [
         {},
@@ -213,7 +229,10 @@ def test_a_rerun_does_not_turn_red_into_green(
     result = run("--reruns=2")
     result.assert_outcomes(failed=1)
     result.stdout.fnmatch_lines(["A rerun does not measure again: *"])
-    assert last_line(result) == "compared with baselines: 1 regressed (1 of 1 compared)"
+    assert (
+        last_line(result)
+        == "compared with baselines: 1 regressed (1 of 1 compared)"
+    )
     assert len((pytester.path / "calls").read_text()) == 3
     # of one measurement, confirmed
     assert len((pytester.path / "launches").read_text()) == 6
@@ -246,7 +265,10 @@ def test_the_signal_of_pytest_timeout_leaves_no_rank(
     result.assert_outcomes(passed=1, failed=1)
     result.stdout.fnmatch_lines(["E * Failed: Timeout * from pytest-timeout."])
     assert gone(
-        [int((pytester.path / f"rank{rank}").read_text().split()[0]) for rank in (0, 1)]
+        [
+            int((pytester.path / f"rank{rank}").read_text().split()[0])
+            for rank in (0, 1)
+        ]
     )
 
 
@@ -309,7 +331,9 @@ def test_code_travels_under_every_import_mode(
     result = run(f"--import-mode={mode}")
     result.assert_outcomes(passed=4, failed=1)
     result.stdout.fnmatch_lines(
-        ["rank ? failed in the function: AssertionError: assert ?1, ?? == ?1, 2?"]
+        [
+            "rank ? failed in the function: AssertionError: assert ?1, ?? == ?1, 2?"
+        ]
     )
 
 
@@ -336,7 +360,9 @@ def test_a_disabled_run_takes_no_locks(
     taken: list[Path] = []
     monkeypatch.delenv(placement.SWITCH)
     monkeypatch.setattr(
-        placement, "_locked", lambda path, waiting: nullcontext(taken.append(path))
+        placement,
+        "_locked",
+        lambda path, waiting: nullcontext(taken.append(path)),
     )
     pytester.makepyfile(test_one=ONE)
     run("--ddp-disable").assert_outcomes(passed=1)
@@ -386,9 +412,13 @@ def test_a_debugger_opens_in_the_frame_of_the_test(
         *command, "--ddp-fail-on=no-baseline", timeout=600, stdin=b"w\nc\n" * 6
     )
     result.assert_outcomes(failed=6)
-    frames = re.findall(r"^> (.*)\(\d+\)(\w+)\(\)", result.stdout.str(), re.MULTILINE)
+    frames = re.findall(
+        r"^> (.*)\(\d+\)(\w+)\(\)", result.stdout.str(), re.MULTILINE
+    )
     tests = re.findall(r"def (test_\w+)", DEBUGGED)
-    assert [name for _, name in frames] == [name for name in tests for _ in (1, 2)]
+    assert [name for _, name in frames] == [
+        name for name in tests for _ in (1, 2)
+    ]
 
 
 PATCHED = "[run]\nparallel = true\npatch = subprocess, fork, _exit\n"
@@ -407,7 +437,11 @@ NO_COVERAGE = (
     ids=["not set", "set"],
 )
 def test_a_run_says_that_coverage_does_not_measure_ranks(
-    pytester: pytest.Pytester, run: Run, config: str, arguments: list[str], noted: bool
+    pytester: pytest.Pytester,
+    run: Run,
+    config: str,
+    arguments: list[str],
+    noted: bool,
 ) -> None:
     pytest.importorskip("pytest_cov")
     (pytester.path / ".coveragerc").write_text(config)

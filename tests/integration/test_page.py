@@ -33,7 +33,9 @@ for name in ("matplotlib.figure", "matplotlib.backends.backend_svg"):
 def of_a_run() -> str:
     """One measurement of each kind, and one with a name that is as long as it may be."""
     long = reports.against_baseline(
-        "test_x[" + "<b>wide" * 2000 + "]", reports.Drawn(), reports.Drawn(seed=9)
+        "test_x[" + "<b>wide" * 2000 + "]",
+        reports.Drawn(),
+        reports.Drawn(seed=9),
     )
     return page.html(reports.report([*reports.of_each_kind(), long]))
 
@@ -45,10 +47,14 @@ def of_a_history() -> str:
         test=named("test_x[" + "<b>wide" * 2000 + "]"),
         environment="cpu-" + "wide" * 60,
     )
-    return history_html(judged([each for some in (*SEVERAL, long) for each in some]))
+    return history_html(
+        judged([each for some in (*SEVERAL, long) for each in some])
+    )
 
 
-@pytest.fixture(scope="module", params=[of_a_run, of_a_history], ids=["run", "history"])
+@pytest.fixture(
+    scope="module", params=[of_a_run, of_a_history], ids=["run", "history"]
+)
 def shown(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Path:
@@ -83,13 +89,13 @@ def test_a_run_writes_its_page(pytester: pytest.Pytester, run: Run) -> None:
 def test_a_page_that_could_not_be_made_is_said_before_the_run(
     pytester: pytest.Pytester, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pytest_ddpperf.report.figures.find_spec", lambda name: None)
+    monkeypatch.setattr(
+        "pytest_ddpperf.report.figures.find_spec", lambda name: None
+    )
     pytester.makepyfile("def test_nothing(): pass")
     result = run("--ddp-html=page.html")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
-    reported = (
-        "--ddp-html needs matplotlib and Jinja2: pip install 'pytest-ddpperf[report]'"
-    )
+    reported = "--ddp-html needs matplotlib and Jinja2: pip install 'pytest-ddpperf[report]'"
     assert f"ERROR: {reported}" in result.stderr.str()
 
 
@@ -97,7 +103,10 @@ def test_reports_of_shards_become_one_page(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     same, slower, *_ = reports.of_each_kind()
-    shards = {"a": [same], "b": [slower, replace(same, notes=("the later one",))]}
+    shards = {
+        "a": [same],
+        "b": [slower, replace(same, notes=("the later one",))],
+    }
     for number, (name, outcomes) in enumerate(shards.items()):
         ended = replace(
             reports.RUN, id=name, created=f"2026-03-04T05:06:0{number}+00:00"
@@ -108,14 +117,24 @@ def test_reports_of_shards_become_one_page(
     out = tmp_path / "page.html"
     assert (
         main.main(
-            ["html", str(tmp_path / "a.json"), str(tmp_path / "b.json"), "-o", str(out)]
+            [
+                "html",
+                str(tmp_path / "a.json"),
+                str(tmp_path / "b.json"),
+                "-o",
+                str(out),
+            ]
         )
         == 0
     )
     html = out.read_text()
-    assert "compared with baselines: 1 regressed, 1 passed (2 of 2 compared)" in html
+    assert (
+        "compared with baselines: 1 regressed, 1 passed (2 of 2 compared)"
+        in html
+    )
     assert "the later one" in html
     assert (
-        "measured in several reports: that of 2026-03-04T05:06:01+00:00 counts" in html
+        "measured in several reports: that of 2026-03-04T05:06:01+00:00 counts"
+        in html
     )
     assert capsys.readouterr().out == ""

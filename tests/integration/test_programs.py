@@ -68,10 +68,17 @@ def test_a_script_is_compared_with_its_baseline_and_its_arguments_have_to_match(
     result.assert_outcomes(passed=1)
     result.stdout.fnmatch_lines(["*test_train.py::test_train *2 gloo * PASS"])
     (measured,) = json.loads((folder / "all.json").read_text())["measurements"]
-    assert measured["measurement"]["environment"]["must_match"]["program"] == "train.py"
+    assert (
+        measured["measurement"]["environment"]["must_match"]["program"]
+        == "train.py"
+    )
     assert measured["batch_size"] == 8
-    (folder / "tests/test_train.py").write_text(TEST.format('"--milliseconds=5"'))
-    run("-v").stdout.fnmatch_lines(["*program train.py -> train.py --milliseconds=5*"])
+    (folder / "tests/test_train.py").write_text(
+        TEST.format('"--milliseconds=5"')
+    )
+    run("-v").stdout.fnmatch_lines(
+        ["*program train.py -> train.py --milliseconds=5*"]
+    )
 
 
 def test_a_slower_script_is_found_next_to_its_last_commit(
@@ -152,8 +159,14 @@ def test_a_script_that_both_sides_would_have_from_the_working_tree_is_refused(
         ('script("train.py", env=["A=1"])', "*env=...): give a dict of texts"),
         ('script("train.py", env={"A": 1})', "*env=...): give a dict of texts"),
         ('script("-m")', '*give a path, or "-m" and the name of a module; *'),
-        ('script("-m", pytest)', '*give a path, or "-m" and the name of a module; *'),
-        ('script(["train.py"])', '*give a path, or "-m" and the name of a module; *'),
+        (
+            'script("-m", pytest)',
+            '*give a path, or "-m" and the name of a module; *',
+        ),
+        (
+            'script(["train.py"])',
+            '*give a path, or "-m" and the name of a module; *',
+        ),
         ('script("train.py", "--typo")', "*its arguments are args=[[]...]"),
         (
             "loop(lambda ctx: 3, boundary=None)",
@@ -204,11 +217,16 @@ def test_the_end_of_a_command_is_the_end_of_what_it_started(
     git(folder, "commit", "--all", "--quiet", "-m", "another commit")
     environ = {**os.environ, "XDG_CACHE_HOME": str(folder.parent / "cache")}
     process = subprocess.Popen(
-        [sys.executable, "-m", "pytest_ddpperf", *command], cwd=folder, env=environ
+        [sys.executable, "-m", "pytest_ddpperf", *command],
+        cwd=folder,
+        env=environ,
     )
     with ended(process):
         until(
-            lambda: process.poll() is not None or len(list(folder.glob("rank?"))) == 2
+            lambda: (
+                process.poll() is not None
+                or len(list(folder.glob("rank?"))) == 2
+            )
         )
         started = descendants(process.pid)
         assert len(started) >= 5, "pytest, a template, a rank server, two ranks"
@@ -220,7 +238,9 @@ def test_the_end_of_a_command_is_the_end_of_what_it_started(
     until(
         lambda: (
             not [
-                path for path in temporary.iterdir() if not path.name.startswith(stays)
+                path
+                for path in temporary.iterdir()
+                if not path.name.startswith(stays)
             ]
         )
     )
@@ -229,7 +249,9 @@ def test_the_end_of_a_command_is_the_end_of_what_it_started(
 def test_the_command_shows_a_program_and_the_test_that_does_the_same(
     folder: Path, temporary: Path
 ) -> None:
-    environ = {name: value for name, value in os.environ.items() if name != "CI"}
+    environ = {
+        name: value for name, value in os.environ.items() if name != "CI"
+    }
     command = [
         sys.executable,
         "-m",
@@ -261,13 +283,20 @@ def test_the_command_shows_a_program_and_the_test_that_does_the_same(
         capture_output=True,
         text=True,
     )
-    assert (ended.returncode, "tarin.py: there is no such file" in ended.stderr) == (
+    assert (
+        ended.returncode,
+        "tarin.py: there is no such file" in ended.stderr,
+    ) == (
         4,
         True,
     )
     command[-1:] = ["--", "-m", "train"]
     ended = subprocess.run(
-        [*command, "--typo"], cwd=folder, env=environ, capture_output=True, text=True
+        [*command, "--typo"],
+        cwd=folder,
+        env=environ,
+        capture_output=True,
+        text=True,
     )
     assert ended.returncode == 1
     assert "unrecognized arguments: --typo" in ended.stdout

@@ -75,12 +75,18 @@ def test_send(rpc_benchmark):
         ["ddpperf: 1 trainer and 1 parameter server over gloo (auto: *"]
     )
     result.stdout.fnmatch_lines(
-        ["*'rpc.calls': 1, 'rpc.bytes': 40,*", "  a step: rpc.calls 1, rpc.bytes 40, *"]
+        [
+            "*'rpc.calls': 1, 'rpc.bytes': 40,*",
+            "  a step: rpc.calls 1, rpc.bytes 40, *",
+        ]
     )
     measured, _ = json.loads((pytester.path / "report.json").read_text())[
         "measurements"
     ]
-    assert (measured["plan"]["parameter_servers"], measured["plan"]["master"]) == (
+    assert (
+        measured["plan"]["parameter_servers"],
+        measured["plan"]["master"],
+    ) == (
         1,
         False,
     )
@@ -94,7 +100,9 @@ def test_send(rpc_benchmark):
     result.stdout.fnmatch_lines(
         ["why: *waiting for RPC +55.0 ms (the step: +55.0 ms)*"]
     )
-    result.stdout.fnmatch_lines(["REGRESSED: rpc.bytes 40 -> 44, +10 % (limit 0 %)"])
+    result.stdout.fnmatch_lines(
+        ["REGRESSED: rpc.bytes 40 -> 44, +10 % (limit 0 %)"]
+    )
 
     monkeypatch.delenv("LASTS")
     monkeypatch.setenv("ROWS", "9")
@@ -135,7 +143,9 @@ def test_all_ways(rpc_benchmark):
     rpc_benchmark(trainer, master=master, trainers=2, parameter_servers=3)  # the call over the marker
 """
     )
-    run("--import-mode=importlib", "--ddp-steps=2", "folder").assert_outcomes(passed=1)
+    run("--import-mode=importlib", "--ddp-steps=2", "folder").assert_outcomes(
+        passed=1
+    )
 
 
 def test_what_is_asked_amiss_and_a_server_that_dies_leave_the_next_test_alone(
@@ -191,4 +201,7 @@ def test_next(rpc_benchmark):
     )
     result = run("--ddp-parameter-servers=0")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
-    assert "--ddp-parameter-servers: '0': a whole number from 1" in result.stderr.str()
+    assert (
+        "--ddp-parameter-servers: '0': a whole number from 1"
+        in result.stderr.str()
+    )

@@ -65,7 +65,9 @@ def test_only_a_test_that_passed_as_a_whole_is_saved(
     session = last_session(pytester.path, "test_good")
     assert session["commit"] == ""
     assert session["tree"] == ""
-    result.stdout.fnmatch_lines(["*not saved: the test did not pass, or it is a rerun"])
+    result.stdout.fnmatch_lines(
+        ["*not saved: the test did not pass, or it is a rerun"]
+    )
     result.stdout.fnmatch_lines(
         ["*rank ? failed in warm-up step 1 of 2: exited with status 7*"]
     )
@@ -78,7 +80,9 @@ def test_only_a_test_that_passed_as_a_whole_is_saved(
 @pytest.mark.skipif(
     not hasattr(pytest, "Subtests"), reason="subtests are a fixture of pytest 9"
 )
-def test_subtests_are_parts_of_the_whole(pytester: pytest.Pytester, run: Run) -> None:
+def test_subtests_are_parts_of_the_whole(
+    pytester: pytest.Pytester, run: Run
+) -> None:
     pytester.makepyfile(
         test_parts=STEP
         + """
@@ -111,7 +115,9 @@ def test_one_skips(ddp_benchmark, subtests):
     assert report["summary"]["skipped"] == 0
 
 
-def test_a_session_says_whose_code_it_is(pytester: pytest.Pytester, run: Run) -> None:
+def test_a_session_says_whose_code_it_is(
+    pytester: pytest.Pytester, run: Run
+) -> None:
     folder = pytester.mkdir("perf")
     (folder / "mylib").mkdir()
     (folder / "mylib" / "helper.py").write_text(STEP)
@@ -125,7 +131,9 @@ def test_a_session_says_whose_code_it_is(pytester: pytest.Pytester, run: Run) ->
     for command in (["init", "-q"], ["add", "."], ["commit", "-qm", "1"]):
         git(pytester.path, *command)
     (folder / "mylib" / "helper.py").write_text(STEP + "# not committed\n")
-    result = run("perf", "perf/others", "--rootdir=perf", "--ddp-extend-baseline", *FEW)
+    result = run(
+        "perf", "perf/others", "--rootdir=perf", "--ddp-extend-baseline", *FEW
+    )
     result.assert_outcomes(passed=1)
     what = (
         "the baselines are of changes that are in no commit (mylib/helper.py): commit both "
@@ -145,7 +153,8 @@ def test_a_folder_of_baselines_that_git_ignores_is_noted(
     pytester: pytest.Pytester, run: Run
 ) -> None:
     pytester.makepyfile(
-        test_step=STEP + "\ndef test_step(ddp_benchmark): ddp_benchmark(lasting)\n"
+        test_step=STEP
+        + "\ndef test_step(ddp_benchmark): ddp_benchmark(lasting)\n"
     )
     (pytester.path / ".gitignore").write_text("baselines\n")
     for command in (["init", "-q"], ["add", "."], ["commit", "-qm", "1"]):
@@ -182,13 +191,19 @@ def test_again(ddp_benchmark): ddp_benchmark(leaving)
     git(pytester.path, "init", "-q")
     git(pytester.path, "add", "test_step.py", ".gitignore")
     git(pytester.path, "commit", "-qm", "1")
-    reports = ("--ddp-json=run.json", "--junitxml=junit.xml", "--ddp-trace=traces")
-    said = " ".join(map(str.strip, run("--ddp-save-baseline", *reports, *FEW).outlines))
-    files = "checkpoint0.pt, checkpoint1.pt, checkpoint2.pt, ..."
-    resumes = (
-        "a program that resumes from its files does something else in its next launch"
+    reports = (
+        "--ddp-json=run.json",
+        "--junitxml=junit.xml",
+        "--ddp-trace=traces",
     )
-    assert said.count(f"new files since the tests began: {files}: {resumes}") == 1
+    said = " ".join(
+        map(str.strip, run("--ddp-save-baseline", *reports, *FEW).outlines)
+    )
+    files = "checkpoint0.pt, checkpoint1.pt, checkpoint2.pt, ..."
+    resumes = "a program that resumes from its files does something else in its next launch"
+    assert (
+        said.count(f"new files since the tests began: {files}: {resumes}") == 1
+    )
     assert "in no commit (notes.txt): " in said
     assert "new files" not in run(*FEW).stdout.str()  # they are there already
 
@@ -198,7 +213,8 @@ def test_a_slower_session_of_the_same_code_is_added(
 ) -> None:
     """The machine is slower on that day, which is what sessions are for."""
     pytester.makepyfile(
-        test_step=STEP + "\ndef test_step(ddp_benchmark): ddp_benchmark(lasting)\n"
+        test_step=STEP
+        + "\ndef test_step(ddp_benchmark): ddp_benchmark(lasting)\n"
     )
     for command in (["init", "-q"], ["add", "."], ["commit", "-qm", "1"]):
         git(pytester.path, *command)
@@ -221,7 +237,15 @@ def test_a_slower_session_of_the_same_code_is_added(
 def test_an_unreadable_baseline_is_red_and_stays_as_it_is(
     pytester: pytest.Pytester, run: Run
 ) -> None:
-    names = ["empty", "truncated", "newer", "nonsense", "other", "folder", "good"]
+    names = [
+        "empty",
+        "truncated",
+        "newer",
+        "nonsense",
+        "other",
+        "folder",
+        "good",
+    ]
     pytester.makepyfile(
         test_bad=STEP
         + "".join(
@@ -239,7 +263,10 @@ def test_an_unreadable_baseline_is_red_and_stays_as_it_is(
     files["truncated"].write_text(good[: len(good) // 2])
     files["newer"].write_text(
         json.dumps(
-            {**json.loads(good.replace("test_good", "test_newer")), "schema": 999}
+            {
+                **json.loads(good.replace("test_good", "test_newer")),
+                "schema": 999,
+            }
         )
     )
     broken = json.loads(good.replace("test_good", "test_nonsense"))
@@ -247,7 +274,9 @@ def test_an_unreadable_baseline_is_red_and_stays_as_it_is(
     files["nonsense"].write_text(json.dumps(broken))
     files["other"].write_text(good)
     files["folder"].mkdir()
-    before = {name: file.read_text() for name, file in files.items() if file.is_file()}
+    before = {
+        name: file.read_text() for name, file in files.items() if file.is_file()
+    }
     result = run(*FEW)
     result.assert_outcomes(passed=1, failed=6)
     for name in names[:-1]:
@@ -275,7 +304,9 @@ def test_a_store_that_cannot_be_written_is_red_and_named(
     assert result.ret == 1
     assert result.parseoutcomes().get("errors") == 1
     result.stdout.fnmatch_lines(["baseline *a_file*: *"])
-    (measured,) = json.loads((pytester.path / "run.json").read_text())["measurements"]
+    (measured,) = json.loads((pytester.path / "run.json").read_text())[
+        "measurements"
+    ]
     assert measured["fails"]
     assert "a_file" in measured["error"]
 
@@ -321,9 +352,15 @@ def test_counters_are_compared_with_the_baseline_of_another_machine(
     file.write_text(json.dumps(data))
     result = run(*FEW, "--ddp-warmup=3")
     result.stdout.fnmatch_lines(
-        ["REGRESSED: all_reduce.bytes 2 -> 4, 2.00x (limit 0 %)", "note: *of another"]
+        [
+            "REGRESSED: all_reduce.bytes 2 -> 4, 2.00x (limit 0 %)",
+            "note: *of another",
+        ]
     )
-    assert last_line(result) == "compared with baselines: 1 regressed (1 of 1 compared)"
+    assert (
+        last_line(result)
+        == "compared with baselines: 1 regressed (1 of 1 compared)"
+    )
 
 
 def test_a_baseline_that_another_rootdir_hides_is_named_with_what_to_write(
@@ -355,7 +392,9 @@ def test_a_baseline_that_another_rootdir_hides_is_named_with_what_to_write(
                 ),
             ]
         )
-        assert last_line(result).startswith("1 without baseline (0 of 1 compared)")
+        assert last_line(result).startswith(
+            "1 without baseline (0 of 1 compared)"
+        )
     assert last_line(run("=".join(options), *FEW)).startswith(
         "compared with baselines: 1 passed"
     )
@@ -378,12 +417,16 @@ def test_what_verdicts_without_figures_do(
             "record: *pytest *",
         ]
     )
-    assert run("--ddp-baseline-missing=warn", "--ddp-save-baseline", *FEW).ret == 0
+    assert (
+        run("--ddp-baseline-missing=warn", "--ddp-save-baseline", *FEW).ret == 0
+    )
     monkeypatch.setenv("BATCH", "8")
     result = run(*FEW)
     assert result.ret == 1
     result.stdout.fnmatch_lines(
-        ["INCOMPARABLE (step time p50 * ms): batch_size 4 -> 8: measure as before*"]
+        [
+            "INCOMPARABLE (step time p50 * ms): batch_size 4 -> 8: measure as before*"
+        ]
     )
     monkeypatch.delenv("CI")
     assert last_line(run(*FEW)) == "1 incomparable (0 of 1 compared)"
@@ -394,7 +437,9 @@ def test_what_verdicts_without_figures_do(
     monkeypatch.setenv("BUCKET_MB", "1")
     result = run(*FEW)
     assert last_line(result) == "1 incomparable (0 of 1 compared)"
-    result.stdout.fnmatch_lines(["test_step: bucket_mb 25 -> 1: measure as before*"])
+    result.stdout.fnmatch_lines(
+        ["test_step: bucket_mb 25 -> 1: measure as before*"]
+    )
     monkeypatch.delenv("BUCKET_MB")
     monkeypatch.setenv("CUDA_LAUNCH_BLOCKING", "1")
     result = run("--ddp-baseline-missing=fail", *FEW)

@@ -124,7 +124,9 @@ def editable(
     (packages / "__editable__.speed.pth").write_text(
         "import __editable___speed_finder\n"
     )
-    url = json.dumps({"dir_info": {"editable": True}, "url": repository.root.as_uri()})
+    url = json.dumps(
+        {"dir_info": {"editable": True}, "url": repository.root.as_uri()}
+    )
     install(packages, "speed", {}, {"direct_url.json": url})
     command = [
         str(environment / "bin/python"),
@@ -156,7 +158,10 @@ def install(
         "METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n",
         **(metadata or {}),
     }
-    files = {**files, **{f"{info}/{file}": text for file, text in described.items()}}
+    files = {
+        **files,
+        **{f"{info}/{file}": text for file, text in described.items()},
+    }
     record = "".join(f"{file},{hashed(text)}\n" for file, text in files.items())
     return write(folder, {**files, f"{info}/RECORD": record})
 
@@ -179,7 +184,9 @@ def write_data(
 ) -> None:
     """Write a data file that a variable names by its absolute path, and let git ignore other
     files."""
-    monkeypatch.setenv("SPEED_DATA", str(repository.root / "src/speed/data.txt"))
+    monkeypatch.setenv(
+        "SPEED_DATA", str(repository.root / "src/speed/data.txt")
+    )
     repository.write("src/speed/data.txt", "5")
     (repository.top / ".gitignore").write_text(f"__pycache__\nout\n{ignored}\n")
 
@@ -202,7 +209,10 @@ def test_the_other_version_runs_its_own_code_and_files_or_has_no_baseline_and_wh
         ("ignored.txt", "5"),
     ):
         repository.write(f"src/speed/{file}", text)
-    proved, unproved = ("forkserver", "command"), ("runpy", "isolated", "data", "built")
+    proved, unproved = (
+        ("forkserver", "command"),
+        ("runpy", "isolated", "data", "built"),
+    )
     same = ("runpy same", "data same", "ignored")
     write_test(repository, *proved, *unproved, *same)
     repository.write("src/speed/__init__.py", SECOND)
@@ -210,7 +220,9 @@ def test_the_other_version_runs_its_own_code_and_files_or_has_no_baseline_and_wh
     # which the other version lacks, so it takes 5
     repository.write("src/speed/_fast.py", "MILLISECONDS = 4\n")
     with repository.untouched():
-        result = editable("--ddp-against=HEAD", "--ddp-baseline-missing=fail", JSON)
+        result = editable(
+            "--ddp-against=HEAD", "--ddp-baseline-missing=fail", JSON
+        )
     assert result.ret == 1
     expected = (
         ["REGRESSED"] * len(proved)
@@ -230,7 +242,10 @@ def test_the_other_version_runs_its_own_code_and_files_or_has_no_baseline_and_wh
 
 @pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
 def test_what_both_sides_share_is_red_and_named_if_it_changed_since_the_baseline_was_saved(
-    repository: Repository, run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    repository: Repository,
+    run: Run,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
 ) -> None:
     """A package that is no longer the installed one, a module, data, a library; and the code of a
     child."""
@@ -254,7 +269,9 @@ def test_what_both_sides_share_is_red_and_named_if_it_changed_since_the_baseline
     monkeypatch.setenv("SPEED_LIBRARY", str(library))
     write_data(repository, monkeypatch, "ignored.txt")
     packages = install(
-        tmp_path / "packages", "slowkernels", {"slowkernels/a.py": "MILLISECONDS = 5\n"}
+        tmp_path / "packages",
+        "slowkernels",
+        {"slowkernels/a.py": "MILLISECONDS = 5\n"},
     )
     write(packages, {"tools.py": "MILLISECONDS = 5\n"})
     repository.write("src/speed/worker.py", WORKER)
@@ -314,7 +331,9 @@ def test_wide(ddp_benchmark):
 def test_a_slower_machine_is_acquitted_with_the_same_ignored_files_and_by_code_that_does_what_it_did(
     repository: Repository, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (repository.top / ".gitignore").write_text("__pycache__\nout\nignored.txt\n")
+    (repository.top / ".gitignore").write_text(
+        "__pycache__\nout\nignored.txt\n"
+    )
     repository.write("src/speed/ignored.txt", "5")
     repository.write("src/speed/config.json", "{}")
     repository.write(
@@ -328,7 +347,12 @@ def test_a_slower_machine_is_acquitted_with_the_same_ignored_files_and_by_code_t
     repository.write("src/speed/config.json", "[]")
     with repository.untouched():
         result = run(CONFIRM, LIMIT, JSON, *FEW)
-    assert statuses(repository) == ["INCONCLUSIVE", "INCONCLUSIVE", "REGRESSED", "PASS"]
+    assert statuses(repository) == [
+        "INCONCLUSIVE",
+        "INCONCLUSIVE",
+        "REGRESSED",
+        "PASS",
+    ]
     measured = json.loads((repository.root / "out/run.json").read_text())[
         "measurements"
     ]

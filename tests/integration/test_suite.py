@@ -42,7 +42,9 @@ def test_what_does_not_fit_is_skipped_with_its_reason(run: Run) -> None:
         "test_variant and (Naive or Flat) and (mini or medium) or torchs and mini or 2-1mb or"
         " gloo-2-100mb"
     )
-    result = run(*SUITE, "-k", asked, "--ddp-steps=3", "--ddp-launches=1", small=False)
+    result = run(
+        *SUITE, "-k", asked, "--ddp-steps=3", "--ddp-launches=1", small=False
+    )
     counts = result.parseoutcomes()
     assert (counts["passed"], counts["skipped"]) == (4, 5)
     result.stdout.fnmatch_lines(
@@ -124,8 +126,11 @@ def test_what_does_not_fit_into_memory_by_its_first_step_is_skipped(
         "--ddp-world-size=1,2",
         "-v",
     )
-    monkeypatch.setattr("pytest_ddpperf.suite.workloads.free_memory", lambda: 0.0)
-    assert run(*asked, small=False).parseoutcomes()["passed"] == 4  # as they do fit
+    monkeypatch.setattr(
+        "pytest_ddpperf.suite.workloads.free_memory", lambda: 0.0
+    )
+    # as they do fit
+    assert run(*asked, small=False).parseoutcomes()["passed"] == 4
     tried = pytester.path / "tried"
 
     def first_step(ctx: Context, *_: object) -> Need | None:
@@ -140,13 +145,25 @@ def test_what_does_not_fit_into_memory_by_its_first_step_is_skipped(
     result.stdout.fnmatch_lines(
         [f"skipped: test_variant[[]Flat-mini-ws2, Naive-mini-ws2[]]: {reason}"]
     )
-    assert sorted(tried.read_text().splitlines()) == ["0 of 1", "0 of 2", "1 of 2"]
+    assert sorted(tried.read_text().splitlines()) == [
+        "0 of 1",
+        "0 of 2",
+        "1 of 2",
+    ]
 
 
-def test_it_runs_disabled_and_rows_have_their_own_numbers_of_ranks(run: Run) -> None:
+def test_it_runs_disabled_and_rows_have_their_own_numbers_of_ranks(
+    run: Run,
+) -> None:
     asked = "Naive-mini or ddp_traffic and 1-SGD or gloo-2-1mb"
     result = run(
-        *SUITE, "-k", asked, "--ddp-disable", "--ddp-world-size=1,2", "-v", small=False
+        *SUITE,
+        "-k",
+        asked,
+        "--ddp-disable",
+        "--ddp-world-size=1,2",
+        "-v",
+        small=False,
     )
     assert result.ret == 0
     text = result.stdout.str()
@@ -156,9 +173,13 @@ def test_it_runs_disabled_and_rows_have_their_own_numbers_of_ranks(run: Run) -> 
     result.stdout.fnmatch_lines(["*all_reduce.bytes could not be counted*"])
 
 
-def test_figures_are_drawn_and_named(pytester: pytest.Pytester, run: Run) -> None:
+def test_figures_are_drawn_and_named(
+    pytester: pytest.Pytester, run: Run
+) -> None:
     asked = "breakdown and gpt or sync_every and (1 or 8)"
-    result = run(*SUITE, "-k", asked, "--ddp-suite-plots=figures", *ONCE, small=False)
+    result = run(
+        *SUITE, "-k", asked, "--ddp-suite-plots=figures", *ONCE, small=False
+    )
     assert result.parseoutcomes()["passed"] == 5
     result.stdout.fnmatch_lines_random(
         [
@@ -169,7 +190,9 @@ def test_figures_are_drawn_and_named(pytester: pytest.Pytester, run: Run) -> Non
             "drawn: */figures/latency-breakdown-gpt-gloo-2-ranks.png",
         ]
     )
-    assert sorted(path.stem for path in (pytester.path / "figures").iterdir()) == [
+    assert sorted(
+        path.stem for path in (pytester.path / "figures").iterdir()
+    ) == [
         "latency-breakdown-gpt-gloo-2-ranks",
         "synchronisation-every-n-iterations-gloo-2-ranks",
     ]
@@ -179,7 +202,9 @@ def test_figures_that_cannot_be_are_refused_before_anything_is_measured(
     pytester: pytest.Pytester, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (pytester.path / "file").touch()
-    monkeypatch.setattr("pytest_ddpperf.suite.conftest.find_spec", lambda name: None)
+    monkeypatch.setattr(
+        "pytest_ddpperf.suite.conftest.find_spec", lambda name: None
+    )
     for arguments, reported in (
         (
             (*SUITE, "--ddp-suite-plots=file"),

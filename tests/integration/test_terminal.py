@@ -48,7 +48,8 @@ def test_header_table_and_details(pytester: pytest.Pytester, run: Run) -> None:
             ),
         ]
     )
-    assert "\x1b7" not in result.stdout.str()  # no progress where nobody watches
+    # no progress where nobody watches
+    assert "\x1b7" not in result.stdout.str()
     assert "hello" not in result.stdout.str()
 
 
@@ -59,7 +60,9 @@ def test_output_of_ranks(
     result = run("-s")
     assert sorted(
         re.findall(r"\[rank \d\] hello from \d", result.stdout.str())
-    ) == sorted(f"[rank {rank}] hello from {rank}" for rank in (0, 1) for _ in range(3))
+    ) == sorted(
+        f"[rank {rank}] hello from {rank}" for rank in (0, 1) for _ in range(3)
+    )
     monkeypatch.setenv("FAIL", "1")
     result = run("-v")
     result.stdout.fnmatch_lines(
@@ -125,11 +128,17 @@ def test_slow(ddp_benchmark, number): ddp_benchmark(lambda ctx: lambda: time.sle
     )
     monkeypatch.setenv("COLUMNS", "120")
     monkeypatch.setenv("TERM", "xterm")
-    status, reported = on_terminal("-p", "no:randomly", "-p", "no:benchmark", *asked)
+    status, reported = on_terminal(
+        "-p", "no:randomly", "-p", "no:benchmark", *asked
+    )
     assert status == 0
-    assert re.search(r"test 1/2, launch 2/2, step \d+/37, p50 so far \S+ ms", reported)
+    assert re.search(
+        r"test 1/2, launch 2/2, step \d+/37, p50 so far \S+ ms", reported
+    )
     assert re.search(r"test 2/2, launch 1/2, step \d+/37", reported)
-    assert re.search(r"test 2/2, launch 2/2, step \d+/37, p50 so far \S+ ms", reported)
+    assert re.search(
+        r"test 2/2, launch 2/2, step \d+/37, p50 so far \S+ ms", reported
+    )
     assert "torch imported: False launch imported: True" in reported
 
 
@@ -149,7 +158,9 @@ def test_hangs(ddp_run):
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGKILL])
 def test_the_end_of_pytest_is_the_end_of_its_ranks(
-    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, signum: signal.Signals
+    pytester: pytest.Pytester,
+    monkeypatch: pytest.MonkeyPatch,
+    signum: signal.Signals,
 ) -> None:
     monkeypatch.delenv("CI", raising=False)
     pytester.makepyfile(test_hanging=HANGING)

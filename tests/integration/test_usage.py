@@ -23,19 +23,31 @@ RUNS = "def test_a(ddp_run): ddp_run(print)"
         ),
         (NOTHING, ["--ddp-timing=fre", "-n", "2"], "did you mean free?"),
         (NOTHING, ["-o", "ddp_steps=many"], "ini key ddp_steps: 'many'"),
-        (NOTHING, ["--ddp-wolrd-size=2"], "unrecognized arguments: --ddp-wolrd-size=2"),
+        (
+            NOTHING,
+            ["--ddp-wolrd-size=2"],
+            "unrecognized arguments: --ddp-wolrd-size=2",
+        ),
         (
             NOTHING,
             ["--ddp-save-baseline", "-n", "2"],
             "--ddp-save-baseline is not supported under xdist: add -n 0",
         ),
         (RUNS, ["--ddp-backend=glo"], "did you mean gloo?"),
-        (RUNS, ["--ddp-device=cuda"], "--ddp-device: 'cuda': no accelerator here"),
+        (
+            RUNS,
+            ["--ddp-device=cuda"],
+            "--ddp-device: 'cuda': no accelerator here",
+        ),
     ],
     ids=lambda value: value[0] if isinstance(value, list) else "",
 )
 def test_an_invalid_option_is_a_usage_error(
-    pytester: pytest.Pytester, run: Run, test: str, arguments: list[str], words: str
+    pytester: pytest.Pytester,
+    run: Run,
+    test: str,
+    arguments: list[str],
+    words: str,
 ) -> None:
     if (
         "--ddp-device=cuda" in arguments
@@ -76,7 +88,9 @@ def test_what_the_machine_lacks_matters_only_to_distributed_tests_that_run(
     assert run("--ddp-backend=glo", "test_a.py", "--collect-only").ret == 0
     result = run("--ddp-backend=glo", "test_a.py", "-n", "1")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
-    result.stdout.fnmatch_lines(["usage error: --ddp-backend: 'glo': this torch*"])
+    result.stdout.fnmatch_lines(
+        ["usage error: --ddp-backend: 'glo': this torch*"]
+    )
 
 
 MISTAKEN = """
@@ -118,7 +132,8 @@ def test_a_mistake_that_a_marker_has_a_part_in_is_its_tests_alone(
         ]
         == 5
     )
-    text = result.stdout.str().replace("\n  ", " ")  # which a worker has wrapped
+    # which a worker has wrapped
+    text = result.stdout.str().replace("\n  ", " ")
     for message in (
         (
             "test_mistaken.py::test_typo (line 2): @pytest.mark.ddp(wrld_size=...): 2: there is no"
@@ -199,7 +214,9 @@ def test_needs_no_measurement(ddp_run): pass
         " measured: it does not call its fixture"
     ]
     result.stdout.fnmatch_lines(
-        ["*::test_mistaken (line *): @pytest.mark.ddp(backend=...): 'glo': this torch*"]
+        [
+            "*::test_mistaken (line *): @pytest.mark.ddp(backend=...): 'glo': this torch*"
+        ]
     )
     result.stdout.fnmatch_lines(
         ["*test_marker_wins: the marker's world_size=1 is used, not 2"]

@@ -15,7 +15,9 @@ from tests.integration.conftest import STEP, Run
 NOTHING = "def test_nothing(): pass"
 
 
-@pytest.mark.parametrize("option", ["--ddp-json", "--ddp-markdown", "--ddp-html"])
+@pytest.mark.parametrize(
+    "option", ["--ddp-json", "--ddp-markdown", "--ddp-html"]
+)
 def test_a_report_that_cannot_be_written_is_told_and_is_red(
     pytester: pytest.Pytester, run: Run, option: str
 ) -> None:
@@ -45,8 +47,13 @@ def test_a_report_that_cannot_be_made_is_told_and_costs_no_other(
         f"--ddp-markdown {pytester.path}/out.md was not written: ImportError: undefined "
         "symbol: _Zn"
     )
-    result.stdout.fnmatch_lines([reported, "nothing measured (0 of 0 compared)"])
-    assert json.loads((pytester.path / "out.json").read_text())["measurements"] == []
+    result.stdout.fnmatch_lines(
+        [reported, "nothing measured (0 of 0 compared)"]
+    )
+    assert (
+        json.loads((pytester.path / "out.json").read_text())["measurements"]
+        == []
+    )
 
 
 def test_a_run_without_distributed_tests_writes_a_report_of_none(
@@ -75,7 +82,10 @@ def test_step(ddp_benchmark, name):
         test_nothing=NOTHING,
     )
     monkeypatch.setenv("GITHUB_ACTIONS", "true")
-    summary, other = pytester.path / "summary.md", pytester.path / "out/other.md"
+    summary, other = (
+        pytester.path / "summary.md",
+        pytester.path / "out/other.md",
+    )
     summary.write_text("the summary of what ran before\n")
     other.parent.mkdir()
     other.write_text("the report of an earlier run\n")
@@ -83,7 +93,9 @@ def test_step(ddp_benchmark, name):
     result = run("-q", "--ddp-markdown=summary.md")
     lines = (pytester.path / "test_step.py").read_text().splitlines()
     line = next(
-        number for number, each in enumerate(lines, 1) if each.startswith("@pytest")
+        number
+        for number, each in enumerate(lines, 1)
+        if each.startswith("@pytest")
     )
     commands = [each for each in result.outlines if each.startswith("::")]
     assert len(commands) == 1
@@ -125,7 +137,9 @@ def test_reports_say_of_which_commit_they_are_and_compare_as_the_gate_did(
         git(pytester.path, *command)
     commit = git(pytester.path, "rev-parse", "HEAD")
     asked = ["perf", "--rootdir=perf"]
-    run(*asked, "--ddp-save-baseline", "--ddp-json=base.json").assert_outcomes(passed=1)
+    run(*asked, "--ddp-save-baseline", "--ddp-json=base.json").assert_outcomes(
+        passed=1
+    )
     monkeypatch.setenv("LASTS", "40")
     run(*asked, "--ddp-json=now.json").assert_outcomes(failed=1)
 
@@ -133,7 +147,10 @@ def test_reports_say_of_which_commit_they_are_and_compare_as_the_gate_did(
         json.loads(pytester.path.joinpath(name).read_text())
         for name in ("base.json", "now.json")
     )
-    assert (base["commit"], base["committed"]) == (commit, "2026-01-02T03:04:05+00:00")
+    assert (base["commit"], base["committed"]) == (
+        commit,
+        "2026-01-02T03:04:05+00:00",
+    )
     assert len({base["run_id"], now["run_id"]}) == 2
     (measured,) = now["measurements"]
     line = 1 + (folder / "test_step.py").read_text().splitlines().index(
@@ -147,14 +164,18 @@ def test_reports_say_of_which_commit_they_are_and_compare_as_the_gate_did(
 
     assert (
         main(
-            ["diff", str(pytester.path / "base.json"), str(pytester.path / "now.json")]
+            [
+                "diff",
+                str(pytester.path / "base.json"),
+                str(pytester.path / "now.json"),
+            ]
         )
         == 1
     )
     reported = capsys.readouterr().out
-    assert measured["verdict"]["comparisons"][0]["change"]["estimate"] == pytest.approx(
-        7
-    )
+    assert measured["verdict"]["comparisons"][0]["change"][
+        "estimate"
+    ] == pytest.approx(7)
     assert "REGRESSED: step time p50 5.00 -> 40.0 ms, 8.00x [" in reported
 
 
@@ -173,7 +194,9 @@ def test_a_conftest_adds_a_section_to_all_reports(
     pytester.makepyfile(
         test_one=STEP + "def test_step(ddp_benchmark): ddp_benchmark(lasting)"
     )
-    result = run("--ddp-json=out.json", "--ddp-markdown=out.md", "--ddp-html=out.html")
+    result = run(
+        "--ddp-json=out.json", "--ddp-markdown=out.md", "--ddp-html=out.html"
+    )
     result.stdout.fnmatch_lines(["*= our tables =*", "| a </pre>", "| b"])
     assert json.loads((pytester.path / "out.json").read_text())["sections"] == {
         "our tables": ["| a </pre>", "| b"]

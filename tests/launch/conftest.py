@@ -15,7 +15,13 @@ from typing import Any
 
 import pytest
 
-from pytest_ddpperf.launch import Launcher, placement, run, server_client, stacks
+from pytest_ddpperf.launch import (
+    Launcher,
+    placement,
+    run,
+    server_client,
+    stacks,
+)
 from pytest_ddpperf.launch.paused_launch import PausedLaunch
 from pytest_ddpperf.records.plan import Plan
 from pytest_ddpperf.records.samples import LaunchSamples
@@ -33,7 +39,9 @@ class Recorder:
     def waiting(self, resource: Path) -> None:
         self.waited.append(resource)
 
-    def progress(self, phase: object, step: int, steps: int, marks_ns: object) -> None:
+    def progress(
+        self, phase: object, step: int, steps: int, marks_ns: object
+    ) -> None:
         pass
 
     def output(self, name: str, stream: str, line: str) -> None:
@@ -50,7 +58,12 @@ class Bench:
         self.failed = False
 
     def plan(
-        self, *, ranks: int = 2, steps: int = 3, warmup: int = 1, boundary: str = ""
+        self,
+        *,
+        ranks: int = 2,
+        steps: int = 3,
+        warmup: int = 1,
+        boundary: str = "",
     ) -> Plan:
         return Plan(
             world_size=ranks,
@@ -72,13 +85,17 @@ class Bench:
     def paused(self, setup: Any, **plan: Any) -> Iterator[PausedLaunch]:
         with (
             self._noting(),
-            self.launcher.pause(self.plan(**plan), setup, self.recorder) as launch,
+            self.launcher.pause(
+                self.plan(**plan), setup, self.recorder
+            ) as launch,
         ):
             yield launch
 
     def call(self, function: Any, *args: Any, **plan: Any) -> list[Any]:
         with self._noting():
-            return self.launcher.call(self.plan(**plan), function, args, self.recorder)
+            return self.launcher.call(
+                self.plan(**plan), function, args, self.recorder
+            )
 
     @contextmanager
     def _noting(self) -> Iterator[None]:
@@ -98,7 +115,9 @@ class Bench:
         ):
             patch.setenv(_ARRIVALS, folder)
             patch.setattr(
-                run, "time", Patience(lambda: self._rests(Path(folder), arrived, left))
+                run,
+                "time",
+                Patience(lambda: self._rests(Path(folder), arrived, left)),
             )
             yield
 
@@ -106,7 +125,9 @@ class Bench:
         if len(arrivals(folder)) < arrived:
             return False
         alive = descendants(self.server)
-        return len(alive) <= left and not any(map(at_work, [self.server, *alive]))
+        return len(alive) <= left and not any(
+            map(at_work, [self.server, *alive])
+        )
 
     @property
     def server(self) -> int:
@@ -129,7 +150,8 @@ class Bench:
         ]
 
 
-_ARRIVALS = "DDPPERF_TEST_ARRIVALS"  # the folder in which threads of ranks say so
+# the folder in which threads of ranks say so
+_ARRIVALS = "DDPPERF_TEST_ARRIVALS"
 # What libraries have for news, which they look for again and again.
 _POLLING = ("TP_", "gloo_")
 # Beyond what a process on a busy machine takes from the news of another to its work on it.
@@ -143,7 +165,10 @@ class Patience:
     So a test waits as long as it takes on a slow machine, and no longer.
     """
 
-    sleep, monotonic_ns = staticmethod(time.sleep), staticmethod(time.monotonic_ns)
+    sleep, monotonic_ns = (
+        staticmethod(time.sleep),
+        staticmethod(time.monotonic_ns),
+    )
 
     def __init__(self, rests: Callable[[], bool]) -> None:
         self._rests = rests
@@ -154,11 +179,15 @@ class Patience:
         now = time.monotonic()
         if not self._at_end:
             self._since, self._looks = (
-                (self._since or now, self._looks + 1) if self._rests() else (0.0, 0)
+                (self._since or now, self._looks + 1)
+                if self._rests()
+                else (0.0, 0)
             )
             # Not at the first looks: what was sent before them is read between two, and this
             # process may stand still.
-            self._at_end = self._looks > 2 and self._since <= now - _REST_SECONDS
+            self._at_end = (
+                self._looks > 2 and self._since <= now - _REST_SECONDS
+            )
         return now + 1e6 * self._at_end
 
 

@@ -67,7 +67,9 @@ def known(counters: Counters) -> dict[str, int]:
 def sent(**moved: tuple[int, int]) -> dict[str, int]:
     """Return the counters of operations, of which so many moved so many bytes."""
     figures = {f"{kind}.count": count for kind, (count, _) in moved.items()}
-    return figures | {f"{kind}.bytes": size for kind, (_, size) in moved.items()}
+    return figures | {
+        f"{kind}.bytes": size for kind, (_, size) in moved.items()
+    }
 
 
 @pytest.mark.parametrize("batch", [1, 64])
@@ -77,7 +79,8 @@ def test_ddp_reduces_the_gradients_bytes_whatever_the_batch_size(
     counters = counted(bench, training(batch))
     one = (1, GRADIENTS)
     sizes = dict.fromkeys(
-        ("gradient_bytes", "buckets.largest_bytes", "parameters.bytes"), GRADIENTS
+        ("gradient_bytes", "buckets.largest_bytes", "parameters.bytes"),
+        GRADIENTS,
     )
     assert known(counters) == {
         **sent(all_reduce=one, collectives=one),
@@ -98,7 +101,9 @@ def test_ddp_reduces_the_gradients_bytes_whatever_the_batch_size(
     assert known(counted(bench, training(batch))) == known(counters)
 
 
-def test_more_buckets_are_more_all_reduces_of_as_many_bytes(bench: Bench) -> None:
+def test_more_buckets_are_more_all_reduces_of_as_many_bytes(
+    bench: Bench,
+) -> None:
     counters = counted(bench, training(4, bucket_cap_mb=1e-5))
     # a bucket for each of weights and biases
     assert counters["all_reduce.count"] == counters["buckets"] == 4
@@ -106,7 +111,9 @@ def test_more_buckets_are_more_all_reduces_of_as_many_bytes(bench: Bench) -> Non
     assert counters["buckets.largest_bytes"] == 20 * 8 * FLOAT
 
 
-def test_gradients_reduced_one_by_one_are_an_all_reduce_each(bench: Bench) -> None:
+def test_gradients_reduced_one_by_one_are_an_all_reduce_each(
+    bench: Bench,
+) -> None:
     def setup(ctx: Any) -> Any:
         model, inputs = network(), torch.randn(4, 20)
 
@@ -144,7 +151,9 @@ def test_fsdp_scatters_padded_gradients_and_gathers_parameters(
 
     padded = GRADIENTS + (8 + 1) * FLOAT  # of 3 rows, for two ranks
     shard = padded // 2  # of the first rank
-    moved = sent(reduce_scatter=(2, padded), all_gather=(2 * gathers, gathers * padded))
+    moved = sent(
+        reduce_scatter=(2, padded), all_gather=(2 * gathers, gathers * padded)
+    )
     moved |= sent(collectives=(2 + 2 * gathers, (1 + gathers) * padded))
     assert known(counted(bench, setup)) == {**moved, "parameters.bytes": shard}
 
@@ -165,7 +174,9 @@ def test_each_kind_of_operation_has_its_bytes(bench: Bench) -> None:
             dist.reduce_scatter_tensor(five, ten)
             dist.all_to_all_single(torch.ones(10), ten)
             dist.broadcast(five, 0)
-            dist.gather(five, [torch.ones(5), torch.ones(5)] if ctx.rank == 0 else None)
+            dist.gather(
+                five, [torch.ones(5), torch.ones(5)] if ctx.rank == 0 else None
+            )
             dist.barrier()
             dist.send(five, 1) if ctx.rank == 0 else dist.recv(five, 0)
 
@@ -189,9 +200,13 @@ def test_each_kind_of_operation_has_its_bytes(bench: Bench) -> None:
 
 def test_buffers_and_bitmaps_are_counted_apart(bench: Bench) -> None:
     def with_buffers() -> nn.Module:
-        return nn.Sequential(nn.Linear(20, 8), nn.BatchNorm1d(8), nn.Linear(8, 3))
+        return nn.Sequential(
+            nn.Linear(20, 8), nn.BatchNorm1d(8), nn.Linear(8, 3)
+        )
 
-    counters = counted(bench, training(4, with_buffers, find_unused_parameters=True))
+    counters = counted(
+        bench, training(4, with_buffers, find_unused_parameters=True)
+    )
     assert (counters["all_reduce.count"], counters["all_reduce.bytes"]) == (
         1,
         GRADIENTS + 2 * 8 * FLOAT,
@@ -250,14 +265,19 @@ def test_every_ddp_module_that_synchronises_in_the_step_counts(
         return step
 
     counters = counted(bench, setup, warmup=4)
-    assert (counters["gradient_bytes"], counters["buckets"]) == (2 * GRADIENTS, 2)
+    assert (counters["gradient_bytes"], counters["buckets"]) == (
+        2 * GRADIENTS,
+        2,
+    )
     assert (counters["all_reduce.count"], counters["all_reduce.bytes"]) == (
         2,
         2 * GRADIENTS,
     )
 
 
-def test_a_step_that_only_accumulates_synchronises_nothing(bench: Bench) -> None:
+def test_a_step_that_only_accumulates_synchronises_nothing(
+    bench: Bench,
+) -> None:
     def setup(ctx: Any) -> Any:
         replicated, inputs = DDP(network()), torch.randn(4, 20)
 
@@ -284,7 +304,9 @@ def test_what_ddp_synchronises_in_python_is_unknown(bench: Bench) -> None:
     assert (counters["gradient_bytes"], counters["buckets"]) == (None, None)
 
 
-def test_a_layer_that_is_frozen_later_is_still_in_the_bitmap(bench: Bench) -> None:
+def test_a_layer_that_is_frozen_later_is_still_in_the_bitmap(
+    bench: Bench,
+) -> None:
     def setup(ctx: Any) -> Any:
         replicated, inputs = (
             DDP(network(), find_unused_parameters=True),
@@ -294,8 +316,13 @@ def test_a_layer_that_is_frozen_later_is_still_in_the_bitmap(bench: Bench) -> No
         return lambda: replicated(inputs).sum().backward()
 
     counters = counted(bench, setup)
-    assert (counters["all_reduce.count"], counters["collectives.count"]) == (1, 2)
-    assert counters["gradient_bytes"] == counters["all_reduce.bytes"] == GRADIENTS
+    assert (counters["all_reduce.count"], counters["collectives.count"]) == (
+        1,
+        2,
+    )
+    assert (
+        counters["gradient_bytes"] == counters["all_reduce.bytes"] == GRADIENTS
+    )
 
 
 # --- modules that cannot be asked
@@ -380,7 +407,8 @@ def test_a_module_without_a_table_of_parameters_leaves_their_bytes_unknown(
     [
         ("script", GRADIENTS),
         ("compiled", GRADIENTS),
-        ("fsdp", (GRADIENTS + FLOAT) // 2),  # padded to an even number, for two ranks
+        # padded to an even number, for two ranks
+        ("fsdp", (GRADIENTS + FLOAT) // 2),
         ("fsdp with views", (GRADIENTS + FLOAT) // 2),
         # half of the outputs, and of the next layer's inputs
         ("dtensor", (20 * 4 + 4 + 4 * 3 + 3) * FLOAT),
@@ -412,7 +440,9 @@ def test_parameters_of_wrapped_and_sharded_modules_are_counted_once(
             from torch.distributed.fsdp import FullyShardedDataParallel
 
             model = FullyShardedDataParallel(
-                model, use_orig_params="views" in kind, device_id=torch.device("cpu")
+                model,
+                use_orig_params="views" in kind,
+                device_id=torch.device("cpu"),
             )
         return lambda: model(inputs).sum().backward()
 
@@ -448,7 +478,10 @@ def test_what_a_step_sends_is_unknown_if_it_cannot_be_read(
     ("name", "unknown"),
     [
         ("torch.autograd:backward", "phases of the step are unknown"),
-        ("torch._C._distributed_c10d:Work.wait", "phases of the step are unknown"),
+        (
+            "torch._C._distributed_c10d:Work.wait",
+            "phases of the step are unknown",
+        ),
         (
             "torch.distributed:Reducer.get_backward_stats",
             "what a step sends is unknown",
@@ -456,7 +489,10 @@ def test_what_a_step_sends_is_unknown_if_it_cannot_be_read(
         ("torch.utils._pytree:tree_leaves", "what a step sends is unknown"),
         ("torch._dynamo.utils:curr_frame", "what a step compiles is unknown"),
         ("torch._dynamo.utils:counters", "what a step compiles is unknown"),
-        ("torch.backends.mkldnn:matmul.fp32_precision", "facts of torch are unknown"),
+        (
+            "torch.backends.mkldnn:matmul.fp32_precision",
+            "facts of torch are unknown",
+        ),
     ],
 )
 def test_a_private_name_that_torch_lacks_leaves_figures_unknown(
@@ -527,13 +563,18 @@ def test_what_the_sources_do_not_agree_on_is_unknown(bench: Bench) -> None:
 
 
 @pytest.mark.skipif(not HAS_HOOKS, reason="process groups have no hooks")
-def test_what_a_group_sends_that_the_step_makes_is_unknown(bench: Bench) -> None:
+def test_what_a_group_sends_that_the_step_makes_is_unknown(
+    bench: Bench,
+) -> None:
     def step() -> None:
         dist.all_reduce(torch.ones(5), group=(group := dist.new_group()))
         dist.destroy_process_group(group)
 
     counters = counted(bench, lambda ctx: step)
-    assert (counters["all_reduce.count"], counters["all_reduce.bytes"]) == (None, None)
+    assert (counters["all_reduce.count"], counters["all_reduce.bytes"]) == (
+        None,
+        None,
+    )
 
 
 @pytest.mark.skipif(not HAS_HOOKS, reason="process groups have no hooks")
@@ -557,9 +598,13 @@ def test_what_a_thread_of_the_step_sends_to_another_rank_is_unknown(
     assert (counters["send.count"], counters["recv.count"]) == (None, None)
 
 
-def test_nothing_is_known_of_a_short_warm_up_and_of_no_model(bench: Bench) -> None:
+def test_nothing_is_known_of_a_short_warm_up_and_of_no_model(
+    bench: Bench,
+) -> None:
     assert set(counted(bench, training(4), warmup=2).values()) == {None}
-    counters = counted(bench, lambda ctx: lambda: dist.all_reduce(torch.ones(5)))
+    counters = counted(
+        bench, lambda ctx: lambda: dist.all_reduce(torch.ones(5))
+    )
     assert (counters["all_reduce.count"], counters["all_reduce.bytes"]) == (
         1,
         5 * FLOAT,
@@ -574,7 +619,9 @@ def test_all_reduces_are_unknown_where_the_flight_recorder_is_off(
     monkeypatch.setenv("TORCH_FR_BUFFER_SIZE", "0")
     launcher = Launcher(dict)
     try:
-        plan = Plan(world_size=2, backend="gloo", device="cpu", warmup=3, steps=3)
+        plan = Plan(
+            world_size=2, backend="gloo", device="cpu", warmup=3, steps=3
+        )
         counters = launcher.measure(plan, training(4), Recorder()).counters
     finally:
         launcher.close()
@@ -608,14 +655,19 @@ def test_counting_leaves_compilation_alone(bench: Bench) -> None:
 
     samples = bench.measure(setup, warmup=4)
     assert samples.counters["all_reduce.count"] == 1
-    assert (samples.counters["recompilations"], samples.counters["graph_breaks"]) == (
+    assert (
+        samples.counters["recompilations"],
+        samples.counters["graph_breaks"],
+    ) == (
         1,
         1,
     )
     assert (samples.unfit, samples.unsettled, samples.warmup) == ("", "", 4)
 
 
-def test_functional_collectives_are_counted_like_the_others(bench: Bench) -> None:
+def test_functional_collectives_are_counted_like_the_others(
+    bench: Bench,
+) -> None:
     def setup(ctx: Any) -> Any:
         from torch.distributed import _functional_collectives as functional
 
@@ -635,7 +687,9 @@ def test_functional_collectives_are_counted_like_the_others(bench: Bench) -> Non
 
 
 @pytest.mark.parametrize("kind", ["remote module", "references"])
-def test_parameters_in_another_process_are_not_counted(bench: Bench, kind: str) -> None:
+def test_parameters_in_another_process_are_not_counted(
+    bench: Bench, kind: str
+) -> None:
     def trainer(ctx: Any) -> Any:
         from torch.distributed.nn import RemoteModule
         from torch.distributed.optim import DistributedOptimizer
@@ -649,22 +703,30 @@ def test_parameters_in_another_process_are_not_counted(bench: Bench, kind: str) 
             references = rpc.rpc_sync("ps0", parameters_of, (remote,))
             remote = remote.rpc_sync()
         references += [rpc.RRef(parameter) for parameter in dense.parameters()]
-        optimizer: Any = DistributedOptimizer(torch.optim.SGD, references, lr=0.1)  # type: ignore[no-untyped-call]
+        optimizer: Any = DistributedOptimizer(
+            torch.optim.SGD, references, lr=0.1
+        )  # type: ignore[no-untyped-call]
 
         def step() -> None:
             with dist_autograd.context() as context:
-                dist_autograd.backward(context, [dense(remote.forward(inputs)).sum()])
+                dist_autograd.backward(
+                    context, [dense(remote.forward(inputs)).sum()]
+                )
                 optimizer.step(context)
 
         return step
 
     counters = counted_rpc(bench, trainer)
-    assert counters["gradient_bytes"] == counters["parameters.bytes"] == GRADIENTS
+    assert (
+        counters["gradient_bytes"] == counters["parameters.bytes"] == GRADIENTS
+    )
     assert counters["rpc.calls"]
 
 
 def parameters_of(module: Any) -> list[Any]:
-    return [rpc.RRef(parameter) for parameter in module.local_value().parameters()]
+    return [
+        rpc.RRef(parameter) for parameter in module.local_value().parameters()
+    ]
 
 
 def double(values: torch.Tensor) -> torch.Tensor:
@@ -688,7 +750,10 @@ def test_forward_bytes_grow_with_the_batch_at_the_boundary(
 
     counters = counted_rpc(bench, trainer)
     # there and back
-    assert (counters["rpc.calls"], counters["rpc.bytes"]) == (1, 2 * batch * BOUNDARY)
+    assert (counters["rpc.calls"], counters["rpc.bytes"]) == (
+        1,
+        2 * batch * BOUNDARY,
+    )
     assert counters["all_reduce.count"] == 0
 
 
@@ -733,11 +798,16 @@ def test_references_and_asynchronous_calls_are_counted(bench: Bench) -> None:
         return step
 
     counters = counted_rpc(bench, trainer)
-    assert (counters["rpc.calls"], counters["rpc.bytes"]) == (3, 4 * 2 * BOUNDARY)
+    assert (counters["rpc.calls"], counters["rpc.bytes"]) == (
+        3,
+        4 * 2 * BOUNDARY,
+    )
     assert counters["rpc.calls.parameter_server"] == 3
 
 
-def test_a_backward_that_was_not_seen_leaves_the_bytes_unknown(bench: Bench) -> None:
+def test_a_backward_that_was_not_seen_leaves_the_bytes_unknown(
+    bench: Bench,
+) -> None:
     def trainer(ctx: Any) -> Any:
         # not by the name that is watched
         from torch._C._distributed_autograd import backward
@@ -746,7 +816,9 @@ def test_a_backward_that_was_not_seen_leaves_the_bytes_unknown(bench: Bench) -> 
 
         def step() -> None:
             with dist_autograd.context() as context:
-                backward(context, [rpc.rpc_sync("ps0", double, (values,)).sum()])
+                backward(
+                    context, [rpc.rpc_sync("ps0", double, (values,)).sum()]
+                )
 
         return step
 
@@ -762,7 +834,9 @@ def fail() -> None:
     raise ValueError("nobody is told")
 
 
-def test_calls_between_trainers_are_counted_of_one_step_alone(bench: Bench) -> None:
+def test_calls_between_trainers_are_counted_of_one_step_alone(
+    bench: Bench,
+) -> None:
     def trainer(ctx: Any) -> Any:
         (other,) = set(ctx.workers["trainer"]) - {ctx.name}
         values = images(2)
@@ -770,7 +844,10 @@ def test_calls_between_trainers_are_counted_of_one_step_alone(bench: Bench) -> N
 
     counters = counted_rpc(bench, trainer)
     # as caller and as called
-    assert (counters["rpc.calls"], counters["rpc.bytes"]) == (1, 4 * 2 * BOUNDARY)
+    assert (counters["rpc.calls"], counters["rpc.bytes"]) == (
+        1,
+        4 * 2 * BOUNDARY,
+    )
 
 
 def test_calls_are_counted_by_the_role_of_the_other_side(bench: Bench) -> None:
@@ -781,7 +858,8 @@ def test_calls_are_counted_by_the_role_of_the_other_side(bench: Bench) -> None:
             rpc.rpc_sync("master", double, (few,))
             with dist_autograd.context() as context:
                 answers = [
-                    rpc.rpc_sync(name, doubled, (values,)) for name in ("ps0", "ps1")
+                    rpc.rpc_sync(name, doubled, (values,))
+                    for name in ("ps0", "ps1")
                 ]
                 dist_autograd.backward(
                     context, [answer["twice"].sum() for answer in answers]
@@ -791,7 +869,10 @@ def test_calls_are_counted_by_the_role_of_the_other_side(bench: Bench) -> None:
 
     plan = replace(bench.plan(warmup=3), parameter_servers=2, master=True)
     counters = bench.launch(plan, trainer, lambda ctx: None, None).counters
-    assert (counters["rpc.calls.parameter_server"], counters["rpc.calls.master"]) == (
+    assert (
+        counters["rpc.calls.parameter_server"],
+        counters["rpc.calls.master"],
+    ) == (
         2,
         1,
     )

@@ -44,7 +44,10 @@ def test_the_hash_seed_is_the_same_in_every_session_unless_the_user_chooses_one(
 ) -> None:
     monkeypatch.delenv("PYTHONHASHSEED", raising=False)
     assert bench.call(hash_of_a_name) == [(hash_by_seed("0"), "0")] * 2
-    assert bench.measure(lambda ctx: lambda: None).facts["env:PYTHONHASHSEED"] == "0"
+    assert (
+        bench.measure(lambda ctx: lambda: None).facts["env:PYTHONHASHSEED"]
+        == "0"
+    )
     monkeypatch.setenv("PYTHONHASHSEED", "7")
     assert bench.call(hash_of_a_name) == [(hash_by_seed("7"), "7")] * 2
     monkeypatch.setenv("PYTHONHASHSEED", "random")
@@ -56,7 +59,9 @@ def places(ctx: Any) -> tuple[int, ...]:
     mapping of its own; and how much of Python's stack its frames take."""
     # the first ones fill what others have freed
     objects = [bytes(100) for _ in range(1_000)]
-    stack = sum(frame.f_code.co_stacksize for frame, _ in traceback.walk_stack(None))
+    stack = sum(
+        frame.f_code.co_stacksize for frame, _ in traceback.walk_stack(None)
+    )
     return (
         torch.empty(1_000).data_ptr(),
         id(objects[-1]),
@@ -77,22 +82,27 @@ def test_each_rank_of_each_launch_has_a_heap_and_a_stack_of_its_own(
 def libraries(ctx: Any) -> list[str]:
     """Return where the libraries of this process lie, and its stack."""
     lines = Path("/proc/self/maps").read_text().splitlines()
-    return [line.split()[0] for line in lines if ".so" in line and "r-xp" in line]
+    return [
+        line.split()[0] for line in lines if ".so" in line and "r-xp" in line
+    ]
 
 
 @pytest.mark.skipif(
-    not Path("/proc/self/maps").exists(), reason="only Linux says where libraries lie"
+    not Path("/proc/self/maps").exists(),
+    reason="only Linux says where libraries lie",
 )
 def test_rank_servers_of_one_template_have_one_layout() -> None:
     ours, theirs = Templates(), Templates()
     theirs.add(ours.fork_server(os.environ)[0].detach(), os.environ)
     plan = Plan(world_size=1, backend="gloo", device="cpu")
     launchers = [
-        Launcher(dict, templates=templates) for templates in (ours, theirs, None)
+        Launcher(dict, templates=templates)
+        for templates in (ours, theirs, None)
     ]
     try:
         one, same, other = (
-            launcher.call(plan, libraries, (), Observer()) for launcher in launchers
+            launcher.call(plan, libraries, (), Observer())
+            for launcher in launchers
         )
     finally:
         for launcher in launchers:

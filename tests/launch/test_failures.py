@@ -102,7 +102,10 @@ def test_clean_up_that_raises_is_red(bench: Bench) -> None:
     ("act", "summary"),
     [
         (lambda: sys.exit(0), "sys.exit(0) was called"),
-        (lambda: os._exit(7), "exited with status 7 without delivering a result"),
+        (
+            lambda: os._exit(7),
+            "exited with status 7 without delivering a result",
+        ),
         (
             lambda: os.kill(os.getpid(), signal.SIGKILL),
             "killed by SIGKILL (the kernel's out-of-memory killer sends it too)",
@@ -110,7 +113,9 @@ def test_clean_up_that_raises_is_red(bench: Bench) -> None:
     ],
     ids=["exit0", "_exit7", "SIGKILL"],
 )
-def test_an_end_without_a_result_is_named(bench: Bench, act: Any, summary: str) -> None:
+def test_an_end_without_a_result_is_named(
+    bench: Bench, act: Any, summary: str
+) -> None:
     error = failure(bench, in_step(act))
     assert error.cause.rank == 1
     assert error.cause.summary.startswith(summary)
@@ -132,15 +137,22 @@ def test_a_rank_that_its_watchdog_ends_says_what_the_device_reported(
     )
 
     def abort() -> None:
-        os.write(2, f"terminate called\n  what():  {words}\n{follows}\n".encode())
+        os.write(
+            2, f"terminate called\n  what():  {words}\n{follows}\n".encode()
+        )
         os.abort()
 
     error = failure(bench, in_step(abort))
-    assert (error.cause.rank, error.cause.summary) == (1, f"killed by SIGABRT: {words}")
+    assert (error.cause.rank, error.cause.summary) == (
+        1,
+        f"killed by SIGABRT: {words}",
+    )
 
 
 def test_a_crash_leaves_no_core_file(bench: Bench) -> None:
-    assert bench.call(lambda ctx: resource.getrlimit(resource.RLIMIT_CORE)[0]) == [0, 0]
+    assert bench.call(
+        lambda ctx: resource.getrlimit(resource.RLIMIT_CORE)[0]
+    ) == [0, 0]
 
 
 def test_a_crash_in_c_leaves_its_python_stack(bench: Bench) -> None:
@@ -177,7 +189,10 @@ def test_the_cause_is_shown_first_though_it_unwinds_slowly(
             until(lambda: gone([int((tmp_path / "0").read_text())]))
 
     error = failure(bench, setup)
-    assert (error.cause.rank, error.cause.summary) == (1, "ValueError: the cause")
+    assert (error.cause.rank, error.cause.summary) == (
+        1,
+        "ValueError: the cause",
+    )
     assert [(other.rank, other.lost_connection) for other in error.others] == [
         (0, True)
     ]
@@ -201,7 +216,10 @@ def test_a_sibling_that_goes_on_is_not_asked_to_end(
     with bench.over_once(arrived=1, left=1):
         error = failure(bench, setup)
     assert (error.cause.rank, error.cause.summary) == (1, "ValueError: bad")
-    assert error.others[0].summary == "was still running when the launch was stopped"
+    assert (
+        error.others[0].summary
+        == "was still running when the launch was stopped"
+    )
     assert list(tmp_path.iterdir()) == []
 
 
@@ -245,26 +263,36 @@ def load(where: str, home: int) -> FailsToLoad:
     return FailsToLoad(where)
 
 
-def test_an_argument_that_fails_to_load_has_the_ranks_traceback(bench: Bench) -> None:
+def test_an_argument_that_fails_to_load_has_the_ranks_traceback(
+    bench: Bench,
+) -> None:
     with pytest.raises(LaunchError) as caught:
         bench.call(lambda ctx, value: value, FailsToLoad("a rank"))
     assert caught.value.cause.phase == "the start"
-    assert caught.value.cause.summary == "RuntimeError: cannot be loaded in a rank"
+    assert (
+        caught.value.cause.summary == "RuntimeError: cannot be loaded in a rank"
+    )
     assert "in load" in caught.value.cause.traceback
 
 
 def test_a_result_that_fails_to_load_names_the_rank(bench: Bench) -> None:
     with pytest.raises(
-        DdpPerfError, match=r"the result of rank 0 .* cannot be loaded in pytest"
+        DdpPerfError,
+        match=r"the result of rank 0 .* cannot be loaded in pytest",
     ):
         bench.call(lambda ctx: FailsToLoad("pytest"))
 
 
-def test_a_closure_that_cannot_be_pickled_names_the_variable(bench: Bench) -> None:
+def test_a_closure_that_cannot_be_pickled_names_the_variable(
+    bench: Bench,
+) -> None:
     guard = threading.Lock()
     with pytest.raises(
-        DdpPerfError, match=r"variable 'guard', which <lambda> uses, cannot be pickled"
+        DdpPerfError,
+        match=r"variable 'guard', which <lambda> uses, cannot be pickled",
     ):
         bench.call(lambda ctx: guard)
-    with pytest.raises(DdpPerfError, match=r"argument 2 of <lambda> cannot be pickled"):
+    with pytest.raises(
+        DdpPerfError, match=r"argument 2 of <lambda> cannot be pickled"
+    ):
         bench.call(lambda ctx, a, b: None, 1, guard)

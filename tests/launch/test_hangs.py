@@ -54,8 +54,9 @@ def test_the_rank_that_hangs_is_first_and_those_that_wait_for_it_follow(
     error = caught.value
     late = "did not end within 300 s (--ddp-timeout)"
     # A rank whose threads do not run cannot say where it is.
-    known = "; rank 1 never entered all_reduce 1 (4 bytes); rank 0 waits for it" * (
-        hang is hang_in_python
+    known = (
+        "; rank 1 never entered all_reduce 1 (4 bytes); rank 0 waits for it"
+        * (hang is hang_in_python)
     )
     assert error.cause.summary == late + known
     assert error.cause.traceback.count("hread 0x") == 1
@@ -64,13 +65,18 @@ def test_the_rank_that_hangs_is_first_and_those_that_wait_for_it_follow(
     assert [other.rank for other in error.others] == [0]
     assert "in all_reduce" in error.others[0].traceback
     assert (
-        "pytest_ddpperf/rank" not in error.cause.traceback + error.others[0].traceback
+        "pytest_ddpperf/rank"
+        not in error.cause.traceback + error.others[0].traceback
     )
 
 
 @pytest.mark.parametrize(
     "says",
-    ["RuntimeError: got signal 3", "sys.exit(5) was called", "killed by SIGQUIT"],
+    [
+        "RuntimeError: got signal 3",
+        "sys.exit(5) was called",
+        "killed by SIGQUIT",
+    ],
 )
 def test_a_program_that_handles_the_signal_for_stacks_did_not_end_in_time(
     bench: Bench, says: str, monkeypatch: pytest.MonkeyPatch
@@ -85,7 +91,8 @@ def test_a_program_that_handles_the_signal_for_stacks_did_not_end_in_time(
     def function(ctx: Any) -> None:
         if ctx.rank == 1:
             signal.signal(
-                signal.SIGQUIT, signal.SIG_DFL if says.startswith("killed") else handle
+                signal.SIGQUIT,
+                signal.SIG_DFL if says.startswith("killed") else handle,
             )
             hang()
 

@@ -58,7 +58,11 @@ class Programs:
         file = self._folder / "train.py"
         file.write_text(begin + text)
         program = Program(
-            path=str(file), is_module=False, args=args, cwd=str(self._folder), env={}
+            path=str(file),
+            is_module=False,
+            args=args,
+            cwd=str(self._folder),
+            env={},
         )
         return self.launch(program, boundary=boundary, **plan)
 
@@ -139,7 +143,9 @@ def test_a_step_of_several_backward_passes_ends_with_the_update_and_shorter_ones
     assert samples.counters["all_reduce.count"] == 4
 
 
-def test_of_several_kinds_of_updates_the_rarest_ends_a_step(programs: Programs) -> None:
+def test_of_several_kinds_of_updates_the_rarest_ends_a_step(
+    programs: Programs,
+) -> None:
     """Of a GAN whose critic has three updates for each of the generator's."""
     samples = programs.run(
         """
@@ -309,7 +315,9 @@ while True:
     assert samples.unfit == ""
 
 
-def test_two_optimizers_of_one_update_end_it_together(programs: Programs) -> None:
+def test_two_optimizers_of_one_update_end_it_together(
+    programs: Programs,
+) -> None:
     samples = programs.run("""
 model = begin()
 halves = [torch.optim.SGD(layer.parameters(), lr=0.1) for layer in model.module]
@@ -323,7 +331,9 @@ for step in range(10**9):
     assert milliseconds(samples) == [8] * 6
 
 
-def test_an_optimizer_within_the_backward_pass_ends_with_it(programs: Programs) -> None:
+def test_an_optimizer_within_the_backward_pass_ends_with_it(
+    programs: Programs,
+) -> None:
     samples = programs.run("""
 dist.init_process_group("gloo")
 model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
@@ -497,7 +507,8 @@ if __name__ == "__main__":
 """
     assert milliseconds(programs.run(text, boundary=MARK)) == [10] * 6
     done = subprocess.run(
-        [sys.executable, "-c", "import pytest_ddpperf as d; d.step_end()"], check=False
+        [sys.executable, "-c", "import pytest_ddpperf as d; d.step_end()"],
+        check=False,
     )
     assert done.returncode == 0, "outside of a rank it does nothing"
 
@@ -519,7 +530,9 @@ for step in range(10**9):
     Engine().step(work)
 """
     assert (
-        milliseconds(programs.run(text, boundary="engine_of_a_library:Engine.step"))
+        milliseconds(
+            programs.run(text, boundary="engine_of_a_library:Engine.step")
+        )
         == [5] * 6
     )
 
@@ -542,7 +555,11 @@ while True:
 """
     )
     program = Program(
-        path="pkg.train", is_module=True, args=(), cwd=str(tmp_path), env={"OURS": "1"}
+        path="pkg.train",
+        is_module=True,
+        args=(),
+        cwd=str(tmp_path),
+        env={"OURS": "1"},
     )
     assert milliseconds(programs.launch(program)) == [3] * 6
 
@@ -575,12 +592,20 @@ def test_the_last_update_of_an_epoch_of_a_trainer_is_left_out(
 
     def main(ctx: Any) -> None:
         import torch
-        from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
+        from transformers import (
+            GPT2Config,
+            GPT2LMHeadModel,
+            Trainer,
+            TrainingArguments,
+        )
 
-        tokens = torch.randint(64, (2 * 10 * 2, 8))  # ranks x batches x examples
+        # ranks x batches x examples
+        tokens = torch.randint(64, (2 * 10 * 2, 8))
         Trainer(
             model=GPT2LMHeadModel(
-                GPT2Config(n_layer=1, n_head=1, n_embd=8, vocab_size=64, n_positions=8)
+                GPT2Config(
+                    n_layer=1, n_head=1, n_embd=8, vocab_size=64, n_positions=8
+                )
             ),
             args=TrainingArguments(
                 output_dir=folder,
@@ -606,7 +631,9 @@ def test_the_last_update_of_an_epoch_of_a_trainer_is_left_out(
     assert samples.counters["collectives.count"]
 
 
-def test_steps_that_take_much_longer_are_counted_and_said(programs: Programs) -> None:
+def test_steps_that_take_much_longer_are_counted_and_said(
+    programs: Programs,
+) -> None:
     samples = programs.run("""
 model = begin()
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -695,7 +722,10 @@ for step in range(10**9):
             ),
             0,
         ),
-        ("layer = nn.Linear(4, 4); [layer(x).sum().backward() for i in range(40)]", 0),
+        (
+            "layer = nn.Linear(4, 4); [layer(x).sum().backward() for i in range(40)]",
+            0,
+        ),
     ],
     ids=[
         "raises",
@@ -841,7 +871,9 @@ for step in range({}):
         ),
     ],
 )
-def test_what_cannot_be_timed_is_said(programs: Programs, text: str, said: str) -> None:
+def test_what_cannot_be_timed_is_said(
+    programs: Programs, text: str, said: str
+) -> None:
     assert said in programs.fails(text.replace("\\n", "\n"))
 
 
@@ -851,7 +883,9 @@ def test_a_traceback_begins_in_the_program(programs: Programs) -> None:
     assert "runpy" not in said
 
 
-def test_another_group_than_the_asked_one_is_an_error(programs: Programs) -> None:
+def test_another_group_than_the_asked_one_is_an_error(
+    programs: Programs,
+) -> None:
     alone = """
 dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
 model = nn.Linear(4, 4)
@@ -955,7 +989,10 @@ while True:
 
 
 def test_ranks_with_different_numbers_of_updates_are_refused(
-    programs: Programs, bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    programs: Programs,
+    bench: Bench,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """At once, both in a window without a pause and between stretches."""
     monkeypatch.setattr(failed_ranks, "_PROGRESS_SECONDS", 0.5)
@@ -968,7 +1005,8 @@ def test_ranks_with_different_numbers_of_updates_are_refused(
         said,
     )
     assert (
-        "rank 0 in the end: had delivered its result and waited for the others" in said
+        "rank 0 in the end: had delivered its result and waited for the others"
+        in said
     )
     program = Program(
         path=str(tmp_path / "train.py"),
@@ -979,12 +1017,15 @@ def test_ranks_with_different_numbers_of_updates_are_refused(
     )
 
     def in_stretches() -> None:
-        with bench.paused(program, steps=60, warmup=4, boundary=UPDATE) as launch:
+        with bench.paused(
+            program, steps=60, warmup=4, boundary=UPDATE
+        ) as launch:
             for _ in range(10):
                 launch.stretch(6)
 
     with pytest.raises(
-        LaunchError, match="ranks take different numbers of updates: rank 0 took"
+        LaunchError,
+        match="ranks take different numbers of updates: rank 0 took",
     ):
         in_stretches()
 
@@ -1010,7 +1051,8 @@ def test_of_a_rank_that_ends_alone_the_place_is_said(
         run, "_GRACE_SECONDS", 3.0
     )  # the other rank, which will never say anything, is in its next step
     text = TRAINS.format(100).replace(
-        "    lasts(1)", f"    if step == 9 and dist.get_rank() == 1:\n        {end}"
+        "    lasts(1)",
+        f"    if step == 9 and dist.get_rank() == 1:\n        {end}",
     )
     line = (BEGIN + text).splitlines().index(f"        {end}") + 1
     found = programs.fails(text)

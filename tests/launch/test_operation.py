@@ -26,12 +26,20 @@ def test_every_operation_passes_its_check(bench: Bench, op: str) -> None:
 @pytest.mark.parametrize(
     ("op", "dtype"),
     [("all_reduce", name) for name in ("bfloat16", "int8")]
-    + [("broadcast", "bool"), ("all_gather", "complex64"), ("all_to_all", "int64")],
+    + [
+        ("broadcast", "bool"),
+        ("all_gather", "complex64"),
+        ("all_to_all", "int64"),
+    ],
 )
 def test_of_any_dtype(bench: Bench, op: str, dtype: str) -> None:
     asked = collective(op, 4096, dtype, 2)
     assert (
-        len(bench.launch(replace(bench.plan(), collective=asked), None).step_seconds)
+        len(
+            bench.launch(
+                replace(bench.plan(), collective=asked), None
+            ).step_seconds
+        )
         == 3
     )
 
@@ -46,10 +54,14 @@ def test_both_sides_of_a_comparison_can_hold_one(bench: Bench) -> None:
         assert len(paused_launch.deliver().step_seconds) == 3
 
 
-def test_what_a_backend_cannot_do_is_red_with_its_own_words(bench: Bench) -> None:
+def test_what_a_backend_cannot_do_is_red_with_its_own_words(
+    bench: Bench,
+) -> None:
     with pytest.raises(LaunchError) as caught:
         bench.launch(
-            replace(bench.plan(), collective=collective("all_reduce", 8, "int16", 2)),
+            replace(
+                bench.plan(), collective=collective("all_reduce", 8, "int16", 2)
+            ),
             None,
         )
     assert caught.value.cause.phase == "setup"
@@ -60,7 +72,8 @@ def test_a_dtype_that_this_torch_lacks_is_named(bench: Bench) -> None:
     with pytest.raises(LaunchError, match=r"has no dtype float8_nosuch"):
         bench.launch(
             replace(
-                bench.plan(), collective=collective("all_reduce", 8, "float8_nosuch", 2)
+                bench.plan(),
+                collective=collective("all_reduce", 8, "float8_nosuch", 2),
             ),
             None,
         )
@@ -88,7 +101,8 @@ def test_a_wrong_result_names_the_rank(
         monkeypatch.setenv("SPOILS_AFTER", after)
         with pytest.raises(LaunchError) as caught:
             bench.launch(
-                replace(bench.plan(), collective=asked, preload=("spoils",)), None
+                replace(bench.plan(), collective=asked, preload=("spoils",)),
+                None,
             )
         assert str(caught.value).startswith(
             f"rank 1 failed in {phase}: all_reduce of 1KiB float32: 1 of 256 elements are wrong: "

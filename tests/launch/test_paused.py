@@ -82,9 +82,9 @@ def test_the_first_step_of_a_stretch_is_not_counted(bench: Bench) -> None:
     assert len(samples.step_seconds) == 3
     assert min(samples.step_seconds) > 0
     assert samples.cpu_seconds is not None
-    assert [len(rank) for rank in (*samples.rank_seconds, *samples.cpu_seconds)] == [
-        3
-    ] * 4
+    assert [
+        len(rank) for rank in (*samples.rank_seconds, *samples.cpu_seconds)
+    ] == [3] * 4
 
 
 def test_a_launch_that_is_not_held_has_one_stretch(bench: Bench) -> None:
@@ -117,7 +117,9 @@ def test_nothing_runs_between_stretches(bench: Bench) -> None:
         spinning = threading.Thread(target=spin, daemon=True)
         batches = iter(
             DataLoader(
-                [torch.ones(1)] * 1000, num_workers=1, multiprocessing_context="fork"
+                [torch.ones(1)] * 1000,
+                num_workers=1,
+                multiprocessing_context="fork",
             )
         )
         spinning.start()
@@ -138,12 +140,12 @@ def test_what_left_the_session_of_its_rank_does_not_run_between_stretches_either
 ) -> None:
     """A producer behind a pipe would fill it meanwhile."""
     producer = [sys.executable, "-c", "while True: print('a batch')"]
-    daemon = (
-        "import subprocess, sys; subprocess.Popen(sys.argv[1:], start_new_session=True)"
-    )
+    daemon = "import subprocess, sys; subprocess.Popen(sys.argv[1:], start_new_session=True)"
 
     def setup(ctx: Any) -> Any:
-        subprocess.Popen(producer, start_new_session=True, stdout=subprocess.DEVNULL)
+        subprocess.Popen(
+            producer, start_new_session=True, stdout=subprocess.DEVNULL
+        )
         subprocess.run(
             [sys.executable, "-c", daemon, *producer],
             check=True,
@@ -196,11 +198,16 @@ def test_a_rank_that_dies_in_a_stretch(bench: Bench) -> None:
 
     with pytest.raises(LaunchError) as caught:
         taken(bench, setup, 2, 3)
-    assert (caught.value.cause.rank, caught.value.cause.phase) == (1, "step 3 of 3")
+    assert (caught.value.cause.rank, caught.value.cause.phase) == (
+        1,
+        "step 3 of 3",
+    )
     assert "killed by SIGKILL" in caught.value.cause.summary
 
 
-def test_a_rank_that_is_killed_at_rest_is_named_when_it_is_missed(bench: Bench) -> None:
+def test_a_rank_that_is_killed_at_rest_is_named_when_it_is_missed(
+    bench: Bench,
+) -> None:
     def kill() -> None:
         os.kill(ranks_of(bench)[0], signal.SIGKILL)
         # the news of its end are there
@@ -293,7 +300,8 @@ def send_line(process: subprocess.Popen[str]) -> None:
 
 def wait_for_line(process: subprocess.Popen[str], line: str) -> None:
     assert process.stdout is not None
-    assert f"{line}\n" in process.stdout, "it ended before"  # reads as far as that line
+    # reads as far as that line
+    assert f"{line}\n" in process.stdout, "it ended before"
 
 
 def test_two_runs_take_turns_pair_by_pair_and_nobody_stays_stopped_when_one_is_killed(
@@ -301,7 +309,9 @@ def test_two_runs_take_turns_pair_by_pair_and_nobody_stays_stopped_when_one_is_k
 ) -> None:
     monkeypatch.setenv("DDPPERF_LOCKS", "on")
     command, pipe = [sys.executable, "-c", HOLDS], subprocess.PIPE
-    with ended(subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True)) as other:
+    with ended(
+        subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True)
+    ) as other:
 
         class ReleasesOther(Recorder):
             def waiting(self, resource: Path) -> None:

@@ -63,7 +63,8 @@ def training(kind: str) -> Any:
         else:
             model = DistributedDataParallel(module)
         if kind == "compiled":
-            warnings.simplefilter("error")  # torch warns of hooks on all modules
+            # torch warns of hooks on all modules
+            warnings.simplefilter("error")
             model = torch.compile(model, backend="eager")
         optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
         x = torch.randn(4, 16)
@@ -89,11 +90,16 @@ def training(kind: str) -> Any:
 
 def known(samples: LaunchSamples) -> set[str]:
     assert samples.phases is not None
-    return {phase for phase, ranks in samples.phases.own.items() if None not in ranks}
+    return {
+        phase
+        for phase, ranks in samples.phases.own.items()
+        if None not in ranks
+    }
 
 
 @pytest.mark.parametrize(
-    "kind", ["plain", "accumulating", "checkpointed", "closure", "compiled", "fsdp"]
+    "kind",
+    ["plain", "accumulating", "checkpointed", "closure", "compiled", "fsdp"],
 )
 def test_all_phases_of_a_training_step_are_known_and_add_up(
     bench: Bench, kind: str
@@ -109,7 +115,9 @@ def test_all_phases_of_a_training_step_are_known_and_add_up(
         {DATA} if kind == "closure" else set()
     )
     middle = sorted(samples.step_seconds)[2:6]
-    assert sum(map(sum, found.path.values())) == pytest.approx(fmean(middle), rel=1e-6)
+    assert sum(map(sum, found.path.values())) == pytest.approx(
+        fmean(middle), rel=1e-6
+    )
     assert all(
         waited <= exposed
         for waited, exposed in zip(
@@ -132,7 +140,11 @@ def test_stamps_compile_nothing_in_a_module_that_is_compiled_in_place(
         return lambda: model(torch.ones(1, 16)).sum().backward()
 
     samples = bench.measure(setup, warmup=5, steps=4)
-    assert (samples.unfit, samples.unsettled, samples.counters["recompilations"]) == (
+    assert (
+        samples.unfit,
+        samples.unsettled,
+        samples.counters["recompilations"],
+    ) == (
         "",
         "",
         0,
@@ -169,7 +181,9 @@ def test_other_threads_leave_the_phases_of_training_alone(bench: Bench) -> None:
 def test_a_pass_that_lasts_into_the_next_step_is_noted(bench: Bench) -> None:
     def setup(ctx: Any) -> Any:
         def endless() -> Iterator[None]:
-            from torch.optim.optimizer import _global_optimizer_pre_hooks as hooks
+            from torch.optim.optimizer import (
+                _global_optimizer_pre_hooks as hooks,
+            )
 
             while True:
                 for hook in hooks.values():
@@ -306,7 +320,9 @@ def test_a_wait_leads_to_the_rank_that_is_late(bench: Bench, kind: str) -> None:
 def test_a_wait_for_whoever_sends_is_unknown(bench: Bench) -> None:
     def setup(ctx: Any) -> Any:
         value = torch.ones(1)
-        return lambda: dist.recv(value) if ctx.rank == 0 else dist.send(value, 0)
+        return lambda: (
+            dist.recv(value) if ctx.rank == 0 else dist.send(value, 0)
+        )
 
     samples = bench.measure(setup, warmup=4, steps=4)
     assert samples.notes == ()
@@ -324,7 +340,11 @@ def test_waits_in_compiled_code_are_unknown(bench: Bench) -> None:
 
     samples = bench.measure(setup, warmup=4, steps=4)
     assert samples.counters["all_reduce.count"] == 1
-    assert (samples.unfit, samples.unsettled, samples.counters["recompilations"]) == (
+    assert (
+        samples.unfit,
+        samples.unsettled,
+        samples.counters["recompilations"],
+    ) == (
         "",
         "",
         0,
@@ -358,7 +378,9 @@ def test_user_code_that_replaces_backward_and_takes_several_passes_is_seen(
         torch.Tensor.backward = backward  # type: ignore[assignment, method-assign]
 
         def step() -> None:
-            torch.autograd.grad(model(torch.ones(1, 4)).sum(), list(model.parameters()))
+            torch.autograd.grad(
+                model(torch.ones(1, 4)).sum(), list(model.parameters())
+            )
             model(torch.ones(1, 4)).sum().backward()  # type: ignore[no-untyped-call]
 
         return step
@@ -372,13 +394,18 @@ def test_waits_are_unknown_where_the_flight_recorder_is_off(
     monkeypatch.setenv("TORCH_FR_BUFFER_SIZE", "0")
     launcher = Launcher(dict)
     try:
-        plan = Plan(world_size=2, backend="gloo", device="cpu", warmup=3, steps=3)
+        plan = Plan(
+            world_size=2, backend="gloo", device="cpu", warmup=3, steps=3
+        )
         found = launcher.measure(plan, training("plain"), Recorder()).phases
     finally:
         launcher.close()
     assert found is not None
     assert found.path == {}
-    assert (found.own[EXPOSED], found.own[RANK_WAIT]) == ((None, None), (None, None))
+    assert (found.own[EXPOSED], found.own[RANK_WAIT]) == (
+        (None, None),
+        (None, None),
+    )
 
 
 def test_a_full_recorder_leaves_the_phases_of_the_last_steps(
@@ -387,7 +414,9 @@ def test_a_full_recorder_leaves_the_phases_of_the_last_steps(
     monkeypatch.setenv("TORCH_FR_BUFFER_SIZE", "8")
     launcher = Launcher(dict)
     try:
-        plan = Plan(world_size=2, backend="gloo", device="cpu", warmup=3, steps=20)
+        plan = Plan(
+            world_size=2, backend="gloo", device="cpu", warmup=3, steps=20
+        )
         found = launcher.measure(
             plan, lambda ctx: lambda: dist.all_reduce(torch.ones(1)), Recorder()
         ).phases

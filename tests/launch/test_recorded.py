@@ -30,7 +30,9 @@ def telling(ctx: Any) -> Any:
 
 def test_a_figure_is_kept_of_each_timed_step_and_rank(bench: Bench) -> None:
     samples = bench.measure(telling, steps=3, warmup=2)
-    assert samples.recorded == {"number": ((2.0, 3.0, 4.0), (102.0, 103.0, 104.0))}
+    assert samples.recorded == {
+        "number": ((2.0, 3.0, 4.0), (102.0, 103.0, 104.0))
+    }
 
 
 def test_trainers_record_too(bench: Bench) -> None:
@@ -51,7 +53,9 @@ def test_what_a_step_does_not_tell_is_none(bench: Bench) -> None:
             if number % 2 and ctx.rank == 1:
                 ctx.record("odd", torch.tensor([number]))
                 # the last counts
-                ctx.record("odd", torch.tensor(number + 0.5, requires_grad=True))
+                ctx.record(
+                    "odd", torch.tensor(number + 0.5, requires_grad=True)
+                )
 
         return step
 
@@ -111,8 +115,16 @@ def test_nothing_recorded_is_nothing(bench: Bench) -> None:
             torch.ones(2),
             "TypeError: ctx.record('loss', ...): the figure must be a number, not a tensor of (2,)",
         ),
-        ("", 3, "ValueError: ctx.record('', ...): the name must be printable text"),
-        (3, 3, "ValueError: ctx.record(3, ...): the name must be printable text"),
+        (
+            "",
+            3,
+            "ValueError: ctx.record('', ...): the name must be printable text",
+        ),
+        (
+            3,
+            3,
+            "ValueError: ctx.record(3, ...): the name must be printable text",
+        ),
         (
             "a\nb",
             3,

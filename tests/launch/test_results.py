@@ -89,7 +89,9 @@ def test_a_launch_says_what_any_rank_imported_where_it_is_asked(
     trees = Trees(current=str(top), base=str(top), kept=())
     monkeypatch.setattr(bench.launcher, "_trees", trees)
     samples = bench.measure(setup)
-    assert samples.files == trees.digests(["late.py", "of_rank_0.py", "of_rank_1.py"])
+    assert samples.files == trees.digests(
+        ["late.py", "of_rank_0.py", "of_rank_1.py"]
+    )
     (top / "late.py").write_bytes(b"late = 1\n")
     assert samples.files["late.py"] == file_digest(str(top / "late.py")), (
         "however its lines end"
@@ -98,7 +100,9 @@ def test_a_launch_says_what_any_rank_imported_where_it_is_asked(
     assert not {"late", "json", "pytest_ddpperf"} & set(samples.others)
 
 
-def test_a_tensor_that_is_used_again_tells_its_value_of_each_step(bench: Bench) -> None:
+def test_a_tensor_that_is_used_again_tells_its_value_of_each_step(
+    bench: Bench,
+) -> None:
     def setup(ctx: Any) -> Any:
         number = torch.tensor(0)
         return lambda: number.add_(1)
@@ -209,7 +213,9 @@ def test_what_a_child_that_a_rank_forks_returns_or_raises_is_not_the_ranks(
 def test_sixteen_ranks_on_few_cores(bench: Bench) -> None:
     samples = bench.measure(lambda ctx: all_reduce, ranks=16)
     assert len(samples.rank_seconds) == 16
-    assert samples.facts["cores_per_rank"] == max(0, len(os.sched_getaffinity(0)) // 16)
+    assert samples.facts["cores_per_rank"] == max(
+        0, len(os.sched_getaffinity(0)) // 16
+    )
 
 
 def test_a_launch_that_is_asked_to_samples_where_its_steps_are(
@@ -223,7 +229,9 @@ def test_a_launch_that_is_asked_to_samples_where_its_steps_are(
     )
     monkeypatch.syspath_prepend(str(top))
     monkeypatch.setattr(
-        bench.launcher, "_trees", Trees(current=str(top), base=str(top), kept=())
+        bench.launcher,
+        "_trees",
+        Trees(current=str(top), base=str(top), kept=()),
     )
 
     def setup(ctx: Any) -> Any:
@@ -240,7 +248,8 @@ def test_a_launch_that_is_asked_to_samples_where_its_steps_are(
     assert len(stacks) == 2
     for of_rank in stacks:
         seen = {
-            (file, function): count for file, function, _, count in of_rank.functions
+            (file, function): count
+            for file, function, _, count in of_rank.functions
         }
         assert 0 < seen["work_of_a_step.py", "work"] <= of_rank.taken
     assert bench.launch(bench.plan(), setup).stacks == ()

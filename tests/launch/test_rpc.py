@@ -64,15 +64,22 @@ def measure(
     servers: int = 2,
 ) -> LaunchSamples:
     plan = replace(
-        bench.plan(ranks=trainers), parameter_servers=servers, master=master is not None
+        bench.plan(ranks=trainers),
+        parameter_servers=servers,
+        master=master is not None,
     )
     return bench.launch(plan, trainer, master, server)
 
 
-def failure(bench: Bench, trainer: Any, *, left: int, **asked: Any) -> LaunchError:
+def failure(
+    bench: Bench, trainer: Any, *, left: int, **asked: Any
+) -> LaunchError:
     """The error of a launch in which one thread at least says that it has arrived, and `left`
     processes remain."""
-    with bench.over_once(arrived=1, left=left), pytest.raises(LaunchError) as caught:
+    with (
+        bench.over_once(arrived=1, left=left),
+        pytest.raises(LaunchError) as caught,
+    ):
         measure(bench, trainer, **asked)
     return caught.value
 
@@ -122,15 +129,24 @@ def test_every_role_has_its_set_up_its_place_and_what_the_master_shares(
             os.environ["RANK"],
             dist.is_initialized(),
         )
-        return [rpc.remote(name, answer) for name in ctx.workers["parameter_server"]]
+        return [
+            rpc.remote(name, answer) for name in ctx.workers["parameter_server"]
+        ]
 
     def trainer(ctx: Any, shared: Any) -> Any:
         total = torch.ones(1)
         dist.all_reduce(total)
         print(
-            ctx.role, ctx.name, ctx.rank, ctx.world_size, os.environ["RANK"], int(total)
+            ctx.role,
+            ctx.name,
+            ctx.rank,
+            ctx.world_size,
+            os.environ["RANK"],
+            int(total),
         )
-        print([reference.to_here() for reference in shared], ctx.workers["master"])
+        print(
+            [reference.to_here() for reference in shared], ctx.workers["master"]
+        )
         return lambda: rpc.rpc_sync("ps0", nothing)
 
     samples = measure(bench, trainer, master=master, server=server, trainers=3)
@@ -153,29 +169,42 @@ def test_a_launch_says_what_any_of_its_processes_imported(
     for name in ("of_trainers", "of_master", "of_servers", "unused"):
         (tmp_path / f"{name}.py").write_text("")
     monkeypatch.syspath_prepend(top)
-    monkeypatch.setattr(bench.launcher, "_trees", Trees(current=top, base=top, kept=()))
+    monkeypatch.setattr(
+        bench.launcher, "_trees", Trees(current=top, base=top, kept=())
+    )
 
     def trainer(ctx: Any, shared: Any) -> Any:
         importlib.import_module("of_trainers")
         return lambda: rpc.rpc_sync("ps0", nothing)
 
     def others(ctx: Any) -> None:
-        importlib.import_module("of_master" if ctx.role == "master" else "of_servers")
+        importlib.import_module(
+            "of_master" if ctx.role == "master" else "of_servers"
+        )
 
     samples = measure(bench, trainer, master=others, server=others)
-    assert list(samples.files) == ["of_master.py", "of_servers.py", "of_trainers.py"]
+    assert list(samples.files) == [
+        "of_master.py",
+        "of_servers.py",
+        "of_trainers.py",
+    ]
     assert "torch" in samples.others
 
 
-def test_what_a_trainer_waits_for_others_is_told_of_each_step(bench: Bench) -> None:
+def test_what_a_trainer_waits_for_others_is_told_of_each_step(
+    bench: Bench,
+) -> None:
     def trainer(ctx: Any) -> Any:
         return lambda: rpc.rpc_sync("ps0", time.sleep, (0.05,))
 
     samples = measure(bench, trainer)
     assert samples.blocked_seconds is not None
-    for waited, took in zip(samples.blocked_seconds, samples.rank_seconds, strict=True):
+    for waited, took in zip(
+        samples.blocked_seconds, samples.rank_seconds, strict=True
+    ):
         assert all(
-            0 <= blocked <= step for blocked, step in zip(waited, took, strict=True)
+            0 <= blocked <= step
+            for blocked, step in zip(waited, took, strict=True)
         )
         assert max(waited) > 0.01, (
             "each time the server may have begun before the trainer came to wait for it"
@@ -234,17 +263,27 @@ def test_a_server_that_dies_in_a_step_is_the_cause_not_the_trainers_that_lost_it
 ) -> None:
     error = failure(bench, calling(end, 7), left=1)
     assert error.cause.who == "ps1"
-    assert error.cause.summary == "exited with status 7 without delivering a result"
-    assert "trainer1" in [other.who for other in error.others if other.lost_connection]
+    assert (
+        error.cause.summary
+        == "exited with status 7 without delivering a result"
+    )
+    assert "trainer1" in [
+        other.who for other in error.others if other.lost_connection
+    ]
     assert "ps1 failed in serving" in str(error)
 
 
 def test_a_server_killed_by_a_signal_is_named_with_it(bench: Bench) -> None:
     error = failure(bench, calling(kill), left=1)
-    assert (error.cause.who, error.cause.summary) == ("ps1", "killed by SIGSEGV")
+    assert (error.cause.who, error.cause.summary) == (
+        "ps1",
+        "killed by SIGSEGV",
+    )
 
 
-def test_a_trainer_that_dies_while_others_wait_is_the_cause(bench: Bench) -> None:
+def test_a_trainer_that_dies_while_others_wait_is_the_cause(
+    bench: Bench,
+) -> None:
     def trainer(ctx: Any) -> Any:
         count = iter(range(100))
 
@@ -259,9 +298,14 @@ def test_a_trainer_that_dies_while_others_wait_is_the_cause(bench: Bench) -> Non
     error = failure(bench, trainer, left=2)
     assert error.cause.who == "trainer1"
     idle = {
-        other.who: other.summary for other in error.others if other.who.startswith("ps")
+        other.who: other.summary
+        for other in error.others
+        if other.who.startswith("ps")
     }
-    assert idle == {"ps0": "was waiting for calls", "ps1": "was waiting for calls"}
+    assert idle == {
+        "ps0": "was waiting for calls",
+        "ps1": "was waiting for calls",
+    }
 
 
 @pytest.mark.parametrize(
@@ -274,10 +318,17 @@ def test_a_set_up_that_raises_is_shown_with_its_own_traceback(
         arrive()
         raise ValueError(f"not today, {ctx.role}")
 
-    asked: dict[str, Any] = {"master": lambda ctx: None, "server": None, role: raising}
+    asked: dict[str, Any] = {
+        "master": lambda ctx: None,
+        "server": None,
+        role: raising,
+    }
     error = failure(bench, calling(nothing), left=left, **asked)
     name = {"master": "master", "server": "ps0"}[role]
-    assert (error.cause.who, error.cause.phase) in ((name, "setup"), ("ps1", "setup"))
+    assert (error.cause.who, error.cause.phase) in (
+        (name, "setup"),
+        ("ps1", "setup"),
+    )
     assert error.cause.summary.startswith("ValueError: not today")
     assert "in raising" in error.cause.traceback
 
@@ -321,11 +372,14 @@ def test_a_handler_that_hangs_is_the_cause_at_the_deadline_not_who_waits_for_it(
     ] == "was waiting for calls"
 
 
-def test_a_clean_up_of_a_trainer_that_hangs_is_green_and_told(bench: Bench) -> None:
+def test_a_clean_up_of_a_trainer_that_hangs_is_green_and_told(
+    bench: Bench,
+) -> None:
     def trainer(ctx: Any) -> Iterator[Any]:
         yield nothing
         if ctx.rank == 1:
-            rpc.rpc_async("ps0", stop)  # it will not answer when it is told to end
+            # it will not answer when it is told to end
+            rpc.rpc_async("ps0", stop)
             arrive()
             rpc.shutdown()  # which waits for everybody
 

@@ -34,7 +34,9 @@ def compiling(at: set[int], rank: int = 0, *, fullgraph: bool = False) -> Any:
             calls += 1
             if calls in at and ctx.rank == rank:
                 add = eval(f"lambda x: x + {calls}")
-                torch.compile(add, backend="eager", fullgraph=fullgraph)(torch.ones(2))
+                torch.compile(add, backend="eager", fullgraph=fullgraph)(
+                    torch.ones(2)
+                )
             dist.all_reduce(torch.ones(1))
             return calls
 
@@ -89,7 +91,9 @@ def test_a_recompilation_in_the_window_is_told_with_its_step(
 
 
 @pytest.mark.parametrize("logged", [True, False])
-def test_buckets_are_rebuilt_before_the_window(bench: Bench, logged: bool) -> None:
+def test_buckets_are_rebuilt_before_the_window(
+    bench: Bench, logged: bool
+) -> None:
     def setup(ctx: Any) -> Any:
         if not logged:
             logging.disable(logging.CRITICAL)
@@ -129,7 +133,9 @@ def sending(counts: list[int]) -> Any:
     return setup
 
 
-@pytest.mark.parametrize(("sent", "words"), [(1, "1 collective"), (3, "3 collectives")])
+@pytest.mark.parametrize(
+    ("sent", "words"), [(1, "1 collective"), (3, "3 collectives")]
+)
 def test_a_step_that_no_longer_sends_anything_is_doubted(
     bench: Bench, sent: int, words: str
 ) -> None:
@@ -137,7 +143,9 @@ def test_a_step_that_no_longer_sends_anything_is_doubted(
     assert bench.measure(sending([sent, 1]), warmup=4).doubts["sent"] == note
 
 
-def test_trainers_that_no_longer_send_anything_are_doubted(bench: Bench) -> None:
+def test_trainers_that_no_longer_send_anything_are_doubted(
+    bench: Bench,
+) -> None:
     plan = replace(bench.plan(warmup=3), parameter_servers=1)
     assert (
         "sent 2 collectives"
@@ -162,8 +170,13 @@ def test_what_a_step_sends_is_not_doubted_where_the_flight_recorder_is_off(
     monkeypatch.setenv("TORCH_FR_BUFFER_SIZE", "0")
     launcher = Launcher(dict)
     try:
-        plan = Plan(world_size=2, backend="gloo", device="cpu", warmup=3, steps=3)
-        assert "sent" not in launcher.measure(plan, sending([3]), Recorder()).doubts
+        plan = Plan(
+            world_size=2, backend="gloo", device="cpu", warmup=3, steps=3
+        )
+        assert (
+            "sent"
+            not in launcher.measure(plan, sending([3]), Recorder()).doubts
+        )
     finally:
         launcher.close()
 
@@ -175,7 +188,9 @@ def test_ordinary_training_is_not_doubted(bench: Bench, compiled: bool) -> None:
     def setup(ctx: Any) -> Any:
         model = nn.Sequential(*[nn.Linear(200, 200) for _ in range(4)])
         if compiled:
-            replicated = DistributedDataParallel(torch.compile(model, backend="eager"))
+            replicated = DistributedDataParallel(
+                torch.compile(model, backend="eager")
+            )
         else:
             replicated = DistributedDataParallel(model, bucket_cap_mb=1e-5)
         inputs = torch.ones(64, 200)
@@ -190,7 +205,10 @@ def with_ddp(kind: str) -> Any:
     """A set-up with a DDP module, whose step calls it as `kind` says."""
 
     def setup(ctx: Any) -> Any:
-        model, calls = DistributedDataParallel(nn.Linear(4, 4)), itertools.count()
+        model, calls = (
+            DistributedDataParallel(nn.Linear(4, 4)),
+            itertools.count(),
+        )
 
         def step() -> None:
             called = model.module if kind == "inner" else model
@@ -213,7 +231,14 @@ def with_ddp(kind: str) -> Any:
         (with_ddp("inner"), {"warmup": 3}, True),
         (with_ddp("other steps"), {"warmup": 6}, False),
     ],
-    ids=["empty", "not counted", "alone", "sends", "inner module", "accumulates"],
+    ids=[
+        "empty",
+        "not counted",
+        "alone",
+        "sends",
+        "inner module",
+        "accumulates",
+    ],
 )
 def test_ranks_that_are_known_to_send_nothing_are_noticed(
     bench: Bench, setup: Any, plan: dict[str, int], is_silent: bool
@@ -224,7 +249,10 @@ def test_ranks_that_are_known_to_send_nothing_are_noticed(
 def test_trainers_over_rpc_may_send_nothing_to_each_other(bench: Bench) -> None:
     plan = replace(bench.plan(warmup=3), parameter_servers=1)
     samples = bench.launch(plan, lambda ctx: lambda: None, None, None)
-    assert (samples.counters["collectives.count"], samples.is_silent) == (0, False)
+    assert (samples.counters["collectives.count"], samples.is_silent) == (
+        0,
+        False,
+    )
 
 
 def sleeping(calls: set[int]) -> Any:
@@ -258,7 +286,9 @@ def test_other_long_steps_are_not_doubted(
 
 
 def test_the_first_of_empty_steps_is_not_doubted(bench: Bench) -> None:
-    assert bench.measure(lambda ctx: lambda: None, warmup=3, steps=30).doubts == {}
+    assert (
+        bench.measure(lambda ctx: lambda: None, warmup=3, steps=30).doubts == {}
+    )
 
 
 def test_a_first_timed_step_that_compiles_is_not_doubted(bench: Bench) -> None:

@@ -44,7 +44,10 @@ def test_ranks_have_torchruns_variables_and_none_of_an_outer_launcher(
 ) -> None:
     for name in ("MASTER_ADDR", "SLURM_PROCID", "WORLD_SIZE", "RANK"):
         monkeypatch.setenv(name, "99")
-    assert bench.call(environment("MASTER_ADDR", "SLURM_PROCID")) == [[None] * 2] * 2
+    assert (
+        bench.call(environment("MASTER_ADDR", "SLURM_PROCID"))
+        == [[None] * 2] * 2
+    )
     ours = bench.call(
         environment("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
     )
@@ -83,7 +86,9 @@ def test_under_a_quota_ranks_are_on_all_cores_with_threads_for_their_share(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     usable = os.sched_getaffinity(0)
-    monkeypatch.setattr(placement, "quota_cores", lambda root: len(usable) - 0.5)
+    monkeypatch.setattr(
+        placement, "quota_cores", lambda root: len(usable) - 0.5
+    )
 
     def function(ctx: Any) -> Any:
         return os.sched_getaffinity(0), torch.get_num_threads()
@@ -121,7 +126,8 @@ def test_temporary_files_of_a_launch_end_with_it(bench: Bench) -> None:
         before = os.listdir(tempfile.gettempdir())
         Path(tempfile.gettempdir(), "always-the-same").touch()
         subprocess.run(
-            [sys.executable, "-c", "import tempfile; tempfile.mkdtemp()"], check=True
+            [sys.executable, "-c", "import tempfile; tempfile.mkdtemp()"],
+            check=True,
         )
         return (
             before,
@@ -176,7 +182,9 @@ def test_a_server_that_is_killed_is_an_error_and_the_next_launch_has_another(
             os.kill(server, signal.SIGKILL)
         time.sleep(3600)
 
-    with pytest.raises(ServerError, match=r"the rank server died \(status -9\)"):
+    with pytest.raises(
+        ServerError, match=r"the rank server died \(status -9\)"
+    ):
         bench.call(function)
 
 
@@ -265,7 +273,10 @@ except ServerError as error:
     print(error)
 """
     said = subprocess.run(
-        [sys.executable, "-c", limited], capture_output=True, text=True, check=True
+        [sys.executable, "-c", limited],
+        capture_output=True,
+        text=True,
+        check=True,
     ).stdout
     assert said.startswith(
         "the rank server did not start; see the limits of ulimit -v and -f\nimporting torch:\n"
@@ -282,7 +293,9 @@ def test_a_module_to_preload_that_fails_is_named(
     with pytest.raises(ServerError) as caught:
         launcher.probe(("broken_preload",), 300.0)
     reported = caught.value.output
-    assert reported.startswith("--ddp-preload: importing broken_preload:\nTraceback")
+    assert reported.startswith(
+        "--ddp-preload: importing broken_preload:\nTraceback"
+    )
     assert reported.rstrip().endswith(words.rstrip())
     assert reported.count("File ") == 1, "theirs"
     launcher.close()

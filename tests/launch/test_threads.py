@@ -81,7 +81,9 @@ def openmp_threads() -> int:
     set the number."""
     mappings = Path("/proc/self/maps").read_text().splitlines()
     (library,) = {
-        line.split()[-1] for line in mappings if "libgomp" in line or "libiomp" in line
+        line.split()[-1]
+        for line in mappings
+        if "libgomp" in line or "libiomp" in line
     }
     return int(ctypes.CDLL(library).omp_get_max_threads())
 
@@ -99,7 +101,10 @@ def test_a_thread_has_as_many_threads_for_its_operations_as_its_rank(
         with ThreadPoolExecutor() as pool:
             return [first, pool.submit(openmp_threads).result()]
 
-    assert bench.call(function) == [[max(1, len(os.sched_getaffinity(0)) // 2), 3]] * 2
+    assert (
+        bench.call(function)
+        == [[max(1, len(os.sched_getaffinity(0)) // 2), 3]] * 2
+    )
 
 
 @pytest.mark.skipif(
@@ -109,9 +114,13 @@ def test_a_thread_that_answers_a_call_has_as_many_threads_for_its_operations_too
     bench: Bench,
 ) -> None:
     def setup(ctx: Any) -> Any:
-        return lambda: ctx.record("threads", float(rpc.rpc_sync("ps0", openmp_threads)))
+        return lambda: ctx.record(
+            "threads", float(rpc.rpc_sync("ps0", openmp_threads))
+        )
 
-    plan = replace(bench.plan(ranks=1), parameter_servers=1, timeout_seconds=60.0)
+    plan = replace(
+        bench.plan(ranks=1), parameter_servers=1, timeout_seconds=60.0
+    )
     samples = bench.launch(plan, setup, None, None)
     assert set(samples.recorded["threads"][0]) == {
         max(1, len(os.sched_getaffinity(0)) // 2)

@@ -40,9 +40,9 @@ def test_a_window_has_the_most_steps_that_it_may_where_its_time_is_long(
     )
     assert len(samples.step_seconds) == 7
     assert samples.cpu_seconds is not None
-    assert [len(rank) for rank in (*samples.rank_seconds, *samples.cpu_seconds)] == [
-        7
-    ] * 4
+    assert [
+        len(rank) for rank in (*samples.rank_seconds, *samples.cpu_seconds)
+    ] == [7] * 4
     assert min(samples.step_seconds) > 0
     assert [output.stdout for output in samples.output] == [
         "cleaned up\n" * (setup is cleaned_up)
@@ -51,7 +51,10 @@ def test_a_window_has_the_most_steps_that_it_may_where_its_time_is_long(
 
 @pytest.mark.parametrize(
     "asked",
-    [{"min_seconds": 0.0, "most_steps": 7}, {"min_seconds": LONG, "most_steps": 2}],
+    [
+        {"min_seconds": 0.0, "most_steps": 7},
+        {"min_seconds": LONG, "most_steps": 2},
+    ],
     ids=["no time", "no room"],
 )
 def test_a_window_has_the_steps_that_were_asked_at_least(
@@ -78,19 +81,25 @@ def test_all_ranks_go_by_the_slowest(bench: Bench) -> None:
     assert 3 <= one == other <= 5
 
 
-def test_what_only_the_first_steps_do_is_not_what_a_step_takes(bench: Bench) -> None:
+def test_what_only_the_first_steps_do_is_not_what_a_step_takes(
+    bench: Bench,
+) -> None:
     def setup(ctx: Any) -> Any:
         calls = iter(range(100))
         # of warm-up steps 0 to 4
         return lambda: time.sleep(1.0 * (next(calls) in (0, 4)))
 
     samples = bench.launcher.measure(
-        plan(bench, warmup=5, min_seconds=3.5, most_steps=7), setup, bench.recorder
+        plan(bench, warmup=5, min_seconds=3.5, most_steps=7),
+        setup,
+        bench.recorder,
     )
     assert len(samples.step_seconds) == 7
 
 
-def test_what_a_step_returned_does_not_live_through_the_next(bench: Bench) -> None:
+def test_what_a_step_returned_does_not_live_through_the_next(
+    bench: Bench,
+) -> None:
     def setup(ctx: Any) -> Iterator[Any]:
         made: list[weakref.ref[torch.Tensor]] = []
 
@@ -108,7 +117,9 @@ def test_what_a_step_returned_does_not_live_through_the_next(bench: Bench) -> No
 
 def test_trainers_of_an_rpc_launch_have_the_same_number(bench: Bench) -> None:
     of_test = plan(bench, min_seconds=LONG, most_steps=7, parameter_servers=1)
-    samples = bench.launcher.measure(of_test, quick, bench.recorder, (None, None))
+    samples = bench.launcher.measure(
+        of_test, quick, bench.recorder, (None, None)
+    )
     assert samples.blocked_seconds is not None
     assert [
         len(rank) for rank in (*samples.rank_seconds, *samples.blocked_seconds)

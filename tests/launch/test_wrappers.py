@@ -56,7 +56,9 @@ def test_a_wrapper_trains_as_torchs_does(bench: Bench, name: str) -> None:
             torch.testing.assert_close(parameter, other)
 
 
-def test_buckets_hold_the_last_parameters_first_and_no_more_than_they_may() -> None:
+def test_buckets_hold_the_last_parameters_first_and_no_more_than_they_may() -> (
+    None
+):
     parameters = [torch.zeros(size) for size in (100, 10, 20, 30, 5)]
     filled = buckets(parameters, 4 * 50)
     assert [[len(parameter) for parameter in bucket] for bucket in filled] == [

@@ -13,7 +13,9 @@ from tests.nodes.machines import SOON_SECONDS, Machines, missing
 
 
 @pytest.fixture
-def machines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Machines]:
+def machines(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Machines]:
     """Two nodes, on which a test leaves no process and no file of ours."""
     if why := missing():
         pytest.skip(why)
@@ -29,6 +31,9 @@ def machines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Machin
         made = Machines(tmp_path / "run", closing)
         yield made
         until = time.monotonic() + SOON_SECONDS
-        while left := [*made.left(), *(tmp_path / "temporary").glob("ddpperf-*")]:
+        while left := [
+            *made.left(),
+            *(tmp_path / "temporary").glob("ddpperf-*"),
+        ]:
             assert time.monotonic() < until, left
             time.sleep(0.1)

@@ -64,7 +64,9 @@ def missing() -> str:
     if len(os.sched_getaffinity(0)) < len(ADDRESSES):
         return "needs a core a node"
     lacking = [
-        name for name in ("ip", "unshare", "taskset") if shutil.which(name) is None
+        name
+        for name in ("ip", "unshare", "taskset")
+        if shutil.which(name) is None
     ]
     if lacking:
         return f"needs {' and '.join(lacking)}"
@@ -96,7 +98,11 @@ class Machines:
     """The two of them; `start` runs a command on one."""
 
     def __init__(
-        self, folder: Path, closing: ExitStack, *, ahead_seconds: int = AHEAD_SECONDS
+        self,
+        folder: Path,
+        closing: ExitStack,
+        *,
+        ahead_seconds: int = AHEAD_SECONDS,
     ) -> None:
         self.folder, self._closing, self._ahead = folder, closing, ahead_seconds
         # whether RPC takes them for two machines, and sends tensors over the network
@@ -111,7 +117,9 @@ class Machines:
             _ip("netns", "add", name)
             closing.callback(_ip, "netns", "del", name)
         _ip("link", "add", links[0], "type", "veth", "peer", "name", links[1])
-        for name, link, address in zip(self._names, links, ADDRESSES, strict=True):
+        for name, link, address in zip(
+            self._names, links, ADDRESSES, strict=True
+        ):
             _ip("link", "set", link, "netns", name)
             _ip("-n", name, "addr", "add", f"{address}/24", "dev", link)
             for up in ("lo", link):
@@ -148,7 +156,15 @@ class Machines:
                     "--cpu-list",
                     str(core),
                 ),
-                *("unshare", *ahead, *apart, "--fork", "--kill-child", "--", *command),
+                *(
+                    "unshare",
+                    *ahead,
+                    *apart,
+                    "--fork",
+                    "--kill-child",
+                    "--",
+                    *command,
+                ),
             ],
             cwd=folder or self.folder,
             env={**os.environ, **(variables or {})},
@@ -208,7 +224,9 @@ class Machines:
             node, command, {**place, **(variables or {})}, folder, f"node{node}"
         )
 
-    def both(self, start: Callable[..., Node], *arguments: str) -> tuple[Node, Node]:
+    def both(
+        self, start: Callable[..., Node], *arguments: str
+    ) -> tuple[Node, Node]:
         """On both nodes, until both have ended."""
         nodes = start(0, *arguments), start(1, *arguments)
         for node in nodes:
@@ -237,10 +255,15 @@ class Machines:
     def _commands(self, node: int) -> dict[int, str]:
         name = self._names[node]
         pids = subprocess.run(
-            ["ip", "netns", "pids", name], capture_output=True, text=True, check=True
+            ["ip", "netns", "pids", name],
+            capture_output=True,
+            text=True,
+            check=True,
         ).stdout
         return {
-            int(pid): command for pid in pids.split() if (command := _command(int(pid)))
+            int(pid): command
+            for pid in pids.split()
+            if (command := _command(int(pid)))
         }
 
 

@@ -121,10 +121,13 @@ def test_same(ddp_run, ddp_benchmark):
         samples = outcome["measurement"]["samples"]
         assert all(0 < apart < 0.1 for apart in samples["clock_seconds"])
         assert all(
-            0 < step < 10 for launch in samples["step_seconds"] for step in launch
+            0 < step < 10
+            for launch in samples["step_seconds"]
+            for step in launch
         )
         assert outcome["measurement"]["environment"]["key"]["nodes"] == 2
-    (machines.folder / "conftest.py").unlink()  # torchrun's own store from here on
+    # torchrun's own store from here on
+    (machines.folder / "conftest.py").unlink()
     (machines.folder / "test_step.py").write_text(
         STEP
         + """
@@ -299,7 +302,9 @@ def test_a_node_that_is_gone_is_one_red_test_and_a_line_for_each_later_one(
     second.wait()
     output = first.output
     print(output, second.output)
-    assert re.search(rf"rank 1 \(node 1, .+\) failed in the launch: {said}", output)
+    assert re.search(
+        rf"rank 1 \(node 1, .+\) failed in the launch: {said}", output
+    )
     assert "2 failed, 1 passed" in output
     assert len(re.findall(said, output)) >= 2
 
@@ -340,14 +345,17 @@ def test_what_fails_on_another_node_is_reported_and_the_next_tests_run_until_ctr
     output = first.output
     print(output, second.output)
     assert re.search(
-        r"rank 1 \(node 1, .+\) failed in the function: ValueError: bad shape", output
+        r"rank 1 \(node 1, .+\) failed in the function: ValueError: bad shape",
+        output,
     )
     assert 'raise ValueError("bad shape")' in output
     assert re.search(
-        r"rank 1 \(node 1, .+\) failed in the function: killed by SIGABRT", output
+        r"rank 1 \(node 1, .+\) failed in the function: killed by SIGABRT",
+        output,
     )
     assert re.search(
-        r"rank 1 \(node 1, .+\) failed in the function: did not end within 20 s", output
+        r"rank 1 \(node 1, .+\) failed in the function: did not end within 20 s",
+        output,
     )
     assert "in hangs" in output
     assert re.search(
@@ -383,15 +391,21 @@ def test_ctrl_c_on_a_node_that_follows_is_the_end_of_that_node(
     assert first.wait() == 1
     print(first.output, second.output)
     assert "Traceback" not in second.output
-    assert re.search(r"node 1 \(.+\) is gone: its connection ended", first.output)
+    assert re.search(
+        r"node 1 \(.+\) is gone: its connection ended", first.output
+    )
 
 
-def test_a_node_that_is_unplugged_is_noticed_at_both_ends(waiting: Machines) -> None:
+def test_a_node_that_is_unplugged_is_noticed_at_both_ends(
+    waiting: Machines,
+) -> None:
     first, second = begun(waiting)
     waiting.unplug(1)
     assert (first.wait(), second.wait()) == (1, 1)
     print(first.output, second.output)
-    assert re.search(r"node 1 \(.+\) (said nothing for 1\d s|is gone)", first.output)
+    assert re.search(
+        r"node 1 \(.+\) (said nothing for 1\d s|is gone)", first.output
+    )
     assert "the pytest of node 0 is gone" in second.output
 
 
@@ -407,7 +421,10 @@ def test_who_does_not_know_the_secret_is_not_let_in_and_a_node_that_did_not_come
 ) -> None:
     (waiting.folder / "conftest.py").write_text(MEET_IN_A_FILE + IMPATIENT)
     first = waiting.pytest(
-        0, "--ddp-timeout=15", "test_waiting.py", variables={"DDPPERF_SECRET": "one"}
+        0,
+        "--ddp-timeout=15",
+        "test_waiting.py",
+        variables={"DDPPERF_SECRET": "one"},
     )
     second = waiting.pytest(
         1,
@@ -419,8 +436,13 @@ def test_who_does_not_know_the_secret_is_not_let_in_and_a_node_that_did_not_come
     assert first.wait() == 4
     print(first.output, second.output)
     assert "is DDPPERF_SECRET the same on all nodes?" in second.output
-    assert "node 1 of 2 did not come within 15 s (--ddp-timeout)" in first.output
-    assert "a connection from 10.77.0.2 was dropped: its proof is wrong" in first.output
+    assert (
+        "node 1 of 2 did not come within 15 s (--ddp-timeout)" in first.output
+    )
+    assert (
+        "a connection from 10.77.0.2 was dropped: its proof is wrong"
+        in first.output
+    )
     assert waiting.left() == []
 
 
@@ -431,7 +453,9 @@ def test_other_code_on_a_node_is_refused(machines: Machines) -> None:
     )
     other = machines.folder.parent / "other"
     shutil.copytree(machines.folder, other)
-    (other / "test_step.py").write_text("def test_a(ddp_run):\n    ddp_run(repr)\n")
+    (other / "test_step.py").write_text(
+        "def test_a(ddp_run):\n    ddp_run(repr)\n"
+    )
     first, second = (
         machines.pytest(0, "test_step.py"),
         machines.pytest(1, "test_step.py", folder=other),
@@ -439,17 +463,21 @@ def test_other_code_on_a_node_is_refused(machines: Machines) -> None:
     assert (first.wait(), second.wait()) == (4, 4)
     print(first.output, second.output)
     assert re.search(
-        r"node 1 \(.+\) has other files than the first node: test_step.py", first.output
+        r"node 1 \(.+\) has other files than the first node: test_step.py",
+        first.output,
     )
     assert second.output == ""
 
 
-def test_a_comparison_with_another_commit_is_refused(machines: Machines) -> None:
+def test_a_comparison_with_another_commit_is_refused(
+    machines: Machines,
+) -> None:
     (machines.folder / "test_step.py").write_text(
         "def test_a(ddp_run):\n    ddp_run(repr)\n"
     )
     first, second = (
-        machines.pytest(node, "--ddp-against=main", "test_step.py") for node in range(2)
+        machines.pytest(node, "--ddp-against=main", "test_step.py")
+        for node in range(2)
     )
     assert (first.wait(), second.wait()) == (4, 4)
     print(first.output, second.output)

@@ -135,7 +135,10 @@ def test_an_option_that_writes_selects_or_is_ours_is_dropped_with_its_value(
         "-v",
         "tests",
     ]
-    assert remote_arguments(["-v", f"{option}=", "tests"], ["tests"]) == ["-v", "tests"]
+    assert remote_arguments(["-v", f"{option}=", "tests"], ["tests"]) == [
+        "-v",
+        "tests",
+    ]
     assert remote_arguments(["tests", option, "--bucket-mb 1"], ["tests"]) == [
         "tests"
     ], "a value may look like an option"
@@ -207,7 +210,10 @@ def test_an_option_always_differs() -> None:
 def test_a_changed_file_differs_unless_it_is_text_for_people(
     changed: str, same: bool
 ) -> None:
-    assert nothing_differs(SOURCES, SOURCES, {}, (), ["docs/a.txt", changed]) is same
+    assert (
+        nothing_differs(SOURCES, SOURCES, {}, (), ["docs/a.txt", changed])
+        is same
+    )
 
 
 def test_the_sources_of_this_process_are_its_interpreter_and_the_files_of_a_tree() -> (
@@ -276,7 +282,12 @@ def test_interpreters_that_a_step_starts_find_the_versions_own_code(
     ("conftest", "arguments", "said", "lacks"),
     [
         ("import no_such_module", [], "No module named 'no_such_module'", True),
-        ("", ["--no-such-option"], "unrecognized arguments: --no-such-option", False),
+        (
+            "",
+            ["--no-such-option"],
+            "unrecognized arguments: --no-such-option",
+            False,
+        ),
     ],
 )
 def test_a_conftest_that_cannot_be_loaded_there_is_told_from_other_ends(
@@ -293,7 +304,9 @@ def test_a_conftest_that_cannot_be_loaded_there_is_told_from_other_ends(
         kept=(),
     )
     trees = Trees(current=str(tmp_path), base=str(tmp_path), kept=())
-    remote_pytest = process.RemotePytest("v1", sys.executable, os.environ, tmp_path)
+    remote_pytest = process.RemotePytest(
+        "v1", sys.executable, os.environ, tmp_path
+    )
     try:
         remote_pytest.send(called.start(trees, arguments, tmp_path))
         tests = process.Tests(remote_pytest, 60.0)
@@ -314,7 +327,10 @@ def test_a_conftest_that_cannot_be_loaded_there_is_told_from_other_ends(
     ],
 )
 def test_only_a_side_with_the_same_interpreter_and_variables_shares_our_template(
-    top: Path, monkeypatch: pytest.MonkeyPatch, asked: dict[str, Any], shares: bool
+    top: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    asked: dict[str, Any],
+    shares: bool,
 ) -> None:
     """Libraries read variables when they are loaded, of which only some are known by name."""
     shared: list[bool] = []
@@ -393,9 +409,9 @@ def test_a_worktree_has_the_commit_and_is_gone_again(
         worktree = Worktree(top, git(top, "rev-parse", "v1"))
         assert (worktree.tree / "src/a.py").read_text() == "1"
         assert worktree.tree.is_relative_to(temporary)
-        assert git(worktree.tree, "rev-parse", "--abbrev-ref", "HEAD") == "HEAD", (
-            "no branch"
-        )
+        assert (
+            git(worktree.tree, "rev-parse", "--abbrev-ref", "HEAD") == "HEAD"
+        ), "no branch"
         assert worktrees(top) == [top, worktree.tree]
         (worktree.tree / "built.so").touch()
         git(worktree.tree, "worktree", "lock", worktree.tree)
@@ -419,7 +435,9 @@ def test_a_worktree_that_cannot_be_added_leaves_nothing(
     with untouched(top), pytest.raises(OSError if by == "folder" else GitError):
         Worktree(top, "0" * 40 if by == "commit" else "main")
     assert worktrees(top) == [top]
-    assert [path.name for path in temporary.iterdir()] == ["file"] * (by == "folder")
+    assert [path.name for path in temporary.iterdir()] == ["file"] * (
+        by == "folder"
+    )
 
 
 def test_the_users_hooks_do_not_run(top: Path, tmp_path: Path) -> None:
@@ -526,7 +544,11 @@ def test_the_next_run_lets_git_forget_a_worktree_of_a_killed_one(
 def test_worktrees_of_the_users_stay_those_that_are_gone_too(
     top: Path, tmp_path: Path, temporary: Path
 ) -> None:
-    mine, gone, here = tmp_path / "my own", tmp_path / "gone", temporary / "mine"
+    mine, gone, here = (
+        tmp_path / "my own",
+        tmp_path / "gone",
+        temporary / "mine",
+    )
     # another's, with a folder of its own
     containers = temporary / f"{folder_module._PREFIX}000000-alive" / "a repo"
     for path in (mine, gone, here, containers):
@@ -720,7 +742,9 @@ def test_paths_into_the_repository_lead_into_the_versions_tree(
     called = Invocation(
         arguments=filled(given),
         tests=tuple(
-            f"{word}::test_a" for word in filled(given) if word.endswith("test_a.py")
+            f"{word}::test_a"
+            for word in filled(given)
+            if word.endswith("test_a.py")
         ),
         folder=Path(os.path.normpath(top / folder)),
         rootdir=top,
@@ -745,12 +769,18 @@ def test_without_another_ref_there_is_one_tree(
 ) -> None:
     outside = tmp_path / "no repository"
     outside.mkdir()
-    for folder, commits in ((top, git(top, "rev-parse", "main")), (outside, "")):
+    for folder, commits in (
+        (top, git(top, "rev-parse", "main")),
+        (outside, ""),
+    ):
         checkout = Checkout(settings(**asked), folder, ("/kept",))
         assert checkout.check_out() == Trees(
             current=str(folder), base=str(folder), kept=("/kept",)
         )
-        assert (checkout.version.commit, checkout.version.now) == (commits, commits)
+        assert (checkout.version.commit, checkout.version.now) == (
+            commits,
+            commits,
+        )
         assert checkout.changed() == []
         assert list(temporary.iterdir()) == [checkout.folder], (
             "for what its pytest leaves"
@@ -772,7 +802,10 @@ def test_rootdir_may_be_below_the_top(top: Path) -> None:
 @pytest.mark.parametrize("ref", ["nothing", "origin/main", "--all"])
 def test_a_ref_that_names_no_commit_is_refused(top: Path, ref: str) -> None:
     option, problem, remedy = refusal(top, against=ref)
-    assert (option, problem) == ("--ddp-against", f"{ref!r} is no commit of {top}")
+    assert (option, problem) == (
+        "--ddp-against",
+        f"{ref!r} is no commit of {top}",
+    )
     assert (
         remedy
         == "git fetch may bring it; git branch --all and git tag list what there is"
@@ -809,7 +842,9 @@ def test_a_shallow_clone_is_told_how_to_become_deeper(
             deeper,
         )
     remedy = refusal(clone, against="origin/feature/x")[2]
-    command = "git fetch --depth=1 origin +feature/x:refs/remotes/origin/feature/x"
+    command = (
+        "git fetch --depth=1 origin +feature/x:refs/remotes/origin/feature/x"
+    )
     assert remedy == f"this clone is shallow: {command} brings it"
     git(clone, *command.split()[1:])
     checkout = Checkout(settings(against="origin/feature/x"), clone, ())
@@ -845,8 +880,12 @@ def test_a_version_is_set_up_at_the_top_of_its_worktree_with_its_variables(
     top: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SAME", "of the run")
-    command = 'test "$SAME" = "of the run" && echo "$OTHER" > src/built.py && cat'
-    asked = settings(against="v1", against_setup=command, against_env=("OTHER=a b",))
+    command = (
+        'test "$SAME" = "of the run" && echo "$OTHER" > src/built.py && cat'
+    )
+    asked = settings(
+        against="v1", against_setup=command, against_env=("OTHER=a b",)
+    )
     checkout = Checkout(asked, top / "src", ())
     trees = checkout.check_out()
     assert Path(trees.base, "src/built.py").read_text() == "a b\n"

@@ -29,7 +29,11 @@ def command(line: str) -> Command:
     assert not empty
     name, _, properties = head.partition(" ")
     pairs = (pair.partition("=") for pair in properties.split(","))
-    return name, {key: unquote(value) for key, _, value in pairs}, unquote(message)
+    return (
+        name,
+        {key: unquote(value) for key, _, value in pairs},
+        unquote(message),
+    )
 
 
 def commands(*outcomes: Outcome) -> list[Command]:
@@ -147,7 +151,8 @@ def test_the_rest_are_by_what_they_do_to_the_test(
 
 def test_the_worst_ten_are_shown_and_the_last_says_how_many_more() -> None:
     doubts = [
-        outcome(verdict(Status.NO_BASELINE), nodeid=f"test_{i}") for i in range(9)
+        outcome(verdict(Status.NO_BASELINE), nodeid=f"test_{i}")
+        for i in range(9)
     ]
     shown = commands(*doubts, RED)
     assert [name for name, _, _ in shown] == ["error", *["warning"] * 9]
@@ -183,7 +188,10 @@ def test_the_worst_ten_are_shown_and_the_last_says_how_many_more() -> None:
 def test_a_hostile_name_is_neither_a_command_nor_a_property(name: str) -> None:
     nodeid = f"tests/test_a.py::test_step[{name}]"
     hostile = outcome(
-        verdict(Status.REGRESSED, facts=(FactChange(name=name, before="0", now="1"),)),
+        verdict(
+            Status.REGRESSED,
+            facts=(FactChange(name=name, before="0", now="1"),),
+        ),
         nodeid=nodeid,
         notes=(name,),
         file=name,

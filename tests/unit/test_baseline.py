@@ -62,7 +62,9 @@ GPU_FACTS = {
     "cudnn_benchmark": False,
     "clock_mhz": 1755,
 }
-GPU_PLAN = Plan(world_size=8, backend="nccl", device="cuda", warmup=10, timing="free")
+GPU_PLAN = Plan(
+    world_size=8, backend="nccl", device="cuda", warmup=10, timing="free"
+)
 GPU_RPC_PLAN = replace(GPU_PLAN, parameter_servers=2, master=True)
 CPU = environment(CPU_FACTS, CPU_PLAN, batch_size=32)
 OTHERWISE = environment(CPU_FACTS, CPU_PLAN, batch_size=64)
@@ -74,11 +76,15 @@ SAMPLES = Samples(
 )
 
 
-def baseline(samples=SAMPLES, environment=CPU, *, test=TEST, commits=("0" * 40,)):
+def baseline(
+    samples=SAMPLES, environment=CPU, *, test=TEST, commits=("0" * 40,)
+):
     """One session a commit, with the same figures."""
     measured = Measurement(samples=samples, environment=environment)
     sessions = [
-        Recording(measurement=measured, created="2026-01-02T03:04:05Z", commit=commit)
+        Recording(
+            measurement=measured, created="2026-01-02T03:04:05Z", commit=commit
+        )
         for commit in commits
     ]
     return Baseline(test=test, sessions=tuple(sessions))
@@ -190,7 +196,11 @@ def test_on_an_accelerator_the_device_is_the_key_and_the_cpu_is_recorded():
             GPU_RPC_PLAN,
             "cuda-nvidia-h200-140gib-mig-1g.18gb-nccl-ws8-2x8-8-trainers-2-ps-master",
         ),
-        ({}, Plan(world_size=1, backend="gloo", device="mps"), "mps-gloo-ws1-1x1"),
+        (
+            {},
+            Plan(world_size=1, backend="gloo", device="mps"),
+            "mps-gloo-ws1-1x1",
+        ),
     ],
 )
 def test_the_folder_of_an_environment_says_its_key(facts, plan, name):
@@ -204,7 +214,9 @@ def test_an_environment_name_that_lost_something_has_a_hash_of_the_key(other):
             environment({**CPU_FACTS, **facts}, CPU_PLAN, batch_size=None)
         )
 
-    assert re.fullmatch(r"cpu-amd-epyc[a-z0-9.-]*-[0-9a-f]{8}", name(cpu_model=other))
+    assert re.fullmatch(
+        r"cpu-amd-epyc[a-z0-9.-]*-[0-9a-f]{8}", name(cpu_model=other)
+    )
     assert len(name(cpu_model=other)) <= 100
     assert name(cpu_model=other) != name(cpu_model=other + "!")
 
@@ -371,7 +383,9 @@ def test_saving_replaces_and_leaves_one_file_and_the_usual_permissions(store):
     assert stat.S_IMODE(path.stat().st_mode) == 0o666 & ~mask
 
 
-def test_a_lock_that_stays_taken_is_told_and_nothing_is_written(store, monkeypatch):
+def test_a_lock_that_stays_taken_is_told_and_nothing_is_written(
+    store, monkeypatch
+):
     store.write(BASELINE)
     (lock,) = (store.root.parent / "tmp").rglob("*.lock")
     monkeypatch.setattr(store_module, "_LOCK_WAIT_SECONDS", 0.01)
@@ -437,9 +451,7 @@ def edit(path, *place, to):
     path.write_text(json.dumps(data))
 
 
-RECORD_AGAIN = (
-    "restore it with git checkout, or delete it and run with --ddp-save-baseline"
-)
+RECORD_AGAIN = "restore it with git checkout, or delete it and run with --ddp-save-baseline"
 
 
 @pytest.mark.parametrize(
@@ -458,8 +470,14 @@ RECORD_AGAIN = (
         (b"\xff\xfe\x00", "is not JSON, or not all of it: "),
         (b"[" * 200_000, "is not JSON, or not all of it: "),
         (b"9" * 5000, None),
-        (b'{"schema": NaN}', "is not JSON, or not all of it: NaN is not a number"),
-        (b'{"schema": 1e999}', "is not JSON, or not all of it: 1e999 is not a number"),
+        (
+            b'{"schema": NaN}',
+            "is not JSON, or not all of it: NaN is not a number",
+        ),
+        (
+            b'{"schema": 1e999}',
+            "is not JSON, or not all of it: 1e999 is not a number",
+        ),
         (b"[]", "is not a baseline: its schema is None, not a version number"),
         (b"{}", "is not a baseline: its schema is None, not a version number"),
         (
@@ -470,7 +488,10 @@ RECORD_AGAIN = (
             b'{"schema": true}',
             "is not a baseline: its schema is True, not a version number",
         ),
-        (b'{"schema": 0}', "is not a baseline: its schema is 0, not a version number"),
+        (
+            b'{"schema": 0}',
+            "is not a baseline: its schema is 0, not a version number",
+        ),
         (b'{"schema": 1}', "object missing required field `test`"),
         (
             b'{"schema": 1, "test": {}, "sessions": [1]}',
@@ -479,7 +500,9 @@ RECORD_AGAIN = (
     ],
     ids=range(16),
 )
-def test_a_file_that_is_no_baseline_is_an_error_that_names_it(store, content, problem):
+def test_a_file_that_is_no_baseline_is_an_error_that_names_it(
+    store, content, problem
+):
     store.write(BASELINE).write_bytes(content)
     error = refusal(store)
     assert error.problem.startswith(problem or "is not ")
@@ -498,7 +521,8 @@ def test_a_newer_schema_asks_for_an_upgrade(store):
     edit(store.write(BASELINE), "schema", to=2)
     error = refusal(store)
     assert (
-        error.problem == "has schema 2; this version of pytest-ddpperf reads schema 1"
+        error.problem
+        == "has schema 2; this version of pytest-ddpperf reads schema 1"
     )
     assert error.remedy.startswith("upgrade pytest-ddpperf")
 
@@ -529,21 +553,39 @@ def test_a_newer_schema_asks_for_an_upgrade(store):
             [[1.0, 1.0]],
             ".step_seconds: a single launch, with which nothing can be compared",
         ),
-        (("step_seconds",), [[1.0, 1.0]] * 3, ".rank_seconds: 2 launches, not 3"),
+        (
+            ("step_seconds",),
+            [[1.0, 1.0]] * 3,
+            ".rank_seconds: 2 launches, not 3",
+        ),
         (("rank_seconds",), [[], []], ".rank_seconds[0]: 0 ranks, not 1"),
         (("rank_seconds",), [], ".rank_seconds: 0 launches, not 2"),
         (("rank_seconds", 1), [[1.0, 1.0]], ".rank_seconds[1]: 1 ranks, not 2"),
         (("rank_seconds", 0, 1), [1.0], ".rank_seconds[0][1]: 1 steps, not 2"),
-        (("rank_seconds", 0, 1, 0), -0.5, ".rank_seconds[0][1][0]: -0.5 is negative"),
+        (
+            ("rank_seconds", 0, 1, 0),
+            -0.5,
+            ".rank_seconds[0][1][0]: -0.5 is negative",
+        ),
         (("cpu_seconds", 0), [[1.0, 1.0]], ".cpu_seconds[0]: 1 ranks, not 2"),
-        (("examples",), [[[1, 1], [1, -2]]] * 2, ".examples[0][1][1]: -2 is negative"),
+        (
+            ("examples",),
+            [[[1, 1], [1, -2]]] * 2,
+            ".examples[0][1][1]: -2 is negative",
+        ),
     ],
 )
 def test_samples_edited_to_nonsense_are_named_by_their_place(
     store, place, value, problem
 ):
     edit(
-        store.write(BASELINE), "sessions", 0, "measurement", "samples", *place, to=value
+        store.write(BASELINE),
+        "sessions",
+        0,
+        "measurement",
+        "samples",
+        *place,
+        to=value,
     )
     error = refusal(store)
     assert error.problem == "sessions[0].measurement.samples" + problem
@@ -589,7 +631,10 @@ def failing(code):
             errno.EACCES,
             "give this user permission, or name another folder with --ddp-baseline-dir",
         ),
-        (errno.EIO, "check the disk, or name another folder with --ddp-baseline-dir"),
+        (
+            errno.EIO,
+            "check the disk, or name another folder with --ddp-baseline-dir",
+        ),
     ],
 )
 def test_a_file_that_may_not_be_read_is_an_error_not_a_missing_baseline(
@@ -599,7 +644,8 @@ def test_a_file_that_may_not_be_read_is_an_error_not_a_missing_baseline(
     monkeypatch.setattr(Path, "read_bytes", failing(code))
     error = refusal(store)
     assert (
-        error.problem == f"cannot be read: [Errno {code}] {os.strerror(code)}: '{path}'"
+        error.problem
+        == f"cannot be read: [Errno {code}] {os.strerror(code)}: '{path}'"
     )
     assert error.remedy == remedy
 
@@ -626,7 +672,9 @@ def test_a_save_that_fails_leaves_the_old_baseline_and_no_other_file(
             fails = failing(code)
 
             def below(path: Path, **how: Any) -> None:
-                (fails if path.is_relative_to(store.root) else mkdir)(path, **how)
+                (fails if path.is_relative_to(store.root) else mkdir)(
+                    path, **how
+                )
 
             patch.setattr(Path, "mkdir", below)
         else:
@@ -669,7 +717,8 @@ def test_an_interrupt_while_saving_leaves_the_old_baseline_and_no_other_file(
             "cannot be saved: a number is not finite",
         ),
         (
-            replace(SAMPLES, step_seconds=((0.1, 2e-10), (0.1, 0.1))),  # 0 once rounded
+            # 0 once rounded
+            replace(SAMPLES, step_seconds=((0.1, 2e-10), (0.1, 0.1))),
             (
                 "cannot be saved: sessions[0].measurement.samples.step_seconds[0][1]: 0.0 is not a"
                 " positive duration"
@@ -684,7 +733,9 @@ def test_an_interrupt_while_saving_leaves_the_old_baseline_and_no_other_file(
         ),
     ],
 )
-def test_figures_that_could_not_be_read_back_are_not_saved(store, samples, problem):
+def test_figures_that_could_not_be_read_back_are_not_saved(
+    store, samples, problem
+):
     store.write(BASELINE)
     with pytest.raises(BaselineError) as caught:
         store.write(baseline(samples))
@@ -727,7 +778,9 @@ def test_sessions_that_were_measured_otherwise_do_not_mix(store):
         caught.value.remedy
         == "measure as before, or replace it with --ddp-save-baseline"
     )
-    with pytest.raises(BaselineError, match="was measured under other conditions"):
+    with pytest.raises(
+        BaselineError, match="was measured under other conditions"
+    ):
         store.read_alike(OTHERWISE, TEST)
     assert store.read_alike(CPU, TEST) == BASELINE
     assert store.read_alike(OTHERWISE, replace(TEST, name="test_b")) is None
@@ -738,7 +791,9 @@ def test_sessions_that_were_measured_otherwise_do_not_mix(store):
 
 
 def test_the_other_environments_that_have_a_baseline_are_named(store):
-    four, eight = (replace(CPU, key={**CPU.key, "world_size": size}) for size in (4, 8))
+    four, eight = (
+        replace(CPU, key={**CPU.key, "world_size": size}) for size in (4, 8)
+    )
     store.write(BASELINE)
     store.write(baseline(environment=four))
     store.write(baseline(environment=eight, test=replace(TEST, name="test_b")))
@@ -760,7 +815,8 @@ def test_counters_hold_on_other_machines_for_the_same_work(store):
     (session,) = baseline(environment=newer).sessions
     store.write(
         Baseline(
-            test=TEST, sessions=(replace(session, created="2099-01-01T00:00:00Z"),)
+            test=TEST,
+            sessions=(replace(session, created="2099-01-01T00:00:00Z"),),
         )
     )
     assert store.read_counted(CPU, TEST)[0] == environment_name(newer)
@@ -770,7 +826,8 @@ def test_counters_hold_on_other_machines_for_the_same_work(store):
     store.path(newer, TEST).unlink()
     assert store.read_counted(OTHERWISE, TEST) is None
     assert (
-        store.read_counted(replace(CPU, key={**CPU.key, "world_size": 4}), TEST) is None
+        store.read_counted(replace(CPU, key={**CPU.key, "world_size": 4}), TEST)
+        is None
     )
     assert (
         store.read_counted(
@@ -780,7 +837,8 @@ def test_counters_hold_on_other_machines_for_the_same_work(store):
     )
     assert (
         store.read_counted(
-            replace(CPU, must_match={**CPU.must_match, "test:bucket_mb": 1}), TEST
+            replace(CPU, must_match={**CPU.must_match, "test:bucket_mb": 1}),
+            TEST,
         )
         is None
     )
@@ -804,10 +862,14 @@ def test_a_baseline_of_the_same_test_by_another_path_or_rootdir_is_found(
     tmp_path, saved_from, there, module, root
 ):
     def store_of(rootdir):
-        return Store(tmp_path / root if root else rootdir / "baselines", rootdir)
+        return Store(
+            tmp_path / root if root else rootdir / "baselines", rootdir
+        )
 
     saving = tmp_path / saved_from
-    file = store_of(saving).write(baseline(test=TestId(module=there, name="test_step")))
+    file = store_of(saving).write(
+        baseline(test=TestId(module=there, name="test_step"))
+    )
     store = store_of(tmp_path / "svc" if "svc" in there else tmp_path)
     assert store.read(CPU, TestId(module=module, name="test_step")) is None
     assert store.nearby(CPU, TestId(module=module, name="test_step")) == file

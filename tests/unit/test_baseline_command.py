@@ -24,7 +24,9 @@ OTHER_KEY = {"device_type": "cpu", "world_size": 4}
 
 def on_four(session: Recording = SESSION) -> Recording:
     environment = replace(MEASUREMENT.environment, key=OTHER_KEY)
-    return replace(session, measurement=replace(MEASUREMENT, environment=environment))
+    return replace(
+        session, measurement=replace(MEASUREMENT, environment=environment)
+    )
 
 
 def save(
@@ -34,7 +36,9 @@ def save(
     module: str = "tests/perf/test_step",
 ) -> Path:
     test = TestId(module=module, name=name)
-    return Store(root).write(Baseline(test=test, sessions=sessions or (SESSION,)))
+    return Store(root).write(
+        Baseline(test=test, sessions=sessions or (SESSION,))
+    )
 
 
 def ddpperf(root: Path, command: str, *arguments: str | Path) -> int:
@@ -55,10 +59,16 @@ def test_list_shows_what_is_stored_by_environment(
         "test_train[bf16]",
         SESSION,
         replace(
-            SESSION, created="2026-02-03T03:04:05Z", commit="decade" * 7 + "-dirty"
+            SESSION,
+            created="2026-02-03T03:04:05Z",
+            commit="decade" * 7 + "-dirty",
         ),
     )
-    save(root, "test_wide", replace(SESSION, created="", commit="", resolution={}))
+    save(
+        root,
+        "test_wide",
+        replace(SESSION, created="", commit="", resolution={}),
+    )
     save(root, "test_train[bf16]", on_four())
     assert ddpperf(root, "list") == 0
     assert capsys.readouterr().out.splitlines() == [
@@ -106,18 +116,33 @@ def test_lines_fit_into_the_terminal(
 @pytest.mark.parametrize(
     ("chosen", "reported"),
     [
-        (["-k", "ws4 "], "1 baseline in 1 environment (*: uncommitted changes)"),
-        (["-k", "wide"], "1 baseline in 1 environment (*: uncommitted changes)"),
-        (["-k", "train"], "2 baselines in 2 environments (*: uncommitted changes)"),
+        (
+            ["-k", "ws4 "],
+            "1 baseline in 1 environment (*: uncommitted changes)",
+        ),
+        (
+            ["-k", "wide"],
+            "1 baseline in 1 environment (*: uncommitted changes)",
+        ),
+        (
+            ["-k", "train"],
+            "2 baselines in 2 environments (*: uncommitted changes)",
+        ),
         (
             ["-k", "TRAIN*step"],
             "0 baselines in 0 environments (*: uncommitted changes)",
         ),
-        (["-k", "perf/*wide"], "1 baseline in 1 environment (*: uncommitted changes)"),
+        (
+            ["-k", "perf/*wide"],
+            "1 baseline in 1 environment (*: uncommitted changes)",
+        ),
     ],
 )
 def test_some_are_chosen(
-    chosen: list[str], reported: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    chosen: list[str],
+    reported: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     save(tmp_path)
     save(tmp_path, "test_wide")
@@ -145,5 +170,7 @@ def test_what_cannot_be_read_is_named_and_the_others_are_listed(
     assert ddpperf(tmp_path, "list") == 4
     said = capsys.readouterr()
     assert f"baseline {broken}: is not JSON, or not all of it: " in said.err
-    assert said.out.endswith("1 baseline in 1 environment (*: uncommitted changes)\n")
+    assert said.out.endswith(
+        "1 baseline in 1 environment (*: uncommitted changes)\n"
+    )
     assert broken.exists()

@@ -8,14 +8,21 @@ import pytest
 
 from pytest_ddpperf.plugin.results import RunResults
 from pytest_ddpperf.records.codec import encode
-from pytest_ddpperf.records.outcome import BaselineSide, Outcome, RunInfo, Version
+from pytest_ddpperf.records.outcome import (
+    BaselineSide,
+    Outcome,
+    RunInfo,
+    Version,
+)
 from pytest_ddpperf.records.plan import Plan
 from pytest_ddpperf.records.samples import Status, TestId
 from pytest_ddpperf.report import sentences
 from tests.unit.test_report import outcome, verdict
 
 COMMIT = "1a2b3c4d5e6f" + "0" * 28
-VERSION = Version(ref="origin/main", commit=COMMIT, now="5d6e7f8a9b0c" + "0" * 28)
+VERSION = Version(
+    ref="origin/main", commit=COMMIT, now="5d6e7f8a9b0c" + "0" * 28
+)
 BESIDE = BaselineSide(
     version=VERSION, order="bnnb", imported=12, differing=("src/net.py",)
 )
@@ -30,13 +37,17 @@ BESIDE = BaselineSide(
         (replace(VERSION, ref="self"), "the same code"),
         (replace(VERSION, ref="", environ=("A=1", "B=")), "A=1, B="),
         (
-            replace(VERSION, python="/opt/python", option=("--kind", "two words")),
+            replace(
+                VERSION, python="/opt/python", option=("--kind", "two words")
+            ),
             "origin/main (1a2b3c4), /opt/python, --kind 'two words'",
         ),
     ],
     ids=["ref", "hash", "short hash", "self", "environment", "all"],
 )
-def test_a_version_is_named_by_what_was_asked(version: Version, text: str) -> None:
+def test_a_version_is_named_by_what_was_asked(
+    version: Version, text: str
+) -> None:
     assert str(version) == text
 
 
@@ -51,7 +62,10 @@ SAME = replace(BESIDE, differing=())
         ([replace(SAME, imported=0)], False, True),
         ([replace(SAME, imported=0, error="it died")], False, False),
         (
-            [replace(SAME, imported=0), replace(SAME, imported=0, error="it died")],
+            [
+                replace(SAME, imported=0),
+                replace(SAME, imported=0, error="it died"),
+            ],
             False,
             True,
         ),

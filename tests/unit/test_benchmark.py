@@ -112,7 +112,9 @@ def test_sides_of_different_lengths_are_compared_and_it_is_noted_where_much_is_l
         )
 
 
-def scattered(step_seconds: float, scatter: float) -> Callable[[Plan], LaunchSamples]:
+def scattered(
+    step_seconds: float, scatter: float
+) -> Callable[[Plan], LaunchSamples]:
     """Launches of 10 s, with steps of that length, more or less."""
     lengths = cycle(
         step_seconds * (1 + scatter * place) for place in (0, 1, -1, 0.7, -0.7)
@@ -123,17 +125,26 @@ def scattered(step_seconds: float, scatter: float) -> Callable[[Plan], LaunchSam
 
 
 @pytest.mark.parametrize(
-    ("max_seconds", "launches"), [(600.0, 20), (200.0, 20), (199.0, 10), (1.0, 10)]
+    ("max_seconds", "launches"),
+    [(600.0, 20), (200.0, 20), (199.0, 10), (1.0, 10)],
 )
 def test_an_open_verdict_has_as_many_launches_as_there_is_time_for_but_those_that_confirm(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, max_seconds: float, launches: int
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    max_seconds: float,
+    launches: int,
 ) -> None:
     store, limits = Store(tmp_path), (Limit(metric="p50", value=0.1, unit="%"),)
-    store.write(carried_out(scattered(0.02, 0.01), store, save_baseline=True).candidate)
+    store.write(
+        carried_out(scattered(0.02, 0.01), store, save_baseline=True).candidate
+    )
     monkeypatch.setattr(run, "MAX_SECONDS", max_seconds)
     monkeypatch.setattr(rule, "_FUTILE", 0.0)
     found = carried_out(scattered(0.022, 0.08), store, limits=limits)
-    assert (len(found.result.step_seconds), found.result.verdict) == (launches, "PASS")
+    assert (len(found.result.step_seconds), found.result.verdict) == (
+        launches,
+        "PASS",
+    )
 
 
 def other_version(of_test: Job, lacking: str = "", error: str = "") -> Any:
@@ -156,7 +167,10 @@ def other_version(of_test: Job, lacking: str = "", error: str = "") -> Any:
 
 @pytest.mark.parametrize(
     ("problem", "order"),
-    [({"lacking": "it lacks fast.so"}, {"n", "b"}), ({"error": "no such test"}, {"n"})],
+    [
+        ({"lacking": "it lacks fast.so"}, {"n", "b"}),
+        ({"error": "no such test"}, {"n"}),
+    ],
     ids=["lacks a file", "does not begin"],
 )
 def test_a_version_with_which_nothing_can_be_compared_leaves_the_current_side_alone(
@@ -173,7 +187,9 @@ def test_a_version_with_which_nothing_can_be_compared_leaves_the_current_side_al
     assert side is not None
     assert (side.measurement, [side.error]) == (None, [*problem.values()])
     assert {*side.order} == order
-    assert len(side.order) == 5 + ("b" in order), "nothing more is launched there"
+    assert len(side.order) == 5 + ("b" in order), (
+        "nothing more is launched there"
+    )
 
 
 @pytest.mark.parametrize(
@@ -190,16 +206,26 @@ def test_a_confirmation_and_the_same_code_rest_on_all_pairs_of_a_look(
 ) -> None:
     open_then_steady = iter([0.02, 0.0232, 0.02, 0.0232, 0.02, *[0.02] * 5])
     launcher: Any = SimpleNamespace(
-        measure=lambda plan, *_: lasting(next(open_then_steady))(plan.exactly(50))
+        measure=lambda plan, *_: lasting(next(open_then_steady))(
+            plan.exactly(50)
+        )
     )
     limits = (Limit(metric="p50", value=0.1, unit="%"),)
     of_test = job(limits=limits, turns="launches", against=asked.get("against"))
     base = other_version(of_test)
     seconds = asked.get("confirm_seconds")
     found = carry_out(
-        of_test, launcher, Store(tmp_path), Observer(), base, confirm_seconds=seconds
+        of_test,
+        launcher,
+        Store(tmp_path),
+        Observer(),
+        base,
+        confirm_seconds=seconds,
     )
-    assert (found.result.verdict, len(found.result.step_seconds)) == ("PASS", pairs)
+    assert (found.result.verdict, len(found.result.step_seconds)) == (
+        "PASS",
+        pairs,
+    )
 
 
 @pytest.mark.parametrize("option", ["save_baseline", "extend_baseline"])
@@ -242,10 +268,16 @@ def test_under_a_debugging_variable_nothing_is_compared(
     tmp_path: Path, variable: str, value: str
 ) -> None:
     store = Store(tmp_path)
-    for reported, verdict in ((value, "debugging-variable"), ("INFO", "no-baseline")):
+    for reported, verdict in (
+        (value, "debugging-variable"),
+        ("INFO", "no-baseline"),
+    ):
         launch = replace(LAUNCH, facts={f"env:{variable}": reported})
         assert measure(launch, store).result.verdict.reason == verdict
-        assert measure(launch, store, gate=False).result.verdict.reason == "gate-off"
+        assert (
+            measure(launch, store, gate=False).result.verdict.reason
+            == "gate-off"
+        )
 
 
 def test_what_another_version_measures_without_a_gate_fails_nothing_there(

@@ -32,7 +32,9 @@ def search(
             [source.gauss(faster, spread) for _ in range(pairs)], [0.0] * pairs
         )
 
-    found = Bisection(last=commits - 1, measured={0: look(0, 10), commits - 1: SAME})
+    found = Bisection(
+        last=commits - 1, measured={0: look(0, 10), commits - 1: SAME}
+    )
     while (place := found.next()) is not None:
         assert place not in (*found.measured, *found.skipped)
         if place in unfit:  # type: ignore[operator]
@@ -54,7 +56,9 @@ def slower_at(found: Bisection) -> list[tuple[int, int]]:
 
 
 @pytest.mark.parametrize("place", [1, 2, 17, 20, 39, 40])
-def test_a_slower_commit_is_found_in_the_logarithm_of_their_number(place: int) -> None:
+def test_a_slower_commit_is_found_in_the_logarithm_of_their_number(
+    place: int,
+) -> None:
     assert slower_at(search({place: 0.15}, most=6)) == [(place - 1, place)]
 
 
@@ -85,7 +89,9 @@ def test_a_gap_of_such_commits_is_the_answer() -> None:
 
 
 def test_a_gap_is_not_split_once_two_of_its_commits_were_too_noisy() -> None:
-    found = Bisection(last=40, measured={0: paired([0.15, 0.151], [0, 0]), 40: SAME})
+    found = Bisection(
+        last=40, measured={0: paired([0.15, 0.151], [0, 0]), 40: SAME}
+    )
     noisy = paired([0.0, 0.3], [0, 0])
     for place in (20, 19):
         assert found.next() == place
@@ -95,7 +101,9 @@ def test_a_gap_is_not_split_once_two_of_its_commits_were_too_noisy() -> None:
     assert slower_at(found) == [(0, 40)]
 
 
-def test_a_slower_commit_that_a_later_one_partly_makes_up_for_is_found() -> None:
+def test_a_slower_commit_that_a_later_one_partly_makes_up_for_is_found() -> (
+    None
+):
     found = search({10: 0.3, 30: -0.1})
     assert slower_at(found) == [(9, 10)]
 
@@ -112,8 +120,12 @@ def test_a_wrong_commit_is_rarely_named() -> None:
     assert wrong <= 10  # 5 %
 
 
-def test_nothing_that_was_measured_decides_more_than_its_own_error_allows() -> None:
-    found = Bisection(last=40, measured={0: paired([0.15, 0.151], [0, 0]), 40: SAME})
+def test_nothing_that_was_measured_decides_more_than_its_own_error_allows() -> (
+    None
+):
+    found = Bisection(
+        last=40, measured={0: paired([0.15, 0.151], [0, 0]), 40: SAME}
+    )
     assert not found.decide(20, paired([0.0, 0.3], [0, 0]))
     assert not found.decide(20, paired([0.0, 0.3], [0, 0]), one_side=True)
     assert 20 not in found.measured
@@ -123,7 +135,9 @@ def test_nothing_that_was_measured_decides_more_than_its_own_error_allows() -> N
 
 
 def test_in_the_end_it_is_enough_that_one_side_is_slower() -> None:
-    found = Bisection(last=40, measured={0: paired([0.15, 0.151], [0, 0]), 40: SAME})
+    found = Bisection(
+        last=40, measured={0: paired([0.15, 0.151], [0, 0]), 40: SAME}
+    )
     # 0.10
     near_the_fast_one = paired(
         [0.02, 0.16, 0.11, 0.06, 0.15, 0.12, 0.05, 0.13], [0] * 8
@@ -153,7 +167,9 @@ def test_ends_differ_do_not_or_may(
     rise: float, spread: float, expected: bool | None
 ) -> None:
     source = [-1.0, -0.7, -0.4, -0.1, 0.1, 0.4, 0.7, 1.0]
-    first = paired([rise + spread * each for each in source], [0.0] * len(source))
+    first = paired(
+        [rise + spread * each for each in source], [0.0] * len(source)
+    )
     assert (
         Bisection(last=1, measured={0: first, 1: SAME}).became_slower(
             bound=0.1, level=0.01

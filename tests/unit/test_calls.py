@@ -69,12 +69,18 @@ def replica(module: nn.Module) -> DistributedDataParallel:
         (range(3).__class__, [0, 1, 2]),  # of C: who knows
     ],
 )
-def test_how_many_arguments_a_function_takes(function: Any, counts: list[int]) -> None:
-    assert [count for count in range(3) if payload.accepts(function, count)] == counts
+def test_how_many_arguments_a_function_takes(
+    function: Any, counts: list[int]
+) -> None:
+    assert [
+        count for count in range(3) if payload.accepts(function, count)
+    ] == counts
 
 
 def test_a_function_is_named_by_itself_and_an_object_by_its_type() -> None:
-    assert [payload.name_of(thing) for thing in (none, Net, Net(), partial(one))] == [
+    assert [
+        payload.name_of(thing) for thing in (none, Net, Net(), partial(one))
+    ] == [
         "none",
         "Net",
         "Net",

@@ -30,7 +30,9 @@ ALTERNATING = [(-1.0) ** place for place in range(40)]
 
 
 def observed(
-    values: Sequence[float], noise: Sequence[float] = (), moves: Sequence[float] = ()
+    values: Sequence[float],
+    noise: Sequence[float] = (),
+    moves: Sequence[float] = (),
 ) -> Observations:
     ones = [1.0] * len(values)
     return Observations(values, noise or ones, moves or ones)
@@ -55,10 +57,14 @@ def jumping(values: Sequence[float], *jumps: tuple[int, float]) -> list[float]:
 def jumps_of(
     observations: Observations, share: float = 0.0
 ) -> list[tuple[float, float]]:
-    return estimate_jumps(observations, filter_level(observations, set(), share))
+    return estimate_jumps(
+        observations, filter_level(observations, set(), share)
+    )
 
 
-def found(values: Sequence[float], level: float = 0.01) -> list[tuple[int, bool]]:
+def found(
+    values: Sequence[float], level: float = 0.01
+) -> list[tuple[int, bool]]:
     """Indexes of change points, and whether they are upwards."""
     return [
         (point.index, point.change > 0)
@@ -80,8 +86,12 @@ def test_a_jump_explains_what_the_innovations_lose_by_it(
     known = filter_level(observed(values), set(), share)
     in_errors, error = estimate_jumps(observed(values), known)[index]
     size = in_errors * error
-    without = filter_level(observed(jumping(values, (index, -size))), set(), share)
-    assert without.squares == pytest.approx(known.squares - in_errors**2, abs=1e-9)
+    without = filter_level(
+        observed(jumping(values, (index, -size))), set(), share
+    )
+    assert without.squares == pytest.approx(
+        known.squares - in_errors**2, abs=1e-9
+    )
     nearby = [
         filter_level(
             observed(jumping(values, (index, -size + by))), set(), share
@@ -89,7 +99,8 @@ def test_a_jump_explains_what_the_innovations_lose_by_it(
         for by in (-0.01, 0.01)
     ]
     assert min(nearby) > without.squares
-    if without.squares > 1e-3:  # else it is rounding, whose logarithm may be any
+    # else it is rounding, whose logarithm may be any
+    if without.squares > 1e-3:
         assert known.deviance(in_errors**2) == pytest.approx(without.deviance())
 
 
@@ -113,14 +124,17 @@ def test_a_reset_level_is_independent_of_the_points_before() -> None:
 
 
 def test_the_distance_of_a_point_is_from_all_others() -> None:
-    (_, _, far, *_) = measure_distances(observed([0.0, 0.0, 6.0, 0.0, 0.0]), set(), 0.0)
+    (_, _, far, *_) = measure_distances(
+        observed([0.0, 0.0, 6.0, 0.0, 0.0]), set(), 0.0
+    )
     assert far == pytest.approx(6.0 / math.sqrt(1 + 1 / 4))
 
 
 def test_a_longer_time_lets_the_level_move_further() -> None:
     values = [0.0, 0.0, 3.0, 3.0]
     near, late = (
-        jumps_of(observed(values, moves=[1, 1, move, 1]), 0.1) for move in (1, 100)
+        jumps_of(observed(values, moves=[1, 1, move, 1]), 0.1)
+        for move in (1, 100)
     )
     assert abs(late[2][0]) < abs(near[2][0]) / 2
 
@@ -129,7 +143,9 @@ def test_a_longer_time_lets_the_level_move_further() -> None:
 
 
 def test_a_change_point_has_its_index_and_size() -> None:
-    (point,) = find_change_points(observed(jumping(gaussian(60), (40, 5.0))), 0.01)
+    (point,) = find_change_points(
+        observed(jumping(gaussian(60), (40, 5.0))), 0.01
+    )
     assert point.index == 40
     assert point.change == pytest.approx(5.0, abs=1.0)
     low, high = point.bounds()
@@ -144,10 +160,16 @@ def test_a_change_point_has_its_index_and_size() -> None:
             jumping(gaussian(120), (30, 6.0), (60, -4.0), (100, 5.0)),
             [(30, True), (60, False), (100, True)],
         ),
-        (jumping(gaussian(80), (40, 6.0), (46, -6.0)), [(40, True), (46, False)]),
+        (
+            jumping(gaussian(80), (40, 6.0), (46, -6.0)),
+            [(40, True), (46, False)],
+        ),
         (jumping(gaussian(100, share=0.3), (70, 12.0)), [(70, True)]),
         (jumping(gaussian(60), (20, 40.0), (21, -40.0)), []),
-        (jumping(gaussian(60), (20, 40.0), (21, -40.0), (50, 5.0)), [(50, True)]),
+        (
+            jumping(gaussian(60), (20, 40.0), (21, -40.0), (50, 5.0)),
+            [(50, True)],
+        ),
         ([*ALTERNATING, 9.0, 0.0], []),
         ([1.0] * 20, []),
         ([1.0] * 10 + [1.1] * 10, [(10, True)]),
@@ -172,12 +194,17 @@ def test_change_points_are_found_and_outliers_are_none(
 @pytest.mark.parametrize("share", [0.0, 0.1, 1.25])
 def test_neither_noise_nor_drift_is_a_change_point(share: float) -> None:
     assert [
-        found(gaussian(100, share=share, seed=seed), 0.001) for seed in range(10)
+        found(gaussian(100, share=share, seed=seed), 0.001)
+        for seed in range(10)
     ] == [[]] * 10
 
 
-@pytest.mark.parametrize(("drift", "is_a_change"), [(0.12, True), (math.inf, False)])
-def test_few_points_need_a_limit_of_the_drift(drift: float, is_a_change: bool) -> None:
+@pytest.mark.parametrize(
+    ("drift", "is_a_change"), [(0.12, True), (math.inf, False)]
+)
+def test_few_points_need_a_limit_of_the_drift(
+    drift: float, is_a_change: bool
+) -> None:
     """A level that drifts by a third from run to run explains as much: no machine does."""
     logs = [math.log(value) for value in (12, 11, 9, 16, 33, 23, 26, 27)]
     point = find_largest(Observations(logs, [1.0] * 8, [1.0] * 8, drift**2))
@@ -185,22 +212,30 @@ def test_few_points_need_a_limit_of_the_drift(drift: float, is_a_change: bool) -
     assert (point.index, point.p_value <= 0.01) == (4, is_a_change)
 
 
-def test_a_long_series_shows_that_its_level_drifts_further_than_is_likely() -> None:
+def test_a_long_series_shows_that_its_level_drifts_further_than_is_likely() -> (
+    None
+):
     walk = list(accumulate(gaussian(200)))
     assert (
-        find_change_points(Observations(walk, [1.0] * 200, [1.0] * 200, 0.12**2), 0.01)
+        find_change_points(
+            Observations(walk, [1.0] * 200, [1.0] * 200, 0.12**2), 0.01
+        )
         == []
     )
 
 
 def test_the_smallest_change_is_found_in_most_series_like_it() -> None:
     """In about four of five, with the scatter of a size that rests on eight points."""
-    series = [[value / 10 for value in gaussian(8, seed=seed)] for seed in range(100)]
+    series = [
+        [value / 10 for value in gaussian(8, seed=seed)] for seed in range(100)
+    ]
     observations = [weigh_runs(values, [Part(0.0, 0)] * 8) for values in series]
     smallest = median(smallest_change(each, 0.01) for each in observations)
     largest = [
         find_largest(
-            weigh_runs(jumping(values, (4, math.log1p(smallest))), [Part(0.0, 0)] * 8)
+            weigh_runs(
+                jumping(values, (4, math.log1p(smallest))), [Part(0.0, 0)] * 8
+            )
         )
         for values in series
     ]

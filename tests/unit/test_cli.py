@@ -106,7 +106,9 @@ def test_commands_import_neither_pytest_nor_torch_nor_matplotlib_if_they_draw_no
     arguments: str, inputs: Path
 ) -> None:
     if arguments.startswith("html"):
-        pytest.importorskip("matplotlib", reason="pages are drawn by matplotlib")
+        pytest.importorskip(
+            "matplotlib", reason="pages are drawn by matplotlib"
+        )
     code = (
         "import sys; from pytest_ddpperf.cli.main import main; status = main(sys.argv[1:]);"
         " print(sorted({'torch', '_pytest', 'pytest', 'matplotlib'} & set(sys.modules)));"
@@ -117,7 +119,9 @@ def test_commands_import_neither_pytest_nor_torch_nor_matplotlib_if_they_draw_no
         command, cwd=inputs, capture_output=True, text=True, check=False
     )
     drawn = "['matplotlib']" if arguments.startswith("html") else "[]"
-    assert (ended.returncode, ended.stdout.splitlines()[-1]) == (0, drawn), ended.stderr
+    assert (ended.returncode, ended.stdout.splitlines()[-1]) == (0, drawn), (
+        ended.stderr
+    )
 
 
 def test_the_command_is_installed() -> None:

@@ -58,7 +58,8 @@ class Project:
 
     def commits(self, work: Iterable[float]) -> list[str]:
         return [
-            self.commit(each, f"Commit {number}") for number, each in enumerate(work)
+            self.commit(each, f"Commit {number}")
+            for number, each in enumerate(work)
         ]
 
     def pytest(self, path: Path, asked: Sequence[str]) -> None:
@@ -66,9 +67,13 @@ class Project:
         if len(self.asked) == self.interrupt_at:
             raise KeyboardInterrupt
         path.parent.mkdir(parents=True, exist_ok=True)
-        options = dict(option.split("=", 1) for option in asked if "=" in option)
+        options = dict(
+            option.split("=", 1) for option in asked if "=" in option
+        )
         found, problem = self._outcomes(options)
-        content = codec.dumps(json_report.report(found, replace(RUN, problem=problem)))
+        content = codec.dumps(
+            json_report.report(found, replace(RUN, problem=problem))
+        )
         path.write_text(content)
 
     def _outcomes(self, options: dict[str, str]) -> tuple[list[Outcome], str]:
@@ -80,14 +85,18 @@ class Project:
             before = drawn.step / (1.3 if "CPU" in variable else 1)
             return [
                 in_turns(
-                    "test_train", drawn, replace(drawn, seed=seed + 1, step=before)
+                    "test_train",
+                    drawn,
+                    replace(drawn, seed=seed + 1, step=before),
                 )
             ], ""
         if python := options.get("--ddp-against-python"):
             assert Path(python).name == "python"
             return [
                 in_turns(
-                    "test_train", drawn, replace(drawn, seed=seed + 1, step=now / 1300)
+                    "test_train",
+                    drawn,
+                    replace(drawn, seed=seed + 1, step=now / 1300),
                 )
             ], ""
         if "--ddp-against" not in options:
@@ -102,7 +111,10 @@ class Project:
             ], ""
         there = git(self.top, "show", f"{options['--ddp-against']}:work")
         if there == "does not build":
-            return [], f"--ddp-against-setup: 'make' exited with status 2\nin {there}"
+            return (
+                [],
+                f"--ddp-against-setup: 'make' exited with status 2\nin {there}",
+            )
         found = in_turns(
             "test_train",
             drawn,
@@ -140,13 +152,17 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Project:
     monkeypatch.chdir(project.top)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(
-        comparisons.Runs, "_pytest", lambda _, path, asked: project.pytest(path, asked)
+        comparisons.Runs,
+        "_pytest",
+        lambda _, path, asked: project.pytest(path, asked),
     )
     return project
 
 
 @pytest.fixture
-def bisect(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Call:
+def bisect(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> Call:
     """Call `ddpperf bisect` on TEST and return its status, its output and its errors."""
     monkeypatch.setattr("signal.signal", lambda *_: None)
 
@@ -170,7 +186,9 @@ def test_the_slower_commit_is_found_and_shown(
 ) -> None:
     commits = project.commits([20.0] * 17 + [23.0] * 24)
     before = contents(project.top)
-    status, out, err = bisect("--good", commits[0], "--json", tmp_path / "found.json")
+    status, out, err = bisect(
+        "--good", commits[0], "--json", tmp_path / "found.json"
+    )
     assert status == 0
     assert contents(project.top) == before
     lines = out.splitlines()
@@ -181,14 +199,22 @@ def test_the_slower_commit_is_found_and_shown(
     assert lines[at + 1].startswith("  a, 20")
     assert lines[at + 1].endswith(": Commit 17")
     assert lines[at + 2] == "  changes work"
-    assert lines[-1].startswith("a wrong commit is named in at most 5 % of searches; ")
+    assert lines[-1].startswith(
+        "a wrong commit is named in at most 5 % of searches; "
+    )
     assert len(project.asked) <= 8
     assert "2 of about 7: 40 commits left" in err
     data = json.loads((tmp_path / "found.json").read_text())
     assert [each["commit"] for each in data["found"]] == [commits[17]]
     assert data["found"][0]["files"] == ["work"]
-    assert data["found"][0]["change"]["estimate"] == pytest.approx(0.15, abs=0.03)
-    assert (data["good"], data["bad"], data["test"]) == (commits[0], commits[-1], TEST)
+    assert data["found"][0]["change"]["estimate"] == pytest.approx(
+        0.15, abs=0.03
+    )
+    assert (data["good"], data["bad"], data["test"]) == (
+        commits[0],
+        commits[-1],
+        TEST,
+    )
     assert len(data["commits"]) == len(project.asked) + 1
     assert not any((tmp_path / "cache/pytest-ddpperf").iterdir())
 
@@ -222,7 +248,9 @@ def test_a_change_of_tests_alone_is_no_difference(
 def test_two_slowdowns_are_both_found(project: Project, bisect: Call) -> None:
     commits = project.commits([20.0] * 8 + [23.0] * 12 + [26.5] * 8)
     status, out, _ = bisect("--good", commits[0])
-    found = [line[10:22] for line in out.splitlines() if line.startswith("slower at")]
+    found = [
+        line[10:22] for line in out.splitlines() if line.startswith("slower at")
+    ]
     assert (status, found) == (0, [commits[8][:12], commits[20][:12]])
 
 
@@ -247,14 +275,24 @@ def test_commits_that_cannot_be_measured_are_named(
     assert why in out
 
 
-def test_of_a_merged_branch_the_merge_is_named(project: Project, bisect: Call) -> None:
+def test_of_a_merged_branch_the_merge_is_named(
+    project: Project, bisect: Call
+) -> None:
     good = project.commit(20.0)
     git(project.top, "switch", "--quiet", "--create", "branch")
     project.commits([21.0, 23.0])
     git(project.top, "switch", "--quiet", "main")
     project.write("other", "file")
     project.commit(20.0)
-    git(project.top, "merge", "--quiet", "--no-ff", "-m", "Merge the branch", "branch")
+    git(
+        project.top,
+        "merge",
+        "--quiet",
+        "--no-ff",
+        "-m",
+        "Merge the branch",
+        "branch",
+    )
     merge = git(project.top, "rev-parse", "HEAD")
     project.write("more", "file")
     project.commit(23.0)
@@ -278,7 +316,8 @@ class Busy:
 
     project: Project
     noise: float
-    cpu_time: Callable[[str], float] | None  # of a step, by the work of a commit
+    # of a step, by the work of a commit
+    cpu_time: Callable[[str], float] | None
     seed: int = 0
 
     def outcomes(self, options: dict[str, str]) -> tuple[list[Outcome], str]:
@@ -311,10 +350,17 @@ class Busy:
         verdict = replace(found.verdict, status=Status.REGRESSED)
         measured = self.with_cpu_time(found.measurement, works[0])
         return [
-            replace(found, verdict=verdict, measurement=measured, baseline_side=there)
+            replace(
+                found,
+                verdict=verdict,
+                measurement=measured,
+                baseline_side=there,
+            )
         ], ""
 
-    def with_cpu_time(self, measured: Measurement | None, work: str) -> Measurement:
+    def with_cpu_time(
+        self, measured: Measurement | None, work: str
+    ) -> Measurement:
         assert measured is not None
         assert measured.samples.cpu_seconds is not None
         cpu = None
@@ -324,7 +370,9 @@ class Busy:
                 tuple(tuple(seconds for _ in rank) for rank in each)
                 for each in measured.samples.cpu_seconds
             )
-        return replace(measured, samples=replace(measured.samples, cpu_seconds=cpu))
+        return replace(
+            measured, samples=replace(measured.samples, cpu_seconds=cpu)
+        )
 
 
 @pytest.mark.parametrize(
@@ -348,7 +396,9 @@ def test_cpu_time_says_where_to_look_and_time_what_is_slower(
     assert status == 0
     assert f"slower at {commits[27][:12]}" in out
     assert len(project.asked) <= most
-    assert out.splitlines()[-1].endswith(f"; {len(project.asked)} comparisons, 0.0 min")
+    assert out.splitlines()[-1].endswith(
+        f"; {len(project.asked)} comparisons, 0.0 min"
+    )
 
 
 def test_the_ends_are_compared_again_while_it_is_open_whether_they_differ(
@@ -372,7 +422,9 @@ def test_the_ends_are_compared_again_while_it_is_open_whether_they_differ(
 def test_ends_that_stay_open_are_not_said_to_be_as_fast(
     project: Project, bisect: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(project, "_outcomes", Busy(project, 0.5, None, seed=3).outcomes)
+    monkeypatch.setattr(
+        project, "_outcomes", Busy(project, 0.5, None, seed=3).outcomes
+    )
     commits = project.commits([20.0, 20.0, 22.8, 22.8])
     status, out, _ = bisect("--good", commits[0])
     ends = f"from {commits[0][:12]} to {commits[-1][:12]}"
@@ -495,7 +547,10 @@ def test_without_good_the_baseline_says_what_was_fast(
 def save(commit: str, **kwargs: Any) -> None:
     test = TestId(module="tests/perf/test_step", name="test_train")
     recording = Recording(
-        measurement=measurement(Drawn()), created="2026-03-01", commit=commit, **kwargs
+        measurement=measurement(Drawn()),
+        created="2026-03-01",
+        commit=commit,
+        **kwargs,
     )
     Store(Path("baselines")).write(Baseline(test=test, sessions=(recording,)))
 
@@ -521,7 +576,15 @@ def test_what_cannot_be_searched_is_an_error(
 ) -> None:
     project.commits([20.0, 20.0])
     git(project.top, "branch", "other")
-    git(project.top, "commit", "--quiet", "--amend", "--allow-empty", "-m", "Another")
+    git(
+        project.top,
+        "commit",
+        "--quiet",
+        "--amend",
+        "--allow-empty",
+        "-m",
+        "Another",
+    )
     status, out, err = bisect(*arguments)
     assert (status, out, project.asked) == (4, "", [])
     assert error in err
@@ -578,14 +641,22 @@ def test_of_several_measurements_one_that_regressed_is_searched_for(
     slower = in_turns("a", Drawn(seed=1, step=0.022), Drawn(seed=2))
     noisy = in_turns("a", Drawn(seed=3, step=0.03), Drawn(seed=4))
     assert noisy.verdict is not None
-    noisy = replace(noisy, verdict=replace(noisy.verdict, status=Status.INCONCLUSIVE))
-    monkeypatch.setattr(project, "_outcomes", lambda options: ([noisy, slower], ""))
+    noisy = replace(
+        noisy, verdict=replace(noisy.verdict, status=Status.INCONCLUSIVE)
+    )
+    monkeypatch.setattr(
+        project, "_outcomes", lambda options: ([noisy, slower], "")
+    )
     project.commit(20.0)
-    compared = comparisons.compare(comparisons.Runs(TEST, ()), "--ddp-against=x")
+    compared = comparisons.compare(
+        comparisons.Runs(TEST, ()), "--ddp-against=x"
+    )
     assert compared.slowest()[0].verdict == "REGRESSED"
 
 
-def test_looks_at_a_commit_count_together_without_the_pairs_that_differ_most() -> None:
+def test_looks_at_a_commit_count_together_without_the_pairs_that_differ_most() -> (
+    None
+):
     slower, disturbed = (
         comparisons.Compared(
             [
@@ -644,7 +715,9 @@ def test_an_older_distribution_is_built_and_measured(
     project: Project, bisect: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     commit = project.commit(23.0)
-    save(commit, distributions={"pytest": Distribution(version="1.0", digest="")})
+    save(
+        commit, distributions={"pytest": Distribution(version="1.0", digest="")}
+    )
     status, out, _ = bisect("--facts")
     assert status == 1
     assert "not measured: --build makes an environment with it" in out
@@ -670,7 +743,11 @@ def test_the_answer_is_added_to_a_history(
     commits = project.commits([20.0, 20.0, 23.0])
     bisect("--good", commits[0], "--history", tmp_path / "history")
     (found,) = read_changes(tmp_path / "history", BisectedChange)
-    assert (found.good, found.bad, found.commit) == (commits[0], commits[2], commits[2])
+    assert (found.good, found.bad, found.commit) == (
+        commits[0],
+        commits[2],
+        commits[2],
+    )
     assert (str(found.test), found.subject) == (
         "tests/perf/test_step::test_train",
         "Commit 2",

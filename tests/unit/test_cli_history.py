@@ -116,7 +116,10 @@ def test_a_change_to_more_than_the_double_is_found_in_eight_noisy_runs(
     assert out.startswith(
         "REGRESSED  tests/perf/test_step::test_train  cpu-gloo-ws2\n  p10 2.30x ["
     )
-    assert "; at 000000040000 of 2026-01-05, after 000000030000; 4 runs since" in out
+    assert (
+        "; at 000000040000 of 2026-01-05, after 000000030000; 4 runs since"
+        in out
+    )
 
 
 def test_without_a_change_point_the_smallest_detectable_change_is_shown(
@@ -126,14 +129,18 @@ def test_without_a_change_point_the_smallest_detectable_change_is_shown(
     status, out, err = say(root)
     first, last = out.splitlines()
     assert (status, err) == (0, "")
-    name, _, smallest = first.partition("  p10: no change point; a change under ")
+    name, _, smallest = first.partition(
+        "  p10: no change point; a change under "
+    )
     assert name == "tests/perf/test_step::test_train  cpu-gloo-ws2"
     assert 100 < float(smallest.removesuffix(" % could not be seen")) < 300
     assert last == "no change point in 1 series of 8 runs at 8 commits (p10)"
     assert say(root, "-k", "no-such-test")[1].splitlines() == [last]
 
 
-def test_series_that_are_all_too_short_end_with_5(tmp_path: Path, say: Say) -> None:
+def test_series_that_are_all_too_short_end_with_5(
+    tmp_path: Path, say: Say
+) -> None:
     status, out, err = say(kept(tmp_path, [0.0] * 5))
     assert (status, err) == (
         5,
@@ -151,8 +158,9 @@ def test_a_page_is_written(slower: Path, say: Say, tmp_path: Path) -> None:
     status, out, err = say(slower, "--html", file)
     assert (status, err) == (1, "")
     assert out.startswith("REGRESSED  tests/perf/test_step::test_train")
-    assert "ddpperf history: 1 regressed in 1 series of 60 runs" in file.read_text(
-        encoding="utf-8"
+    assert (
+        "ddpperf history: 1 regressed in 1 series of 60 runs"
+        in file.read_text(encoding="utf-8")
     )
     status, _, err = say(slower, "--html", file / "page.html")
     assert status == 4
@@ -163,7 +171,10 @@ def test_a_page_is_written(slower: Path, say: Say, tmp_path: Path) -> None:
     ("arguments", "words"),
     [
         (["--threshold", "p50"], "argument --threshold: 'p50'"),
-        (["--threshold", "p75:5%"], "'p75:5%': a history has p10, p50, p90, not p75"),
+        (
+            ["--threshold", "p75:5%"],
+            "'p75:5%': a history has p10, p50, p90, not p75",
+        ),
         (
             ["no-such-folder"],
             "no-such-folder: cannot be read: No such file or directory",
@@ -172,8 +183,14 @@ def test_a_page_is_written(slower: Path, say: Say, tmp_path: Path) -> None:
             ["accept", "abc", "test_x"],
             "the following arguments are required: -m/--message",
         ),
-        (["accept", "abc", "test_x", "-m", " "], "COMMIT and WHY must not be empty"),
-        (["accept", "", "test_x", "-m", "why"], "COMMIT and WHY must not be empty"),
+        (
+            ["accept", "abc", "test_x", "-m", " "],
+            "COMMIT and WHY must not be empty",
+        ),
+        (
+            ["accept", "", "test_x", "-m", "why"],
+            "COMMIT and WHY must not be empty",
+        ),
     ],
 )
 def test_an_invalid_command_ends_with_4(
@@ -187,7 +204,9 @@ def test_an_invalid_command_ends_with_4(
 def test_lines_fit_into_the_terminal(
     slower: Path, say: Say, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    unchanged = written_to(tmp_path, of_two_launches(12, 11, 9, 16, 13, 10, 15, 11))
+    unchanged = written_to(
+        tmp_path, of_two_launches(12, 11, 9, 16, 13, 10, 15, 11)
+    )
     whole = [say(root)[1] for root in (slower, unchanged)]
     monkeypatch.setenv("COLUMNS", "50")
     for root, before in zip((slower, unchanged), whole, strict=True):
@@ -240,7 +259,9 @@ def test_an_unfit_report_is_not_added(
     words: str,
 ) -> None:
     report = written(tmp_path / "a.json", measurement, run=run(**fields))
-    assert (said := say("add", report, "--to", tmp_path / "history"))[0] == status
+    assert (said := say("add", report, "--to", tmp_path / "history"))[
+        0
+    ] == status
     assert f"{report}: {words}" in "".join(said[1:])
     assert [path.name for path in tmp_path.iterdir()] == ["a.json"]
 
@@ -248,7 +269,9 @@ def test_an_unfit_report_is_not_added(
 # --- accept
 
 
-def test_an_accepted_change_fails_nothing_any_more(tmp_path: Path, say: Say) -> None:
+def test_an_accepted_change_fails_nothing_any_more(
+    tmp_path: Path, say: Say
+) -> None:
     """Regressions are accepted before improvements."""
     root = kept(tmp_path, stepped((40, 9.0)))
     for each in history(stepped((40, -9.0)), environment="cpu-gloo-ws4"):
@@ -274,7 +297,8 @@ def test_an_accepted_change_fails_nothing_any_more(tmp_path: Path, say: Say) -> 
         ]
         assert [line.split()[0] for line in lines] == ["p10", "p50"]
         assert {
-            line.partition(f" in {environment}: accepted in ")[2] for line in lines
+            line.partition(f" in {environment}: accepted in ")[2]
+            for line in lines
         } == {f"{file}: commit it" for file in files}
     status, out, _ = say(root)
     assert status == 0
@@ -294,12 +318,22 @@ def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.chdir(tmp_path)
     git(tmp_path, "init", "--quiet", "--initial-branch=main")
     for number in range(62):
-        git(tmp_path, "commit", "--quiet", "--allow-empty", "-m", f"Commit {number}")
+        git(
+            tmp_path,
+            "commit",
+            "--quiet",
+            "--allow-empty",
+            "-m",
+            f"Commit {number}",
+        )
     return git(tmp_path, "rev-list", "--reverse", "HEAD").split()
 
 
 def test_a_change_point_of_several_commits_has_the_command_that_finds_the_one(
-    repository: list[str], say: Say, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    repository: list[str],
+    say: Say,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # of which the 41st and 42nd were not measured
     commits = [*repository[:40], *repository[42:]]
@@ -322,9 +356,7 @@ def test_a_change_point_of_several_commits_has_the_command_that_finds_the_one(
     )
     _, out, _ = say(folder)
     ends = f"--good {commits[39][:12]} --bad {commits[40][:12]}"
-    command = (
-        f"ddpperf bisect tests/perf/test_step.py::test_train {ends} --history {folder}"
-    )
+    command = f"ddpperf bisect tests/perf/test_step.py::test_train {ends} --history {folder}"
     command += " -- --ddp-world-size=8 --ddp-backend=nccl"
     assert f"  which commit: {command}\n" in out
     with monkeypatch.context() as narrow:
@@ -360,7 +392,9 @@ def test_a_change_point_of_one_commit_needs_no_command(
     assert "which commit" not in out
 
 
-def test_regressions_without_any_improvement_are_likely_noise(slower: Path) -> None:
+def test_regressions_without_any_improvement_are_likely_noise(
+    slower: Path,
+) -> None:
     analysis = analyze(build_series(read_entries(slower)), P10, ())
     (change,) = analysis.changes
     noise = (
@@ -369,7 +403,9 @@ def test_regressions_without_any_improvement_are_likely_noise(slower: Path) -> N
     )
     for number, expected in ((7, False), (8, True)):
         lines = [
-            *history_lines(replace(analysis, changes=[change] * number), lambda _: True)
+            *history_lines(
+                replace(analysis, changes=[change] * number), lambda _: True
+            )
         ]
         assert (lines[-1] == f"{noise}--threshold") is expected
     improved = replace(change, status=ChangeStatus.IMPROVED)

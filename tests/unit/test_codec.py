@@ -5,7 +5,13 @@ from pathlib import PosixPath
 
 import pytest
 
-from pytest_ddpperf.records.codec import CodecError, decode, dumps, encode, loads
+from pytest_ddpperf.records.codec import (
+    CodecError,
+    decode,
+    dumps,
+    encode,
+    loads,
+)
 from pytest_ddpperf.records.outcome import Outcome
 from pytest_ddpperf.records.plan import Limit, Plan
 from pytest_ddpperf.records.reason import Reason
@@ -36,7 +42,11 @@ MEASUREMENT = Measurement(
     samples=SAMPLES,
     environment=Environment(
         key={"device_type": "cpu", "world_size": 2, "pinned": True},
-        must_match={"warmup": 5, "power_limit_watts": 700.5, "interconnect": None},
+        must_match={
+            "warmup": 5,
+            "power_limit_watts": 700.5,
+            "interconnect": None,
+        },
         recorded={"env:NCCL_ALGO": "Ring", "torch": "2.13.0"},
     ),
 )
@@ -62,7 +72,9 @@ VERDICT = Verdict(
         ),
     ),
     dropped_limits=(
-        Dropped(limit=Limit(metric="p95", value=0.1, unit="%"), why="too few steps"),
+        Dropped(
+            limit=Limit(metric="p95", value=0.1, unit="%"), why="too few steps"
+        ),
     ),
     facts=(FactChange(name="torch", before="2.12", now="2.13"),),
     details=("rpc.bytes is unknown now",),
@@ -71,7 +83,10 @@ OUTCOME = Outcome(
     nodeid="tests/test_step.py::test_a[ws2]",
     test=TestId(module="tests/test_step", name="test_a", label="forward"),
     plan=Plan(
-        world_size=2, backend="gloo", device="cpu", preload=("torch._dynamo", "mymodel")
+        world_size=2,
+        backend="gloo",
+        device="cpu",
+        preload=("torch._dynamo", "mymodel"),
     ),
     launches=2,
     batch_size=None,
@@ -122,7 +137,10 @@ OUTCOME = Outcome(
 )
 def test_a_record_comes_back_equal_through_json_text(record):
     assert (
-        decode(type(record), json.loads(json.dumps(encode(record), allow_nan=False)))
+        decode(
+            type(record),
+            json.loads(json.dumps(encode(record), allow_nan=False)),
+        )
         == record
     )
 
@@ -139,7 +157,9 @@ def test_encoding_leaves_only_the_plain_types():
 
     def types(data):
         if type(data) is dict:
-            return {str, dict}.union(*map(types, data.values()), map(type, data))
+            return {str, dict}.union(
+                *map(types, data.values()), map(type, data)
+            )
         if type(data) in (list, tuple):
             return {type(data)}.union(*map(types, data))
         return {type(data)}
@@ -165,7 +185,9 @@ def edited(record, *path, to):
     return data
 
 
-BASELINE = Baseline(test=OUTCOME.test, sessions=(Recording(measurement=MEASUREMENT),))
+BASELINE = Baseline(
+    test=OUTCOME.test, sessions=(Recording(measurement=MEASUREMENT),)
+)
 MEASUREMENT_PATH = ("sessions", 0, "measurement")
 SAMPLES_PATH = (*MEASUREMENT_PATH, "samples")
 
@@ -193,12 +215,18 @@ SAMPLES_PATH = (*MEASUREMENT_PATH, "samples")
             ["cpu"],
             "sessions[0].measurement.environment.key: expected `object`, got `array`",
         ),
-        (MEASUREMENT_PATH, 3, "sessions[0].measurement: expected `object`, got `int`"),
+        (
+            MEASUREMENT_PATH,
+            3,
+            "sessions[0].measurement: expected `object`, got `int`",
+        ),
     ],
 )
 def test_data_of_the_wrong_kind_is_named_with_its_path(path, value, message):
     with pytest.raises(CodecError) as caught:
-        decode(Baseline, json.loads(json.dumps(edited(BASELINE, *path, to=value))))
+        decode(
+            Baseline, json.loads(json.dumps(edited(BASELINE, *path, to=value)))
+        )
     assert str(caught.value) == message
 
 
@@ -212,7 +240,11 @@ def test_nan_and_infinity_are_refused_in_both_directions():
 
 def test_text_is_made_for_review():
     data = {
-        "b": {"step_seconds": [[0.1 + 0.2, 1.0], [2e-10, 5]], "empty": [], "none": {}},
+        "b": {
+            "step_seconds": [[0.1 + 0.2, 1.0], [2e-10, 5]],
+            "empty": [],
+            "none": {},
+        },
         "a": ["x", True, None],
         "flags": [True, False],
         "share": 0.1 + 0.2,
@@ -248,6 +280,10 @@ def test_text_is_made_for_review():
 
 
 def test_text_of_a_record_reads_back_to_the_nanosecond():
-    samples = replace(SAMPLES, step_seconds=((0.1234567894999, 0.5), (0.125, 1.0)))
+    samples = replace(
+        SAMPLES, step_seconds=((0.1234567894999, 0.5), (0.125, 1.0))
+    )
     back = decode(Samples, loads(dumps(encode(samples)).encode()))
-    assert back == replace(samples, step_seconds=((0.123456789, 0.5), (0.125, 1.0)))
+    assert back == replace(
+        samples, step_seconds=((0.123456789, 0.5), (0.125, 1.0))
+    )

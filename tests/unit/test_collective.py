@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_ddpperf.records.plan import Collective, collective, in_bytes, in_words
+from pytest_ddpperf.records.plan import (
+    Collective,
+    collective,
+    in_bytes,
+    in_words,
+)
 
 
 @pytest.mark.parametrize(
@@ -51,8 +56,18 @@ def test_what_is_no_dtype_is_refused(dtype: str) -> None:
     ("op", "size", "ranks", "words"),
     [
         ("allreduce", 8, 2, "'allreduce': one of all_reduce, all_gather, "),
-        ("all_reduce", -8, 2, "all_reduce of -8B: less than one element of float32"),
-        ("all_reduce", 3, 2, "all_reduce of 3B: less than one element of float32"),
+        (
+            "all_reduce",
+            -8,
+            2,
+            "all_reduce of -8B: less than one element of float32",
+        ),
+        (
+            "all_reduce",
+            3,
+            2,
+            "all_reduce of 3B: less than one element of float32",
+        ),
         (
             "all_gather",
             8,
@@ -62,7 +77,9 @@ def test_what_is_no_dtype_is_refused(dtype: str) -> None:
         ("send_recv", 8, 1, "send_recv needs at least two ranks"),
     ],
 )
-def test_what_cannot_be_is_refused(op: str, size: int, ranks: int, words: str) -> None:
+def test_what_cannot_be_is_refused(
+    op: str, size: int, ranks: int, words: str
+) -> None:
     with pytest.raises(ValueError) as caught:
         collective(op, size, "float32", ranks)
     assert str(caught.value).startswith(words)
@@ -106,11 +123,25 @@ def test_a_size_is_read_as_nccl_tests_and_our_names_write_it(
 
 @pytest.mark.parametrize(
     "written",
-    ["big", "1.5M", "-8", "8T", "", "9" * 20, -8, 1e6, True, None, [8], lambda: 8],
+    [
+        "big",
+        "1.5M",
+        "-8",
+        "8T",
+        "",
+        "9" * 20,
+        -8,
+        1e6,
+        True,
+        None,
+        [8],
+        lambda: 8,
+    ],
 )
 def test_what_is_no_size_is_refused(written: object) -> None:
     with pytest.raises(
-        ValueError, match='a size is a number of bytes, or a text like "8K" or "1MiB"'
+        ValueError,
+        match='a size is a number of bytes, or a text like "8K" or "1MiB"',
     ):
         in_bytes(written)
 

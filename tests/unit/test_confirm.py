@@ -9,12 +9,22 @@ from typing import Any
 
 import pytest
 
-from pytest_ddpperf.compare.confirm import Confirmation, Confirmed, Stands, weigh
+from pytest_ddpperf.compare.confirm import (
+    Confirmation,
+    Confirmed,
+    Stands,
+    weigh,
+)
 from pytest_ddpperf.compare.result import Measured
 from pytest_ddpperf.compare.rounds import Round
 from pytest_ddpperf.compare.sides import StoredBaseline
 from pytest_ddpperf.records.errors import AgainstError
-from pytest_ddpperf.records.samples import Measurement, Recording, Status, Verdict
+from pytest_ddpperf.records.samples import (
+    Measurement,
+    Recording,
+    Status,
+    Verdict,
+)
 from tests.unit.test_codec import MEASUREMENT
 from tests.unit.test_launches import LAUNCH, job
 from tests.unit.test_suspicion import NOT_SLOWER, verdict
@@ -66,7 +76,9 @@ def test_a_comparison_that_decides_nothing_says_what_it_found_and_what_else_diff
     found = weigh(SUSPECTED, measured(NOT_SLOWER), causes, COMMIT)
     assert isinstance(found, Stands)
     assert found.why.startswith("interleaved with 1a2b3c4d5e6f: p50 ")
-    assert found.why.endswith("; what else differs: torch 2.12 -> 2.13, host a -> b")
+    assert found.why.endswith(
+        "; what else differs: torch 2.12 -> 2.13, host a -> b"
+    )
 
 
 def test_a_time_that_no_drift_explains_decides_nothing() -> None:
@@ -107,8 +119,16 @@ def test_what_is_not_to_be_confirmed_stays_as_it_is(
 @pytest.mark.parametrize(
     ("seconds", "side_of", "why"),
     [
-        (60.0, "--ddp-against compares already", "--ddp-against compares already"),
-        (60.0, never, "the baseline does not identify its code: git had no tree of it"),
+        (
+            60.0,
+            "--ddp-against compares already",
+            "--ddp-against compares already",
+        ),
+        (
+            60.0,
+            never,
+            "the baseline does not identify its code: git had no tree of it",
+        ),
         (
             -1.0,
             never,

@@ -57,7 +57,9 @@ class Later:
     ],
     ids=["None", "number", "tensor", "function", "model"],
 )
-def test_setup_must_make_a_step_without_arguments(made: Any, words: str) -> None:
+def test_setup_must_make_a_step_without_arguments(
+    made: Any, words: str
+) -> None:
     with pytest.raises(DdpPerfError) as caught:
         _ = Prepared(lambda: made).step
     said = str(caught.value)
@@ -142,14 +144,20 @@ def test_anything_else_is_no_number_of_examples(value: Any) -> None:
 
 @pytest.mark.parametrize(
     ("returned", "examples"),
-    [({"examples": 5}, 5), ({"loss": None}, None), (OrderedDict(x=1), None), (5, 5)],
+    [
+        ({"examples": 5}, 5),
+        ({"loss": None}, None),
+        (OrderedDict(x=1), None),
+        (5, 5),
+    ],
 )
 def test_a_step_may_return_a_dict_of_examples_and_the_loss(
     returned: Any, examples: Any
 ) -> None:
     kept: list[Any] = []
     assert (
-        context.read_returned(returned, lambda *figure: kept.append(figure)) == examples
+        context.read_returned(returned, lambda *figure: kept.append(figure))
+        == examples
     )
     assert kept == []
     assert (
@@ -161,7 +169,8 @@ def test_a_step_may_return_a_dict_of_examples_and_the_loss(
     assert kept == [("loss", 2.5)]
     assert (
         context.read_returned(
-            {"loss": 1.0, "logits": 2, 3: 4}, lambda *figure: kept.append(figure)
+            {"loss": 1.0, "logits": 2, 3: 4},
+            lambda *figure: kept.append(figure),
         )
         is None
     )
@@ -169,7 +178,9 @@ def test_a_step_may_return_a_dict_of_examples_and_the_loss(
 
 
 def test_first_losses_end_where_a_step_has_none() -> None:
-    assert context.first_losses([2, torch.tensor(1.5), math.nan, 1e200, None, 1]) == (
+    assert context.first_losses(
+        [2, torch.tensor(1.5), math.nan, 1e200, None, 1]
+    ) == (
         2.0,
         1.5,
         None,

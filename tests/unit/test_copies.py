@@ -28,8 +28,13 @@ from pytest_ddpperf.rank.sent import Dispatched
         ),
     ],
 )
-def test_copies_and_waits_are_counted(step: str, counts: dict[str, int]) -> None:
+def test_copies_and_waits_are_counted(
+    step: str, counts: dict[str, int]
+) -> None:
     there, here = torch.empty(2, device="meta"), torch.empty(2)
-    with Dispatched([]) as seen, suppress(RuntimeError):  # there is nothing to copy
+    # there is nothing to copy
+    with Dispatched([]) as seen, suppress(RuntimeError):
         exec(step, {"there": there, "here": here})
-    assert {name: count for name, count in seen.copies.items() if count} == counts
+    assert {
+        name: count for name, count in seen.copies.items() if count
+    } == counts

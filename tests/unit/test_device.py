@@ -65,8 +65,12 @@ class Device:
 
     def event(self, *of_device: torch.device, enable_timing: bool) -> Any:
         event = SimpleNamespace()
-        event.record = lambda: vars(event).update(at=max(self.free_at, self.now))
-        event.synchronize = lambda: setattr(self, "now", max(self.now, event.at))
+        event.record = lambda: vars(event).update(
+            at=max(self.free_at, self.now)
+        )
+        event.synchronize = lambda: setattr(
+            self, "now", max(self.now, event.at)
+        )
         event.elapsed_time = lambda other: (other.at - event.at) * 1.005 / MS
         return event
 
@@ -78,7 +82,9 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Device:
     monkeypatch.setattr(time, "monotonic_ns", lambda: simulated.now)
     monkeypatch.setattr(torch, "Event", simulated.event)
     monkeypatch.setattr(
-        torch.cuda, "is_current_stream_capturing", lambda: simulated.is_capturing
+        torch.cuda,
+        "is_current_stream_capturing",
+        lambda: simulated.is_capturing,
     )
     memory = {
         "synchronize": simulated.synchronize,
@@ -116,7 +122,10 @@ def test_steps_of_a_device_that_the_host_runs_ahead_of(device: Device) -> None:
 
 
 def test_steps_of_a_device_that_waits_for_the_host(device: Device) -> None:
-    assert step_times(device, [(3, 1), (3, 1), (3, 1), (3, 1)]) == ([4, 3, 3, 3], 1)
+    assert step_times(device, [(3, 1), (3, 1), (3, 1), (3, 1)]) == (
+        [4, 3, 3, 3],
+        1,
+    )
 
 
 def test_a_synchronised_step_has_its_own_time(device: Device) -> None:
@@ -167,7 +176,9 @@ def phases_of(
     steps = []
     for begin, pieces in zip(marks, found.steps, strict=False):
         bounds = [begin, *(end for _, end in pieces)]
-        times = [round((after - before) / MS) for before, after in pairwise(bounds)]
+        times = [
+            round((after - before) / MS) for before, after in pairwise(bounds)
+        ]
         steps.append(
             {
                 PHASES[phase]: each
@@ -178,7 +189,9 @@ def phases_of(
     return steps
 
 
-def test_phases_last_until_the_device_has_done_their_work(device: Device) -> None:
+def test_phases_last_until_the_device_has_done_their_work(
+    device: Device,
+) -> None:
     """The host only queues it. Where a loader makes the device wait, that is time of the data."""
     marks = memoryview(bytearray(32)).cast("q")
     timer = clock.StepClock("free", torch.device("cuda"), marks)
@@ -231,14 +244,18 @@ def test_the_step_that_a_device_is_at_is_told_while_the_host_waits(
         timer.mark(index)
     seen: list[tuple[int, int]] = []
     begin = device.now
-    timer.finish(3, lambda step: seen.append((step, (device.now - begin) // MS)))
+    timer.finish(
+        3, lambda step: seen.append((step, (device.now - begin) // MS))
+    )
     assert seen == [(0, 0), (1, 4), (2, 8)]
 
 
 @pytest.fixture
 def accelerator(device: Device, monkeypatch: pytest.MonkeyPatch) -> Device:
     """The simulated device of a rank whose steps are timed."""
-    monkeypatch.setattr(torch, "empty", lambda *shape, **_: device.room.append(shape))
+    monkeypatch.setattr(
+        torch, "empty", lambda *shape, **_: device.room.append(shape)
+    )
     monkeypatch.setattr(
         environment, "device", lambda place: {"device_model": "simulated"}
     )
@@ -252,7 +269,10 @@ def measured(step: Any, **window: Any) -> Window:
     asked = {"warmup": 5, "steps": 4, "timing": "free", **window}
     plan = Plan(world_size=1, backend="nccl", device="cuda", **asked)
     ctx: Any = SimpleNamespace(
-        device=torch.device("cuda"), rank=0, figures={}, record=lambda *figures: None
+        device=torch.device("cuda"),
+        rank=0,
+        figures={},
+        record=lambda *figures: None,
     )
     board: Any = SimpleNamespace(
         row=lambda rank: [0] * 10,
@@ -267,7 +287,9 @@ class CountsNothing(counters.Meter):
     """To count a step takes long in a process of many tests."""
 
     @contextmanager
-    def counting(self, own: object, device: object) -> Iterator[counters.Figures]:
+    def counting(
+        self, own: object, device: object
+    ) -> Iterator[counters.Figures]:
         yield {}
 
 
@@ -282,7 +304,9 @@ def timed_rank(plan: Plan, ctx: Any, board: Any) -> TimedRank:
     )
 
 
-def test_a_device_warms_up_for_a_second_as_steps_are_timed(accelerator: Device) -> None:
+def test_a_device_warms_up_for_a_second_as_steps_are_timed(
+    accelerator: Device,
+) -> None:
     queued = []
 
     def step() -> None:
@@ -292,7 +316,8 @@ def test_a_device_warms_up_for_a_second_as_steps_are_timed(accelerator: Device) 
 
     window = measured(step)
     assert [
-        round((after - before) / MS) for before, after in pairwise(window.marks_ns[0])
+        round((after - before) / MS)
+        for before, after in pairwise(window.marks_ns[0])
     ] == [5, 4, 4, 4]
     assert (window.unfit, window.warmup) == ("", 5)
     asked, freely = queued[:5], queued[5:-4]
@@ -344,7 +369,9 @@ def test_a_launch_on_a_device_that_is_too_hot_is_told(
     slowed = {"slowdown": "heat or power"}
     for before, after in ((slowed, {}), ({}, slowed)):
         seen = iter([before, after])
-        monkeypatch.setattr(environment, "device", lambda place, seen=seen: next(seen))
+        monkeypatch.setattr(
+            environment, "device", lambda place, seen=seen: next(seen)
+        )
         window = measured(lambda: accelerator.work(1 * MS))
         assert (
             window.unfit
@@ -383,9 +410,14 @@ def test_the_allocator_has_room_for_the_figures_of_a_window(
 
 
 def test_steps_that_are_kept_are_spread_over_each_stretch() -> None:
-    assert window._spread([40, 20, 1], most=6) == ([0, 13, 26, 40, 50, 60], [3, 2, 1])
+    assert window._spread([40, 20, 1], most=6) == (
+        [0, 13, 26, 40, 50, 60],
+        [3, 2, 1],
+    )
     kept, shares = window._spread([3] * 40, most=30)
-    assert (len(kept), shares) == (30, [1] * 30), "of some stretches none is kept"
+    assert (len(kept), shares) == (30, [1] * 30), (
+        "of some stretches none is kept"
+    )
 
 
 class Loops:
@@ -411,7 +443,9 @@ class Loops:
             **window,
         }
         plan = Plan(world_size=1, backend="nccl", device="cuda", **asked)
-        ctx: Any = SimpleNamespace(device=torch.device("cuda"), rank=0, figures={})
+        ctx: Any = SimpleNamespace(
+            device=torch.device("cuda"), rank=0, figures={}
+        )
 
         self.state: Any = loop_states.Learning(timed_rank(plan, ctx, board))
 
@@ -447,7 +481,8 @@ def test_a_rank_that_is_behind_when_the_window_is_decided_still_knows_how_long_a
     accelerator: Device,
 ) -> None:
     loops = Loops(warmup=1)
-    loops.begin, loops.steps = 5, 4  # by rank 0, before this one has taken a step
+    # by rank 0, before this one has taken a step
+    loops.begin, loops.steps = 5, 4
     assert loops.run(lambda: accelerator.work(4 * MS)).warmup == 6
 
 
@@ -463,10 +498,14 @@ def test_a_program_that_allocates_device_memory_in_its_window_is_told(
     ):
         loops = Loops()
 
-        def step(loops: Loops = loops, in_window: bool = when == "window") -> None:
+        def step(
+            loops: Loops = loops, in_window: bool = when == "window"
+        ) -> None:
             if in_window:
                 is_timed = isinstance(loops.state, loop_states.Timing)
-                accelerator.allocations += is_timed and loops.state._part.steps == 2
+                accelerator.allocations += (
+                    is_timed and loops.state._part.steps == 2
+                )
             else:
                 accelerator.allocations += loops.begin == 0
             accelerator.work(4 * MS)
@@ -475,7 +514,9 @@ def test_a_program_that_allocates_device_memory_in_its_window_is_told(
 
 
 def rank_on(device: str, channel: Any, entered: list[Phase]) -> process.Rank:
-    board: Any = SimpleNamespace(enter=lambda rank, phase, when: entered.append(phase))
+    board: Any = SimpleNamespace(
+        enter=lambda rank, phase, when: entered.append(phase)
+    )
     plan = Plan(world_size=1, backend="nccl", device=device)
     return process.Rank(0, plan, board, channel, None, in_stretches=False)
 
@@ -500,7 +541,8 @@ def test_nothing_is_sent_if_the_device_reports_an_error(
             on_device.deliver(b"result")
         with pytest.raises(RuntimeError, match="device-side assert"):
             on_device.end()
-        assert entered == []  # the error belongs to the steps, or to the clean-up
+        # the error belongs to the steps, or to the clean-up
+        assert entered == []
         on_cpu.deliver(b"other")
         on_cpu.end()
         assert [*take_frames(bytearray(theirs.recv(100)))] == [
@@ -509,7 +551,9 @@ def test_nothing_is_sent_if_the_device_reports_an_error(
         ]
 
 
-def test_ranks_on_devices_share_the_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_on_devices_share_the_threads(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     asked: list[int] = []
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.setattr(torch, "set_num_threads", asked.append)
@@ -535,7 +579,9 @@ def test_what_a_replayed_graph_sends_is_unknown(
     graph: Any = SimpleNamespace()
     # as a set-up keeps it, and returns it as its step
     replay = MethodType(torch.cuda.CUDAGraph.replay, graph)
-    with counters.Meter().counting(group.NoGroup(), torch.device("cpu")) as figures:
+    with counters.Meter().counting(
+        group.NoGroup(), torch.device("cpu")
+    ) as figures:
         if replays:
             replay()
     assert replayed == [graph] * replays
@@ -549,14 +595,14 @@ def test_a_preloaded_module_that_initialises_cuda_is_named(
 ) -> None:
     """As CuPy and numba may: torch does not know."""
     not_initialised = iter([3, 0 if spoils else 3])
-    driver = SimpleNamespace(cuDeviceGetCount=lambda count: next(not_initialised))
+    driver = SimpleNamespace(
+        cuDeviceGetCount=lambda count: next(not_initialised)
+    )
     monkeypatch.setattr(fork_server.ctypes, "CDLL", lambda name: driver)
-    said = (
-        "--ddp-preload: importing wave initialised CUDA, which does not survive a fork"
-    )
-    assert fork_server.import_modules(["json", "wave"], asked_by="--ddp-preload: ") == (
-        said if spoils else None
-    )
+    said = "--ddp-preload: importing wave initialised CUDA, which does not survive a fork"
+    assert fork_server.import_modules(
+        ["json", "wave"], asked_by="--ddp-preload: "
+    ) == (said if spoils else None)
     assert not [*not_initialised]
 
 
@@ -574,9 +620,15 @@ def test_an_allocator_without_figures_is_not_watched(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def refuse(_: object) -> None:
-        raise RuntimeError("CUDAPluggableAllocator does not yet support getDeviceStats")
+        raise RuntimeError(
+            "CUDAPluggableAllocator does not yet support getDeviceStats"
+        )
 
-    for name in ("memory_stats", "reset_peak_memory_stats", "max_memory_allocated"):
+    for name in (
+        "memory_stats",
+        "reset_peak_memory_stats",
+        "max_memory_allocated",
+    ):
         monkeypatch.setattr(torch.accelerator, name, refuse)
     assert warm_up.allocator_growth(torch.device("cuda")) == 0
     meter = counters.Meter()
@@ -585,4 +637,6 @@ def test_an_allocator_without_figures_is_not_watched(
     assert "peak_memory.bytes" not in figures
     assert figures["host_syncs"] == 0
     why = "RuntimeError: CUDAPluggableAllocator does not yet support getDeviceStats"
-    assert [*dict.fromkeys(meter.notes)] == [f"peak_memory.bytes is unknown: {why}"]
+    assert [*dict.fromkeys(meter.notes)] == [
+        f"peak_memory.bytes is unknown: {why}"
+    ]

@@ -42,7 +42,10 @@ BASE = RunInfo(
     facts={"torch": "2.12.0"},
 )
 NOW = replace(
-    BASE, id="now", created="2026-02-02T03:04:05+00:00", commit="decade" * 7 + "-dirty"
+    BASE,
+    id="now",
+    created="2026-02-02T03:04:05+00:00",
+    commit="decade" * 7 + "-dirty",
 )
 SAVED = Verdict(status=Status.NOT_GATED, reason="saving")
 LIMITS = parse.limits("p10:10%,p50:10%")
@@ -61,7 +64,9 @@ def measured(
     steps = []
     for _ in range(launches):
         own = level * (1 + source.gauss(0, spread))
-        steps.append(tuple(own * (1 + abs(source.gauss(0, 0.01))) for _ in range(30)))
+        steps.append(
+            tuple(own * (1 + abs(source.gauss(0, 0.01))) for _ in range(30))
+        )
     ranks = tuple((launch, launch) for launch in steps)
     environment = {
         "must_match": {"batch_size": 32},
@@ -204,7 +209,10 @@ def test_a_limit_of_the_command_line_holds_for_all(
     assert "p10" not in reported
     assert diff(tmp_path, [outcome(0.1)], now) == 1
     assert "(limit 5 %)" in capsys.readouterr().out
-    assert diff(tmp_path, [outcome(0.1)], now, "--threshold", "p99:5%,p50:30%") == 0
+    assert (
+        diff(tmp_path, [outcome(0.1)], now, "--threshold", "p99:5%,p50:30%")
+        == 0
+    )
     assert (
         "test_step: no limit is applied to p99:5%: needs at least 299 timed steps in all"
         in capsys.readouterr().out
@@ -243,7 +251,8 @@ def test_the_verdict_is_the_plugins(scale: float, tmp_path: Path) -> None:
     assert gated.verdict.status.compared
     path = tmp_path / "diff.json"
     before, after = (
-        build_outcome(each, tmp_path, "", Took(12.3, 0.0)) for each in (saved, gated)
+        build_outcome(each, tmp_path, "", Took(12.3, 0.0))
+        for each in (saved, gated)
     )
     diff(tmp_path, [before], [after], "--json", str(path))
     (again,) = json_report.read([path]).outcomes
@@ -252,9 +261,13 @@ def test_the_verdict_is_the_plugins(scale: float, tmp_path: Path) -> None:
         gated.verdict.status,
         gated.verdict.reason,
     )
-    pairs = zip(again.verdict.comparisons, gated.verdict.comparisons, strict=True)
+    pairs = zip(
+        again.verdict.comparisons, gated.verdict.comparisons, strict=True
+    )
     for ours, theirs in pairs:
-        assert ours.change.estimate == pytest.approx(theirs.change.estimate, abs=1e-6)
+        assert ours.change.estimate == pytest.approx(
+            theirs.change.estimate, abs=1e-6
+        )
         assert (ours.level, ours.status, ours.limit) == (
             theirs.level,
             theirs.status,
@@ -290,11 +303,14 @@ def test_counters_are_compared_exactly(
     def with_bytes(count: int) -> Outcome:
         of = outcome(
             0.1,
-            plan=Plan(world_size=2, backend="gloo", device="cpu", parameter_servers=1),
+            plan=Plan(
+                world_size=2, backend="gloo", device="cpu", parameter_servers=1
+            ),
         )
         assert of.measurement is not None
         return replace(
-            of, measurement=replace(of.measurement, counters={"rpc.bytes": count})
+            of,
+            measurement=replace(of.measurement, counters={"rpc.bytes": count}),
         )
 
     assert diff(tmp_path, [with_bytes(1000)], [with_bytes(1100)]) == 1
@@ -308,15 +324,21 @@ def test_what_is_faster_has_its_evidence(
     def with_buckets(seconds: float, buckets: int) -> Outcome:
         made = outcome(seconds)
         return replace(
-            made, measurement=replace(made.measured, counters={"buckets": buckets})
+            made,
+            measurement=replace(made.measured, counters={"buckets": buckets}),
         )
 
     assert diff(tmp_path, [with_buckets(0.2, 10)], [with_buckets(0.1, 1)]) == 0
-    assert "\ntests/test_a.py::test_step: buckets 10 -> 1\n" in capsys.readouterr().out
+    assert (
+        "\ntests/test_a.py::test_step: buckets 10 -> 1\n"
+        in capsys.readouterr().out
+    )
 
 
 def test_lines_fit_into_the_terminal(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     name = "test_step_of_a_model[with-many-parameters]"
@@ -336,7 +358,8 @@ def test_names_on_one_side_only_are_rows(
     assert diff(tmp_path, base, [outcome(0.1, "a"), outcome(0.1, "new")]) == 0
     reported = capsys.readouterr().out.splitlines()
     assert any(
-        line.startswith("tests/test_a.py::new ") and line.endswith("  NO BASELINE")
+        line.startswith("tests/test_a.py::new ")
+        and line.endswith("  NO BASELINE")
         for line in reported
     )
     assert "tests/test_a.py::gone (2 gloo): only in the base" in reported
@@ -357,7 +380,9 @@ def test_names_on_one_side_only_are_rows(
         outcome(0.1, plan=Plan(world_size=4, backend="gloo", device="cpu")),
         outcome(
             0.1,
-            plan=Plan(world_size=2, backend="gloo", device="cpu", parameter_servers=1),
+            plan=Plan(
+                world_size=2, backend="gloo", device="cpu", parameter_servers=1
+            ),
         ),
     ],
     ids=["label", "name", "module", "ranks", "roles"],
@@ -383,7 +408,10 @@ def test_nothing_in_common_ends_with_5(
     ],
 )
 def test_k_chooses_by_a_part_of_the_name_or_a_glob(
-    pattern: str, chosen: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    pattern: str,
+    chosen: list[str],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     both = [
         outcome(0.1, "step_bf16"),
@@ -409,13 +437,18 @@ def slow(**kwargs: Any) -> Outcome:
 @pytest.mark.parametrize(
     ("base", "now", "reported"),
     [
-        (outcome(0.1), slow(must_match={"batch_size": 16}), "batch_size 32 -> 16\n"),
+        (
+            outcome(0.1),
+            slow(must_match={"batch_size": 16}),
+            "batch_size 32 -> 16\n",
+        ),
         (
             outcome(0.1),
             replace(
                 slow(),
                 measurement=replace(
-                    measured(0.2), environment=Environment(key={"backend": "nccl"})
+                    measured(0.2),
+                    environment=Environment(key={"backend": "nccl"}),
                 ),
             ),
             "backend gloo -> nccl, world_size 2 -> unset\n",
@@ -433,7 +466,9 @@ def slow(**kwargs: Any) -> Outcome:
         (
             outcome(
                 0.1,
-                judged=Verdict(status=Status.NOT_GATED, reason="debugging-variable"),
+                judged=Verdict(
+                    status=Status.NOT_GATED, reason="debugging-variable"
+                ),
             ),
             slow(),
             "a debugging variable",
@@ -471,7 +506,9 @@ def test_a_measurement_that_failed_now_fails_unless_that_was_expected(
     is_expected: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     notes = ("expected to fail",) if is_expected else ()
-    failed = replace(FAILED, test=outcome(0.1).test, fails=not is_expected, notes=notes)
+    failed = replace(
+        FAILED, test=outcome(0.1).test, fails=not is_expected, notes=notes
+    )
     path = tmp_path / "diff.json"
     base, now = [outcome(0.1, "a"), outcome(0.1)], [outcome(0.1, "a"), failed]
     assert diff(tmp_path, base, now, "--json", str(path)) == (not is_expected)
@@ -492,7 +529,13 @@ def test_what_differs_and_what_was_assumed_is_said_once(
         outcome(0.1, "c"),
     ]
     path = tmp_path / "diff.json"
-    diff(tmp_path, [outcome(0.1, name) for name in "abc"], now, "--json", str(path))
+    diff(
+        tmp_path,
+        [outcome(0.1, name) for name in "abc"],
+        now,
+        "--json",
+        str(path),
+    )
     for reported in (capsys.readouterr().out, reread(path)):
         for words in (
             (
@@ -503,7 +546,8 @@ def test_what_differs_and_what_was_assumed_is_said_once(
             " %: pytest --ddp-against measures both sides in one run",
         ):
             assert reported.count(words) == 1
-        assert "--ddp-extend-baseline" not in reported  # advice for stored baselines
+        # advice for stored baselines
+        assert "--ddp-extend-baseline" not in reported
 
 
 # --- files
@@ -513,8 +557,12 @@ def test_all_reports_of_a_comparison_say_the_same(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pytest.importorskip("matplotlib", reason="pages are drawn by matplotlib")
-    run = replace(BASE, skipped=4, other_failures=4, messages=("not in this clone",))
-    base = written(tmp_path / "base.json", outcome(0.1), outcome(0.1, "gone"), run=run)
+    run = replace(
+        BASE, skipped=4, other_failures=4, messages=("not in this clone",)
+    )
+    base = written(
+        tmp_path / "base.json", outcome(0.1), outcome(0.1, "gone"), run=run
+    )
     run = replace(
         NOW,
         skipped=1,
@@ -528,7 +576,10 @@ def test_all_reports_of_a_comparison_say_the_same(
         for name in ("test_step", "b")
     ]
     assert main(["diff", str(base), str(base), "--json", str(tmp_path)]) == 4
-    assert f"{tmp_path}: cannot be written: Is a directory\n" in capsys.readouterr().err
+    assert (
+        f"{tmp_path}: cannot be written: Is a directory\n"
+        in capsys.readouterr().err
+    )
     report = tmp_path / "new" / "diff.json"
     assert (
         main(
@@ -549,7 +600,8 @@ def test_all_reports_of_a_comparison_say_the_same(
         "compared with the base: 1 regressed, 1 without baseline, 1 only in the base (1 of 2"
         " compared)"
     )
-    assert said.splitlines()[-1] == line  # nothing that the runs say about themselves
+    # nothing that the runs say about themselves
+    assert said.splitlines()[-1] == line
     counts = json.loads(report.read_text())["summary"]
     assert [
         counts[name] for name in ("other_failures", "skipped", "never_measured")
@@ -562,7 +614,10 @@ def test_all_reports_of_a_comparison_say_the_same(
     ):
         assert words in reported
     assert f"## {line}\n" in reported
-    assert "| only in the base | `tests/test_a.py::gone on 2 gloo` | |\n" in reported
+    assert (
+        "| only in the base | `tests/test_a.py::gone on 2 gloo` | |\n"
+        in reported
+    )
     page = reread(report, "html")
     assert f"<h1>{line}</h1>" in page
     row = (

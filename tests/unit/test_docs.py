@@ -67,12 +67,16 @@ def broken(page: Path) -> list[str]:
     return wrong
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+@pytest.mark.parametrize(
+    "page", PAGES, ids=lambda page: str(page.relative_to(ROOT))
+)
 def test_links_lead_somewhere(page: Path) -> None:
     assert broken(page) == []
 
 
-def test_every_field_of_a_measurement_in_the_json_is_documented_and_no_other() -> None:
+def test_every_field_of_a_measurement_in_the_json_is_documented_and_no_other() -> (
+    None
+):
     table = (
         (ROOT / "docs" / "json.md")
         .read_text()
@@ -103,26 +107,39 @@ def test_links_that_lead_nowhere_are_seen(tmp_path: Path) -> None:
     assert broken(page) == ["none.png", "other.md#no-heading", "#d", "none/"]
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_no_example_asks_for_a_verdict_that_saving_does_not_have(page: Path) -> None:
+@pytest.mark.parametrize(
+    "page", PAGES, ids=lambda page: str(page.relative_to(ROOT))
+)
+def test_no_example_asks_for_a_verdict_that_saving_does_not_have(
+    page: Path,
+) -> None:
     examples = (
-        found.group() for found in _FENCE.finditer(page.read_text(encoding="utf-8"))
+        found.group()
+        for found in _FENCE.finditer(page.read_text(encoding="utf-8"))
     )
     assert [
-        example for example in examples if re.search(r"assert .*\.verdict\b", example)
+        example
+        for example in examples
+        if re.search(r"assert .*\.verdict\b", example)
     ] == []
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+@pytest.mark.parametrize(
+    "page", PAGES, ids=lambda page: str(page.relative_to(ROOT))
+)
 def test_no_page_claims_that_all_communication_is_counted(page: Path) -> None:
     assert "what a step sends" not in page.read_text(encoding="utf-8").lower()
 
 
 def test_the_site_has_every_page() -> None:
     index = (ROOT / "docs" / "index.md").read_text()
-    trees = re.findall(r"^```{toctree}\n(.*?)^```", index, re.MULTILINE | re.DOTALL)
+    trees = re.findall(
+        r"^```{toctree}\n(.*?)^```", index, re.MULTILINE | re.DOTALL
+    )
     listed = {line for tree in trees for line in tree.splitlines()}
-    pages = {str(page.relative_to(ROOT / "docs").with_suffix("")) for page in DOCS}
+    pages = {
+        str(page.relative_to(ROOT / "docs").with_suffix("")) for page in DOCS
+    }
     assert pages - {"index"} == {
         line for line in listed if line and not line.startswith(":")
     }
@@ -131,7 +148,9 @@ def test_the_site_has_every_page() -> None:
 def test_the_reference_has_every_public_name() -> None:
     text = (ROOT / "docs" / "api.md").read_text()
     found = set(
-        re.findall(r"^\.\. auto\w+:: pytest_ddpperf\.(\w+)$", text, re.MULTILINE)
+        re.findall(
+            r"^\.\. auto\w+:: pytest_ddpperf\.(\w+)$", text, re.MULTILINE
+        )
     )
     assert found == set(pytest_ddpperf._HOMES)
 
@@ -148,7 +167,9 @@ def test_the_sample_can_be_read_and_is_the_run_that_is_shown() -> None:
 
 def test_the_history_that_is_shown_can_be_read_and_has_a_change_point() -> None:
     series = build_series(read_entries(ROOT / "docs" / "sample" / "history"))
-    changes = analyze(series, [Limit(metric="p10", value=0.0, unit="%")]).changes
+    changes = analyze(
+        series, [Limit(metric="p10", value=0.0, unit="%")]
+    ).changes
     slower = [
         str(change.series.test)
         for change in changes

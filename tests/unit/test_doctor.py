@@ -34,7 +34,8 @@ def written(root: Path, *files: Mapping[str, str]) -> Path:
 def threads(*groups: Sequence[int]) -> dict[str, str]:
     """Hardware threads, those of one core in one group."""
     return {
-        f"{CPU}/cpu{core}/topology/core_cpus_list": ",".join(map(str, group)) + "\n"
+        f"{CPU}/cpu{core}/topology/core_cpus_list": ",".join(map(str, group))
+        + "\n"
         for group in groups
         for core in group
     }
@@ -116,7 +117,9 @@ def test_a_server_has_advice_on_its_quota(
     )
     checked = found(tmp_path)
     assert checked["cores"].fact == "4 of 8 cores"
-    assert checked["quota"].fact == "the cgroup allows the time of 1.5 cores on 4"
+    assert (
+        checked["quota"].fact == "the cgroup allows the time of 1.5 cores on 4"
+    )
     assert checked["governor"].advice == ""
 
 
@@ -157,7 +160,8 @@ Unable to determine the device handle for GPU 0000:03:00.0: Unknown Error
 
 
 @pytest.mark.parametrize(
-    "mask", ["clocks_event_reasons.active", "clocks_throttle_reasons.active", ""]
+    "mask",
+    ["clocks_event_reasons.active", "clocks_throttle_reasons.active", ""],
 )
 def test_gpus_are_read_whatever_the_driver_calls_its_masks(
     machine: pytest.MonkeyPatch, mask: str
@@ -174,15 +178,22 @@ def test_gpus_are_read_whatever_the_driver_calls_its_masks(
         machine.setattr(module, "output_of", output)
     checked = {each.name: (each.fact, each.advice) for each in checks._gpus()}
     assert checked["GPU 0"][0] == "NVIDIA H100, 700.00 W, 1980 of 1980 MHz"
-    assert checked["GPU 1"][0] == "NVIDIA H100, 500.00 W, 1200 of 1980 MHz, MIG enabled"
+    assert (
+        checked["GPU 1"][0]
+        == "NVIDIA H100, 500.00 W, 1200 of 1980 MHz, MIG enabled"
+    )
     assert checked["GPU load"][0] == "GPU 1 in use by other processes"
     clocks = (
         "GPU 1 below full clocks: power cap, heat",
         "improve cooling or power, or lock lower clocks: nvidia-smi -lgc",
     )
     assert checked.get("GPU clocks") == (clocks if mask else None)
-    assert checked["persistence"][1] == "nvidia-smi -pm 1, or nvidia-persistenced"
-    assert checked["compute mode"][0].startswith("GPU 1 for one process at a time")
+    assert (
+        checked["persistence"][1] == "nvidia-smi -pm 1, or nvidia-persistenced"
+    )
+    assert checked["compute mode"][0].startswith(
+        "GPU 1 for one process at a time"
+    )
     assert checked["ECC"][0] == "GPU 1 had uncorrectable errors of memory"
     assert checked["topology"][0] == "GPU0  X   NV18"
 
@@ -206,10 +217,16 @@ def test_without_nvidia_smi_there_are_no_gpus(
 
 
 def test_the_command_prints_advice_and_writes_json(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    slow = Check("governor", "powersave", "cpupower frequency-set -g performance")
-    monkeypatch.setattr(checks, "run_checks", lambda: (Check("cores", "2 cores"), slow))
+    slow = Check(
+        "governor", "powersave", "cpupower frequency-set -g performance"
+    )
+    monkeypatch.setattr(
+        checks, "run_checks", lambda: (Check("cores", "2 cores"), slow)
+    )
     path = tmp_path / "doctor.json"
     assert main(["doctor", "--json", str(path)]) == 0
     assert capsys.readouterr().out.splitlines() == [

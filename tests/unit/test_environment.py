@@ -41,7 +41,10 @@ X86 = (
     ids=["x86", "arm", "empty", "none"],
 )
 def test_a_cpu_has_a_name_of_its_own(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cpuinfo: str | None, model: str
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    cpuinfo: str | None,
+    model: str,
 ) -> None:
     if cpuinfo is not None:
         (tmp_path / "cpuinfo").write_text(cpuinfo)
@@ -137,7 +140,9 @@ def test_what_nvidia_smi_does_not_tell_is_unknown(
     assert tuple(environment._nvidia_smi("GPU-1").values()) == facts
 
 
-def test_without_nvidia_smi_nothing_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_nvidia_smi_nothing_is_known(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
     assert {*environment._nvidia_smi("").values()} == {None}
 
@@ -145,15 +150,21 @@ def test_without_nvidia_smi_nothing_is_known(monkeypatch: pytest.MonkeyPatch) ->
 def test_devices_have_nvidia_smis_numbers_by_their_addresses(
     smi: Callable[..., None],
 ) -> None:
-    smi(table=r"0, 00000000:1B:00.0\n1, 00000000:43:00.0\n2, 00000000:52:00.0\n")
+    smi(
+        table=r"0, 00000000:1B:00.0\n1, 00000000:43:00.0\n2, 00000000:52:00.0\n"
+    )
     assert environment.numbers_of(["0000:52:00.0", "0000:1b:00.0"]) == "2,0"
     assert environment.numbers_of(["0000:1b:00.0", "0000:99:00.0"]) == ""
 
 
-def test_the_matrix_of_gpus_is_plain_text(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_matrix_of_gpus_is_plain_text(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(
         environment,
         "output_of",
         lambda *command: "\t\x1b[4mGPU0\tGPU1\x1b[0m\nGPU0\t X \tNV2\n",
     )
-    assert environment.topology() == "        GPU0    GPU1\nGPU0     X      NV2\n"
+    assert (
+        environment.topology() == "        GPU0    GPU1\nGPU0     X      NV2\n"
+    )

@@ -47,7 +47,10 @@ def test_a_resnet_has_the_published_number_of_parameters(
 
 def test_resnet50_has_the_published_layers(resnet50: ResNet) -> None:
     assert (
-        sum(isinstance(module, torch.nn.Conv2d) for module in resnet50.modules()) == 53
+        sum(
+            isinstance(module, torch.nn.Conv2d) for module in resnet50.modules()
+        )
+        == 53
     )
     assert len(list(resnet50.parameters())) == 161
 
@@ -93,7 +96,9 @@ def test_gpt_never_sees_the_token_it_predicts() -> None:
 
 
 @pytest.fixture
-def pytest_says(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Path]:
+def pytest_says(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> Callable[..., Path]:
     """Lets each act's pytest end with (exit status, measurements) as given, without running it; the
     demo's folder."""
 
@@ -109,7 +114,9 @@ def pytest_says(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[...
                 )
             if "--ddp-save-baseline" in command:
                 (demo.DEMO / "baselines").mkdir()
-                (demo.DEMO / "baselines" / "test_train_step.json").write_text("{}")
+                (demo.DEMO / "baselines" / "test_train_step.json").write_text(
+                    "{}"
+                )
             return status
 
         monkeypatch.setattr(demo, "DEMO", tmp_path / ".demo")
@@ -120,7 +127,11 @@ def pytest_says(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[...
 
 
 def measured(
-    status: str, *, saved: int = 0, differing: Sequence[str] = (), stored: object = None
+    status: str,
+    *,
+    saved: int = 0,
+    differing: Sequence[str] = (),
+    stored: object = None,
 ) -> list[dict[str, Any]]:
     return [
         {
@@ -156,12 +167,15 @@ def test_the_demo_plays_a_small_history_of_a_project(
     )
     folder.mkdir()
     (folder / "left-by-an-earlier-demo").touch()
-    monkeypatch.setenv("GIT_DIR", str(folder.parent / "elsewhere"))  # as in a hook
+    # as in a hook
+    monkeypatch.setenv("GIT_DIR", str(folder.parent / "elsewhere"))
     assert demo.main() == 0
     monkeypatch.delenv("GIT_DIR")
     output = capsys.readouterr().out
     assert "$ pytest --ddp-against=HEAD~1 --ddp-json=act3.json\n" in output
-    assert "Green, PASS: the step is not slower than the limits allow.\n" in output
+    assert (
+        "Green, PASS: the step is not slower than the limits allow.\n" in output
+    )
     assert (
         "Red, REGRESSED. The line 'why' names the all-reduces and the file that differs,"
         " smallgpt/train.py" in output
@@ -177,9 +191,9 @@ def test_the_demo_plays_a_small_history_of_a_project(
         "Record a baseline",
         "A small GPT under DDP, and a test that times its training step",
     ]
-    assert asked_of_git(folder, "show", "--format=", "--name-only", "HEAD~1") == [
-        "baselines/test_train_step.json"
-    ]
+    assert asked_of_git(
+        folder, "show", "--format=", "--name-only", "HEAD~1"
+    ) == ["baselines/test_train_step.json"]
     assert asked_of_git(folder, "show", "--format=", "--name-only", "HEAD") == [
         "smallgpt/train.py"
     ]
@@ -220,7 +234,11 @@ def test_the_demo_plays_a_small_history_of_a_project(
             "pytest ended with exit status 0, though the verdict is REGRESSED (a-reason).",
         ),
         (
-            [SAVED, PASSED, (1, measured("REGRESSED", differing=["smallgpt/gpt.py"]))],
+            [
+                SAVED,
+                PASSED,
+                (1, measured("REGRESSED", differing=["smallgpt/gpt.py"])),
+            ],
             "the report was to name smallgpt/train.py as what differs, but names smallgpt/gpt.py.",
         ),
         (
@@ -248,7 +266,9 @@ def test_the_demo_fails_when_an_act_does_not_go_as_expected(
     assert "All four acts" not in output
 
 
-@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize(
+    "signum", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
+)
 def test_what_ends_the_demo_ends_its_pytest(
     signum: signal.Signals, tmp_path: Path
 ) -> None:
@@ -265,7 +285,10 @@ def test_what_ends_the_demo_ends_its_pytest(
     """
     environment = {**os.environ, "PYTHONPATH": str(Path(demo.__file__).parent)}
     with subprocess.Popen(
-        [sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env=environment
+        [sys.executable, "-c", code],
+        stdout=subprocess.PIPE,
+        text=True,
+        env=environment,
     ) as process:
         assert process.stdout is not None
         pid = int(process.stdout.readline())

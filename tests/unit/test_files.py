@@ -35,7 +35,9 @@ def test_what_cannot_be_written_leaves_the_file_as_it_was(
     assert os.listdir(tmp_path) == ["a.txt"]
 
 
-def test_text_that_has_no_bytes_leaves_the_file_as_it_was(tmp_path: Path) -> None:
+def test_text_that_has_no_bytes_leaves_the_file_as_it_was(
+    tmp_path: Path,
+) -> None:
     path = tmp_path / "a.txt"
     path.write_text("one\n")
     with pytest.raises(UnicodeEncodeError):

@@ -49,7 +49,8 @@ def side(
         added = [dict(rank) for rank in (more or ({}, {}))]
         own = {
             phase: tuple(
-                (USUAL[phase] * source.gauss(1, 0.01) + rank.get(phase, 0.0)) / 1e3
+                (USUAL[phase] * source.gauss(1, 0.01) + rank.get(phase, 0.0))
+                / 1e3
                 for rank in added
             )
             for phase in PHASES
@@ -57,7 +58,8 @@ def side(
         late = 1 if sum(added[1].values()) > sum(added[0].values()) else 0
         share = (0.5, 0.5) if turns else (1.0 - late, float(late))
         path = {
-            phase: tuple(max(own[phase]) * each for each in share) for phase in PHASES
+            phase: tuple(max(own[phase]) * each for each in share)
+            for phase in PHASES
         }
         steps = StepPhases(
             steps=100,
@@ -65,8 +67,12 @@ def side(
             path=path if with_path else {},
         )
         found.append(steps)
-    samples = Samples(step_seconds=((0.02,),), rank_seconds=(((0.02,), (0.02,)),))
-    return Measurement(samples=samples, counters=counters or {}, phases=tuple(found))
+    samples = Samples(
+        step_seconds=((0.02,),), rank_seconds=(((0.02,), (0.02,)),)
+    )
+    return Measurement(
+        samples=samples, counters=counters or {}, phases=tuple(found)
+    )
 
 
 BEFORE = side(seed=1)
@@ -86,7 +92,9 @@ def named(
 
 @pytest.mark.parametrize("is_paired", [True, False])
 @pytest.mark.parametrize("phase", PHASES)
-def test_the_phase_that_took_longer_is_named(phase: str, is_paired: bool) -> None:
+def test_the_phase_that_took_longer_is_named(
+    phase: str, is_paired: bool
+) -> None:
     assert named(side({phase: 2}, {phase: 2}), 2, is_paired=is_paired) == [
         ((phase,), None, ())
     ]
@@ -94,7 +102,11 @@ def test_the_phase_that_took_longer_is_named(phase: str, is_paired: bool) -> Non
 
 def test_it_has_its_amount_its_range_and_its_share() -> None:
     (found,) = find(
-        side({FORWARD: 2}, {FORWARD: 2}), BEFORE, 2e-3, is_paired=True, level=0.015
+        side({FORWARD: 2}, {FORWARD: 2}),
+        BEFORE,
+        2e-3,
+        is_paired=True,
+        level=0.015,
     )
     assert found.seconds == pytest.approx(2e-3, rel=0.1)
     assert found.low < 2e-3 < found.high
@@ -106,8 +118,12 @@ def test_a_rank_is_named_if_its_phase_alone_took_longer() -> None:
 
 
 def test_no_rank_is_named_where_both_are_slower_or_take_turns() -> None:
-    assert named(side({FORWARD: 2}, {FORWARD: 1.9}), 2) == [((FORWARD,), None, ())]
-    assert named(side({}, {FORWARD: 2}, turns=True), 2) == [((FORWARD,), None, ())]
+    assert named(side({FORWARD: 2}, {FORWARD: 1.9}), 2) == [
+        ((FORWARD,), None, ())
+    ]
+    assert named(side({}, {FORWARD: 2}, turns=True), 2) == [
+        ((FORWARD,), None, ())
+    ]
 
 
 def test_nothing_is_named_of_a_change_that_no_phase_shows() -> None:
@@ -128,7 +144,11 @@ def test_what_is_left_of_a_change_is_unexplained() -> None:
 
 def test_what_became_faster_is_named_too() -> None:
     (found,) = find(
-        BEFORE, side({BACKWARD: 3}, {BACKWARD: 3}), -3e-3, is_paired=True, level=0.015
+        BEFORE,
+        side({BACKWARD: 3}, {BACKWARD: 3}),
+        -3e-3,
+        is_paired=True,
+        level=0.015,
     )
     assert found.phases == (BACKWARD,)
     assert found.seconds == pytest.approx(-3e-3, rel=0.1)
@@ -181,7 +201,12 @@ def test_counters_that_changed_come_first_with_the_phases_that_they_explain(
     after = side(
         more,
         more,
-        counters={**now, "gradient_bytes": None, "peak_rss.bytes": 7, "send.count": 1},
+        counters={
+            **now,
+            "gradient_bytes": None,
+            "peak_rss.bytes": 7,
+            "send.count": 1,
+        },
     )
     earlier = side(
         seed=1, counters={**before, "gradient_bytes": 9, "peak_rss.bytes": 6}
@@ -210,7 +235,10 @@ def test_counters_that_cannot_explain_a_change_come_after_its_phases(
         side(seed=1, counters=before),
     )
     changed = tuple((name, before[name], now[name]) for name in now)
-    assert named(after, 6, earlier) == [((BACKWARD,), None, ()), ((), None, changed)]
+    assert named(after, 6, earlier) == [
+        ((BACKWARD,), None, ()),
+        ((), None, changed),
+    ]
 
 
 def test_a_late_rank_is_not_explained_by_counters_of_all_ranks() -> None:
@@ -219,7 +247,9 @@ def test_a_late_rank_is_not_explained_by_counters_of_all_ranks() -> None:
     assert found == [((BACKWARD,), 1, ()), ((), None, (("buckets", 3, 4),))]
 
 
-def test_the_totals_of_collectives_are_named_if_no_other_counter_changed() -> None:
+def test_the_totals_of_collectives_are_named_if_no_other_counter_changed() -> (
+    None
+):
     now, before = (
         side(counters={"collectives.count": 2}),
         side(counters={"collectives.count": 1}),
@@ -232,7 +262,8 @@ def test_sides_that_know_different_phases_are_not_compared(phase: str) -> None:
     """A step that is compiled as a whole, and one side without arrivals: their time is in another
     phase."""
     unknown = [
-        replace(each, own={**each.own, phase: (None, None)}) for each in BEFORE.phases
+        replace(each, own={**each.own, phase: (None, None)})
+        for each in BEFORE.phases
     ]
     now = side({FORWARD: 2}, {FORWARD: 2})
     assert named(now, 2, replace(BEFORE, phases=tuple(unknown))) == []
@@ -246,7 +277,8 @@ def test_an_optimizer_that_appears_is_found() -> None:
         for each in BEFORE.phases
     ]
     before = [
-        replace(each, path={**each.path, OPTIMIZER: (0.0, 0.0)}) for each in without
+        replace(each, path={**each.path, OPTIMIZER: (0.0, 0.0)})
+        for each in without
     ]
     assert named(side(), 1, replace(BEFORE, phases=tuple(before))) == [
         ((OPTIMIZER,), None, ())
@@ -276,7 +308,8 @@ def test_unchanged_code_is_explained_in_no_way() -> None:
     """Whatever is called a rise: 1.5 % of pairs may have a finding, and a phase must make up a
     tenth of it."""
     found = sum(
-        bool(named(side(seed=2 * k), 0.1, side(seed=2 * k + 1))) for k in range(400)
+        bool(named(side(seed=2 * k), 0.1, side(seed=2 * k + 1)))
+        for k in range(400)
     )
     assert found <= 0.03 * 400
 
@@ -294,14 +327,18 @@ def stacks(*ranks: Functions, taken: int = 800) -> list[StackSamples]:
     return [
         StackSamples(
             taken=taken,
-            functions=tuple((*where, count) for where, count in functions.items()),
+            functions=tuple(
+                (*where, count) for where, count in functions.items()
+            ),
         )
         for functions in ranks
     ]
 
 
 def slower(
-    now: Sequence[StackSamples], before: Sequence[StackSamples], *findings: Finding
+    now: Sequence[StackSamples],
+    before: Sequence[StackSamples],
+    *findings: Finding,
 ) -> Finding | None:
     return find_slower_file(
         (now, before),
@@ -317,7 +354,9 @@ NET, STEP = ("net.py", "Net.forward", "train.py:step"), ("train.py", "step", "")
 BEFORE_IT = {NET: 264, STEP: 192}
 
 
-def test_the_file_whose_functions_take_longer_is_named_with_the_function() -> None:
+def test_the_file_whose_functions_take_longer_is_named_with_the_function() -> (
+    None
+):
     """Of 12 ms it has 360 of 800 samples, 5.4 ms; of 10 ms it had 264, 3.3 ms."""
     found = slower(stacks({NET: 360, STEP: 160}), stacks(BEFORE_IT))
     assert found is not None
@@ -345,16 +384,21 @@ def test_a_function_that_only_moved_to_another_file_is_not_named() -> None:
     )
     for now in (moved, renamed):
         assert (
-            slower(stacks({now: 240, STEP: 160}), stacks({NET: 288, STEP: 192})) is None
+            slower(stacks({now: 240, STEP: 160}), stacks({NET: 288, STEP: 192}))
+            is None
         )
-    loader = ("data.py", "load", "train.py:step")  # of a file that does not differ
+    # of a file that does not differ
+    loader = ("data.py", "load", "train.py:step")
     assert (
         slower(
-            stacks({moved: 240, STEP: 160, loader: 200}), stacks({NET: 288, STEP: 192})
+            stacks({moved: 240, STEP: 160, loader: 200}),
+            stacks({NET: 288, STEP: 192}),
         )
         is None
     )
-    found = slower(stacks({moved: 440, STEP: 160}), stacks({NET: 288, STEP: 192}))
+    found = slower(
+        stacks({moved: 440, STEP: 160}), stacks({NET: 288, STEP: 192})
+    )
     assert found is not None
     assert (found.file, found.function) == ("train.py", "Net.forward")
     assert found.seconds == pytest.approx(0.003), "what it takes more, not all"

@@ -29,11 +29,19 @@ from tests.unit.test_report import verdict
     ("texts", "shown"),
     [
         (["a\nb\n"], "a\nb"),
-        (["a\nb\nc\n"], "(of the last launch, at most 2 lines: -v shows more)\nb\nc"),
-        (["a\n", "b\n", ""], "(of the last launch, at most 2 lines: -v shows more)\nb"),
+        (
+            ["a\nb\nc\n"],
+            "(of the last launch, at most 2 lines: -v shows more)\nb\nc",
+        ),
+        (
+            ["a\n", "b\n", ""],
+            "(of the last launch, at most 2 lines: -v shows more)\nb",
+        ),
     ],
 )
-def test_the_last_lines_of_one_launch_are_shown(texts: list[str], shown: str) -> None:
+def test_the_last_lines_of_one_launch_are_shown(
+    texts: list[str], shown: str
+) -> None:
     assert last_lines(texts, 2) == shown
 
 
@@ -51,7 +59,9 @@ def test_a_group_of_xdists_is_no_part_of_a_tests_name(
         def test_sizes(ddp_benchmark): ...
         """
     )
-    items, _ = pytester.inline_genitems("-p", "no:randomly", "--ddp-world-size=2,4")
+    items, _ = pytester.inline_genitems(
+        "-p", "no:randomly", "--ddp-world-size=2,4"
+    )
     plain = [item.nodeid for item in items]
     names = (
         ["TestA::TestB::test_step[a::b]"] * 2
@@ -59,9 +69,13 @@ def test_a_group_of_xdists_is_no_part_of_a_tests_name(
         + ["test_sizes"] * 2
     )
     as_collected: Any = pytest.Item.nodeid
-    named = property(lambda item: as_collected.__get__(item) + group * (item in items))
+    named = property(
+        lambda item: as_collected.__get__(item) + group * (item in items)
+    )
     monkeypatch.setattr(pytest.Function, "nodeid", named)
-    assert [item.nodeid for item in items] == [nodeid + group for nodeid in plain]
+    assert [item.nodeid for item in items] == [
+        nodeid + group for nodeid in plain
+    ]
     assert [nodeid_of(item) for item in items] == plain
     assert [
         name_of(item, (2, 4)[place % 2]) for place, item in enumerate(items)
@@ -119,7 +133,12 @@ def run(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Run:
         monkeypatch.setenv("GITHUB_ACTIONS", "true")
         off = [
             f"-pno:{name}"
-            for name in ("randomly", "benchmark", "rerunfailures", "cacheprovider")
+            for name in (
+                "randomly",
+                "benchmark",
+                "rerunfailures",
+                "cacheprovider",
+            )
         ]
         result = pytester.runpytest_inprocess(
             *off, "--ddp-json=a.json", "--junitxml=a.xml", "--ddp-markdown=a.md"
@@ -142,7 +161,12 @@ def measured(job: Job, status: Status) -> Measured:
 
 def summary(report: list[Any]) -> list[tuple[str, str, bool, list[str]]]:
     return [
-        (each["test"]["label"], each["verdict"]["status"], each["fails"], each["notes"])
+        (
+            each["test"]["label"],
+            each["verdict"]["status"],
+            each["fails"],
+            each["notes"],
+        )
         for each in report
     ]
 
@@ -186,7 +210,9 @@ def test_what_is_expected_to_fail_is_reported_as_that(
 )
 def test_what_fails_otherwise_than_expected_fails(run: Run, mark: str) -> None:
     result, report, _ = run(
-        TESTS.replace("def", f"@pytest.mark.{mark}\ndef"), Status.PASS, Status.REGRESSED
+        TESTS.replace("def", f"@pytest.mark.{mark}\ndef"),
+        Status.PASS,
+        Status.REGRESSED,
     )
     result.assert_outcomes(failed=1)
     assert summary(report) == [

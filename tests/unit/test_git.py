@@ -58,15 +58,27 @@ def test_the_commit_is_told_whole_and_dirty_where_tracked_files_differ(
 @pytest.mark.parametrize(
     ("ref", "event", "is_head"),
     [
-        ("refs/pull/7/merge", '{"pull_request": {"head": {"sha": "c0ffee"}}}', True),
+        (
+            "refs/pull/7/merge",
+            '{"pull_request": {"head": {"sha": "c0ffee"}}}',
+            True,
+        ),
         # pull_request_target
-        ("refs/heads/main", '{"pull_request": {"head": {"sha": "c0ffee"}}}', False),
+        (
+            "refs/heads/main",
+            '{"pull_request": {"head": {"sha": "c0ffee"}}}',
+            False,
+        ),
         ("refs/pull/7/merge", "{}", False),
         ("refs/pull/7/merge", "", False),
     ],
 )
 def test_the_merge_that_github_makes_of_a_pull_request_has_the_name_of_its_head(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ref: str, event: str, is_head: bool
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    ref: str,
+    event: str,
+    is_head: bool,
 ) -> None:
     top, file = tmp_path / "top", tmp_path / "event.json"
     merge = commit(top, a="1")
@@ -79,7 +91,9 @@ def test_the_merge_that_github_makes_of_a_pull_request_has_the_name_of_its_head(
         monkeypatch.setenv(name, value)
     assert checked_out(top)[0] == ("c0ffee" if is_head else merge)
     (top / "a.py").write_text("2")
-    assert checked_out(top)[0] == ("c0ffee-dirty" if is_head else f"{merge}-dirty")
+    assert checked_out(top)[0] == (
+        "c0ffee-dirty" if is_head else f"{merge}-dirty"
+    )
     assert commit_named(top, "HEAD") == merge
     git(top, "commit", "--quiet", "--all", "-m", "after it")
     assert checked_out(top)[0] == git(top, "rev-parse", "HEAD")
@@ -180,7 +194,14 @@ def test_files_of_a_submodule_are_not_ignored(tmp_path: Path) -> None:
     for name in ("part", "top"):
         (tmp_path / name).mkdir()
         git(tmp_path / name, "init", "--quiet")
-        git(tmp_path / name, "commit", "--quiet", "--allow-empty", "-m", "a commit")
+        git(
+            tmp_path / name,
+            "commit",
+            "--quiet",
+            "--allow-empty",
+            "-m",
+            "a commit",
+        )
     top = tmp_path / "top"
     git(
         top,
@@ -229,7 +250,14 @@ def test_what_git_tells_its_hooks_of_another_repository_has_no_effect(
 
 def test_a_commit_may_be_named_by_its_message(tmp_path: Path) -> None:
     first = commit(tmp_path, a="1")
-    git(tmp_path, "commit", "--quiet", "--allow-empty", "-m", "Make steps slower")
+    git(
+        tmp_path,
+        "commit",
+        "--quiet",
+        "--allow-empty",
+        "-m",
+        "Make steps slower",
+    )
     named = commit_named(tmp_path, ":/Make steps")
     assert named == commit_named(tmp_path, "HEAD") != first
     with pytest.raises(GitError, match="is no commit"):
@@ -242,10 +270,16 @@ def test_neither_the_index_nor_a_file_is_touched(tmp_path: Path) -> None:
     head = commit(tmp_path, a="1")
     # git status would now write what it found into the index, and so does describe
     os.utime(tmp_path / "a.py", (0, 0))
-    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    before = {
+        path: path.read_bytes()
+        for path in tmp_path.rglob("*")
+        if path.is_file()
+    }
     assert checked_out(tmp_path)[0] == head
     changed_files(tmp_path, head)
     worktrees(tmp_path)
     assert {
-        path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()
+        path: path.read_bytes()
+        for path in tmp_path.rglob("*")
+        if path.is_file()
     } == before

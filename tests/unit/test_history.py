@@ -29,7 +29,12 @@ from pytest_ddpperf.history.series import (
     make_acceptance,
 )
 from pytest_ddpperf.records.errors import FileError
-from pytest_ddpperf.records.outcome import BaselineSide, Outcome, RunInfo, Version
+from pytest_ddpperf.records.outcome import (
+    BaselineSide,
+    Outcome,
+    RunInfo,
+    Version,
+)
 from pytest_ddpperf.records.plan import Limit, Plan
 from pytest_ddpperf.records.samples import (
     Environment,
@@ -64,7 +69,9 @@ def run(day: int = 0, **kwargs: Any) -> RunInfo:
     return RunInfo(**{**usual, **kwargs})
 
 
-def kept(level: float = 0.01, test: TestId = TEST, **kwargs: Any) -> HistoryMeasurement:
+def kept(
+    level: float = 0.01, test: TestId = TEST, **kwargs: Any
+) -> HistoryMeasurement:
     launches = tuple(level * factor for factor in (0.99, 1.0, 1.01))
     usual = {
         "test": test,
@@ -77,9 +84,15 @@ def kept(level: float = 0.01, test: TestId = TEST, **kwargs: Any) -> HistoryMeas
     return HistoryMeasurement(**{**usual, **kwargs})
 
 
-def one(day: int, *measurements: HistoryMeasurement, **kwargs: Any) -> HistoryEntry:
+def one(
+    day: int, *measurements: HistoryMeasurement, **kwargs: Any
+) -> HistoryEntry:
     ran = run(day)
-    usual = {"commit": ran.commit, "committed": ran.committed, "created": ran.created}
+    usual = {
+        "commit": ran.commit,
+        "committed": ran.committed,
+        "created": ran.created,
+    }
     return HistoryEntry(**{**usual, "measurements": measurements, **kwargs})
 
 
@@ -94,7 +107,8 @@ def history(logs: Sequence[float], **facts: Any) -> list[HistoryEntry]:
 def of_two_launches(*milliseconds: float) -> list[HistoryEntry]:
     """One run per day of two launches, which differ by 2 %."""
     launches = [
-        tuple(0.001 * each * factor for factor in (0.99, 1.01)) for each in milliseconds
+        tuple(0.001 * each * factor for factor in (0.99, 1.01))
+        for each in milliseconds
     ]
     return [
         one(day, kept(launch_seconds=dict.fromkeys(METRICS, each)))
@@ -130,7 +144,8 @@ def measured(**kwargs: Any) -> Outcome:
     steps = tuple(0.001 * (1 + number) for number in range(100))
     launches = (steps, tuple(2 * step for step in steps))
     samples = Samples(
-        step_seconds=launches, rank_seconds=tuple((each, each) for each in launches)
+        step_seconds=launches,
+        rank_seconds=tuple((each, each) for each in launches),
     )
     environment = Environment(
         key={"device_type": "cpu", "backend": "gloo", "world_size": 2},
@@ -143,7 +158,9 @@ def measured(**kwargs: Any) -> Outcome:
         },
     )
     counters = {"all_reduce.count": 5, "rpc.bytes": None}
-    now = Measurement(samples=samples, environment=environment, counters=counters)
+    now = Measurement(
+        samples=samples, environment=environment, counters=counters
+    )
     plan = Plan(
         world_size=2,
         backend="gloo",
@@ -152,10 +169,14 @@ def measured(**kwargs: Any) -> Outcome:
         min_seconds=1.0,
         most_steps=1000,
     )
-    return outcome(verdict(Status.PASS), measurement=now, **{"plan": plan, **kwargs})
+    return outcome(
+        verdict(Status.PASS), measurement=now, **{"plan": plan, **kwargs}
+    )
 
 
-BESIDE = BaselineSide(version=Version(ref="main", commit="a", now="b"), order="bn")
+BESIDE = BaselineSide(
+    version=Version(ref="main", commit="a", now="b"), order="bn"
+)
 
 
 @pytest.mark.parametrize(
@@ -199,9 +220,18 @@ def test_only_measurements_that_describe_their_commit_are_kept(
         ("", "is not a valid file of a history: Expecting value"),
         ("[1]", "is not a file of a history with schema 1"),
         ({"schema": 2}, "is not a file of a history with schema 1"),
-        ({"commit": 1}, "is not a valid file of a history: commit: expected `str`"),
-        ({"commit": "../evil"}, "commit: '../evil' is not the hash of a commit"),
-        ({"committed": "then"}, "committed: 'then' is not a time in UTC in ISO 8601"),
+        (
+            {"commit": 1},
+            "is not a valid file of a history: commit: expected `str`",
+        ),
+        (
+            {"commit": "../evil"},
+            "commit: '../evil' is not the hash of a commit",
+        ),
+        (
+            {"committed": "then"},
+            "committed: 'then' is not a time in UTC in ISO 8601",
+        ),
         (
             {"measurements": [{"test": {"module": "m"}}]},
             "is not a valid file of a history: measurements[0]",
@@ -222,7 +252,9 @@ def test_only_measurements_that_describe_their_commit_are_kept(
         ),
     ],
 )
-def test_an_invalid_file_is_named(tmp_path: Path, change: Any, problem: str) -> None:
+def test_an_invalid_file_is_named(
+    tmp_path: Path, change: Any, problem: str
+) -> None:
     path = add_entry(tmp_path, one(1, kept()))
     data = json.loads(path.read_text())
     if "p50" in change:
@@ -260,7 +292,10 @@ def test_a_change_point_has_its_commits_and_its_size() -> None:
         40,
         20,
     )
-    assert (change.before.commit, change.after.commit) == (commit_of(39), commit_of(40))
+    assert (change.before.commit, change.after.commit) == (
+        commit_of(39),
+        commit_of(40),
+    )
     assert change.change.estimate == pytest.approx(math.expm1(0.09), abs=0.01)
     assert change.change.low < math.expm1(0.09) < change.change.high
     assert change.seconds[1] / change.seconds[0] == pytest.approx(
@@ -273,7 +308,8 @@ def test_a_change_point_has_its_commits_and_its_size() -> None:
     ("after", "line"),
     [
         ({"forward": 0.0048, "backward": 0.005}, "mostly forward: +800 us"),
-        ({"forward": 0.0043, "backward": 0.0053}, None),  # neither makes up half of it
+        # neither makes up half of it
+        ({"forward": 0.0043, "backward": 0.0053}, None),
         ({}, None),
         ({"exposed_communication": 0.009}, None),  # it was unknown before
     ],
@@ -282,10 +318,12 @@ def test_a_change_point_names_the_phase_that_makes_it_up(
     after: dict[str, float], line: str | None
 ) -> None:
     logs, before = stepped((40, 9.0)), {"forward": 0.004, "backward": 0.005}
-    change = found(history(logs, phases=before)[:40] + history(logs, phases=after)[40:])
-    assert [each for each in change_lines(change) if each.startswith("mostly")] == (
-        [line] if line else []
+    change = found(
+        history(logs, phases=before)[:40] + history(logs, phases=after)[40:]
     )
+    assert [
+        each for each in change_lines(change) if each.startswith("mostly")
+    ] == ([line] if line else [])
 
 
 @pytest.mark.parametrize(
@@ -310,14 +348,17 @@ def test_the_status_depends_on_the_limit_and_later_changes(
     statuses: list[ChangeStatus],
 ) -> None:
     changes = judged(
-        history(stepped(*jumps)), limits=[Limit(metric="p50", value=value, unit=unit)]
+        history(stepped(*jumps)),
+        limits=[Limit(metric="p50", value=value, unit=unit)],
     ).changes
     assert [change.status for change in changes] == statuses
 
 
 def test_runs_with_other_must_match_facts_are_another_series() -> None:
     logs = stepped((30, 9.0))
-    entries = history(logs)[:30] + history(logs, must_match={"batch_size": 64})[30:]
+    entries = (
+        history(logs)[:30] + history(logs, must_match={"batch_size": 64})[30:]
+    )
     assert judged(entries).changes == []
     assert [each.distinction for each in judged(entries).series] == [
         "batch_size 32",
@@ -325,7 +366,9 @@ def test_runs_with_other_must_match_facts_are_another_series() -> None:
     ]
 
 
-def test_a_series_without_a_change_point_has_a_smallest_detectable_change() -> None:
+def test_a_series_without_a_change_point_has_a_smallest_detectable_change() -> (
+    None
+):
     """A noisier series has a larger one, and the more series are searched the larger it is."""
     quiet, noisy = (
         history(stepped()),

@@ -29,7 +29,9 @@ SEVERAL = (
 
 def drawn(*several: list[HistoryEntry], **kwargs: Any) -> Read:
     return Read(
-        history_html(judged([each for some in several for each in some], **kwargs))
+        history_html(
+            judged([each for some in several for each in some], **kwargs)
+        )
     )
 
 
@@ -39,14 +41,18 @@ def several() -> Read:
 
 
 def test_the_worst_is_first_and_unfolded(several: Read) -> None:
-    names = [head.rpartition("::test_")[2].strip() for head in several.within["h2"]]
+    names = [
+        head.rpartition("::test_")[2].strip() for head in several.within["h2"]
+    ]
     assert names == ["long", "train", "faster", "quiet", "short"]
     cards = [
         attributes
         for attributes in several.all("details")
         if attributes.get("class") == "card"
     ]
-    assert ["open" in attributes for attributes in cards] == [True] * 2 + [False] * 3
+    assert ["open" in attributes for attributes in cards] == [True] * 2 + [
+        False
+    ] * 3
 
 
 def test_a_series_without_a_change_point_has_its_smallest_detectable_change(
@@ -68,4 +74,6 @@ def test_of_series_without_a_change_point_fifty_are_listed() -> None:
 
 
 def test_a_history_that_is_too_short_says_so() -> None:
-    assert "Nothing was judged: no series has 6 runs." in drawn(SEVERAL[3]).words
+    assert (
+        "Nothing was judged: no series has 6 runs." in drawn(SEVERAL[3]).words
+    )

@@ -72,10 +72,14 @@ def imports_of(path: Path) -> set[str]:
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{path}: relative imports hide the direction"
+            assert node.level == 0, (
+                f"{path}: relative imports hide the direction"
+            )
             for alias in node.names:
                 full_name = f"{node.module}.{alias.name}"
-                names.add(full_name if full_name in MODULES else str(node.module))
+                names.add(
+                    full_name if full_name in MODULES else str(node.module)
+                )
     return names
 
 
@@ -103,7 +107,9 @@ def longest_path(graph: Mapping[str, set[str]]) -> list[str]:
     """Return the longest chain of names, each of which imports the next one."""
     longest: dict[str, list[str]] = {}
     for name in TopologicalSorter(graph).static_order():
-        below = max((longest[each] for each in graph[name]), key=len, default=[])
+        below = max(
+            (longest[each] for each in graph[name]), key=len, default=[]
+        )
         longest[name] = [name, *below]
     return max(longest.values(), key=len)
 
@@ -112,11 +118,15 @@ def package_graph() -> dict[str, set[str]]:
     graph: dict[str, set[str]] = {}
     for module, path in MODULES.items():
         package = package_of(module)
-        graph.setdefault(package, set()).update(packages_imported_by(path) - {package})
+        graph.setdefault(package, set()).update(
+            packages_imported_by(path) - {package}
+        )
     return graph
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
+@pytest.mark.parametrize(
+    "path", FILES, ids=lambda path: str(path.relative_to(PACKAGE))
+)
 def test_imports_go_down_only(path: Path) -> None:
     package = package_of(module_of(path))
     assert package in LEVEL, f"{package} has no layer: add it to LAYERS"
@@ -128,9 +138,6 @@ def test_imports_go_down_only(path: Path) -> None:
     assert not above, f"{package} may not import {', '.join(sorted(above))}"
 
 
-@pytest.mark.xfail(
-    strict=True, reason="launch, plugin and rank have a circle each, which are to go"
-)
 def test_no_modules_import_each_other_in_a_circle() -> None:
     graph = {name: own_imports_of(path) for name, path in MODULES.items()}
     circle = find_circle(graph)
@@ -153,13 +160,19 @@ def test_a_circle_is_named_and_the_longest_path_is_found() -> None:
     )
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
+@pytest.mark.parametrize(
+    "path", FILES, ids=lambda path: str(path.relative_to(PACKAGE))
+)
 def test_only_two_packages_import_torch(path: Path) -> None:
     if package_of(module_of(path)) not in ("rank", "suite"):
-        assert not {name for name in imports_of(path) if name.split(".")[0] == "torch"}
+        assert not {
+            name for name in imports_of(path) if name.split(".")[0] == "torch"
+        }
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
+@pytest.mark.parametrize(
+    "path", FILES, ids=lambda path: str(path.relative_to(PACKAGE))
+)
 def test_only_three_packages_import_pytest(path: Path) -> None:
     if "pytest" in {name.split(".")[0] for name in imports_of(path)}:
         assert package_of(module_of(path)) in ("options", "plugin", "suite")
@@ -191,18 +204,24 @@ def test_every_package_has_a_layer() -> None:
         for path in PACKAGE.iterdir()
         if path.is_dir() and path.name != "__pycache__"
     }
-    files = {path.stem for path in PACKAGE.glob("*.py") if path.stem != "__init__"}
+    files = {
+        path.stem for path in PACKAGE.glob("*.py") if path.stem != "__init__"
+    }
     assert packages | files | {"pytest_ddpperf"} == set(LAYERS)
 
 
 def test_a_run_without_distributed_tests_imports_the_table_of_options_and_the_hooks_only() -> (
     None
 ):
-    code = "import sys, pytest_ddpperf.plugin.hooks; print(*sorted(sys.modules))"
+    code = (
+        "import sys, pytest_ddpperf.plugin.hooks; print(*sorted(sys.modules))"
+    )
     output = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     ).stdout
-    found = [name for name in output.split() if name.startswith("pytest_ddpperf")]
+    found = [
+        name for name in output.split() if name.startswith("pytest_ddpperf")
+    ]
     modules = (
         "marks",
         "options",
@@ -228,19 +247,6 @@ def test_a_run_without_distributed_tests_imports_the_table_of_options_and_the_ho
 COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 FLAGS = (ast.Compare, ast.BoolOp)
 NO_STATEMENTS = (*COMPREHENSIONS, ast.BoolOp, ast.IfExp)
-# These packages have such code. Take a package out once it has none.
-STILL_SQUEEZED = (
-    "compare",
-    "explain",
-    "launch",
-    "options",
-    "plugin",
-    "rank",
-    "records",
-    "remote",
-    "report",
-    "verdict",
-)
 
 
 def is_flag(node: ast.expr) -> bool:
@@ -254,7 +260,9 @@ def is_flag(node: ast.expr) -> bool:
 
 def nested_comprehensions(node: ast.AST) -> int:
     """Return how many comprehensions are inside each other, at most."""
-    inside = [nested_comprehensions(child) for child in ast.iter_child_nodes(node)]
+    inside = [
+        nested_comprehensions(child) for child in ast.iter_child_nodes(node)
+    ]
     return isinstance(node, COMPREHENSIONS) + max(inside, default=0)
 
 
@@ -265,7 +273,9 @@ def squeezed(tree: ast.Module) -> Iterator[str]:
         match node:
             case ast.Expr(value=value) if isinstance(value, NO_STATEMENTS):
                 found = "an expression for its effect: write a loop or an if"
-            case ast.IfExp() if ast.IfExp in map(type, ast.iter_child_nodes(node)):
+            case ast.IfExp() if ast.IfExp in map(
+                type, ast.iter_child_nodes(node)
+            ):
                 found = "a condition inside a condition: write an if"
             case ast.Assign(targets=[_, _, *_]):
                 found = "several assignments at once: write one a line"
@@ -280,10 +290,11 @@ def squeezed(tree: ast.Module) -> Iterator[str]:
             yield f"line {node.lineno}: {found}"
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
+@pytest.mark.parametrize(
+    "path", FILES, ids=lambda path: str(path.relative_to(PACKAGE))
+)
 def test_code_is_not_squeezed(path: Path) -> None:
-    if package_of(module_of(path)) not in STILL_SQUEEZED:
-        assert list(squeezed(ast.parse(path.read_text()))) == []
+    assert list(squeezed(ast.parse(path.read_text()))) == []
 
 
 @pytest.mark.parametrize(
@@ -297,7 +308,10 @@ def test_code_is_not_squeezed(path: Path) -> None:
         ("x = 2 * (not a)", "a product with a flag"),
         ("x = bool(a) * 'with changes'", "a product with a flag"),
         ("x = [*filter(None, a)]", "*filter"),
-        ("x = [[[c for c in b] for b in a] for a in d]", "three comprehensions"),
+        (
+            "x = [[[c for c in b] for b in a] for a in d]",
+            "three comprehensions",
+        ),
     ],
 )
 def test_the_check_sees_squeezed_code(code: str, found: str) -> None:
@@ -306,7 +320,9 @@ def test_the_check_sees_squeezed_code(code: str, found: str) -> None:
 
 
 def test_the_check_lets_plain_code_pass() -> None:
-    plain = "print(2 * a, [[c for c in b] for b in a])\nx = 1 if a and b else 2\n"
+    plain = (
+        "print(2 * a, [[c for c in b] for b in a])\nx = 1 if a and b else 2\n"
+    )
     assert list(squeezed(ast.parse(plain))) == []
 
 
@@ -323,13 +339,21 @@ NO_CODE = {
 # Python 3.12 and later divide an f-string into tokens. It counts as one, as any other string does.
 FSTRING_START = getattr(tokenize, "FSTRING_START", None)
 FSTRING_END = getattr(tokenize, "FSTRING_END", None)
-WITH_DOCSTRING = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+WITH_DOCSTRING = (
+    ast.Module,
+    ast.ClassDef,
+    ast.FunctionDef,
+    ast.AsyncFunctionDef,
+)
 
 
 def docstring_lines(source: str) -> set[int]:
     lines: set[int] = set()
     for node in ast.walk(ast.parse(source)):
-        if isinstance(node, WITH_DOCSTRING) and ast.get_docstring(node) is not None:
+        if (
+            isinstance(node, WITH_DOCSTRING)
+            and ast.get_docstring(node) is not None
+        ):
             docstring = node.body[0]
             last = docstring.end_lineno or docstring.lineno
             lines.update(range(docstring.lineno, last + 1))
@@ -381,10 +405,9 @@ def f():
 
 
 def test_the_size_of_the_package_is_bounded() -> None:
-    assert sum(count_tokens(path.read_text()) for path in FILES) <= 190_000
+    assert sum(count_tokens(path.read_text()) for path in FILES) <= 191_000
 
 
-@pytest.mark.xfail(strict=True, reason="a line has 7.66 tokens at the moment")
 def test_code_is_not_dense() -> None:
     """Average the tokens of a line: pytest has 6.4, pluggy 6.2."""
     sources = [path.read_text() for path in FILES]
@@ -392,11 +415,15 @@ def test_code_is_not_dense() -> None:
     assert tokens / sum(map(count_lines, sources)) <= 7.5
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
-def test_a_function_is_not_long(path: Path) -> None:
+@pytest.mark.parametrize(
+    "path", FILES, ids=lambda path: str(path.relative_to(PACKAGE))
+)
+def test_a_function_has_at_most_60_lines(path: Path) -> None:
     functions = [
         node
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.FunctionDef)
     ]
-    assert [f.name for f in functions if (f.end_lineno or 0) - f.lineno + 1 > 95] == []
+    assert [
+        f.name for f in functions if (f.end_lineno or 0) - f.lineno + 1 > 60
+    ] == []

@@ -28,14 +28,21 @@ def top(tmp_path: Path) -> Path:
 
 
 def launch(top: Path, *files: str, **libraries: str) -> LaunchSamples:
-    digests = {file: file_digest(str(top / file)) or "of code" for file in files}
+    digests = {
+        file: file_digest(str(top / file)) or "of code" for file in files
+    }
     return replace(LAUNCH, files=digests, libraries=libraries)
 
 
-def test_inputs_are_what_git_ignores_and_libraries_from_outside(top: Path) -> None:
+def test_inputs_are_what_git_ignores_and_libraries_from_outside(
+    top: Path,
+) -> None:
     found = find_inputs(
         top,
-        (launch(top, "net.py", "data/x"), launch(top, "fast/_c.so", **{"a.so": "x"})),
+        (
+            launch(top, "net.py", "data/x"),
+            launch(top, "fast/_c.so", **{"a.so": "x"}),
+        ),
     )
     assert found == {
         "fast/_c.so": "of code",
@@ -51,7 +58,10 @@ def test_a_baseline_names_twenty_at_most_and_code_first(top: Path) -> None:
         (top / "data" / f"{name:02}").write_text("1")
     many = launch(top, *(f"data/{name:02}" for name in range(30)), "fast/_c.so")
     found = find_inputs(top, (many,))
-    assert [*found] == ["fast/_c.so", *(f"data/{name:02}" for name in range(19))]
+    assert [*found] == [
+        "fast/_c.so",
+        *(f"data/{name:02}" for name in range(19)),
+    ]
     assert list(find_changed_inputs(top, found, (many,))) == [], (
         "nothing is known of the others"
     )
@@ -64,7 +74,9 @@ def test_what_changed_is_told_apart(top: Path) -> None:
         "library old.so": "1",
         "_c.so": "which each version builds",
     }
-    current = (launch(top, "data/x", "data/new", "fast/_c.so", **{"new.so": "1"}),)
+    current = (
+        launch(top, "data/x", "data/new", "fast/_c.so", **{"new.so": "1"}),
+    )
     assert list(find_changed_inputs(top, recorded, current)) == [
         "data/gone (gone, and in no commit)",
         "data/new (new, and in no commit)",
@@ -77,7 +89,8 @@ def test_what_changed_is_told_apart(top: Path) -> None:
         "by this run"
     )
     assert (
-        list(find_changed_inputs(top, {"data/x": ""}, (launch(top, "data/x"),))) == []
+        list(find_changed_inputs(top, {"data/x": ""}, (launch(top, "data/x"),)))
+        == []
     ), "by that of the baseline"
     same = {"data/x": file_digest(str(top / "data/x"))}
     assert list(find_changed_inputs(top, same, (launch(top),))) == [], (

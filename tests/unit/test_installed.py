@@ -45,7 +45,12 @@ fastnet/kernels.cpython-311-x86_64-linux-gnu.so,sha256=def,100
 
 def test_all_distributions_of_a_namespace_are_listed(site: Path) -> None:
     for name in ("one", "two"):
-        install(site, name, "1", f"shared_by_us/{name}/__init__.py,sha256={name},10\n")
+        install(
+            site,
+            name,
+            "1",
+            f"shared_by_us/{name}/__init__.py,sha256={name},10\n",
+        )
     assert sorted(imported("shared_by_us")) == ["one", "two"]
 
 
@@ -56,7 +61,8 @@ def test_all_distributions_of_a_namespace_are_listed(site: Path) -> None:
         (RECORD.replace("\n", "\r\n"), True),
         (RECORD + "fastnet/__pycache__/__init__.cpython-311.pyc,,\n", True),
         (
-            RECORD + "../../../bin/fastnet,sha256=of-the-path-of-an-interpreter,200\n",
+            RECORD
+            + "../../../bin/fastnet,sha256=of-the-path-of-an-interpreter,200\n",
             True,
         ),
         (
@@ -116,6 +122,8 @@ def test_a_module_of_no_distribution_or_of_an_edited_one_has_no_digest(
         ("edited", "led_to", "json"), unknown
     )
     assert (
-        imported("_sysconfigdata__linux", "sitecustomize", "__editable___x_finder")
+        imported(
+            "_sysconfigdata__linux", "sitecustomize", "__editable___x_finder"
+        )
         == {}
     )

@@ -37,7 +37,8 @@ def write(*files: Path) -> None:
     ids=["in an environment below rootdir", "in one elsewhere"],
 )
 @pytest.mark.parametrize(
-    "packages", [".venv/lib/python3.11/site-packages", "lib/python3/dist-packages"]
+    "packages",
+    [".venv/lib/python3.11/site-packages", "lib/python3/dist-packages"],
 )
 def test_what_is_installed_has_its_import_name(
     pytester: pytest.Pytester,
@@ -74,7 +75,9 @@ def test_a_test_is_named_as_it_was_collected_whatever_a_conftest_makes_of_it(
             "import pytest\n@pytest.mark.parametrize('size', ['a'])\ndef test_b(ddp_run, size): ..."
         )
     )
-    (_, item), _ = pytester.inline_genitems("-p", "no:randomly", "--ddp-world-size=1,2")
+    (_, item), _ = pytester.inline_genitems(
+        "-p", "no:randomly", "--ddp-world-size=1,2"
+    )
     assert (item.name.endswith("@cpu"), nodeid_of(item)) == (
         True,
         "test_a.py::test_b[a-ws2]",
@@ -96,7 +99,10 @@ def test_a_test_is_named_as_it_was_collected_whatever_a_conftest_makes_of_it(
             ["--ddp-backend", "gloo", "--ddp-warmup=9", "--ddp-steps=50"],
             " --ddp-backend=gloo --ddp-warmup=9",
         ),
-        (["--ddp-baseline-dir", "my baselines"], " '--ddp-baseline-dir=my baselines'"),
+        (
+            ["--ddp-baseline-dir", "my baselines"],
+            " '--ddp-baseline-dir=my baselines'",
+        ),
     ],
 )
 def test_the_command_that_accepts_has_the_options_that_choose_the_baseline(
@@ -114,7 +120,9 @@ def test_the_command_that_accepts_has_the_options_that_choose_the_baseline(
         == f"pytest perf/test_step.py::test_step{kept} --ddp-save-baseline"
     )
     item.config.workerinput = {}  # type: ignore[attr-defined]
-    assert accept_command(item, settings).endswith(f"{kept} -n 0 --ddp-save-baseline")
+    assert accept_command(item, settings).endswith(
+        f"{kept} -n 0 --ddp-save-baseline"
+    )
 
 
 @pytest.mark.parametrize(
@@ -135,7 +143,9 @@ def test_the_command_that_accepts_has_the_runs_rootdir_and_ini_file(
     monkeypatch.delenv("PYTEST_ADDOPTS", raising=False)
     write(pytester.path / "a/test_a.py", pytester.path / "b/test_b.py")
     for file in files:
-        (pytester.path / file).write_text("[pytest]\n" if file.endswith(".ini") else "")
+        (pytester.path / file).write_text(
+            "[pytest]\n" if file.endswith(".ini") else ""
+        )
     items, _ = pytester.inline_genitems("-p", "no:randomly", *asked)
     command = accept_command(items[0], settings_of(items[0]))
     assert command == f"pytest a/test_a.py::test_step{more} --ddp-save-baseline"

@@ -131,9 +131,9 @@ def test_under_a_quota_ranks_share_all_cores_and_have_threads_for_their_time(
         False,
     )
     assert (placed.own_threads, placed.quota) == (threads, True)
-    assert placement.place(2, {}, usable, 8.0) == placement.place(2, {}, usable), (
-        "which is no less than the cores"
-    )
+    assert placement.place(2, {}, usable, 8.0) == placement.place(
+        2, {}, usable
+    ), "which is no less than the cores"
 
 
 def test_a_test_that_binds_pytest_to_a_core_changes_no_cores_of_ranks(
@@ -144,12 +144,20 @@ def test_a_test_that_binds_pytest_to_a_core_changes_no_cores_of_ranks(
     assert placement.usable_cores() == before != (77,)
 
 
-def test_without_affinity_nobody_is_pinned(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_affinity_nobody_is_pinned(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.delattr(os, "sched_getaffinity")
-    monkeypatch.setattr(placement, "usable_cores", placement.usable_cores.__wrapped__)
+    monkeypatch.setattr(
+        placement, "usable_cores", placement.usable_cores.__wrapped__
+    )
     for environ in ({}, {"OMP_NUM_THREADS": "1000"}):
         placed = placement.place(2, environ)
-        assert (placed.cpus, placed.pinned, placed.used) == (((), ()), False, ())
+        assert (placed.cpus, placed.pinned, placed.used) == (
+            ((), ()),
+            False,
+            (),
+        )
 
 
 # --- locks
@@ -213,10 +221,13 @@ def test_devices_are_held_where_there_are_some_else_cores(
         (tmp_path / "cpu" / f"cpu{cpu}").mkdir(parents=True)
     monkeypatch.setattr(placement, "_PCI", tmp_path / "pci")
     monkeypatch.setattr(placement, "_CPUS", tmp_path / "cpu")
-    assert [path.name for path in placement.resources((2, 0))] == ["cpu0", "cpu2"]
-    assert [path.name for path in placement.resources((2, 0), ["0000:17:00.0"])] == [
-        "0000:17:00.0"
+    assert [path.name for path in placement.resources((2, 0))] == [
+        "cpu0",
+        "cpu2",
     ]
+    assert [
+        path.name for path in placement.resources((2, 0), ["0000:17:00.0"])
+    ] == ["0000:17:00.0"]
     assert placement.resources((7,)) == (Path("/"),), (
         "one lock for the whole host where sysfs tells nothing"
     )
@@ -238,7 +249,9 @@ def test_the_devices_that_a_launch_runs_on_are_held(
     launcher.probe((), 60.0)
     asked: list[list[str]] = []
     monkeypatch.setattr(
-        launcher_module, "resources", lambda cores, addresses: asked.append(addresses)
+        launcher_module,
+        "resources",
+        lambda cores, addresses: asked.append(addresses),
     )
     monkeypatch.setattr(launcher_module, "hold", lambda *args: None)
     if visible is not None:
@@ -256,8 +269,14 @@ def test_a_machine_with_different_devices_has_all_their_names() -> None:
     a100 = {"device_model": "NVIDIA A100", "device_memory_gib": 40}
     h100 = {"device_model": "NVIDIA H100", "device_memory_gib": 80}
     assert facts({**a100, "torch": "2.13"}, a100) == {**a100, "torch": "2.13"}
-    both = {"device_model": "NVIDIA A100 + NVIDIA H100", "device_memory_gib": "40 + 80"}
-    assert facts({**h100, "torch": "2.13"}, a100, h100) == {**both, "torch": "2.13"}
+    both = {
+        "device_model": "NVIDIA A100 + NVIDIA H100",
+        "device_memory_gib": "40 + 80",
+    }
+    assert facts({**h100, "torch": "2.13"}, a100, h100) == {
+        **both,
+        "torch": "2.13",
+    }
 
 
 def test_a_rank_on_a_gpu_has_threads_for_its_share_of_the_cores_and_is_not_pinned(
@@ -307,7 +326,8 @@ def test_a_rank_on_a_gpu_has_threads_for_its_share_of_the_cores_and_is_not_pinne
                 " all_reduce (8 bytes)"
             ),
         ),
-        ({0: [(3, "all_to_all", 4)], 1: [(3, "all_to_all", 8)]}, ""),  # as they may
+        # as they may
+        ({0: [(3, "all_to_all", 4)], 1: [(3, "all_to_all", 8)]}, ""),
         ({0: [], 1: []}, ""),
         ({}, ""),
     ],
@@ -316,17 +336,26 @@ def test_the_rank_that_never_entered_a_collective_is_named(
     started: dict[int, list[tuple[int, str, int]]], said: str
 ) -> None:
     assert (
-        describe_differing({rank: {"0": each} for rank, each in started.items()})
+        describe_differing(
+            {rank: {"0": each} for rank, each in started.items()}
+        )
         == said
     )
 
 
 def test_who_may_not_be_in_a_process_group_is_not_missed_there() -> None:
-    both, one = [(1, "all_reduce", 4)], [(1, "all_reduce", 4), (2, "broadcast", 4)]
+    both, one = (
+        [(1, "all_reduce", 4)],
+        [(1, "all_reduce", 4), (2, "broadcast", 4)],
+    )
     said = "rank 2 never entered broadcast 2 (4 bytes) of process group 5; rank 1 waits for it"
     assert (
         describe_differing(
-            {0: {"0": both}, 1: {"0": both, "5": one}, 2: {"0": both, "5": both}}
+            {
+                0: {"0": both},
+                1: {"0": both, "5": one},
+                2: {"0": both, "5": both},
+            }
         )
         == said
     )
@@ -345,7 +374,12 @@ def test_what_an_outer_launcher_said_is_scrubbed_and_the_rest_stays() -> None:
         "PMI_RANK": "1",
     }
     reported = for_ranks(
-        {**outer, "HOME": "/root", "GLOO_SOCKET_IFNAME": "eth0", "SLURM_JOB_ID": "7"},
+        {
+            **outer,
+            "HOME": "/root",
+            "GLOO_SOCKET_IFNAME": "eth0",
+            "SLURM_JOB_ID": "7",
+        },
         4,
         Part(processes=(0, 1, 2, 3)),
     )
@@ -357,17 +391,23 @@ def test_what_an_outer_launcher_said_is_scrubbed_and_the_rest_stays() -> None:
         reported["NODE_RANK"],
     ) == ("4", "4", "0")
     assert reported["GLOO_SOCKET_IFNAME"] == "eth0", "the user's choice"
-    assert reported["TP_SOCKET_IFNAME"] == reported["NCCL_SOCKET_IFNAME"] == "lo"
+    assert (
+        reported["TP_SOCKET_IFNAME"] == reported["NCCL_SOCKET_IFNAME"] == "lo"
+    )
 
 
 def test_ranks_of_one_of_several_nodes_are_told_so_and_meet_the_others_over_its_interface() -> (
     None
 ):
-    part = Part(processes=(2, 3), node=1, store=("10.0.0.1", 4000), interface="eth1")
+    part = Part(
+        processes=(2, 3), node=1, store=("10.0.0.1", 4000), interface="eth1"
+    )
     reported = for_ranks({"GROUP_RANK": "1", "HOME": "/root"}, 4, part)
     assert (reported["WORLD_SIZE"], reported["LOCAL_WORLD_SIZE"]) == ("4", "2")
     assert reported["NODE_RANK"] == reported["GROUP_RANK"] == "1"
-    assert reported["GLOO_SOCKET_IFNAME"] == reported["TP_SOCKET_IFNAME"] == "eth1"
+    assert (
+        reported["GLOO_SOCKET_IFNAME"] == reported["TP_SOCKET_IFNAME"] == "eth1"
+    )
     assert "NCCL_SOCKET_IFNAME" not in reported, "which may know of better ways"
 
 
@@ -383,7 +423,9 @@ def test_ranks_of_one_of_several_nodes_are_told_so_and_meet_the_others_over_its_
         *("TORCHDYNAMO_DISABLE", "CUBLAS_WORKSPACE_CONFIG", "LD_LIBRARY_PATH"),
     ],
 )
-def test_a_variable_that_changes_how_libraries_compute_is_recorded(name: str) -> None:
+def test_a_variable_that_changes_how_libraries_compute_is_recorded(
+    name: str,
+) -> None:
     others = {
         "HOME": "/root",
         "TORCHINDUCTOR_CACHE_DIR": "/tmp/1",
@@ -423,10 +465,17 @@ def test_search_paths_and_folders_of_caches_need_no_other_template() -> None:
 
 
 def test_ends_have_names() -> None:
-    assert describe_exit(3) == "exited with status 3 without delivering a result"
-    assert describe_exit(0, delivered=True) == "exited with status 0 in its clean-up"
+    assert (
+        describe_exit(3) == "exited with status 3 without delivering a result"
+    )
+    assert (
+        describe_exit(0, delivered=True)
+        == "exited with status 0 in its clean-up"
+    )
     assert describe_exit(-11) == "killed by SIGSEGV"
-    assert describe_exit(-9).startswith("killed by SIGKILL (the kernel's out-of-memory")
+    assert describe_exit(-9).startswith(
+        "killed by SIGKILL (the kernel's out-of-memory"
+    )
     assert describe_exit(-200) == "killed by signal 200"
     assert describe_end(0) == "exited with status 0"
     assert describe_end(2) == "exited with status 2"
@@ -435,7 +484,13 @@ def test_ends_have_names() -> None:
 
 def error(rank: int, when: float, **kwargs: object) -> RankError:
     return RankError(
-        **{"rank": rank, "when": when, "phase": "setup", "summary": "x", **kwargs}
+        **{
+            "rank": rank,
+            "when": when,
+            "phase": "setup",
+            "summary": "x",
+            **kwargs,
+        }
     )  # type: ignore[arg-type]
 
 
@@ -443,22 +498,36 @@ def test_the_earliest_that_is_no_lost_connection_comes_first() -> None:
     found = launch_error(
         [error(0, 1.0, lost_connection=True), error(2, 3.0), error(1, 2.0)], ()
     )
-    assert (found.cause.rank, [other.rank for other in found.others]) == (1, [2, 0])
+    assert (found.cause.rank, [other.rank for other in found.others]) == (
+        1,
+        [2, 0],
+    )
     assert (
         launch_error(
-            [error(1, 2.0, lost_connection=True), error(0, 1.0, lost_connection=True)],
+            [
+                error(1, 2.0, lost_connection=True),
+                error(0, 1.0, lost_connection=True),
+            ],
             (),
         ).cause.rank
         == 0
     )
 
 
-def test_what_helps_a_program_that_ended_early_is_said_if_no_rank_went_on() -> None:
+def test_what_helps_a_program_that_ended_early_is_said_if_no_rank_went_on() -> (
+    None
+):
     ended = error(
-        1, 1.0, summary="the program ended after 2 steps", advice="let it take 5"
+        1,
+        1.0,
+        summary="the program ended after 2 steps",
+        advice="let it take 5",
     )
     later = error(
-        0, 2.0, summary="the program ended after 2 steps", advice="let it take 5"
+        0,
+        2.0,
+        summary="the program ended after 2 steps",
+        advice="let it take 5",
     )
     delivered = error(0, math.inf, summary="had delivered its result")
     at_work = error(0, 2.0, summary="was still running")
@@ -487,7 +556,10 @@ def test_each_failure_gives_the_others_time_anew_to_say_what_they_saw(
     files = run.LaunchFiles(tmp_path, asked, Board(tmp_path / "board", 5, 1))
     server: Any = SimpleNamespace(send=lambda request: None)
     launch: Any = run.Launch(server, files, Observer(), RemoteRanks())
-    launch._deadline, launch._ranks = 100.0, [Peer(number, None) for number in range(5)]  # type: ignore[arg-type]
+    launch._deadline, launch._ranks = (
+        100.0,
+        [Peer(number, None) for number in range(5)],
+    )  # type: ignore[arg-type]
     failing = iter(launch._ranks)
 
     def wait(seconds: float) -> None:
@@ -499,7 +571,9 @@ def test_each_failure_gives_the_others_time_anew_to_say_what_they_saw(
     monkeypatch.setattr(run, "time", SimpleNamespace(monotonic=lambda: now))
     monkeypatch.setattr(launch, "_wait", wait)
     monkeypatch.setattr(
-        launch, "_give_up", lambda *_, **__: pytest.fail("nobody was to be given up")
+        launch,
+        "_give_up",
+        lambda *_, **__: pytest.fail("nobody was to be given up"),
     )
     launch._collect(lambda rank: rank.settled)
     assert all(rank.error for rank in launch._ranks)
@@ -529,7 +603,9 @@ def test_stacks_are_waited_for_until_all_are_whole(
     assert list(sizes) == []
 
 
-def test_stacks_are_all_there_with_the_outermost_frame_of_the_main_thread() -> None:
+def test_stacks_are_all_there_with_the_outermost_frame_of_the_main_thread() -> (
+    None
+):
     """It comes last, and a busy rank pauses anywhere."""
     dump = [
         'Thread 0x1 (most recent call first):\n  File "loader.py", line 5 in load\n\n',
@@ -538,7 +614,9 @@ def test_stacks_are_all_there_with_the_outermost_frame_of_the_main_thread() -> N
         '  File "train.py", line 7 in step\n',
         '  File "<string>", line 9 in <module>\n',
     ]
-    assert [stacks.frames_written("".join(dump[:lines])) for lines in range(6)] == [
+    assert [
+        stacks.frames_written("".join(dump[:lines])) for lines in range(6)
+    ] == [
         0,
         0,
         0,
@@ -576,7 +654,9 @@ def test_a_heading_without_frames_is_no_stack_yet(
     assert "in step" in rank.error.traceback
 
 
-@pytest.mark.parametrize("setting", ["--ddp-timeout", "@pytest.mark.ddp(timeout=...)"])
+@pytest.mark.parametrize(
+    "setting", ["--ddp-timeout", "@pytest.mark.ddp(timeout=...)"]
+)
 def test_a_launch_that_is_too_late_names_the_setting_of_its_timeout(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, setting: str
 ) -> None:
@@ -606,9 +686,13 @@ def test_a_result_that_comes_after_the_deadline_is_too_late(
 ) -> None:
     rank: Any = SimpleNamespace(number=0, resting=None, error=None, result=None)
     monkeypatch.setattr(
-        failed_ranks, "await_stacks", lambda send, sizes: setattr(rank, "result", b"{}")
+        failed_ranks,
+        "await_stacks",
+        lambda send, sizes: setattr(rank, "result", b"{}"),
     )
-    plan = Plan(world_size=1, backend="gloo", device="cpu", timeout_seconds=0.001)
+    plan = Plan(
+        world_size=1, backend="gloo", device="cpu", timeout_seconds=0.001
+    )
     board: Any = SimpleNamespace(
         describe=lambda number, warmup: "setup", phase=lambda number: None
     )
@@ -636,7 +720,10 @@ OURS = str(Path(placement.__file__).parents[1] / "rank" / "rpc.py")
         ("/x/torch/distributed/c10d.py", True),
         # the wait for a future is in ours, and that for parameter servers
         (OURS, True),
-        (f'/usr/lib/python3.11/threading.py", line 1 in acquire\n  File "{OURS}', True),
+        (
+            f'/usr/lib/python3.11/threading.py", line 1 in acquire\n  File "{OURS}',
+            True,
+        ),
         ("test_a.py", False),
         (
             '/usr/lib/python3.11/threading.py", line 1 in acquire\n  File "test_a.py',
@@ -658,13 +745,18 @@ def test_who_waits_and_who_idles_is_not_the_first_cause() -> None:
         error(3, 0.5, lost_connection=True),
     )
     found = launch_error([waiting, error(1, 1.0), idle, lost], ())
-    assert (found.cause.rank, [other.rank for other in found.others]) == (1, [0, 3, 2])
+    assert (found.cause.rank, [other.rank for other in found.others]) == (
+        1,
+        [0, 3, 2],
+    )
     assert launch_error([idle, lost], ()).cause.rank == 3
 
 
 def test_of_servers_those_at_work_for_others_may_be_at_fault() -> None:
     handler = 'Thread 0x1 (most recent call first):\n  File "{}", line 5 in f\n'
-    handler += '  File "/x/torch/distributed/rpc/internal.py", line 8 in _run_function'
+    handler += (
+        '  File "/x/torch/distributed/rpc/internal.py", line 8 in _run_function'
+    )
     idle = "Current thread 0x2 (most recent call first):"
     at_work, asking = (
         f"{handler.format(place)}\n\n{idle}"
@@ -692,7 +784,9 @@ def test_the_processes_of_a_launch_have_names() -> None:
 
 def test_of_a_progress_bar_the_last_state_is_kept(tmp_path: Path) -> None:
     (tmp_path / "rank0.out").write_bytes(b"begin\r\n")
-    (tmp_path / "rank0.err").write_bytes(b"\r 0 of 3\r 1 of 3\r 2 of 3\r\n\r\nlast")
+    (tmp_path / "rank0.err").write_bytes(
+        b"\r 0 of 3\r 1 of 3\r 2 of 3\r\n\r\nlast"
+    )
     (written,) = output.read(tmp_path, {0: "rank 0"})
     assert (written.stdout, written.stderr) == ("begin\n", " 2 of 3\n\nlast")
 

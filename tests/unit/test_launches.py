@@ -64,7 +64,9 @@ SILENT, TINY = (
     replace(LAUNCH, step_seconds=(1e-5, 1e-5)),
 )
 DOUBTED = [
-    replace(LAUNCH, doubts={"first step": f"the first timed step took {ratio}x"})
+    replace(
+        LAUNCH, doubts={"first step": f"the first timed step took {ratio}x"}
+    )
     for ratio in (12, 13)
 ]
 
@@ -86,7 +88,9 @@ PLAN = Plan(world_size=1, backend="gloo", device="cpu", warmup=5)
         ),
         (
             (replace(UNFIT, notes=()), LAUNCH, replace(UNFIT, notes=())),
-            ("2 of 3 launches: rank 0 recompiled at step 1: raise --ddp-warmup",),
+            (
+                "2 of 3 launches: rank 0 recompiled at step 1: raise --ddp-warmup",
+            ),
             True,
         ),
         (
@@ -132,7 +136,9 @@ def test_notes_on_launches(
     assert (find_notes(taken, PLAN), are_mostly_unfit(taken)) == (notes, mostly)
 
 
-def test_a_counter_that_launches_do_not_agree_on_is_unknown_but_for_memory() -> None:
+def test_a_counter_that_launches_do_not_agree_on_is_unknown_but_for_memory() -> (
+    None
+):
     counts: tuple[Counters, ...] = (
         {
             "rpc.calls": 4,
@@ -150,7 +156,11 @@ def test_a_counter_that_launches_do_not_agree_on_is_unknown_but_for_memory() -> 
         },
     )
     taken = [replace(LAUNCH, counters=counters) for counters in counts]
-    unknown = {"rpc.bytes": None, "gradient_bytes": None, "peak_memory.bytes": None}
+    unknown = {
+        "rpc.bytes": None,
+        "gradient_bytes": None,
+        "peak_memory.bytes": None,
+    }
     assert combine(tuple(taken), Environment()).counters == {
         "rpc.calls": 4,
         "peak_rss.bytes": 9,
@@ -186,9 +196,9 @@ class Both:
 
     def __init__(
         self,
-        fails: Callable[[str, str, int], Exception | None] = lambda side, what, alive: (
-            None
-        ),
+        fails: Callable[
+            [str, str, int], Exception | None
+        ] = lambda side, what, alive: None,
         turns: str = "stretches",
     ) -> None:
         """`fails(side, what, alive)` is what happens to an order while so many launches are
@@ -202,7 +212,9 @@ class Both:
             measure=lambda observer, steps: self.launch("b", steps),
         )
         self.launcher: Any = SimpleNamespace(
-            measure=lambda plan, setup, observer, others: self.launch("n", exact(plan)),
+            measure=lambda plan, setup, observer, others: self.launch(
+                "n", exact(plan)
+            ),
             pause=lambda plan, setup, observer: self.pause("n", exact(plan)),
             alone=lambda plan, observer: nullcontext(),
         )
@@ -221,12 +233,17 @@ class Both:
         def deliver() -> LaunchSamples:
             self._note(side, "deliver")
             return replace(
-                LAUNCH, step_seconds=(0.1,) * (steps or 7), stretches=tuple(taken)
+                LAUNCH,
+                step_seconds=(0.1,) * (steps or 7),
+                stretches=tuple(taken),
             )
 
         try:
             yield SimpleNamespace(
-                steps=steps or 7, step_seconds=0.01, stretch=stretch, deliver=deliver
+                steps=steps or 7,
+                step_seconds=0.01,
+                stretch=stretch,
+                deliver=deliver,
             )
         finally:
             self.alive -= 1
@@ -236,7 +253,9 @@ class Both:
         return replace(LAUNCH, step_seconds=(0.1,) * (steps or 7))
 
     def _note(self, side: str, what: str, steps: int | None = None) -> None:
-        self.reported.append(f"{side} {what}" + f" {steps}" * (steps is not None))
+        self.reported.append(
+            f"{side} {what}" + f" {steps}" * (steps is not None)
+        )
         if problem := self._fails(side, what, self.alive):
             raise problem
 
@@ -244,7 +263,9 @@ class Both:
         """Take rounds until there are so many."""
         while len(self.rounds) < count:
             current = CurrentSide(self.job, self.launcher, len(self.rounds))
-            found = take_round(self.rounds, count, current, self.base, Observer(), None)
+            found = take_round(
+                self.rounds, count, current, self.base, Observer(), None
+            )
             self.rounds = (*self.rounds, found)
 
     @property
@@ -256,9 +277,9 @@ class Both:
     def measured(self) -> Measured:
         version = Version(ref="HEAD~1", commit="", now="")
         other = OtherVersion(version, self.job)
-        measurement, before = Rule(job=self.job, max_seconds=1e9, other=other).measure(
-            self.rounds
-        )
+        measurement, before = Rule(
+            job=self.job, max_seconds=1e9, other=other
+        ).measure(self.rounds)
         return Measured(
             job=self.job,
             verdict=Verdict(status=Status.PASS, reason=""),
@@ -289,7 +310,9 @@ def test_windows_of_a_device_keep_as_many_steps_on_both_sides() -> None:
     """A window is longer than what is kept of it. A side that is asked for all steps of the other
     one keeps more."""
     both = Both()
-    plan = replace(PLAN, device="cuda", timing="free", min_seconds=1.0, most_steps=7)
+    plan = replace(
+        PLAN, device="cuda", timing="free", min_seconds=1.0, most_steps=7
+    )
     both.job = replace(both.job, plan=plan)
     both.take(2)
     assert sorted(each for each in both.reported if "pause" in each) == [
@@ -301,7 +324,9 @@ def test_windows_of_a_device_keep_as_many_steps_on_both_sides() -> None:
 
 
 PROBLEM = LaunchError(
-    RankError(rank=1, when=0.0, phase="setup", summary="OSError: address in use"),
+    RankError(
+        rank=1, when=0.0, phase="setup", summary="OSError: address in use"
+    ),
     (),
     (),
 )
@@ -334,7 +359,9 @@ def test_a_later_pair_that_fails_is_an_error(side: str) -> None:
     both = Both()
     both.take(1)
     both._fails = lambda who, order, alive: (
-        (PROBLEM if side == "n" else BaseSideError("gone")) if who == side else None
+        (PROBLEM if side == "n" else BaseSideError("gone"))
+        if who == side
+        else None
     )
     if side == "n":
         with pytest.raises(LaunchError, match="address in use"):

@@ -19,7 +19,9 @@ PASS, REGRESSED, INCONCLUSIVE, IMPROVED = (
 )
 
 
-def verdict(status: Status, *, settled: bool = False, metric: str = "p50") -> Verdict:
+def verdict(
+    status: Status, *, settled: bool = False, metric: str = "p50"
+) -> Verdict:
     compared = comparison(
         status,
         metric,
@@ -62,7 +64,11 @@ def test_the_looks_double_up_to_the_most(
     assert schedule(first, most) == looks
 
 
-OPEN, SETTLED, SLOWER = verdict(PASS), verdict(PASS, settled=True), verdict(REGRESSED)
+OPEN, SETTLED, SLOWER = (
+    verdict(PASS),
+    verdict(PASS, settled=True),
+    verdict(REGRESSED),
+)
 FASTER, UNCLEAR = verdict(IMPROVED), verdict(INCONCLUSIVE)
 HOPELESS, OTHER_METRIC = (
     verdict(INCONCLUSIVE, settled=True),
@@ -142,12 +148,15 @@ def test_a_suspicion_stands_only_if_fresh_launches_show_it(name: str) -> None:
     for look, answer in zip(looks, said, strict=True):
         both = answer if isinstance(answer, tuple) else (answer,)
         answers |= {
-            (start, look): each for start, each in zip((0, 5), both, strict=False)
+            (start, look): each
+            for start, each in zip((0, 5), both, strict=False)
         }
     found, taken = course(looks, answers)
     assert (found, found.reason, taken) == (status, reason, launches)
     if reason == "not-confirmed":
-        assert {comparison.status for comparison in found.comparisons} == {found.status}
+        assert {comparison.status for comparison in found.comparisons} == {
+            found.status
+        }
 
 
 @pytest.mark.parametrize("status", [PASS, REGRESSED, IMPROVED, INCONCLUSIVE])
@@ -175,7 +184,11 @@ def test_what_confirms_may_err_twice_as_often_as_what_decides() -> None:
 
 def test_a_suspicion_that_time_leaves_unconfirmed_fails_nothing() -> None:
     judged, ended = follow((5,), lambda *_: verdict(REGRESSED), final=True)
-    assert (judged, judged.reason, ended) == ("INCONCLUSIVE", "not-confirmed", True)
+    assert (judged, judged.reason, ended) == (
+        "INCONCLUSIVE",
+        "not-confirmed",
+        True,
+    )
     assert follow((5,), lambda *_: verdict(REGRESSED), final=False) == (
         verdict(REGRESSED),
         False,
@@ -188,7 +201,11 @@ def test_what_got_faster_confirms_no_slowdown() -> None:
         verdict(IMPROVED, metric="p50").comparisons[0],
     )
     mixed = replace(verdict(REGRESSED), comparisons=(slower, faster))
-    said = {(0, 5): mixed, (0, 10): mixed, (5, 10): verdict(IMPROVED, metric="p50")}
+    said = {
+        (0, 5): mixed,
+        (0, 10): mixed,
+        (5, 10): verdict(IMPROVED, metric="p50"),
+    }
     assert course((5, 10), said)[0].reason == "not-confirmed"
     said[5, 10] = mixed
     assert course((5, 10), said) == (mixed, 10)

@@ -85,7 +85,12 @@ def settings(source: str = "command line", **asked: Any) -> Settings:
         (CPU, {}, 2, ("gloo", "cpu", "auto: no CUDA device")),
         (GPUS, {}, 8, ("nccl", "cuda", "auto: 8 CUDA devices")),
         (GPUS, {}, 9, ("gloo", "cpu", "auto: 8 CUDA devices for 9 ranks")),
-        ({**GPUS, "device_count": 1}, {}, 1, ("nccl", "cuda", "auto: 1 CUDA device")),
+        (
+            {**GPUS, "device_count": 1},
+            {},
+            1,
+            ("nccl", "cuda", "auto: 1 CUDA device"),
+        ),
         (
             {**GPUS, "backends": "gloo"},
             {},
@@ -94,7 +99,12 @@ def settings(source: str = "command line", **asked: Any) -> Settings:
         ),
         (GPUS, {"device": "cpu"}, 2, ("gloo", "cpu", "for cpu")),
         (GPUS, {"device": "cuda"}, 2, ("nccl", "cuda", "for cuda")),
-        (GPUS, {"device": "cuda", "backend": "gloo"}, 2, ("gloo", "cuda", "for cuda")),
+        (
+            GPUS,
+            {"device": "cuda", "backend": "gloo"},
+            2,
+            ("gloo", "cuda", "for cuda"),
+        ),
         (GPUS, {"backend": "nccl"}, 2, ("nccl", "cuda", "asked")),
         (GPUS, {"backend": "gloo"}, 2, ("gloo", "cpu", "asked")),
     ],
@@ -120,7 +130,12 @@ def test_what_auto_comes_to(
             2,
             "--ddp-backend: 'nccl': this torch (2.13.0) has gloo",
         ),
-        (CPU, {"device": "cuda"}, 2, "--ddp-device: 'cuda': no accelerator here"),
+        (
+            CPU,
+            {"device": "cuda"},
+            2,
+            "--ddp-device: 'cuda': no accelerator here",
+        ),
         (
             CPU,
             {"device": "cdua"},
@@ -171,7 +186,9 @@ def test_a_backend_nobody_knows_is_a_mistake_in_a_marker_too() -> None:
 @pytest.mark.parametrize(
     ("metric", "what"), [("cpu_p50", "CPU time is"), ("forward", "phases are")]
 )
-def test_cpu_time_and_phases_are_limited_on_cpu_only(metric: str, what: str) -> None:
+def test_cpu_time_and_phases_are_limited_on_cpu_only(
+    metric: str, what: str
+) -> None:
     limited = settings(limits=(Limit(metric=metric, value=0.05, unit="%"),))
     assert resolve(limited, 2, CPU).device == "cpu"
     with pytest.raises(
@@ -179,7 +196,9 @@ def test_cpu_time_and_phases_are_limited_on_cpu_only(metric: str, what: str) -> 
     ) as refused:
         resolve(limited, 2, GPUS)
     assert not isinstance(refused.value, MarkerError)
-    with pytest.raises(MarkerError, match=f"{what} measured on CPU only, not on cuda"):
+    with pytest.raises(
+        MarkerError, match=f"{what} measured on CPU only, not on cuda"
+    ):
         resolve(
             replace(
                 limited,
@@ -214,7 +233,11 @@ SHARING = (
     [
         ({}, None, [ALONE]),
         ({"OMP_NUM_THREADS": "2"}, Base, [SHARING]),
-        ({"OMP_NUM_THREADS": "1"}, Base, [ALONE, f"OMP_NUM_THREADS=2: {SHARING}"]),
+        (
+            {"OMP_NUM_THREADS": "1"},
+            Base,
+            [ALONE, f"OMP_NUM_THREADS=2: {SHARING}"],
+        ),
     ],
 )
 def test_who_shares_cores_is_reported_before_anything_is_measured(
@@ -269,13 +292,16 @@ def test_ranks_are_dealt_over_all_nodes_unless_a_marker_asks_for_few(
     source: str, asked: dict[str, Any], world_size: int, nodes: int, wanted: int
 ) -> None:
     run = settings(world_sizes=(16,))
-    assert nodes_for(settings(source, **asked), run, world_size, nodes) == wanted
+    assert (
+        nodes_for(settings(source, **asked), run, world_size, nodes) == wanted
+    )
 
 
 def test_ranks_divide_evenly_over_nodes() -> None:
     run = settings(world_sizes=(9,))
     with pytest.raises(
-        OptionError, match="--ddp-world-size: 9: divides evenly over the 2 nodes"
+        OptionError,
+        match="--ddp-world-size: 9: divides evenly over the 2 nodes",
     ):
         nodes_for(run, run, 9, 2)
     with pytest.raises(MarkerError, match="divides evenly"):

@@ -22,7 +22,9 @@ from tests.unit.test_baseline_side import BESIDE
 from tests.unit.test_report import FAILED, measurement, outcome, verdict
 
 
-def report(*outcomes: Outcome, messages: Sequence[str] = (), **kwargs: Any) -> str:
+def report(
+    *outcomes: Outcome, messages: Sequence[str] = (), **kwargs: Any
+) -> str:
     return markdown.report(
         reports.report(outcomes, RunInfo(**kwargs), messages=messages)
     )
@@ -35,7 +37,9 @@ RED = reports.explained(
     ACCEPT,
 )
 DOUBT = outcome(
-    verdict(Status.INCONCLUSIVE, "not-significant"), nodeid="doubt", accept=ACCEPT
+    verdict(Status.INCONCLUSIVE, "not-significant"),
+    nodeid="doubt",
+    accept=ACCEPT,
 )
 NEW = outcome(verdict(Status.NO_BASELINE, "no-baseline"), nodeid="new")
 GREEN = outcome(verdict(Status.PASS), nodeid="green")
@@ -109,7 +113,8 @@ def test_if_nothing_needs_attention_the_table_is_open() -> None:
     assert begin in reported
     assert "- `commit c0ffeec with uncommitted changes`\n" in reported
     assert (
-        report() == "<!-- pytest-ddpperf -->\n## nothing measured (0 of 0 compared)\n"
+        report()
+        == "<!-- pytest-ddpperf -->\n## nothing measured (0 of 0 compared)\n"
     )
 
 
@@ -118,7 +123,9 @@ def test_the_command_reports_a_run_as_the_run_itself_did(
     form: str, tmp_path: Path
 ) -> None:
     if form == "html":
-        pytest.importorskip("matplotlib", reason="pages are drawn by matplotlib")
+        pytest.importorskip(
+            "matplotlib", reason="pages are drawn by matplotlib"
+        )
     run = RunResults(
         RunInfo(commit="c0ffee" * 6),
         messages=["only main has test_x"],
@@ -126,10 +133,18 @@ def test_the_command_reports_a_run_as_the_run_itself_did(
         skipped=1,
     )
     run.usage_error = "no test imported a file that differs"
-    run.take({"outcomes": [codec.encode(GREEN)], "never_measured": "test_a.py::test_b"})
+    run.take(
+        {
+            "outcomes": [codec.encode(GREEN)],
+            "never_measured": "test_a.py::test_b",
+        }
+    )
     run.end({GREEN.nodeid, "test_a.py::test_red"})
     (tmp_path / "run.json").write_text(codec.dumps(run.data()))
-    assert main([form, str(tmp_path / "run.json"), "-o", str(tmp_path / "out")]) == 0
+    assert (
+        main([form, str(tmp_path / "run.json"), "-o", str(tmp_path / "out")])
+        == 0
+    )
     reported = (tmp_path / "out").read_text()
     assert (
         "1 passed, 1 skipped, 1 never measured, 2 other failures (1 of 1 compared)"
@@ -142,7 +157,9 @@ def test_the_command_reports_a_run_as_the_run_itself_did(
 
 def test_another_version_is_named_with_the_files_that_differ() -> None:
     red = replace(
-        outcome(verdict(Status.REGRESSED)), baseline_side=BESIDE, baseline_path=""
+        outcome(verdict(Status.REGRESSED)),
+        baseline_side=BESIDE,
+        baseline_path="",
     )
     reported = report(red, facts={"against": "origin/main (1a2b3c4)"})
     assert "(limit 10 %): changed: src/net.py` |" in reported
@@ -155,7 +172,9 @@ def test_another_version_is_named_with_the_files_that_differ() -> None:
 
 
 def test_the_recipe_for_comments_looks_for_the_marker() -> None:
-    recipe = (Path(__file__).parents[2] / "examples/ci/perf-comment.yml").read_text()
+    recipe = (
+        Path(__file__).parents[2] / "examples/ci/perf-comment.yml"
+    ).read_text()
     assert f'startswith("{markdown.MARKER}")' in recipe
 
 
@@ -195,7 +214,9 @@ def test_fifty_rows_are_shown_and_the_others_counted(measured: Outcome) -> None:
 
 
 def test_the_worst_rows_come_first() -> None:
-    text = report(*many(GREEN, 40), *many(NEW, 3), *many(DOUBT, 12), *many(RED, 3))
+    text = report(
+        *many(GREEN, 40), *many(NEW, 3), *many(DOUBT, 12), *many(RED, 3)
+    )
     shown = [
         rows(text, status)
         for status in ("REGRESSED", "INCONCLUSIVE", "NO BASELINE", "PASS")
@@ -204,7 +225,9 @@ def test_the_worst_rows_come_first() -> None:
 
 
 def test_what_is_said_of_a_measurement_is_cut_in_the_middle() -> None:
-    noted = replace(RED, notes=tuple(f"note {i} {'x' * 5_000}" for i in range(100)))
+    noted = replace(
+        RED, notes=tuple(f"note {i} {'x' * 5_000}" for i in range(100))
+    )
     details = report(noted).partition("```text")[2].partition("```\n")[0]
     assert 1_900 < len(details) < 2_100
     assert details.startswith("\nREGRESSED: ")
@@ -286,14 +309,25 @@ def test_a_hostile_name_stays_in_code(name: str) -> None:
     def named(name: str) -> str:
         facts = {"torch": name, "cpu_model": name, "places": name}
         return report(
-            *with_name(name), problem=name, messages=[name], commit=name, facts=facts
+            *with_name(name),
+            problem=name,
+            messages=[name],
+            commit=name,
+            facts=facts,
         )
 
-    reported, harmless = named(name), outside_of_code(named("plain")).splitlines()
+    reported, harmless = (
+        named(name),
+        outside_of_code(named("plain")).splitlines(),
+    )
     assert len(reported) <= 60_000
-    assert all(character.isprintable() or character == "\n" for character in reported)
+    assert all(
+        character.isprintable() or character == "\n" for character in reported
+    )
     assert {
-        line.count("|") for line in reported.splitlines() if line.startswith("| ")
+        line.count("|")
+        for line in reported.splitlines()
+        if line.startswith("| ")
     } == {4}
     lines = outside_of_code(reported).splitlines()
     assert [line for line in lines if "CODE" not in line] == [

@@ -35,12 +35,19 @@ from pytest_ddpperf.records.messages import (
 )
 from pytest_ddpperf.records.plan import Plan
 from pytest_ddpperf.records.reason import Reason
-from pytest_ddpperf.records.samples import RankError, RankOutput, Status, Verdict
+from pytest_ddpperf.records.samples import (
+    RankError,
+    RankOutput,
+    Status,
+    Verdict,
+)
 from pytest_ddpperf.wire.channels import Lines
 from tests.unit.test_launches import LAUNCH
 
 PLAN = Plan(world_size=2, nodes=2, backend="gloo", device="cpu", preload=("a",))
-FAILED = RankError(rank=1, when=math.inf, phase="setup", summary="ValueError: x")
+FAILED = RankError(
+    rank=1, when=math.inf, phase="setup", summary="ValueError: x"
+)
 
 
 @pytest.mark.parametrize(
@@ -61,7 +68,9 @@ FAILED = RankError(rank=1, when=math.inf, phase="setup", summary="ValueError: x"
             ShareEnded(
                 errors=(FAILED,),
                 waiting=(FAILED, replace(FAILED, when=1.5)),
-                output=(RankOutput(rank=1, name="rank 1", stdout="a\n", stderr="ö"),),
+                output=(
+                    RankOutput(rank=1, name="rank 1", stdout="a\n", stderr="ö"),
+                ),
                 results={0: b"", 11: b"\x00\xff"},
             ),
         ),
@@ -71,7 +80,12 @@ FAILED = RankError(rank=1, when=math.inf, phase="setup", summary="ValueError: x"
                 "a label",
                 PLAN,
                 batch_size=0,
-                facts={"cores": 2, "share": 0.5, "driver": None, "pinned": True},
+                facts={
+                    "cores": 2,
+                    "share": 0.5,
+                    "driver": None,
+                    "pinned": True,
+                },
             ),
         ),
         (Event, ReadyToCall("", PLAN, number=2)),
@@ -107,13 +121,18 @@ def test_what_is_no_message_is_an_error_that_says_where(
 
 
 def test_fields_that_only_the_other_side_knows_are_ignored() -> None:
-    order = codec.decode(Order, {"kind": "TakeLaunch", "steps": 3, "speed": "high"})
+    order = codec.decode(
+        Order, {"kind": "TakeLaunch", "steps": 3, "speed": "high"}
+    )
     assert order == TakeLaunch(steps=3)
 
 
 def test_a_message_has_what_it_needs_only() -> None:
     assert codec.encode(Alive()) == {"kind": "Alive"}
-    assert codec.encode(ShareSettled({})) == {"kind": "ShareSettled", "results": {}}
+    assert codec.encode(ShareSettled({})) == {
+        "kind": "ShareSettled",
+        "results": {},
+    }
     assert codec.encode(LaunchFailed("")) == {"kind": "LaunchFailed", "why": ""}
 
 
@@ -140,13 +159,19 @@ def test_a_remote_pytest_of_another_version_says_so_and_nothing_else(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """What it says next may mean something else to the leader, and what the leader says to it."""
-    monkeypatch.setattr(remote_worker.faulthandler, "register", lambda *_, **__: None)
+    monkeypatch.setattr(
+        remote_worker.faulthandler, "register", lambda *_, **__: None
+    )
     ours, theirs = socket.socketpair()
     with ours:
         with pytest.raises(SystemExit):
             remote_worker.main(
                 theirs.detach(),
-                {"sys_path": None, "version": "0.0", "trees": "of another kind"},
+                {
+                    "sys_path": None,
+                    "version": "0.0",
+                    "trees": "of another kind",
+                },
             )
         leader = Lines(ours)
         assert leader.receive(Event) == [Hello(__version__)]

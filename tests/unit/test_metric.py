@@ -9,7 +9,12 @@ import pytest
 from pytest_ddpperf.records.metric import NAMED, Metric, metric_of
 from pytest_ddpperf.records.plan import Limit, Plan, collective
 from pytest_ddpperf.records.samples import Measurement, Samples
-from pytest_ddpperf.records.step_phases import FORWARD, PHASES, RANK_WAIT, StepPhases
+from pytest_ddpperf.records.step_phases import (
+    FORWARD,
+    PHASES,
+    RANK_WAIT,
+    StepPhases,
+)
 from pytest_ddpperf.verdict.times import bound
 
 LAUNCHES = ((1.0, 2.0, 3.0), (2.0, 4.0, 9.0))
@@ -22,7 +27,10 @@ MEASURED = Measurement(
     phases=(
         StepPhases(
             steps=3,
-            own={**dict.fromkeys((*PHASES, RANK_WAIT), (0.0, None)), FORWARD: (2, 5)},
+            own={
+                **dict.fromkeys((*PHASES, RANK_WAIT), (0.0, None)),
+                FORWARD: (2, 5),
+            },
             path={},
         ),
     ),
@@ -31,7 +39,9 @@ PLAN = Plan(world_size=2, backend="gloo", device="cpu")
 PLANS = {
     "ddp": PLAN,
     "rpc": replace(PLAN, parameter_servers=1),
-    "collective": replace(PLAN, collective=collective("broadcast", 64, "int8", 2)),
+    "collective": replace(
+        PLAN, collective=collective("broadcast", 64, "int8", 2)
+    ),
 }
 
 
@@ -55,14 +65,18 @@ def test_a_metric_has_a_figure_of_each_launch(
 
 @pytest.mark.parametrize("name", ["p50", "mean", "busbw"])
 @pytest.mark.parametrize("wrong", [0.0, -1.0, float("nan"), float("inf")])
-def test_a_step_time_that_is_no_duration_is_an_error(name: str, wrong: float) -> None:
+def test_a_step_time_that_is_no_duration_is_an_error(
+    name: str, wrong: float
+) -> None:
     samples = replace(MEASURED.samples, step_seconds=((1.0, wrong),))
     with pytest.raises(ValueError, match="is not a duration in seconds"):
         metric_of(name).figures(replace(MEASURED, samples=samples))
 
 
 @pytest.mark.parametrize("name", ["rpc.bytes", "from another version"])
-def test_a_count_and_an_unknown_metric_are_no_figure_of_a_launch(name: str) -> None:
+def test_a_count_and_an_unknown_metric_are_no_figure_of_a_launch(
+    name: str,
+) -> None:
     with pytest.raises(ValueError, match=f"{name} is no figure of a launch"):
         metric_of(name).figures(MEASURED)
 
@@ -79,8 +93,12 @@ def test_a_count_and_an_unknown_metric_are_no_figure_of_a_launch(name: str) -> N
         ("buckets", {"ddp", "rpc", "collective"}),
     ],
 )
-def test_a_metric_applies_to_launches_that_have_it(name: str, plans: set[str]) -> None:
-    assert {key for key in PLANS if metric_of(name).applies_to(PLANS[key])} == plans
+def test_a_metric_applies_to_launches_that_have_it(
+    name: str, plans: set[str]
+) -> None:
+    assert {
+        key for key in PLANS if metric_of(name).applies_to(PLANS[key])
+    } == plans
 
 
 @pytest.mark.parametrize(
@@ -100,7 +118,10 @@ def test_middle_percentiles_of_the_step_are_compared_in_stretches(
     name: str, percentile: float, is_in_stretches: bool
 ) -> None:
     found = metric_of(name)
-    assert (found.percentile, found.is_in_stretches) == (percentile, is_in_stretches)
+    assert (found.percentile, found.is_in_stretches) == (
+        percentile,
+        is_in_stretches,
+    )
 
 
 def test_each_name_is_of_one_metric() -> None:

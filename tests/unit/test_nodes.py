@@ -96,7 +96,13 @@ TORCHRUN = {
 def test_a_role_is_torchruns() -> None:
     found = role(TORCHRUN)
     assert found == Role(
-        node=1, nodes=2, local_rank=0, address="head", port=29500, hosted=True, run="7"
+        node=1,
+        nodes=2,
+        local_rank=0,
+        address="head",
+        port=29500,
+        hosted=True,
+        run="7",
     )
     assert (found.leads, found.follows) == (False, True)
     assert replace(found, node=0).leads
@@ -106,7 +112,11 @@ def test_a_role_is_torchruns() -> None:
 
 @pytest.mark.parametrize(
     "environ",
-    [{}, {"RANK": "1", "WORLD_SIZE": "2"}, {**TORCHRUN, "GROUP_WORLD_SIZE": "1"}],
+    [
+        {},
+        {"RANK": "1", "WORLD_SIZE": "2"},
+        {**TORCHRUN, "GROUP_WORLD_SIZE": "1"},
+    ],
 )
 def test_one_node_has_no_roles(environ: dict[str, str]) -> None:
     assert role(environ) is None
@@ -154,7 +164,9 @@ def test_processes_are_dealt_over_nodes_in_order_and_those_that_serve_are_on_the
 
 def test_each_exchange_bounds_the_difference_and_all_of_them_closest() -> None:
     ahead = 1_000_000
-    found = closest([(0, 8 + ahead, 10), (20, 22 + ahead, 40), (50, 55 + ahead, 60)])
+    found = closest(
+        [(0, 8 + ahead, 10), (20, 22 + ahead, 40), (50, 55 + ahead, 60)]
+    )
     assert found == Clock(ahead_ns=ahead, half_width_ns=2.0)
 
 
@@ -235,9 +247,15 @@ def test_who_knows_the_secret_comes_in(at_the_door: Door) -> None:
 
 def test_a_wrong_secret_is_told_at_both_ends(at_the_door: Door) -> None:
     at_the_door.admit([1])
-    with pytest.raises(NodesError, match="is DDPPERF_SECRET the same on all nodes"):
-        rendezvous.connect_to_leader("127.0.0.1", at_the_door.port, b"another", 1)
-    rendezvous.connect_to_leader("127.0.0.1", at_the_door.port, KEY, 1).socket.close()
+    with pytest.raises(
+        NodesError, match="is DDPPERF_SECRET the same on all nodes"
+    ):
+        rendezvous.connect_to_leader(
+            "127.0.0.1", at_the_door.port, b"another", 1
+        )
+    rendezvous.connect_to_leader(
+        "127.0.0.1", at_the_door.port, KEY, 1
+    ).socket.close()
     at_the_door.end()
     (reported,) = at_the_door.dropped
     assert reported.startswith(
@@ -263,7 +281,9 @@ def test_who_proves_nothing_is_dropped_and_does_no_harm(
     at_the_door: Door, attack: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        rendezvous, "_PROOF_SECONDS", 1 if attack == "silence" else int(SOON_SECONDS)
+        rendezvous,
+        "_PROOF_SECONDS",
+        1 if attack == "silence" else int(SOON_SECONDS),
     )
     sends, said = ATTACKS[attack]
     at_the_door.admit([1])
@@ -276,7 +296,9 @@ def test_who_proves_nothing_is_dropped_and_does_no_harm(
         while not ended(untrusted):  # after the challenge
             pass
     monkeypatch.setattr(rendezvous, "_PROOF_SECONDS", int(SOON_SECONDS))
-    rendezvous.connect_to_leader("127.0.0.1", at_the_door.port, KEY, 1).socket.close()
+    rendezvous.connect_to_leader(
+        "127.0.0.1", at_the_door.port, KEY, 1
+    ).socket.close()
     at_the_door.end()
     assert at_the_door.came.keys() == {1}
     (dropped,) = at_the_door.dropped
@@ -323,7 +345,11 @@ def test_a_link_is_its_kind_and_its_rate(
         (tmp_path / name / "type").write_text(kind + "\n")
         (tmp_path / name / "speed").write_text(speed + "\n")
     reported = [interfaces.link_of(name) for name in ("eth0", "ib0", "veth")]
-    assert reported == ["ethernet 25000 Mb/s", "infiniband 200000 Mb/s", "ethernet"]
+    assert reported == [
+        "ethernet 25000 Mb/s",
+        "infiniband 200000 Mb/s",
+        "ethernet",
+    ]
 
 
 # --- what has to be the same on all nodes
@@ -340,7 +366,12 @@ class Follows:
         closing.enter_context(theirs)
         closing.enter_context(ours)
         self._lines = Lines(theirs)
-        fields = {"host": "b", "lock_order": "b", "versions": VERSIONS, **joined}
+        fields = {
+            "host": "b",
+            "lock_order": "b",
+            "versions": VERSIONS,
+            **joined,
+        }
         self.send(NodeJoined(**fields))
         self.node = Node(1, Lines(ours), SOON_SECONDS)
 
@@ -370,7 +401,9 @@ def closing() -> Iterator[ExitStack]:
 
 
 HERE = Sources(
-    python="3", prefix="/", files={"a.py": "1", "b.py": "2", "only_here.py": "3"}
+    python="3",
+    prefix="/",
+    files={"a.py": "1", "b.py": "2", "only_here.py": "3"},
 )
 
 
@@ -380,7 +413,11 @@ MACHINE = {"device_type": "cpu", "device_count": 0}
 @pytest.mark.parametrize(
     ("files", "devices", "problem"),
     [
-        (dict(HERE.files), 4, r"node 1 \(b\) has device count 4, the first node 0"),
+        (
+            dict(HERE.files),
+            4,
+            r"node 1 \(b\) has device count 4, the first node 0",
+        ),
         ({"src/a.py": "1"}, 0, "imported none of the first node's files"),
         (
             {"a.py": "1", "b.py": "other", "there.py": "4"},
@@ -460,7 +497,9 @@ def led(nodes: Sequence[Node]) -> OtherNodes:
 # --- what comes of a test
 
 
-def test_the_verdict_is_every_nodes_but_what_is_saved_is_the_first_nodes() -> None:
+def test_the_verdict_is_every_nodes_but_what_is_saved_is_the_first_nodes() -> (
+    None
+):
     def reported(status: Status, reason: str) -> Verdict:
         return following._verdict(Verdict(status=status, reason=reason))
 
@@ -469,7 +508,11 @@ def test_the_verdict_is_every_nodes_but_what_is_saved_is_the_first_nodes() -> No
     )
     assert reported(Status.NO_BASELINE, "missing").status is Status.NO_BASELINE
     follows = Verdict(status=Status.NOT_GATED, reason="follows")
-    assert reported(Status.NOT_GATED, "saving") == following._verdict(None) == follows
+    assert (
+        reported(Status.NOT_GATED, "saving")
+        == following._verdict(None)
+        == follows
+    )
 
 
 RERUNS = (
@@ -489,7 +532,9 @@ def test_a_pytest_that_is_led_runs_no_test_again_by_itself(option: str) -> None:
         == remote_arguments([f"{option}=2", "tests"], ["tests"])
         == ["tests"]
     )
-    assert remote_arguments(["--fail-on-flaky", "tests"], ["tests"]) == ["tests"]
+    assert remote_arguments(["--fail-on-flaky", "tests"], ["tests"]) == [
+        "tests"
+    ]
 
 
 @pytest.mark.parametrize("when", ["setup", "call", "teardown"])
@@ -591,7 +636,9 @@ def test_what_fails_on_another_node_is_an_error_of_the_tests_teardown(
             ("teardown", "of another node", "node 1: Error: not removed")
         ]
     else:
-        with pytest.raises(pytest.fail.Exception, match="node 1: Error: not removed"):
+        with pytest.raises(
+            pytest.fail.Exception, match="node 1: Error: not removed"
+        ):
             ending.send(None)
     assert ended == [True]
 
@@ -606,7 +653,9 @@ def test_a_node_that_does_not_answer_is_asked_and_then_gone(
     monkeypatch.setattr(line, "_TICK_SECONDS", 0.05)
     monkeypatch.setattr(line, "_GONE_SECONDS", 1.0)
     follows = Follows(closing)
-    with pytest.raises(BaseSideError, match=r"node 1 \(b\) said nothing for \d s"):
+    with pytest.raises(
+        BaseSideError, match=r"node 1 \(b\) said nothing for \d s"
+    ):
         follows.node.line.receive(Observer(), SOON_SECONDS)
     assert CheckAlive() in follows.received()
     with pytest.raises(BaseSideError, match="said nothing"):
@@ -652,7 +701,9 @@ def test_what_nodes_ask_for_has_to_be_the_same(
 def test_an_answer_of_another_kind_is_an_error(closing: ExitStack) -> None:
     follows = Follows(closing)
     follows.send(StretchDone())
-    with pytest.raises(BaseSideError, match=r"^node 1 \(b\) reported StretchDone$"):
+    with pytest.raises(
+        BaseSideError, match=r"^node 1 \(b\) reported StretchDone$"
+    ):
         follows.node.await_ready(CALL)
 
 
@@ -676,7 +727,9 @@ def test_locks_are_taken_node_by_node_in_the_order_of_their_hosts(
     assert follows.kinds() == [ReleaseLocks]
 
 
-def test_a_wait_on_another_node_is_told_with_its_name(closing: ExitStack) -> None:
+def test_a_wait_on_another_node_is_told_with_its_name(
+    closing: ExitStack,
+) -> None:
     class Watches(Observer):
         def waiting(self, resource: object) -> None:
             reported.append(str(resource))
@@ -690,7 +743,9 @@ def test_a_wait_on_another_node_is_told_with_its_name(closing: ExitStack) -> Non
         assert reported == ["node 1 (b)/cpu3", "node 1 (b)/all"]
 
 
-def test_a_wait_for_what_this_very_launch_has_is_an_error(closing: ExitStack) -> None:
+def test_a_wait_for_what_this_very_launch_has_is_an_error(
+    closing: ExitStack,
+) -> None:
     """Two nodes on one machine, perhaps in containers, whose cores are the same."""
     follows = Follows(closing, lock_order="pod-b boot")
     here = nullcontext([Path("/cores/0")])

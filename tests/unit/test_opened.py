@@ -95,7 +95,9 @@ def test_its_children_do_so_too(trees: Trees, method: str) -> None:
     script = Path(trees.current).parent / "script.py"
     script.write_text(SPAWNS)
     assert run(trees, str(script), method) == "base"
-    assert ("pkg/worker.py", trees.own("pkg/worker.py")) in opened(trees).files(trees)
+    assert ("pkg/worker.py", trees.own("pkg/worker.py")) in opened(trees).files(
+        trees
+    )
 
 
 def test_files_that_are_read_are_listed_and_those_that_the_run_wrote_are_no_inputs(
@@ -149,7 +151,11 @@ def test_data_that_only_the_working_tree_has_is_shared_and_code_is_not(
         Path(trees.current, name).write_text("")
     run(trees, "-c", f"open({trees.current + '/shared.bin'!r}).read()")
     opened(trees).refuse_strays(trees)
-    run(trees, "-c", f"import runpy; runpy.run_path({trees.current + '/tool.py'!r})")
+    run(
+        trees,
+        "-c",
+        f"import runpy; runpy.run_path({trees.current + '/tool.py'!r})",
+    )
     with pytest.raises(BaseSideError, match=r"tool\.py"):
         opened(trees).refuse_strays(trees)
 
@@ -174,7 +180,9 @@ def test_an_interpreter_that_does_not_read_its_variables_is_not_proved(
     trees: Trees, started: str
 ) -> None:
     run(trees, "-c", f"import os, subprocess, sys; {started}")
-    with pytest.raises(BaseSideError, match="may have run code of the working tree"):
+    with pytest.raises(
+        BaseSideError, match="may have run code of the working tree"
+    ):
         opened(trees).refuse_strays(trees)
 
 
@@ -201,8 +209,14 @@ def test_an_interpreter_with_its_variables_and_other_commands_are_proved(
 def test_an_interpreter_without_this_plugin_is_not_proved(trees: Trees) -> None:
     lacks = "sys.modules.update({'pytest_ddpperf': None, 'pytest_ddpperf.wire': None})"
     again = "sys.modules.pop('sitecustomize'); import sitecustomize"
-    run(trees, "-c", f"import sys; sys.path.insert(0, {CHILDREN!r}); {lacks}; {again}")
-    with pytest.raises(BaseSideError, match="may have run code of the working tree"):
+    run(
+        trees,
+        "-c",
+        f"import sys; sys.path.insert(0, {CHILDREN!r}); {lacks}; {again}",
+    )
+    with pytest.raises(
+        BaseSideError, match="may have run code of the working tree"
+    ):
         opened(trees).refuse_strays(trees)
 
 
@@ -231,7 +245,8 @@ def test_the_sitecustomize_of_the_environment_runs_too(
         path=str(folder),
     )
     assert told.splitlines() == ["own", str(folder / "sitecustomize.py")]
-    assert run(trees, "-c", "pass") in ("", "own")  # an environment may have one
+    # an environment may have one
+    assert run(trees, "-c", "pass") in ("", "own")
 
 
 def test_a_list_that_cannot_be_written_is_an_error(trees: Trees) -> None:
@@ -248,7 +263,8 @@ except FileNotFoundError:
 
 
 def test_an_interpreter_outside_of_a_launch_is_as_ever(trees: Trees) -> None:
-    for name in ("request.json", "opened"):  # of the user's own, where it stands
+    # of the user's own, where it stands
+    for name in ("request.json", "opened"):
         (Path(trees.current).parent / name).write_text("{}")
     assert run(trees, "-m", "pkg.worker", **{FOLDER: ""}) == "current"
     assert (Path(trees.current).parent / "opened").read_text() == "{}"
@@ -261,7 +277,8 @@ def test_a_library_from_elsewhere_is_listed_by_its_name(
     library = tmp_path / "elsewhere" / "libfast.so"
     library.parent.mkdir()
     subprocess.run(
-        ["cc", "-shared", "-x", "c", "/dev/null", "-o", str(library)], check=True
+        ["cc", "-shared", "-x", "c", "/dev/null", "-o", str(library)],
+        check=True,
     )
     run(
         trees,

@@ -28,18 +28,24 @@ SUMMING = ("all_reduce", "reduce_scatter", "reduce")
 
 def buffers(op: str, ranks: int, dtype: str, count: int = 64) -> Any:
     """Rank 0's, of `count` elements, or of blocks of so many."""
-    blocks = ranks if op in ("all_gather", "all_to_all", "reduce_scatter") else 1
+    blocks = (
+        ranks if op in ("all_gather", "all_to_all", "reduce_scatter") else 1
+    )
     ctx: Any = SimpleNamespace(rank=0, device=torch.device("cpu"))
     element = getattr(torch, dtype)
     return _Buffers(
-        ctx, collective(op, count * blocks * element.itemsize, dtype, ranks), element
+        ctx,
+        collective(op, count * blocks * element.itemsize, dtype, ranks),
+        element,
     )
 
 
 def all_sent(op: str, ranks: int, dtype: str, count: int = 64) -> list[Tensor]:
     """What each rank sends."""
     each = buffers(op, ranks, dtype, count)
-    return [torch.full_like(each.sent, each._value(rank)) for rank in range(ranks)]
+    return [
+        torch.full_like(each.sent, each._value(rank)) for rank in range(ranks)
+    ]
 
 
 def received(op: str, sent: list[Tensor], rank: int) -> Tensor:
@@ -51,15 +57,18 @@ def received(op: str, sent: list[Tensor], rank: int) -> Tensor:
             .to(torch.complex128 if sent[0].is_complex() else torch.float64)
             .sum(0)
         )
-        return (total.chunk(ranks)[rank] if op == "reduce_scatter" else total).to(
-            sent[0].dtype
-        )
+        return (
+            total.chunk(ranks)[rank] if op == "reduce_scatter" else total
+        ).to(sent[0].dtype)
     if op == "broadcast":
         return sent[0]
     if op == "send_recv":
         return sent[rank - 1]
     return torch.cat(
-        [part if op == "all_gather" else part.chunk(ranks)[rank] for part in sent]
+        [
+            part if op == "all_gather" else part.chunk(ranks)[rank]
+            for part in sent
+        ]
     )
 
 
@@ -84,7 +93,8 @@ def test_sums_are_exact_in_every_dtype(ranks: int, dtype: str) -> None:
 
 @pytest.mark.parametrize("op", OPS)
 @pytest.mark.parametrize(
-    "dtype", [*DTYPES, "bool", "float64", "complex64", "uint16", "float8_e4m3fnuz"]
+    "dtype",
+    [*DTYPES, "bool", "float64", "complex64", "uint16", "float8_e4m3fnuz"],
 )
 @pytest.mark.parametrize("ranks", [2, 11])
 def test_the_right_result_passes_and_that_of_another_rank_fails(

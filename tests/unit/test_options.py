@@ -9,7 +9,12 @@ from typing import Any
 
 import pytest
 
-from pytest_ddpperf.options.definitions import MARKER_HELP, ROWS, Row, add_options
+from pytest_ddpperf.options.definitions import (
+    MARKER_HELP,
+    ROWS,
+    Row,
+    add_options,
+)
 from pytest_ddpperf.options.settings import (
     Settings,
     make_plan,
@@ -78,7 +83,11 @@ def test_without_being_asked_the_settings_are_the_documented_defaults(
     read: Callable[..., Settings], pytester: pytest.Pytester
 ) -> None:
     settings = read()
-    assert (settings.world_sizes, settings.trainers, settings.parameter_servers) == (
+    assert (
+        settings.world_sizes,
+        settings.trainers,
+        settings.parameter_servers,
+    ) == (
         (2,),
         2,
         2,
@@ -100,11 +109,17 @@ def test_without_being_asked_the_settings_are_the_documented_defaults(
         pytester.path / "baselines",
         "warn",
     )
-    auto = {name for name in settings.sources if getattr(settings, name) == "auto"}
+    auto = {
+        name for name in settings.sources if getattr(settings, name) == "auto"
+    }
     assert auto == {"backend", "device", "timing", "turns", "suite_size"}
-    flags = {name for name in settings.sources if getattr(settings, name) is False}
+    flags = {
+        name for name in settings.sources if getattr(settings, name) is False
+    }
     assert flags == {"save_baseline", "extend_baseline", "disable"}
-    assert {name for name in settings.sources if getattr(settings, name) is None} == {
+    assert {
+        name for name in settings.sources if getattr(settings, name) is None
+    } == {
         "nodes",
         "fail_on",
         "suite_plots",
@@ -172,8 +187,12 @@ FLAGS = {"disable", "save_baseline", "extend_baseline"}
 INI_WORDS = {row.key: ASKED[row.field][0] for row in ROWS if row.ini}
 
 
-def check_asked(settings: Settings, root: Path, fields: set[str], source: str) -> None:
-    asked = {field: value for field, (_, value) in ASKED.items() if field in fields}
+def check_asked(
+    settings: Settings, root: Path, fields: set[str], source: str
+) -> None:
+    asked = {
+        field: value for field, (_, value) in ASKED.items() if field in fields
+    }
     asked = {
         field: root / value if isinstance(value, Path) else value
         for field, value in asked.items()
@@ -189,7 +208,11 @@ def test_every_option_is_taken_from_the_command_line(
 ) -> None:
     assert {row.field for row in ROWS if row.of_run} == ASKED.keys() | FLAGS
     settings = read(
-        *(f"{row.option}={ASKED[row.field][0]}" for row in ROWS if row.field in ASKED)
+        *(
+            f"{row.option}={ASKED[row.field][0]}"
+            for row in ROWS
+            if row.field in ASKED
+        )
     )
     check_asked(settings, pytester.path, set(ASKED), "command line")
     assert not any(getattr(settings, flag) for flag in FLAGS)
@@ -209,14 +232,20 @@ def test_every_ini_key_is_taken_from_a_file(
     if table == "pytest":
         pytester.makeini(
             "\n".join(
-                ["[pytest]", *(f"{key} = {value}" for key, value in INI_WORDS.items())]
+                [
+                    "[pytest]",
+                    *(f"{key} = {value}" for key, value in INI_WORDS.items()),
+                ]
             )
         )
     else:
         lines = (f'{key} = "{value}"' for key, value in INI_WORDS.items())
         pytester.makepyprojecttoml("\n".join([f"[{table}]", *lines]))
     check_asked(
-        read("-Werror"), pytester.path, {row.field for row in ROWS if row.ini}, "ini"
+        read("-Werror"),
+        pytester.path,
+        {row.field for row in ROWS if row.ini},
+        "ini",
     )
 
 
@@ -234,9 +263,9 @@ def test_the_command_line_wins_over_ini(
 
 
 def test_the_last_of_two_options_holds(read: Callable[..., Settings]) -> None:
-    assert metrics(read("--ddp-threshold=p50:5%", "--ddp-threshold=p75:5%")) == [
-        "p75:5%"
-    ]
+    assert metrics(
+        read("--ddp-threshold=p50:5%", "--ddp-threshold=p75:5%")
+    ) == ["p75:5%"]
 
 
 def test_folders_are_relative_to_where_they_were_named(
@@ -307,7 +336,9 @@ DOCUMENT = Path(__file__).parents[2] / "docs/options.md"
 @pytest.mark.parametrize("document", ["README.md", "docs/ci.md"])
 def test_a_recipe_asks_for_nothing_that_there_is_not(document: str) -> None:
     named = set(
-        re.findall(r"--ddp-[a-z][a-z-]*", (DOCUMENT.parents[1] / document).read_text())
+        re.findall(
+            r"--ddp-[a-z][a-z-]*", (DOCUMENT.parents[1] / document).read_text()
+        )
     )
     assert named
     assert named <= {row.option for row in ROWS}
@@ -318,10 +349,14 @@ def test_the_documents_table_has_every_setting_with_its_names_and_default(
     row: Row,
 ) -> None:
     begins = (
-        f"| `{row.option}" if row.of_run else f"| a marker's alone | | `{row.argument}`"
+        f"| `{row.option}"
+        if row.of_run
+        else f"| a marker's alone | | `{row.argument}`"
     )
     lines = [
-        line for line in DOCUMENT.read_text().splitlines() if line.startswith(begins)
+        line
+        for line in DOCUMENT.read_text().splitlines()
+        if line.startswith(begins)
     ]
     _, option, key, argument, default, meaning, _ = lines[0].split("|")
     kind = {"int": " (int)", "float": " (float)", "linelist": " (list)"}.get(
@@ -334,23 +369,29 @@ def test_the_documents_table_has_every_setting_with_its_names_and_default(
     )
     assert key.strip() == (f"`{row.key}`{kind}" if row.ini else "")
     assert argument.strip() == (f"`{row.argument}`" if row.marker else "")
-    assert row.default is None or default.strip() in (f"`{row.default}`", "off", "none")
+    assert row.default is None or default.strip() in (
+        f"`{row.default}`",
+        "off",
+        "none",
+    )
     assert meaning.strip()
 
 
 def test_the_documents_ini_files_can_be_read(
     read: Callable[..., Settings], pytester: pytest.Pytester
 ) -> None:
-    blocks = re.findall(r"```(ini|toml)\n(.*?)```", DOCUMENT.read_text(), re.DOTALL)
+    blocks = re.findall(
+        r"```(ini|toml)\n(.*?)```", DOCUMENT.read_text(), re.DOTALL
+    )
     assert len(blocks) == 3
     for kind, text in blocks:
         if "[tool.pytest]" in text and pytest.version_tuple < (9,):
             continue
         with pytest.MonkeyPatch.context() as patch:
             folder = pytester.mkdir(f"{kind}-{len(text)}")
-            (folder / ("pytest.ini" if kind == "ini" else "pyproject.toml")).write_text(
-                text
-            )
+            (
+                folder / ("pytest.ini" if kind == "ini" else "pyproject.toml")
+            ).write_text(text)
             patch.chdir(folder)
             assert metrics(read()) == ["p10:10%", "p50:5%"]
             assert set(read().sources.values()) == {"ini", "default"}
@@ -373,7 +414,11 @@ REFUSED: list[tuple[str, list[str], str]] = [
         ["0", "-1", "two", "1,,2", "2,2", "", ",", "1.5", "1;2", "٢", "9" * 20],
         SIZES,
     ),
-    ("--ddp-steps", ["0", "-3", "many", "", "1.5", "--", "9" * 12, "9" * 5000], WHOLE),
+    (
+        "--ddp-steps",
+        ["0", "-3", "many", "", "1.5", "--", "9" * 12, "9" * 5000],
+        WHOLE,
+    ),
     ("--ddp-launches", ["0"], WHOLE),
     ("--ddp-trainers", ["9" * 20], WHOLE),
     ("--ddp-warmup", ["-1", "9" * 12], "a whole number from 0 to 1,000,000"),
@@ -391,7 +436,11 @@ REFUSED: list[tuple[str, list[str], str]] = [
     ("--ddp-threshold", ["p50:inf%", "rpc.bytes:5ms"], f"not {FORM}"),
     ("--ddp-threshold", ["p5O:10%"], "unknown metric p5O; did you mean p50?"),
     ("--ddp-threshold", ["P50:2.5ms"], "unknown metric P50; did you mean p50?"),
-    ("--ddp-threshold", ["foward:5%"], "unknown metric foward; did you mean forward?"),
+    (
+        "--ddp-threshold",
+        ["foward:5%"],
+        "unknown metric foward; did you mean forward?",
+    ),
     (
         "--ddp-threshold",
         ["all_reduce.byte:0%"],
@@ -405,16 +454,28 @@ REFUSED: list[tuple[str, list[str], str]] = [
         ["p101:5%"],
         "p101 is no percentile: a metric is p1 to p99, decimals allowed (p99.9)",
     ),
-    ("--ddp-threshold", [f"p50:{'9' * 400}%"], f"the limit is not finite: {FORM}"),
+    (
+        "--ddp-threshold",
+        [f"p50:{'9' * 400}%"],
+        f"the limit is not finite: {FORM}",
+    ),
     (
         "--ddp-threshold",
         ["p50:5%,p50:2ms", "p50:5%,p75:1%,p50.0:5%"],
         "p50 has 2 limits: give each metric one",
     ),
-    ("--ddp-timing", ["fre", "FREE"], "one of auto, free, step; did you mean free?"),
+    (
+        "--ddp-timing",
+        ["fre", "FREE"],
+        "one of auto, free, step; did you mean free?",
+    ),
     ("--ddp-timing", [""], "one of auto, free, step"),
     ("--ddp-baseline-missing", ["x"], "one of auto, warn, fail"),
-    ("--ddp-baseline-missing", ["wran"], "one of auto, warn, fail; did you mean warn?"),
+    (
+        "--ddp-baseline-missing",
+        ["wran"],
+        "one of auto, warn, fail; did you mean warn?",
+    ),
     ("--ddp-backend", [""], "auto, gloo, nccl or any torch backend"),
     ("--ddp-device", [""], "auto or a device type: cpu, cuda, ..."),
     ("--ddp-baseline-dir", [""], "a folder"),
@@ -456,9 +517,7 @@ def test_a_negative_world_size_is_a_value_not_an_option(
     )
 
 
-VERDICTS = (
-    "regressed, improved, inconclusive, no-baseline, incomparable, not-gated, diverged"
-)
+VERDICTS = "regressed, improved, inconclusive, no-baseline, incomparable, not-gated, diverged"
 NO_REF = (
     "--ddp-against-setup: 'make build': builds the code of a git ref: name it with "
     "--ddp-against"
@@ -472,7 +531,10 @@ NO_REF = (
             ["--ddp-fail-on=improved,regresed"],
             f"--ddp-fail-on: 'regresed': not one of {VERDICTS}; did you mean regressed?",
         ),
-        (["--ddp-fail-on="], f"--ddp-fail-on: '': name at least one of {VERDICTS}"),
+        (
+            ["--ddp-fail-on="],
+            f"--ddp-fail-on: '': name at least one of {VERDICTS}",
+        ),
         (
             ["--ddp-disable", "--ddp-save-baseline"],
             "--ddp-save-baseline: '--ddp-disable': they exclude each other: use only one",
@@ -499,7 +561,9 @@ def test_what_cannot_be_is_refused_with_the_reason(
     assert refusal(*arguments) == message
 
 
-@pytest.mark.parametrize("option", ["--ddp-json", "--ddp-markdown", "--ddp-html"])
+@pytest.mark.parametrize(
+    "option", ["--ddp-json", "--ddp-markdown", "--ddp-html"]
+)
 def test_a_folder_cannot_take_a_report(
     refusal: Callable[..., str], pytester: pytest.Pytester, option: str
 ) -> None:
@@ -544,12 +608,15 @@ def test_the_same_code_is_not_to_be_otherwise(
 
 
 @pytest.mark.parametrize(
-    "given", ["", " ", "--", "-v --", "--ddp-against=HEAD", "-v --ddp-against-env=A=1"]
+    "given",
+    ["", " ", "--", "-v --", "--ddp-against=HEAD", "-v --ddp-against-env=A=1"],
 )
 def test_what_says_nothing_to_the_other_side_is_refused(
     refusal: Callable[..., str], given: str
 ) -> None:
-    assert refusal(f"--ddp-against-option={given}").startswith("--ddp-against-option: ")
+    assert refusal(f"--ddp-against-option={given}").startswith(
+        "--ddp-against-option: "
+    )
 
 
 def test_cpu_time_is_not_limited_on_another_device(
@@ -566,7 +633,9 @@ def test_cpu_time_is_not_limited_on_another_device(
         refusal("--ddp-device=cuda", "--ddp-threshold=forward:5%")
         == "--ddp-threshold: 'forward:5%': phases are measured on cpu only, not on cuda"
     )
-    assert metrics(read("--ddp-threshold=forward:5%,rank_wait:1ms,p50:10%")) == [
+    assert metrics(
+        read("--ddp-threshold=forward:5%,rank_wait:1ms,p50:10%")
+    ) == [
         "forward:5%",
         "rank_wait:1ms",
         "p50:10%",
@@ -608,7 +677,9 @@ def test_a_default_limit_without_support_is_not_refused(
 def test_a_disabled_run_needs_no_support_for_its_limits(
     read: Callable[..., Settings],
 ) -> None:
-    settings = read("--ddp-disable", "--ddp-threshold=p99:5%", "--ddp-launches=1")
+    settings = read(
+        "--ddp-disable", "--ddp-threshold=p99:5%", "--ddp-launches=1"
+    )
     assert with_markers(settings, [mark(steps=1)]).disable
 
 
@@ -629,7 +700,10 @@ def test_a_disabled_run_needs_no_support_for_its_limits(
     ],
 )
 def test_a_wrong_ini_value_names_its_key(
-    refusal: Callable[..., str], pytester: pytest.Pytester, line: str, message: str
+    refusal: Callable[..., str],
+    pytester: pytest.Pytester,
+    line: str,
+    message: str,
 ) -> None:
     pytester.makeini(f"[pytest]\n{line}\n")
     assert refusal() == message
@@ -639,7 +713,9 @@ def test_a_wrong_override_is_not_covered_up_by_the_ini_file(
     refusal: Callable[..., str], pytester: pytest.Pytester
 ) -> None:
     pytester.makeini("[pytest]\nddp_steps = 50\n")
-    assert refusal("-o", "ddp_steps=two") == f"ini key ddp_steps: 'two': {WHOLE}"
+    assert (
+        refusal("-o", "ddp_steps=two") == f"ini key ddp_steps: 'two': {WHOLE}"
+    )
 
 
 # --- markers
@@ -700,7 +776,9 @@ def test_a_marker_wins_over_everything(
         name for name, source in settings.sources.items() if source == "marker"
     }
     assert from_marker == {row.field for row in ROWS if row.marker}
-    assert run.sources["world_sizes"] == "command line", "the run's own settings stay"
+    assert run.sources["world_sizes"] == "command line", (
+        "the run's own settings stay"
+    )
 
 
 def test_the_closest_marker_wins_argument_by_argument(
@@ -714,7 +792,9 @@ def test_the_closest_marker_wins_argument_by_argument(
 
 
 def test_a_marker_may_list_its_limits(read: Callable[..., Settings]) -> None:
-    assert metrics(with_markers(read(), [mark(threshold=["p50:5%", "p75:2ms"])])) == [
+    assert metrics(
+        with_markers(read(), [mark(threshold=["p50:5%", "p75:2ms"])])
+    ) == [
         "p50:5%",
         "p75:2ms",
     ]
@@ -755,11 +835,13 @@ def test_steps_run_ahead_on_an_accelerator_unless_asked_otherwise(
     read: Callable[..., Settings], device: str, timing: str
 ) -> None:
     assert (
-        make_plan(read(), world_size=2, backend="gloo", device=device).timing == timing
+        make_plan(read(), world_size=2, backend="gloo", device=device).timing
+        == timing
     )
     asked = read("--ddp-timing=step")
     assert (
-        make_plan(asked, world_size=2, backend="gloo", device=device).timing == "step"
+        make_plan(asked, world_size=2, backend="gloo", device=device).timing
+        == "step"
     )
 
 

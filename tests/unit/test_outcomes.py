@@ -18,7 +18,12 @@ GREEN = outcome(verdict(Status.PASS))
     [
         (TestMeasurement(GREEN), "", False, (False, "", 0, ())),
         (TestMeasurement(GREEN, saved=2), "", False, (False, "", 2, ())),
-        (TestMeasurement(GREEN), "disk full\nhere", False, (True, "disk full", 0, ())),
+        (
+            TestMeasurement(GREEN),
+            "disk full\nhere",
+            False,
+            (True, "disk full", 0, ()),
+        ),
         (TestMeasurement(RED), "", False, (True, "", 0, ())),
         (TestMeasurement(RED), "", True, (False, "", 0, ("expected to fail",))),
         (TestMeasurement(GREEN), "", True, (False, "", 0, ())),

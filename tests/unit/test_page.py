@@ -58,13 +58,17 @@ class Read(HTMLParser):
         self.feed(html)
         self.close()
 
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+    def handle_starttag(
+        self, tag: str, attrs: list[tuple[str, str | None]]
+    ) -> None:
         self.tags.append((tag, dict(attrs)))
         if tag not in self.VOID:
             self.open.append(tag)
             self.within.setdefault(tag, []).append("")
 
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+    def handle_startendtag(
+        self, tag: str, attrs: list[tuple[str, str | None]]
+    ) -> None:
         self.tags.append((tag, dict(attrs)))
 
     def handle_endtag(self, tag: str) -> None:
@@ -97,40 +101,57 @@ def each_kind() -> Read:
 
 @pytest.fixture(scope="module")
 def slower() -> Outcome:
-    (found,) = [each for each in reports.of_each_kind() if "test_slower" in each.nodeid]
+    (found,) = [
+        each for each in reports.of_each_kind() if "test_slower" in each.nodeid
+    ]
     return found
 
 
 # --- the page as such
 
 
-def test_it_is_one_file_without_script_that_asks_for_nothing(each_kind: Read) -> None:
+def test_it_is_one_file_without_script_that_asks_for_nothing(
+    each_kind: Read,
+) -> None:
     tags = Counter(tag for tag, _ in each_kind.tags)
     assert not tags["script"]
     # so that no browser looks for an icon
     assert [link["href"] for link in each_kind.all("link")] == ["data:,"]
     policies = [
-        meta["content"] for meta in each_kind.all("meta") if meta.get("http-equiv")
+        meta["content"]
+        for meta in each_kind.all("meta")
+        if meta.get("http-equiv")
     ]
-    assert policies == ["default-src 'none'; img-src data:; style-src 'unsafe-inline'"]
+    assert policies == [
+        "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
+    ]
     references = [
-        str(a[name]) for _, a in each_kind.tags for name in ("href", "src") if name in a
+        str(a[name])
+        for _, a in each_kind.tags
+        for name in ("href", "src")
+        if name in a
     ]
     assert all(
         value.startswith(("#", "data:,", "data:image/svg+xml;base64,"))
         for value in references
     )
     assert not any(
-        name.startswith("on") for _, attributes in each_kind.tags for name in attributes
+        name.startswith("on")
+        for _, attributes in each_kind.tags
+        for name in attributes
     )
-    assert not re.search(r"url\((?!#)|@import", "".join(each_kind.within["style"]))
+    assert not re.search(
+        r"url\((?!#)|@import", "".join(each_kind.within["style"])
+    )
     assert not each_kind.open
 
 
 # --- what it says
 
 
-def test_the_worst_is_first_and_what_needs_a_look_is_unfolded(each_kind: Read) -> None:
+def test_the_worst_is_first_and_what_needs_a_look_is_unfolded(
+    each_kind: Read,
+) -> None:
     heads = each_kind.within["h2"]
     order = [
         "slower",
@@ -150,7 +171,9 @@ def test_the_worst_is_first_and_what_needs_a_look_is_unfolded(each_kind: Read) -
         for attributes in each_kind.all("details")
         if attributes.get("class") == "card"
     ]
-    assert ["open" in attributes for attributes in cards] == [True] * 6 + [False] * 4
+    assert ["open" in attributes for attributes in cards] == [True] * 6 + [
+        False
+    ] * 4
     assert "Counters of a step" in each_kind.words
     overview = [a["href"] for a in each_kind.all("a")]
     assert overview == [f"#m{number}" for number in range(1, 11)]
@@ -160,11 +183,17 @@ def test_a_measurement_has_the_sentence_the_limits_and_the_evidence_of_other_rep
     slower: Outcome,
 ) -> None:
     read = drawn(slower)
-    summary = next(text for text in read.within["summary"] if "REGRESSED" in text)
-    assert " ".join(sentences.headline(slower).split()) in " ".join(summary.split())
+    summary = next(
+        text for text in read.within["summary"] if "REGRESSED" in text
+    )
+    assert " ".join(sentences.headline(slower).split()) in " ".join(
+        summary.split()
+    )
     assert "rank 1: CPU time" in read.words
     assert "5 launches now, 15 in the baseline's 3 sessions" in read.words
-    assert "What differs in the environment torch 2.13.0 -> 2.13.1" in read.words
+    assert (
+        "What differs in the environment torch 2.13.0 -> 2.13.1" in read.words
+    )
     assert f"Accept these figures: {slower.accept}" in read.words
     assert "tests/perf/test_step.py:42" in read.words
     assert "9a825c73dcb873626cd628f2e15fdef61a4a953b" in read.words
@@ -172,7 +201,9 @@ def test_a_measurement_has_the_sentence_the_limits_and_the_evidence_of_other_rep
 
 def test_ids_are_unique_and_every_link_has_its_target(each_kind: Read) -> None:
     ids = Counter(
-        str(attributes["id"]) for _, attributes in each_kind.tags if "id" in attributes
+        str(attributes["id"])
+        for _, attributes in each_kind.tags
+        if "id" in attributes
     )
     assert set(ids.values()) == {1}
     links = {
@@ -194,17 +225,23 @@ def test_the_tables_of_each_kind_of_measurement(each_kind: Read) -> None:
     ):
         assert row in each_kind.words
     (trainers,) = [
-        text for text in each_kind.within["table"] if "Trainers' own steps" in text
+        text
+        for text in each_kind.within["table"]
+        if "Trainers' own steps" in text
     ]
     assert "trainer0" in trainers
     assert "blocked in RPC, p50" in trainers
 
 
 def test_tables_have_the_percentiles_of_both_sides(slower: Outcome) -> None:
-    read = drawn(replace(slower, recorded={"loss": (((1.0, 3.0), (2.0, None)),)}))
+    read = drawn(
+        replace(slower, recorded={"loss": (((1.0, 3.0), (2.0, None)),)})
+    )
     assert "loss 1 2 3" in read.words
     (times,) = [
-        text for text in read.within["table"] if text.split()[:2] == ["Step", "times"]
+        text
+        for text in read.within["table"]
+        if text.split()[:2] == ["Step", "times"]
     ]
     _, p50 = slower.verdict.comparisons  # type: ignore[union-attr]
     assert all(
@@ -264,7 +301,11 @@ def test_a_measurement_has_at_most_three_figures_which_are_described(
     each_kind: Read, slower: Outcome
 ) -> None:
     # none of the test that broke
-    assert len(each_kind.all("figure")) == len(each_kind.all("img")) == 3 * 7 + 2 * 2
+    assert (
+        len(each_kind.all("figure"))
+        == len(each_kind.all("img"))
+        == 3 * 7 + 2 * 2
+    )
     assert all(image["alt"] for image in each_kind.all("img"))
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # those of matplotlib are silenced
@@ -296,9 +337,13 @@ def test_a_hostile_name_harms_nothing(slower: Outcome) -> None:
         "baseline_path": HOSTILE,
         "recorded": {HOSTILE: (((1.0,),),)},
     }
-    version = replace(turned.baseline_side.version, ref=HOSTILE, option=(HOSTILE,))
+    version = replace(
+        turned.baseline_side.version, ref=HOSTILE, option=(HOSTILE,)
+    )
     outcomes = [
-        replace(slower, **named, verdict=replace(slower.verdict, details=(HOSTILE,))),  # type: ignore[type-var]
+        replace(
+            slower, **named, verdict=replace(slower.verdict, details=(HOSTILE,))
+        ),  # type: ignore[type-var]
         replace(
             turned,
             **named,

@@ -23,7 +23,8 @@ def drawn(steps: int, warm: float, real: float, seed: int) -> list[int]:
 
 def least(steps: int, step_seconds: float) -> int:
     return max(
-        3, min(steps // 8, math.ceil(0.03 / step_seconds) if step_seconds else 0)
+        3,
+        min(steps // 8, math.ceil(0.03 / step_seconds) if step_seconds else 0),
     )
 
 
@@ -35,10 +36,15 @@ def test_they_add_up_and_none_is_short(steps: int, step_seconds: float) -> None:
         assert sum(found) == steps
         assert min(found) >= min(steps, 3)
         shortest = least(steps, step_seconds)
-        assert len(found) == 1 or shortest <= min(found) <= max(found) < 3 * shortest
+        assert (
+            len(found) == 1
+            or shortest <= min(found) <= max(found) < 3 * shortest
+        )
 
 
-def test_steps_that_take_longer_than_in_the_warm_up_come_in_shorter_stretches() -> None:
+def test_steps_that_take_longer_than_in_the_warm_up_come_in_shorter_stretches() -> (
+    None
+):
     first, *rest = drawn(400, 0.0005, 0.004, 1)
     assert least(400, 0.0005) <= first <= 2 * least(400, 0.0005)
     assert len(rest) > 400 // (3 * least(400, 0.004))
@@ -52,7 +58,9 @@ def test_a_stretch_that_is_disturbed_changes_no_length() -> None:
         assert 6 <= lengths.send(step_seconds) <= 12
 
 
-def test_the_step_that_is_not_counted_is_no_certain_one_of_two_or_four() -> None:
+def test_the_step_that_is_not_counted_is_no_certain_one_of_two_or_four() -> (
+    None
+):
     for every in (2, 4):
         found = [0] * every
         for seed in range(50):

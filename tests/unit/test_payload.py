@@ -16,7 +16,9 @@ from pytest_ddpperf.wire import payload
 
 def there(function: Callable[..., Any], *args: Any) -> Any:
     """What a rank would return."""
-    task, arrived, arrived_args = payload.loads(payload.dumps("call", function, args))
+    task, arrived, arrived_args = payload.loads(
+        payload.dumps("call", function, args)
+    )
     assert task == "call"
     return arrived(*arrived_args)
 
@@ -26,7 +28,10 @@ def module_level(value: int) -> int:
 
 
 def test_functions_go_by_name_and_closures_by_value() -> None:
-    assert payload.loads(payload.dumps("call", module_level, ()))[1] is module_level
+    assert (
+        payload.loads(payload.dumps("call", module_level, ()))[1]
+        is module_level
+    )
     captured = [1, 2]
     assert there(lambda: captured) == [1, 2]
     assert there(lambda: captured) is not captured
@@ -78,5 +83,7 @@ def test_a_test_case_travels_without_pytests_own_objects() -> None:
 
 
 def test_a_fixture_that_starts_ranks_stays_in_pytest() -> None:
-    with pytest.raises(RuntimeError, match="ddp_run starts ranks: call it in the test"):
+    with pytest.raises(
+        RuntimeError, match="ddp_run starts ranks: call it in the test"
+    ):
         payload.make_refusal("ddp_run")()

@@ -108,14 +108,26 @@ F, B, O, W = 1, 2, 3, 4  # noqa: E741  # what a stamp begins or, with a minus, e
                 (60, -B),
             ],
             [],
-            [(DATA, 10), (FORWARD, 20), (FORWARD, 30), (BACKWARD, 60), (OTHER, 100)],
+            [
+                (DATA, 10),
+                (FORWARD, 20),
+                (FORWARD, 30),
+                (BACKWARD, 60),
+                (OTHER, 100),
+            ],
         ),
         # An optimizer in backward is neither; one whose closure has the passes is what is left of
         # it.
         (
             [(1, B), (30, O), (40, -O), (60, -B)],
             [],
-            [(OTHER, 1), (BACKWARD, 30), (OTHER, 40), (BACKWARD, 60), (OTHER, 100)],
+            [
+                (OTHER, 1),
+                (BACKWARD, 30),
+                (OTHER, 40),
+                (BACKWARD, 60),
+                (OTHER, 100),
+            ],
         ),
         (
             [(1, O), (10, F), (20, -F), (20, B), (60, -B), (90, -O)],
@@ -133,7 +145,13 @@ F, B, O, W = 1, 2, 3, 4  # noqa: E741  # what a stamp begins or, with a minus, e
         (
             [(1, B), (20, -B), (30, W), (50, -W)],
             [25],
-            [(OTHER, 1), (BACKWARD, 20), (OTHER, 30), (EXPOSED, 50), (OTHER, 100)],
+            [
+                (OTHER, 1),
+                (BACKWARD, 20),
+                (OTHER, 30),
+                (EXPOSED, 50),
+                (OTHER, 100),
+            ],
         ),
         ([], [], [(OTHER, 100)]),
     ],
@@ -144,11 +162,17 @@ def test_stamps_divide_a_step(
     expected: Sequence[tuple[str, int]],
 ) -> None:
     found = rank_phases(
-        [(0, 100)], stamps, ([(when, f"0:{when}") for when in starts], 0), has_ddp=True
+        [(0, 100)],
+        stamps,
+        ([(when, f"0:{when}") for when in starts], 0),
+        has_ddp=True,
     )
     assert found is not None
     assert [(PHASES[index], end) for index, end in found.steps[0]] == expected
-    assert set(found.seen) == {phase for phase, _ in expected} | {OTHER, EXPOSED}
+    assert set(found.seen) == {phase for phase, _ in expected} | {
+        OTHER,
+        EXPOSED,
+    }
 
 
 def test_without_arrivals_a_wait_cannot_be_told_from_the_rest() -> None:
@@ -180,13 +204,19 @@ def test_only_ddp_waits_at_the_end_of_backward_without_a_stamp() -> None:
 
 
 def test_stamps_that_are_not_nested_say_nothing() -> None:
-    assert rank_phases([(0, 100)], [(1, B), (10, -F)], ([], 0), has_ddp=True) is None
+    assert (
+        rank_phases([(0, 100)], [(1, B), (10, -F)], ([], 0), has_ddp=True)
+        is None
+    )
     assert rank_phases([(0, 100)], [(1, B)], ([], 0), has_ddp=True) is None
 
 
 def test_steps_before_the_recorder_s_oldest_entry_are_left_out() -> None:
     found = rank_phases(
-        [(0, 100), (100, 200), (200, 300)], [], ([(150, "0:7")], 110), has_ddp=True
+        [(0, 100), (100, 200), (200, 300)],
+        [],
+        ([(150, "0:7")], 110),
+        has_ddp=True,
     )
     assert found is not None
     assert len(found.steps) == 1
@@ -199,8 +229,12 @@ def window(
     length: int = 100,
 ) -> Window:
     """A rank's window of steps that are all the same."""
-    marks = [(number * length, number * length + length) for number in range(steps)]
-    repeated = [(begin + when, kind) for begin, _ in marks for when, kind in stamps]
+    marks = [
+        (number * length, number * length + length) for number in range(steps)
+    ]
+    repeated = [
+        (begin + when, kind) for begin, _ in marks for when, kind in stamps
+    ]
     arrived = (
         None
         if starts is None
@@ -219,7 +253,10 @@ def window(
         unsettled="",
         warmup=5,
         phases=rank_phases(
-            marks, repeated, None if starts is None else (arrived, 0), has_ddp=True
+            marks,
+            repeated,
+            None if starts is None else (arrived, 0),
+            has_ddp=True,
         ),
     )
 
@@ -228,12 +265,20 @@ STEP = [(1, F), (10, -F), (10, B), (60, -B), (60, O), (100, -O)]
 
 
 def in_ns(by_rank: Sequence[float | None]) -> list[float | None]:
-    return [None if seconds is None else round(seconds * 1e9, 3) for seconds in by_rank]
+    return [
+        None if seconds is None else round(seconds * 1e9, 3)
+        for seconds in by_rank
+    ]
 
 
-def test_the_find_critical_path_leads_along_the_rank_that_arrived_last() -> None:
+def test_the_find_critical_path_leads_along_the_rank_that_arrived_last() -> (
+    None
+):
     late = [(1, F), (45, -F), (45, B), (60, -B), (60, O), (100, -O)]
-    first, second = window(STEP, [(20, "0:a")], 8), window(late, [(50, "0:a")], 8)
+    first, second = (
+        window(STEP, [(20, "0:a")], 8),
+        window(late, [(50, "0:a")], 8),
+    )
     found = step_phases([first, second])
     assert found is not None
     assert found.steps == 8
@@ -275,7 +320,10 @@ def test_many_small_waits_for_one_rank_add_up() -> None:
 
 
 def test_clocks_of_other_nodes_are_set_to_ours() -> None:
-    first, second = window(STEP, [(20, "0:a")], 4), window(STEP, [(40, "0:a")], 4)
+    first, second = (
+        window(STEP, [(20, "0:a")], 4),
+        window(STEP, [(40, "0:a")], 4),
+    )
     ahead = Clock(ahead_ns=20.0, half_width_ns=1.0)
     found = step_phases([first, on_our_clock(second, ahead)])
     assert found is not None

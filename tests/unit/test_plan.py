@@ -72,7 +72,8 @@ def test_limits_hold_for_what_they_matter_to_and_the_default_ones_where_none_doe
     asked: str, of_ddp: str, of_rpc: str, of_collective: str
 ) -> None:
     found = {
-        name: limits_for(plan, parse.limits(asked)) for name, plan in PLANS.items()
+        name: limits_for(plan, parse.limits(asked))
+        for name, plan in PLANS.items()
     }
     # one of them is enough
     ours = {str(limit) for limit in COUNTER_LIMITS} - {
@@ -83,7 +84,11 @@ def test_limits_hold_for_what_they_matter_to_and_the_default_ones_where_none_doe
         name: " ".join(text for text in map(str, limits) if text not in ours)
         for name, limits in found.items()
     }
-    assert reported == {"ddp": of_ddp, "rpc": of_rpc, "collective": of_collective}
+    assert reported == {
+        "ddp": of_ddp,
+        "rpc": of_rpc,
+        "collective": of_collective,
+    }
     named = asked.split(",")
     assert all(
         limit.default is (str(limit) not in named)
@@ -92,7 +97,9 @@ def test_limits_hold_for_what_they_matter_to_and_the_default_ones_where_none_doe
     )
 
 
-def test_all_counters_have_a_default_limit_but_what_varies_and_what_may_grow() -> None:
+def test_all_counters_have_a_default_limit_but_what_varies_and_what_may_grow() -> (
+    None
+):
     limits = {
         limit.metric: str(limit)
         for limit in limits_for(PLANS["rpc"], ())

@@ -34,7 +34,10 @@ def drawn(plot: Plot) -> Axes:
 
 def result(ranks: int, *launches: list[float]) -> Any:
     return SimpleNamespace(
-        world_size=ranks, backend="gloo", step_seconds=launches, p50=launches[0][1]
+        world_size=ranks,
+        backend="gloo",
+        step_seconds=launches,
+        p50=launches[0][1],
     )
 
 
@@ -46,7 +49,9 @@ def test_a_line_a_variant_with_its_spread_as_bars_or_as_a_band() -> None:
     few = {1.0: Spread(1.0, 0.5, 2.0), 2.0: Spread(3.0, 2.0, 3.5)}
     axes = drawn(lines("L", "ranks", "s", {"a": few}))
     (container,) = axes.containers
-    assert [list(segment[:, 1]) for segment in container[2][0].get_segments()] == [
+    assert [
+        list(segment[:, 1]) for segment in container[2][0].get_segments()
+    ] == [
         [0.5, 2.0],
         [2.0, 3.5],
     ]
@@ -76,7 +81,9 @@ def test_a_part_that_only_some_have_is_drawn_of_those() -> None:
 def test_figures_are_files_named_as_they_are(tmp_path: Path) -> None:
     plot = boxes("Bucket size, GPT mini, 2 ranks", "MB", {"1": [1.0]})
     (path,) = save([plot], tmp_path / "made" / "here")
-    assert path == tmp_path / "made" / "here" / "bucket-size-gpt-mini-2-ranks.png"
+    assert (
+        path == tmp_path / "made" / "here" / "bucket-size-gpt-mini-2-ranks.png"
+    )
     assert path.read_bytes().startswith(b"\x89PNG")
 
 
@@ -91,15 +98,24 @@ def test_efficiency_over_ranks_is_compared_with_the_fewest() -> None:
     )
 
 
-def test_a_breakdown_shows_what_communication_adds_to_the_backward_pass() -> None:
+def test_a_breakdown_shows_what_communication_adds_to_the_backward_pass() -> (
+    None
+):
     table = Breakdown()
-    for variant, backward in ((ALONE, 1.0), (OVERLAPPED, 1.5), (NOT_OVERLAPPED, 2.4)):
+    for variant, backward in (
+        (ALONE, 1.0),
+        (OVERLAPPED, 1.5),
+        (NOT_OVERLAPPED, 2.4),
+    ):
         seconds = {"forward": 0.5, "backward": backward, "optimizer": 0.1}
         # launch x rank x step: one rank recorded only the first step
         recorded = {
-            phase: [[[each, each], [each, None]]] for phase, each in seconds.items()
+            phase: [[[each, each], [each, None]]]
+            for phase, each in seconds.items()
         }
-        measured: Any = SimpleNamespace(backend="gloo", world_size=2, recorded=recorded)
+        measured: Any = SimpleNamespace(
+            backend="gloo", world_size=2, recorded=recorded
+        )
         table.add("gpt", variant, measured)
     _, titles, *rows, overlap = table.lines()
     assert titles.split() == [

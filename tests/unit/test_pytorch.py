@@ -57,7 +57,9 @@ def files(folder: Path) -> tuple[str, str]:
     results: tuple[list[Any], list[Any]] = [], []
     for benchmark in EXAMPLE.split("Benchmark: ")[1:]:
         name, *rows = [
-            line for line in benchmark.splitlines() if line and "sec/iter" not in line
+            line
+            for line in benchmark.splitlines()
+            if line and "sec/iter" not in line
         ]
         model = name.removesuffix(" with batch size 32")
         measured = [(int(row.split()[0]), *sides_of(row)) for row in rows]
@@ -74,7 +76,11 @@ def files(folder: Path) -> tuple[str, str]:
     for path, bucket_size, of_side in zip(paths, (25, 1), results, strict=True):
         path.write_text(
             json.dumps(
-                {**FACTS, "bucket_size": bucket_size, "benchmark_results": of_side}
+                {
+                    **FACTS,
+                    "bucket_size": bucket_size,
+                    "benchmark_results": of_side,
+                }
             )
         )
     return str(paths[0]), str(paths[1])
@@ -111,12 +117,20 @@ def test_what_one_side_lacks_is_named(
 ) -> None:
     base, test = files(tmp_path)
     changed(test, "benchmark_results", 0, "model", to="vgg\x1b[31m")
-    changed(test, "benchmark_results", 1, "result", 5, "ranks", to=list(range(32)))
+    changed(
+        test, "benchmark_results", 1, "result", 5, "ranks", to=list(range(32))
+    )
     changed(test, "rccl", to=7)
     assert main(["diff", base, test]) == 0
     reported = capsys.readouterr().out
-    assert "Benchmark: vgg\\x1b[31m with batch size 32\n\n  only in test\n" in reported
-    assert "Benchmark: resnet50 with batch size 32\n\n  only in baseline\n" in reported
+    assert (
+        "Benchmark: vgg\\x1b[31m with batch size 32\n\n  only in test\n"
+        in reported
+    )
+    assert (
+        "Benchmark: resnet50 with batch size 32\n\n  only in baseline\n"
+        in reported
+    )
     assert " 32 GPUs:  only in test\n" in reported
     assert " 16 GPUs:  only in baseline\n" in reported
     assert (
@@ -191,9 +205,13 @@ def test_what_is_wrong_with_its_file_is_named(
 # --- reports of ours
 
 
-def at(world_size: int, seconds: float, device: str = "cuda", **kwargs: Any) -> Any:
+def at(
+    world_size: int, seconds: float, device: str = "cuda", **kwargs: Any
+) -> Any:
     plan = Plan(world_size=world_size, backend="nccl", device=device, **kwargs)
-    return outcome(verdict(Status.PASS), plan=plan, measurement=measurement(seconds))
+    return outcome(
+        verdict(Status.PASS), plan=plan, measurement=measurement(seconds)
+    )
 
 
 def rows(text: str) -> Iterator[str]:
@@ -223,12 +241,22 @@ def test_reports_of_ours_have_the_same_form(
         at(8, 0.12),
         at(2, 0.0003, "cpu"),
         run=replace(
-            RUN, facts={**facts, "nccl": "2.28.1"}, commit="decade" * 7 + "-dirty"
+            RUN,
+            facts={**facts, "nccl": "2.28.1"},
+            commit="decade" * 7 + "-dirty",
         ),
     )
     assert (
         main(
-            ["diff", str(base), str(now), "--form", "pytorch", "--threshold", "p50:50%"]
+            [
+                "diff",
+                str(base),
+                str(now),
+                "--form",
+                "pytorch",
+                "--threshold",
+                "p50:50%",
+            ]
         )
         == 0
     )
@@ -254,7 +282,10 @@ Benchmark: tests/test_a::test_step with batch size 32
         "compared with the base: 2 passed, 1 without baseline (2 of 3 compared)\n"
     )
     twice = written(
-        tmp_path / "c.json", at(1, 0.1), replace(at(1, 0.2), nodeid="again"), run=RUN
+        tmp_path / "c.json",
+        at(1, 0.1),
+        replace(at(1, 0.2), nodeid="again"),
+        run=RUN,
     )
     assert main(["diff", str(base), str(twice), "--form", "pytorch"]) == 4
     assert (
@@ -273,7 +304,9 @@ def swept(row: str, ranks: int, seconds: float, bucket_size: int = 25) -> Any:
         facts["test:bucket_size"] = bucket_size
     measured = measurement(seconds)
     environment = replace(measured.environment, must_match=facts)
-    different = TestId(module="suite/test_ddp_sweep", name=f"test_ddp_sweep[{row}]")
+    different = TestId(
+        module="suite/test_ddp_sweep", name=f"test_ddp_sweep[{row}]"
+    )
     return replace(
         at(ranks, seconds),
         test=different,
@@ -335,7 +368,9 @@ def test_a_run_of_the_suite_is_compared_with_a_file_of_the_original(
     assert "1.4.0a0+05140f0  vs                2.13.0\n" in reported
     assert len([*rows(reported)]) == 4
     assert "  4 GPUs:  only in baseline\n" in reported
-    failed = str(written(tmp_path / "failed.json", swept("1M/2G", 2, 0.1), FAILED))
+    failed = str(
+        written(tmp_path / "failed.json", swept("1M/2G", 2, 0.1), FAILED)
+    )
     assert main(["diff", base, failed]) == 1
     assert (
         "tests/test_a.py::test_step: failed: launch 1 of 2: rank 1 failed in setup"
@@ -348,7 +383,10 @@ def test_rows_of_other_roles_are_not_compared(
 ) -> None:
     base, now = (
         str(
-            written(tmp_path / f"{servers}.json", at(2, 0.1, parameter_servers=servers))
+            written(
+                tmp_path / f"{servers}.json",
+                at(2, 0.1, parameter_servers=servers),
+            )
         )
         for servers in (2, 4)
     )
@@ -390,7 +428,15 @@ def test_a_run_of_the_suite_is_written_for_the_original(
     ):
         other = str(written(tmp_path / "b.json", *outcomes))
         assert (
-            main(["diff", other, other, "--write-pytorch", str(tmp_path / "new.json")])
+            main(
+                [
+                    "diff",
+                    other,
+                    other,
+                    "--write-pytorch",
+                    str(tmp_path / "new.json"),
+                ]
+            )
             == 4
         )
         assert said in capsys.readouterr().err

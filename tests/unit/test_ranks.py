@@ -37,7 +37,9 @@ def side(
     """In ms: the group's step, and each rank's CPU time and own step; without `own` all are as long
     as the group's."""
 
-    def launches(by_rank: Sequence[float]) -> tuple[tuple[tuple[float, ...], ...], ...]:
+    def launches(
+        by_rank: Sequence[float],
+    ) -> tuple[tuple[tuple[float, ...], ...], ...]:
         return (tuple((ms / 1000,) * 3 for ms in by_rank),) * 2
 
     return Measurement(
@@ -59,13 +61,22 @@ def causes(
     before, after = (side.samples.step_seconds[0][0] for side in (base[0], now))
     interval = Interval(estimate=after / before - 1, low=0.0, high=9.0)
     change = comparison(
-        status, metric, baseline_seconds=before, now_seconds=after, change=interval
+        status,
+        metric,
+        baseline_seconds=before,
+        now_seconds=after,
+        change=interval,
     )
     plan = Plan(
-        world_size=len(now.samples.rank_seconds[0]), backend="gloo", device="cpu"
+        world_size=len(now.samples.rank_seconds[0]),
+        backend="gloo",
+        device="cpu",
     )
     return words.find_causes(
-        Verdict(status=status, reason="x", comparisons=(change,)), plan, now, base
+        Verdict(status=status, reason="x", comparisons=(change,)),
+        plan,
+        now,
+        base,
     )
 
 
@@ -83,7 +94,9 @@ BASE = side(11, cpu=(10, 10))
         (
             side(30, cpu=(10, 29, 11, 28)),
             [side(11, cpu=(10, 10, 10, 10))],
-            ("rank 1, rank 3: CPU time +18.0 ms to +19.0 ms (the step: +19.0 ms)",),
+            (
+                "rank 1, rank 3: CPU time +18.0 ms to +19.0 ms (the step: +19.0 ms)",
+            ),
         ),
         (
             side(30, cpu=(20, 29)),
@@ -97,7 +110,9 @@ BASE = side(11, cpu=(10, 10))
         (
             side(31, cpu=(19.9, 10)),
             [BASE],
-            ("waiting more than computing: CPU time +9.90 ms (the step: +20.0 ms)",),
+            (
+                "waiting more than computing: CPU time +9.90 ms (the step: +20.0 ms)",
+            ),
         ),
         (
             side(31, cpu=(20.1, 10)),
@@ -160,7 +175,8 @@ def test_page_faults_that_rose_are_a_cause(
     faults: tuple[float, ...], said: list[str]
 ) -> None:
     found = causes(
-        with_page_faults(side(30, cpu=(10, 29)), *faults), with_page_faults(BASE, 0, 0)
+        with_page_faults(side(30, cpu=(10, 29)), *faults),
+        with_page_faults(BASE, 0, 0),
     )
     assert [each for each in found if "page faults" in each] == said
 
@@ -194,17 +210,27 @@ def test_a_limit_on_cpu_time_is_explained_by_cpu_time_alone() -> None:
 
 def test_what_got_better_has_no_cause() -> None:
     assert (
-        causes(side(11, cpu=(10, 10)), side(31, cpu=(10, 30)), status=Status.IMPROVED)
+        causes(
+            side(11, cpu=(10, 10)),
+            side(31, cpu=(10, 30)),
+            status=Status.IMPROVED,
+        )
         == ()
     )
 
 
 def test_a_cause_is_about_the_metric_of_the_headline() -> None:
     p10 = comparison(
-        Status.REGRESSED, "p10", change=Interval(estimate=2.0, low=1.0, high=3.0)
+        Status.REGRESSED,
+        "p10",
+        change=Interval(estimate=2.0, low=1.0, high=3.0),
     )
-    p50 = comparison(Status.REGRESSED, "p50", baseline_seconds=0.011, now_seconds=0.03)
-    verdict = Verdict(status=Status.REGRESSED, reason="x", comparisons=(p10, p50))
+    p50 = comparison(
+        Status.REGRESSED, "p50", baseline_seconds=0.011, now_seconds=0.03
+    )
+    verdict = Verdict(
+        status=Status.REGRESSED, reason="x", comparisons=(p10, p50)
+    )
     plan = Plan(world_size=2, backend="gloo", device="cpu")
     (cause,) = words.find_causes(verdict, plan, side(30, cpu=(20, 29)), [BASE])
     assert cause.endswith("(the step: +19.0 ms)")
@@ -217,9 +243,13 @@ def in_phases(forward: float, seed: int) -> Measurement:
         own = {phase: (source.gauss(0.001, 1e-5),) * 2 for phase in PHASES}
         own[FORWARD] = (forward / 1e3 + source.gauss(0, 1e-5),) * 2
         path = {phase: (seconds[0], 0.0) for phase, seconds in own.items()}
-        found.append(StepPhases(steps=9, own={**own, RANK_WAIT: (0.0, 0.0)}, path=path))
+        found.append(
+            StepPhases(steps=9, own={**own, RANK_WAIT: (0.0, 0.0)}, path=path)
+        )
     samples = side(forward + 5, cpu=(9, 9)).samples
-    return Measurement(samples=samples, phases=tuple(found), counters={"buckets": seed})
+    return Measurement(
+        samples=samples, phases=tuple(found), counters={"buckets": seed}
+    )
 
 
 INTERLEAVED = BaselineSide(
@@ -264,7 +294,10 @@ INTERLEAVED = BaselineSide(
     ],
 )
 def test_phases_are_words_of_a_failure(
-    status: Status, interleaved: BaselineSide | None, now: float, found: tuple[str, ...]
+    status: Status,
+    interleaved: BaselineSide | None,
+    now: float,
+    found: tuple[str, ...],
 ) -> None:
     interval = Interval(estimate=0.2, low=0.0, high=9.0)
     change = comparison(
@@ -275,7 +308,9 @@ def test_phases_are_words_of_a_failure(
     _, said = words.explain(
         verdict, plan, in_phases(now, 2), [in_phases(3, 1)], 0.015, interleaved
     )
-    assert [re.sub(r"[+-](\d\.\d)\d ms( of|$)", r"\1 ms\2", line) for line in said] == [
+    assert [
+        re.sub(r"[+-](\d\.\d)\d ms( of|$)", r"\1 ms\2", line) for line in said
+    ] == [
         re.sub(r"[+-](\d\.\d)\d ms( of|$)", r"\1 ms\2", line) for line in found
     ]
 
@@ -289,24 +324,33 @@ def test_the_rise_of_the_step_stands_once() -> None:
         now_seconds=0.012,
         change=interval,
     )
-    verdict = Verdict(status=Status.REGRESSED, reason="x", comparisons=(change,))
+    verdict = Verdict(
+        status=Status.REGRESSED, reason="x", comparisons=(change,)
+    )
     found = [
         Finding(phases=(phase,), seconds=0.001, share=0.5)
         for phase in (FORWARD, OPTIMIZER)
     ]
     plan = Plan(world_size=2, backend="gloo", device="cpu")
-    said = words.find_causes(verdict, plan, in_phases(4, 2), [in_phases(3, 1)], found)
-    assert said == ("forward +1.00 ms (the step: +2.00 ms)", "optimizer +1.00 ms")
+    said = words.find_causes(
+        verdict, plan, in_phases(4, 2), [in_phases(3, 1)], found
+    )
+    assert said == (
+        "forward +1.00 ms (the step: +2.00 ms)",
+        "optimizer +1.00 ms",
+    )
 
 
 def with_slow_steps(*launches: Sequence[int]) -> Measurement:
     """Two ranks whose steps take 10 ms, but for those of these numbers, which take 150 ms."""
     seconds = tuple(
-        tuple(0.15 if step in slow else 0.01 for step in range(30)) for slow in launches
+        tuple(0.15 if step in slow else 0.01 for step in range(30))
+        for slow in launches
     )
     return Measurement(
         samples=Samples(
-            step_seconds=seconds, rank_seconds=tuple((each, each) for each in seconds)
+            step_seconds=seconds,
+            rank_seconds=tuple((each, each) for each in seconds),
         )
     )
 
@@ -325,9 +369,15 @@ def test_few_slow_steps_are_named_with_their_share(
     mean = fmean(step for launch in now.samples.step_seconds for step in launch)
     rise = Interval(estimate=mean / 0.01 - 1, low=0.1, high=2.0)
     change = comparison(
-        Status.REGRESSED, "mean", baseline_seconds=0.01, now_seconds=mean, change=rise
+        Status.REGRESSED,
+        "mean",
+        baseline_seconds=0.01,
+        now_seconds=mean,
+        change=rise,
     )
-    verdict = Verdict(status=Status.REGRESSED, reason="x", comparisons=(change,))
+    verdict = Verdict(
+        status=Status.REGRESSED, reason="x", comparisons=(change,)
+    )
     plan = Plan(world_size=2, backend="gloo", device="cpu")
     assert words.find_causes(verdict, plan, now, [base])[0] == cause
 

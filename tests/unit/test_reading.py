@@ -14,7 +14,13 @@ from pytest_ddpperf.records.errors import FileError
 from pytest_ddpperf.records.outcome import Outcome, RunInfo
 from pytest_ddpperf.records.samples import Status, TestId
 from pytest_ddpperf.report import json_report
-from tests.unit.test_report import FAILED, comparison, measurement, outcome, verdict
+from tests.unit.test_report import (
+    FAILED,
+    comparison,
+    measurement,
+    outcome,
+    verdict,
+)
 
 RUN = RunInfo(
     id="7e1",
@@ -54,8 +60,13 @@ def changed(
 
 
 def test_a_report_comes_back_as_it_was(tmp_path: Path) -> None:
-    outcomes = (outcome(verdict(Status.REGRESSED, comparisons=(comparison(),))), FAILED)
-    report = json_report.read([written(tmp_path / "a.json", *outcomes, run=LOUD)])
+    outcomes = (
+        outcome(verdict(Status.REGRESSED, comparisons=(comparison(),))),
+        FAILED,
+    )
+    report = json_report.read(
+        [written(tmp_path / "a.json", *outcomes, run=LOUD)]
+    )
     assert report.outcomes == outcomes
     assert report.runs == (LOUD,)
     assert [entry.run for entry in report.entries] == [LOUD, LOUD]
@@ -64,7 +75,11 @@ def test_a_report_comes_back_as_it_was(tmp_path: Path) -> None:
 
 def test_sections_of_several_runs_follow_one_another(tmp_path: Path) -> None:
     runs = [
-        replace(RUN, id=str(n), sections={"tables": (f"of {n}",), f"only {n}": ("a",)})
+        replace(
+            RUN,
+            id=str(n),
+            sections={"tables": (f"of {n}",), f"only {n}": ("a",)},
+        )
         for n in range(2)
     ]
     paths = [written(tmp_path / f"{run.id}.json", run=run) for run in runs]
@@ -159,7 +174,9 @@ def test_a_broken_field_is_named_with_its_place(
 ) -> None:
     run = replace(LOUD, facts={"torch": "2.13"})
     path = changed(
-        written(tmp_path / "a.json", FAILED, outcome(verdict(Status.PASS)), run=run),
+        written(
+            tmp_path / "a.json", FAILED, outcome(verdict(Status.PASS)), run=run
+        ),
         *place,
         to=value,
     )
@@ -191,7 +208,9 @@ def joined(
     )
 
 
-def test_several_reports_have_the_counts_and_messages_of_all(tmp_path: Path) -> None:
+def test_several_reports_have_the_counts_and_messages_of_all(
+    tmp_path: Path,
+) -> None:
     runs = (
         LOUD,
         RUN,
@@ -204,9 +223,15 @@ def test_several_reports_have_the_counts_and_messages_of_all(tmp_path: Path) -> 
             for number, run in enumerate(runs)
         ]
     )
-    assert report.paths == tuple(tmp_path / f"{number}.json" for number in range(4))
+    assert report.paths == tuple(
+        tmp_path / f"{number}.json" for number in range(4)
+    )
     assert report.run.problem == "nothing differs; no such backend"
-    assert report.run.messages == ("only main has a", "not in this clone: b", "c")
+    assert report.run.messages == (
+        "only main has a",
+        "not in this clone: b",
+        "c",
+    )
     assert (report.run.skipped, report.run.other_failures) == (8, 2)
 
 
@@ -240,9 +265,13 @@ def test_of_reruns_the_run_that_ended_last_counts(
     )
 
 
-def test_reports_of_several_commits_are_named_and_have_none(tmp_path: Path) -> None:
+def test_reports_of_several_commits_are_named_and_have_none(
+    tmp_path: Path,
+) -> None:
     third = outcome(
-        verdict(Status.PASS), nodeid="m.py::c", test=TestId(module="m", name="c")
+        verdict(Status.PASS),
+        nodeid="m.py::c",
+        test=TestId(module="m", name="c"),
     )
     dirty = replace(LATER, commit=f"{'decade' * 6}-dirty")
     report = joined(
@@ -260,4 +289,7 @@ def test_reports_of_several_commits_are_named_and_have_none(tmp_path: Path) -> N
     assert (report.run.commit, report.run.committed) == ("", "")
     alike = json_report.read([tmp_path / "0.json", tmp_path / "2.json"])
     assert alike.messages == ()
-    assert (alike.run.commit, alike.run.committed) == (RUN.commit, RUN.committed)
+    assert (alike.run.commit, alike.run.committed) == (
+        RUN.commit,
+        RUN.committed,
+    )

@@ -35,7 +35,13 @@ from pytest_ddpperf.records.samples import (
     TestId,
     Verdict,
 )
-from pytest_ddpperf.report import causes, json_report, sentences, summary, terminal
+from pytest_ddpperf.report import (
+    causes,
+    json_report,
+    sentences,
+    summary,
+    terminal,
+)
 from pytest_ddpperf.wire.channels import Phase
 from tests import reports
 
@@ -96,9 +102,13 @@ def risen(
     return CounterChange(limit=limit, status=status, baseline=before, now=now)
 
 
-def verdict(status: Status, reason: str = "within-limit", **kwargs: Any) -> Verdict:
+def verdict(
+    status: Status, reason: str = "within-limit", **kwargs: Any
+) -> Verdict:
     compared = (comparison(status),) if status.compared else ()
-    return Verdict(status=status, reason=reason, **{"comparisons": compared, **kwargs})
+    return Verdict(
+        status=status, reason=reason, **{"comparisons": compared, **kwargs}
+    )
 
 
 def outcome(judged: Verdict | None, **kwargs: Any) -> Outcome:
@@ -106,7 +116,9 @@ def outcome(judged: Verdict | None, **kwargs: Any) -> Outcome:
         **{
             "nodeid": "tests/test_a.py::test_step",
             "test": TestId(module="tests/test_a", name="test_step"),
-            "plan": Plan(world_size=2, backend="gloo", device="cpu", warmup=5, steps=3),
+            "plan": Plan(
+                world_size=2, backend="gloo", device="cpu", warmup=5, steps=3
+            ),
             "launches": 2,
             "batch_size": 32,
             "verdict": judged,
@@ -158,10 +170,14 @@ GREEN, NEW = outcome(verdict(Status.PASS)), outcome(verdict(Status.NO_BASELINE))
 def test_a_change_of_bandwidth_is_that_of_time_upside_down(
     time: Any, bandwidth: Any
 ) -> None:
-    change = Interval(**dict(zip(("estimate", "low", "high"), time, strict=True)))
+    change = Interval(
+        **dict(zip(("estimate", "low", "high"), time, strict=True))
+    )
     slower = replace(comparison(metric="busbw", resolution=0.25), change=change)
     reported = text.changed(slower)
-    assert (reported.estimate, reported.low, reported.high) == pytest.approx(bandwidth)
+    assert (reported.estimate, reported.low, reported.high) == pytest.approx(
+        bandwidth
+    )
     assert text.resolution(slower) == pytest.approx(0.2)
     assert text.changed(replace(slower, limit=comparison().limit)) == change
     red = replace(verdict(Status.REGRESSED), comparisons=(slower,))
@@ -184,7 +200,9 @@ def test_a_change_of_bandwidth_is_that_of_time_upside_down(
         (0.0, "0 ns"),
     ],
 )
-def test_seconds_have_three_digits_and_a_unit(value: float, written: str) -> None:
+def test_seconds_have_three_digits_and_a_unit(
+    value: float, written: str
+) -> None:
     assert text.seconds(value) == written
 
 
@@ -219,8 +237,13 @@ def test_a_path_that_is_longer_than_a_line_stays_whole() -> None:
 
 
 def test_a_line_is_as_wide_as_the_terminal_and_no_amount_is_torn() -> None:
-    lines = text.wrapped("the smallest change that it can detect is 12 % (p10)", 44)
-    assert lines == ["the smallest change that it can detect is", "  12 % (p10)"]
+    lines = text.wrapped(
+        "the smallest change that it can detect is 12 % (p10)", 44
+    )
+    assert lines == [
+        "the smallest change that it can detect is",
+        "  12 % (p10)",
+    ]
 
 
 # --- the terminal
@@ -234,8 +257,14 @@ def test_the_header_names_versions_and_places() -> None:
         "nccl": "2.29",
         "cpu_model": "AMD EPYC",
     }
-    facts |= {"device_count": 8, "device_model": "NVIDIA H200", "topology": "GPU0 X\n"}
-    facts["places"] = "8 ranks over nccl (auto: 8 CUDA devices), a cuda device each"
+    facts |= {
+        "device_count": 8,
+        "device_model": "NVIDIA H200",
+        "topology": "GPU0 X\n",
+    }
+    facts["places"] = (
+        "8 ranks over nccl (auto: 8 CUDA devices), a cuda device each"
+    )
     quiet = list(terminal.header(facts, verbose=False, width=1_000))
     assert quiet == [
         "ddpperf: torch 2.13.0, Python 3.11.7, CUDA 13.0, NCCL 2.29; 8 x NVIDIA H200; AMD EPYC",
@@ -260,7 +289,11 @@ def test_a_row_has_both_sides_the_change_and_the_verdict() -> None:
         counters=(risen(),),
     )
     rpc = Plan(
-        world_size=2, backend="gloo", device="cpu", parameter_servers=3, master=True
+        world_size=2,
+        backend="gloo",
+        device="cpu",
+        parameter_servers=3,
+        master=True,
     )
     assert list(
         terminal.table(
@@ -291,18 +324,24 @@ def test_without_a_comparison_a_row_has_the_step_time_alone() -> None:
 def test_no_line_is_wider_than_the_terminal(width: int, verbosity: int) -> None:
     outcomes = [
         *reports.of_each_kind(),
-        replace(GREEN, nodeid=f"tests/{'deep/' * 20}test_a.py::test_b[{'x' * 200}]"),
+        replace(
+            GREEN, nodeid=f"tests/{'deep/' * 20}test_a.py::test_b[{'x' * 200}]"
+        ),
     ]
     messages = [f"a message of {'many ' * 40}words"]
     lines = list(
-        terminal.report(outcomes, RunInfo(), messages, verbosity=verbosity, width=width)
+        terminal.report(
+            outcomes, RunInfo(), messages, verbosity=verbosity, width=width
+        )
     )
     # A name or a path that is longer than a line stays whole.
     assert all(len(line) <= width or " " not in line.strip() for line in lines)
     assert "too noisy" in "\n".join(lines)
 
 
-def test_a_failure_is_as_wide_as_the_terminal_but_for_the_command_to_paste() -> None:
+def test_a_failure_is_as_wide_as_the_terminal_but_for_the_command_to_paste() -> (
+    None
+):
     judged = verdict(Status.REGRESSED, facts=(reports.NEWER_TORCH,))
     long = outcome(
         judged,
@@ -322,11 +361,13 @@ EXAMPLES = (((10, 10, 40), (10, 10, 40)),) * 2
 @pytest.mark.parametrize(
     ("measured", "rate"),
     [
-        (outcome(verdict(Status.REGRESSED)), "320/s"),  # 2 ranks x 32 examples / 0.2 s
+        # 2 ranks x 32 examples / 0.2 s
+        (outcome(verdict(Status.REGRESSED)), "320/s"),
         (outcome(verdict(Status.REGRESSED), batch_size=None), "-"),
         (
             outcome(
-                verdict(Status.REGRESSED), measurement=measurement(examples=EXAMPLES)
+                verdict(Status.REGRESSED),
+                measurement=measurement(examples=EXAMPLES),
             ),
             "100/s",
         ),
@@ -345,7 +386,11 @@ def test_details_have_percentiles_and_rates_of_the_group_and_of_each_rank(
         "CPU",
         "p50",
     ]
-    assert group.split()[: 2 + len(rates)] == ["all", "0.200", *[rate] * len(rates)]
+    assert group.split()[: 2 + len(rates)] == [
+        "all",
+        "0.200",
+        *[rate] * len(rates),
+    ]
     assert ranks[0].split()[:3] == ["rank", "0", "0.200"]
     assert ranks[1].split()[-1] == "0.200"
 
@@ -413,7 +458,9 @@ def test_details_have_counters_costs_and_error_rates() -> None:
         ([], RunInfo(never_measured=1), "1 never measured (0 of 0 compared)"),
     ],
 )
-def test_the_last_line_counts(outcomes: list[Outcome], run: RunInfo, line: str) -> None:
+def test_the_last_line_counts(
+    outcomes: list[Outcome], run: RunInfo, line: str
+) -> None:
     assert summary.last_line(outcomes, run) == line
 
 
@@ -432,7 +479,9 @@ def test_the_last_line_says_how_long_the_run_waited_for_others() -> None:
 
 
 def coarse(
-    nodeid: str = "tests/test_a.py::test_step", sessions: int = 2, **needed: int | None
+    nodeid: str = "tests/test_a.py::test_step",
+    sessions: int = 2,
+    **needed: int | None,
 ) -> Outcome:
     """By metric how many launches it needs; the smallest detectable change has as many percent as
     its metric says."""
@@ -446,11 +495,14 @@ def coarse(
         for metric, launches in needed.items()
     )
     return outcome(
-        verdict(Status.PASS, comparisons=comparisons, sessions=sessions), nodeid=nodeid
+        verdict(Status.PASS, comparisons=comparisons, sessions=sessions),
+        nodeid=nodeid,
     )
 
 
-def diverged(status: Status, before: float | None, now: float | None) -> Outcome:
+def diverged(
+    status: Status, before: float | None, now: float | None
+) -> Outcome:
     return outcome(verdict(status, diverged=LossChange(before=before, now=now)))
 
 
@@ -460,7 +512,9 @@ def unknown(counter: str) -> Dropped:
 
 
 NOISY = "too noisy for a 10 % limit: the smallest change it can detect is"
-SLOWER = comparison(Status.PASS, change=Interval(estimate=0.097, low=0.05, high=0.15))
+SLOWER = comparison(
+    Status.PASS, change=Interval(estimate=0.097, low=0.05, high=0.15)
+)
 
 
 @pytest.mark.parametrize(
@@ -515,7 +569,10 @@ SLOWER = comparison(Status.PASS, change=Interval(estimate=0.097, low=0.05, high=
             outcome(verdict(Status.PASS, comparisons=(SLOWER,))),
             "p50 +9.7 %: slower, within the limit of 10 %",
         ),
-        (outcome(verdict(Status.IMPROVED)), "accept it with --ddp-save-baseline"),
+        (
+            outcome(verdict(Status.IMPROVED)),
+            "accept it with --ddp-save-baseline",
+        ),
         (
             diverged(Status.IMPROVED, 2.31, 2.58),
             "computes something else: loss 2.31 -> 2.58",
@@ -524,13 +581,18 @@ SLOWER = comparison(Status.PASS, change=Interval(estimate=0.097, low=0.05, high=
             diverged(Status.PASS, 2.3125, 2.3125125),
             "computes something else: loss 2.3125 -> 2.3125125",
         ),
-        (diverged(Status.PASS, None, 0.0), "computes something else: loss nan -> 0"),
+        (
+            diverged(Status.PASS, None, 0.0),
+            "computes something else: loss nan -> 0",
+        ),
         (
             outcome(
                 verdict(
                     Status.INCOMPARABLE,
                     "must-match",
-                    facts=(FactChange(name="batch_size", before="32", now="64"),),
+                    facts=(
+                        FactChange(name="batch_size", before="32", now="64"),
+                    ),
                 )
             ),
             "batch_size 32 -> 64: measure as before, or save a new baseline",
@@ -577,7 +639,8 @@ SLOWER = comparison(Status.PASS, change=Interval(estimate=0.097, low=0.05, high=
                     Status.PASS,
                     comparisons=(),
                     dropped_limits=tuple(
-                        Dropped(limit=each, why="it needs 2") for each in reports.LIMITS
+                        Dropped(limit=each, why="it needs 2")
+                        for each in reports.LIMITS
                     ),
                 )
             ),
@@ -623,7 +686,10 @@ ANOTHER_WARMUP = {
                 " native libraries or other programs read)"
             ],
         ),
-        (replace(NEW, notes=("there is no baseline",)), ["there is no baseline"]),
+        (
+            replace(NEW, notes=("there is no baseline",)),
+            ["there is no baseline"],
+        ),
         (
             outcome(verdict(Status.INCOMPARABLE, **ANOTHER_WARMUP)),
             ["warmup 5 -> 2: measure as before, or save a new baseline"],
@@ -644,7 +710,9 @@ ANOTHER_WARMUP = {
         ),
         (
             outcome(
-                verdict(Status.IMPROVED, dropped_limits=(unknown("gradient_bytes"),))
+                verdict(
+                    Status.IMPROVED, dropped_limits=(unknown("gradient_bytes"),)
+                )
             ),
             ["dropped the default limit gradient_bytes:0%: unknown now"],
         ),
@@ -656,7 +724,9 @@ ANOTHER_WARMUP = {
 def test_what_leaves_a_verdict_in_doubt_is_shown_with_q_too(
     reported: Outcome, lines: list[str]
 ) -> None:
-    shown = list(terminal.report([reported], RunInfo(), (), verbosity=-1, width=1_000))
+    shown = list(
+        terminal.report([reported], RunInfo(), (), verbosity=-1, width=1_000)
+    )
     assert [
         line.removeprefix("test_step: ")
         for line in shown
@@ -673,7 +743,9 @@ def test_a_range_beyond_the_limit_that_decides_nothing_says_why_it_is_not_enough
     mean = comparison(Status.INCONCLUSIVE, limit=limit, change=wide)
     reported = outcome(
         verdict(
-            Status.INCONCLUSIVE, reason, comparisons=(comparison(Status.PASS), mean)
+            Status.INCONCLUSIVE,
+            reason,
+            comparisons=(comparison(Status.PASS), mean),
         )
     )
     assert terminal.change(reported) == "mean 2.02x [1.70, 2.41]"
@@ -700,10 +772,14 @@ def test_what_holds_for_several_tests_is_said_once_and_what_is_counted_is_not_sa
         for reason in ("gate-off", "disabled")
     )
     assert (
-        problems(*gates_off, outcome(verdict(Status.NOT_GATED, "saving"), saved=1))
+        problems(
+            *gates_off, outcome(verdict(Status.NOT_GATED, "saving"), saved=1)
+        )
         == []
     )
-    named = replace(noted[0], test=TestId(module="m", name="t", label="forward"))
+    named = replace(
+        noted[0], test=TestId(module="m", name="t", label="forward")
+    )
     assert problems(named) == ["test_a (forward): there is one for x"]
 
 
@@ -720,9 +796,13 @@ def test_the_cause_of_a_slowdown_comes_before_another_loss() -> None:
     assert why in sentences.gate_failure(red)
 
 
-def test_a_faster_test_that_computes_something_else_is_not_to_be_accepted() -> None:
+def test_a_faster_test_that_computes_something_else_is_not_to_be_accepted() -> (
+    None
+):
     red = replace(
-        diverged(Status.IMPROVED, 2.31, 2.58), fails=True, traces="out/test_step"
+        diverged(Status.IMPROVED, 2.31, 2.58),
+        fails=True,
+        traces="out/test_step",
     )
     assert (
         "\nwhy: computes something else: loss 2.31 -> 2.58\n"
@@ -737,13 +817,16 @@ def test_a_faster_test_that_computes_something_else_is_not_to_be_accepted() -> N
         "compared with baselines: 1 diverged (1 of 1"
     )
     assert (
-        replace(red, error="the baseline could not be saved").shown_status == "IMPROVED"
+        replace(red, error="the baseline could not be saved").shown_status
+        == "IMPROVED"
     )
     quiet = diverged(Status.PASS, 2.31, 2.58)
     assert summary.concern(quiet) is summary.Concern.DOUBTFUL
 
 
-def test_a_failed_gate_reads_from_the_result_to_the_command_that_accepts() -> None:
+def test_a_failed_gate_reads_from_the_result_to_the_command_that_accepts() -> (
+    None
+):
     session = StoredSession(
         created="2026-03-04T05:06:07+00:00",
         commit="9a825c73dcb8",
@@ -779,9 +862,13 @@ def test_a_failed_gate_reads_from_the_result_to_the_command_that_accepts() -> No
 
 
 def test_no_line_of_a_failed_gate_is_wider_than_the_terminal() -> None:
-    command = f"pytest {'a' * 40} -c pytest.ini --rootdir .. --ddp-save-baseline"
+    command = (
+        f"pytest {'a' * 40} -c pytest.ini --rootdir .. --ddp-save-baseline"
+    )
     judged = verdict(Status.REGRESSED, facts=(reports.NEWER_TORCH,))
-    compared = replace(outcome(judged), accept=command, notes=("many words " * 20,))
+    compared = replace(
+        outcome(judged), accept=command, notes=("many words " * 20,)
+    )
     missing = replace(
         outcome(verdict(Status.NO_BASELINE)), accept=command, baseline_path="b"
     )
@@ -794,20 +881,32 @@ def test_no_line_of_a_failed_gate_is_wider_than_the_terminal() -> None:
 
 def test_a_traceback_stays_as_it_is_in_a_narrow_terminal() -> None:
     place, code = f'  File "{"a" * 30}.py", line 3, in f', "    " + "b = c " * 6
-    lines = [*text.wrap_text(f"rank 0 failed in setup: it did\n{place}\n{code}", 20)]
+    lines = [
+        *text.wrap_text(f"rank 0 failed in setup: it did\n{place}\n{code}", 20)
+    ]
     assert lines == ["rank 0 failed in", "  setup: it did", place, code]
 
 
 def test_a_failure_says_how_long_trainers_waited_for_rpc() -> None:
     def waiting(level: float, waited: tuple[float, float]) -> Measurement:
         plain = measurement(level, cpu=False)
-        blocked = tuple(tuple((seconds,) * 3 for seconds in waited) for _ in range(2))
-        return replace(plain, samples=replace(plain.samples, blocked_seconds=blocked))
+        blocked = tuple(
+            tuple((seconds,) * 3 for seconds in waited) for _ in range(2)
+        )
+        return replace(
+            plain, samples=replace(plain.samples, blocked_seconds=blocked)
+        )
 
-    roles = Plan(world_size=2, backend="gloo", device="cpu", parameter_servers=1)
+    roles = Plan(
+        world_size=2, backend="gloo", device="cpu", parameter_servers=1
+    )
     before = [waiting(0.1, (0.05, 0.0))]
     found, words = causes.explain(
-        verdict(Status.REGRESSED), roles, waiting(0.2, (0.15, 0.0)), before, 0.015
+        verdict(Status.REGRESSED),
+        roles,
+        waiting(0.2, (0.15, 0.0)),
+        before,
+        0.015,
     )
     assert words == ("waiting for RPC +100 ms (the step: +100 ms)",)
     assert [(each.phases, each.rank) for each in found] == [
@@ -815,15 +914,21 @@ def test_a_failure_says_how_long_trainers_waited_for_rpc() -> None:
     ]
 
 
-def test_of_default_limits_on_counters_only_those_that_changed_are_shown() -> None:
+def test_of_default_limits_on_counters_only_those_that_changed_are_shown() -> (
+    None
+):
     limit = Limit(metric="buckets", value=0.0, unit="%", default=True)
     same, more = (
         CounterChange(limit=limit, status=Status.PASS, baseline=4, now=now)
         for now in (4, 5)
     )
-    rows = sentences.metrics(verdict(Status.PASS, counters=(same, more)), GREEN.plan)
+    rows = sentences.metrics(
+        verdict(Status.PASS, counters=(same, more)), GREEN.plan
+    )
     assert rows[2:] == [("buckets", "4", "5", "+25 %", "0 %")]
-    dropped = verdict(Status.PASS, dropped_limits=tuple(map(unknown, COUNTERS[:5])))
+    dropped = verdict(
+        Status.PASS, dropped_limits=tuple(map(unknown, COUNTERS[:5]))
+    )
     (note,) = sentences.left_out(dropped)
     assert (
         note
@@ -841,8 +946,14 @@ def test_a_counter_that_rose_is_the_result() -> None:
     )
     first = sentences.gate_failure(outcome(red)).splitlines()[0]
     assert first == "REGRESSED: rpc.bytes 1,000 -> 1,250, +25 % (limit 0 %)"
-    assert dict(summary.junit_properties(outcome(red)))["ddpperf.metric"] == "rpc.bytes"
-    assert dict(summary.junit_properties(outcome(red)))["ddpperf.ratio"] == "1.2500"
+    assert (
+        dict(summary.junit_properties(outcome(red)))["ddpperf.metric"]
+        == "rpc.bytes"
+    )
+    assert (
+        dict(summary.junit_properties(outcome(red)))["ddpperf.ratio"]
+        == "1.2500"
+    )
 
 
 @pytest.mark.parametrize(
@@ -878,7 +989,9 @@ def test_a_gate_that_fails_without_a_comparison_says_why_and_what_records(
     ]
 
 
-def test_steps_that_send_nothing_any_more_are_no_improvement_in_any_report() -> None:
+def test_steps_that_send_nothing_any_more_are_no_improvement_in_any_report() -> (
+    None
+):
     lost = ("gradients are no longer synchronised: all_reduce.count 1 -> 0",)
     faster = comparison(
         Status.IMPROVED,
@@ -911,7 +1024,9 @@ def test_steps_that_send_nothing_any_more_are_no_improvement_in_any_report() -> 
         "INCOMPARABLE: step time p50 100 -> 20.0 ms, -80 % [-82, -78] (limit 10 %)",
         f"why: {why}; {losses}",
     ]
-    assert summary.last_line([red]).startswith("1 incomparable (0 of 1 compared)")
+    assert summary.last_line([red]).startswith(
+        "1 incomparable (0 of 1 compared)"
+    )
     live = outcome(judged, baseline_path="")
     assert (
         problems(live)[0]
@@ -952,7 +1067,9 @@ def test_a_failed_launch_shows_the_first_cause_then_the_others() -> None:
 
 def test_junit_has_the_verdict_in_strings_and_no_samples() -> None:
     assert dict(
-        summary.junit_properties(outcome(verdict(Status.REGRESSED, "beyond-limit")))
+        summary.junit_properties(
+            outcome(verdict(Status.REGRESSED, "beyond-limit"))
+        )
     ) == {
         "ddpperf.verdict": "REGRESSED",
         "ddpperf.reason": "beyond-limit",
@@ -963,13 +1080,19 @@ def test_junit_has_the_verdict_in_strings_and_no_samples() -> None:
         "ddpperf.p50": "0.200000000",
     }
     named = outcome(
-        verdict(Status.NO_BASELINE), test=TestId(module="m", name="t", label="forward")
+        verdict(Status.NO_BASELINE),
+        test=TestId(module="m", name="t", label="forward"),
     )
-    assert ("ddpperf.forward.verdict", "NO BASELINE") in summary.junit_properties(named)
+    assert (
+        "ddpperf.forward.verdict",
+        "NO BASELINE",
+    ) in summary.junit_properties(named)
 
 
 def test_all_reports_show_the_same_change_of_several() -> None:
-    most = comparison(metric="p10", change=Interval(estimate=0.5, low=0.4, high=0.6))
+    most = comparison(
+        metric="p10", change=Interval(estimate=0.5, low=0.4, high=0.6)
+    )
     red = outcome(verdict(Status.REGRESSED, comparisons=(most, comparison())))
     assert sentences.gate_failure(red).startswith(
         "REGRESSED: step time p50 100 -> 200 ms, +12 % [+8, +17]"
@@ -996,7 +1119,9 @@ def test_the_json_has_everything_and_the_same_counts() -> None:
     data = json_report.report(outcomes, run)
     again = json.loads(codec.dumps(data))
     assert again["schema"] == 1
-    assert [again[name] for name in ("run_id", "created", "commit", "committed")] == [
+    assert [
+        again[name] for name in ("run_id", "created", "commit", "committed")
+    ] == [
         "7e1",
         "now",
         "c0ffee",
@@ -1010,8 +1135,12 @@ def test_the_json_has_everything_and_the_same_counts() -> None:
         == 1
     )
     first, second = again["measurements"]
-    assert first["percentile_seconds"] == {f"p{q}": 0.2 for q in (10, 50, 75, 90, 95)}
-    assert first["measurement"]["samples"]["step_seconds"] == [[0.2, 0.2, 0.2]] * 2
+    assert first["percentile_seconds"] == {
+        f"p{q}": 0.2 for q in (10, 50, 75, 90, 95)
+    }
+    assert (
+        first["measurement"]["samples"]["step_seconds"] == [[0.2, 0.2, 0.2]] * 2
+    )
     assert first["verdict"]["comparisons"][0]["change"] == {
         "estimate": 0.123,
         "low": 0.081,

@@ -39,7 +39,9 @@ def refuse(name: str) -> list[str]:
         ),
         (
             SimpleNamespace(
-                cov_controller=SimpleNamespace(cov=SimpleNamespace(get_option=refuse))
+                cov_controller=SimpleNamespace(
+                    cov=SimpleNamespace(get_option=refuse)
+                )
             ),
             True,
         ),

@@ -35,11 +35,15 @@ class Recorder:
     def __init__(self) -> None:
         self.asked: list[str] = []
 
-    def call(self, plan: Plan, function: Any, args: Any, last: Any) -> list[Any]:
+    def call(
+        self, plan: Plan, function: Any, args: Any, last: Any
+    ) -> list[Any]:
         self.asked.append(f"call on {plan.nodes}")
         return [0, 1]
 
-    def call_for_bytes(self, plan: Plan, task: bytes, observer: Any) -> tuple[bytes]:
+    def call_for_bytes(
+        self, plan: Plan, task: bytes, observer: Any
+    ) -> tuple[bytes]:
         self.asked.append(f"call on {plan.nodes} for bytes")
         return (pickle.dumps(7),)
 
@@ -92,7 +96,9 @@ def test_a_pytest_works_for_its_leader_or_else_alone(
     )
     launcher: Any = Recorder()
     assert role.call(Call("a", PLAN, list, ()), launcher, Observer()) == [0, 1]
-    assert (leader.asked, launcher.asked) == (["call on 1"], []), "it shows the launch"
+    assert (leader.asked, launcher.asked) == (["call on 1"], []), (
+        "it shows the launch"
+    )
 
 
 def test_another_version_is_left_with_each_test_and_closed_at_the_end() -> None:

@@ -130,8 +130,17 @@ def test_a_server_takes_folders_along_and_pytests_own_only_if_that_was_killed(
     with ours:
         with theirs:
             process = subprocess.Popen(
-                [sys.executable, "-c", SERVE, str(theirs.fileno()), str(folders[2])],
-                env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+                [
+                    sys.executable,
+                    "-c",
+                    SERVE,
+                    str(theirs.fileno()),
+                    str(folders[2]),
+                ],
+                env={
+                    **os.environ,
+                    "PYTHONPATH": str(Path(__file__).parents[2]),
+                },
                 pass_fds=[theirs.fileno()],
             )
         lines = Lines(ours)
@@ -150,9 +159,9 @@ def test_a_server_takes_folders_along_and_pytests_own_only_if_that_was_killed(
             process.send_signal(signal.SIGTERM)
             process.wait(60)
     assert process.wait(60) == 0
-    assert [path.name for path in tmp_path.iterdir() if path.name != "pytests"] == [
-        "before"
-    ]
+    assert [
+        path.name for path in tmp_path.iterdir() if path.name != "pytests"
+    ] == ["before"]
     assert folders[2].exists() == (end == "stopped")
 
 
@@ -196,7 +205,9 @@ def test_an_error_of_the_servers_own_is_written_and_no_end_in_order() -> None:
     with leader(NO_FORK) as (lines, process), open(os.devnull) as channel:
         # In one piece, after which it may have ended.
         socket.send_fds(
-            lines.socket, [b'{"kind": "ForkRank", "rank": 0}\n'], [channel.fileno()]
+            lines.socket,
+            [b'{"kind": "ForkRank", "rank": 0}\n'],
+            [channel.fileno()],
         )
         _, written = process.communicate(timeout=60)
     assert process.returncode == 1
@@ -216,7 +227,10 @@ def test_an_error_of_a_rank_that_has_no_log_yet_is_written() -> None:
 def test_a_rank_that_has_nowhere_to_write_its_stacks_does_not_end_of_being_asked_for_them() -> (
     None
 ):
-    with leader(RANK_THAT_ENDS_WHEN_TOLD) as (lines, _), ask_for_rank(lines) as channel:
+    with (
+        leader(RANK_THAT_ENDS_WHEN_TOLD) as (lines, _),
+        ask_for_rank(lines) as channel,
+    ):
         assert channel.recv(4) == b"here"
         for request in (
             DumpStacks(),
@@ -229,7 +243,9 @@ def test_a_rank_that_has_nowhere_to_write_its_stacks_does_not_end_of_being_asked
         assert await_answer(lines, RankEnded).status == 5
 
 
-def test_a_store_ends_with_its_launch_where_the_kernel_tells_no_children() -> None:
+def test_a_store_ends_with_its_launch_where_the_kernel_tells_no_children() -> (
+    None
+):
     with (
         leader(STORE_WHERE_NO_CHILDREN_ARE_TOLD) as (lines, process),
         socket.socket() as bound,
@@ -250,7 +266,9 @@ def test_a_server_that_has_not_started_yet_is_not_waited_for(
         server = RankServer(Templates())
         server._lines = Lines(ours)
         monkeypatch.setattr(
-            server, "_has_ended", lambda seconds: pytest.fail("it hears nothing")
+            server,
+            "_has_ended",
+            lambda seconds: pytest.fail("it hears nothing"),
         )
         server.stop()
 

@@ -38,4 +38,6 @@ def test_a_path_may_begin_with_the_home_folder(
     tmp_path: Path,
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert getattr(read(f"{option}=~/there"), PATHS[option]) == tmp_path / "there"
+    assert (
+        getattr(read(f"{option}=~/there"), PATHS[option]) == tmp_path / "there"
+    )

@@ -29,7 +29,9 @@ def pytest_addoption(parser):
 
 
 @pytest.fixture
-def config(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.Config:
+def config(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> pytest.Config:
     monkeypatch.delenv("SET_BY_A_CONFTEST", raising=False)
     monkeypatch.setattr(sys, "path", list(sys.path))
     pytester.makeconftest(CONFTEST)
@@ -58,9 +60,7 @@ def test_a_run_began_before_its_conftests(config: pytest.Config) -> None:
     assert "/added/by/a/conftest" not in snapshot.sys_path
 
 
-REFUSED = (
-    "not supported with coverage in ranks: add --no-cov, or run pytest without coverage"
-)
+REFUSED = "not supported with coverage in ranks: add --no-cov, or run pytest without coverage"
 
 
 @pytest.mark.parametrize(

@@ -38,12 +38,16 @@ class Project:
 
     def session(self, commit: str) -> Recording:
         """Save a baseline of the code as it is."""
-        session = Recording(measurement=MEASUREMENT, commit=commit, tree=self.tree())
+        session = Recording(
+            measurement=MEASUREMENT, commit=commit, tree=self.tree()
+        )
         self.baseline.write_text(commit)
         return session
 
     def source(self, session: Recording) -> Source:
-        return find_source(session, self.baseline, self.top / "baselines", self.top)
+        return find_source(
+            session, self.baseline, self.top / "baselines", self.top
+        )
 
 
 @pytest.fixture
@@ -108,7 +112,10 @@ def test_an_amended_commit_is_found_by_its_tree_alone(project: Project) -> None:
     git(project.top, "reflog", "expire", "--expire=now", "--all")
     git(project.top, "gc", "--quiet", "--prune=now")
     found = project.source(session)
-    assert (found.commit, found.fetch) == ("", f"git fetch origin {session.commit}")
+    assert (found.commit, found.fetch) == (
+        "",
+        f"git fetch origin {session.commit}",
+    )
     assert (
         found.why
         == f"commit {session.commit[:12]} of the baseline is not in this clone"
@@ -125,7 +132,9 @@ def test_code_that_git_ignored_is_named(project: Project) -> None:
     assert project.source(session) == Source(why=why)
 
 
-def test_files_that_were_never_committed_are_in_no_commit(project: Project) -> None:
+def test_files_that_were_never_committed_are_in_no_commit(
+    project: Project,
+) -> None:
     commit = project.commit()
     project.write("data.txt", "1")
     session = project.session(f"{commit}-dirty")
@@ -142,7 +151,14 @@ def test_a_shallow_clone_has_a_command_that_fetches_it(
     project.commit()
     project.write("net.py", "second\n")
     project.commit()
-    git(tmp_path, "clone", "--quiet", "--depth=1", f"file://{project.top}", "clone")
+    git(
+        tmp_path,
+        "clone",
+        "--quiet",
+        "--depth=1",
+        f"file://{project.top}",
+        "clone",
+    )
     clone = Project(tmp_path / "clone")
     assert clone.source(session).fetch == f"git fetch origin {commit}"
     git(clone.top, "fetch", "--quiet", "--unshallow")

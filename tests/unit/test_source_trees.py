@@ -30,7 +30,9 @@ def test_an_interpreter_below_the_top_is_not_of_the_tree_but_one_above_does_not_
     prefix = os.path.realpath(sys.prefix)
     below = replace(TREES, current=os.path.dirname(prefix))
     assert below.within(os.path.join(prefix, "lib", "a.py")) is None
-    assert below.within(prefix + "2/a.py") == os.path.basename(prefix) + "2/a.py"
+    assert (
+        below.within(prefix + "2/a.py") == os.path.basename(prefix) + "2/a.py"
+    )
     above = replace(TREES, current=os.path.join(prefix, "work"))
     assert above.within(os.path.join(prefix, "work", "a.py")) == "a.py"
 
@@ -73,7 +75,9 @@ for name in sys.argv[2:]:
 print(json.dumps({result}))
 """
 OURS = Path(trees_module.__file__).parents[2]
-REFUSED = "imported from the working tree, not from the version to compare with: "
+REFUSED = (
+    "imported from the working tree, not from the version to compare with: "
+)
 
 
 @pytest.fixture
@@ -123,14 +127,19 @@ def process(
     finds a module.
     """
     code = CODE.format(mapping=mapping or {}, after=after, result=result)
-    folders = [*(os.path.join(trees.current, folder) for folder in path), str(OURS)]
+    folders = [
+        *(os.path.join(trees.current, folder) for folder in path),
+        str(OURS),
+    ]
     environ = {**os.environ, "PYTHONPATH": os.pathsep.join(folders)}
     command = [python, "-c", code, json.dumps(asdict(trees)), *names]
     run = subprocess.run(
         command, cwd=trees.base, env=environ, capture_output=True, text=True
     )
     assert run.returncode == 0, run.stderr
-    return json.loads(run.stdout.replace(os.path.dirname(trees.current) + os.sep, ""))
+    return json.loads(
+        run.stdout.replace(os.path.dirname(trees.current) + os.sep, "")
+    )
 
 
 def missing(name: str) -> str:
@@ -159,18 +168,33 @@ def test_a_package_below_src_is_the_versions(
     write(trees.base, "src/pkg/old.py", "src/ns/old.py")
     write(trees.current, "src/pkg/new.py", "src/new.py")
     names = ["pkg", "pkg.mod", "pkg.sub.deep", "pkg.old", "ns.a", "ns.old"]
-    found = process(trees, *names, "pkg.new", "new", "none", path=path, after=after)
+    found = process(
+        trees, *names, "pkg.new", "new", "none", path=path, after=after
+    )
     assert isinstance(found, list)
-    files = ["pkg/__init__", "pkg/mod", "pkg/sub/deep", "pkg/old", "ns/a", "ns/old"]
+    files = [
+        "pkg/__init__",
+        "pkg/mod",
+        "pkg/sub/deep",
+        "pkg/old",
+        "ns/a",
+        "ns/old",
+    ]
     assert found[:-3] == [f"base/src/{file}.py" for file in files]
     assert found[-3].startswith("No module named 'pkg.new'")
     assert found[-2].startswith("No module named 'new'")
     assert found[-1] == "No module named 'none'"
 
 
-def test_a_flat_package_and_tests_next_to_it_are_the_versions(trees: Trees) -> None:
+def test_a_flat_package_and_tests_next_to_it_are_the_versions(
+    trees: Trees,
+) -> None:
     write_both(
-        trees, "pkg/__init__.py", "module.py", "tests/__init__.py", "tests/test_a.py"
+        trees,
+        "pkg/__init__.py",
+        "module.py",
+        "tests/__init__.py",
+        "tests/test_a.py",
     )
     assert process(trees, "pkg", "module", "tests.test_a", path=()) == [
         "base/pkg/__init__.py",
@@ -196,7 +220,10 @@ def test_what_an_editable_install_finds_is_the_versions(trees: Trees) -> None:
         "pkg": ["lib/pkg/__init__.py"],
         "third": ["../outside/third.py"],
         "became_module": ["lib/became_module/__init__.py"],
-        **{name: [f"lib/{name}.py"] for name in ("single", "gone", "became_package")},
+        **{
+            name: [f"lib/{name}.py"]
+            for name in ("single", "gone", "became_package")
+        },
     }
     assert process(trees, *mapping, "pkg.mod", mapping=mapping, path=()) == [
         "base/lib/pkg/__init__.py",
@@ -210,7 +237,9 @@ def test_what_an_editable_install_finds_is_the_versions(trees: Trees) -> None:
 
 
 @pytest.mark.parametrize("folder", ["../lib", f"../{INSTALLED}", INSTALLED])
-def test_what_a_link_leads_to_is_the_versions(trees: Trees, folder: str) -> None:
+def test_what_a_link_leads_to_is_the_versions(
+    trees: Trees, folder: str
+) -> None:
     write_both(
         trees,
         "src/pkg/__init__.py",
@@ -230,9 +259,15 @@ def test_what_a_link_leads_to_is_the_versions(trees: Trees, folder: str) -> None
         missing("new"),
     ]
     files = ["src/pkg/__init__.py", "src/pkg/mod.py"]
-    assert process(trees, "pkg.mod", path=(folder,), result="trees.imported()") == files
+    assert (
+        process(trees, "pkg.mod", path=(folder,), result="trees.imported()")
+        == files
+    )
     one = replace(trees, base=trees.current)
-    assert process(one, "pkg.mod", path=(folder,), result="trees.imported()") == files
+    assert (
+        process(one, "pkg.mod", path=(folder,), result="trees.imported()")
+        == files
+    )
 
 
 def test_the_path_is_that_of_the_version(trees: Trees) -> None:
@@ -281,7 +316,12 @@ def test_the_others_are_asked_once_for_a_module_that_nobody_has(
 
 
 def test_what_was_imported_from_the_other_tree_is_refused(trees: Trees) -> None:
-    files = ["src/pkg/mod.py", "tests/helper.py", "flat.py", f"{INSTALLED}/dep.py"]
+    files = [
+        "src/pkg/mod.py",
+        "tests/helper.py",
+        "flat.py",
+        f"{INSTALLED}/dep.py",
+    ]
     write(trees.current, *files)
     write(trees.base, "src/pkg/__init__.py")
     after = f"for file in {files}: load(file)"
@@ -290,12 +330,17 @@ def test_what_was_imported_from_the_other_tree_is_refused(trees: Trees) -> None:
         == REFUSED + "flat.py, src/pkg/mod.py"
     )
     assert (
-        process(replace(trees, base=trees.current), after=after, result="refusal()")
+        process(
+            replace(trees, base=trees.current), after=after, result="refusal()"
+        )
         is None
     ), "there is one tree"
     after = "for letter in 'fedcba': load(f'src/{letter}.py')"
     found = process(trees, after=after, result="refusal()")
-    assert found == REFUSED + "src/a.py, src/b.py, src/c.py, src/d.py, src/e.py, ..."
+    assert (
+        found
+        == REFUSED + "src/a.py, src/b.py, src/c.py, src/d.py, src/e.py, ..."
+    )
 
 
 def test_a_link_of_the_version_that_leads_to_the_other_tree_is_refused(
@@ -321,7 +366,15 @@ def test_the_versions_own_files_are_listed_and_what_is_outside_by_its_top_level_
     write(trees.current, f"{INSTALLED}/dep/sub/mod.py")
     write(os.path.dirname(trees.current), "outside/third.py")
     write(os.path.dirname(trees.current), "outside/ns2/part.py")
-    names = ["pkg.mod", "ns.a", "helper", "dep.sub.mod", "third", "ns2.part", "json"]
+    names = [
+        "pkg.mod",
+        "ns.a",
+        "helper",
+        "dep.sub.mod",
+        "third",
+        "ns2.part",
+        "json",
+    ]
     after = """
 import types
 for number, file in enumerate([None, 3, "relative.py", "", "<string>"]):
@@ -337,14 +390,24 @@ sys.modules["not a module"] = None
             after=after,
             result="[trees.imported(), trees.others()]",
         )
-        assert imported == ["src/ns/a.py", "src/pkg/__init__.py", "src/pkg/mod.py"]
+        assert imported == [
+            "src/ns/a.py",
+            "src/pkg/__init__.py",
+            "src/pkg/mod.py",
+        ]
         assert set(others) >= {"dep", "third@outside", "ns2@outside"}
-        assert not {"pkg", "ns", "helper", "json", "pytest_ddpperf"} & set(others)
+        assert not {"pkg", "ns", "helper", "json", "pytest_ddpperf"} & set(
+            others
+        )
 
 
 def test_a_digest_changes_with_what_a_file_holds(tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
-    for name, data in {"lf": b"a\nb\n", "crlf": b"a\r\nb\r\n", "cr": b"a\rb\r"}.items():
+    for name, data in {
+        "lf": b"a\nb\n",
+        "crlf": b"a\r\nb\r\n",
+        "cr": b"a\rb\r",
+    }.items():
         (tmp_path / f"{name}.py").write_bytes(data)
         (tmp_path / f"{name}.so").write_bytes(b"\0" + data)
     names = ["lf.py", "crlf.py", "cr.py", "lf.so", "crlf.so", "cr.so"]

@@ -131,7 +131,9 @@ def module(tmp_path: Path) -> ModuleType:
     return made
 
 
-def seen(module: ModuleType, step: str, top: Path) -> list[tuple[str, str, str]]:
+def seen(
+    module: ModuleType, step: str, top: Path
+) -> list[tuple[str, str, str]]:
     sampler = StackSampler(
         Trees(current=str(top), base=str(top), kept=()), lambda: True
     )
@@ -141,7 +143,9 @@ def seen(module: ModuleType, step: str, top: Path) -> list[tuple[str, str, str]]
 
     made: Any = module
     made.look, made.Looks = look, lambda: Looks(look)
-    made.LooksAsItem = type("LooksAsItem", (LooksAsItem,), {"look": staticmethod(look)})
+    made.LooksAsItem = type(
+        "LooksAsItem", (LooksAsItem,), {"look": staticmethod(look)}
+    )
     getattr(module, step)()
     assert sampler.samples.taken == 1
     functions = sampler.samples.functions
@@ -172,15 +176,22 @@ def seen(module: ModuleType, step: str, top: Path) -> list[tuple[str, str, str]]
     ],
 )
 def test_the_innermost_function_of_the_repository_counts(
-    module: ModuleType, tmp_path: Path, step: str, found: list[tuple[str, str, str]]
+    module: ModuleType,
+    tmp_path: Path,
+    step: str,
+    found: list[tuple[str, str, str]],
 ) -> None:
     assert seen(module, step, tmp_path) == found
 
 
-def test_a_thread_that_waits_in_torch_counts_for_no_function(tmp_path: Path) -> None:
+def test_a_thread_that_waits_in_torch_counts_for_no_function(
+    tmp_path: Path,
+) -> None:
     """A backward pass in C++ may be that of any module, and a wait is another rank's time."""
     code = compile(
-        "def backward(look):\n    look()", str(tmp_path / "elsewhere.py"), "exec"
+        "def backward(look):\n    look()",
+        str(tmp_path / "elsewhere.py"),
+        "exec",
     )
     outside: dict[str, Any] = {"__name__": "torch.autograd"}
     exec(code, outside)
@@ -194,7 +205,9 @@ def test_a_thread_that_waits_in_torch_counts_for_no_function(tmp_path: Path) -> 
 def test_only_the_steps_of_the_window_are_sampled() -> None:
     timed = threading.Event()
     top = str(Path(__file__).parents[2])
-    with StackSampler(Trees(current=top, base=top, kept=()), timed.is_set) as sampler:
+    with StackSampler(
+        Trees(current=top, base=top, kept=()), timed.is_set
+    ) as sampler:
         time.sleep(0.05)
         assert sampler.samples.taken == 0
         timed.set()

@@ -53,7 +53,12 @@ def test_sound(ddp_run): ...
 
 @pytest.mark.parametrize(
     "asked",
-    [(), ("-m", "not slow"), ("test_named.py",), ("test_named.py::test_a", "-v")],
+    [
+        (),
+        ("-m", "not slow"),
+        ("test_named.py",),
+        ("test_named.py::test_a", "-v"),
+    ],
 )
 def test_tests_are_named_by_the_command_line_alone(
     pytester: pytest.Pytester, asked: tuple[str, ...]
@@ -87,14 +92,20 @@ def test_of_conftests_by_one_name_all_are_known_and_the_last_is_imported_by_it(
         monkeypatch.setattr(
             items_module, "conftests", lambda config, found=found: found
         )
-        assert modules_by_name(item.config, [item])["conftest"] == inner.__file__
+        assert (
+            modules_by_name(item.config, [item])["conftest"] == inner.__file__
+        )
 
 
-@pytest.mark.parametrize("option", ["--setup-plan", "--setup-only", "--collect-only"])
+@pytest.mark.parametrize(
+    "option", ["--setup-plan", "--setup-only", "--collect-only"]
+)
 def test_what_only_shows_tests_asks_no_rank_and_writes_nothing(
     pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, option: str
 ) -> None:
-    monkeypatch.setattr(Session, "facts", lambda self: pytest.fail("a rank was asked"))
+    monkeypatch.setattr(
+        Session, "facts", lambda self: pytest.fail("a rank was asked")
+    )
     pytester.makepyfile("def test_a(ddp_benchmark): ...")
     result = pytester.runpytest_inprocess(
         "-p", "no:randomly", "-p", "no:benchmark", "--ddp-json=a.json", option
@@ -144,11 +155,14 @@ def test_a_mistake_is_shown_with_its_tests_node_id_and_line(
     item = collect(MISTAKES, "--ddp-threshold=p90:5%")[number]
     with pytest.raises(MarkerError) as refused:
         settings_of(item)
-    assert with_place(item, refused.value).startswith(f"{item.path.name}{message}")
+    assert with_place(item, refused.value).startswith(
+        f"{item.path.name}{message}"
+    )
 
 
 def test_a_section_is_made_of_lines(pytester: pytest.Pytester) -> None:
     with pytest.raises(
-        TypeError, match="add_section: lines must be a list of lines, not one text"
+        TypeError,
+        match="add_section: lines must be a list of lines, not one text",
     ):
         state.add_section(pytester.parseconfig(), "title", "a line")

@@ -22,7 +22,10 @@ def test_quantile_of_one_value_is_that_value() -> None:
 
 
 def test_the_estimator_is_the_geometric_mean_over_launches() -> None:
-    assert stats.launch_quantiles([[1.0, 2.0, 3.0], [8.0, 8.0, 8.0]], 50) == (2.0, 8.0)
+    assert stats.launch_quantiles([[1.0, 2.0, 3.0], [8.0, 8.0, 8.0]], 50) == (
+        2.0,
+        8.0,
+    )
     assert stats.geometric_mean((2.0, 8.0)) == pytest.approx(4.0)
     assert stats.geometric_mean((0.0, 8.0)) == 0.0
 
@@ -55,11 +58,15 @@ def test_without_any_spread_there_is_no_doubt() -> None:
 
 def test_variances_that_vanish_when_squared_are_stood() -> None:
     assert math.isfinite(
-        stats.difference([1.0, 1.0 + 1e-100, 1e-170], [[0.0, 1e-170]]).reach(0.05)
+        stats.difference([1.0, 1.0 + 1e-100, 1e-170], [[0.0, 1e-170]]).reach(
+            0.05
+        )
     )
 
 
-def normal(source: random.Random, number: int, mean: float = 0.0) -> list[float]:
+def normal(
+    source: random.Random, number: int, mean: float = 0.0
+) -> list[float]:
     return [source.gauss(mean, 1) for _ in range(number)]
 
 
@@ -68,7 +75,8 @@ def test_the_one_sided_test_holds_its_five_percent() -> None:
     # %).
     source = random.Random(20261121)
     found = [
-        stats.difference(normal(source, 5), [normal(source, 5)]).p_value() < 0.05
+        stats.difference(normal(source, 5), [normal(source, 5)]).p_value()
+        < 0.05
         for _ in range(2000)
     ]
     assert 0.03 < sum(found) / len(found) < 0.065
@@ -85,7 +93,9 @@ def test_the_resolution_is_found_four_times_out_of_five() -> None:
     )
     shift = typical.resolution(0.05)
     found = [
-        stats.difference(normal(source, 10, shift), [normal(source, 10)]).p_value()
+        stats.difference(
+            normal(source, 10, shift), [normal(source, 10)]
+        ).p_value()
         < 0.05
         for _ in range(2000)
     ]
@@ -96,8 +106,12 @@ DRIFT = stats.Drift(floor=0.04, share=0.5, freedom=6)
 
 
 def test_with_one_session_the_drift_is_what_is_assumed() -> None:
-    difference = stats.difference([1.1, 1.2, 1.3], [[1.0, 1.1, 1.2]], drift=DRIFT)
-    assert difference.drift == stats.Part(pytest.approx(0.04**2 + 0.5**2 * 0.01), 6)
+    difference = stats.difference(
+        [1.1, 1.2, 1.3], [[1.0, 1.1, 1.2]], drift=DRIFT
+    )
+    assert difference.drift == stats.Part(
+        pytest.approx(0.04**2 + 0.5**2 * 0.01), 6
+    )
     assert difference.error**2 == pytest.approx(
         2 * 0.01 / 3 + 2 * difference.drift.variance
     )
@@ -114,7 +128,9 @@ def test_sessions_that_drift_replace_the_assumption_bit_by_bit() -> None:
     assert difference.estimate == pytest.approx(0.0)
 
 
-def test_sessions_apart_no_further_than_their_launches_explain_do_not_drift() -> None:
+def test_sessions_apart_no_further_than_their_launches_explain_do_not_drift() -> (
+    None
+):
     alike = stats.difference(
         [1.0, 2.0], [[1.0, 2.0], [1.1, 1.9]], drift=stats.Drift(0.0, 0.0, 1.0)
     )
@@ -161,12 +177,16 @@ def test_what_drifts_from_pair_to_pair_cancels() -> None:
     pairs = stats.paired(
         [
             level + change
-            for level, change in zip(drifting, (0.1, 0.2, 0.3, 0.2), strict=True)
+            for level, change in zip(
+                drifting, (0.1, 0.2, 0.3, 0.2), strict=True
+            )
         ],
         drifting,
     )
     assert pairs.estimate == pytest.approx(0.2)
-    assert pairs.error == pytest.approx(math.sqrt(variance([0.1, 0.2, 0.3, 0.2]) / 4))
+    assert pairs.error == pytest.approx(
+        math.sqrt(variance([0.1, 0.2, 0.3, 0.2]) / 4)
+    )
     assert pairs.p_value() < 0.05
 
 
@@ -190,10 +210,12 @@ def test_stretch_by_stretch_the_median_ratio_counts() -> None:
     assert stats.by_stretches(now, base, [3, 2, 3], 50) == pytest.approx(
         math.log(1.1)
     ), "whatever disturbs one of them"
-    assert stats.by_stretches(base, now, [3, 2, 3], 50) == pytest.approx(-math.log(1.1))
-    assert stats.by_stretches([2.0, 8.0], [1.0, 2.0], [1, 1], 50) == pytest.approx(
-        math.log(math.sqrt(8))
+    assert stats.by_stretches(base, now, [3, 2, 3], 50) == pytest.approx(
+        -math.log(1.1)
     )
+    assert stats.by_stretches(
+        [2.0, 8.0], [1.0, 2.0], [1, 1], 50
+    ) == pytest.approx(math.log(math.sqrt(8)))
 
 
 def test_pairs_that_all_differ_alike_leave_no_doubt() -> None:
@@ -214,7 +236,9 @@ def test_a_value_without_its_partner_is_refused() -> None:
 
 
 def test_pairs_for_a_resolution_reach_it() -> None:
-    pairs = stats.paired(normal(random.Random(1), 5), normal(random.Random(2), 5))
+    pairs = stats.paired(
+        normal(random.Random(1), 5), normal(random.Random(2), 5)
+    )
     assert pairs.launches_for(pairs.resolution(0.05) / 2, 0.05) == 20, (
         "half the error takes four times the pairs"
     )
@@ -225,7 +249,9 @@ def test_the_test_in_pairs_holds_its_five_percent_however_pairs_drift() -> None:
 
     def significant() -> bool:
         drift = [source.gauss(0, 10) for _ in range(5)]
-        now, base = ([level + source.gauss(0, 1) for level in drift] for _ in range(2))
+        now, base = (
+            [level + source.gauss(0, 1) for level in drift] for _ in range(2)
+        )
         return stats.paired(now, base).p_value() < 0.05
 
     found = [significant() for _ in range(2000)]
@@ -234,7 +260,11 @@ def test_the_test_in_pairs_holds_its_five_percent_however_pairs_drift() -> None:
 
 def test_a_trimmed_mean_of_pairs_leaves_out_the_ends() -> None:
     pairs = stats.paired([-10.0, 1.0, 20.0, 2.0, 3.0], [0.0] * 5, trim=0.2)
-    assert (pairs.estimate, pairs.launches, pairs.freedom) == (2.0, 5, pytest.approx(2))
+    assert (pairs.estimate, pairs.launches, pairs.freedom) == (
+        2.0,
+        5,
+        pytest.approx(2),
+    )
     # Winsorised 1 1 2 3 3 have the variance 1: its square root times that of 4 / (3 x 2) is the
     # standard error.
     assert pairs.error == pytest.approx(math.sqrt(4 / 6))
@@ -250,13 +280,16 @@ def test_of_pairs_of_which_some_differ_much_it_holds_its_five_percent_and_errs_l
 
     def differences() -> list[float]:
         return [
-            source.gauss(0, 10 if source.random() < 0.15 else 1) for _ in range(pairs)
+            source.gauss(0, 10 if source.random() < 0.15 else 1)
+            for _ in range(pairs)
         ]
 
     nothing = [0.0] * pairs
     drawn = [differences() for _ in range(2000)]
     trimmed = [stats.paired(now, nothing, trim=0.2) for now in drawn]
-    assert sum(found.p_value() < 0.05 for found in trimmed) / len(trimmed) < 0.065
+    assert (
+        sum(found.p_value() < 0.05 for found in trimmed) / len(trimmed) < 0.065
+    )
     plain = [stats.paired(now, nothing) for now in drawn]
     assert 1.4 * stdev(found.estimate for found in trimmed) < stdev(
         found.estimate for found in plain
@@ -272,7 +305,9 @@ def test_of_pairs_of_which_some_differ_much_it_holds_its_five_percent_and_errs_l
 def test_holm_takes_them_in_order_and_stops_at_the_first_that_fails() -> None:
     found = stats.holm([0.04, 0.01, 0.03], 0.06)
     assert [evidence.enough for evidence in found] == [True, True, True]
-    assert [evidence.level for evidence in found] == pytest.approx([0.06, 0.02, 0.03])
+    assert [evidence.level for evidence in found] == pytest.approx(
+        [0.06, 0.02, 0.03]
+    )
     found = stats.holm([0.04, 0.01, 0.03], 0.05)
     assert [evidence.enough for evidence in found] == [False, True, False]
     assert [evidence.level for evidence in found] == pytest.approx(

@@ -61,18 +61,25 @@ def stored(of_test: Job, *seconds: float) -> Rule:
     launches = tuple(launch(each) for each in seconds)
     session = Recording(measurement=combine(launches, of_test.environment({})))
     return replace(
-        INTERLEAVED, job=of_test, other=None, stored=StoredBaseline(sessions=(session,))
+        INTERLEAVED,
+        job=of_test,
+        other=None,
+        stored=StoredBaseline(sessions=(session,)),
     )
 
 
-def follow(rule: Rule, rounds: Sequence[Round]) -> tuple[Verdict, int, list[int]]:
+def follow(
+    rule: Rule, rounds: Sequence[Round]
+) -> tuple[Verdict, int, list[int]]:
     """Return the verdict, after how many of the rounds, and as what numbers they were announced."""
     planned: list[int] = []
     taken: tuple[Round, ...] = ()
     while isinstance(asked := rule.next(taken), Take):
         planned.append(asked.planned)
         taken = tuple(rounds[: len(taken) + 1])
-        assert len(taken) == len(planned), "more rounds are asked for than there are"
+        assert len(taken) == len(planned), (
+            "more rounds are asked for than there are"
+        )
     return asked.verdict, len(taken), planned
 
 
@@ -91,7 +98,9 @@ OPEN = (1.0, 1.16, 1.0, 1.16, 1.0)  # within the limit, and not settled
     ],
     ids=["early stop", "confirming", "stored"],
 )
-def test_interleaved_launches_may_end_between_two_looks(rule: Rule, count: int) -> None:
+def test_interleaved_launches_may_end_between_two_looks(
+    rule: Rule, count: int
+) -> None:
     verdict, taken, planned = follow(rule, pairs((*OPEN, 0.98, *STEADY[:14])))
     assert (taken, verdict.status) == (count, "PASS")
     assert planned == [5] * 5 + [10] * (count - 5), "of which look each is one"
@@ -105,7 +114,8 @@ def drawn(seed: int, slower: float, spread: float) -> list[float]:
 @pytest.mark.parametrize(
     ("ratios", "count", "status"),
     [
-        (drawn(6, 1.11, 0.12), 10, "PASS"),  # its range does not reach twice the limit
+        # its range does not reach twice the limit
+        (drawn(6, 1.11, 0.12), 10, "PASS"),
         (drawn(7, 1.14, 0.25), 17, "INCONCLUSIVE"),
     ],
     ids=["near the limit", "too noisy"],
@@ -114,7 +124,11 @@ def test_a_measurement_that_would_hardly_be_settled_ends(
     ratios: Sequence[float], count: int, status: str
 ) -> None:
     verdict, taken, _ = follow(INTERLEAVED, pairs(ratios))
-    assert (taken, verdict.status, verdict.reason) == (count, status, "undecided")
+    assert (taken, verdict.status, verdict.reason) == (
+        count,
+        status,
+        "undecided",
+    )
     same = replace(JOB, settings=replace(JOB.settings, against="self"))
     assert follow(replace(INTERLEAVED, job=same), pairs(ratios))[1] == 20
 
@@ -131,7 +145,10 @@ def test_a_red_waits_for_the_look() -> None:
 
 @pytest.mark.parametrize(
     ("ratios", "status", "reason"),
-    [(STEADY, "INCONCLUSIVE", "recompiled"), (SLOWER, "REGRESSED", "beyond-limit")],
+    [
+        (STEADY, "INCONCLUSIVE", "recompiled"),
+        (SLOWER, "REGRESSED", "beyond-limit"),
+    ],
     ids=["within the limit", "slower"],
 )
 def test_launches_that_are_mostly_unfit_are_within_no_limit(
@@ -155,7 +172,9 @@ def test_steps_that_leave_work_behind_as_those_of_the_baseline_do_not_are_not_fa
     doubts = {GOES_ON: "threads still work"}
     rounds = [
         Round(
-            now=replace(each.now, doubts=doubts if "current" in goes_on else {}),
+            now=replace(
+                each.now, doubts=doubts if "current" in goes_on else {}
+            ),
             before=launch(0.01, doubts=doubts if "baseline" in goes_on else {}),
         )
         for each in pairs([0.5 * ratio for ratio in STEADY])
@@ -164,12 +183,16 @@ def test_steps_that_leave_work_behind_as_those_of_the_baseline_do_not_are_not_fa
 
 
 @pytest.mark.parametrize(
-    ("fast", "slow", "status"), [(0.006, 0.015, "PASS"), (0.004, 0.025, "INCONCLUSIVE")]
+    ("fast", "slow", "status"),
+    [(0.006, 0.015, "PASS"), (0.004, 0.025, "INCONCLUSIVE")],
 )
 def test_launches_of_two_speeds_are_measured_until_a_slowdown_would_be_seen(
     fast: float, slow: float, status: str
 ) -> None:
-    speeds = launch(fast, page_faults=(0.0,)), launch(slow, page_faults=(5000.0,))
+    speeds = (
+        launch(fast, page_faults=(0.0,)),
+        launch(slow, page_faults=(5000.0,)),
+    )
     rounds = [Round(now=each, before=launch(0.01)) for each in speeds * 10]
     verdict, taken, _ = follow(INTERLEAVED, rounds)
     assert verdict == status
@@ -186,7 +209,9 @@ def test_time_that_is_up_ends_it_at_a_look() -> None:
     assert follow(replace(INTERLEAVED, max_seconds=20.0), rounds)[1] == 20
 
 
-def test_what_went_wrong_on_the_baseline_side_leaves_nothing_to_compare_with() -> None:
+def test_what_went_wrong_on_the_baseline_side_leaves_nothing_to_compare_with() -> (
+    None
+):
     rounds = pairs(STEADY)[:4]
     failed = replace(rounds[0], before=None, error="gone")
     alone = [replace(failed, error="")] * 5

@@ -31,9 +31,14 @@ def test_t_nears_the_normal_distribution() -> None:
 
 def test_t_cdf_of_one_degree_is_cauchys() -> None:
     for t in (-3.0, -0.2, 0.0, 1.0, 12.0):
-        assert t_cdf(t, 1) == pytest.approx(0.5 + math.atan(t) / math.pi, abs=1e-12)
+        assert t_cdf(t, 1) == pytest.approx(
+            0.5 + math.atan(t) / math.pi, abs=1e-12
+        )
 
 
-@given(p=st.floats(0.5001, 0.9999999), freedom=st.floats(1.0, 1e6) | st.just(math.inf))
+@given(
+    p=st.floats(0.5001, 0.9999999),
+    freedom=st.floats(1.0, 1e6) | st.just(math.inf),
+)
 def test_the_quantile_is_the_inverse(p: float, freedom: float) -> None:
     assert t_cdf(t_quantile(p, freedom), freedom) == pytest.approx(p, abs=1e-9)

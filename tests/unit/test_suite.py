@@ -30,13 +30,23 @@ from pytest_ddpperf.suite import (
 )
 from pytest_ddpperf.suite.tables import Tables, describe
 from pytest_ddpperf.suite.test_rpc import _row
-from pytest_ddpperf.suite.workloads import SIZES, Need, Size, SweepRow, tokens_of
+from pytest_ddpperf.suite.workloads import (
+    SIZES,
+    Need,
+    Size,
+    SweepRow,
+    tokens_of,
+)
 from pytest_ddpperf.suite.wrappers import ddps_buckets
 from tests.unit.test_machine import settings as run_settings
 
 
 def configured(
-    monkeypatch: pytest.MonkeyPatch, *, nodes: int = 1, devices: int = 0, **asked: Any
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    nodes: int = 1,
+    devices: int = 0,
+    **asked: Any,
 ) -> Any:
     """A run over so many machines with so many devices each."""
     for module in (conftest, workloads):
@@ -149,7 +159,9 @@ def test_the_size_follows_from_the_devices_of_a_machine(
 def test_tiny_takes_few_steps_and_hangs_are_waited_for_briefly() -> None:
     settings = SIZES["tiny"].settings
     assert settings["launches"] * (settings["warmup"] + settings["steps"]) <= 16
-    for name, test in inspect.getmembers(test_ddp_correctness, inspect.isfunction):
+    for name, test in inspect.getmembers(
+        test_ddp_correctness, inspect.isfunction
+    ):
         if name.startswith("test_hang"):
             assert [mark.kwargs["timeout"] for mark in test.pytestmark] == [15]
 
@@ -157,7 +169,17 @@ def test_tiny_takes_few_steps_and_hangs_are_waited_for_briefly() -> None:
 @pytest.mark.parametrize(
     ("asked", "expected"),
     [
-        ({}, {"launches", "max_launches", "warmup", "steps", "min_time", "threshold"}),
+        (
+            {},
+            {
+                "launches",
+                "max_launches",
+                "warmup",
+                "steps",
+                "min_time",
+                "threshold",
+            },
+        ),
         ({"ddp_steps": 3}, {"launches", "max_launches", "warmup", "min_time"}),
         ({"ddp_launches": 9}, {"warmup", "steps", "min_time"}),
     ],
@@ -169,7 +191,8 @@ def test_a_size_sets_what_the_run_leaves_open(
     settings = conftest._open_settings(config)
     assert settings.keys() == expected
     of_run = run_settings(
-        "default", **{name.removeprefix("ddp_"): value for name, value in asked.items()}
+        "default",
+        **{name.removeprefix("ddp_"): value for name, value in asked.items()},
     )
     with_markers(of_run, [pytest.mark.ddp(**settings).mark])  # or it raised
 
@@ -187,7 +210,10 @@ GIB = 2.0**30
             Need(3.5 * GIB, 2, 6 * GIB),
             "needs about 3.5 GiB on each of 2 ranks, 6.0 GiB are free",
         ),
-        (Need(81 * GIB, 1, 80 * GIB), "needs about 81.0 GiB, 80.0 GiB are free"),
+        (
+            Need(81 * GIB, 1, 80 * GIB),
+            "needs about 81.0 GiB, 80.0 GiB are free",
+        ),
     ],
 )
 def test_what_does_not_fit_into_memory_is_skipped_with_figures(
@@ -209,7 +235,10 @@ def test_gradients_are_counted_without_torchs_compiler() -> None:
         print(counts, "torch._inductor" in sys.modules)
     """
     ended = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        check=True,
     )
     assert ended.stdout == "[8309760, 102228128] False\n"
 
@@ -225,7 +254,10 @@ def in_a_rank(local_rank: int = 0, local_world_size: int = 2) -> Any:
 
 
 def test_a_first_step_is_measured_in_one_rank_of_a_machine() -> None:
-    assert workloads.first_step(in_a_rank(1), "resnet50", SIZES["tiny"], None) is None
+    assert (
+        workloads.first_step(in_a_rank(1), "resnet50", SIZES["tiny"], None)
+        is None
+    )
     need = workloads.first_step(in_a_rank(), "resnet50", SIZES["tiny"], None)
     assert need is not None
     gradients = workloads.gradient_bytes("resnet50", SIZES["tiny"])
@@ -310,10 +342,16 @@ def batch_size(test: Callable[..., None], size: Size, **further: Any) -> int:
         "model": size.gpts[0],
         **further,
     }
-    given["timed"] = partial(workloads.time_step, asked, given["fits"], size, tokens)  # type: ignore[arg-type]
-    given["compared"] = partial(conftest.time_variant, given["timed"], given["tables"])
+    given["timed"] = partial(
+        workloads.time_step, asked, given["fits"], size, tokens
+    )  # type: ignore[arg-type]
+    given["compared"] = partial(
+        conftest.time_variant, given["timed"], given["tables"]
+    )
     with pytest.raises(AskedError) as caught:
-        test(**{name: given[name] for name in inspect.signature(test).parameters})
+        test(
+            **{name: given[name] for name in inspect.signature(test).parameters}
+        )
     return int(caught.value.args[0]["batch_size"])
 
 
@@ -321,7 +359,9 @@ def batch_size(test: Callable[..., None], size: Size, **further: Any) -> int:
 def test_a_baseline_of_another_size_has_another_batch_size(
     test: Callable[..., None],
 ) -> None:
-    assert len({batch_size(test, size) for size in SIZES.values()}) == len(SIZES)
+    assert len({batch_size(test, size) for size in SIZES.values()}) == len(
+        SIZES
+    )
 
 
 @pytest.mark.parametrize("test", BENCHMARKS, ids=lambda test: test.__name__)
@@ -330,7 +370,9 @@ def test_every_experiment_that_trains_a_model_asks_whether_it_fits(
 ) -> None:
     asked: list[str] = []
     batch_size(
-        test, SIZES["tiny"], fits=lambda model, sequences=None: asked.append(model)
+        test,
+        SIZES["tiny"],
+        fits=lambda model, sequences=None: asked.append(model),
     )
     assert len(asked) == 1
 
@@ -342,7 +384,8 @@ def test_buckets_are_closed_as_ddp_closes_them() -> None:
     mib = 2**18  # elements
     sizes_in_mib = (9.0, 30.0, 13.0, 12.0, 3.0, 0.5, 0.25)
     parameters = [
-        torch.nn.Parameter(torch.empty(int(each * mib))) for each in sizes_in_mib
+        torch.nn.Parameter(torch.empty(int(each * mib)))
+        for each in sizes_in_mib
     ]
     filled = [
         [len(parameter) / mib for parameter in bucket]
@@ -361,7 +404,9 @@ def test_the_topology_is_shown_without_escapes_below_the_headings_of_the_origina
     smi.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
     recorded = SimpleNamespace(
-        environment=SimpleNamespace(recorded={"torch": "2.13.0", "cuda": "12.8"})
+        environment=SimpleNamespace(
+            recorded={"torch": "2.13.0", "cuda": "12.8"}
+        )
     )
     shown = list(
         describe(
@@ -377,7 +422,12 @@ def test_the_topology_is_shown_without_escapes_below_the_headings_of_the_origina
             "* Distributed backend: nccl",
             "",
         ),
-        *("--- nvidia-smi topo -m ---", "", "\tGPU0\tCPU Affinity", "GPU0\t X \t0-7"),
+        *(
+            "--- nvidia-smi topo -m ---",
+            "",
+            "\tGPU0\tCPU Affinity",
+            "GPU0\t X \t0-7",
+        ),
     ]
 
 
@@ -406,7 +456,9 @@ def test_what_goes_over_rpc_is_on_the_devices_of_its_processes(
         raise SentError(arguments[0].device.type)
 
     def rpc_benchmark(
-        trainer: Callable[[Any], Any], *, parameter_server: Callable[[Any], None]
+        trainer: Callable[[Any], Any],
+        *,
+        parameter_server: Callable[[Any], None],
     ) -> None:
         ctx = SimpleNamespace(
             device=torch.device("meta"), workers={"parameter_server": ("ps0",)}
@@ -441,7 +493,10 @@ def event(name: str, start: float, end: float, **further: Any) -> Any:
 
 
 def profiled(
-    monkeypatch: pytest.MonkeyPatch, device: str, backend: str, events: list[Any]
+    monkeypatch: pytest.MonkeyPatch,
+    device: str,
+    backend: str,
+    events: list[Any],
 ) -> list[tuple[float, float]]:
     class Taken:
         def __init__(self, activities: list[Any]) -> None:
@@ -458,7 +513,9 @@ def profiled(
             return events
 
     monkeypatch.setattr(test_data_parallel, "profile", Taken)
-    ctx: Any = SimpleNamespace(device=SimpleNamespace(type=device), backend=backend)
+    ctx: Any = SimpleNamespace(
+        device=SimpleNamespace(type=device), backend=backend
+    )
     return test_data_parallel.profiled(ctx, lambda: None, 0)
 
 
@@ -481,18 +538,24 @@ def test_gloo_communicates_while_the_training_thread_does_nothing(
     ]
 
 
-def test_nccls_kernels_run_while_no_others_do(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nccls_kernels_run_while_no_others_do(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     on_device = {"device_type": SimpleNamespace(name="CUDA"), "thread": 7}
     events = [
         event("ddpperf step", 0, 1e6),
         event("cudaDeviceSynchronize", 2e5, 1e6),
         event("gemm", 0, 4e5, **on_device),
         event("ncclDevKernel_AllReduce_Sum_f32_RING_LL", 3e5, 9e5, **on_device),
-        event("nccl:all_reduce", 3e5, 1e6, **on_device, is_user_annotation=True),
+        event(
+            "nccl:all_reduce", 3e5, 1e6, **on_device, is_user_annotation=True
+        ),
         event("ddpperf step", 0, 1e6, **on_device, is_user_annotation=True),
         event("Memcpy DtoD", 5e5, 6e5, **on_device),
     ]
-    assert profiled(monkeypatch, "cuda", "nccl", events) == [pytest.approx((1, 0.4))]
+    assert profiled(monkeypatch, "cuda", "nccl", events) == [
+        pytest.approx((1, 0.4))
+    ]
 
 
 # --- tables

@@ -36,7 +36,11 @@ LIMIT = Limit(metric="p50", value=0.1, unit="%")
 
 
 def verdict(
-    status: Status, estimate: float, *, high: float | None = None, limit: Limit = LIMIT
+    status: Status,
+    estimate: float,
+    *,
+    high: float | None = None,
+    limit: Limit = LIMIT,
 ) -> Verdict:
     change = Interval(
         estimate=estimate,
@@ -50,7 +54,9 @@ def verdict(
         change=change,
         resolution=0.01,
     )
-    return Verdict(status=status, reason="from-the-baseline", comparisons=(compared,))
+    return Verdict(
+        status=status, reason="from-the-baseline", comparisons=(compared,)
+    )
 
 
 SUSPECTED = [
@@ -84,7 +90,12 @@ def test_an_estimate_beyond_half_the_limit_is_suspected(
 
 @pytest.mark.parametrize(
     ("low", "high", "expected"),
-    [(0.02, 0.02, False), (0.06, -0.2, True), (-0.2, 0.06, False), (None, None, False)],
+    [
+        (0.02, 0.02, False),
+        (0.06, -0.2, True),
+        (-0.2, 0.06, False),
+        (None, None, False),
+    ],
     ids=["neither", "the lowest percentile", "another one", "one occasion"],
 )
 def test_the_fastest_launches_of_the_lowest_percentile_raise_a_suspicion(
@@ -94,7 +105,8 @@ def test_the_fastest_launches_of_the_lowest_percentile_raise_a_suspicion(
     (p50,) = verdict(Status.PASS, -0.1).comparisons
     p10 = replace(p50, limit=replace(LIMIT, metric="p10"), fastest=low)
     both = replace(
-        verdict(Status.PASS, -0.1), comparisons=(replace(p50, fastest=high), p10)
+        verdict(Status.PASS, -0.1),
+        comparisons=(replace(p50, fastest=high), p10),
     )
     assert is_suspected(both) is expected
 
@@ -138,7 +150,9 @@ def test_a_measurement_with_mostly_unfit_launches_keeps_its_reason_unless_the_co
     assert is_suspected(stored)
     assert confirm(stored, NOT_SLOWER, ()) is None
     assert (stored, stored.reason) == ("INCONCLUSIVE", "recompiled")
-    assert confirmed(stored, verdict(Status.REGRESSED, 0.2)).reason == "confirmed"
+    assert (
+        confirmed(stored, verdict(Status.REGRESSED, 0.2)).reason == "confirmed"
+    )
 
 
 def test_steps_that_leave_work_behind_are_not_called_faster() -> None:
@@ -164,7 +178,8 @@ def with_page_faults(*by_launch: float) -> Measurement:
     ("status", "high", "faults", "found"),
     [
         (Status.PASS, 0.31, (5000, 0), "INCONCLUSIVE"),
-        (Status.PASS, 0.29, (5000, 0), "PASS"),  # three limits would have been seen
+        # three limits would have been seen
+        (Status.PASS, 0.29, (5000, 0), "PASS"),
         (Status.PASS, 0.31, (5000, 4100), "PASS"),  # 0.9 ms of 10 ms
         (Status.INCONCLUSIVE, 0.31, (5000, 0), "INCONCLUSIVE"),
         (Status.INCONCLUSIVE, 0.29, (5000, 0), "INCONCLUSIVE"),
@@ -176,11 +191,16 @@ def test_launches_of_two_speeds_pass_only_if_a_slowdown_would_have_been_seen(
     status: Status, high: float, faults: tuple[float, ...], found: str
 ) -> None:
     judged = verdict(status, 0.0, high=high)
-    now, before = with_page_faults(faults[0], faults[0]), with_page_faults(*faults)
+    now, before = (
+        with_page_faults(faults[0], faults[0]),
+        with_page_faults(*faults),
+    )
     assert without_blind_pass(judged, now, [before]) == found
     assert without_blind_pass(judged, before, []) == found
     is_said = found == "INCONCLUSIVE"
-    assert (without_blind_pass(judged, now, [before]).reason == "two-speeds") is is_said
+    assert (
+        without_blind_pass(judged, now, [before]).reason == "two-speeds"
+    ) is is_said
     unknown = replace(now, samples=replace(now.samples, page_faults=None))
     assert without_blind_pass(judged, unknown, [unknown]) is judged
 
@@ -190,7 +210,9 @@ def test_launches_of_two_speeds_pass_only_if_a_slowdown_would_have_been_seen(
 def test_slower_interleaved_is_red_whatever_else_differs(
     stored: Verdict, causes: tuple[str, ...]
 ) -> None:
-    stored = replace(stored, facts=(FactChange(name="host", before="a", now="b"),))
+    stored = replace(
+        stored, facts=(FactChange(name="host", before="a", now="b"),)
+    )
     found = confirmed(stored, verdict(Status.REGRESSED, 0.2), causes)
     assert (found.status, found.reason, found.differences) == (
         Status.REGRESSED,
@@ -201,7 +223,9 @@ def test_slower_interleaved_is_red_whatever_else_differs(
 
 
 @pytest.mark.parametrize("stored", SUSPECTED)
-def test_what_may_be_the_cause_leaves_the_stored_verdict(stored: Verdict) -> None:
+def test_what_may_be_the_cause_leaves_the_stored_verdict(
+    stored: Verdict,
+) -> None:
     assert confirm(stored, NOT_SLOWER, ("torch 2.12 -> 2.13",)) is None
 
 
@@ -211,7 +235,8 @@ def test_what_may_be_the_cause_leaves_the_stored_verdict(stored: Verdict) -> Non
     [
         verdict(Status.INCONCLUSIVE, 0.2, high=0.3),
         replace(
-            NOT_SLOWER, comparisons=(replace(NOT_SLOWER.comparisons[0], settled=False),)
+            NOT_SLOWER,
+            comparisons=(replace(NOT_SLOWER.comparisons[0], settled=False),),
         ),
         replace(NOT_SLOWER, comparisons=()),
     ],
@@ -236,7 +261,8 @@ def test_a_bound_that_excludes_the_claim_is_enough() -> None:
         verdict(Status.PASS, 0.02, high=0.3),
     )
     interleaved = replace(
-        interleaved, comparisons=(replace(interleaved.comparisons[0], settled=False),)
+        interleaved,
+        comparisons=(replace(interleaved.comparisons[0], settled=False),),
     )
     assert confirmed(stored, interleaved).reason == Reason.MACHINE_SLOWER
 
@@ -262,14 +288,26 @@ def test_a_comparison_that_was_given_up_near_its_limit_leaves_the_stored_verdict
     None
 ):
     stored = verdict(Status.REGRESSED, 2.0)
-    given_up = replace(verdict(Status.PASS, 0.11, high=0.14), reason="undecided")
+    given_up = replace(
+        verdict(Status.PASS, 0.11, high=0.14), reason="undecided"
+    )
     assert confirm(stored, given_up, ()) is None
-    assert confirm(stored, replace(given_up, reason="within-limit"), ()) is not None
+    assert (
+        confirm(stored, replace(given_up, reason="within-limit"), ())
+        is not None
+    )
 
 
-def test_what_else_differs_may_be_the_cause(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_else_differs_may_be_the_cause(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("UNREAD_NOW", "5")
-    same = {"host": "a", "torch": "2.13.0", "read:SAME": "unset", "clock_mhz": 900}
+    same = {
+        "host": "a",
+        "torch": "2.13.0",
+        "read:SAME": "unset",
+        "clock_mhz": 900,
+    }
     recorded = {
         **same,
         "env:GLOO_X": "1",
@@ -316,10 +354,11 @@ def test_only_a_time_that_no_drift_explains_is_implausible(
     def session(milliseconds: float) -> Measurement:
         """The first launch was disturbed."""
         samples = replace(
-            MEASUREMENT.samples, step_seconds=((1.0,) * 10, (milliseconds / 1e3,) * 10)
+            MEASUREMENT.samples,
+            step_seconds=((1.0,) * 10, (milliseconds / 1e3,) * 10),
         )
         return replace(MEASUREMENT, samples=samples)
 
-    assert implausible_ratio([*map(session, recorded)], session(now)) == pytest.approx(
-        ratio
-    )
+    assert implausible_ratio(
+        [*map(session, recorded)], session(now)
+    ) == pytest.approx(ratio)

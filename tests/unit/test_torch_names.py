@@ -12,9 +12,17 @@ import torch.distributed as dist
 
 from pytest_ddpperf.rank import torch_names
 from pytest_ddpperf.rank.rpc_meter import RpcMeter
-from pytest_ddpperf.rank.torch_names import NAMES, TorchName, find, need, replace
+from pytest_ddpperf.rank.torch_names import (
+    NAMES,
+    TorchName,
+    find,
+    need,
+    replace,
+)
 
-ABSENT = TorchName("torch.autograd:absent.name", "test", "nothing", "2.11", False)
+ABSENT = TorchName(
+    "torch.autograd:absent.name", "test", "nothing", "2.11", False
+)
 
 
 @pytest.mark.parametrize("name", NAMES.values(), ids=NAMES)
@@ -23,18 +31,24 @@ def test_this_torch_has_each_name(name: TorchName) -> None:
         pytest.skip("this torch was built without NCCL")
     if torch.torch_version.TorchVersion(torch.__version__) < name.since:
         pytest.skip(f"since torch {name.since}")
-    assert find(name.path) is not None, f"used to {name.used_for}: {name.unknown}"
+    assert find(name.path) is not None, (
+        f"used to {name.used_for}: {name.unknown}"
+    )
 
 
 def test_each_name_is_used() -> None:
     folder = Path(torch_names.__file__).parent
     texts = [
-        path.read_text() for path in folder.glob("*.py") if path.stem != "torch_names"
+        path.read_text()
+        for path in folder.glob("*.py")
+        if path.stem != "torch_names"
     ]
     unused = {
         path
         for path in NAMES
-        if not any(path.rpartition(".")[2].rpartition(":")[2] in text for text in texts)
+        if not any(
+            path.rpartition(".")[2].rpartition(":")[2] in text for text in texts
+        )
     }
     assert not unused
 
@@ -62,7 +76,9 @@ def test_a_module_that_torch_lacks_has_no_names(
 def test_a_function_is_replaced_where_torch_looks_it_up(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(torch.autograd, "grad", SimpleNamespace(is_original=True))
+    monkeypatch.setattr(
+        torch.autograd, "grad", SimpleNamespace(is_original=True)
+    )
     replace("torch.autograd:grad", lambda original: (original, "wrapped"))
     assert torch.autograd.grad == (SimpleNamespace(is_original=True), "wrapped")
 

@@ -25,7 +25,9 @@ def traced(prefix: Path) -> str:
     return tracing.trace(lambda: torch.ones(1) + 1, rank)
 
 
-def test_a_trace_names_its_steps_and_the_origin_of_its_clock(tmp_path: Path) -> None:
+def test_a_trace_names_its_steps_and_the_origin_of_its_clock(
+    tmp_path: Path,
+) -> None:
     assert traced(tmp_path / "new" / "now") == ""
     found = json.loads(
         gzip.decompress((tmp_path / "new" / "now-rank1.json.gz").read_bytes())

@@ -43,7 +43,9 @@ class Training:
         raise error
 
 
-def test_each_update_of_one_optimizer_ends_a_step_once_three_have_shown_it() -> None:
+def test_each_update_of_one_optimizer_ends_a_step_once_three_have_shown_it() -> (
+    None
+):
     training, optimizer = Training(), Optimizer()
     for _ in range(6):
         training.update(optimizer)
@@ -69,8 +71,22 @@ def test_another_optimizer_goes_on_with_the_steps() -> None:
 
 
 def test_steps_end_as_before_if_it_is_too_late_for_others() -> None:
-    training, first, second = Training(is_decided=True), Optimizer(), Optimizer()
-    for optimizer in (first, first, first, first, second, first, second, first, first):
+    training, first, second = (
+        Training(is_decided=True),
+        Optimizer(),
+        Optimizer(),
+    )
+    for optimizer in (
+        first,
+        first,
+        first,
+        first,
+        second,
+        first,
+        second,
+        first,
+        first,
+    ):
         training.update(optimizer)
     assert training.learned == 2
     assert training.ended == [4, 5, 7]

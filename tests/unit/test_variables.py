@@ -52,7 +52,9 @@ def test_a_copy_of_all_variables_reads_none() -> None:
     assert all(copy["OURS_SET"] == "1" for copy in copies)
     assert variables.read_so_far() == {}
     assert {
-        name: os.environ[name] for name in os.environ if name.startswith("OURS_")
+        name: os.environ[name]
+        for name in os.environ
+        if name.startswith("OURS_")
     } == {"OURS_SET": "1"}
     assert variables.read_so_far() == {"OURS_SET": variables.digest("1")}
 

@@ -20,7 +20,12 @@ from pytest_ddpperf.records.samples import (
     Status,
     Verdict,
 )
-from pytest_ddpperf.records.step_phases import FORWARD, PHASES, RANK_WAIT, StepPhases
+from pytest_ddpperf.records.step_phases import (
+    FORWARD,
+    PHASES,
+    RANK_WAIT,
+    StepPhases,
+)
 from pytest_ddpperf.text import loss_change
 from pytest_ddpperf.verdict.decision import fails, judge
 from pytest_ddpperf.verdict.stats import Drift
@@ -56,7 +61,9 @@ def measurement(
     return Measurement(
         samples=Samples(
             step_seconds=tuple(launch(level) for level in levels),
-            rank_seconds=tuple((launch(level), launch(level)) for level in levels),
+            rank_seconds=tuple(
+                (launch(level), launch(level)) for level in levels
+            ),
             cpu_seconds=(
                 None
                 if cpu is None
@@ -76,7 +83,9 @@ def decide(
 ) -> Verdict:
     """As if sessions did not drift, unless said otherwise."""
     sessions = () if base is None else (base,)
-    return judge(now, sessions, limits or (P50,), **{"assumed": NO_DRIFT, **kwargs})
+    return judge(
+        now, sessions, limits or (P50,), **{"assumed": NO_DRIFT, **kwargs}
+    )
 
 
 def test_the_same_figures_pass() -> None:
@@ -92,7 +101,9 @@ def test_a_change_beyond_the_limit_with_evidence_is_a_regression() -> None:
     assert comparison.change.estimate == pytest.approx(0.2)
     assert 0 < comparison.change.low < 0.2 < comparison.change.high
     assert comparison.baseline_seconds == pytest.approx(1.002, abs=2e-3)
-    assert comparison.now_seconds == pytest.approx(1.2 * comparison.baseline_seconds)
+    assert comparison.now_seconds == pytest.approx(
+        1.2 * comparison.baseline_seconds
+    )
 
 
 MS = Limit(metric="p50", value=0.150, unit="ms")
@@ -123,26 +134,39 @@ def test_limit_and_evidence_decide(
     status: str,
     reason: str | None,
 ) -> None:
-    verdict = decide(measurement(times(factor, levels)), measurement(levels), limit)
-    assert (verdict.status.value, verdict.reason) == (status, reason or verdict.reason)
+    verdict = decide(
+        measurement(times(factor, levels)), measurement(levels), limit
+    )
+    assert (verdict.status.value, verdict.reason) == (
+        status,
+        reason or verdict.reason,
+    )
 
 
 def test_one_regressed_metric_outweighs_the_others() -> None:
     p10 = Limit(metric="p10", value=0.5, unit="%")
     verdict = decide(measurement(times(1.2)), measurement(STEADY), p10, P50)
     assert verdict == "REGRESSED"
-    assert [c.status for c in verdict.comparisons] == [Status.PASS, Status.REGRESSED]
+    assert [c.status for c in verdict.comparisons] == [
+        Status.PASS,
+        Status.REGRESSED,
+    ]
     assert verdict.worst is verdict.comparisons[1]
 
 
 def test_cpu_time_is_compared_with_cpu_time() -> None:
     limit = Limit(metric="cpu_p50", value=0.05, unit="%")
-    now, base = measurement(STEADY, cpu=times(1.1)), measurement(STEADY, cpu=STEADY)
+    now, base = (
+        measurement(STEADY, cpu=times(1.1)),
+        measurement(STEADY, cpu=STEADY),
+    )
     assert decide(now, base, limit) == "REGRESSED"
     assert decide(base, base, limit) == "PASS"
 
 
-def with_phases(measured: Measurement, *forward: tuple[float, ...]) -> Measurement:
+def with_phases(
+    measured: Measurement, *forward: tuple[float, ...]
+) -> Measurement:
     """With so many seconds of forward by launch and rank; of a launch without any, phases are
     unknown."""
     phases = []
@@ -150,7 +174,9 @@ def with_phases(measured: Measurement, *forward: tuple[float, ...]) -> Measureme
         unknown: dict[str, tuple[float | None, ...]] = {
             name: (None,) * len(of_ranks) for name in (*PHASES, RANK_WAIT)
         }
-        phases.append(StepPhases(steps=9, own={**unknown, FORWARD: of_ranks}, path={}))
+        phases.append(
+            StepPhases(steps=9, own={**unknown, FORWARD: of_ranks}, path={})
+        )
     return replace(measured, phases=tuple(phases))
 
 
@@ -160,18 +186,26 @@ def test_a_phase_is_compared_with_itself_on_the_rank_that_it_takes_longest(
 ) -> None:
     limit = Limit(metric=FORWARD, value=0.05, unit="%")
     base = with_phases(measurement(STEADY), *((level, 0.1) for level in STEADY))
-    slower = with_phases(measurement(STEADY), *((1.1 * level, 0.1) for level in STEADY))
+    slower = with_phases(
+        measurement(STEADY), *((1.1 * level, 0.1) for level in STEADY)
+    )
     verdict = decide(slower, base, limit, P50, interleaved=interleaved)
     assert verdict == "REGRESSED"
-    assert [c.status for c in verdict.comparisons] == [Status.REGRESSED, Status.PASS]
+    assert [c.status for c in verdict.comparisons] == [
+        Status.REGRESSED,
+        Status.PASS,
+    ]
     assert verdict.comparisons[0].change.estimate == pytest.approx(0.1)
     assert decide(base, base, limit, interleaved=interleaved) == "PASS"
     assert (
-        decide(base, base, replace(limit, metric="backward")).reason == "no-phase-now"
+        decide(base, base, replace(limit, metric="backward")).reason
+        == "no-phase-now"
     )
 
 
-def test_a_limit_on_a_phase_that_is_unknown_or_takes_no_time_is_incomparable() -> None:
+def test_a_limit_on_a_phase_that_is_unknown_or_takes_no_time_is_incomparable() -> (
+    None
+):
     limit = Limit(metric=FORWARD, value=0.05, unit="%")
     plain, known = (
         measurement(STEADY),
@@ -191,13 +225,22 @@ def test_a_limit_on_a_phase_that_is_unknown_or_takes_no_time_is_incomparable() -
 
 def test_a_cpu_limit_without_cpu_time_is_incomparable() -> None:
     limit = Limit(metric="cpu_p50", value=0.05, unit="%")
-    verdict = decide(measurement(STEADY, cpu=STEADY), measurement(STEADY), limit)
-    assert (verdict.status, verdict.reason) == (Status.INCOMPARABLE, "no-cpu-time")
+    verdict = decide(
+        measurement(STEADY, cpu=STEADY), measurement(STEADY), limit
+    )
+    assert (verdict.status, verdict.reason) == (
+        Status.INCOMPARABLE,
+        "no-cpu-time",
+    )
     idle = measurement(STEADY, cpu=(0.0, 1.0, 1.0, 1.0, 1.0))
     assert (
-        decide(idle, measurement(STEADY, cpu=STEADY), limit).reason == "no-cpu-time-now"
+        decide(idle, measurement(STEADY, cpu=STEADY), limit).reason
+        == "no-cpu-time-now"
     )
-    assert decide(measurement(STEADY, cpu=STEADY), idle, limit).reason == "no-cpu-time"
+    assert (
+        decide(measurement(STEADY, cpu=STEADY), idle, limit).reason
+        == "no-cpu-time"
+    )
 
 
 def test_a_baseline_that_cannot_support_a_limit_is_incomparable() -> None:
@@ -207,7 +250,9 @@ def test_a_baseline_that_cannot_support_a_limit_is_incomparable() -> None:
     assert "p95:10%: needs at least 59 timed steps" in verdict.differences[0]
 
 
-def followed_by(short: Measurement, factor: float, *, steps: int = 60) -> Measurement:
+def followed_by(
+    short: Measurement, factor: float, *, steps: int = 60
+) -> Measurement:
     """With more steps in each launch, by such a factor longer or shorter than its first."""
     samples = short.samples
     assert samples.cpu_seconds is not None
@@ -254,7 +299,10 @@ def test_all_that_is_known_of_a_step_is_cut_with_it() -> None:
 
 def test_without_a_baseline_there_is_no_verdict_on_speed() -> None:
     verdict = decide(measurement(STEADY), None)
-    assert (verdict.status, verdict.reason) == (Status.NO_BASELINE, "no-baseline")
+    assert (verdict.status, verdict.reason) == (
+        Status.NO_BASELINE,
+        "no-baseline",
+    )
 
 
 def test_facts_that_must_match_make_it_incomparable_and_are_named() -> None:
@@ -269,7 +317,10 @@ def test_facts_that_must_match_make_it_incomparable_and_are_named() -> None:
         recorded={"torch": "2.12.0", "clock_mhz": 1980},
     )
     verdict = decide(now, base)
-    assert (verdict.status, verdict.reason) == (Status.INCOMPARABLE, "must-match")
+    assert (verdict.status, verdict.reason) == (
+        Status.INCOMPARABLE,
+        "must-match",
+    )
     assert verdict.differences == (
         "batch_size 32 -> 64",
         "torch 2.12.0 -> 2.13.0",
@@ -278,11 +329,16 @@ def test_facts_that_must_match_make_it_incomparable_and_are_named() -> None:
 
 
 def test_recorded_facts_that_differ_are_reported() -> None:
-    now = measurement(STEADY, recorded={"torch": "2.13.0", "env:NCCL_ALGO": "Ring"})
+    now = measurement(
+        STEADY, recorded={"torch": "2.13.0", "env:NCCL_ALGO": "Ring"}
+    )
     base = measurement(STEADY, recorded={"torch": "2.12.0"})
     verdict = decide(now, base)
     assert verdict == "PASS"
-    assert verdict.differences == ("NCCL_ALGO unset -> Ring", "torch 2.12.0 -> 2.13.0")
+    assert verdict.differences == (
+        "NCCL_ALGO unset -> Ring",
+        "torch 2.12.0 -> 2.13.0",
+    )
 
 
 @pytest.mark.parametrize(
@@ -298,10 +354,18 @@ def test_recorded_facts_that_differ_are_reported() -> None:
             {"clock_mhz": 1965.0, "temperature_c": 39.0},
             (),
         ),
-        ({"clock_mhz": 1980.0}, {"clock_mhz": 1200.0}, ("clock_mhz 1980.0 -> 1200.0",)),
+        (
+            {"clock_mhz": 1980.0},
+            {"clock_mhz": 1200.0},
+            ("clock_mhz 1980.0 -> 1200.0",),
+        ),
         ({"clock_mhz": 1980.0}, {}, ()),
         # of two devices
-        ({"clock_mhz": "1980.0 + 1965.0"}, {"clock_mhz": "1200.0 + 1980.0"}, ()),
+        (
+            {"clock_mhz": "1980.0 + 1965.0"},
+            {"clock_mhz": "1200.0 + 1980.0"},
+            (),
+        ),
         ({"slowdown": "heat or power"}, {}, ()),
         (
             {"temperature_c": 60.0},
@@ -314,14 +378,17 @@ def test_clocks_and_temperatures_are_reported_only_if_they_may_explain_a_slowdow
     before: Any, after: Any, differences: tuple[str, ...]
 ) -> None:
     verdict = decide(
-        measurement(times(1.2), recorded=after), measurement(STEADY, recorded=before)
+        measurement(times(1.2), recorded=after),
+        measurement(STEADY, recorded=before),
     )
     assert verdict == "REGRESSED"
     assert verdict.differences == differences
 
 
 def test_a_reason_not_to_gate_comes_before_all_else() -> None:
-    verdict = decide(measurement(times(2)), measurement(STEADY), not_gated="saving")
+    verdict = decide(
+        measurement(times(2)), measurement(STEADY), not_gated="saving"
+    )
     assert (verdict.status, verdict.reason) == (Status.NOT_GATED, "saving")
 
 
@@ -335,7 +402,10 @@ def test_a_limit_without_support_is_dropped_and_said() -> None:
 
 def test_with_no_limit_left_nothing_is_gated() -> None:
     verdict = decide(measurement((1.0,)), measurement(STEADY))
-    assert (verdict.status, verdict.reason) == (Status.NOT_GATED, "no-supported-limit")
+    assert (verdict.status, verdict.reason) == (
+        Status.NOT_GATED,
+        "no-supported-limit",
+    )
     assert "needs at least 2, 1 was asked" in verdict.dropped[0]
 
 
@@ -359,7 +429,9 @@ def test_another_host_drifts_further_and_sessions_of_one_host_say_little_of_it()
     None
 ):
     def on(host: str | None, level: float = 1.0) -> Measurement:
-        return measurement(times(level), recorded={"host": host} if host else {})
+        return measurement(
+            times(level), recorded={"host": host} if host else {}
+        )
 
     def resolved(now: Measurement, *base: Measurement) -> float:
         return judge(now, base, (P50,)).comparisons[0].resolution
@@ -375,7 +447,8 @@ def test_another_host_drifts_further_and_sessions_of_one_host_say_little_of_it()
     )
     assert resolved(on("a"), *own) < one
     other_nodes = [
-        on(host, level) for host, level in zip("acd", (1.0, 1.001, 0.999), strict=True)
+        on(host, level)
+        for host, level in zip("acd", (1.0, 1.001, 0.999), strict=True)
     ]
     assert resolved(on("b"), *other_nodes) < resolved(on("b"), *own), (
         "three hosts tell how hosts differ"
@@ -386,7 +459,10 @@ def test_how_likely_a_false_red_is_follows_from_limit_and_noise() -> None:
     side = measurement(NOISY)
     wide, narrow = (
         judge(
-            side, [side], (Limit(metric="p50", value=value, unit="%"),), level=0.05
+            side,
+            [side],
+            (Limit(metric="p50", value=value, unit="%"),),
+            level=0.05,
         ).comparisons[0]
         for value in (5.0, 0.01)
     )
@@ -395,9 +471,13 @@ def test_how_likely_a_false_red_is_follows_from_limit_and_noise() -> None:
     )
 
 
-def test_sessions_that_agree_make_the_gate_finer_and_such_that_do_not_coarser() -> None:
+def test_sessions_that_agree_make_the_gate_finer_and_such_that_do_not_coarser() -> (
+    None
+):
     now = measurement(times(1.15))
-    alike = [measurement(times(level)) for level in (1.0, 1.001, 0.999, 1.0, 1.002)]
+    alike = [
+        measurement(times(level)) for level in (1.0, 1.001, 0.999, 1.0, 1.002)
+    ]
     apart = [measurement(times(level)) for level in (1.0, 1.3, 0.8, 1.1, 0.75)]
     one, five, wild = (
         judge(now, sessions, (P50,)).comparisons[0].resolution
@@ -409,9 +489,9 @@ def test_sessions_that_agree_make_the_gate_finer_and_such_that_do_not_coarser() 
 
 
 def test_the_resolution_is_told_with_what_would_make_it_finer() -> None:
-    comparison = decide(measurement(times(1, NEARLY)), measurement(STEADY)).comparisons[
-        0
-    ]
+    comparison = decide(
+        measurement(times(1, NEARLY)), measurement(STEADY)
+    ).comparisons[0]
     assert comparison.resolution > 0.11
     assert comparison.launches_needed is not None
     assert 5 < comparison.launches_needed < 20
@@ -441,7 +521,9 @@ def test_resolutions_of_a_measurement_are_those_against_one_like_it() -> None:
     assert not coarse(
         measurement(STEADY), [Limit(metric="p50", value=100.0, unit="ms")]
     )
-    assert coarse(measurement(STEADY), [Limit(metric="p50", value=0.001, unit="ms")])
+    assert coarse(
+        measurement(STEADY), [Limit(metric="p50", value=0.001, unit="ms")]
+    )
 
 
 def test_evidence_is_shared_among_limits_and_tests() -> None:
@@ -458,19 +540,25 @@ def test_the_bounds_exclude_no_change_exactly_where_there_is_evidence() -> None:
         (comparison,) = decide(
             measurement(times(1.25, NEARLY)), measurement(NEARLY), level=level
         ).comparisons
-        assert (comparison.change.low > 0) == (comparison.status is Status.REGRESSED)
+        assert (comparison.change.low > 0) == (
+            comparison.status is Status.REGRESSED
+        )
         assert comparison.level == level
 
 
 def test_settled_says_whether_launches_could_still_turn_it() -> None:
-    assert decide(measurement(STEADY), measurement(STEADY)).comparisons[0].settled
+    assert (
+        decide(measurement(STEADY), measurement(STEADY)).comparisons[0].settled
+    )
     assert (
         not decide(measurement(times(1.05, NEARLY)), measurement(NEARLY))
         .comparisons[0]
         .settled
     )
     assert (
-        not decide(measurement(times(1.2, NOISY)), measurement(NOISY), level=0.05)
+        not decide(
+            measurement(times(1.2, NOISY)), measurement(NOISY), level=0.05
+        )
         .comparisons[0]
         .settled
     )
@@ -483,7 +571,9 @@ SHAPES = st.lists(st.integers(50, 200), min_size=6, max_size=6)
 FACTORS = st.floats(0.01, 100)
 
 
-def launches_of(levels: Sequence[int], shapes: Sequence[Sequence[int]]) -> Measurement:
+def launches_of(
+    levels: Sequence[int], shapes: Sequence[Sequence[int]]
+) -> Measurement:
     groups = tuple(
         tuple(level * percent / 100_000 for percent in shape * 5)
         for level, shape in zip(levels, shapes, strict=True)
@@ -491,7 +581,9 @@ def launches_of(levels: Sequence[int], shapes: Sequence[Sequence[int]]) -> Measu
     return Measurement(
         samples=Samples(
             step_seconds=groups,
-            rank_seconds=tuple((group, tuple(reversed(group))) for group in groups),
+            rank_seconds=tuple(
+                (group, tuple(reversed(group))) for group in groups
+            ),
             cpu_seconds=tuple(
                 (group, tuple(step / 2 for step in group)) for group in groups
             ),
@@ -525,7 +617,8 @@ def mapped(measured: Measurement, change: Callable[[Any], Any]) -> Measurement:
 
 def scaled(table: Any, factor: float) -> Any:
     return tuple(
-        scaled(row, factor) if isinstance(row, tuple) else row * factor for row in table
+        scaled(row, factor) if isinstance(row, tuple) else row * factor
+        for row in table
     )
 
 
@@ -564,7 +657,9 @@ def test_scaling_the_current_side_scales_every_ratio_by_just_that(
     now: Measurement, base: list[Measurement], factor: float
 ) -> None:
     before = judge(now, base, LIMITS)
-    after = judge(mapped(now, lambda table: scaled(table, factor)), base, LIMITS)
+    after = judge(
+        mapped(now, lambda table: scaled(table, factor)), base, LIMITS
+    )
     for one, other in zip(before.comparisons, after.comparisons, strict=True):
         assert 1 + other.change.estimate == pytest.approx(
             (1 + one.change.estimate) * factor
@@ -577,7 +672,10 @@ def test_scaling_everything_changes_nothing(
     now: Measurement, base: Measurement, factor: float
 ) -> None:
     before = judge(now, [base], LIMITS)
-    larger = [mapped(side, lambda table: scaled(table, factor)) for side in (now, base)]
+    larger = [
+        mapped(side, lambda table: scaled(table, factor))
+        for side in (now, base)
+    ]
     check_same_figures(before, judge(larger[0], larger[1:], LIMITS))
 
 
@@ -597,15 +695,23 @@ def test_the_order_of_launches_and_of_ranks_changes_nothing(
         now,
         samples=replace(
             now.samples,
-            rank_seconds=tuple(launch[::-1] for launch in now.samples.rank_seconds),
+            rank_seconds=tuple(
+                launch[::-1] for launch in now.samples.rank_seconds
+            ),
             cpu_seconds=tuple(launch[::-1] for launch in cpu),
         ),
     )
-    for changed, sessions in ((launches, base), (ranks, base), (now, base[::-1])):
+    for changed, sessions in (
+        (launches, base),
+        (ranks, base),
+        (now, base[::-1]),
+    ):
         check_same_figures(before, judge(changed, sessions, LIMITS))
 
 
-@pytest.mark.parametrize("interleaved", [True, False], ids=["paired", "sessions"])
+@pytest.mark.parametrize(
+    "interleaved", [True, False], ids=["paired", "sessions"]
+)
 @pytest.mark.parametrize("unit", ["%", "ms"])
 @given(
     now=measurements(5),
@@ -629,7 +735,10 @@ def test_swapping_the_sides_mirrors_the_verdict(
     ]
     there = judge(now, [base], limits, interleaved=interleaved)
     back = judge(base, [now], limits, interleaved=interleaved)
-    mirror = {Status.REGRESSED: Status.IMPROVED, Status.IMPROVED: Status.REGRESSED}
+    mirror = {
+        Status.REGRESSED: Status.IMPROVED,
+        Status.IMPROVED: Status.REGRESSED,
+    }
     for one, other in zip(there.comparisons, back.comparisons, strict=True):
         # what might be better passes, what might be worse is left open
         if one.reason == "not-significant":
@@ -647,7 +756,9 @@ def test_swapping_the_sides_mirrors_the_verdict(
 
 @pytest.mark.parametrize("value", [math.nan, 0.0, -0.1, math.inf])
 @pytest.mark.parametrize("side", ["current", "baseline"])
-def test_what_is_no_duration_is_an_error_not_a_verdict(side: str, value: float) -> None:
+def test_what_is_no_duration_is_an_error_not_a_verdict(
+    side: str, value: float
+) -> None:
     broken = replace(
         measurement(STEADY),
         samples=replace(
@@ -666,7 +777,8 @@ def test_what_is_no_duration_is_an_error_not_a_verdict(side: str, value: float) 
 
 def test_a_single_sample_is_an_error_not_a_verdict() -> None:
     with pytest.raises(
-        ValueError, match="a baseline of a single launch: a comparison needs 2 a side"
+        ValueError,
+        match="a baseline of a single launch: a comparison needs 2 a side",
     ):
         decide(measurement(STEADY), measurement((1.0,)))
 
@@ -679,7 +791,9 @@ def test_a_single_sample_is_an_error_not_a_verdict() -> None:
 def test_launches_that_have_no_partner_were_not_interleaved(
     sessions: list[Sequence[float]],
 ) -> None:
-    with pytest.raises(ValueError, match=r"launches and .*: they were not interleaved"):
+    with pytest.raises(
+        ValueError, match=r"launches and .*: they were not interleaved"
+    ):
         judge(
             measurement(STEADY),
             list(map(measurement, sessions)),
@@ -694,9 +808,13 @@ def test_launches_that_have_no_partner_were_not_interleaved(
 def test_what_drifts_from_pair_to_pair_cancels() -> None:
     drifting = (1.0, 1.5, 0.7, 1.2, 2.0)
     now = tuple(
-        1.2 * level * wobble for level, wobble in zip(drifting, STEADY, strict=True)
+        1.2 * level * wobble
+        for level, wobble in zip(drifting, STEADY, strict=True)
     )
-    assert decide(measurement(now), measurement(drifting)).status is Status.INCONCLUSIVE
+    assert (
+        decide(measurement(now), measurement(drifting)).status
+        is Status.INCONCLUSIVE
+    )
     verdict = decide(measurement(now), measurement(drifting), interleaved=True)
     assert verdict == "REGRESSED"
     (comparison,) = verdict.comparisons
@@ -726,10 +844,16 @@ def test_in_turns_only_what_is_asked_of_a_step_must_match() -> None:
     assert decide(now, base) == "INCOMPARABLE"
     verdict = decide(now, base, interleaved=True)
     assert verdict == "PASS"
-    assert verdict.differences == ("deterministic False -> True", "torch 2.12 -> 2.13")
+    assert verdict.differences == (
+        "deterministic False -> True",
+        "torch 2.12 -> 2.13",
+    )
     other = measurement(STEADY, must={"deterministic": True, "batch_size": 8})
     verdict = decide(now, other, interleaved=True)
-    assert (verdict, verdict.differences[0]) == ("INCOMPARABLE", "batch_size 8 -> 4")
+    assert (verdict, verdict.differences[0]) == (
+        "INCOMPARABLE",
+        "batch_size 8 -> 4",
+    )
     other = measurement(STEADY, must={"batch_size": 4, "test:bucket_mb": 25})
     verdict = decide(now, other, interleaved=True)
     assert (verdict, verdict.differences[0]) == (
@@ -810,13 +934,15 @@ def test_a_reason_to_compare_nothing_fails_only_where_that_is_asked(
 def test_fail_on_names_exactly_what_fails(name: str) -> None:
     for status in Status:
         verdict = Verdict(status=status, reason="x")
-        assert fails(verdict, fail_on=frozenset({name}), baseline_missing="fail") == (
-            status == name.upper().replace("-", " ")
-        )
+        assert fails(
+            verdict, fail_on=frozenset({name}), baseline_missing="fail"
+        ) == (status == name.upper().replace("-", " "))
 
 
 def test_fail_on_has_a_name_for_every_verdict_but_pass() -> None:
-    named = {name.upper().replace("-", " ") for name in FAIL_ON_NAMES} - {"DIVERGED"}
+    named = {name.upper().replace("-", " ") for name in FAIL_ON_NAMES} - {
+        "DIVERGED"
+    }
     assert named == {*Status} - {Status.PASS}
 
 
@@ -827,7 +953,9 @@ def with_loss(*launches: Sequence[float | None]) -> Measurement:
     steady = measurement(STEADY)
     return replace(
         steady,
-        samples=replace(steady.samples, losses=tuple(map(tuple, launches)) or None),
+        samples=replace(
+            steady.samples, losses=tuple(map(tuple, launches)) or None
+        ),
     )
 
 
@@ -865,7 +993,9 @@ def test_losses_that_differ_by_more_than_launches_do_are_noted(
     assert fails(
         verdict, fail_on=frozenset({"diverged"}), baseline_missing="warn"
     ) == bool(found)
-    assert not fails(verdict, fail_on=frozenset({"improved"}), baseline_missing="warn")
+    assert not fails(
+        verdict, fail_on=frozenset({"improved"}), baseline_missing="warn"
+    )
 
 
 def test_losses_are_compared_with_the_last_session_and_not_where_nothing_is_compared() -> (
@@ -874,7 +1004,10 @@ def test_losses_are_compared_with_the_last_session_and_not_where_nothing_is_comp
     other = with_loss(*((9.0, 9.0),) * 3)
     assert (
         judge(
-            with_loss(*SAME), [other, with_loss(*SAME)], (P50,), assumed=NO_DRIFT
+            with_loss(*SAME),
+            [other, with_loss(*SAME)],
+            (P50,),
+            assumed=NO_DRIFT,
         ).diverged
         is None
     )
@@ -897,9 +1030,21 @@ REDUCED = Limit(metric="all_reduce.bytes", value=0.10, unit="%")
         (0, 8, [P50, DEFAULT], "REGRESSED", "counter-rose"),
         (0, 0, [P50, DEFAULT], "PASS", "within-limit"),
         (1000, 1200, [P50, replace(BYTES, value=0.25)], "PASS", "within-limit"),
-        (1000, 1251, [P50, replace(BYTES, value=0.25)], "REGRESSED", "counter-rose"),
+        (
+            1000,
+            1251,
+            [P50, replace(BYTES, value=0.25)],
+            "REGRESSED",
+            "counter-rose",
+        ),
         (1000, 810, [P50, replace(BYTES, value=0.25)], "PASS", "within-limit"),
-        (1000, 799, [P50, replace(BYTES, value=0.25)], "IMPROVED", "counter-fell"),
+        (
+            1000,
+            799,
+            [P50, replace(BYTES, value=0.25)],
+            "IMPROVED",
+            "counter-fell",
+        ),
         (1000, 1001, [BYTES], "REGRESSED", "counter-rose"),
         (1000, 1000, [BYTES], "PASS", "within-limit"),
         (None, None, [P50, DEFAULT], "PASS", "within-limit"),
@@ -913,7 +1058,11 @@ REDUCED = Limit(metric="all_reduce.bytes", value=0.10, unit="%")
     ],
 )
 def test_counts_have_no_noise(
-    before: int | None, now: int | None, limits: list[Limit], status: str, reason: str
+    before: int | None,
+    now: int | None,
+    limits: list[Limit],
+    status: str,
+    reason: str,
 ) -> None:
     current, base = (
         replace(measurement(STEADY), counters={"rpc.bytes": count})
@@ -923,13 +1072,18 @@ def test_counts_have_no_noise(
     assert (verdict.status.value, verdict.reason) == (status, reason)
 
 
-def test_a_default_limit_on_a_counter_is_dropped_and_a_loss_is_reported() -> None:
+def test_a_default_limit_on_a_counter_is_dropped_and_a_loss_is_reported() -> (
+    None
+):
     counted = replace(measurement(STEADY), counters={"rpc.bytes": 8})
     assert decide(counted, measurement(STEADY), P50, DEFAULT).dropped == ()
     assert decide(measurement(STEADY), counted, P50, DEFAULT).dropped == (
         "rpc.bytes:0%: unknown now",
     )
-    assert decide(measurement(STEADY), measurement(STEADY), P50, DEFAULT).dropped == ()
+    assert (
+        decide(measurement(STEADY), measurement(STEADY), P50, DEFAULT).dropped
+        == ()
+    )
     assert (
         decide(measurement(STEADY), counted, P50, BYTES).differences[0]
         == "rpc.bytes is unknown now"
@@ -979,11 +1133,18 @@ def test_where_no_time_is_compared_a_default_limit_only_finds_regressions(
 def test_what_is_not_compared_is_not_counted_either() -> None:
     counted = replace(measurement(STEADY), counters={"rpc.bytes": 8})
     assert decide(counted, None, BYTES).status is Status.NO_BASELINE
-    assert decide(counted, counted, BYTES, not_gated="saving").reason == "saving"
+    assert (
+        decide(counted, counted, BYTES, not_gated="saving").reason == "saving"
+    )
 
 
 COUNTS = dict.fromkeys((f"{kind}.count" for kind in (*SENT, "collectives")), 0)
-DDP = {**COUNTS, "all_reduce.count": 1, "collectives.count": 1, "gradient_bytes": 4000}
+DDP = {
+    **COUNTS,
+    "all_reduce.count": 1,
+    "collectives.count": 1,
+    "gradient_bytes": 4000,
+}
 NO_DDP = {**COUNTS, "gradient_bytes": None}
 POWER_SGD = {**DDP, "all_reduce.count": None, "collectives.count": None}
 FSDP = {
@@ -1030,7 +1191,10 @@ def test_steps_that_send_nothing_any_more_are_not_called_faster(
         replace(measurement(STEADY), counters=before),
     )
     verdict = decide(*sides, P50, *COUNTER_LIMITS)
-    assert (verdict.status.value, "".join(verdict.differences)) == (status, difference)
+    assert (verdict.status.value, "".join(verdict.differences)) == (
+        status,
+        difference,
+    )
     assert (verdict.reason == "not-synchronised") is (status == "INCOMPARABLE")
 
 
@@ -1049,15 +1213,21 @@ def test_lost_traffic_is_accepted_by_a_limit_of_the_users_and_is_none_of_rpc_or_
         {"must_match": {"collective": "all_reduce of 4MiB float32"}},
     ):
         sides = (
-            replace(side, environment=Environment(**facts)) for side in (now, base)
+            replace(side, environment=Environment(**facts))
+            for side in (now, base)
         )
         assert decide(*sides, P50, *COUNTER_LIMITS) == "IMPROVED"
 
 
-def test_losses_that_differ_are_noted_of_steps_that_send_nothing_any_more() -> None:
+def test_losses_that_differ_are_noted_of_steps_that_send_nothing_any_more() -> (
+    None
+):
     now, base = with_loss(*((9.0, 9.0),) * 3), with_loss(*SAME)
     verdict = decide(
-        replace(now, counters=NO_DDP), replace(base, counters=DDP), P50, *COUNTER_LIMITS
+        replace(now, counters=NO_DDP),
+        replace(base, counters=DDP),
+        P50,
+        *COUNTER_LIMITS,
     )
     assert verdict == "INCOMPARABLE"
     assert verdict.diverged is not None
@@ -1065,7 +1235,10 @@ def test_losses_that_differ_are_noted_of_steps_that_send_nothing_any_more() -> N
 
 def test_an_unknown_counter_hides_no_regression() -> None:
     verdict = decide(measurement(times(1.5)), measurement(STEADY), P50, BYTES)
-    assert (verdict.status, verdict.reason) == (Status.REGRESSED, "beyond-limit")
+    assert (verdict.status, verdict.reason) == (
+        Status.REGRESSED,
+        "beyond-limit",
+    )
     assert verdict.differences == ("rpc.bytes is unknown now",)
 
 
@@ -1085,21 +1258,27 @@ def disturbed(factor: float, *, stretch: int) -> Measurement:
         )
         for launch in steady.samples.step_seconds
     )
-    return replace(steady, samples=replace(steady.samples, step_seconds=launches))
+    return replace(
+        steady, samples=replace(steady.samples, step_seconds=launches)
+    )
 
 
 @pytest.mark.parametrize(
     ("metric", "change"),
     [("p25", 0.2), ("p50", 0.2), ("p75", 0.2), ("p10", 0.2), ("p90", 4.4)],
 )
-def test_the_middle_is_compared_stretch_by_stretch(metric: str, change: float) -> None:
+def test_the_middle_is_compared_stretch_by_stretch(
+    metric: str, change: float
+) -> None:
     """Bursts that meet a third of one side's steps are in its 90th percentile, and not in what most
     stretches show."""
     limit = Limit(metric=metric, value=0.10, unit="%")
     now, base = disturbed(1.2, stretch=2), measurement(STEADY)
     verdict = decide(now, base, limit, interleaved=True, stretches=STRETCHES)
     assert verdict == "REGRESSED"
-    assert verdict.comparisons[0].change.estimate == pytest.approx(change, rel=0.15)
+    assert verdict.comparisons[0].change.estimate == pytest.approx(
+        change, rel=0.15
+    )
 
 
 def test_a_burst_in_either_side_is_no_change_of_the_code() -> None:
@@ -1123,7 +1302,9 @@ def test_a_pair_that_differs_much_is_left_out_of_the_middle(
     slow = measurement(times(1.2**5)).samples
     steady = measurement(STEADY)
     launches = (slow.step_seconds[0], *steady.samples.step_seconds[1:])
-    now = replace(steady, samples=replace(steady.samples, step_seconds=launches))
+    now = replace(
+        steady, samples=replace(steady.samples, step_seconds=launches)
+    )
     limit = Limit(metric=metric, value=0.10, unit="%")
     comparison = decide(
         now, steady, limit, interleaved=True, stretches=STRETCHES
@@ -1135,13 +1316,21 @@ def test_a_window_that_took_no_turns_is_compared_as_a_whole() -> None:
     now, base = disturbed(1.2, stretch=2), measurement(STEADY)
     whole = decide(now, base, interleaved=True)
     assert decide(now, base, interleaved=True, stretches=[(30,)] * 5) == whole
-    some = decide(now, base, interleaved=True, stretches=[(10, 10, 10), *[(30,)] * 4])
-    assert some.comparisons[0].change.estimate != whole.comparisons[0].change.estimate
+    some = decide(
+        now, base, interleaved=True, stretches=[(10, 10, 10), *[(30,)] * 4]
+    )
+    assert (
+        some.comparisons[0].change.estimate
+        != whole.comparisons[0].change.estimate
+    )
 
 
 def test_cpu_time_is_compared_as_a_whole() -> None:
     limit = Limit(metric="cpu_p50", value=0.10, unit="%")
-    now, base = measurement(STEADY, cpu=times(1.2)), measurement(STEADY, cpu=STEADY)
+    now, base = (
+        measurement(STEADY, cpu=times(1.2)),
+        measurement(STEADY, cpu=STEADY),
+    )
     verdicts = [
         decide(now, base, limit, interleaved=True, stretches=every)
         for every in ((), STRETCHES)
@@ -1170,7 +1359,10 @@ LIMIT = (Limit(metric="p50", value=0.1, unit="%"),)
 
 
 def test_steps_of_all_nodes_are_compared_where_their_clocks_are_known() -> None:
-    now, before = over_nodes(0.01, 4e-6, own=0.02), over_nodes(0.01, 4e-6, own=0.01)
+    now, before = (
+        over_nodes(0.01, 4e-6, own=0.02),
+        over_nodes(0.01, 4e-6, own=0.01),
+    )
     verdict = judge_times(now, [before], LIMIT)
     assert (verdict.status, verdict.first_node) == (Status.PASS, False)
     assert verdict.comparisons[0].now_seconds == pytest.approx(0.01, rel=0.02)
@@ -1187,7 +1379,9 @@ def test_else_those_of_the_first_node_on_both_sides_and_it_is_said(
     verdict = judge_times(now, [before], LIMIT)
     assert (verdict.status, verdict.first_node) == (Status.REGRESSED, True)
     assert verdict.comparisons[0].now_seconds == pytest.approx(0.018, rel=0.02)
-    assert verdict.comparisons[0].baseline_seconds == pytest.approx(0.009, rel=0.02)
+    assert verdict.comparisons[0].baseline_seconds == pytest.approx(
+        0.009, rel=0.02
+    )
 
 
 def test_one_node_has_one_clock() -> None:
@@ -1198,7 +1392,9 @@ def test_one_node_has_one_clock() -> None:
     assert not judge_times(alone, [alone], LIMIT).first_node
 
 
-def test_slow_steps_that_no_percentile_shows_are_a_regression_of_the_mean() -> None:
+def test_slow_steps_that_no_percentile_shows_are_a_regression_of_the_mean() -> (
+    None
+):
     limits = tuple(replace(limit, default=False) for limit in TIME_LIMITS)
     before = measurement(STEADY)
     slower = tuple(
@@ -1212,4 +1408,6 @@ def test_slow_steps_that_no_percentile_shows_are_a_regression_of_the_mean() -> N
         ("p50", Status.PASS),
         ("mean", Status.REGRESSED),
     ]
-    assert verdict.comparisons[2].change.estimate == pytest.approx(1.4, abs=0.01)
+    assert verdict.comparisons[2].change.estimate == pytest.approx(
+        1.4, abs=0.01
+    )

@@ -39,10 +39,18 @@ def test_waits(request, monkeypatch):
 def test_next():
     pass
 """
-ARGUMENTS = ("-p", "no:randomly", "-p", "no:benchmark", "-p", "no:cacheprovider")
+ARGUMENTS = (
+    "-p",
+    "no:randomly",
+    "-p",
+    "no:benchmark",
+    "-p",
+    "no:cacheprovider",
+)
 WAIT = "waiting for another timed run"
 REPORTED = [
-    f"{WAIT} (pid 4321) to release its cores, {seconds} s" for seconds in (10, 20)
+    f"{WAIT} (pid 4321) to release its cores, {seconds} s"
+    for seconds in (10, 20)
 ]
 
 
@@ -52,7 +60,10 @@ REPORTED = [
         ("-q", ["..*100%*"]),
         (
             "-v",
-            ["test_waits.py::test_waits PASSED*", "test_waits.py::test_next PASSED*"],
+            [
+                "test_waits.py::test_waits PASSED*",
+                "test_waits.py::test_next PASSED*",
+            ],
         ),
     ],
 )
@@ -62,11 +73,15 @@ def test_a_long_wait_is_reported_rarely_and_on_lines_of_its_own(
     pytester.makepyfile(test_waits=WAITING)
     result = pytester.runpytest_subprocess(*ARGUMENTS, option)
     result.stdout.fnmatch_lines([*REPORTED, *tests])
-    assert [text for text in result.outlines if text.startswith("waiting")] == REPORTED
+    assert [
+        text for text in result.outlines if text.startswith("waiting")
+    ] == REPORTED
     assert "captured" not in result.stdout.str()
 
 
-def test_in_a_worker_of_xdist_nothing_is_reported(pytester: pytest.Pytester) -> None:
+def test_in_a_worker_of_xdist_nothing_is_reported(
+    pytester: pytest.Pytester,
+) -> None:
     pytester.makepyfile(test_waits=WAITING)
     result = pytester.runpytest_subprocess(*ARGUMENTS, "-n1")
     result.assert_outcomes(passed=3)
@@ -83,13 +98,22 @@ def test_a_terminal_shows_a_wait_while_it_lasts_and_a_dumb_one_in_lines(
     status, output = on_terminal(*ARGUMENTS)
     lines = [line for line in output.splitlines() if line.startswith("waiting")]
     assert (status, lines) == (0, REPORTED if terminal == "dumb" else [])
-    for text in (" (pid 4321) to release its c, 25 s", " to release its cores, 1 s"):
-        assert (f"\x1b7 {WAIT}{text}\x1b[K\x1b8" in output) is (terminal == "xterm")
+    for text in (
+        " (pid 4321) to release its c, 25 s",
+        " to release its cores, 1 s",
+    ):
+        assert (f"\x1b7 {WAIT}{text}\x1b[K\x1b8" in output) is (
+            terminal == "xterm"
+        )
 
 
 @pytest.mark.parametrize(
     ("seconds", "shown"),
-    [(30.0, ", 8 min left (fewer --ddp-steps shorten it)"), (3.0, ""), (0.0, "")],
+    [
+        (30.0, ", 8 min left (fewer --ddp-steps shorten it)"),
+        (3.0, ""),
+        (0.0, ""),
+    ],
 )
 def test_a_long_test_says_how_long_it_still_takes_and_what_shortens_it(
     monkeypatch: pytest.MonkeyPatch, seconds: float, shown: str
@@ -106,7 +130,9 @@ def test_a_long_test_says_how_long_it_still_takes_and_what_shortens_it(
         stash={RUN: SimpleNamespace(begun=[1], items=[1])},
     )
     watcher = watch.Watcher(config, warmup=5)
-    monkeypatch.setattr(watcher, "_draw", lambda line, end="": drawn.append(end))
+    monkeypatch.setattr(
+        watcher, "_draw", lambda line, end="": drawn.append(end)
+    )
     watcher.begin(0, 5)
     clock[0] += 60
     watcher.waiting(Path("/cpu0"))  # which says nothing of the launch

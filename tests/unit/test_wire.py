@@ -44,7 +44,11 @@ def test_frames_are_put_together_from_any_pieces(
         while data := other.recv(piece):
             arrived += data
             frames += take_frames(arrived)
-    assert frames == [(Kind.RESULT, b"x" * 100), (Kind.ERROR, b""), (Kind.DONE, b"")]
+    assert frames == [
+        (Kind.RESULT, b"x" * 100),
+        (Kind.ERROR, b""),
+        (Kind.DONE, b""),
+    ]
 
 
 def test_lines_carry_descriptors_in_their_order(
@@ -69,10 +73,14 @@ def test_lines_carry_descriptors_in_their_order(
 
 
 def test_the_board_tells_where_each_rank_is(tmp_path: Path) -> None:
-    written, read = (Board(tmp_path / "board", world_size=2, steps=3) for _ in range(2))
+    written, read = (
+        Board(tmp_path / "board", world_size=2, steps=3) for _ in range(2)
+    )
     written.enter(1, Phase.WARMUP, 17)
     written.row(1)[Board.STEP_CELL] = 1
-    assert (read.steps(1), len(read.marks(1))) == (0, 1), "before the rank knows"
+    assert (read.steps(1), len(read.marks(1))) == (0, 1), (
+        "before the rank knows"
+    )
     written.set_steps(1, 2)
     written.marks(1)[:] = memoryview(bytes(8 * 3)).cast("q")
     assert (read.steps(0), read.steps(1), len(read.marks(1))) == (0, 2, 3)
@@ -92,7 +100,8 @@ def test_the_board_tells_where_each_rank_is(tmp_path: Path) -> None:
     written.enter(0, Phase.SETUP, 18)
     assert read.describe(0, PLAN) == "setup"
     assert (
-        read.describe(0, replace(PLAN, boundary=UPDATE)) == "the program's first steps"
+        read.describe(0, replace(PLAN, boundary=UPDATE))
+        == "the program's first steps"
     )
     for board in (written, read):
         board.close()

@@ -35,8 +35,14 @@ from tests.unit.test_report import FAILED, comparison, outcome, risen, verdict
         (outcome(verdict(Status.INCONCLUSIVE)), Concern.DOUBTFUL),
         (outcome(verdict(Status.NO_BASELINE)), Concern.DOUBTFUL),
         (outcome(verdict(Status.INCOMPARABLE)), Concern.DOUBTFUL),
-        (outcome(verdict(Status.NOT_GATED, "debugging-variable")), Concern.DOUBTFUL),
-        (outcome(verdict(Status.NOT_GATED, "no-supported-limit")), Concern.DOUBTFUL),
+        (
+            outcome(verdict(Status.NOT_GATED, "debugging-variable")),
+            Concern.DOUBTFUL,
+        ),
+        (
+            outcome(verdict(Status.NOT_GATED, "no-supported-limit")),
+            Concern.DOUBTFUL,
+        ),
         (outcome(verdict(Status.IMPROVED)), Concern.IMPROVED),
         (outcome(verdict(Status.PASS)), Concern.NONE),
         (outcome(verdict(Status.NOT_GATED, "gate-off")), Concern.NONE),
@@ -47,12 +53,18 @@ def test_what_is_to_be_looked_at(measured: Outcome, concern: Concern) -> None:
     assert summary.concern(measured) is concern
 
 
-COUNTED = {Status.REGRESSED: Reason.COUNTER_ROSE, Status.IMPROVED: Reason.COUNTER_FELL}
+COUNTED = {
+    Status.REGRESSED: Reason.COUNTER_ROSE,
+    Status.IMPROVED: Reason.COUNTER_FELL,
+}
 
 
-def by(status: Status, change: float, name: str, *counters: CounterChange) -> Outcome:
+def by(
+    status: Status, change: float, name: str, *counters: CounterChange
+) -> Outcome:
     changed = replace(
-        comparison(status), change=Interval(estimate=change, low=change, high=change)
+        comparison(status),
+        change=Interval(estimate=change, low=change, high=change),
     )
     reason = Reason.WITHIN_LIMIT
     if counters:
@@ -63,7 +75,9 @@ def by(status: Status, change: float, name: str, *counters: CounterChange) -> Ou
 
 def test_the_worst_is_first_by_concern_verdict_and_size() -> None:
     limit = Limit(metric="rpc.bytes", value=0.0, unit="%")
-    fell = CounterChange(limit=limit, status=Status.IMPROVED, baseline=100, now=10)
+    fell = CounterChange(
+        limit=limit, status=Status.IMPROVED, baseline=100, now=10
+    )
     ordered = [
         by(Status.REGRESSED, 0.1, "counted", risen(before=0, now=1)),
         by(Status.REGRESSED, 0.5, "half"),

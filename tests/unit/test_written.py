@@ -86,7 +86,9 @@ def of_a_pytest(
     )
 
 
-def test_reports_of_a_red_run_do_not_look_green(pytester: pytest.Pytester) -> None:
+def test_reports_of_a_red_run_do_not_look_green(
+    pytester: pytest.Pytester,
+) -> None:
     red = """
         import pytest
 
@@ -106,7 +108,9 @@ def test_reports_of_a_red_run_do_not_look_green(pytester: pytest.Pytester) -> No
         def test_expected(): assert False
     """
     pytester.makepyfile(test_red=red, test_none="import no_such_module")
-    result, data, markdown = of_a_pytest(pytester, "--continue-on-collection-errors")
+    result, data, markdown = of_a_pytest(
+        pytester, "--continue-on-collection-errors"
+    )
     assert result.ret == pytest.ExitCode.TESTS_FAILED
     assert data["summary"]["other_failures"] == 3
     assert markdown == "## 3 other failures (0 of 0 compared)\n"

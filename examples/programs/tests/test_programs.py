@@ -29,10 +29,17 @@ def test_transformers(ddp_benchmark: Any, micro_batches: int) -> None:
 
     def main(ctx: Any) -> None:
         import torch
-        from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
+        from transformers import (
+            GPT2Config,
+            GPT2LMHeadModel,
+            Trainer,
+            TrainingArguments,
+        )
 
         model = GPT2LMHeadModel(
-            GPT2Config(n_layer=2, n_head=2, n_embd=64, vocab_size=256, n_positions=64)
+            GPT2Config(
+                n_layer=2, n_head=2, n_embd=64, vocab_size=256, n_positions=64
+            )
         )
         tokens = torch.randint(256, (4096, 32))
         arguments = TrainingArguments(
@@ -66,7 +73,9 @@ def test_lightning(ddp_benchmark: Any, automatic: bool) -> None:
                 super().__init__()
                 self.automatic_optimization = automatic
                 self.model = torch.nn.Sequential(
-                    torch.nn.Linear(64, 256), torch.nn.ReLU(), torch.nn.Linear(256, 64)
+                    torch.nn.Linear(64, 256),
+                    torch.nn.ReLU(),
+                    torch.nn.Linear(256, 64),
                 )
 
             def training_step(self, batch: Any, index: int) -> Any:
@@ -92,7 +101,9 @@ def test_lightning(ddp_benchmark: Any, automatic: bool) -> None:
             enable_model_summary=False,
         )
         dataset = torch.utils.data.TensorDataset(torch.randn(4096, 64))
-        trainer.fit(Module(), torch.utils.data.DataLoader(dataset, batch_size=32))
+        trainer.fit(
+            Module(), torch.utils.data.DataLoader(dataset, batch_size=32)
+        )
 
     ddp_benchmark.loop(main, batch_size=32)
 
