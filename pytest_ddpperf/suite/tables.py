@@ -125,9 +125,13 @@ def describe(result: Result, *further: str, heading: str) -> Iterator[str]:
     yield ""
     yield heading
     yield ""
+    yield from topology()
+
+
+def topology() -> list[str]:
+    """Return nvidia-smi's matrix of what links the GPUs of this machine."""
     if shutil.which("nvidia-smi") is None:
-        yield "(there is no nvidia-smi)"
-        return
+        return ["(there is no nvidia-smi)"]
     called = subprocess.run(
         ["nvidia-smi", "topo", "-m"],
         capture_output=True,
@@ -135,7 +139,7 @@ def describe(result: Result, *further: str, heading: str) -> Iterator[str]:
         check=False,
     )
     # it underlines the titles of columns
-    yield from _ESCAPE.sub("", called.stdout or called.stderr).splitlines()
+    return _ESCAPE.sub("", called.stdout or called.stderr).splitlines()
 
 
 def percentile_cells(percentile: Callable[[float], float], count: float) -> str:

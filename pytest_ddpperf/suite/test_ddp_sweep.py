@@ -3,6 +3,7 @@ numbers of ranks."""
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from pytest_ddpperf import Context, DdpBenchmark, Result
+from pytest_ddpperf import Context, DdpBenchmark, DdpRun, Result
 from pytest_ddpperf.suite.models import RESNETS
 from pytest_ddpperf.suite.tables import (
     PERCENTILES,
@@ -19,6 +20,7 @@ from pytest_ddpperf.suite.tables import (
     Tables,
     describe,
     percentile_cells,
+    topology,
 )
 from pytest_ddpperf.suite.workloads import (
     Fits,
@@ -39,6 +41,7 @@ class SweepTable:
         self._rows: dict[str, dict[SweepRow, Result]] = {}  # by model and row
         self._images = 0
         self._bucket_mb = 0
+        self._others: dict[str, list[str]] = {}  # topologies, by machine
 
     def add(
         self,
@@ -52,6 +55,13 @@ class SweepTable:
         self._images = images
         self._bucket_mb = bucket_mb
 
+    def add_topologies(
+        self, machines: Iterable[tuple[str, list[str]] | None]
+    ) -> None:
+        """Add those of all machines but the first, as the ranks of a row returned them."""
+        _, *others = filter(None, machines)
+        self._others.update(others)
+
     def lines(self) -> Iterator[str]:
         result = next(iter(next(iter(self._rows.values())).values()))
         yield "-----------------------------------"
@@ -64,6 +74,10 @@ class SweepTable:
             f"* Maximum bucket size: {self._bucket_mb}MB",
             heading="--- nvidia-smi topo -m ---",
         )
+        for machine, topology_there in self._others.items():
+            yield ""
+            yield f"{machine}:"
+            yield from topology_there
         yield "--------------------------"
         titles = f"{'sec/iter':>14}{'ex/sec':>10}" * len(PERCENTILES)
         for model in RESNETS:
@@ -94,10 +108,18 @@ class SweepTable:
         return f"{text}  {alone.p50 / result.p50:9.0%}"
 
 
+def topology_of_machine(ctx: Context) -> tuple[str, list[str]] | None:
+    """Return the name and the topology of a machine, from its first rank."""
+    if ctx.local_rank:
+        return None
+    return f"machine {ctx.node_rank + 1}, {socket.gethostname()}", topology()
+
+
 @pytest.mark.ddp(world_size=1)  # each parameter has its own
 @pytest.mark.parametrize("model", RESNETS)
 def test_ddp_sweep(
     ddp_benchmark: DdpBenchmark,
+    ddp_run: DdpRun,
     model: str,
     sweep_row: SweepRow,
     size: Size,
@@ -131,5 +153,8 @@ def test_ddp_sweep(
         facts["bucket_size"] = bucket_mb
     result = ddp_benchmark(setup, batch_size=size.images, facts=facts)
     tables.get(SweepTable).add(model, sweep_row, result, size.images, bucket_mb)
+    if sweep_row.machines > 1:
+        machines = ddp_run(topology_of_machine)
+        tables.get(SweepTable).add_topologies(machines)
     if sweep_row.ranks:
         tables.get(Scaling).add(model, result)

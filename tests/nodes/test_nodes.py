@@ -373,6 +373,9 @@ def test_what_fails_on_another_node_is_reported_and_the_next_tests_run_until_ctr
     assert re.search(r"5 failed, 16 passed, .*1 error, 1 rerun", output)
     rows = re.findall(r"^ +(\d) CPUs -- +(.+?):", output, re.MULTILINE)
     assert rows == [("1", "no ddp"), ("1", "1M/1G"), ("2", "2M/1G")]
+    assert re.search(
+        r"^machine 2, .+:\n\(there is no nvidia-smi\)", output, re.M
+    )
     assert "Bytes that all ranks send between 2 nodes" in output
     assert re.search(
         r"Bytes that an RPC .+ between 2 nodes\n.+\n.+\n\| 1,000,000 \| 2,0\d\d,\d\d\d ",

@@ -310,6 +310,7 @@ PARAMETERS: dict[str, Any] = {
     "kind": "DDP",
     "scaled_ranks": 2,
     "sweep_row": SweepRow(1, 2),
+    "ddp_run": None,
     "fits": lambda model, sequences=None: None,
     "backend": "gloo-cpu",
     "pytestconfig": SimpleNamespace(getoption={}.get, getini=lambda name: None),
