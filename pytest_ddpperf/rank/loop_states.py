@@ -65,8 +65,8 @@ class Learning:
 
 
 class Warming:
-    """The warm-up. The first step that is seen to begin finds modules, and the next is counted; not
-    one that is shorter."""
+    """The warm-up. Of its last steps the first finds modules, and the next is counted; not one that
+    is shorter. Earlier steps may be of another stage of the training."""
 
     def __init__(self, rank: TimedRank, ended_ns: list[int]) -> None:
         refuse_wrong_group(rank.plan, rank.ctx.device)
@@ -76,6 +76,7 @@ class Warming:
         self._ended_ns = ended_ns  # of each step
         self._waited = 0  # steps after which this process waited for the device
         self._is_seen = False  # whether a step was seen to begin
+        self._has_found = False  # modules
         # backward passes of each that was seen to begin
         self._passes: list[int] = []
         self._losses: list[Any] = []
@@ -116,8 +117,10 @@ class Warming:
                 raise DdpPerfError(board.describe_updates())
             usual = max(multimode(self._passes or [passes]))
             return Timing(rank, self._warmed(), usual, self._unfit).begin()
-        if not was_seen:
-            self._within.enter_context(rank.phases.finding_modules())
+        if not self._has_found:
+            if len(self._ended_ns) >= rank.plan.warmup - 2:
+                self._within.enter_context(rank.phases.finding_modules())
+                self._has_found = True
         elif not self._counters:
             counting = rank.meter.counting(rank.own, rank.ctx.device)
             self._counters = self._within.enter_context(counting)

@@ -210,6 +210,30 @@ def test_steps_go_on_with_another_optimizer_in_the_next_stage(
     assert samples.counters["all_reduce.count"] == 1
 
 
+def test_counters_and_phases_are_those_of_the_stage_that_is_timed(
+    programs: Programs,
+) -> None:
+    samples = programs.run(
+        """
+model = begin()
+for update in range(10**9):
+    if update == 10:
+        model = DDP(model.module)
+    if update in (0, 10):
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model(x).sum().backward()
+    if update >= 10:
+        dist.all_reduce(torch.zeros(1))
+    optimizer.step()
+""",
+        begin=BEGIN.removeprefix(OWN_CLOCK),
+        warmup=20,
+    )
+    assert samples.counters["all_reduce.count"] == 2
+    assert samples.phases is not None
+    assert None not in samples.phases.own["forward"]
+
+
 @pytest.mark.parametrize("updates", [1, 2, 3, 5])
 def test_an_optimizer_made_anew_each_epoch_goes_on_with_the_steps(
     programs: Programs, updates: int
