@@ -81,7 +81,8 @@ def without_blind_pass(
     verdict: Verdict, current: Measurement, baseline: Sequence[Measurement]
 ) -> Verdict:
     """Return the verdict; of launches of two speeds INCONCLUSIVE instead of PASS, unless a slowdown
-    of three limits would have been seen. INCONCLUSIVE has them as its reason."""
+    of three limits would have been seen. INCONCLUSIVE has them as its reason, unless something else
+    makes launches say little."""
     sides = [current.samples, *(session.samples for session in baseline)]
     faults = [each for samples in sides for each in samples.most_page_faults]
     apart = max(faults, default=0.0) - min(faults, default=0.0)
@@ -89,7 +90,11 @@ def without_blind_pass(
     if apart * FAULT_SECONDS <= _SPEEDS * step:
         return verdict
     is_blind = verdict.status is Status.PASS and not _is_near(verdict, _SEEN)
-    if is_blind or verdict.status is Status.INCONCLUSIVE:
+    is_open = verdict.status is Status.INCONCLUSIVE and verdict.reason not in (
+        Reason.RECOMPILED,
+        Reason.GOES_ON,
+    )
+    if is_blind or is_open:
         return without_claim(verdict, Status.INCONCLUSIVE, Reason.TWO_SPEEDS)
     return verdict
 

@@ -205,6 +205,15 @@ def test_launches_of_two_speeds_pass_only_if_a_slowdown_would_have_been_seen(
     assert without_blind_pass(judged, unknown, [unknown]) is judged
 
 
+@pytest.mark.parametrize("reason", [Reason.RECOMPILED, Reason.GOES_ON])
+def test_two_speeds_hide_nothing_else_that_makes_launches_say_little(
+    reason: Reason,
+) -> None:
+    judged = replace(verdict(Status.INCONCLUSIVE, 0.0, high=0.4), reason=reason)
+    before = with_page_faults(5000, 0)
+    assert without_blind_pass(judged, before, [before]) is judged
+
+
 @pytest.mark.parametrize("stored", SUSPECTED)
 @pytest.mark.parametrize("causes", [(), ("torch 2.12 -> 2.13",)])
 def test_slower_interleaved_is_red_whatever_else_differs(
