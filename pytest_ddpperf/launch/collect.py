@@ -227,8 +227,8 @@ def _of_program(
         ]
         if sum(each != mode(sent) for each in sent) > _DIFFERING * len(sent):
             found["collectives"] = (
-                f"steps differ in their collectives: {min(sent)} to {max(sent)} (logging, another"
-                " optimizer?)"
+                f"steps differ in their collectives: {min(sent)} to {max(sent)} (logging,"
+                " averaging, another stage of the training?)"
             )
     return found
 

@@ -165,7 +165,8 @@ class RunResults:
         if new:
             self.messages.append(
                 f"new files since the tests began: {text.some(new, 3)}: a program that resumes from"
-                " its files does something else in its next launch"
+                " its files does something else in its next launch (let it write to a temporary"
+                " folder)"
             )
 
     def _note_ignored(self, rootdir: Path, saved: Sequence[str]) -> None:

@@ -212,8 +212,8 @@ class Board:
             for rank, updates in enumerate(self.updates())
         )
         return (
-            f"ranks take different numbers of updates: {', '.join(took)} (give each as many"
-            " batches)"
+            f"ranks take different numbers of updates: {', '.join(took)} (give all ranks"
+            ' equally many batches, or let a step be an epoch: boundary="mark")'
         )
 
     def marks(self, rank: int) -> memoryview:
