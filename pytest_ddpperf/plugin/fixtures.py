@@ -266,6 +266,11 @@ class BenchmarkFixture(DistributedFixture):
         watcher = Watcher(self._run.config, warmup=plan.warmup)
         try:
             measured = self._run.role.carry_out(job, self._run.session, watcher)
+        except KeyboardInterrupt:
+            self._run.report.messages.append(
+                f"{job.nodeid}: interrupted: {watcher.line()}"
+            )
+            raise
         except Failed as error:  # as in `DdpRun`
             raise error.with_traceback(None)
         except DdpPerfError as error:

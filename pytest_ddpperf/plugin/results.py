@@ -85,6 +85,7 @@ class RunResults:
             or self.skipped
             or self.never_measured
             or self.usage_error
+            or self.messages
             or self.unwritten
         )
 

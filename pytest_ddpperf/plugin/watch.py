@@ -53,6 +53,7 @@ class Watcher(Observer):
         self.launches = 0  # to the next look
         # step times of the launches that have ended
         self._seconds: list[float] = []
+        self._at = (Phase.START, 0, 0)  # the last step, of so many
         self._began = time.monotonic()
         self._launch_began = self._began
         # seconds of each, by when it began
@@ -98,9 +99,22 @@ class Watcher(Observer):
                 self._reporter.write_line(line)
                 self._reporter.flush()
 
+    def line(self, p50_seconds: float | None = None) -> str:
+        """Return what goes on, in words."""
+        phase, step, steps = self._at
+        run = self._config.stash[RUN]
+        return progress_line(
+            phase,
+            (step, self._warmup if phase is Phase.WARMUP else steps),
+            launch=(self.launch, self.launches),
+            test=(len(run.begun), len(run.items)),
+            p50_seconds=p50_seconds,
+        )
+
     def progress(
         self, phase: Phase, step: int, steps: int, marks_ns: Sequence[int]
     ) -> None:
+        self._at = (phase, step, steps)
         now = time.monotonic()
         if self._writer is None or now - self._drawn < _REDRAW_SECONDS:
             return
@@ -110,14 +124,7 @@ class Watcher(Observer):
             seconds += [
                 (after - before) / 1e9 for before, after in pairwise(done)
             ]
-        run = self._config.stash[RUN]
-        line = progress_line(
-            phase,
-            (step, self._warmup if phase is Phase.WARMUP else steps),
-            launch=(self.launch, self.launches),
-            test=(len(run.begun), len(run.items)),
-            p50_seconds=quantile(seconds, 50) if seconds else None,
-        )
+        line = self.line(quantile(seconds, 50) if seconds else None)
         end = ""
         if phase is Phase.STEPS and step:
             # of this launch

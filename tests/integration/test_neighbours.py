@@ -36,6 +36,29 @@ def test_a_test_that_is_interrupted_makes_pytest_benchmark_say_nothing(
     assert "Warning" not in result.stdout.str() + result.stderr.str()
 
 
+def test_of_a_test_that_is_interrupted_it_is_said_what_it_was_doing(
+    pytester: pytest.Pytester, run: Run
+) -> None:
+    pytester.makepyfile("""
+        import os, signal, time
+        os.environ.setdefault("PYTEST_PID", str(os.getpid()))
+
+        def setup(ctx):
+            def step():
+                if ctx.rank == 0:
+                    os.kill(int(os.environ["PYTEST_PID"]), signal.SIGINT)
+                time.sleep(3600)
+            return step
+
+        def test_step(ddp_benchmark): ddp_benchmark(setup)
+    """)
+    result = run("--ddp-launches=3", own=True)
+    assert result.ret == pytest.ExitCode.INTERRUPTED
+    result.stdout.fnmatch_lines(
+        ["*::test_step: interrupted: launch 1/3, warm-up 0/2"]
+    )
+
+
 TOO_LATE = """
 import os, signal, time, pytest
 THIS = os.getpid()
