@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Protocol
 
 from pytest_ddpperf import text
 from pytest_ddpperf.compare.result import Measured
@@ -25,18 +26,30 @@ from pytest_ddpperf.verdict import decision
 
 # of a commit, ready within so many seconds; raises DdpPerfError
 SideOf = Callable[[str, float], BaseSide]
-# `run.carry_out` of the same job with another baseline side
-Compare = Callable[..., Measured]
+
+
+class Compare(Protocol):
+    """`run.carry_out` of one job: with the stored baseline or, with `base`, with another version's
+    launches."""
+
+    def __call__(
+        self,
+        base: BaseSide | None = None,
+        *,
+        steps: int | None = None,
+        confirm_seconds: float | None = None,
+    ) -> Measured: ...
+
 
 # What is said of files that changed, by the reason of a verdict.
 _CHANGED = {
-    "confirmed": "changed, but not used by any rank",
+    Reason.CONFIRMED: "changed, but not used by any rank",
     Reason.MACHINE_SLOWER: "these files changed, and did not make it slower",
 }
 
 
 @dataclass(frozen=True, slots=True)
-class Confirmed:
+class Decided:
     """The comparison with the baseline's own code decides the verdict."""
 
     measured: Measured
@@ -51,13 +64,13 @@ class Stands:
 
 def weigh(
     stored: Measured, interleaved: Measured, causes: Sequence[str], commit: str
-) -> Confirmed | Stands:
+) -> Decided | Stands:
     """Return what becomes of the `stored` verdict, now that the baseline's own code, of this
     commit, was measured next to today's. `causes` are what else may make the same code slower."""
     verdict = interleaved.verdict
     differs = f"; what else differs: {', '.join(causes)}" if causes else ""
-    (now,) = interleaved.before
-    ratio = decision.implausible_ratio(stored.before, now)
+    (baseline_today,) = interleaved.before
+    ratio = decision.implausible_ratio(stored.before, baseline_today)
     if ratio:
         return Stands(
             f"it now takes {ratio:.3g}x its recorded time, which a drift of the machine does not"
@@ -72,7 +85,7 @@ def weigh(
         return Stands(
             f"interleaved with {commit[:12]}: {', '.join(changes)}{differs}"
         )
-    return Confirmed(
+    return Decided(
         replace(
             interleaved,
             verdict=final,
@@ -115,7 +128,7 @@ class Confirmation:
             return measured
         # by the monotonic clock, when the budget is used up
         until = time.monotonic() + self._left
-        found: Confirmed | Stands
+        found: Decided | Stands
         try:
             found = self._compare(measured, compare, until)
         except DdpPerfError as error:
@@ -129,8 +142,9 @@ class Confirmation:
                 # so that it does not disturb the next measurement
                 self._side.leave()
             self._left = until - time.monotonic()
-        if isinstance(found, Confirmed):
+        if isinstance(found, Decided):
             return found.measured
+        # a PASS says nothing that could not be confirmed
         if measured.verdict.status is Status.PASS:
             return measured
         why = f"not confirmed with the baseline's own code: {found.why}"
@@ -138,7 +152,7 @@ class Confirmation:
 
     def _compare(
         self, measured: Measured, compare: Compare, until: float
-    ) -> Confirmed | Stands:
+    ) -> Decided | Stands:
         """Measure the baseline's own code next to today's, and weigh what that shows. Raises
         DdpPerfError."""
         if isinstance(self._side_of, str):
@@ -173,10 +187,10 @@ class Confirmation:
             return Stands(", ".join(verdict.differences) or verdict.reason)
         causes = find_causes(measured, Path(side.trees.current))
         found = weigh(measured, interleaved, [*causes], source.commit)
-        if isinstance(found, Confirmed):
+        if isinstance(found, Decided):
             final = found.measured
             notes = (*final.further_notes, *self._find_notes(final, side))
-            return Confirmed(replace(final, further_notes=notes))
+            return Decided(replace(final, further_notes=notes))
         return found
 
     def _find_shortage(self, needed: float, until: float) -> str:

@@ -1,15 +1,15 @@
-"""When a measurement has rounds enough: looks declared in advance, a suspicion, its confirmation.
+"""When a measurement has rounds enough: looks declared in advance, a claim, its repetition.
 
 After as many launches as a look says, all launches so far are judged:
 
 - Within the limit and settled: the measurement ends. It also ends if further launches would hardly
   decide it.
-- Beyond the limit, in either direction, for the first time: a suspicion. It alone decides nothing.
-- At a later look: the launches since the suspicion, by themselves, must come to the same verdict on
-  the same metric as all launches together. Only then it stands.
+- Beyond the limit, in either direction, for the first time: a claim. It alone decides nothing.
+- At a later look: the launches since then, by themselves, must make the same claim on the same
+  metric, at twice the error rate. All launches together have to make it, too. Only then it stands.
 
-So a regression is reported only if launches that had no part in raising the suspicion show it
-again, with evidence of their own.
+So a regression is reported only if launches that had no part in the first claim show it again, with
+evidence of their own.
 
 Between two looks the pairs so far end the measurement early if they are within the limit and
 settled. That claims nothing, so it causes no false alarm. From the second look on, a measurement
@@ -249,7 +249,7 @@ class Rule:
         )
         return Take(left[0]) if further and not ended else Stop(verdict)
 
-    def measure(
+    def sides_of(
         self, rounds: Rounds, start: int = 0, stop: int | None = None
     ) -> tuple[Measurement, tuple[Measurement, ...]]:
         """Return what launches start..stop of the current side are together, and what they are
@@ -296,7 +296,7 @@ class Rule:
     ) -> tuple[Verdict, bool]:
         """Add what does not depend on times to a verdict, and return whether the measurement ends
         with it."""
-        current, before = self.measure(rounds)
+        current, before = self.sides_of(rounds)
         job = self.job
         counted = before
         if self.stored.counted_elsewhere is not None:
@@ -324,7 +324,7 @@ class Rule:
     def _judge(
         self, rounds: Rounds, start: int, stop: int, ease: float
     ) -> Verdict:
-        current, before = self.measure(rounds, start, stop)
+        current, before = self.sides_of(rounds, start, stop)
         return times.judge_times(
             current,
             before,
@@ -338,7 +338,7 @@ class Rule:
     def _differences(
         self, rounds: Rounds, verdict: Verdict, start: int, stop: int
     ) -> Sequence[Difference]:
-        current, before = self.measure(rounds, start, stop)
+        current, before = self.sides_of(rounds, start, stop)
         return times.differences_of(
             verdict,
             current,

@@ -20,7 +20,7 @@ from pytest_ddpperf.records.samples import Status
 from pytest_ddpperf.remote.version import BaseSide
 from pytest_ddpperf.wire.source_trees import is_code
 
-# All launches of a measurement, but those that confirm a suspicion: twenty launches of half a
+# All launches of a measurement, but those that repeat its first claim: twenty launches of half a
 # minute. One that takes longer would hold up the job for what is rarely decided by more launches.
 MAX_SECONDS = 600.0
 
@@ -70,7 +70,7 @@ def carry_out(
                     store, job, environment, rule.not_gated(rounds)
                 )
                 rule = replace(rule, stored=stored)
-        measurement, before = rule.measure(rounds)
+        measurement, before = rule.sides_of(rounds)
         measured = Measured(
             job=job,
             verdict=asked.verdict,

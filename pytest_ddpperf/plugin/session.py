@@ -16,7 +16,7 @@ from pytest_ddpperf.compare.confirm import Compare, Confirmation, SideOf
 from pytest_ddpperf.compare.job import Job
 from pytest_ddpperf.compare.result import Measured
 from pytest_ddpperf.compare.rounds import Launches
-from pytest_ddpperf.compare.run import carry_out as measure
+from pytest_ddpperf.compare.run import carry_out
 from pytest_ddpperf.compare.source import find_inputs, select_code
 from pytest_ddpperf.git import checked_out, tree_of
 from pytest_ddpperf.launch import Launcher, Observer
@@ -73,7 +73,7 @@ class Session:
     def comparison(self, job: Job, observer: Observer) -> Compare:
         """Return the comparison of a job with its baseline, or with another version that it is
         called with."""
-        return partial(measure, job, self.launcher, self.store, observer)
+        return partial(carry_out, job, self.launcher, self.store, observer)
 
     def save(self, measured: Measured) -> int:
         """Write a baseline, in place of the one before or in addition to it, and return how many

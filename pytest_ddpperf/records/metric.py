@@ -114,7 +114,7 @@ class Metric:
     title = ""  # before its name, in a sentence
     # what it needs that is measured on CPU only, in words; "" for nothing
     on_cpu_only = ""
-    # the reason codes if it is unknown now, and in the baseline; () if it never is
+    # The reason codes if it is unknown now, and in the baseline: () only if `figures` always knows.
     unknown: tuple[Reason, ...] = ()
 
     def __init__(self, name: str) -> None:
@@ -126,7 +126,7 @@ class Metric:
         return name in cls.names
 
     def applies_to(self, plan: PlannedLaunch) -> bool:
-        """Whether such launches have it."""
+        """Whether such launches have it; else the default limits hold instead of one on it."""
         return True
 
     def figures(self, measurement: MeasuredLaunches) -> tuple[float, ...]:

@@ -11,7 +11,7 @@ import pytest
 
 from pytest_ddpperf.compare.confirm import (
     Confirmation,
-    Confirmed,
+    Decided,
     Stands,
     weigh,
 )
@@ -62,7 +62,7 @@ def test_a_comparison_that_decides_brings_its_launches_and_keeps_the_stored_base
 ) -> None:
     other = replace(measured(interleaved), stored=StoredBaseline())
     found = weigh(SUSPECTED, other, [], COMMIT)
-    assert isinstance(found, Confirmed)
+    assert isinstance(found, Decided)
     final = found.measured
     assert (final.verdict.reason, final.fails) == (reason, fails)
     assert (final.rounds, final.stored) == (other.rounds, SUSPECTED.stored)
