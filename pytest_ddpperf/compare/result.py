@@ -56,19 +56,19 @@ class Result:
     """A measurement and its verdict. All times are in seconds."""
 
     step_seconds: LaunchSteps  #: launch x step: the group's step times
-    # : launch x rank x step: each rank's own step durations
+    #: launch x rank x step: each rank's own step durations
     samples: LaunchRankSteps
     world_size: int
     backend: str
     verdict: Verdict
     environment: Environment
-    # : per step, the largest over ranks; None where it is unknown
+    #: per step, the largest over ranks; None where it is unknown
     counters: Counters
-    # : by name, launch x rank x step: the values of `ctx.record`; None if there is none
+    #: by name, launch x rank x step: the values of `ctx.record`; None if there is none
     recorded: Recorded
-    # : where the time of a typical step goes, in seconds by phase, by rank: all but "rank_wait", a
-    # part of : "exposed_communication", add up to the step; None where it is unknown; () if nothing
-    # is known
+    #: where the time of a typical step goes, in seconds by phase, by rank: all but "rank_wait", a
+    #: part of "exposed_communication", add up to the step; None where it is unknown; () if nothing
+    #: is known
     rank_phases: tuple[Mapping[str, float | None], ...]
 
     def __repr__(self) -> str:

@@ -76,7 +76,7 @@ else:
 class GateFailed(Failed):
     """A failed gate: an ordinary test failure that carries the Result."""
 
-    # : of the measurement; of several sizes of a collective, of the first that failed
+    #: of the measurement; of several sizes of a collective, of the first that failed
     result: Result
     headline: str  #: one line, for pytest's short summary and JUnit
 

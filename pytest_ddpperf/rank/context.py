@@ -75,7 +75,7 @@ class Context:
     node_rank: int
     device: torch.device
     backend: str
-    # : random, numpy and torch are seeded with it, alike in every rank
+    #: random, numpy and torch are seeded with it, alike in every rank
     seed: int
     # What `record` keeps of the step under way; for the timed loop to take, and to drop after the
     # warm-up.

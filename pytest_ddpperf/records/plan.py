@@ -21,7 +21,7 @@ class Limit:
     metric: str  #: its name: "p50", "p99.9", "mean", "busbw", "rpc.bytes", ...
     value: float  #: a share for "%" (0.05), seconds for "ms" (0.002)
     unit: Literal["%", "ms"]
-    # : ours, so it may be dropped where the asked steps cannot support it
+    #: ours, so it may be dropped where the asked steps cannot support it
     default: bool = False
 
     @property
@@ -244,12 +244,11 @@ _DTYPE = r"bool|(?:float|bfloat|int|uint|complex)(\d+)(?:_[a-z0-9]+)?"
 class Collective:
     """One operation over buffers of one size."""
 
-    # : of OPS; send_recv: every rank sends to the next and receives from the one before
+    #: of OPS; send_recv: every rank sends to the next and receives from the one before
     op: str
     dtype: str  #: torch's name without "torch."
     ranks: int
-    # : elements: of the buffer, or of the block of each rank where the operation has
-    # such
+    #: elements: of the buffer, or of the block of each rank where the operation has such
     count: int
 
     @property

@@ -126,11 +126,11 @@ class Environment:
     """Facts about where figures were taken, in the three classes that decide what may be
     compared."""
 
-    # : another key is another baseline
+    #: another key is another baseline
     key: Facts = field(default_factory=dict)
-    # : a difference is INCOMPARABLE
+    #: a difference is INCOMPARABLE
     must_match: Facts = field(default_factory=dict)
-    # : a difference is reported
+    #: a difference is reported
     recorded: Facts = field(default_factory=dict)
 
 
@@ -229,22 +229,21 @@ class Comparison:
     reason: Reason
     baseline_seconds: float
     now_seconds: float
-    # : its bounds are at `level`: they exclude 0 where there is evidence
+    #: its bounds are at `level`: they exclude 0 where there is evidence
     change: Interval
     p_value: float  #: one-sided, in the direction of the estimate
-    # : that `p_value` is compared with: the limit's share of the test's error rate
+    #: that `p_value` is compared with: the limit's share of the test's error rate
     level: float
-    # : the relative slowdown that would be found four times out of five
+    #: the relative slowdown that would be found four times out of five
     resolution: float
-    # : how likely unchanged code is beyond the limit with evidence, by this error
+    #: how likely unchanged code is beyond the limit with evidence, by this error
     alarm_rate: float
     settled: bool  #: whether further launches would hardly bring another status
-    # : the relative spread between sessions that was reckoned with; None: one occasion
+    #: the relative spread between sessions that was reckoned with; None: one occasion
     drift: float | None = None
-    # : about, now, for `resolution` to reach the limit; None: it does, or none do
+    #: about, now, for `resolution` to reach the limit; None: it does, or none do
     launches_needed: int | None = None
-    # : relative change from the fastest launches of sessions to now's; None: one
-    # occasion
+    #: relative change from the fastest launches of sessions to now's; None: one occasion
     fastest: float | None = None
 
 
@@ -316,15 +315,14 @@ class Verdict:
     comparisons: tuple[Comparison, ...] = ()
     dropped_limits: tuple[Dropped, ...] = ()  #: default ones without support
     facts: tuple[FactChange, ...] = ()  #: of the environment, those that differ
-    # : of INCOMPARABLE, what the reason code does not say: "rpc.bytes is unknown now"
+    #: of INCOMPARABLE, what the reason code does not say: "rpc.bytes is unknown now"
     details: tuple[str, ...] = ()
     counters: tuple[CounterChange, ...] = ()
-    # : of the baseline; with one, the drift between sessions was assumed, not measured
+    #: of the baseline; with one, the drift between sessions was assumed, not measured
     sessions: int = 0
-    # : the losses, if they show that both sides compute something else
+    #: the losses, if they show that both sides compute something else
     diverged: LossChange | None = None
-    # : the first node's steps alone were compared, for clocks of several were not known
-    # enough
+    #: the first node's steps alone were compared, for clocks of several were not known enough
     first_node: bool = False
 
     def __eq__(self, other: object) -> bool:
