@@ -80,7 +80,7 @@ _CLAIMS = {Status.REGRESSED: Status.INCONCLUSIVE, Status.IMPROVED: Status.PASS}
 
 def schedule(first: int, most: int) -> tuple[int, ...]:
     """Return after how many launches there are looks: `first`, then twice as many each time up to
-    `most`, so that each look has as many fresh launches as raised the suspicion of the one before.
+    `most`, so that each look has as many fresh launches as made the claim of the one before.
     """
     looks = [first]
     while 2 * looks[-1] <= most:
@@ -172,13 +172,13 @@ def is_futile(
 def _suspected_since(
     launches: int, looks: Sequence[int], judge: VerdictOn
 ) -> int | None:
-    """Return the look that raised a suspicion or, if none did, the next one that may; None if
+    """Return the look that made a claim or, if none did, the next one that may; None if
     nothing could confirm it any more."""
     suspicious = (Status.REGRESSED, Status.INCONCLUSIVE)
     for look in looks:
         if look <= launches and judge(0, look, 1.0).status in suspicious:
             return look
-    # at the last look nothing confirms a suspicion
+    # at the last look nothing repeats a claim
     return next((look for look in looks[:-1] if look > launches), None)
 
 
@@ -282,7 +282,7 @@ class Rule:
         return Reason.SAVING if self.job.settings.records else None
 
     def _has_time_for(self, count: int, rounds: Rounds) -> bool:
-        """Whether `count` rounds fit into the time. Those that confirm a suspicion of the first
+        """Whether `count` rounds fit into the time. Those that repeat a claim of the first
         look always do."""
         if (
             count <= 2 * self.job.launches

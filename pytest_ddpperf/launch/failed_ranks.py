@@ -104,7 +104,7 @@ _OF_DEVICE = re.compile(
 _OF_DEVICE_SHOWN = 300
 
 
-# By process group, what `counters.started` returns: the number, name and bytes of each collective
+# By process group, what `recorder.started` returns: the number, name and bytes of each collective
 # that a rank has started.
 Started = Mapping[str, Sequence[tuple[int, str, int]]]
 
@@ -216,7 +216,7 @@ class Diagnosis:
 
     def _started(self) -> dict[int, Started]:
         """Return the collectives that each rank has started, of those that answer; see
-        `counters.started`."""
+        `recorder.started`."""
         asked = []
         # The processes of an RPC launch are in no group together.
         for pipe in (

@@ -59,6 +59,7 @@ from pytest_ddpperf.records.plan import (
     in_bytes,
     in_words,
 )
+from pytest_ddpperf.records.reason import Reason
 from pytest_ddpperf.records.samples import RankOutput, Scalar, TestId
 from pytest_ddpperf.report import sentences, summary
 from pytest_ddpperf.wire import payload
@@ -267,9 +268,9 @@ class BenchmarkFixture(DistributedFixture):
         try:
             measured = self._run.role.carry_out(job, self._run.session, watcher)
         except KeyboardInterrupt:
-            self._run.report.messages.append(
-                f"{job.nodeid}: interrupted: {watcher.line()}"
-            )
+            if not self._run.worker:
+                doing = f"{job.nodeid}: interrupted: {watcher.line()}"
+                self._run.report.interrupted = doing
             raise
         except Failed as error:  # as in `DdpRun`
             raise error.with_traceback(None)
@@ -300,7 +301,10 @@ class BenchmarkFixture(DistributedFixture):
         config, result = self._run.config, measured.result
         accept = accept_command(self._item, self._settings)
         outcome = build_outcome(measured, config.rootpath, accept, watcher.took)
-        self._state.measurements.append(TestMeasurement(outcome, measured))
+        is_saved = measured.verdict.reason == Reason.SAVING
+        self._state.measurements.append(
+            TestMeasurement(outcome, measured if is_saved else None)
+        )
         self._add_properties(outcome)
         if outcome.fails:
             failed = GateFailure(

@@ -241,7 +241,6 @@ def ready_job(job: Job) -> ReadyToMeasure:
         plan=job.plan,
         batch_size=job.batch_size,
         facts=job.facts,
-        gate=job.gate,
     )
 
 

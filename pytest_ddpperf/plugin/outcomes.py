@@ -113,7 +113,7 @@ class TestMeasurement:
     __test__ = False
 
     outcome: Outcome  # as of the measurement
-    measured: Measured | None = None  # None: it failed
+    to_save: Measured | None = None  # what its baseline will hold, if any
     saved: int = 0  # sessions that its baseline now has
 
     @property

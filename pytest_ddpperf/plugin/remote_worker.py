@@ -12,6 +12,7 @@ from contextlib import suppress
 from typing import NoReturn
 
 import pytest
+from _pytest.config import ConftestImportFailure
 
 from pytest_ddpperf.plugin.items import is_distributed, nodeid_of
 from pytest_ddpperf.plugin.leader_connection import (
@@ -77,7 +78,7 @@ class WorkerPlugin:
     def pytest_load_initial_conftests(self) -> Generator[None, None, None]:
         try:
             yield
-        except Exception:
+        except ConftestImportFailure:
             self._leader.send(ConftestFailed())
             raise
 

@@ -6,14 +6,11 @@ from __future__ import annotations
 import os
 from collections.abc import Generator
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from pytest_ddpperf.plugin.state import Run
-
-if TYPE_CHECKING:
-    pass
 
 
 class Reporter:

@@ -65,6 +65,7 @@ class RunResults:
     facts: Mapping[str, Scalar] = field(default_factory=dict)
     messages: list[str] = field(default_factory=list)  # about the whole run
     sections: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    interrupted: str = ""  # which test, and what it was doing
     # found in a worker, or at the end, where pytest cannot say it
     usage_error: str = ""
     # another one, for which pytest ran no test, and which it says itself
@@ -85,7 +86,7 @@ class RunResults:
             or self.skipped
             or self.never_measured
             or self.usage_error
-            or self.messages
+            or self.interrupted
             or self.unwritten
         )
 
@@ -189,8 +190,9 @@ class RunResults:
         run = self.run
         messages = run.messages if verbosity >= 0 else ()
         every = [*messages, *self.unwritten]
-        if self.usage_error:
-            every.append(self.usage_error)
+        for problem in (self.interrupted, self.usage_error):
+            if problem:
+                every.append(problem)
         yield from terminal.report(
             self.outcomes, run, every, verbosity=verbosity, width=width
         )

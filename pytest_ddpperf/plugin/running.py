@@ -19,7 +19,6 @@ from pytest_ddpperf.plugin.results import TestResults
 from pytest_ddpperf.plugin.state import Run
 from pytest_ddpperf.records import codec
 from pytest_ddpperf.records.errors import DdpPerfError
-from pytest_ddpperf.records.reason import Reason
 
 TEST = pytest.StashKey[TestState]()
 
@@ -99,15 +98,12 @@ class RunningTests:
         for each in (
             test.measurements if test.passed and test.attempt == 1 else ()
         ):
-            measured = each.measured
-            if (
-                measured is not None
-                and measured.verdict.reason == Reason.SAVING
-            ):
-                try:
-                    each.saved = self._run.session.save(measured)
-                except DdpPerfError as error:
-                    test.unsaved[each.label] = str(error)
+            if each.to_save is None:
+                continue
+            try:
+                each.saved = self._run.session.save(each.to_save)
+            except DdpPerfError as error:
+                test.unsaved[each.label] = str(error)
         if test.unsaved:
             raise plain_failure("\n".join(test.unsaved.values()))
 

@@ -38,6 +38,8 @@ class Loop:
     def learned(self, ended_ns: list[int]) -> bool:
         """It is known where steps end, or turns out to be otherwise; some have ended at these
         times. Return whether that counts."""
+        if os.getpid() != self._pid:
+            return False
         state = self._state.learned(ended_ns)
         if state is None:
             return False

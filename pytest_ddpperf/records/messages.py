@@ -427,7 +427,6 @@ class ReadyToMeasure(Message, frozen=True):
     number: int = 0  # as in ReadyToCall
     batch_size: int | None = None
     facts: Mapping[str, Scalar] = {}
-    gate: bool = False  # whether it is to be compared
 
 
 Ready = ReadyToCall | ReadyToMeasure

@@ -120,7 +120,10 @@ class NodeLine(Line):
             self._refuse_dead()
 
     def _receive(self) -> None:
-        arrived: list[Event] | None = self._lines.receive(Event)
+        try:
+            arrived: list[Event] | None = self._lines.receive(Event)
+        except codec.CodecError as error:  # of another build of the plugin
+            self.end(f"sent what is no message here: {error}")
         if arrived is None:
             self._lost()
         self._heard = time.monotonic()

@@ -17,6 +17,7 @@ from typing import Any, NoReturn, TypeVar
 
 from pytest_ddpperf.launch import Observer, describe_end
 from pytest_ddpperf.launch.stacks import await_stacks
+from pytest_ddpperf.records import codec
 from pytest_ddpperf.records.errors import BaseSideError
 from pytest_ddpperf.records.messages import (
     Collected,
@@ -163,7 +164,10 @@ class RemotePytest(Line):
             self._die(f"died: {self._exit()}")
 
     def _take_in(self) -> None:
-        arrived = self._lines.receive(Event)
+        try:
+            arrived = self._lines.receive(Event)
+        except codec.CodecError as error:  # of another build of the plugin
+            self._die(f"sent what is no message here: {error}")
         if arrived is None:
             self._die(f"died: {self._exit()}")
         self._pending += arrived

@@ -36,8 +36,9 @@ def test_a_test_that_is_interrupted_makes_pytest_benchmark_say_nothing(
     assert "Warning" not in result.stdout.str() + result.stderr.str()
 
 
+@pytest.mark.parametrize("quiet", [(), ("-q",)])
 def test_of_a_test_that_is_interrupted_it_is_said_what_it_was_doing(
-    pytester: pytest.Pytester, run: Run
+    pytester: pytest.Pytester, run: Run, quiet: tuple[str, ...]
 ) -> None:
     pytester.makepyfile("""
         import os, signal, time
@@ -52,7 +53,7 @@ def test_of_a_test_that_is_interrupted_it_is_said_what_it_was_doing(
 
         def test_step(ddp_benchmark): ddp_benchmark(setup)
     """)
-    result = run("--ddp-launches=3", own=True)
+    result = run("--ddp-launches=3", *quiet, own=True)
     assert result.ret == pytest.ExitCode.INTERRUPTED
     said = r"::test_step: interrupted: launch\s+1/3, "
     assert re.search(said, result.stdout.str())

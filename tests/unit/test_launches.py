@@ -279,7 +279,7 @@ class Both:
         other = OtherVersion(version, self.job)
         measurement, before = Rule(
             job=self.job, max_seconds=1e9, other=other
-        ).measure(self.rounds)
+        ).sides_of(self.rounds)
         return Measured(
             job=self.job,
             verdict=Verdict(status=Status.PASS, reason=""),

@@ -3,11 +3,13 @@ told one by one. On real ranks in tests/launch/test_loop.py."""
 
 from __future__ import annotations
 
-from typing import NoReturn
+import os
+from typing import Any, NoReturn
 
 import pytest
 
 from pytest_ddpperf.rank import updates
+from pytest_ddpperf.rank.loop import Loop
 from pytest_ddpperf.rank.updates import Updates
 
 
@@ -104,3 +106,12 @@ def test_what_is_kept_of_updates_does_not_grow(
     assert len(training.updates._end._runs) == 50
     assert len(training.updates._first_runs) == 3
     assert len(training.ended) >= 400 // kinds - 5
+
+
+def test_what_a_child_learns_of_steps_is_not_the_ranks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    unused: Any = None
+    loop = Loop(unused, unused)
+    monkeypatch.setattr(os, "getpid", lambda: 0)
+    assert not loop.learned([1, 2])
