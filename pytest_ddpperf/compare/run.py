@@ -15,7 +15,7 @@ from pytest_ddpperf.compare.rounds import Rounds, expect_seconds
 from pytest_ddpperf.compare.rule import Rule, Take
 from pytest_ddpperf.compare.sides import CurrentSide, begin, read_stored
 from pytest_ddpperf.launch import Launcher, Observer
-from pytest_ddpperf.records.errors import DdpPerfError
+from pytest_ddpperf.records.errors import BaseSideError, DdpPerfError
 from pytest_ddpperf.records.samples import Status
 from pytest_ddpperf.remote.version import BaseSide
 from pytest_ddpperf.wire.source_trees import is_code
@@ -37,7 +37,7 @@ def carry_out(
 ) -> Measured:
     """Launch, judge, and go on while the verdict is open: compare with the store or, with `base`,
     with launches there that are interleaved with these. Raises LaunchError and the other errors of
-    a launch, and BaselineError.
+    a launch, and BaselineError; BaseSideError if there is nothing to confirm with.
 
     `steps` is the length of each window; with None the first launch decides. `confirm_seconds`
     limit a comparison that confirms a suspicion."""
@@ -52,6 +52,8 @@ def carry_out(
         if base is not None and job.gate:
             # first, so that nothing works there while a current launch is timed
             other = begin(base, job)
+            if other.error and confirms:
+                raise BaseSideError(other.error)
             rule = replace(rule, other=other)
             if not other.error:
                 at_end.callback(base.end_measurement)
@@ -65,11 +67,7 @@ def carry_out(
                 found = replace(found, error=side.lacking(found.now.files))
             rounds = (*rounds, found)
             if len(rounds) == job.launches and rule.other is None:
-                environment = rule.environment(rounds)
-                stored = read_stored(
-                    store, job, environment, rule.not_gated(rounds)
-                )
-                rule = replace(rule, stored=stored)
+                rule = _with_stored(rule, store, rounds)
         measurement, before = rule.sides_of(rounds)
         measured = Measured(
             job=job,
@@ -85,6 +83,14 @@ def carry_out(
         if side is not None and expected < max_seconds:
             measured = with_stacks(measured, launcher, side, observer)
         return measured
+
+
+def _with_stored(rule: Rule, store: Store, rounds: Rounds) -> Rule:
+    """Read the stored baseline, for the machine that the first launches found."""
+    environment = rule.environment(rounds)
+    not_gated = rule.not_gated(rounds)
+    stored = read_stored(store, rule.job, environment, not_gated)
+    return replace(rule, stored=stored)
 
 
 # How long steps run in a launch that samples stacks: hundreds of samples of each rank, in a tenth

@@ -165,6 +165,17 @@ def other_version(of_test: Job, lacking: str = "", error: str = "") -> Any:
     )
 
 
+def test_nothing_is_launched_to_confirm_with_a_version_that_cannot_begin(
+    tmp_path: Path,
+) -> None:
+    of_test = job(turns="launches")
+    unused: Any = None
+    base = other_version(of_test, error="no such test")
+    store, observer = Store(tmp_path), Observer()
+    with pytest.raises(BaseSideError, match=r"^no such test$"):
+        carry_out(of_test, unused, store, observer, base, confirm_seconds=60.0)
+
+
 @pytest.mark.parametrize(
     ("problem", "order"),
     [
