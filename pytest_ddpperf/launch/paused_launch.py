@@ -14,9 +14,14 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any, TypeVar
 
+from pytest_ddpperf.launch.feeders import find_feeder
 from pytest_ddpperf.launch.ranks import wake
 from pytest_ddpperf.launch.run import Delivery, Launch
-from pytest_ddpperf.records.errors import DdpPerfError, ServerError
+from pytest_ddpperf.records.errors import (
+    BaseSideError,
+    DdpPerfError,
+    ServerError,
+)
 from pytest_ddpperf.records.messages import (
     PauseRanks,
     RanksPaused,
@@ -66,11 +71,18 @@ class PausedLaunch(Launch):
         return self._window.step_ns / 1e9
 
     def stretch(self, steps: int) -> None:
-        """Run so many, the first of them uncounted; returns when all ranks rest. Raises as
-        `begin`."""
+        """Run so many, the first of them uncounted; returns when all ranks rest. Raises as `begin`,
+        and BaseSideError if something that is not stopped feeds the ranks."""
         began = time.monotonic_ns()
         self._resume(steps)
         self._rest()
+        if not self._stretches_ns:
+            feeder = find_feeder(self._server.pid)
+            if feeder:
+                raise BaseSideError(
+                    f"{feeder} writes to a pipe that ranks read, and would go on while they"
+                    " are stopped"
+                )
         # Not before the first stretch: what set-up and warm-up began in the background must finish.
         self._pause()
         self._stretches_ns += time.monotonic_ns() - began

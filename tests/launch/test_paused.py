@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 from torch.utils.data import DataLoader
 
-from pytest_ddpperf.records.errors import LaunchError
+from pytest_ddpperf.records.errors import BaseSideError, LaunchError
 from pytest_ddpperf.wire.channels import readable
 from tests.launch.conftest import Bench, Recorder, arrive, hang
 from tests.processes import descendants, ended, gone, until
@@ -51,6 +51,39 @@ def threads_state(pid: int) -> set[str]:
 
 def ranks_of(bench: Bench) -> list[int]:
     return [pid for pid in descendants(bench.server) if os.getpgid(pid) == pid]
+
+
+def test_what_feeds_ranks_from_outside_of_their_launch_is_named(
+    bench: Bench, tmp_path: Path
+) -> None:
+    """It goes on between stretches, whatever is stopped."""
+    fifo = tmp_path / "batches"
+    os.mkfifo(fifo)
+
+    def setup(ctx: Any) -> Any:
+        batches = os.open(fifo, os.O_RDONLY) if ctx.rank == 0 else -1
+
+        def step() -> None:
+            if ctx.rank == 0:
+                os.read(batches, 1)
+            all_reduce()
+
+        return step
+
+    feed = "import sys; [open(sys.argv[1], 'wb').write(b'x' * 10**6)]"
+    with subprocess.Popen([sys.executable, "-c", feed, str(fifo)]) as producer:
+        try:
+            with (
+                bench.paused(setup, steps=5, warmup=1) as launch,
+                pytest.raises(BaseSideError) as raised,
+            ):
+                launch.stretch(1)
+        finally:
+            producer.kill()
+    assert str(raised.value).endswith(
+        f" (pid {producer.pid}) writes to a pipe that ranks read, and would go on while they are"
+        " stopped"
+    )
 
 
 def taken(
