@@ -139,6 +139,10 @@ class KeptServer:
         self._server = self._servers.server(variables, preload)
 
     @property
+    def pid(self) -> int:
+        return self._server.pid
+
+    @property
     def socket(self) -> socket.socket:
         return self._server.socket
 
