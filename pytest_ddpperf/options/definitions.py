@@ -64,8 +64,8 @@ _count = partial(
     Row, parser="count", allowed=(1,), metavar="N", ini="int", marker=True
 )
 _choice = partial(Row, default="auto", parser="choice", ini="string")
-_file = partial(Row, parser="path", allowed=("a file",), metavar="PATH")
-_folder = partial(Row, parser="path", allowed=("a folder",), metavar="DIR")
+_file = partial(Row, parser="file", metavar="PATH")
+_folder = partial(Row, parser="folder", metavar="DIR")
 
 ROWS = (
     Row(
@@ -204,12 +204,9 @@ ROWS = (
         ini="linelist",
         help="modules to import once, for all ranks, comma-separated",
     ),
-    Row(
+    _folder(
         "--ddp-baseline-dir",
         default="baselines",
-        parser="path",
-        allowed=("a folder",),
-        metavar="DIR",
         ini="string",
         help="where baselines are; in the ini file relative to rootdir",
     ),
@@ -378,8 +375,8 @@ def given(config: pytest.Config) -> bool:
 
 
 def add_options(parser: pytest.Parser) -> None:
-    """Register every option and ini key without a default: `read` must see what was given, and
-    where."""
+    """Register every option and ini key without a default: `read_settings` must see what was
+    given, and where."""
     group = parser.getgroup("ddpperf", "distributed performance regression")
     for row in ROWS:
         if not row.of_run:

@@ -102,6 +102,14 @@ def path(value: object, allowed: str) -> str:
     return os.path.expanduser(word(value, allowed))
 
 
+def file(value: object) -> str:
+    return path(value, "a file")
+
+
+def folder(value: object) -> str:
+    return path(value, "a folder")
+
+
 def choice(value: object, *names: str) -> str:
     if value not in names:
         raise ValueError(f"one of {near(value, names)}")

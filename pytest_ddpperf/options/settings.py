@@ -95,8 +95,6 @@ class Settings:
         )
 
 
-# What the parsers of paths allow.
-_FILE, _FOLDER = ("a file",), ("a folder",)
 _COMPARISONS = (
     ("against", "--ddp-against"),
     ("against_python", "--ddp-against-python"),
@@ -113,7 +111,7 @@ def read_settings(config: pytest.Config) -> Settings:
         value, source = _written(config, row)
         if value is not None:
             value = _parsed(row, value, source)
-            if row.allowed in (_FILE, _FOLDER):
+            if row.parser in ("file", "folder"):
                 value = _resolved(config, row, value, source)
         values[row.field], sources[row.field] = value, source
     # dropped if the asked steps and launches cannot support them
@@ -137,7 +135,7 @@ def _resolved(config: pytest.Config, row: Row, value: str, source: str) -> Path:
     path = Path(os.path.abspath(anchor / value))
     # other problems of a path are noted when it is written
     problem = ""
-    if row.allowed == _FILE and path.is_dir():
+    if row.parser == "file" and path.is_dir():
         problem = "is a folder: name the file to write"
     if row.field in ("suite_plots", "trace_dir") and path.is_file():
         problem = "is a file: name a folder"

@@ -156,7 +156,7 @@ def read_program(
     if not isinstance(variables, Mapping) or not all(
         isinstance(each, str) for each in chain(*variables.items())
     ):
-        # which may be secret
+        # values may be secret: none is shown
         raise ValueError(f"{fixture}.script(env=...): give a dict of texts")
     return Program(
         path=path,

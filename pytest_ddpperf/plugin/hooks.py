@@ -89,10 +89,8 @@ def _check(run: Run) -> None:
         prepare_files(run)
     except (OptionError, MissingExtraError) as error:
         raise pytest.UsageError(str(error)) from None
-    compares, over_nodes = (
-        settings.comparison_option,
-        isinstance(run.role, LeadsNodes),
-    )
+    compares = settings.comparison_option
+    over_nodes = isinstance(run.role, LeadsNodes)
     in_one_process = settings.records or compares
     if not in_one_process and settings.suite_plots:
         in_one_process = "--ddp-suite-plots"

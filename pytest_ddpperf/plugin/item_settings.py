@@ -25,8 +25,9 @@ def settings_of(item: pytest.Item) -> Settings:
     callspec = getattr(item, "callspec", None)
     if callspec is not None:
         closest += [mark for mark in callspec.marks if mark.name == "ddp"]
-        for mark in closest if WORLD_SIZE in callspec.params else ():
-            if "world_size" in mark.kwargs:
+        has_size = WORLD_SIZE in callspec.params
+        for mark in closest:
+            if has_size and "world_size" in mark.kwargs:
                 raise MarkerError(
                     "a parameter's @pytest.mark.ddp(world_size=...)",
                     mark.kwargs["world_size"],
@@ -61,9 +62,10 @@ def check_place(item: pytest.Item) -> None:
         # the one world size of a test that is parametrised with several
         parameters = getattr(getattr(item, "callspec", None), "params", {})
         own_size = parameters.get(WORLD_SIZE)
-        for world_size in (
-            settings.world_sizes if own_size is None else (own_size,)
-        ):
+        sizes = settings.world_sizes
+        if own_size is not None:
+            sizes = (own_size,)
+        for world_size in sizes:
             places.find(settings, world_size)
 
 

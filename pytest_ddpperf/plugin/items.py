@@ -99,7 +99,7 @@ def accept_command(item: pytest.Item, settings: Settings) -> str:
             words.append(f"{row.option}={config.getoption(row.key)}")
     if config.option.inifilename or config.option.rootdir:
         start = config.invocation_params.dir
-        # an empty one
+        # the null device serves as an empty ini file
         ini = (
             os.path.relpath(config.inipath, start)
             if config.inipath

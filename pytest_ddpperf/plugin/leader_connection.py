@@ -170,7 +170,7 @@ class LeaderConnection:
                     launched = sampling.measure(self.relay, None)
         except DdpPerfError as error:
             self.send(LaunchFailed(text_with_output(error)))
-            # of others the leader may want to see it alone, or needs it not
+            # after other orders the leader goes on: it may ask for a launch alone, or do without
             if isinstance(order, TakeLaunch):
                 self.over = True
                 raise
@@ -294,7 +294,7 @@ class NodeLeaderConnection(LeaderConnection):
         """Take part in the launches of what the test asks for; return the order that ends it.
         Raises BaseSideError if the leader ends the test, or with its error."""
         self._check_test()
-        # which may take seconds, and no launch has begun
+        # before any launch begins, because it may take seconds
         launcher.ready_for(ready.plan)
         # a plugin may run the test again here, and not at the leader
         self._asked += 1

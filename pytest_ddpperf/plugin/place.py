@@ -115,7 +115,7 @@ def nodes_for(
         )
         raise Unavailable(f"{where(settings, 'nodes')}: {wanted}: {there}")
     if world_size % wanted:
-        problem = f"divides evenly over the {wanted} nodes"
+        problem = f"must divide evenly over the {wanted} nodes"
         raise _wrong(settings, field, world_size, problem, "nodes")
     return wanted
 
@@ -236,9 +236,12 @@ def _choose(settings: Settings, world_size: int, machine: _Machine) -> Place:
     have = "no CUDA device"
     if machine.device == "cuda":
         have = machine.devices("CUDA")
-        if "nccl" in machine.backends and machine.count >= world_size:
+        if "nccl" not in machine.backends:
+            have += ", but this torch has no nccl"
+        elif machine.count >= world_size:
             return Place(backend="nccl", device="cuda", why=f"auto: {have}")
-        have += f" for {world_size} ranks"
+        else:
+            have += f" for {world_size} ranks"
     return Place(backend="gloo", device="cpu", why=f"auto: {have}")
 
 

@@ -42,7 +42,7 @@ def another_version(
     )
 
 
-def of_commit(run: PytestProcess, commit: str, seconds: float) -> BaseSide:
+def start_commit(run: PytestProcess, commit: str, seconds: float) -> BaseSide:
     """Start a commit's own tests, to be interleaved with today's, within so many seconds; raises
     DdpPerfError."""
     invocation = replace(_of_run(run, ()), own_tests=True)

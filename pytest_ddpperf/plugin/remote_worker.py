@@ -49,7 +49,7 @@ def main(descriptor: int, fields: codec.Json) -> NoReturn:
     )
     lines = Lines(socket.socket(fileno=descriptor))
     lines.send(Hello(__version__))
-    # which may mean something else by all other messages
+    # another version may mean something else by its messages
     if fields.get("version") != __version__:
         sys.exit()
     start = codec.decode(StartPytest, fields)
@@ -64,7 +64,7 @@ def main(descriptor: int, fields: codec.Json) -> NoReturn:
 
 
 class WorkerPlugin:
-    """pytest's part in it."""
+    """The plugin of a remote pytest: it runs the tests that the leader names."""
 
     def __init__(self, leader: LeaderConnection, *, own_tests: bool) -> None:
         """`own_tests`: a baseline's code is measured again, a test now and then."""
@@ -111,9 +111,9 @@ class WorkerPlugin:
             if not isinstance(order, RunTest):
                 continue
             item = items[order.nodeid]
-            # for which fixtures of wider scope were kept; pytest has no public way
+            # Fixtures of wider scope were kept for another test. What fails in their teardown is
+            # that test's. pytest has no public way.
             if item is not following:
-                # of another test
                 with suppress(
                     Exception, pytest.fail.Exception, pytest.skip.Exception
                 ):
@@ -132,9 +132,9 @@ class WorkerPlugin:
         self._leader.begin_test()
         item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
         text = "\n".join(filter(None, map(_why, self._reports)))
-        # what a fixture failed with is kept for all that follow, else
+        # else pytest keeps the error of the fixture for all tests that follow
         if self._broken:
-            text = "\n".join(filter(None, (text, _torn_down(item))))
+            text = "\n".join(filter(None, (text, _tear_down_all(item))))
         self._leader.send(TestEnded(text, apart=text if self._apart else ""))
 
     @pytest.hookimpl(wrapper=True, trylast=True)
@@ -143,11 +143,11 @@ class WorkerPlugin:
     ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
         report = yield
         if report.failed:
-            # No failure here, for which a plugin would run it again, after some delay: that is for
-            # who leads.
+            # Not a failure here, or a plugin would run the test again after a delay. The leader
+            # decides that.
             if report.when != "call":
                 self._broken = True
-                # which may be why
+                # if the leader has ended the test, that may be the reason
                 self._apart = self._apart or not self._leader.over
             # comes first: some reports show one line only
             crash = getattr(report.longrepr, "reprcrash", None)
@@ -163,15 +163,14 @@ class WorkerPlugin:
 def _following(
     items: list[pytest.Item], item: pytest.Item
 ) -> pytest.Item | None:
-    """The next test that may be asked for: of fixtures that it needs, too, there is no need to be
-    torn down."""
+    """Return the next test that may be asked for. Fixtures that it needs too are kept."""
     later = items[items.index(item) + 1 :]
     return next((other for other in later if is_distributed(other)), None)
 
 
-def _torn_down(item: pytest.Item) -> str:
-    """End all fixtures, of wider scope too, for which pytest has no public way: what failed in
-    it."""
+def _tear_down_all(item: pytest.Item) -> str:
+    """End all fixtures, those of wider scope too, and return what failed. pytest has no public
+    way."""
     end = item.session._setupstate.teardown_exact
     call = pytest.CallInfo.from_call(
         lambda: end(None),

@@ -120,7 +120,7 @@ class Alone(PytestRole):
             return "not supported under xdist: add -n 0"
         from pytest_ddpperf.plugin import remote
 
-        return partial(remote.of_commit, run)
+        return partial(remote.start_commit, run)
 
 
 class LeadsVersion(PytestRole):

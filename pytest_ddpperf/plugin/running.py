@@ -95,10 +95,9 @@ class RunningTests:
     def _save(self, test: TestState) -> None:
         """Write the baselines of a test that passed as a whole, in its first attempt. If one could
         not be written, the test fails, and its reruns too."""
-        for each in (
-            test.measurements if test.passed and test.attempt == 1 else ()
-        ):
-            if each.to_save is None:
+        may_save = test.passed and test.attempt == 1
+        for each in test.measurements:
+            if not may_save or each.to_save is None:
                 continue
             try:
                 each.saved = self._run.session.save(each.to_save)

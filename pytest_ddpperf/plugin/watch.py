@@ -127,9 +127,9 @@ class Watcher(Observer):
         line = self.line(quantile(seconds, 50) if seconds else None)
         end = ""
         if phase is Phase.STEPS and step:
-            # of this launch
+            # the part of this launch that is done
             share = (self._warmup + step) / (self._warmup + steps)
-            # in such parts
+            # the time left, as a multiple of this launch's time so far
             left = (self.launches - self.launch + 1) / share - 1
             minutes = (now - self._launch_began) * left / 60
             if minutes >= 1:

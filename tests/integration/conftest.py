@@ -247,7 +247,7 @@ def last_line(result: pytest.RunResult) -> str:
 
 
 def line(result: pytest.RunResult, start: str) -> str:
-    """The last line of the output that starts so."""
+    """Return the last line of the output that starts with `start`."""
     return next(
         line for line in reversed(result.outlines) if line.startswith(start)
     )

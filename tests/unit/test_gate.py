@@ -1,5 +1,5 @@
-"""What a test's report shows of its launches, and what becomes of a verdict: of measurements that
-are drawn."""
+"""What a test's report shows of its launches, and what becomes of a verdict. Measurements are made
+up."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_a_group_of_xdists_is_no_part_of_a_tests_name(
     ] == names
 
 
-# --- verdicts of measurements that are drawn
+# --- verdicts of measurements that are made up
 
 TESTS = """
 import pytest

@@ -131,6 +131,7 @@ def test_the_command_that_accepts_has_the_options_that_choose_the_baseline(
         (["pytest.ini"], ["a", "b"], ""),
         ([], ["a", "b"], ""),
         (["my.ini"], ["a", "-c", "my.ini"], " -c my.ini --rootdir ."),
+        ([], ["a", "--rootdir=."], " -c /dev/null --rootdir ."),
     ],
 )
 def test_the_command_that_accepts_has_the_runs_rootdir_and_ini_file(
@@ -187,10 +188,11 @@ def test_an_option_whose_value_moves_the_rootdir_is_named_with_what_to_write(
     (pytester.path / "project/my.ini").write_text("[pytest]\n")
     monkeypatch.chdir(pytester.path / "project")
     config = pytester.parseconfig("-p", "no:randomly", *asked)
-    option, value = asked[-2:] if moved else ("", "")
-    assert (
-        moved_rootdir(config)
-        == moved
-        * f"pytest takes {value} for a path of tests, and its rootdir is {pytester.path}: write"
-        f" {option}={value}, or set it in an ini file"
-    )
+    expected = ""
+    if moved:
+        option, value = asked[-2:]
+        expected = (
+            f"pytest takes {value} for a path of tests, and its rootdir is {pytester.path}: write"
+            f" {option}={value}, or set it in an ini file"
+        )
+    assert moved_rootdir(config) == expected

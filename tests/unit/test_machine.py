@@ -95,7 +95,7 @@ def settings(source: str = "command line", **asked: Any) -> Settings:
             {**GPUS, "backends": "gloo"},
             {},
             2,
-            ("gloo", "cpu", "auto: 8 CUDA devices for 2 ranks"),
+            ("gloo", "cpu", "auto: 8 CUDA devices, but this torch has no nccl"),
         ),
         (GPUS, {"device": "cpu"}, 2, ("gloo", "cpu", "for cpu")),
         (GPUS, {"device": "cuda"}, 2, ("nccl", "cuda", "for cuda")),
@@ -301,10 +301,10 @@ def test_ranks_divide_evenly_over_nodes() -> None:
     run = settings(world_sizes=(9,))
     with pytest.raises(
         OptionError,
-        match="--ddp-world-size: 9: divides evenly over the 2 nodes",
+        match="--ddp-world-size: 9: must divide evenly over the 2 nodes",
     ):
         nodes_for(run, run, 9, 2)
-    with pytest.raises(MarkerError, match="divides evenly"):
+    with pytest.raises(MarkerError, match="must divide evenly"):
         nodes_for(settings("marker", world_sizes=(3,), nodes=2), run, 3, 2)
 
 

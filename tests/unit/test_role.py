@@ -97,7 +97,7 @@ def test_a_pytest_works_for_its_leader_or_else_alone(
     launcher: Any = Recorder()
     assert role.call(Call("a", PLAN, list, ()), launcher, Observer()) == [0, 1]
     assert (leader.asked, launcher.asked) == (["call on 1"], []), (
-        "it shows the launch"
+        "the connection of the leader makes the call"
     )
 
 

@@ -22,7 +22,7 @@ NO_COMMIT = "--ddp-history: nothing was added: what was measured is not a commit
 
 
 def reported(run: RunInfo, measured: Path) -> list[str]:
-    """Of adding a measurement to the history in a folder of its own."""
+    """Return the messages about adding a measurement to a history in the folder `measured`."""
     report = RunResults(run)
     report.take({"outcomes": [codec.encode(outcome(verdict(Status.PASS)))]})
     report.add_to_history(measured / "history", measured)
@@ -66,10 +66,10 @@ def test_git_is_not_asked_again_for_files_if_it_did_not_answer_in_time(
     assert (asked, report.messages) == ([3.0], [])
 
 
-def of_a_pytest(
+def run_pytest(
     pytester: pytest.Pytester, *arguments: str
 ) -> tuple[pytest.RunResult, dict[str, Any], str]:
-    """How it ended, and its JSON and its Markdown behind the marker."""
+    """Run pytest; return its result, its JSON, and its Markdown after the first line."""
     fixed = (
         "-p",
         "no:randomly",
@@ -108,7 +108,7 @@ def test_reports_of_a_red_run_do_not_look_green(
         def test_expected(): assert False
     """
     pytester.makepyfile(test_red=red, test_none="import no_such_module")
-    result, data, markdown = of_a_pytest(
+    result, data, markdown = run_pytest(
         pytester, "--continue-on-collection-errors"
     )
     assert result.ret == pytest.ExitCode.TESTS_FAILED
