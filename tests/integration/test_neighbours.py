@@ -190,9 +190,8 @@ def test_rpc(rpc_benchmark):
 def test_xdist_has_one_table_one_file_and_no_two_launches_at_once(
     pytester: pytest.Pytester, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delenv(
-        placement.SWITCH
-    )  # which tests/conftest.py sets to "off"
+    # tests/conftest.py switches locks off
+    monkeypatch.delenv(placement.SWITCH)
     notes = pytester.mkdir("notes")
     monkeypatch.setenv("NOTES", str(notes))
     pytester.makepyfile(test_timed=TIMED)
