@@ -217,11 +217,10 @@ class Diagnosis:
     def _started(self) -> dict[int, Started]:
         """Return the collectives that each rank has started, of those that answer; see
         `recorder.started`."""
+        if self._plan.rpc:
+            return {}  # its processes are in no group together
         asked = []
-        # The processes of an RPC launch are in no group together.
-        for pipe in (
-            self._folder.glob("rank*.ask") if not self._plan.rpc else ()
-        ):
+        for pipe in self._folder.glob("rank*.ask"):
             with suppress(OSError):  # nobody reads: the rank has ended
                 pipe.with_suffix(".started").unlink(missing_ok=True)
                 os.close(os.open(pipe, os.O_WRONLY | os.O_NONBLOCK))

@@ -1,5 +1,5 @@
-"""Who feeds ranks from outside of their launch: it goes on while the ranks are stopped between
-stretches, so that what they read next is ready without having cost any time."""
+"""Finds a process outside of a launch that feeds its ranks. It goes on while they are stopped
+between stretches, so what they read next has cost no time."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from pathlib import Path
 
 from pytest_ddpperf.wire.boot import children, contents
 
-_Pipes = set[tuple[int, int]]  # device and inode of each
+_Pipes = set[tuple[str, int, int]]  # name of the link, device and inode of each
 
 
 def find_feeder(server: int) -> str:
-    """Return, in words, a process that writes to a pipe which the ranks of this rank server read,
-    or what they started, and which is not stopped with them; "" if there is none, or on a system
-    without /proc."""
-    stopped = _descendants(server)
+    """Name a process that writes to a pipe which processes below this rank server read, and that is
+    not below it; "" if there is none, or without /proc."""
+    below = _descendants(server)
     read: _Pipes = set()
-    for pid in stopped:
+    for pid in below:
         read |= _pipes(pid, but=os.O_WRONLY)
-    # inherited, so not of a launch
+    # ranks inherited these from their server: they belong to no launch
     read -= _pipes(server, but=None)
-    if not read:
+    names = {name for name, _, _ in read}
+    if not names:
         return ""
     for folder in Path("/proc").glob("[0-9]*"):
         pid = int(folder.name)
-        if pid == server or pid in stopped:
+        if pid == server or pid in below:
             continue
-        if read & _pipes(pid, but=os.O_RDONLY):
+        if read & _pipes(pid, but=os.O_RDONLY, names=names):
             return f"{contents(folder / 'comm')} (pid {pid})"
     return ""
 
@@ -42,17 +42,24 @@ def _descendants(pid: int) -> set[int]:
     return found
 
 
-def _pipes(pid: int, *, but: int | None) -> _Pipes:
-    """Return the pipes that a process has open, those in one mode left out."""
+def _pipes(
+    pid: int, *, but: int | None, names: set[str] | None = None
+) -> _Pipes:
+    """Return the pipes that a process has open, except those in the mode `but`; with `names` only
+    those."""
     found: _Pipes = set()
     for link in glob.glob(f"/proc/{pid}/fd/*"):
-        # closed meanwhile, or another user's
+        # it was closed meanwhile, or belongs to another user
         with suppress(OSError, IndexError):
+            name = os.readlink(link)
+            # a file of another process may be on a disk that does not answer
+            if names is not None and name not in names:
+                continue
             status = os.stat(link)
             if not stat.S_ISFIFO(status.st_mode):
                 continue
             info = contents(Path(link.replace("/fd/", "/fdinfo/")))
             flags = info.partition("flags:")[2].split()[0]
             if int(flags, 8) & os.O_ACCMODE != but:
-                found.add((status.st_dev, status.st_ino))
+                found.add((name, status.st_dev, status.st_ino))
     return found

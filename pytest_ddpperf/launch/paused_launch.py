@@ -42,7 +42,8 @@ class PausedLaunch(Launch):
     def __init__(
         self, samples: Callable[[Delivery], LaunchSamples], *launch: Any
     ) -> None:
-        """`samples` are those of what it brought back; `launch` is as in Launch."""
+        """`samples` makes LaunchSamples of what the launch brought back; `launch` are the arguments
+        of Launch."""
         super().__init__(*launch)
         self._samples = samples
         self._window = Resting(steps=0, step_ns=0)  # until all have warmed up
@@ -71,21 +72,24 @@ class PausedLaunch(Launch):
         return self._window.step_ns / 1e9
 
     def stretch(self, steps: int) -> None:
-        """Run so many, the first of them uncounted; returns when all ranks rest. Raises as `begin`,
-        and BaseSideError if something that is not stopped feeds the ranks."""
+        """Run so many, the first of them uncounted; returns when all ranks are stopped. Raises as
+        `begin`, and BaseSideError if something that is not stopped feeds the ranks."""
         began = time.monotonic_ns()
         self._resume(steps)
         self._rest()
-        if not self._stretches_ns:
-            feeder = find_feeder(self._server.pid)
-            if feeder:
-                raise BaseSideError(
-                    f"{feeder} writes to a pipe that ranks read, and would go on while they"
-                    " are stopped"
-                )
         # Not before the first stretch: what set-up and warm-up began in the background must finish.
         self._pause()
+        # Once they are stopped: a child that ranks start meanwhile would be taken for a feeder.
+        if not self._stretches_ns:
+            self._refuse_feeder()
         self._stretches_ns += time.monotonic_ns() - began
+
+    def _refuse_feeder(self) -> None:
+        feeder = find_feeder(self._server.pid)
+        if feeder:
+            raise BaseSideError(
+                f"{feeder} writes to a pipe that ranks read, and goes on while they are stopped"
+            )
 
     def deliver(self) -> LaunchSamples:
         """Return the samples of all stretches; raises as `begin`."""

@@ -47,8 +47,8 @@ class Placement:
 def usable_cores() -> tuple[int, ...]:
     """Return the cores that this process may run on; () where the system does not say (macOS).
 
-    They are those of the first call: a test that binds pytest to fewer would change the ranks of
-    this side only."""
+    The first call decides, before any test: one that binds pytest to fewer cores must not change
+    the ranks of this side only."""
     return (
         tuple(sorted(os.sched_getaffinity(0)))
         if hasattr(os, "sched_getaffinity")

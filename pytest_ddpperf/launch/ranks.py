@@ -62,7 +62,6 @@ def wake(ranks: Sequence[Peer], number: int = 0) -> None:
     """Send the word that these ranks wait for."""
     for rank in ranks:
         rank.resting = None
-        # it is gone: after its delivery that is fine, at rest the rank server reports
-        # it
+        # A rank that is gone: after its delivery that is fine, at rest the rank server reports it.
         with suppress(OSError):
             send_word(rank.channel, number)

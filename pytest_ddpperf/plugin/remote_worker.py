@@ -53,6 +53,8 @@ def main(descriptor: int, fields: codec.Json) -> NoReturn:
     if fields.get("version") != __version__:
         sys.exit()
     start = codec.decode(StartPytest, fields)
+    if start.cores:
+        os.sched_setaffinity(0, start.cores)
     kind = NodeLeaderConnection if start.nodes > 1 else LeaderConnection
     leader = kind(lines, start)
     die_with_parent(start.parent, signal.SIGKILL)

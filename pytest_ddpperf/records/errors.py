@@ -108,7 +108,7 @@ class NodesError(DdpPerfError):
 
 
 class BaseSideError(DdpPerfError):
-    """What the version to compare with could not do, in its own words."""
+    """A side of a comparison, or another node, could not do what was asked; in its own words."""
 
 
 class EndedEarly(DdpPerfError):

@@ -1,7 +1,8 @@
 """Messages between processes, sent as JSON: one class for each kind.
 
-First those between pytest (`launch.server_client`) and its rank server (`rank.fork_server`), and
-what a rank reads at its start. Then those between a leading pytest (`remote`) and a remote one
+First those between pytest and a template (`launch.template`, `rank.template`). Then those between
+pytest (`launch.server_client`) and its rank server (`rank.fork_server`), and what a rank reads at
+its start. Last those between a leading pytest (`remote`) and a remote one
 (`plugin.leader_connection`): orders and events. `ServerRequest`, `ServerAnswer`, `Order` and
 `Event` are the unions that a receiver decodes and takes apart by `match`.
 """
@@ -62,9 +63,8 @@ class StartServer(Message, frozen=True):
     environ: Mapping[str, str]
     cwd: str
     preload: tuple[str, ...]
-    trees: (
-        dict[str, Any] | None
-    )  # the fields of `wire.source_trees.Trees` if there are two
+    # the fields of `wire.source_trees.Trees` if there are two
+    trees: dict[str, Any] | None
     folder: str  # removed if pytest goes without a word; "" for none
 
 
@@ -174,9 +174,8 @@ class RankRequest:
     cwd: str
     sys_path: list[str]
     argv: list[str]
-    cpus: tuple[
-        tuple[int, ...], ...
-    ]  # process of this node x core; empty where not pinned
+    # process of this node x core; empty where not pinned
+    cpus: tuple[tuple[int, ...], ...]
     threads: int  # of a rank whose environment asks for none; 0: torch's choice
     modules: Mapping[str, str]  # that pytest collected: name -> file
     # the fields of `wire.source_trees.Trees`: report what is used from there
@@ -230,6 +229,8 @@ class StartPytest:
     node: int = 0
     nodes: int = 1
     interface: str = ""  # to the other nodes
+    # that its ranks may run on: a test may have bound the process that started it; () for all
+    cores: tuple[int, ...] = ()
 
 
 # The orders of a leader. The docstring of each names the event that answers it.

@@ -16,7 +16,7 @@ _CLASS = Path("/sys/class/net")
 
 
 def interface_of(address: str) -> str:
-    """Its name; "" where the system does not tell."""
+    """Return the name of the interface that has this address; "" if the system does not say."""
     wanted = ipaddress.ip_address(address.partition("%")[0])
     if wanted.version == 6:
         for line in boot.contents(_IPV6).splitlines():

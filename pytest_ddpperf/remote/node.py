@@ -182,7 +182,7 @@ _MACHINE = ("device_type", "device_count")
 
 
 class Node:
-    """One that follows."""
+    """Another node, which runs what the first one orders."""
 
     def __init__(
         self, number: int, lines: Lines, timeout_seconds: float

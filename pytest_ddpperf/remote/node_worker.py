@@ -31,7 +31,8 @@ class _Gone(Exception):
 
 
 class NodeWorker:
-    """Of one run, until the pytest that leads says that it is over, or is gone."""
+    """Serves the first node in one run, until the pytest that leads says that it is over, or is
+    gone."""
 
     def __init__(
         self, leader: Lines, start: Callable[[Sequence[str]], RemotePytest]

@@ -62,7 +62,8 @@ def describe_node(versions: Mapping[str, str]) -> NodeJoined:
 
 
 class OtherNodes:
-    """Of one run. Raises NodesError where it cannot be; `close` ends it for all."""
+    """The other nodes of one run. Raises NodesError if they cannot be used; `close` ends the run on
+    all."""
 
     def __init__(
         self, role: Role, versions: Mapping[str, str], timeout_seconds: float

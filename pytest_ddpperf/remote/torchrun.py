@@ -17,7 +17,7 @@ from pytest_ddpperf.wire.channels import readable
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Role:
-    """Of one pytest among those of several nodes."""
+    """The place of one pytest among those of several nodes."""
 
     node: int
     nodes: int

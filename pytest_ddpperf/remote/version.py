@@ -28,6 +28,7 @@ import msgspec
 from pytest_ddpperf import text
 from pytest_ddpperf.launch import Observer
 from pytest_ddpperf.launch.paused_launch import dropping
+from pytest_ddpperf.launch.placement import usable_cores
 from pytest_ddpperf.launch.template import Templates, read_at_import
 from pytest_ddpperf.options.settings import Settings
 from pytest_ddpperf.records import codec
@@ -199,6 +200,7 @@ class Invocation:
             parent=os.getpid(),
             own_tests=self.own_tests,
             rpc=self.rpc,
+            cores=usable_cores(),
         )
 
     def _moved(self, trees: Trees, words: Iterable[str]) -> Iterator[str]:
@@ -410,7 +412,7 @@ class BaseSide:
             self._invocation.folder_in(self.tree),
         )
         try:
-            # which libraries may read when they are loaded
+            # libraries may read variables when they are loaded
             if self.version.python or self.version.environ:
                 return start(), None
             with self._templates.fork_server(os.environ)[0] as rank_server:
@@ -494,7 +496,7 @@ class BaseSide:
             self.tests.receive, ReadyToMeasure, Observer(), ended
         )
         ready: ReadyToMeasure = next_ready()
-        # here nobody doubted that one
+        # a measurement that raised no suspicion here
         while self._invocation.own_tests and ready.label != label:
             self.remote_pytest.send(TakeLaunch(steps=1))
             either = Launched | LaunchFailed
@@ -504,13 +506,13 @@ class BaseSide:
                 self.remote_pytest.send(EndMeasurement())
             ready = next_ready()
         if ready.label != label:
-            # it would wait for ever
+            # else the test there would wait for ever
             self.remote_pytest.send(LeaveTest())
             raise BaseSideError(
                 f"there the test measured {ready.label!r} where it measures {label!r} here"
             )
         plan = ready.plan
-        # what its options ask for may have changed since, and is not the code
+        # its options may have changed since; only the code is to be compared
         if self._invocation.own_tests:
             if (plan.rpc, plan.master) != (here.rpc, here.master):
                 raise BaseSideError(

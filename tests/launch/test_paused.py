@@ -80,10 +80,28 @@ def test_what_feeds_ranks_from_outside_of_their_launch_is_named(
                 launch.stretch(1)
         finally:
             producer.kill()
-    assert str(raised.value).endswith(
-        f" (pid {producer.pid}) writes to a pipe that ranks read, and would go on while they are"
-        " stopped"
+    said = (
+        " writes to a pipe that ranks read, and goes on while they are stopped"
     )
+    assert str(raised.value).endswith(f" (pid {producer.pid}){said}")
+
+
+def test_a_child_that_ranks_start_at_any_time_feeds_nobody(
+    bench: Bench,
+) -> None:
+    def setup(ctx: Any) -> Any:
+        _, pipe = os.pipe()
+
+        def start_children() -> None:
+            while True:
+                subprocess.run(["true"], pass_fds=[pipe], check=True)
+
+        threading.Thread(target=start_children, daemon=True).start()
+        return all_reduce
+
+    for _ in range(6):
+        with bench.paused(setup, steps=5, warmup=1) as launch:
+            launch.stretch(1)
 
 
 def taken(

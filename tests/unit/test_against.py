@@ -21,7 +21,7 @@ from unittest.mock import MagicMock
 import pytest
 
 from pytest_ddpperf.git import worktrees
-from pytest_ddpperf.launch import template
+from pytest_ddpperf.launch import placement, template
 from pytest_ddpperf.launch.template import Templates
 from pytest_ddpperf.records.errors import AgainstError, BaseSideError, GitError
 from pytest_ddpperf.records.messages import Sources
@@ -37,6 +37,7 @@ from pytest_ddpperf.remote.version import (
 from pytest_ddpperf.remote.worktree import Checkout, Worktree, sources_here
 from pytest_ddpperf.wire.source_trees import Trees
 from tests.git import git
+from tests.processes import until
 from tests.unit.test_git import commit
 from tests.unit.test_machine import settings
 
@@ -316,6 +317,33 @@ def test_a_conftest_that_cannot_be_loaded_there_is_told_from_other_ends(
     finally:
         remote_pytest.close()
     assert tests.lacks_conftest is lacks
+
+
+@pytest.mark.skipif(not placement.usable_cores(), reason="no core is bound")
+def test_another_version_has_the_cores_that_pytest_began_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A test may have bound pytest, and so what it starts, to fewer."""
+    core = placement.usable_cores()[0]
+    monkeypatch.setattr(side, "usable_cores", lambda: (core,))
+    called = Invocation(
+        arguments=(),
+        tests=(),
+        folder=tmp_path,
+        rootdir=tmp_path,
+        caches=False,
+        kept=(),
+    )
+    trees = Trees(current=str(tmp_path), base=str(tmp_path), kept=())
+    remote_pytest = process.RemotePytest(
+        "v1", sys.executable, os.environ, tmp_path
+    )
+    try:
+        remote_pytest.send(called.start(trees, [], tmp_path))
+        pid = remote_pytest._child.process.pid
+        until(lambda: os.sched_getaffinity(pid) == {core})
+    finally:
+        remote_pytest.close()
 
 
 @pytest.mark.parametrize(
