@@ -230,7 +230,10 @@ class Confirmation:
     def _find_notes(self, found: Measured, side: BaseSide) -> Iterator[str]:
         """Yield which of the files that differ between the baseline's code and today's matter."""
         reason = found.verdict.reason
-        if reason == Reason.CONFIRMED and found.differing:
+        if (
+            reason in (Reason.CONFIRMED, Reason.COUNTER_ROSE)
+            and found.differing
+        ):
             if all(map(_is_test, found.differing)):
                 yield "only test files differ: the test itself changed"
             return
@@ -238,7 +241,7 @@ class Confirmation:
         if words is None:
             return
         with suppress(AgainstError):
-            # younger than their commit
+            # Baselines are newer than the commit that has their code.
             baselines = Path(os.path.realpath(self._baseline_dir))
             top = Path(side.trees.current)
             changed = [

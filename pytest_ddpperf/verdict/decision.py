@@ -40,14 +40,14 @@ def judge(
     current: Measurement,
     baseline: Sequence[Measurement],
     limits: Sequence[Limit],
+    *,
+    level: float = TEST_LEVEL,
     **how: Any,
 ) -> Verdict:
     """Compare `current` with the sessions of a baseline: its times, as `judge_times` does, its
     counters and losses."""
-    verdict = judge_times(current, baseline, limits, **how)
-    verdict = with_losses(
-        verdict, current, baseline, how.get("level", TEST_LEVEL)
-    )
+    verdict = judge_times(current, baseline, limits, level=level, **how)
+    verdict = with_losses(verdict, current, baseline, level)
     return with_counters(verdict, current, baseline, limits)
 
 
@@ -72,17 +72,18 @@ def without_improvement(verdict: Verdict) -> Verdict:
 
 # What a minor page fault costs, about: the kernel finds and clears a page.
 FAULT_SECONDS = 1e-6
-# Launches have two speeds if their page faults differ by this share of a step. They pass only if a
-# slowdown of this many limits would have been seen.
-_SPEEDS, _SEEN = 0.1, 3
+# Launches have two speeds if their page faults differ by this share of a step.
+_SPEEDS = 0.1
+# They pass only if a slowdown of this many limits would have been seen.
+_SEEN = 3
 
 
 def without_blind_pass(
     verdict: Verdict, current: Measurement, baseline: Sequence[Measurement]
 ) -> Verdict:
     """Return the verdict; of launches of two speeds INCONCLUSIVE instead of PASS, unless a slowdown
-    of three limits would have been seen. INCONCLUSIVE has them as its reason, unless something else
-    makes launches say little."""
+    of three limits would have been seen. The two speeds are also the reason of an
+    INCONCLUSIVE, unless its launches recompile or leave work behind."""
     sides = [current.samples, *(session.samples for session in baseline)]
     faults = [each for samples in sides for each in samples.most_page_faults]
     apart = max(faults, default=0.0) - min(faults, default=0.0)
@@ -119,7 +120,7 @@ def fails(
     return verdict.status is Status.REGRESSED
 
 
-# Of the limit: a change beyond that share is worth the seconds of a confirmation.
+# A change beyond this share of its limit is worth the seconds of a confirmation.
 # docs/statistics.md has the rates.
 SUSPICIOUS = 0.5
 
@@ -179,7 +180,10 @@ def confirm(
     today.
     """
     if interleaved.status is Status.REGRESSED:
-        return replace(interleaved, reason=Reason.CONFIRMED, facts=stored.facts)
+        reason = interleaved.reason
+        if reason != Reason.COUNTER_ROSE:  # reports show that counter
+            reason = Reason.CONFIRMED
+        return replace(interleaved, reason=reason, facts=stored.facts)
     if any(each.status is Status.REGRESSED for each in stored.counters):
         return None  # counts have no noise, and no machine makes them rise
     if stored.reason == Reason.RECOMPILED:
@@ -309,7 +313,9 @@ def _count(
 ) -> tuple[Verdict, Reason]:
     """Add to a verdict what became of limited counters, and those that are unknown; and return the
     reason code of the latter."""
-    changes, dropped, details = [], [*verdict.dropped_limits], []
+    changes = []
+    dropped = [*verdict.dropped_limits]
+    details = []
     reason = Reason.UNKNOWN_COUNTER
     for limit in limits:
         if not limit.kind.is_exact:

@@ -123,7 +123,8 @@ def confirmed(
 def test_what_improved_by_both_stays_so() -> None:
     improved = verdict(Status.IMPROVED, -0.2)
     assert confirmed(improved, improved).status is Status.IMPROVED
-    assert confirmed(improved, NOT_SLOWER).status is Status.PASS
+    passed = confirmed(improved, NOT_SLOWER)
+    assert (passed.status, passed.reason) == (Status.PASS, Reason.WITHIN_LIMIT)
 
 
 def test_counters_need_no_second_look() -> None:
@@ -132,15 +133,29 @@ def test_counters_need_no_second_look() -> None:
     )
 
 
+RISEN = CounterChange(
+    limit=Limit(metric="rpc.bytes", value=0.0, unit="%"),
+    status=Status.REGRESSED,
+    baseline=1,
+    now=2,
+)
+
+
 def test_no_machine_makes_a_counter_rise() -> None:
-    risen = CounterChange(
-        limit=Limit(metric="rpc.bytes", value=0.0, unit="%"),
-        status=Status.REGRESSED,
-        baseline=1,
-        now=2,
-    )
-    stored = replace(verdict(Status.REGRESSED, 0.3), counters=(risen,))
+    stored = replace(verdict(Status.REGRESSED, 0.3), counters=(RISEN,))
     assert confirm(stored, NOT_SLOWER, ()) is None
+
+
+def test_a_counter_that_rose_interleaved_stays_the_reason() -> None:
+    interleaved = replace(
+        NOT_SLOWER,
+        status=Status.REGRESSED,
+        reason=Reason.COUNTER_ROSE,
+        counters=(RISEN,),
+    )
+    stored = replace(verdict(Status.REGRESSED, 0.3), counters=(RISEN,))
+    found = confirmed(stored, interleaved)
+    assert (found.reason, found.shown) == ("counter-rose", RISEN)
 
 
 def test_a_measurement_with_mostly_unfit_launches_keeps_its_reason_unless_the_code_is_slower() -> (
@@ -287,9 +302,9 @@ def test_a_bound_that_excludes_the_claim_is_enough() -> None:
 def test_code_that_is_not_slower_is_not_the_cause(
     stored: Status, status: Status, reason: str
 ) -> None:
-    found = confirmed(replace(verdict(stored, 0.3), sessions=3), NOT_SLOWER)
-    assert (found.status, found.sessions) == (status, 3)
-    assert found.reason == reason or status is stored is Status.PASS
+    interleaved = replace(NOT_SLOWER, reason=Reason.WITHIN_LIMIT)
+    found = confirmed(replace(verdict(stored, 0.3), sessions=3), interleaved)
+    assert (found.status, found.reason, found.sessions) == (status, reason, 3)
     assert found.comparisons[0].change.estimate == 0.01
 
 
