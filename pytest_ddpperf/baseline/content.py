@@ -69,10 +69,10 @@ _PLAIN_KEY = re.compile(r"[A-Za-z0-9 ._+@,=()-]*")
 def environment(
     facts: Facts, plan: Plan, *, batch_size: int | None
 ) -> Environment:
-    """Sorts rank 0's flat facts, with what was asked, into the three classes.
+    """Sort rank 0's flat facts, with what was asked, into the three classes.
 
-    A fact that is None or "" could not be found out or does not apply: it is left out, so that the
-    machine's being silent is the same in every class. Memory is rounded to whole GiB, since drivers
+    A fact that is None or "" could not be found out or does not apply: it is left out, so that an
+    unknown fact looks the same in every class. Memory is rounded to whole GiB, since drivers
     differ in what they reserve. On a CPU the device's facts, on an accelerator the CPU's, are
     recorded only. Facts without `nodes` and `devices_per_node` are those of one host, with a device
     a rank.

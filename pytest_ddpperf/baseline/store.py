@@ -162,10 +162,8 @@ class Store:
     def nearby(self, environment: Environment, test: TestId) -> Path | None:
         """Return the file of a test of that name and module, in the same environment, by another
         path or below another rootdir; None if there is none."""
-        name, own = (
-            content.file_name(test),
-            content.environment_name(environment),
-        )
+        name = content.file_name(test)
+        own = content.environment_name(environment)
         module = self.rootdir / test.module
         found = [
             path

@@ -19,12 +19,12 @@ from pytest_ddpperf.launch import Observer
 from pytest_ddpperf.records.errors import BaseSideError, LaunchError
 from pytest_ddpperf.records.samples import LaunchSamples
 
-# A stretch is as short as it may be: what goes on around it, longer than that, is in both sides.
-# But what wakes up, stops and is fetched into caches at its beginning must be small compared with
-# it.
+# A short stretch is better: a disturbance that lasts longer is in both sides. But waking up,
+# stopping and filling caches at its beginning must be small compared with it.
 _STRETCH_SECONDS = 0.03
 _STRETCH_STEPS = 3
-# Of short windows, for the median over them to leave some out.
+# A short window has so many stretches, for the median over them to leave some out: none has to be
+# longer than this part of the window.
 _STRETCHES = 8
 
 

@@ -79,7 +79,8 @@ class Result:
 
     @property
     def phases(self) -> Mapping[str, float | None]:
-        """The same, as the mean over ranks; {} if nothing is known."""
+        """Where the time of a typical step goes, in seconds by phase, as the mean over ranks; {} if
+        nothing is known."""
         return over_ranks(self.rank_phases)
 
     def percentile(self, q: float) -> float:

@@ -106,12 +106,14 @@ class StoredBaseline:
 
     path: str = ""  # "" if nothing was read
     sessions: tuple[Recording, ...] = ()  # () if there is no baseline
-    # If there is none: what another machine counted, by its name, a baseline of the same test by
-    # another path, and the environments that have one, unlike the own one.
+    # Without a baseline:
+    # another machine's name, and what it counted
     counted_elsewhere: tuple[str, Measurement] | None = None
+    # the file of a test of that name by another path or rootdir
     nearby: Path | None = None
+    # names of the environments that have a baseline of this test
     others: tuple[str, ...] = ()
-    own: str = ""
+    own: str = ""  # the name of the current environment
 
     @property
     def measurements(self) -> tuple[Measurement, ...]:

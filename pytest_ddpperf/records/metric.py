@@ -35,15 +35,17 @@ MEMORY_COUNTERS = ("peak_rss.bytes", "peak_memory.bytes")
 # What is counted of a step: see docs/counters.md. Of several that rise alike, the first is reported
 # first.
 COUNTERS = (
-    *("rpc.calls", "rpc.bytes"),
+    "rpc.calls",
+    "rpc.bytes",
     *(f"{kind}.{figure}" for kind in SENT for figure in ("count", "bytes")),
-    *("gradient_bytes", "buckets", "buckets.largest_bytes", "parameters.bytes"),
-    *(
-        "collectives.count",
-        "collectives.bytes",
-        "recompilations",
-        "graph_breaks",
-    ),
+    "gradient_bytes",
+    "buckets",
+    "buckets.largest_bytes",
+    "parameters.bytes",
+    "collectives.count",
+    "collectives.bytes",
+    "recompilations",
+    "graph_breaks",
     *COPIES,
     *MEMORY_COUNTERS,
 )
@@ -90,7 +92,7 @@ class MeasuredLaunches(Protocol):
 
 
 class Metric:
-    """One figure of each launch, or a count. What a subclass leaves out is as of the step time.
+    """One figure of each launch, or a count. The defaults are those of the step time.
 
     Statistics are on the logarithms of figures, and more of a figure is worse. So a metric of which
     less is worse has the figures of its reciprocal: the time that a bandwidth is computed from."""
@@ -130,7 +132,8 @@ class Metric:
         return True
 
     def figures(self, measurement: MeasuredLaunches) -> tuple[float, ...]:
-        """Return the figure of each launch, in seconds; () if it is unknown, or 0 where it is."""
+        """Return the figure of each launch, in seconds; () if it is unknown, 0 for a launch
+        that does not know it."""
         raise ValueError(f"{self.name} is no figure of a launch")
 
     def shown(self, figure: float, collective: PlannedCollective) -> float:

@@ -55,11 +55,11 @@ class Version:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BaselineSide:
-    """The other side of a measurement whose launches took turns with it."""
+    """The baseline side of a measurement whose launches were interleaved."""
 
     version: Version
-    order: str  # of the launches: "b" for the version's, "n" for now's
-    # of each pair, in which both sides took turns; empty where by launches
+    order: str  # of the launches: "b" for the baseline side, "n" for the current side
+    # of each pair, the lengths of its stretches; () if one launch followed the other
     stretches: tuple[tuple[int, ...], ...] = ()
     # None: there is none, for the reason in `error`
     measurement: Measurement | None = None
@@ -115,7 +115,7 @@ class RunInfo:
     # tests that failed, and files that could not be collected, though no measurement
     # fails
     other_failures: int = 0
-    # why pytest ended with a usage error, before its tests or behind them
+    # why pytest ended with a usage error, before or after its tests
     problem: str = ""
     messages: tuple[str, ...] = ()  # of it as a whole, a line each
     # of `add_section`: lines by title

@@ -207,7 +207,7 @@ class Baseline:
 
     @property
     def environment(self) -> Environment:
-        """That of all sessions, but for what is recorded."""
+        """Return the environment that all sessions share; recorded facts are those of the first."""
         return self.sessions[0].measurement.environment
 
 

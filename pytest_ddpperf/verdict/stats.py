@@ -365,9 +365,9 @@ def by_stretches(
     stretches: Sequence[int],
     q: float,
 ) -> float:
-    """The logarithm of the ratio of two launches' q-th percentiles, whose windows took turns in so
-    long `stretches`: the median over stretches of that of each. What disturbs some stretches of
-    either side has no part in it."""
+    """Return the logarithm of the ratio of two launches' q-th percentiles, if their windows were
+    interleaved in `stretches` of these lengths: the median over stretches of the logarithm of each.
+    A disturbance of some stretches of either side has no part in it."""
     ratios, start = [], 0
     for length in stretches:
         own, other = (

@@ -153,7 +153,8 @@ def _judge_limits(
     for limit, difference, if_slower, if_faster in zip(
         limits, found, slower, faster, strict=True
     ):
-        now, fastest = logs(limit, current), None
+        now = logs(limit, current)
+        fastest = None
         evidence = if_slower if difference.estimate > 0 else if_faster
         if drift:
             before = fmean(min(logs(limit, session)) for session in baseline)
@@ -323,7 +324,8 @@ def _differences(
     """Return the difference of logarithms for each limit; without `drift` the launches were
     interleaved."""
     found = []
-    here, hosts = host(current), [host(session) for session in baseline]
+    here = host(current)
+    hosts = [host(session) for session in baseline]
     for limit in limits:
         if drift:
             sessions = [logs(limit, session) for session in baseline]
@@ -389,7 +391,7 @@ def _paired(
 
 
 def _by_stretches(limit: Limit, stretches: StretchLengths) -> bool:
-    """Whether launches are compared stretch by stretch: both sides took turns within them."""
+    """Whether launches are compared stretch by stretch: both sides were interleaved within them."""
     return limit.kind.is_in_stretches and any(len(own) > 1 for own in stretches)
 
 

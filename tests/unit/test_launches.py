@@ -119,15 +119,16 @@ PLAN = Plan(world_size=1, backend="gloo", device="cpu", warmup=5)
         ((), (), False),
     ],
     ids=[
-        *(
-            "fit",
-            "one unfit",
-            "most unfit",
-            "unsettled",
-            "most doubted",
-            "half doubted",
-        ),
-        *("silent", "not always silent", "tiny", "none"),
+        "fit",
+        "one unfit",
+        "most unfit",
+        "unsettled",
+        "most doubted",
+        "half doubted",
+        "silent",
+        "not always silent",
+        "tiny",
+        "none",
     ],
 )
 def test_notes_on_launches(
@@ -253,9 +254,10 @@ class Both:
         return replace(LAUNCH, step_seconds=(0.1,) * (steps or 7))
 
     def _note(self, side: str, what: str, steps: int | None = None) -> None:
-        self.reported.append(
-            f"{side} {what}" + f" {steps}" * (steps is not None)
-        )
+        order = f"{side} {what}"
+        if steps is not None:
+            order += f" {steps}"
+        self.reported.append(order)
         if problem := self._fails(side, what, self.alive):
             raise problem
 

@@ -830,7 +830,7 @@ def test_a_pair_that_differs_by_chance_is_no_evidence() -> None:
     assert verdict.comparisons[0].launches_needed is not None
 
 
-def test_in_turns_only_what_is_asked_of_a_step_must_match() -> None:
+def test_interleaved_only_what_is_asked_of_a_step_must_match() -> None:
     now = measurement(
         STEADY,
         must={"deterministic": True, "batch_size": 4},
@@ -1242,7 +1242,7 @@ def test_an_unknown_counter_hides_no_regression() -> None:
     assert verdict.differences == ("rpc.bytes is unknown now",)
 
 
-# --- pairs whose windows took turns
+# --- pairs whose windows were interleaved
 
 STRETCHES = [(10, 10, 10)] * 5
 
