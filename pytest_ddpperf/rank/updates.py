@@ -108,7 +108,8 @@ class UnseenUpdates:
         self._passes = 0
         # of the parameters after the last pass
         self._versions: list[int] = []
-        self._replicas: list[torch.nn.Module] = []
+        # of the modules as they are when some are first found: the program may drop them
+        self._replicas: list[ref[torch.nn.Module]] = []
 
     def clear(self) -> None:
         """An event has happened."""
@@ -118,20 +119,21 @@ class UnseenUpdates:
     def passed(self) -> bool:
         """Return whether a backward pass that has ended is an event. Raises DdpPerfError after many
         of them without one."""
-        if not self._replicas:  # as they are when some are first found
+        found = [each() for each in self._replicas]
+        models = [model for model in found if model is not None]
+        if not models:
             modules = find_objects(torch.nn.Module)
             sharded = [module for module in modules if _is_fsdp(module)]
-            self._replicas = [*replicas(), *sharded]
-        synchronises = any(map(_synchronises, self._replicas))
+            models = [*replicas(), *sharded]
+            self._replicas = [ref(model) for model in models]
+        synchronises = any(map(_synchronises, models))
         if self.are_known:
             return synchronises
-        if synchronises or not self._replicas:
+        if synchronises or not models:
             self._passes += 1
         before = self._versions
         self._versions = [
-            each._version
-            for model in self._replicas
-            for each in model.parameters()
+            each._version for model in models for each in model.parameters()
         ]
         has_none = self._passes == _FEW_PASSES and not find_objects(
             torch.optim.Optimizer

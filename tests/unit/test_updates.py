@@ -1,12 +1,15 @@
-"""Which event ends a step of a program that owns its loop, without a program: runs of updates are
-told one by one. On real ranks in tests/launch/test_loop.py."""
+"""Which event ends a step of a program that owns its loop. The tests report each update themselves;
+tests/launch/test_loop.py uses real ranks."""
 
 from __future__ import annotations
 
+import gc
 import os
 from typing import Any, NoReturn
+from weakref import ref
 
 import pytest
+import torch
 
 from pytest_ddpperf.rank import updates
 from pytest_ddpperf.rank.loop import Loop
@@ -45,9 +48,7 @@ class Training:
         raise error
 
 
-def test_each_update_of_one_optimizer_ends_a_step_once_three_have_shown_it() -> (
-    None
-):
+def test_each_update_of_one_optimizer_ends_a_step_after_three() -> None:
     training, optimizer = Training(), Optimizer()
     for _ in range(6):
         training.update(optimizer)
@@ -73,22 +74,10 @@ def test_another_optimizer_goes_on_with_the_steps() -> None:
 
 
 def test_steps_end_as_before_if_it_is_too_late_for_others() -> None:
-    training, first, second = (
-        Training(is_decided=True),
-        Optimizer(),
-        Optimizer(),
-    )
-    for optimizer in (
-        first,
-        first,
-        first,
-        first,
-        second,
-        first,
-        second,
-        first,
-        first,
-    ):
+    training = Training(is_decided=True)
+    first = Optimizer()
+    second = Optimizer()
+    for optimizer in [*[first] * 4, second, first, second, first, first]:
         training.update(optimizer)
     assert training.learned == 2
     assert training.ended == [4, 5, 7]
@@ -115,3 +104,15 @@ def test_what_a_child_learns_of_steps_is_not_the_ranks(
     loop = Loop(unused, unused)
     monkeypatch.setattr(os, "getpid", lambda: 0)
     assert not loop.learned([1, 2])
+
+
+def test_models_that_a_program_drops_are_not_kept() -> None:
+    models = [torch.nn.Linear(2, 2)]
+    dropped = ref(models[0])
+    unseen = updates.UnseenUpdates()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(updates, "replicas", lambda: [*models])
+        unseen.passed()
+    models.clear()
+    gc.collect()
+    assert dropped() is None
