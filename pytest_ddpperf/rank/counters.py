@@ -12,7 +12,7 @@ import torch
 
 from pytest_ddpperf.rank import modules, recorder, torch_names
 from pytest_ddpperf.rank.context import noting
-from pytest_ddpperf.rank.group import NoGroup
+from pytest_ddpperf.rank.group import NoGroup, OwnGroup
 from pytest_ddpperf.rank.sent import SENT_IS, Sent
 
 Figures = dict[str, int | None]
@@ -34,7 +34,7 @@ class Meter:
         """Count a step that is taken within, on all ranks; what is yielded has the figures
         afterwards. Without a group of our own the steps of ranks are not kept apart. A figure
         that cannot be read is missing, and `self.notes` say why."""
-        if not own.name:
+        if not isinstance(own, OwnGroup):
             recorder.record_something()
         gc.collect()  # modules that a set-up made and dropped live in cycles
         own.barrier()  # so that the recorder holds something, if it is on
@@ -91,8 +91,18 @@ _DYNAMO = "torch._dynamo.utils"  # not imported here: it costs a second
 
 def count_compilations() -> int:
     """Return how many frames torch.compile has compiled so far, recompilations included."""
+    return compilation_state()[0]
+
+
+def compilation_state() -> tuple[int, int]:
+    """Return two counts that differ after a compilation: `torch.compiler.reset` clears the first,
+    and the second lacks those with `fullgraph=True`."""
     # In each timed step, so without the detour by `torch_names.find`.
-    return getattr(sys.modules.get(_DYNAMO), "curr_frame", 0)
+    dynamo = sys.modules.get(_DYNAMO)
+    if dynamo is None:
+        return 0, 0
+    frames = getattr(dynamo, "counters", {}).get("frames", {})
+    return getattr(dynamo, "curr_frame", 0), frames.get("total", 0)
 
 
 def _compiler_counts(kind: str) -> Mapping[str, int]:

@@ -14,7 +14,7 @@ import torch
 
 from pytest_ddpperf.rank import context, environment, torch_names
 from pytest_ddpperf.rank.context import Context
-from pytest_ddpperf.rank.counters import count_compilations
+from pytest_ddpperf.rank.counters import compilation_state
 from pytest_ddpperf.rank.group import NoGroup
 from pytest_ddpperf.rank.sent import recorded
 from pytest_ddpperf.rank.timed_rank import TimedRank
@@ -150,9 +150,10 @@ class Steadiness:
             )
         self._before = self._counts()
 
-    def _counts(self) -> tuple[int, ...]:
+    def _counts(self) -> tuple[object, ...]:
+        """Return what differs after a change, by cause."""
         return (
-            count_compilations(),
+            compilation_state(),
             allocator_growth(self._device),
             self._rebuilds,
         )

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 
 from pytest_ddpperf.rank import clock, context, environment
-from pytest_ddpperf.rank.counters import count_compilations
+from pytest_ddpperf.rank.counters import compilation_state
 from pytest_ddpperf.rank.timed_rank import TimedRank
 from pytest_ddpperf.rank.warm_up import WarmUp, allocator_growth
 from pytest_ddpperf.records.samples import Scalar, Window
@@ -72,7 +72,7 @@ class Stretch:
         # Cumulative: before the first step, and after each.
         self._cpu_ns = [0] * (length + 1)
         self._blocked_ns = [0] * (length + 1)
-        self._graphs = [count_compilations()] * (length + 1)
+        self._graphs = [compilation_state()] * (length + 1)
         # Of each step.
         self._returned: list[Any] = [None] * length
         self._recorded: list[Mapping[str, Any]] = [{}] * length
@@ -104,7 +104,7 @@ class Stretch:
         if figures:
             self._recorded[step] = dict(figures)
             figures.clear()
-        self._graphs[after] = count_compilations()
+        self._graphs[after] = compilation_state()
         self._blocked_ns[after] = self._rank.meter.blocked_ns()
 
     def finish(

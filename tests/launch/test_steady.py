@@ -81,6 +81,24 @@ def test_without_warm_up_none_is_added(bench: Bench) -> None:
     assert samples.unfit == "rank 0 recompiled at step 1: raise --ddp-warmup"
 
 
+def test_a_step_that_resets_the_compiler_and_compiles_again_is_unfit(
+    bench: Bench,
+) -> None:
+    def setup(ctx: Any) -> Any:
+        add = torch.compile(lambda x: x + 1, backend="eager")
+
+        def step() -> None:
+            torch.compiler.reset()
+            add(torch.ones(2))
+            dist.all_reduce(torch.ones(1))
+
+        return step
+
+    samples = bench.measure(setup, warmup=1, steps=2)
+    assert samples.unsettled == "compiling"
+    assert samples.unfit.endswith("recompiled at step 1: raise --ddp-warmup")
+
+
 @pytest.mark.parametrize("fullgraph", [False, True])
 def test_a_recompilation_in_the_window_is_told_with_its_step(
     bench: Bench, fullgraph: bool
