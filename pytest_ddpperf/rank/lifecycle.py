@@ -55,10 +55,10 @@ _OURS = (str(Path(__file__).parent), "<frozen runpy>")
 # How peers' ends show in a rank: Gloo's and NCCL's words, and the store's. A rank that says so is
 # rarely the cause.
 _LOST = re.compile(
-    r"connection (closed by peer|reset by peer|refused)|broken pipe|socket closed|pair"
-    r" closure|\beof\b"
-    r"|remote process exited|ncclRemoteError|communicator was aborted|connectFullMesh failed|timed"
-    r" out waiting",
+    r"connection (closed by peer|reset by peer|refused)|broken pipe|socket closed"
+    r"|pair closure|\beof\b"
+    r"|remote process exited|ncclRemoteError|communicator was aborted"
+    r"|connectFullMesh failed|timed out waiting",
     re.IGNORECASE,
 )
 

@@ -91,7 +91,7 @@ def run(
                 f"the program called sys.exit({short_repr(error.code)}): {_last_line()}"
             ) from None
         frames = traceback.extract_tb(error.__traceback__)
-        # as `exit` is
+        # `exit()` is a function of _sitebuiltins: the caller's frame comes before it.
         last = [
             frame for frame in frames if "_sitebuiltins" not in frame.filename
         ][-1]

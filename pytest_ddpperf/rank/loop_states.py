@@ -65,8 +65,9 @@ class Learning:
 
 
 class Warming:
-    """The warm-up. Of its last steps the first finds modules, and the next is counted; not one that
-    is shorter. Earlier steps may be of another stage of the training."""
+    """The warm-up. Near its end one step finds modules, and a later one is counted: earlier steps
+    may belong to another stage of the training. A step with fewer backward passes than others is
+    not counted."""
 
     def __init__(self, rank: TimedRank, ended_ns: list[int]) -> None:
         refuse_wrong_group(rank.plan, rank.ctx.device)

@@ -184,6 +184,7 @@ class Sent:
         """Groups of our `own` do not count. The recorder must hold something by now."""
         self.problems = [*_unwatched]  # why something is not known
         self._own = own
+        self._before = recorded(own)
         self._dispatched = Dispatched(self.problems)
         # what process groups issue, by their hooks: those of the main thread and of torch's
         # threads, and all of them. The threads of a step may go on after it
@@ -195,7 +196,6 @@ class Sent:
     @contextmanager
     def watching(self) -> Iterator[None]:
         """Watch the step that is taken within."""
-        before = recorded(self._own)
         graphs = _replays
         groups = self._groups()
         for group in groups:
@@ -208,10 +208,9 @@ class Sent:
                 group.unregister_pre_hook(_HOOK)
         self._is_hidden = _replays > graphs
         after = recorded(self._own)
-        if before is not None and after is not None:
-            self._recorded = [
-                after[number] for number in after.keys() - before.keys()
-            ]
+        if self._before is not None and after is not None:
+            new = after.keys() - self._before.keys()
+            self._recorded = [after[number] for number in new]
 
     def _groups(self) -> list[Any]:
         """Return the process groups whose hooks are used."""
@@ -305,12 +304,11 @@ def _figures(
 def _amounts(operations: Iterable[Operation]) -> Counter[tuple[str, str]]:
     """Return what both sources have of the collectives: the elements of those that reduce, by
     dtype, since Gloo takes several all-reduces for a reduce-scatter; of other kinds their number.
-    """
+    Without hooks, sends and receives are left out: Gloo's recorder does not have them."""
     amounts: Counter[tuple[str, str]] = Counter()
     for each in operations:
         if each.kind in _REDUCING:
             amounts["all_reduce", str(each.dtype)] += each.elements
         elif HAS_HOOKS or each.kind not in POINT_TO_POINT:
-            # which Gloo's recorder does not have
             amounts[each.kind, ""] += 1
     return amounts

@@ -88,14 +88,12 @@ def test_ddp_reduces_the_gradients_bytes_whatever_the_batch_size(
         "buckets": 1,
     }
     assert {name for name in counters if counters[name] is None} == {
-        *(
-            "rpc.calls",
-            "rpc.bytes",
-            "peak_memory.bytes",
-            "host_syncs",
-            "h2d.bytes",
-            "d2h.bytes",
-        )
+        "rpc.calls",
+        "rpc.bytes",
+        "peak_memory.bytes",
+        "host_syncs",
+        "h2d.bytes",
+        "d2h.bytes",
     }
     assert counters["peak_rss.bytes"]
     assert known(counted(bench, training(batch))) == known(counters)
@@ -655,13 +653,8 @@ def test_counting_leaves_compilation_alone(bench: Bench) -> None:
 
     samples = bench.measure(setup, warmup=4)
     assert samples.counters["all_reduce.count"] == 1
-    assert (
-        samples.counters["recompilations"],
-        samples.counters["graph_breaks"],
-    ) == (
-        1,
-        1,
-    )
+    assert samples.counters["recompilations"] == 1
+    assert samples.counters["graph_breaks"] == 1
     assert (samples.unfit, samples.unsettled, samples.warmup) == ("", "", 4)
 
 
@@ -824,14 +817,6 @@ def test_a_backward_that_was_not_seen_leaves_the_bytes_unknown(
 
     counters = counted_rpc(bench, trainer)
     assert (counters["rpc.calls"], counters["rpc.bytes"]) == (1, None)
-
-
-def twice(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    return values * 2, values * 3
-
-
-def fail() -> None:
-    raise ValueError("nobody is told")
 
 
 def test_calls_between_trainers_are_counted_of_one_step_alone(

@@ -138,7 +138,7 @@ def test_the_first_step_of_a_stretch_is_not_counted(bench: Bench) -> None:
     ] == [3] * 4
 
 
-def test_a_launch_that_is_not_held_has_one_stretch(bench: Bench) -> None:
+def test_a_launch_that_is_not_paused_has_one_stretch(bench: Bench) -> None:
     samples = bench.measure(counting)
     assert samples.stretches == (3,)
     assert samples.examples == ((1, 2, 3),) * 2, "its first step is counted"

@@ -271,9 +271,7 @@ def in_ns(by_rank: Sequence[float | None]) -> list[float | None]:
     ]
 
 
-def test_the_find_critical_path_leads_along_the_rank_that_arrived_last() -> (
-    None
-):
+def test_the_critical_path_leads_along_the_rank_that_arrived_last() -> None:
     late = [(1, F), (45, -F), (45, B), (60, -B), (60, O), (100, -O)]
     first, second = (
         window(STEP, [(20, "0:a")], 8),
