@@ -1,7 +1,8 @@
 """Are step times over two nodes what they are, however far the clocks of the nodes are apart?
 
-    python benchmarks/clocks.py [--rounds 8]          (Linux, as root: it makes network and time
-    namespaces)
+    python benchmarks/clocks.py [--rounds 8]
+
+Needs Linux and root: it makes network and time namespaces.
 
 Two nodes on one machine, joined by a pair of links, with a core each. In every round the same test
 runs over both twice, in random order: with the monotonic clock of the second node 1,000 s ahead,

@@ -1,12 +1,13 @@
 """Error rates of gates on recorded noise: ours beside the rules that other tools use, on the same
 data.
 
-    python benchmarks/detection.py --traces DIR [--json OUT] python benchmarks/detection.py --traces
-    DIR --metrics p25 --assume 0.05,0.5,6    what another choice would do python
-    benchmarks/detection.py --traces DIR --suspect 0.5      what is beyond that share of its limit
+    python benchmarks/detection.py --traces DIR [--json OUT]
+    python benchmarks/detection.py --traces DIR --metrics p25 --assume 0.05,0.5,6
+    python benchmarks/detection.py --traces DIR --suspect 0.5
     python benchmarks/detection.py --pairs FILE [--trim 0]
-                                               both sides in turns, as benchmarks/turns.py recorded
-                                               them
+
+--metrics and --assume: what another choice would do. --suspect: what is beyond that share of its
+limit. --pairs: interleaved launches, as benchmarks/turns.py recorded them.
 
 Replays recordings (benchmarks/_traces.py says of which form) through the plugin's own `judge` and
 its looks, and counts how often a test would have been called regressed: where nothing was injected

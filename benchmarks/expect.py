@@ -1,8 +1,8 @@
 """What may a user expect? Whole runs of pytest at the default limits, of code that is slower by a
 known amount.
 
-    python benchmarks/expect.py [--runs 5] [--changes 0,0.05,0.1,0.2,every10] [--results
-    expect.jsonl]
+    python benchmarks/expect.py [--runs 5] [--changes 0,0.05,0.1,0.2,every10]
+                                [--results expect.jsonl]
 
 A project of one test, whose step (a DDP model on two Gloo ranks) has a change that is not
 committed: it is slower by a share of each step, or every tenth step takes fifteen times as long

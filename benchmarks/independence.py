@@ -2,7 +2,7 @@
 depends on what a process draws once: its heap, its hash seed, its layout (see _same_code.py).
 
     python benchmarks/independence.py [--runs 10] [--kinds self,commit,slower] [--plugin DIR]
-    [--results FILE]
+                                      [--results FILE]
 
 A project has one test for each workload, for two Gloo ranks, at the default limits. "self" is
 --ddp-against self. "commit" compares with a commit that changes no step: it adds a comment, a file,

@@ -1,8 +1,9 @@
 """A neighbour: burns one core in bursts of about a second, as others on a shared machine do.
 
-    python benchmarks/neighbour.py [--seed 0] [--seconds 600]           # by itself, for so long or
-    until Ctrl-C python benchmarks/neighbour.py [--seed 0] -- make test              # beside a
-    command, whose exit status it has
+    python benchmarks/neighbour.py [--seed 0] [--seconds 600]     # by itself, or until Ctrl-C
+    python benchmarks/neighbour.py [--seed 0] -- make test        # next to a command
+
+With a command, the exit status is the command's.
 
 The same seed gives the same bursts. live.py, turns.py, confirming.py and expect.py measure next to
 it and without.

@@ -1,8 +1,8 @@
 """Error rates of stored baselines on simulated machines, from one without noise to one that others
 use.
 
-    python benchmarks/simulated.py [--runs 1000] [--assume FLOOR,SHARE,FREEDOM,USUAL,STEEP] [--level
-    0.05]
+    python benchmarks/simulated.py [--runs 1000] [--assume FLOOR,SHARE,FREEDOM,USUAL,STEEP]
+                                   [--level 0.05]
 
 A machine is two numbers: how far the launches of a session differ, and how far sessions do, as
 standard deviations of logarithms, both normal. A baseline of one session or three, five launches

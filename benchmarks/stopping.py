@@ -1,8 +1,7 @@
 """What does stopping early save, and what does it change? Interleaved measurements, judged again.
 
-    python benchmarks/stopping.py [RESULTS ...]                                     # as they were
-    recorded python benchmarks/stopping.py --slower 0,0.025,0.05,0.075,0.1 [RESULTS ...]     # of
-    unchanged code, made slower
+    python benchmarks/stopping.py [RESULTS ...]                        # as they were recorded
+    python benchmarks/stopping.py --slower 0,0.05,0.1 [RESULTS ...]    # of unchanged code, slower
 
 Takes results of benchmarks/live.py, which have the difference of each pair at each limited metric,
 and judges them by looks alone, with early stops of what is within the limit and settled, and with

@@ -1,10 +1,12 @@
 """Both sides in turns, stretch by stretch beside one launch after the other: what is a pair of
 launches worth?
 
-    python benchmarks/turns.py [--pairs 20] [--results turns.jsonl]           # unchanged code: how
-    far do pairs spread? python benchmarks/turns.py --planted [--pairs 20] [--results planted.jsonl]
-    # is a slowdown seen as it is? python benchmarks/turns.py --windows 150,100
-    # what are longer windows worth?
+    python benchmarks/turns.py [--pairs 20] [--results turns.jsonl]
+    python benchmarks/turns.py --planted [--pairs 20] [--results planted.jsonl]
+    python benchmarks/turns.py --windows 150,100
+
+The first shows how far pairs of unchanged code spread, the second whether a slowdown is seen as it
+is, the third what longer windows are worth.
 
 A pair is two launches of three small DDP models on two Gloo ranks, with windows of the default
 length. In stretches both are alive and take turns; apart, one follows the other. Ways, models and

@@ -1,7 +1,7 @@
 """Record what the documentation shows of runs: a report and pictures of it, and a history.
 
-    .venv/bin/python docs/record.py             # measure one run: about a minute on two cores, and
-    draw .venv/bin/python docs/record.py history     # measure commit after commit: some minutes
+    .venv/bin/python docs/record.py             # measure one run, a minute on two cores, and draw
+    .venv/bin/python docs/record.py history     # measure commit after commit: some minutes
     .venv/bin/python docs/record.py pictures    # draw what was measured before
 
 A small project of its own is measured against its main branch, on which its last commit made
