@@ -67,7 +67,7 @@ class OutOfDocs(SphinxTransform):
     def apply(self, **kwargs: object) -> None:
         here = Path(self.env.doc2path(self.env.docname)).parent
         for node in list(self.document.findall(pending_xref)):
-            # Markdown, but no page
+            # A link to Markdown that is no page of the site.
             if (
                 node.get("refdomain") == "doc"
                 and Path(node["reftarget"]).is_absolute()

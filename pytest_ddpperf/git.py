@@ -119,7 +119,7 @@ def run_whole(
         output, errors = process.communicate(given or None, timeout=timeout)
     except BaseException:
         with suppress(ProcessLookupError):
-            # at which git removes what it had begun
+            # At SIGTERM git removes what it had begun.
             os.killpg(process.pid, signal.SIGTERM)
         with suppress(subprocess.TimeoutExpired):
             process.communicate(timeout=_END_SECONDS)
@@ -177,7 +177,7 @@ def top_level(path: Path) -> Path:
 def commit_named(path: Path, ref: str, *, offline: bool = False) -> str:
     """The hash of the commit that a ref names; raises GitError."""
     reported = ""
-    # which older versions of git take for an option
+    # Older versions of git would take such a ref for an option.
     if not ref.startswith("-"):
         try:
             ask = partial(
@@ -262,7 +262,7 @@ def ignored_files(top: Path, files: Sequence[str]) -> list[str]:
             given=b"".join(os.fsencode(f"{file}\0") for file in files),
         )
     except GitError as error:
-        # for which it does not answer
+        # Git gives no answer if one of the files is in a submodule.
         if inside := re.search(r"is in submodule '(.+)'", str(error)):
             return ignored_files(
                 top,

@@ -69,7 +69,7 @@ def _as_anywhere(request: pytest.FixtureRequest) -> Iterator[None]:
             patch.setenv("GIT_CONFIG_GLOBAL", os.devnull)
             patch.setenv("GIT_CONFIG_SYSTEM", os.devnull)
             patch.setattr("pytest_ddpperf.git._GIT_SECONDS", 600.0)
-            # which xdist sets: lines of commands would be wrapped
+            # xdist sets COLUMNS, by which lines of commands would be wrapped.
             patch.delenv("COLUMNS", raising=False)
         # tests need ranks, not quiet cores: so they may run in parallel
         patch.setenv("DDPPERF_LOCKS", "off")

@@ -356,18 +356,15 @@ class CommitSearch:
                 for rise in rises
             ]
             rose = self._counters_that_rose()
-            what = "did not become slower beyond its limit"
-            lines = [
-                f"{self._test} {what} {between}",
-                ", ".join([*figures, *rose]),
-            ]
+            beyond = f"slower beyond its limit {between}"
+            answer = f"{self._test} did not become {beyond}"
             if is_open:
-                what = "too noisy to decide whether it became slower beyond its limit"
-                lines[0] = f"{self._test}: {what} {between}"
+                answer = f"{self._test}: too noisy to decide whether it became {beyond}"
             elif rose:
-                lines[0] += (
+                answer += (
                     "; times did not rise beyond a limit, but counters did"
                 )
+            lines = [answer, ", ".join([*figures, *rose])]
         data = {**self._ends, "commits": [], "found": []}
         return Answer(found=False, lines=lines, data=data)
 
@@ -653,7 +650,7 @@ def _set_back(
         command = command.replace(
             "{requirements}", shlex.quote(f"{name}=={before}")
         )
-        # of a build that was interrupted
+        # Remove what an interrupted build left.
         shutil.rmtree(venv, ignore_errors=True)
         ended = git.run_whole(command, os.environ)
         if ended.returncode or not venv.is_dir():

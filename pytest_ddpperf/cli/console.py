@@ -38,7 +38,7 @@ def end_with_us() -> Callable[[], None]:
     parent = os.getpid()
 
     def prepare() -> None:
-        # which a shell's background jobs ignore
+        # A shell's background jobs ignore SIGINT.
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         boot.die_with_parent(parent, signal.SIGINT)
 

@@ -221,13 +221,13 @@ def add_parser(subparsers: Any) -> None:
     )
     console.add_k(parser)
     what = "write NOW with its verdicts, as --ddp-json does; ddpperf html and markdown read it"
-    parser.add_argument("--json", type=Path, metavar="PATH", help=what)
+    console.add_path(parser, "--json", what)
     what = "pytorch: the side-by-side form of PyTorch's DDP benchmark (default: ours)"
     parser.add_argument(
         "--form", choices=("ours", "pytorch"), default="ours", help=what
     )
     what = "write the suite's sweep of NOW as PyTorch's DDP benchmark writes it"
-    parser.add_argument("--write-pytorch", type=Path, metavar="PATH", help=what)
+    console.add_path(parser, "--write-pytorch", what)
     parser.set_defaults(run=run)
 
 

@@ -195,17 +195,9 @@ def _which_commit(
         return
     with suppress(GitError):  # the history may be of another repository
         if len(git.first_parents(Path.cwd(), good, bad)) > 1:
-            command = [
-                *("ddpperf", "bisect", f"{test.module}.py::{test.name}"),
-                *(
-                    "--good",
-                    good[:12],
-                    "--bad",
-                    bad[:12],
-                    "--history",
-                    str(folder),
-                ),
-            ]
+            command = ["ddpperf", "bisect", f"{test.module}.py::{test.name}"]
+            command += ["--good", good[:12], "--bad", bad[:12]]
+            command += ["--history", str(folder)]
             known = change.series.must_match
             place = [
                 f"--ddp-{name.replace('_', '-')}={known[name]}"

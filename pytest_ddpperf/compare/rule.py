@@ -303,7 +303,7 @@ class Rule:
             counted = self.stored.counted_elsewhere[1:]
         verdict = with_losses(verdict, current, before, job.level)
         verdict = with_counters(verdict, current, counted, job.limits)
-        # which no further launch would change
+        # no further launch would change these
         ended = ended or verdict.reason in (
             Reason.COUNTER_ROSE,
             Reason.NOT_SYNCHRONISED,

@@ -258,10 +258,8 @@ def _minimum(deviances: list[float]) -> tuple[float, int]:
     index = min(range(len(deviances)), key=deviances.__getitem__)
     least = deviances[index]
     if 1 < index < len(deviances) - 1:
-        before, after = (
-            deviances[index - 1] - least,
-            deviances[index + 1] - least,
-        )
+        before = deviances[index - 1] - least
+        after = deviances[index + 1] - least
         if before + after > 0:
             least -= (before - after) ** 2 / (8 * (before + after))
     return least, index

@@ -48,8 +48,7 @@ class Series:
     must_match: Mapping[str, Scalar]
     runs: tuple[HistoryEntry, ...]
     measurements: tuple[HistoryMeasurement, ...]  # one of each run
-    # the must-match facts that differ from other series of the same test and
-    # environment
+    # The must-match facts that differ from other series of the same test and environment.
     distinction: str = ""
 
     def observe(self, metric: str) -> Observations:

@@ -218,7 +218,7 @@ def _begin_thread(*_: object) -> None:
     would have OpenMP's: one for each core of the machine, and they would wait for each other on the
     cores of the rank."""
     sys.setprofile(None)
-    # which sets it, also after a torch.set_num_threads() of the user's
+    # this call sets it, also after a torch.set_num_threads() of the user's
     torch.get_num_threads()
 
 

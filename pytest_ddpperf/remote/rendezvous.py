@@ -108,7 +108,7 @@ def admit(
         finally:
             for connected, _ in untrusted.values():
                 with suppress(OSError):  # it has gone
-                    # which ends its thread
+                    # this ends its thread
                     connected.shutdown(socket.SHUT_RDWR)
     for connected, _ in untrusted.values():
         connected.close()

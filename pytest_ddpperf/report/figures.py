@@ -189,10 +189,8 @@ def draw_changes(
             label="change and its bounds",
             **_CURRENT,
         )
-        starts, ends = (
-            [at - 0.35 for at in places],
-            [at + 0.35 for at in places],
-        )
+        starts = [at - 0.35 for at in places]
+        ends = [at + 0.35 for at in places]
         axes.hlines(
             limits, starts, ends, LIMIT, linestyles="dashed", label="limit"
         )

@@ -77,7 +77,7 @@ def rendered(template: str, **content: Any) -> str:
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
-        # not of Markup, which is safe
+        # Markup is safe, so only plain texts are changed.
         finalize=lambda value: (
             text.printable(value) if type(value) is str else value
         ),

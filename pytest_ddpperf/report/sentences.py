@@ -418,7 +418,7 @@ def _gate_failure(outcome: Outcome, width: int) -> Iterator[str]:
     if outcome.accept:
         title = "record:   " if compared is None else "accept:   "
         line = title + outcome.accept
-        # which a shell reads as one
+        # A shell reads the divided command as one line.
         yield (
             line
             if len(line) <= width

@@ -158,11 +158,9 @@ def details(
     for outcome in outcomes:
         if outcome.measurement:
             yield from ("", text.name(outcome))
-            whole, brief = (
-                list(_percentiles(outcome)),
-                _percentiles(outcome, (50, 95)),
-            )
-            table = whole if max(map(len, whole)) <= width - _GAP else brief
+            table = list(_percentiles(outcome))
+            if max(map(len, table)) > width - _GAP:
+                table = list(_percentiles(outcome, (50, 95)))
             yield from (f"  {line}" for line in (*table, *_details(outcome)))
     yield from collective_table(outcomes)
     yield ""
@@ -284,7 +282,7 @@ def _percentiles(
             used = [launch[rank] for launch in samples.cpu_seconds]
             cells.append(_sec(stats.percentile(used, 50)))
         rows.append(cells)
-    # of rates that are not known
+    # Without the columns of rates that are not known.
     columns = [
         column for column in zip(*rows, strict=True) if {*column[1:]} != {"-"}
     ]

@@ -162,7 +162,7 @@ def fits(
 ) -> Fits:
     """Call it with a model: it skips a test whose ranks need more memory than is free, by a first
     step that is measured once for all tests of a model."""
-    # say where ranks run
+    # These marks say where ranks run.
     marks = str([mark.kwargs for mark in request.node.iter_markers("ddp")])
     tried = request.config.stash[_TRIED]
 

@@ -67,7 +67,7 @@ def learn(ctx: Context, size: Size, every: int, sequences: int) -> Learned:
                 optimizer.zero_grad()
         means = torch.stack([*values, loss(ddp).detach()])
         dist.all_reduce(means)
-        # which waits for a device
+        # tolist() waits for a device.
         curves.append((means / ctx.world_size).tolist())
         seconds.append((time.perf_counter() - began) / ITERATIONS)
     return Learned(curves, median(seconds))

@@ -217,7 +217,7 @@ def test_the_other_version_runs_its_own_code_and_files_or_has_no_baseline_and_wh
     write_test(repository, *proved, *unproved, *same)
     repository.write("src/speed/__init__.py", SECOND)
     repository.write("src/speed/data.txt", "60")
-    # which the other version lacks, so it takes 5
+    # the other version lacks this file, so it takes 5
     repository.write("src/speed/_fast.py", "MILLISECONDS = 4\n")
     with repository.untouched():
         result = editable(

@@ -84,7 +84,7 @@ def test_what_the_machine_lacks_matters_only_to_distributed_tests_that_run(
 ) -> None:
     pytester.makepyfile(test_a=RUNS, test_b=NOTHING)
     assert run("--ddp-backend=glo", "test_b.py").ret == 0
-    # which starts no rank
+    # this starts no rank
     assert run("--ddp-backend=glo", "test_a.py", "--collect-only").ret == 0
     result = run("--ddp-backend=glo", "test_a.py", "-n", "1")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
@@ -132,7 +132,7 @@ def test_a_mistake_that_a_marker_has_a_part_in_is_its_tests_alone(
         ]
         == 5
     )
-    # which a worker has wrapped
+    # a worker has wrapped its lines
     text = result.stdout.str().replace("\n  ", " ")
     for message in (
         (

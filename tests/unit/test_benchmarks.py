@@ -10,7 +10,7 @@ BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 
 def test_every_benchmark_can_be_imported() -> None:
-    # which runs in a rank
+    # all but `_workload`, which runs in a rank
     names = sorted(
         path.stem
         for path in BENCHMARKS.glob("*.py")

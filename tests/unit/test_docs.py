@@ -191,6 +191,6 @@ def test_the_sample_on_the_page_of_histories_is_what_the_command_prints(
 
 def test_each_reason_code_that_a_report_can_have_is_documented() -> None:
     text = (ROOT / "docs" / "json.md").read_text()
-    # which the pytest of a leader replaces by its own
+    # the pytest of a leader replaces these by its own
     of_workers = {Reason.BASE_SIDE, Reason.FOLLOWS}
     assert {each for each in Reason if f"`{each}`" not in text} == of_workers

@@ -188,8 +188,9 @@ def test_the_suite_uses_nothing_that_users_could_not(path: Path) -> None:
 def test_the_check_sees_an_import_upwards(tmp_path: Path) -> None:
     file = tmp_path / "stats.py"
     file.write_text(
-        "def f():\n    from pytest_ddpperf.verdict.decision import judge\n    from pytest_ddpperf"
-        " import git\n"
+        "def f():\n"
+        "    from pytest_ddpperf.verdict.decision import judge\n"
+        "    from pytest_ddpperf import git\n"
     )
     assert packages_imported_by(file) == {"verdict", "git"}
     assert own_imports_of(file) == {
@@ -361,8 +362,8 @@ def docstring_lines(source: str) -> set[int]:
 
 
 def tokens_of_code(source: str) -> Iterator[tokenize.TokenInfo]:
-    """Yield the tokens of code: no line ends, comments or docstrings. An expanded line costs
-    nothing."""
+    """Yield the tokens of code: no line ends, comments or docstrings. An expanded line costs a
+    trailing comma at most."""
     docstrings = docstring_lines(source)
     open_fstrings = 0
     for token in tokenize.generate_tokens(io.StringIO(source).readline):

@@ -79,7 +79,7 @@ def test_every_row_has_its_place(
     of_run = run_settings(world_sizes=(ranks,))
     for row in rows(config, "scaled_ranks") + rows(config, "sweep_row"):
         settings = with_markers(of_run, [mark.mark for mark in row.marks])
-        # or it raised
+        # A row without a place would raise.
         assert (
             nodes_for(settings, of_run, settings.world_sizes[0], nodes)
             == settings.nodes
@@ -345,7 +345,7 @@ def batch_size(test: Callable[..., None], size: Size, **further: Any) -> int:
     }
     given["timed"] = partial(
         workloads.time_step, asked, given["fits"], size, tokens
-    )  # type: ignore[arg-type]
+    )
     given["compared"] = partial(
         conftest.time_variant, given["timed"], given["tables"]
     )
@@ -415,7 +415,7 @@ def test_the_topology_is_shown_without_escapes_below_the_headings_of_the_origina
             "* Distributed backend: nccl",
             heading="--- nvidia-smi topo -m ---",
         )
-    )  # type: ignore[arg-type]
+    )
     assert shown == [
         *(
             "* PyTorch version: 2.13.0",
@@ -557,6 +557,3 @@ def test_nccls_kernels_run_while_no_others_do(
     assert profiled(monkeypatch, "cuda", "nccl", events) == [
         pytest.approx((1, 0.4))
     ]
-
-
-# --- tables
