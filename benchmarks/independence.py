@@ -202,14 +202,20 @@ class Project:
         """Yield what was measured of each workload in one run of pytest."""
         changes = list(CHANGES)
         change = changes[number % len(changes)] if kind == "commit" else ""
-        for path, text in (
-            SLOWER if kind == "slower" else CHANGES.get(change, ())
-        ):
-            (self._folder / path).write_text(text)
+        files = SLOWER if kind == "slower" else CHANGES.get(change, ())
         against = "self" if kind == "self" else "HEAD"
+        for found in self.compare(files, f"--ddp-against={against}"):
+            yield {"change": change, **found}
+
+    def compare(
+        self, files: Sequence[tuple[str, str]], *arguments: str
+    ) -> Iterator[Row]:
+        """Yield what was measured of each workload in one run of pytest, with `files` written."""
+        for path, text in files:
+            (self._folder / path).write_text(text)
         began = time.monotonic()
         try:
-            report = self._pytest("--ddp-against", against)
+            report = self._pytest(*arguments)
         finally:
             self._git("checkout", "--quiet", ".")
             self._git("clean", "--quiet", "--force", "trained")
@@ -224,7 +230,6 @@ class Project:
                 "workload": measured["test"]["name"]
                 .partition("[")[2]
                 .rstrip("]"),
-                "change": change,
                 "status": measured["verdict"]["status"],
                 "reason": measured["verdict"]["reason"],
                 "notes": measured["notes"],

@@ -67,6 +67,7 @@ def collect(
         recorded=_recorded(windows),
         losses=_losses(windows),
         page_faults=tuple(window.page_faults for window in windows),
+        collector_seconds=tuple(each.collector_seconds for each in windows),
         cost=delivery.cost,
         facts=facts,
         files=files,

@@ -1,5 +1,5 @@
 """Clocks: how the ends of a rank's steps are marked on the host-wide monotonic clock, the CPU time
-of its threads, and its page faults.
+of its threads, the time of its garbage collector, and its page faults.
 
 A step clock writes steps + 1 marks, in nanoseconds of CLOCK_MONOTONIC, into the buffer it was made
 with: the start of the window, then the end of each step. Differences of marks add up to the wall
@@ -8,6 +8,7 @@ time of the window.
 
 from __future__ import annotations
 
+import gc
 import resource
 import threading
 import time
@@ -122,6 +123,32 @@ class CpuClock:
             with suppress(OSError):
                 self._others_ns[clock] = time.clock_gettime_ns(clock)
         return time.thread_time_ns() + sum(self._others_ns.values())
+
+
+class CollectorClock:
+    """The time that Python's garbage collector takes in this process, from `start` to `stop`."""
+
+    def __init__(self) -> None:
+        self._ns = 0
+        self._began = 0
+
+    def start(self) -> None:
+        self._began = time.monotonic_ns()  # of a collection that runs now
+        gc.callbacks.append(self._collect)
+
+    def stop(self) -> int:
+        """Return the time so far, in nanoseconds."""
+        # unless a step cleared them
+        with suppress(ValueError):
+            gc.callbacks.remove(self._collect)
+        return self._ns
+
+    def _collect(self, phase: str, info: object) -> None:
+        now = time.monotonic_ns()
+        if phase == "start":
+            self._began = now
+        else:
+            self._ns += now - self._began
 
 
 def page_faults() -> int:

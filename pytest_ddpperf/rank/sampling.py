@@ -54,8 +54,8 @@ def measure(step: Step, rank: TimedRank) -> Window:
     """Warm up, then time the steps of the window, each stretch of them from a common start.
 
     Between several stretches other processes use the cores, so the first step of each, with cold
-    caches, is not counted. Garbage is collected before the window only: collecting before each
-    stretch would give loaders time to get ahead.
+    caches, is not counted. Garbage is collected before the window, so that both sides start with
+    none; collecting before each stretch would give loaders time to get ahead.
     """
     plan = rank.plan
     board = rank.board
@@ -76,17 +76,13 @@ def measure(step: Step, rank: TimedRank) -> Window:
     taken = []
     counted = 0
     gc.collect()
-    gc.disable()
     rank.phases.begin()
-    try:
-        for length in lengths:
-            marks = board.marks(number) if on_board else new_marks(length)
-            stretch = Stretch(marks, rank, uncounted=rank.stretches is not None)
-            _take(step, stretch, rank, counted)
-            taken.append(stretch)
-            counted += stretch.counted
-    finally:
-        gc.enable()
+    for length in lengths:
+        marks = board.marks(number) if on_board else new_marks(length)
+        stretch = Stretch(marks, rank, uncounted=rank.stretches is not None)
+        _take(step, stretch, rank, counted)
+        taken.append(stretch)
+        counted += stretch.counted
     rank.enter(Phase.DELIVERY)
     lengths = [stretch.counted for stretch in taken if stretch.counted]
     return window_of(taken, lengths, warmed, rank)

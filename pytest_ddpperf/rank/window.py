@@ -53,6 +53,7 @@ class Stretch:
         self.uncounted = uncounted
         self.steps = 0  # taken so far
         self.page_faults = 0
+        self.collector_ns = 0
         # the memory of the device that is in use or kept, in these steps
         self.has_grown = False
         self._rank = rank
@@ -69,6 +70,7 @@ class Stretch:
             rank.plan.timing, rank.ctx.device, marks_ns
         )
         self._cpu = clock.CpuClock()
+        self._collector = clock.CollectorClock()
         # Cumulative: before the first step, and after each.
         self._cpu_ns = [0] * (length + 1)
         self._blocked_ns = [0] * (length + 1)
@@ -81,6 +83,7 @@ class Stretch:
         """Mark the start of the steps."""
         self._ctx.figures.clear()  # of warm-up steps, or of set-up
         self._faults_before = clock.page_faults()
+        self._collector.start()
         self.timer.start()
         self._cpu_ns[0] = self._cpu.read_ns()
         self._blocked_ns[0] = self._rank.meter.blocked_ns()
@@ -114,6 +117,7 @@ class Stretch:
         `StepClock` has it."""
         self.timer.finish(self.steps, at_step)
         self.page_faults = clock.page_faults() - self._faults_before
+        self.collector_ns = self._collector.stop()
         # One that is left out may need more memory, as an evaluation does.
         if kept == self.steps:
             now = allocator_growth(self._ctx.device)
@@ -125,6 +129,9 @@ class Stretch:
     def counted(self) -> int:
         """The number of steps that count."""
         return max(self.length - self.uncounted, 0)
+
+    def counted_marks(self) -> tuple[int, ...]:
+        return tuple(self.marks_ns[self.uncounted : self.length + 1])
 
     def timed_steps(self) -> list[TimedStep]:
         """Return all steps that are kept, counted or not."""
@@ -158,15 +165,11 @@ def window_of(
     facts = environment.of_rank(ctx, notes)
     all_steps = []
     steps = []
-    marks = []
     for stretch in taken:
         timed = stretch.timed_steps()
         all_steps.extend(timed)
         steps.extend(timed[stretch.uncounted :])
-        if stretch.counted:
-            marks.append(
-                tuple(stretch.marks_ns[stretch.uncounted : stretch.length + 1])
-            )
+    marks = [stretch.counted_marks() for stretch in taken if stretch.counted]
     compiled = [
         number for number, step in enumerate(steps, 1) if step.has_compiled
     ]
@@ -176,8 +179,6 @@ def window_of(
         steps = [steps[index] for index in kept]
         marks = [(step.begin_ns, step.end_ns) for step in steps]
     losses = [step.recorded.get("loss") for step in all_steps]
-    page_faults = sum(stretch.page_faults for stretch in taken)
-    faulted = sum(stretch.steps for stretch in taken)
     times = [(step.begin_ns, step.end_ns) for step in steps]
     return Window(
         marks_ns=tuple(marks),
@@ -197,10 +198,17 @@ def window_of(
         stretches=tuple(lengths),
         notes=(*notes, *rank.phases.notes),
         facts=facts,
-        page_faults=round(page_faults / max(1, faulted), 1),
+        page_faults=round(_mean(taken, "page_faults"), 1),
+        collector_seconds=_mean(taken, "collector_ns") / 1e9,
         goes_on=goes_on,
         unfit=f"{plan.name(ctx.rank)} {why_unfit}" if why_unfit else "",
     )
+
+
+def _mean(taken: Sequence[Stretch], name: str) -> float:
+    """Return the mean over all steps of a figure that each stretch has."""
+    total = sum(getattr(stretch, name) for stretch in taken)
+    return float(total / max(1, sum(stretch.steps for stretch in taken)))
 
 
 def _why_unfit(

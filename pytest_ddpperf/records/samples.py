@@ -87,6 +87,8 @@ class Samples:
     losses: tuple[tuple[float | None, ...], ...] | None = None
     # launch x rank: minor ones, the mean over steps
     page_faults: tuple[tuple[float, ...], ...] | None = None
+    # launch x rank: of Python's garbage collector, the mean over steps
+    collector_seconds: tuple[tuple[float, ...], ...] | None = None
 
     @property
     def launches(self) -> int:
@@ -96,6 +98,11 @@ class Samples:
     def steps(self) -> int:
         """Of each launch."""
         return len(self.step_seconds[0])
+
+    @property
+    def most_collector_seconds(self) -> list[float]:
+        """By launch, of the rank that has most; [] where they are unknown."""
+        return [max(ranks) for ranks in self.collector_seconds or ()]
 
     @property
     def most_page_faults(self) -> list[float]:
@@ -472,6 +479,7 @@ class Window:
     losses: tuple[float | None, ...] = ()
     stacks: StackSamples | None = None  # of a launch that samples them
     page_faults: float = 0.0  # minor ones, the mean over steps
+    collector_seconds: float = 0.0  # as `Samples` has it
     # whether this process or its children were busy after the steps
     goes_on: bool = False
     # why it says little of steady training, in words, by what happened and not by its
@@ -508,6 +516,7 @@ class LaunchSamples:
     losses: tuple[float | None, ...] | None = None  # as `Samples` has them
     # by rank: minor ones, the mean over steps
     page_faults: tuple[float, ...] | None = None
+    collector_seconds: tuple[float, ...] | None = None  # by rank
     notes: tuple[str, ...] = ()  # what went oddly without making it a failure
     # why it says little of steady training: "rank 0 recompiled at step 17"
     unfit: str = ""

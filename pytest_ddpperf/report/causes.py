@@ -86,6 +86,7 @@ def find_causes(
         if each.seconds is not None:
             of_it = ""  # the rise of the step stands there once
     words.append(_page_faults(now, before, rise))
+    words.append(_collector(now, before, rise))
     explained = sum(each.share for each in found if each.phases)
     is_explained = explained > _MAIN_PART if plan.rpc else explained > 0
     if not is_explained and verdict.status is Status.REGRESSED and change:
@@ -131,6 +132,24 @@ def _page_faults(now: Measurement, before: Measurement, rise: float) -> str:
     return (
         f"page faults {earlier:,.0f} -> {after:,.0f} a step: the allocator may give memory back in"
         " each step"
+    )
+
+
+def _collector(now: Measurement, before: Measurement, rise: float) -> str:
+    """Return that Python's garbage collector takes longer if that is a part of a rise: as
+    `_page_faults`."""
+    sides = (
+        now.samples.most_collector_seconds,
+        before.samples.most_collector_seconds,
+    )
+    if rise <= 0 or not all(sides):
+        return ""
+    after, earlier = map(median, sides)
+    if after - earlier < _MINOR_PART * rise:
+        return ""
+    return (
+        "Python's garbage collector takes"
+        f" {text.seconds(earlier)} -> {text.seconds(after)} of a step"
     )
 
 

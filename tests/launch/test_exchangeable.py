@@ -3,6 +3,7 @@ launch."""
 
 from __future__ import annotations
 
+import gc
 import mmap
 import multiprocessing
 import os
@@ -135,8 +136,26 @@ def test_page_faults_of_steps_are_counted(bench: Bench) -> None:
     assert 300 <= many < 400
 
 
+def test_the_garbage_collector_is_as_the_code_has_set_it(bench: Bench) -> None:
+    def setup(ctx: Any) -> Any:
+        if ctx.rank == 0:
+            gc.disable()
+
+        def step() -> None:
+            for _ in range(2000):
+                cycle: list[Any] = []
+                cycle.append(cycle)
+            assert gc.isenabled() == (ctx.rank == 1)
+
+        return step
+
+    off, on = bench.measure(setup, steps=10).collector_seconds or ()
+    assert off == 0
+    assert on > 0
+
+
 def compute() -> None:
-    until = time.thread_time() + 0.1
+    until = time.thread_time() + 0.2
     while time.thread_time() < until:
         pass
 

@@ -181,6 +181,35 @@ def test_page_faults_that_rose_are_a_cause(
     assert [each for each in found if "page faults" in each] == said
 
 
+def with_collector(side: Measurement, seconds: float) -> Measurement:
+    return replace(
+        side,
+        samples=replace(
+            side.samples, collector_seconds=((0.0, seconds), (0.0, seconds))
+        ),
+    )
+
+
+@pytest.mark.parametrize(
+    ("seconds", "said"),
+    [
+        (
+            0.010,
+            ["Python's garbage collector takes 1.00 ms -> 10.0 ms of a step"],
+        ),
+        (0.004, []),  # 3 ms of 19
+    ],
+)
+def test_a_collector_that_takes_longer_is_a_cause(
+    seconds: float, said: list[str]
+) -> None:
+    found = causes(
+        with_collector(side(30, cpu=(10, 29)), seconds),
+        with_collector(BASE, 0.001),
+    )
+    assert [each for each in found if "collector" in each] == said
+
+
 def test_ranks_are_compared_by_as_many_steps_as_the_sides() -> None:
     now = side(30, cpu=(10, 29))
     assert BASE.samples.cpu_seconds is not None
