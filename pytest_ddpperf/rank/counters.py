@@ -45,7 +45,7 @@ class Meter:
         compiled = count_compilations()
         with noting(_MEMORY_IS, self.notes):
             if device.type != "cpu":
-                torch.accelerator.reset_peak_memory_stats(device)
+                torch_names.allocator().reset_peak_memory_stats(device)
         self.begin()
         # what a step of another's asks of this process is counted here, too
         own.barrier()
@@ -127,9 +127,8 @@ def _peak_memory(device: torch.device) -> Figures:
     """Return the most memory of this process so far or, on an accelerator, of the step's
     tensors."""
     if device.type != "cpu":
-        return {
-            "peak_memory.bytes": torch.accelerator.max_memory_allocated(device)
-        }
+        most = torch_names.allocator().max_memory_allocated(device)
+        return {"peak_memory.bytes": most}
     unit = 1 if sys.platform == "darwin" else 1024
     return {
         "peak_rss.bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

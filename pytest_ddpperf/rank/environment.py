@@ -77,13 +77,19 @@ _PRECISIONS = {
 def _matmul_precision() -> str:
     """Return how products of float32 matrices are rounded; each backend has a switch of its own
     since torch 2.9."""
-    cuda = _precision("cuda:matmul").replace("none", "ieee")
-    mkldnn = _precision("mkldnn:matmul").replace("none", "ieee")
+    cuda = _precision("cuda:matmul")
+    mkldnn = _precision("mkldnn:matmul")
+    if cuda is None or mkldnn is None:
+        return torch.get_float32_matmul_precision()
+    cuda = cuda.replace("none", "ieee")
+    mkldnn = mkldnn.replace("none", "ieee")
     return _PRECISIONS.get((cuda, mkldnn), f"cuda {cuda}, mkldnn {mkldnn}")
 
 
-def _precision(switch: str) -> str:
-    return str(torch_names.need(f"torch.backends.{switch}.fp32_precision"))
+def _precision(switch: str) -> str | None:
+    """Return a switch's word; None if this torch lacks it."""
+    found = torch_names.find(f"torch.backends.{switch}.fp32_precision")
+    return None if found is None else str(found)
 
 
 def device(place: torch.device) -> dict[str, Scalar]:

@@ -110,8 +110,14 @@ _NAMES = {
         "torch.utils._python_dispatch:TorchDispatchMode": "see operations",
     },
 }
-_LOWEST = "2.11"
-_SINCE = {"torch.distributed:ProcessGroup.register_pre_hook": "2.14"}
+_LOWEST = "2.6"
+_SINCE = {
+    "torch.backends.cuda:matmul.fp32_precision": "2.9",
+    "torch.backends.mkldnn:matmul.fp32_precision": "2.9",
+    "torch.backends.cudnn:conv.fp32_precision": "2.9",
+    "torch._C._distributed_c10d:_dump_fr_trace": "2.7",
+    "torch.distributed:ProcessGroup.register_pre_hook": "2.14",
+}
 _OF_NCCL = ("torch._C._distributed_c10d:_dump_nccl_trace",)
 
 NAMES = {
@@ -149,6 +155,14 @@ def need(path: str) -> Any:
     if found is None:
         raise AttributeError(f"torch {torch.__version__} has no {path}")
     return found
+
+
+def allocator() -> Any:
+    """Return the module with the functions of an accelerator's allocator. Before torch 2.9 only
+    CUDA has them."""
+    if hasattr(torch.accelerator, "memory_stats"):
+        return torch.accelerator
+    return torch.cuda
 
 
 def replace(path: str, wrap: Callable[[Any], Any]) -> None:

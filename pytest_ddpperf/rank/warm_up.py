@@ -193,7 +193,7 @@ def allocator_growth(device: torch.device) -> int:
     if device.type == "cpu":
         return 0
     try:
-        stats = torch.accelerator.memory_stats(device)
+        stats = torch_names.allocator().memory_stats(device)
     except RuntimeError:  # an allocator of another kind has none
         return 0
     names = ("num_device_alloc", "num_alloc_retries")

@@ -361,7 +361,7 @@ def first_step(
         free: float = free_memory()
         ranks = ctx.local_world_size
     else:
-        free, _ = torch.accelerator.get_memory_info(ctx.device)
+        free, _ = torch.get_device_module(ctx.device).mem_get_info(ctx.device)
         ranks = 1  # each has a device of its own
     gradients = gradient_bytes(model, size)
     if COPIES * gradients * ranks > free:  # too much to be tried
@@ -380,4 +380,5 @@ def _peak_memory(ctx: Context) -> int:
     """Return the most bytes of this rank so far, in memory or on its device."""
     if ctx.device.type == "cpu":
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    return torch.accelerator.max_memory_allocated(ctx.device)
+    module = torch.get_device_module(ctx.device)
+    return int(module.max_memory_allocated(ctx.device))

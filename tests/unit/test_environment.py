@@ -72,13 +72,14 @@ def test_switches_that_cannot_be_read_are_unknown(
 ) -> None:
     """As with a torch that has no such switch for each backend."""
     ctx: Any = SimpleNamespace(rank=0, device=torch.device("cpu"))
-    monkeypatch.delattr(type(torch.backends.cudnn), "conv")
+    for switch, name in (("cudnn", "conv"), ("mkldnn", "matmul")):
+        module = type(getattr(torch.backends, switch))
+        monkeypatch.delattr(module, name, raising=False)
     notes: list[str] = []
-    assert environment.of_rank(ctx, notes) == {
-        "device_model": None,
-        **environment.versions(),
-    }
-    assert notes[0].startswith("facts of torch are unknown: AttributeError: ")
+    facts = environment.of_rank(ctx, notes)
+    assert facts["cudnn_precision"] is None
+    assert facts["matmul_precision"] == torch.get_float32_matmul_precision()
+    assert notes == []
 
 
 SMI = """#!/bin/sh
