@@ -53,8 +53,10 @@ def search_path(entries: Sequence[str] | None = None) -> list[str]:
 
 def command(python: str, module: str, descriptor: int) -> list[str]:
     """Calls `main(descriptor, start)` of a module: `start` is the first message that came over the
-    socket `descriptor`, as `Lines` sends it. Its `sys_path` is None for the interpreter's own."""
-    return [python, "-c", _BOOT, module, str(descriptor)]
+    socket `descriptor`, as `Lines` sends it. Its `sys_path` is None for the interpreter's own. It
+    has asserts if this interpreter has: both sides of a comparison run the same code."""
+    optimized = ["-O"] * sys.flags.optimize
+    return [python, *optimized, "-c", _BOOT, module, str(descriptor)]
 
 
 class Child:

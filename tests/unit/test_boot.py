@@ -56,6 +56,20 @@ def reported(folder: str, start: dict[str, Any], **environ: str) -> Any:
     return answers[0]
 
 
+def test_a_process_has_asserts_if_pytest_has() -> None:
+    code = "from pytest_ddpperf.wire import boot; print(boot.command('python', 'm', 3)[:4])"
+    for flags in ([], ["-O"], ["-OO"]):
+        shown = subprocess.run(
+            [sys.executable, *flags, "-c", code],
+            env={**os.environ, "PYTHONPATH": OURS},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        expected = ["python", *["-O"] * len("".join(flags).strip("-")), "-c"]
+        assert shown.startswith(str(expected)[:-1]), shown
+
+
 def test_a_process_is_told_more_than_an_argument_may_hold(module: str) -> None:
     path = [OURS, *sys.path, "", "x" * 200_000, "a\nb", "\udc80", module]
     start = {"sys_path": path, "kept": ["y" * 200] * 5000}
