@@ -22,9 +22,6 @@ from pytest_ddpperf.remote.clocks import send_clock
 from pytest_ddpperf.remote.process import RemotePytest
 from pytest_ddpperf.wire.channels import Lines, readable
 
-# How often it looks whether its pytest was stopped by a signal.
-_TICK_SECONDS = 0.5
-
 
 class _Gone(Exception):
     """The leader is."""
@@ -49,7 +46,7 @@ class NodeWorker:
                 sockets = [self._leader.socket]
                 if started is not None:
                     sockets.append(started.socket)
-                ready = readable(sockets, _TICK_SECONDS)
+                ready = readable(sockets)
                 if self._leader.socket in ready:
                     for order in self._orders():
                         if isinstance(order, Exit):
@@ -58,8 +55,8 @@ class NodeWorker:
                                 self._pytest.close()
                             return order.status
                         self._obey(order)
-                if started is not None:
-                    self._relay(started, arrived=started.socket in ready)
+                if started is not None and started.socket in ready:
+                    self._relay(started)
         except _Gone:
             return None
         finally:
@@ -97,11 +94,10 @@ class NodeWorker:
                 except BaseSideError as error:
                     self._died(error)
 
-    def _relay(self, remote_pytest: RemotePytest, *, arrived: bool) -> None:
+    def _relay(self, remote_pytest: RemotePytest) -> None:
         """Pass on the events of this node's pytest, and its end."""
         try:
-            remote_pytest.refuse_stopped()
-            for event in remote_pytest.arrived() if arrived else ():
+            for event in remote_pytest.arrived():
                 self._send(event)
         except BaseSideError as error:
             self._died(error)

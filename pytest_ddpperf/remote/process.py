@@ -11,7 +11,7 @@ import subprocess
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
@@ -143,17 +143,6 @@ class RemotePytest(Line):
             descriptors,
         )
         super().__init__(name, self._child.lines)
-
-    def refuse_stopped(self) -> None:
-        """Raises BaseSideError if somebody stopped the process: it will not answer."""
-        # macOS before Python 3.13: its silence will say so
-        if not hasattr(os, "waitid"):
-            return
-        asked = os.WSTOPPED | os.WNOHANG | os.WNOWAIT
-        # it has ended, and its connection will say so
-        with suppress(ChildProcessError):
-            if os.waitid(os.P_PID, self._child.process.pid, asked):
-                self._die("was stopped by a signal")
 
     def send(self, order: Order | StartPytest) -> None:
         if not isinstance(order, StartPytest):

@@ -4,11 +4,8 @@ socket pair."""
 from __future__ import annotations
 
 import math
-import os
 import re
-import signal
 import socket
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -50,7 +47,6 @@ from pytest_ddpperf.records.messages import (
     ReadyToMeasure,
     ReleaseLocks,
     ReleaseRanks,
-    RunPytest,
     RunTest,
     ServerStarted,
     ShareEnded,
@@ -70,14 +66,11 @@ from pytest_ddpperf.remote import node_launch as parts_module
 from pytest_ddpperf.remote.clocks import closest, compare_clocks, send_clock
 from pytest_ddpperf.remote.node import Node
 from pytest_ddpperf.remote.node_launch import Parts, alone
-from pytest_ddpperf.remote.node_worker import NodeWorker
 from pytest_ddpperf.remote.nodes import OtherNodes
-from pytest_ddpperf.remote.process import RemotePytest
 from pytest_ddpperf.remote.torchrun import Role, role
 from pytest_ddpperf.remote.version import remote_arguments
 from pytest_ddpperf.wire.boot import listen
 from pytest_ddpperf.wire.channels import Lines
-from tests.processes import until
 
 # --- roles
 
@@ -464,26 +457,6 @@ def test_what_a_node_reported_before_its_pytest_died_is_received_first(
     assert follows.received() == [Exit(3)], (
         "for the process that torchrun started is there"
     )
-
-
-def test_a_pytest_of_a_node_that_is_stopped_is_ended_and_reported(
-    closing: ExitStack, tmp_path: Path
-) -> None:
-    ours, theirs = map(closing.enter_context, socket.socketpair())
-    remote_pytest = RemotePytest("node 1", sys.executable, os.environ, tmp_path)
-    closing.callback(remote_pytest.close)
-    worker = NodeWorker(Lines(theirs), lambda arguments: remote_pytest)
-    worker._obey(RunPytest(()))
-    os.kill(remote_pytest._child.process.pid, signal.SIGSTOP)
-
-    def has_ended() -> bool:
-        worker._relay(remote_pytest, arrived=False)
-        return worker._pytest is None
-
-    until(has_ended)
-    died = Died("pytest of node 1 was stopped by a signal")
-    assert Lines(ours).receive(Event) == [died]
-    assert remote_pytest._child.process.returncode == -signal.SIGKILL
 
 
 def led(nodes: Sequence[Node]) -> OtherNodes:
