@@ -6,7 +6,6 @@ import os
 import secrets
 import socket
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import (
     AbstractContextManager,
@@ -77,7 +76,7 @@ class OtherNodes:
         )
         self.nodes: list[Node] = []
         # untrusted connections, in words
-        self._dropped: Counter[str] = Counter()
+        self._dropped: dict[str, None] = {}
         self._closing = ExitStack()
         given = os.environ.get(rendezvous.VARIABLE)
         reported = secrets.token_hex(32) if not given else ""
@@ -127,19 +126,8 @@ class OtherNodes:
 
     @property
     def reported(self) -> list[str]:
-        """What is to be said of it, a line for whatever happened many times: who it is of may go on
-        for ever."""
-        most = self._dropped.most_common(_MOST_LINES)
-        more = len(self._dropped) - len(most)
-        lines = [
-            f"{reported} ({times} times)" if times > 1 else reported
-            for reported, times in most
-        ]
-        if more:
-            lines.append(
-                f"... and connections that were dropped in {more} other ways"
-            )
-        return lines
+        """What is to be said of it, each line once: who it is of may go on for ever."""
+        return list(self._dropped)[:_MOST_LINES]
 
     def _taking_part(self, nodes: int) -> list[Node]:
         return [node for node in self.nodes if node.number < nodes]
@@ -194,7 +182,7 @@ class OtherNodes:
             self._key,
             wanted,
             until,
-            lambda reported: self._dropped.update([reported]),
+            lambda reported: self._dropped.setdefault(reported),
         )
         with _as_nodes_error():
             self.nodes += [

@@ -11,8 +11,6 @@ import socket
 import struct
 import time
 from collections.abc import Callable, Collection
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import (
     Connection,
@@ -27,10 +25,8 @@ VARIABLE = "DDPPERF_SECRET"
 
 _WRONG = "its proof is wrong: is DDPPERF_SECRET the same on all nodes?"
 _UNKNOWN = "it is not a pytest with this plugin"
-_PROOF_SECONDS = 10  # for each message of a proof
-_MOST_UNTRUSTED = 64  # at once; more wait in the kernel's queue
+_PROOF_SECONDS = 5  # for each message of a proof
 _TICK_SECONDS = 0.5
-_SOON_SECONDS = 0.02  # while a proof is awaited
 _NODE = struct.Struct("!I")
 
 
@@ -74,44 +70,24 @@ def admit(
     """Return the connections of `nodes`, by node, once all have proved that they know the secret.
 
     At the time `until` those that have are returned. Every other connection is closed, and
-    `dropped` gets a line that says why.
+    `dropped` gets a line that says why. One after the other: whoever proves nothing delays the
+    others by `_PROOF_SECONDS`.
     """
     came: dict[int, Lines] = {}
-    untrusted: dict[Future[int], tuple[socket.socket, str]] = {}
-
-    def drop(connected: socket.socket, who: str, why: object) -> None:
-        connected.close()
-        dropped(f"a connection from {who} was dropped: {why}")
-
-    with ThreadPoolExecutor(_MOST_UNTRUSTED) as verifying:
+    while len(came) < len(nodes) and time.monotonic() < until:
+        if not readable([door], _TICK_SECONDS):
+            continue
+        connected, (who, *_) = door.accept()
         try:
-            while len(came) < len(nodes) and time.monotonic() < until:
-                if len(untrusted) == _MOST_UNTRUSTED:
-                    time.sleep(_SOON_SECONDS)
-                elif readable(
-                    [door], _SOON_SECONDS if untrusted else _TICK_SECONDS
-                ):
-                    connected, (who, *_) = door.accept()
-                    untrusted[verifying.submit(_verify, connected, secret)] = (
-                        connected,
-                        str(who),
-                    )
-                for proof in [proof for proof in untrusted if proof.done()]:
-                    connected, who = untrusted.pop(proof)
-                    if (error := proof.exception()) is not None:
-                        drop(connected, who, error)
-                    elif (node := proof.result()) not in nodes or node in came:
-                        drop(connected, who, f"it says that it is node {node}")
-                    else:
-                        keep_watch(connected)
-                        came[node] = Lines(connected)
-        finally:
-            for connected, _ in untrusted.values():
-                with suppress(OSError):  # it has gone
-                    # this ends its thread
-                    connected.shutdown(socket.SHUT_RDWR)
-    for connected, _ in untrusted.values():
-        connected.close()
+            node = _verify(connected, secret)
+            if node not in nodes or node in came:
+                raise NodesError(f"it says that it is node {node}")
+        except NodesError as error:
+            connected.close()
+            dropped(f"a connection from {who} was dropped: {error}")
+            continue
+        keep_watch(connected)
+        came[node] = Lines(connected)
     return came
 
 

@@ -299,9 +299,8 @@ def test_who_proves_nothing_is_dropped_and_does_no_harm(
 
 
 def test_whoever_comes_while_others_prove_nothing_waits(
-    at_the_door: Door, monkeypatch: pytest.MonkeyPatch
+    at_the_door: Door,
 ) -> None:
-    monkeypatch.setattr(rendezvous, "_MOST_UNTRUSTED", 1)
     untrusted = at_the_door.untrusted()
     at_the_door.admit([1])
     assert untrusted.recv(1)  # the challenge: there is room for no other
