@@ -292,8 +292,6 @@ def nonsense(samples: Samples) -> str:
     own = [("launches", launches), ("ranks", ranks or 1), ("steps", steps)]
     shapes = {
         "step_seconds": group,
-        "node_seconds": group,
-        "clock_seconds": group[:1],
         "rank_seconds": own,
         "cpu_seconds": own,
         "examples": own,

@@ -9,7 +9,6 @@ from itertools import pairwise
 from statistics import fmean, median, mode
 
 from pytest_ddpperf.launch.phases import step_phases
-from pytest_ddpperf.launch.remote_ranks import Clock
 from pytest_ddpperf.launch.run import Delivery
 from pytest_ddpperf.records.errors import DdpPerfError
 from pytest_ddpperf.records.metric import COUNTERS, POINT_TO_POINT
@@ -36,18 +35,12 @@ def collect(
     """`windows` by rank; `facts`, `files` and `others` as LaunchSamples has them."""
     if len({tuple(map(len, window.marks_ns)) for window in windows}) > 1:
         raise DdpPerfError("ranks differ in the steps that they took")
-    clocks = delivery.clocks
+    clocks = delivery.clocks_ahead_ns
     windows = [
         on_our_clock(window, clocks[rank]) if rank in clocks else window
         for rank, window in enumerate(windows)
     ]
     step_seconds = _step_seconds(windows)
-    node_seconds, clock_seconds = None, None
-    if clocks:
-        first = [rank for rank in plan.part(0) if rank < plan.world_size]
-        node_seconds = _step_seconds([windows[rank] for rank in first])
-        widths = [clock.half_width_ns for clock in clocks.values()]
-        clock_seconds = max(widths) / 1e9
     blocked = tuple(_seconds(window.blocked_ns) for window in windows)
     notes = dict.fromkeys(note for window in windows for note in window.notes)
     counters = _counters(windows)
@@ -56,8 +49,6 @@ def collect(
         doubts |= _of_program(windows, step_seconds)
     return LaunchSamples(
         step_seconds=step_seconds,
-        node_seconds=node_seconds,
-        clock_seconds=clock_seconds,
         rank_seconds=tuple(map(_rank_seconds, windows)),
         stretches=windows[0].stretches,
         cpu_seconds=_cpu_seconds(windows),
@@ -108,11 +99,11 @@ def _stacks(windows: Sequence[Window]) -> tuple[StackSamples, ...]:
     return tuple(each.stacks for each in windows if each.stacks is not None)
 
 
-def on_our_clock(window: Window, clock: Clock) -> Window:
-    """Return a window with the times of its marks and phases by this node's clock, not by its
-    own."""
+def on_our_clock(window: Window, ahead_ns: float) -> Window:
+    """Return a window with the times of its marks and phases by this node's clock, not by its own,
+    which is so much ahead."""
 
-    ahead = round(clock.ahead_ns)
+    ahead = round(ahead_ns)
     marks = tuple(
         tuple(ns - ahead for ns in marks) for marks in window.marks_ns
     )

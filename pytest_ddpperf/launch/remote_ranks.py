@@ -70,8 +70,8 @@ class RemoteRanks:
         """Say whether every other node has delivered all that it was to deliver, or has failed."""
         return True
 
-    def clocks(self) -> Mapping[int, Clock]:
-        """Return the clocks by process, after `release`."""
+    def clocks_ahead_ns(self) -> Mapping[int, float]:
+        """Return, by process, by how much its clock is ahead of this node's, after `release`."""
         return {}
 
     def name(self, process: int) -> str:
@@ -93,11 +93,3 @@ class RemoteRanks:
 
     def await_end(self) -> None:
         """Wait until all ranks have ended, after `release` or `stop`."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Clock:
-    """By how much the clock of another node is ahead of this node's."""
-
-    ahead_ns: float
-    half_width_ns: float  # `ahead_ns` is not further off

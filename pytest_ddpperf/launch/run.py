@@ -21,7 +21,7 @@ from typing import Protocol, TypeVar
 from pytest_ddpperf.launch import output
 from pytest_ddpperf.launch.failed_ranks import Diagnosis, launch_error
 from pytest_ddpperf.launch.ranks import Peer, wake
-from pytest_ddpperf.launch.remote_ranks import Clock, RemoteRanks
+from pytest_ddpperf.launch.remote_ranks import RemoteRanks
 from pytest_ddpperf.launch.server_client import (
     RankServer,
     writing_temporary_files,
@@ -74,7 +74,8 @@ class Delivery:
     output: tuple[RankOutput, ...]
     notes: tuple[str, ...]
     opened: Opened  # by the processes of this node
-    clocks: Mapping[int, Clock]  # of ranks on other nodes
+    # of ranks on other nodes
+    clocks_ahead_ns: Mapping[int, float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,7 +205,7 @@ class Launch:
             output=self._output(),
             notes=(*self._notes, *self._remote.notes),
             opened=Opened(str(self._folder)),
-            clocks=self._remote.clocks(),
+            clocks_ahead_ns=self._remote.clocks_ahead_ns(),
         )
 
     def _output(self) -> tuple[RankOutput, ...]:

@@ -78,10 +78,6 @@ class Samples:
     examples: tuple[tuple[tuple[int, ...], ...], ...] | None = None
     # each trainer's wait for RPC; None where there is none
     blocked_seconds: LaunchRankSteps | None = None
-    # of several nodes, the step times of the first node's ranks alone
-    node_seconds: LaunchSteps | None = None
-    # by launch, how far the clocks of several nodes may be apart
-    clock_seconds: tuple[float, ...] | None = None
     # Launch x step: the first after the asked warm-up, each the mean over ranks; None where it is
     # not finite.
     losses: tuple[tuple[float | None, ...], ...] | None = None
@@ -111,10 +107,11 @@ class Samples:
 
     def first(self, steps: int) -> Samples:
         """With so many steps of each launch, those that came first."""
-        tables: dict[str, Any] = {}
-        for name in ("step_seconds", "node_seconds"):
-            if (table := getattr(self, name)) is not None:
-                tables[name] = tuple(launch[:steps] for launch in table)
+        tables: dict[str, Any] = {
+            "step_seconds": tuple(
+                launch[:steps] for launch in self.step_seconds
+            )
+        }
         for name in (
             "rank_seconds",
             "cpu_seconds",
@@ -329,8 +326,6 @@ class Verdict:
     sessions: int = 0
     #: the losses, if they show that both sides compute something else
     diverged: LossChange | None = None
-    #: the first node's steps alone were compared, for clocks of several were not known enough
-    first_node: bool = False
 
     def __eq__(self, other: object) -> bool:
         if isinstance(other, Verdict):
@@ -530,10 +525,6 @@ class LaunchSamples:
     is_silent: bool = False
     # by rank, of a launch that samples them
     stacks: tuple[StackSamples, ...] = ()
-    # of several nodes, the steps of the first node's ranks alone
-    node_seconds: tuple[float, ...] | None = None
-    # by how much marks of several nodes may be apart
-    clock_seconds: float | None = None
     # of the repository: path from its top -> digest
     files: Mapping[str, str] = field(default_factory=dict)
     # other shared libraries: name -> digest

@@ -1,4 +1,4 @@
-"""Both ends of the exchange that bounds by how much the clocks of two nodes differ."""
+"""Both ends of the exchange that shows by how much the clocks of two nodes differ."""
 
 from __future__ import annotations
 
@@ -7,27 +7,25 @@ import struct
 import time
 from collections.abc import Sequence
 
-from pytest_ddpperf.launch.remote_ranks import Clock
-
 _LONGEST_SECONDS = 12.0  # for one answer
 # The bounds come from the luckiest of so many.
 _EXCHANGES = 200
 _CLOCK = struct.Struct("!q")
 
 
-def compare_clocks(connected: socket.socket) -> Clock:
-    """Compare the clock at the other end, which sends its time (`send_clock`). Raises OSError."""
+def compare_clocks(connected: socket.socket) -> float:
+    """Return by how many nanoseconds the clock at the other end, which sends its time
+    (`send_clock`), is ahead. Raises OSError."""
     connected.setblocking(False)
     return closest([_exchange(connected) for _ in range(_EXCHANGES)])
 
 
-def closest(exchanges: Sequence[tuple[int, int, int]]) -> Clock:
-    """Return what exchanges say together. Each is (ours before, theirs, ours after) in nanoseconds:
-    theirs was read between the two."""
+def closest(exchanges: Sequence[tuple[int, int, int]]) -> float:
+    """Return the middle of what exchanges leave open together. Each is (ours before, theirs, ours
+    after) in nanoseconds: theirs was read between the two."""
     low = max(theirs - after for _, theirs, after in exchanges)
     high = min(theirs - before for before, theirs, _ in exchanges)
-    # Apart by less than they drift during the series, the bounds may even have changed places.
-    return Clock(ahead_ns=(low + high) / 2, half_width_ns=abs(high - low) / 2)
+    return (low + high) / 2
 
 
 def send_clock(connected: socket.socket) -> None:

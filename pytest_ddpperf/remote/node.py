@@ -10,7 +10,6 @@ from typing import NoReturn, TypeVar
 
 from pytest_ddpperf import text
 from pytest_ddpperf.launch import Observer
-from pytest_ddpperf.launch.remote_ranks import Clock
 from pytest_ddpperf.records import codec
 from pytest_ddpperf.records.errors import BaseSideError, NodesError
 from pytest_ddpperf.records.messages import (
@@ -142,7 +141,7 @@ class NodeLine(Line):
         if self.dead:
             raise BaseSideError(self.dead)
 
-    def clock(self) -> Clock:
+    def clock_ahead_ns(self) -> float:
         """Compare that node's clock with ours; raises BaseSideError."""
         self.send(SendClock())
         self.answer(ClockReady)

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pytest_ddpperf.launch import Observer
-from pytest_ddpperf.launch.remote_ranks import Clock, RemoteRanks
+from pytest_ddpperf.launch.remote_ranks import RemoteRanks
 from pytest_ddpperf.records.errors import BaseSideError
 from pytest_ddpperf.records.messages import (
     AcquireLocks,
@@ -49,7 +49,7 @@ class _Part:
     """What came of one node's."""
 
     member: Node
-    clock: Clock | None = None
+    ahead_ns: float | None = None  # its clock
     settled: bool = False
     over: bool = False
 
@@ -87,11 +87,11 @@ class Parts(RemoteRanks):
     def settled(self) -> bool:
         return all(part.settled or part.over for part in self._parts)
 
-    def clocks(self) -> Mapping[int, Clock]:
+    def clocks_ahead_ns(self) -> Mapping[int, float]:
         return {
-            process: part.clock
+            process: part.ahead_ns
             for part in self._parts
-            if part.clock is not None
+            if part.ahead_ns is not None
             for process in self._plan.part(part.member.number)
         }
 
@@ -168,7 +168,7 @@ class Parts(RemoteRanks):
         is an error though it has delivered: its clock is unknown."""
         for part in self._parts:
             try:
-                part.clock = part.member.line.clock()
+                part.ahead_ns = part.member.line.clock_ahead_ns()
             except BaseSideError as error:
                 part.over = True
                 self.errors.append(part.member.lost(self._plan, str(error)))

@@ -344,8 +344,8 @@ def notes(outcome: Outcome) -> list[str]:
 
 
 def left_out(verdict: Verdict) -> Iterator[str]:
-    """Yield what was not compared: default limits without support, and the steps of other nodes;
-    and which counters fell to 0."""
+    """Yield what was not compared: default limits without support; and which counters fell
+    to 0."""
     fell = {
         c.limit.metric: f"{c.limit.metric} {c.baseline:,} -> 0"
         for c in verdict.counters
@@ -354,11 +354,6 @@ def left_out(verdict: Verdict) -> Iterator[str]:
     if fell:
         names = without_totals([*fell])
         yield f"fell to 0: {', '.join(fell[name] for name in names)}"
-    if verdict.first_node:
-        yield (
-            "the clocks of the nodes are not known closely enough: the first node's steps are"
-            " compared"
-        )
     limits: dict[str, list[str]] = {}
     for dropped in verdict.dropped_limits:
         limits.setdefault(dropped.why, []).append(str(dropped.limit))

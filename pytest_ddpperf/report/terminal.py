@@ -239,9 +239,6 @@ def _details(outcome: Outcome) -> Iterator[str]:
     phases = outcome.measured.mean_phases
     if phases:
         yield f"phases: {text.phases(phases)}"
-    if samples.clock_seconds is not None:
-        apart = text.seconds(max(samples.clock_seconds))
-        yield f"clocks of the nodes: within {apart}"
     if outcome.costs:
         costs = []
         for field in fields(LaunchCost):

@@ -104,8 +104,7 @@ def judge_times(
         )
     _check_launches(current, baseline, interleaved=interleaved)
     sides = [current, *baseline]
-    first_node = not on_one_clock([side.samples for side in sides])
-    now, *before = alike(sides, first_node=first_node)
+    now, *before = alike(sides)
     drift = None if interleaved else assumed
     found = _judge_limits(kept, now, before, level, drift, stretches)
     if found.details:
@@ -113,8 +112,7 @@ def judge_times(
     found = replace(found, facts=facts)
     if not found.status.compared:
         return found
-    found = replace(found, dropped_limits=dropped, first_node=first_node)
-    return replace(found, sessions=len(baseline))
+    return replace(found, dropped_limits=dropped, sessions=len(baseline))
 
 
 def _judge_limits(
@@ -350,9 +348,7 @@ def differences_of(
     """Return the difference of logarithms behind each comparison of a verdict, or of other launches
     by its limits."""
     limits = [comparison.limit for comparison in verdict.comparisons]
-    current, *baseline = alike(
-        [current, *baseline], first_node=verdict.first_node
-    )
+    current, *baseline = alike([current, *baseline])
     return _differences(
         limits,
         current,
@@ -370,7 +366,7 @@ def paired_logs(
 ) -> Iterator[tuple[Limit, list[float], list[float]]]:
     """Yield the logarithms behind each comparison of interleaved launches, in pairs, and those of
     the CPU time where it is known."""
-    current, other = alike([current, other], first_node=verdict.first_node)
+    current, other = alike([current, other])
     limits = [comparison.limit for comparison in verdict.comparisons]
     if has_figure(CPU_TIME, current) and has_figure(CPU_TIME, other):
         limits.append(CPU_TIME)
@@ -545,38 +541,13 @@ def joined(
     return [*by_host.values()]
 
 
-def alike(
-    sides: Sequence[Measurement], *, first_node: bool
-) -> list[Measurement]:
-    """With steps that can be compared: as many on all sides, and of the `first_node` alone or of
-    all on all."""
+def alike(sides: Sequence[Measurement]) -> list[Measurement]:
+    """Return the sides with as many steps each."""
     cut = of_one_length([side.samples for side in sides])
-    if first_node:
-        cut = [
-            replace(side, step_seconds=side.node_seconds or side.step_seconds)
-            for side in cut
-        ]
     return [
         replace(side, samples=samples)
         for side, samples in zip(sides, cut, strict=True)
     ]
-
-
-# Of a step at p50, by how much the clocks of several nodes may be apart for the steps of all nodes
-# to be compared.
-CLOCKS_SHARE = 0.01
-
-
-def on_one_clock(sides: Iterable[Samples]) -> bool:
-    """Whether the clocks of all nodes are known well enough, on all sides, for the steps of all
-    nodes to be compared; on one node they are the same."""
-    return all(
-        max(side.clock_seconds)
-        <= CLOCKS_SHARE
-        * stats.geometric_mean(stats.launch_quantiles(side.step_seconds, 50))
-        for side in sides
-        if side.clock_seconds is not None
-    )
 
 
 def of_one_length(sides: Sequence[Samples]) -> list[Samples]:

@@ -113,13 +113,11 @@ def test_same(ddp_run, ddp_benchmark):
     assert "nodes=...): 3: 2 there" in first.output
     assert "ddpperf: 2 nodes over dp" in first.output
     assert re.search(r"rank 1 \(node 1, .+\) ", first.output)
-    assert re.search(r"clocks of the nodes: within \d", first.output)
     assert "test session starts" not in second.output
     assert (first.process.returncode, second.process.returncode) == (0, 0)
     report = json.loads((machines.folder / "all.json").read_text())
     for outcome in report["measurements"]:
         samples = outcome["measurement"]["samples"]
-        assert all(0 < apart < 0.1 for apart in samples["clock_seconds"])
         assert all(
             0 < step < 10
             for launch in samples["step_seconds"]

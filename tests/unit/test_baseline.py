@@ -14,7 +14,6 @@ import pytest
 
 from pytest_ddpperf.baseline import (
     Store,
-    content,
     environment,
     environment_name,
     file_name,
@@ -320,35 +319,6 @@ def test_what_is_saved_is_read_back(store):
     path = store.write(BASELINE)
     assert path == store.path(CPU, TEST)
     assert store.read(CPU, TEST) == BASELINE
-
-
-OVER_NODES = replace(
-    SAMPLES,
-    node_seconds=SAMPLES.step_seconds,
-    clock_seconds=(4e-6,) * len(SAMPLES.step_seconds),
-)
-
-
-@pytest.mark.parametrize(
-    ("wrong", "said"),
-    [
-        (
-            {"node_seconds": OVER_NODES.node_seconds[:1]},
-            "node_seconds: 1 launches, not 2",
-        ),
-        ({"clock_seconds": (4e-6,)}, "clock_seconds: 1 launches, not 2"),
-        (
-            {
-                "node_seconds": tuple(
-                    (-1.0,) * len(own) for own in OVER_NODES.node_seconds
-                )
-            },
-            "[0][0]: -1.0 is not",
-        ),
-    ],
-)
-def test_what_no_measurement_of_several_nodes_is_is_refused(wrong, said):
-    assert said in content.nonsense(replace(OVER_NODES, **wrong))
 
 
 def test_any_test_id_can_be_saved_and_read(store):

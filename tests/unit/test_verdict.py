@@ -32,7 +32,6 @@ from pytest_ddpperf.verdict.stats import Drift
 from pytest_ddpperf.verdict.times import (
     ASSUMED_DRIFT,
     coarse,
-    judge_times,
     of_one_length,
     resolutions,
     unsupported,
@@ -1336,60 +1335,6 @@ def test_cpu_time_is_compared_as_a_whole() -> None:
         for every in ((), STRETCHES)
     ]
     assert verdicts[0] == verdicts[1]
-
-
-# --- several nodes
-
-
-def over_nodes(
-    seconds: float, apart: float, *, own: float | None = None
-) -> Measurement:
-    steps = ((seconds, seconds * 1.01),) * 3
-    first = ((own or seconds, (own or seconds) * 1.01),) * 3
-    samples = Samples(
-        step_seconds=steps,
-        rank_seconds=(steps[:1],) * 3,
-        node_seconds=first,
-        clock_seconds=(apart, apart, apart),
-    )
-    return Measurement(samples=samples)
-
-
-LIMIT = (Limit(metric="p50", value=0.1, unit="%"),)
-
-
-def test_steps_of_all_nodes_are_compared_where_their_clocks_are_known() -> None:
-    now, before = (
-        over_nodes(0.01, 4e-6, own=0.02),
-        over_nodes(0.01, 4e-6, own=0.01),
-    )
-    verdict = judge_times(now, [before], LIMIT)
-    assert (verdict.status, verdict.first_node) == (Status.PASS, False)
-    assert verdict.comparisons[0].now_seconds == pytest.approx(0.01, rel=0.02)
-
-
-@pytest.mark.parametrize("apart", [(4e-6, 300e-6), (300e-6, 4e-6)])
-def test_else_those_of_the_first_node_on_both_sides_and_it_is_said(
-    apart: tuple[float, float],
-) -> None:
-    now, before = (
-        over_nodes(0.01, apart[0], own=0.018),
-        over_nodes(0.01, apart[1], own=0.009),
-    )
-    verdict = judge_times(now, [before], LIMIT)
-    assert (verdict.status, verdict.first_node) == (Status.REGRESSED, True)
-    assert verdict.comparisons[0].now_seconds == pytest.approx(0.018, rel=0.02)
-    assert verdict.comparisons[0].baseline_seconds == pytest.approx(
-        0.009, rel=0.02
-    )
-
-
-def test_one_node_has_one_clock() -> None:
-    steps = ((0.01, 0.0101),) * 3
-    alone = Measurement(
-        samples=Samples(step_seconds=steps, rank_seconds=(steps[:1],) * 3)
-    )
-    assert not judge_times(alone, [alone], LIMIT).first_node
 
 
 def test_slow_steps_that_no_percentile_shows_are_a_regression_of_the_mean() -> (
