@@ -267,31 +267,24 @@ def accept(arguments: argparse.Namespace) -> int:
 def _changes_at(
     analysis: HistoryAnalysis, test: str, commit: str
 ) -> list[HistoryChange]:
-    """Return the change points of one test at one commit; raises UsageError if test or commit is
-    not one."""
-    names = sorted({str(series.test) for series in analysis.series})
-    chosen = (
-        [test] if test in names else [name for name in names if test in name]
-    )
-    if not chosen:
-        raise console.UsageError(f"{test}: the history has no such test")
-    if len(chosen) > 1:
-        raise console.UsageError(
-            f"{test}: several tests have that name: {', '.join(chosen)}"
-        )
-    changes = [
+    """Return the change points of one test at one commit; raises UsageError unless both name
+    one."""
+    of_commit = [
         change
         for change in analysis.changes
-        if str(change.series.test) == chosen[0]
+        if change.after.commit.startswith(commit)
     ]
-    found = [
-        change for change in changes if change.after.commit.startswith(commit)
-    ]
-    if len({change.after.commit for change in found}) != 1:
-        commits = {change.after.commit[:12] for change in found or changes}
-        places = ", ".join(sorted(commits)) or "none"
+    found = [each for each in of_commit if test == str(each.series.test)]
+    if not found:
+        found = [each for each in of_commit if test in str(each.series.test)]
+    if len(set(map(_named, found))) != 1:
         problem = "several change points" if found else "no change point"
+        places = sorted(set(map(_named, found or analysis.changes)))
         raise console.UsageError(
-            f"{chosen[0]} has {problem} at {commit}; all: {places}"
+            f"{problem} of {test} at {commit}: {', '.join(places) or 'there is none'}"
         )
     return found
+
+
+def _named(change: HistoryChange) -> str:
+    return f"{change.series.test} at {change.after.commit[:12]}"

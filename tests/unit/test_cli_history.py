@@ -306,6 +306,16 @@ def test_an_accepted_change_fails_nothing_any_more(
     assert "2 accepted in 2 series" in out
 
 
+def test_what_is_no_change_point_is_named_with_those_that_are(
+    slower: Path, say: Say
+) -> None:
+    command = ("accept", "abc", "test_x", "-m", "why", "--in", slower)
+    status, _, err = say(*command)
+    assert status == 4
+    place = f"tests/perf/test_step::test_train at {commit_of(40)[:12]}"
+    assert f"no change point of test_x at abc: {place}" in err
+
+
 # --- the whole
 
 
