@@ -313,28 +313,25 @@ def changed_files(
 ) -> list[str]:
     """Return paths from `top`, or a folder below it, of its files that differ between a commit and
     the working tree in more than the ends of their lines. Untracked files count, but for Python's
-    caches and those that git ignores. `timeout`: seconds for each of two commands. Raises
+    caches and those that git ignores. `timeout`: seconds for each of three commands. Raises
     GitError."""
     # With --name-only git would not look at lines.
     how = (
         "--numstat",
         "--relative",
         "--ignore-cr-at-eol",
+        "--ignore-submodules=none",
         "-z",
         "--no-ext-diff",
         "--no-renames",
     )
     # It writes what it finds into the index, even without optional locks: so it gets a copy.
     with tempfile.TemporaryDirectory() as folder:
-        counted = git(
-            top,
-            "diff",
-            *how,
-            commit,
-            "--",
-            timeout=timeout,
-            variables={"GIT_INDEX_FILE": str(_copy_of_index(top, folder))},
-        )
+        copy = {"GIT_INDEX_FILE": str(_copy_of_index(top, folder))}
+        apart = partial(git, top, timeout=timeout, variables=copy)
+        # a file that git was asked to assume unchanged may have changed
+        apart("update-index", "-q", "--really-refresh")
+        counted = apart("diff", *how, commit, "--")
     differing = [line.split("\t", 2)[2] for line in counted.split("\0")[:-1]]
     which = ("--others", "--exclude-standard", "--exclude=*.pyc")
     untracked = git(top, "ls-files", *which, "-z", timeout=timeout)

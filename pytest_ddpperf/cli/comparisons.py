@@ -215,9 +215,10 @@ def compare(
     """Compare as options ask. Measurements without a comparison are left out. Raises NotMeasured,
     and UsageError."""
     report = runs.run(*asked, again=again, doing=doing)
+    for said in (report.run.problem, *report.run.messages):
+        if NOTHING_DIFFERS in said:
+            return Compared(same=said)
     if report.run.problem:
-        if NOTHING_DIFFERS in report.run.problem:
-            return Compared(same=report.run.problem)
         raise NotMeasured(report.run.problem)
     if not report.outcomes:
         raise NotMeasured(

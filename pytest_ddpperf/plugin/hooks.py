@@ -190,7 +190,8 @@ def _prepare(run: Run, items: list[pytest.Item]) -> None:
             # the test will be skipped, or fail
             with suppress(Unavailable, MarkerError):
                 check_place(item)
-        run.report.facts = run.machine()
+        if run.items:
+            run.report.facts = run.machine()
         run.role.await_others(run)
     except DdpPerfError as error:
         raise pytest.UsageError(str(error)) from None

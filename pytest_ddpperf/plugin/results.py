@@ -188,7 +188,8 @@ class RunResults:
     def lines(self, verbosity: int, width: int) -> Iterator[str]:
         """Yield the table, the problems and the counts."""
         run = self.run
-        messages = run.messages if verbosity >= 0 else ()
+        is_shown = verbosity >= 0 or not self.outcomes
+        messages = run.messages if is_shown else ()
         every = [*messages, *self.unwritten]
         for problem in (self.interrupted, self.usage_error):
             if problem:

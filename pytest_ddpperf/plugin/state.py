@@ -122,8 +122,19 @@ class Run:
         if self.settings.comparison_option and any(map(measures, self.items)):
             from pytest_ddpperf.plugin import remote
 
-            self.role = LeadsVersion(remote.another_version(self, items))
+            side = remote.another_version(self, items)
+            if why := side.nothing_to_compare():
+                self._skip_measurements(why)
+                return
+            self.role = LeadsVersion(side)
         self.role.start(self)
+
+    def _skip_measurements(self, why: str) -> None:
+        """Let no test measure."""
+        for item in filter(measures, self.items):
+            item.add_marker(pytest.mark.skip(reason=why))
+        self.items = [item for item in self.items if not measures(item)]
+        self.report.messages.append(why)
 
     @property
     def report(self) -> RunResults:

@@ -86,7 +86,7 @@ class GitError(DdpPerfError):
 
 
 # The beginning of what is said where two versions are the same, before anything is measured.
-NOTHING_DIFFERS = "nothing differs between"
+NOTHING_DIFFERS = "nothing differs from"
 
 
 @dataclass(eq=False)

@@ -25,7 +25,6 @@ from typing import Any
 
 import msgspec
 
-from pytest_ddpperf import text
 from pytest_ddpperf.launch import Observer
 from pytest_ddpperf.launch.paused_launch import dropping
 from pytest_ddpperf.launch.placement import usable_cores
@@ -249,26 +248,14 @@ def nothing_differs(
     base: Sources,
     environ: Mapping[str, str],
     option: Sequence[str],
-    changed: Collection[str],
 ) -> bool:
-    """Whether both sides seem to run the same, before anything ran: `environ` and `option` are what
-    was asked to be otherwise, `changed` are files that differ between the trees. Those may yet be
-    imported in a rank, or compiled or read there, unless they are mere text for people."""
+    """Whether both sides of one tree seem to run the same, before anything ran: `environ` and
+    `option` are what was asked to be otherwise."""
     if (current.python, current.prefix) != (base.python, base.prefix) or option:
         return False
     if any(os.environ.get(name) != value for name, value in environ.items()):
         return False
-    return not differing_files(current.files, base.files) and all(
-        map(for_people, changed)
-    )
-
-
-def for_people(file: str) -> bool:
-    """Whether a file is mere text for them, which no step reads."""
-    path = Path(file)
-    # of git, of CI, of editors
-    hidden = any(part.startswith(".") for part in path.parts)
-    return hidden or path.suffix in ("", ".md", ".rst", ".txt")
+    return not differing_files(current.files, base.files)
 
 
 class RemotePausedLaunch:
@@ -424,8 +411,8 @@ class BaseSide:
             ) from None
 
     def collect(self, here: Sources | None) -> None:
-        """Wait until the other side has collected; raises AgainstError where nothing differs from
-        `here`, unless that is not asked."""
+        """Wait until the other side has collected; raises AgainstError if it has the same code, and
+        nothing else differs from `here`."""
         try:
             self.tests.collect(self._to_start)
         except BaseSideError as error:
@@ -433,36 +420,21 @@ class BaseSide:
                 return  # which every test will report: it lacks the code
             raise AgainstError(self._option, str(error)) from None
         there = self.tests.sources
-        if self.version.ref == "self" or here is None or there is None:
+        if self.version.ref or here is None or there is None:
             return
-        differ = self._checkout.assignments, self.version.option, self.changed()
+        differ = self._checkout.assignments, self.version.option
         if nothing_differs(here, there, *differ):
-            raise AgainstError(self._option, *self._the_same(here))
-
-    def _the_same(self, here: Sources) -> tuple[str, str]:
-        files = ""
-        if here.files:
-            files = (
-                f", {len(here.files)} so far ({text.some(sorted(here.files))})"
+            raise AgainstError(
+                self._option,
+                f"{NOTHING_DIFFERS} {self.version}: interpreter, environment and all files that"
+                " Python imports are the same",
+                "--ddp-against self measures how far the same code differs from itself",
             )
-        top = f"{self._checkout.top}{os.sep}"
-        kept = [
-            path.removeprefix(top)
-            for path in self.trees.kept
-            if path.startswith(top) and os.path.isdir(path)
-        ]
-        tests = (
-            f"; tests are the same on both sides, with all in {', '.join(kept)}"
-            if kept
-            else ""
-        )
-        return (
-            (
-                f"{NOTHING_DIFFERS} {self.version} and the current code: interpreter, environment"
-                f" and all files that Python imports are the same{files}{tests}"
-            ),
-            "--ddp-against self measures how far the same code differs from itself",
-        )
+
+    def nothing_to_compare(self) -> str:
+        """Return, in words, that nothing differs, before `start`; "" if something may. Raises
+        AgainstError."""
+        return self._checkout.nothing_to_compare()
 
     def changed(self) -> list[str]:
         """Return files other than tests that differ between the current tree and it; raises

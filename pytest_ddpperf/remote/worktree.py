@@ -16,10 +16,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
-from pytest_ddpperf import git
+from pytest_ddpperf import git, text
 from pytest_ddpperf.launch import describe_end
 from pytest_ddpperf.options.settings import Settings
-from pytest_ddpperf.records.errors import AgainstError, GitError
+from pytest_ddpperf.records.errors import (
+    NOTHING_DIFFERS,
+    AgainstError,
+    GitError,
+)
 from pytest_ddpperf.records.messages import Sources
 from pytest_ddpperf.records.outcome import Version
 from pytest_ddpperf.wire.source_trees import Trees, is_code
@@ -184,7 +188,7 @@ class Checkout:
     @property
     def assignments(self) -> dict[str, str]:
         """The variables that are to be otherwise."""
-        return dict(text.split("=", 1) for text in self.version.environ)
+        return dict(each.split("=", 1) for each in self.version.environ)
 
     def environ(self, outside: Mapping[str, str]) -> dict[str, str]:
         """The variables `outside`, with those that are to be otherwise."""
@@ -233,8 +237,7 @@ class Checkout:
             if (self.top / file).exists()
             and not (self._folder.tree / file).exists()
         ]
-        # by setuptools-scm, say
-        there = [file for file in there if Path(file).name != "_version.py"]
+        there = [file for file in there if not _is_made_alike(file)]
         return git.ignored_files(self.top, there) if there else []
 
     @property
@@ -278,21 +281,61 @@ class Checkout:
 
     def changed(self) -> list[str]:
         """Files other than tests that differ between the trees; raises AgainstError."""
+        return [
+            file
+            for file in self._all_changed()
+            if not self.current_trees.keeps(file)
+        ]
+
+    def _all_changed(self) -> list[str]:
         if not self._another:
             return []
         try:
-            files = git.changed_files(self.top, self.version.commit)
+            return git.changed_files(self.top, self.version.commit)
         except GitError as error:
             raise AgainstError(
                 "--ddp-against",
                 f"git cannot compare with {self.version}: {error}",
             ) from None
-        return [file for file in files if not self.current_trees.keeps(file)]
+
+    def nothing_to_compare(self) -> str:
+        """Return, in words, that nothing differs that a rank could import or read; "" if something
+        may. Code that git ignores may: the version would lack it. Raises AgainstError."""
+        settings, version = self._settings, self.version
+        otherwise = version.python or version.environ or version.option
+        if not self._another or otherwise or settings.against_setup:
+            return ""
+        changed = self._all_changed()
+        keeps = self.current_trees.keeps
+        if not all(is_documentation(file) or keeps(file) for file in changed):
+            return ""
+        if any(map(_is_own_code, git.all_ignored(self.top))):
+            return ""
+        but = f" but {text.some(changed)}" if changed else ""
+        return f"{NOTHING_DIFFERS} {version}{but}: nothing to compare"
 
     def remove(self) -> None:
         folder, self._folder = self._folder, None
         if folder is not None:
             folder.remove()
+
+
+def is_documentation(file: str) -> bool:
+    """Whether a file is for people by its name, and read by no step: `*.md` and `*.rst`, `*.txt` in
+    docs/ or doc/ at the top, and all in .github/."""
+    path = Path(file)
+    top = path.parts[0] if len(path.parts) > 1 else ""
+    is_text = path.suffix == ".txt" and top in ("docs", "doc")
+    return is_text or path.suffix in (".md", ".rst") or top == ".github"
+
+
+def _is_made_alike(file: str) -> bool:
+    """Whether a file has the version's number alone: of setuptools-scm, say."""
+    return Path(file).name == "_version.py"
+
+
+def _is_own_code(ignored: str) -> bool:
+    return is_code(ignored) and not _is_made_alike(ignored)
 
 
 def copy_tests(trees: Trees) -> None:

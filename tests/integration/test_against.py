@@ -433,7 +433,7 @@ def test_a_test_that_a_conftest_renames_is_compared_and_a_comparison_that_fails_
     )
 
 
-def test_the_same_code_on_both_sides_is_a_mistake_unless_it_was_asked_for(
+def test_nothing_is_measured_and_all_is_green_if_only_documentation_and_tests_differ(
     repository: Repository, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     repository.write(
@@ -442,25 +442,41 @@ def test_the_same_code_on_both_sides_is_a_mistake_unless_it_was_asked_for(
         """
         def test_step(ddp_benchmark):
             ddp_benchmark(lasting)
+
+        def test_call(ddp_run):
+            assert ddp_run(lambda ctx: ctx.rank) == [0, 1]
+
+        def test_plain():
+            pass
     """,
     )
-    (repository.top / "README.md").write_text(
-        "Other files and tests may differ."
+    (repository.top / "README.md").write_text("Other files may differ.")
+    monkeypatch.setenv("CI", "1")
+    said = (
+        f"nothing differs from HEAD ({repository.first[:7]}) but README.md, python"
+        " code/tests/test_step.py: nothing to compare"
     )
     with repository.untouched():
-        result = run("--ddp-against", "HEAD")
+        for quiet in ((), ("-q",)):
+            result = run(
+                "--ddp-against", "HEAD", *quiet, "--ddp-json=out/run.json"
+            )
+            assert result.ret == 0
+            result.assert_outcomes(passed=2, skipped=1)
+            result.stdout.fnmatch_lines([said, "1 skipped (0 of 0 compared)"])
+        report = json.loads((repository.root / "out/run.json").read_text())
+        assert report["messages"] == [said]
+        (repository.root / "out/run.json").unlink()
+
+        result = run("--ddp-against-env", "CI=1")
         assert result.ret == pytest.ExitCode.USAGE_ERROR
         result.stderr.fnmatch_lines(
             [
-                (
-                    f"ERROR: --ddp-against: nothing differs between HEAD ({repository.first[:7]})"
-                    " and the current code: * 1 so far (python code/src/speed/__init__.py); tests"
-                    " are the same on both sides, with all in python code/tests"
-                ),
+                "ERROR: --ddp-against-env: nothing differs from CI=1: interpreter, environment and"
+                " all files that Python imports are the same",
                 "--ddp-against self measures how far the same code differs from itself",
             ]
         )
-        result.stdout.no_fnmatch_line("*ddpperf: * compared*")
 
         result = run("--ddp-against", "self", *FEW)
         assert result.ret == 0

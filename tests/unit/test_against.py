@@ -175,7 +175,7 @@ SOURCES = Sources(
 
 
 def test_what_is_the_same_in_all_ways_does_not_differ() -> None:
-    assert nothing_differs(SOURCES, SOURCES, {}, (), ())
+    assert nothing_differs(SOURCES, SOURCES, {}, ())
 
 
 def test_a_variable_differs_where_its_value_is_another(
@@ -183,38 +183,94 @@ def test_a_variable_differs_where_its_value_is_another(
 ) -> None:
     monkeypatch.setenv("SAME", "1")
     monkeypatch.delenv("UNSET", raising=False)
-    assert nothing_differs(SOURCES, SOURCES, {"SAME": "1"}, (), ())
+    assert nothing_differs(SOURCES, SOURCES, {"SAME": "1"}, ())
     for environ in (
         {"SAME": "2"},
         {"SAME": ""},
         {"UNSET": ""},
         {"SAME": "1", "UNSET": "1"},
     ):
-        assert not nothing_differs(SOURCES, SOURCES, environ, (), ())
+        assert not nothing_differs(SOURCES, SOURCES, environ, ())
 
 
 def test_an_option_always_differs() -> None:
-    assert not nothing_differs(SOURCES, SOURCES, {}, ("--bucket-mb", "1"), ())
+    assert not nothing_differs(SOURCES, SOURCES, {}, ("--bucket-mb", "1"))
 
 
 @pytest.mark.parametrize(
-    ("changed", "same"),
+    ("changed", "is_nothing"),
     [
+        ("README.md", True),
+        ("src/notes.rst", True),
+        ("docs/a.txt", True),
+        (".github/workflows/ci.yml", True),
+        ("tests/test_new.py", True),
+        ("tests/deep/data.bin", True),
         ("src/later.py", False),
         ("src/x.so", False),
-        ("README.md", True),
         ("conf.yaml", False),
         ("src/op.cu", False),
-        (".ci/x.py", True),
+        ("requirements.txt", False),
+        ("src/docs/vocabulary.txt", False),
+        ("docs/conf.py", False),
+        ("docs.txt", False),
+        (".env", False),
+        ("Makefile", False),
+        ("ignored.py", False),  # the other version would lack it
+        ("_version.py", True),  # which git ignores, too
     ],
 )
-def test_a_changed_file_differs_unless_it_is_text_for_people(
-    changed: str, same: bool
+def test_nothing_is_to_be_compared_if_only_documentation_or_tests_differ(
+    top: Path, changed: str, is_nothing: bool
 ) -> None:
+    (top / ".gitignore").write_text("ignored.py\n_version.py\nignored data\n")
+    commit(top)
+    for file in ("ignored data/x.py", "docs/b.md", changed):
+        (top / file).parent.mkdir(parents=True, exist_ok=True)
+        (top / file).write_text("changed")
+    said = nothing_to_compare(top, against="main")
+    if is_nothing:
+        assert said.startswith("nothing differs from main (")
+        assert ") but docs/b.md" in said or f") but {changed}" in said
+        assert said.endswith(": nothing to compare")
+    else:
+        assert said == ""
+
+
+def nothing_to_compare(top: Path, **asked: Any) -> str:
+    kept = (f"{top}/tests",)
+    return Checkout(settings(**asked), top, kept).nothing_to_compare()
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"against_env": ("A=1",)},
+        {"against_option": ("-v",)},
+        {"against_python": sys.executable},
+        {"against_setup": "make"},
+        {"against": "self"},
+    ],
+)
+def test_what_is_not_in_git_may_differ_where_it_is_asked_for(
+    top: Path, asked: dict[str, Any]
+) -> None:
+    assert nothing_to_compare(top, **{"against": "HEAD", **asked}) == ""
+    head = git(top, "rev-parse", "HEAD")[:7]
     assert (
-        nothing_differs(SOURCES, SOURCES, {}, (), ["docs/a.txt", changed])
-        is same
+        nothing_to_compare(top, against="HEAD")
+        == f"nothing differs from HEAD ({head}): nothing to compare"
     )
+
+
+def test_a_file_that_git_shall_assume_unchanged_differs_if_it_does(
+    top: Path,
+) -> None:
+    git(top, "update-index", "--assume-unchanged", "src/a.py")
+    assert nothing_to_compare(top, against="HEAD")
+    (top / "src/a.py").write_text("slower")
+    with untouched(top):
+        assert nothing_to_compare(top, against="HEAD") == ""
 
 
 def test_the_sources_of_this_process_are_its_interpreter_and_the_files_of_a_tree() -> (
