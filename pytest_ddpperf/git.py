@@ -19,6 +19,7 @@ from typing import Any
 
 from pytest_ddpperf.records.errors import GitError
 
+_SUBMODULE = "160000 "  # the mode of one in an index
 _END_SECONDS = 5.0  # for a command to end after SIGTERM
 # a cold cache on a network disk; beyond it the run goes on without the commit
 _GIT_SECONDS = 10.0
@@ -264,14 +265,18 @@ def ignored_files(top: Path, files: Sequence[str]) -> list[str]:
     except GitError as error:
         # Git gives no answer if one of the files is in a submodule.
         if inside := re.search(r"is in submodule '(.+)'", str(error)):
-            return ignored_files(
-                top,
-                [
-                    file
-                    for file in files
-                    if not file.startswith(f"{inside[1]}/")
-                ],
-            )
+            folder = f"{inside[1]}/"
+            others = [file for file in files if not file.startswith(folder)]
+            own = [
+                file.removeprefix(folder)
+                for file in files
+                if file.startswith(folder)
+            ]
+            found = ignored_files(top / folder, own)
+            return [
+                *ignored_files(top, others),
+                *(folder + file for file in found),
+            ]
         if str(error):
             raise
         return []  # how git says that there are none
@@ -279,8 +284,8 @@ def ignored_files(top: Path, files: Sequence[str]) -> list[str]:
 
 
 def all_ignored(top: Path) -> list[str]:
-    """Return what is in the working tree and git ignores: files, and folders of nothing else;
-    raises GitError."""
+    """Return what is in the working tree, its submodules included, and git ignores: files, and
+    folders of nothing else; raises GitError."""
     said = git(
         top,
         "ls-files",
@@ -290,7 +295,13 @@ def all_ignored(top: Path) -> list[str]:
         "--directory",
         "-z",
     )
-    return [entry.rstrip("/") for entry in said.split("\0")[:-1]]
+    found = [entry.rstrip("/") for entry in said.split("\0")[:-1]]
+    for entry in git(top, "ls-files", "--stage", "-z").split("\0")[:-1]:
+        facts, path = entry.split("\t", 1)
+        is_submodule = facts.startswith(_SUBMODULE)
+        if is_submodule and (top / path / ".git").exists():
+            found += [f"{path}/{inside}" for inside in all_ignored(top / path)]
+    return found
 
 
 def last_change(top: Path, file: Path) -> str:

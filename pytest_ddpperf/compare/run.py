@@ -64,7 +64,8 @@ def carry_out(
                 rounds, asked.planned, current, side, observer, steps
             )
             if side is not None and found.before is not None and not rounds:
-                found = replace(found, error=side.lacking(found.now.files))
+                lacking = side.lacking(found.now.files, found.before.files)
+                found = replace(found, error=lacking)
             rounds = (*rounds, found)
             if len(rounds) == job.launches and rule.other is None:
                 rule = _with_stored(rule, store, rounds)

@@ -176,7 +176,7 @@ class Launcher:
         facts: dict[str, Scalar] = {
             **_facts(windows),
             "interconnect": self._interconnect(plan),
-            **recorded(with_hash_seed(os.environ)),
+            **recorded(self._variables()),
             "cores": placement.cores,
             "cores_per_rank": placement.cores_per_rank,
             "pinned": placement.pinned,
@@ -208,6 +208,14 @@ class Launcher:
                 sorted({name for each in every for name in each.others})
             ),
         )
+
+    def _variables(self) -> Mapping[str, str]:
+        """Return this process's variables. A path in either tree is the same fact on both sides."""
+        environ = with_hash_seed(os.environ)
+        if self._trees is None:
+            return environ
+        moved = self._trees.as_current
+        return {name: moved(value) for name, value in environ.items()}
 
     def call(
         self,

@@ -80,7 +80,7 @@ class Rank:
             torch.accelerator.synchronize()
 
     def imported(self) -> Imported:
-        read = variables.read_so_far()
+        read = variables.read_so_far(self.trees)
         if self.trees is None:
             return Imported(variables=read)
         return Imported(

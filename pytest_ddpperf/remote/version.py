@@ -25,6 +25,7 @@ from typing import Any
 
 import msgspec
 
+from pytest_ddpperf import text
 from pytest_ddpperf.launch import Observer
 from pytest_ddpperf.launch.paused_launch import dropping
 from pytest_ddpperf.launch.placement import usable_cores
@@ -59,6 +60,7 @@ from pytest_ddpperf.records.messages import (
 from pytest_ddpperf.records.plan import Plan
 from pytest_ddpperf.records.samples import LaunchSamples
 from pytest_ddpperf.remote.process import START_SECONDS, RemotePytest, Tests
+from pytest_ddpperf.remote.whole_tree import move_variables
 from pytest_ddpperf.remote.worktree import Checkout, differing_files
 from pytest_ddpperf.version import __version__
 from pytest_ddpperf.wire import boot
@@ -378,7 +380,9 @@ class BaseSide:
             python = os.path.abspath(
                 shutil.which(self._settings.against_python) or ""
             )
-        environ = self._checkout.environ(self._invocation.environ or os.environ)
+        outside = self._invocation.environ or os.environ
+        moved = move_variables(self.tree, outside)
+        environ = self._checkout.environ(moved)
         environ.pop("PYTEST_ADDOPTS", None)  # they are among the arguments
         folders: list[str] = []
         # what an editable install put there, for interpreters that a step may start
@@ -387,8 +391,7 @@ class BaseSide:
                 if os.path.isabs(entry) and self.tree.followed(entry) != entry:
                     folders.append(self.tree.followed(entry))
         if "PYTHONPATH" in environ:
-            for folder in environ["PYTHONPATH"].split(os.pathsep):
-                folders.append(self.tree.followed(folder) if folder else folder)
+            folders += environ["PYTHONPATH"].split(os.pathsep)
         if folders:
             environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(folders))
         start = partial(
@@ -441,17 +444,21 @@ class BaseSide:
         AgainstError."""
         return self._checkout.changed()
 
-    def lacking(self, files: Iterable[str]) -> str:
-        """Return, in words, which of the files that the current side used git ignores and this side
-        lacks, or ""."""
+    def lacking(self, files: Iterable[str], own: Iterable[str]) -> str:
+        """Return, in words, which of the `files` that the current side used git ignores and this
+        side lacks, or the other way which of its `own`; or ""."""
         try:
             lacking = self._checkout.lacking(files)
+            here = self._checkout.lacking(own, are_current=False)
         except GitError as error:
             return f"git cannot tell which files it ignores: {error}"
-        if not lacking:
-            return ""
-        named = ", ".join(lacking[:5])
-        return f"it lacks {named}, which git ignores: ddp_against_setup can build it"
+        if lacking:
+            named = text.some(lacking)
+            return f"it lacks {named}, which git ignores: ddp_against_setup can build it"
+        if here:
+            named = text.some(here)
+            return f"it has {named}, which git ignores and the working tree lacks: build it there"
+        return ""
 
     # --- one test
 

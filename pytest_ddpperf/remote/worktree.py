@@ -26,6 +26,11 @@ from pytest_ddpperf.records.errors import (
 )
 from pytest_ddpperf.records.messages import Sources
 from pytest_ddpperf.records.outcome import Version
+from pytest_ddpperf.remote.whole_tree import (
+    complete,
+    link_ignored,
+    still_lacks,
+)
 from pytest_ddpperf.wire.source_trees import Trees, is_code
 
 _PREFIX = "ddpperf-against-"
@@ -210,13 +215,22 @@ class Checkout:
             self._folder = folder
             if not commit:
                 return self.current_trees
+            trees = Trees(
+                current=str(self.top), base=str(folder.tree), kept=self._kept
+            )
+            lacking = complete(trees, commit)
             if self._settings.against_setup is not None:
                 self._set_up(
                     self._settings.against_setup, folder.tree, environ, until
                 )
-            trees = Trees(
-                current=str(self.top), base=str(folder.tree), kept=self._kept
-            )
+            lacking = [
+                path for path in lacking if still_lacks(folder.tree / path)
+            ]
+            if lacking:
+                raise GitError(
+                    f"this clone lacks what that commit has as {text.some(lacking)} (a submodule,"
+                    " or a file of Git LFS): fetch it, or bring it with --ddp-against-setup"
+                )
             if not self._own_tests:
                 copy_tests(trees)
             link_ignored(trees)
@@ -226,19 +240,24 @@ class Checkout:
             ) from None
         return trees
 
-    def lacking(self, files: Iterable[str]) -> list[str]:
-        """Return those of the current side's files that git ignores and the checked out version
-        lacks; raises GitError."""
+    def lacking(
+        self, files: Iterable[str], *, are_current: bool = True
+    ) -> list[str]:
+        """Return those of one side's files that git ignores and the other side lacks; raises
+        GitError."""
         if self._folder is None or not self._another:
             return []
-        there = [
+        own, other = self.top, self._folder.tree
+        if not are_current:
+            own, other = other, own
+        found = [
             file
             for file in files
-            if (self.top / file).exists()
-            and not (self._folder.tree / file).exists()
+            if (own / file).exists()
+            and not (other / file).exists()
+            and not _is_made_alike(file)
         ]
-        there = [file for file in there if not _is_made_alike(file)]
-        return git.ignored_files(self.top, there) if there else []
+        return git.ignored_files(own, found) if found else []
 
     @property
     def folder(self) -> Path:
@@ -360,17 +379,6 @@ def copy_tests(trees: Trees) -> None:
         else:
             (base / within).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(path, base / within)
-
-
-def link_ignored(trees: Trees) -> None:
-    """Let the version's tree have the data that git ignores, but no code; raises GitError and
-    OSError."""
-    for entry in git.all_ignored(Path(trees.current)):
-        there = Path(trees.base, entry)
-        if there.name == "__pycache__" or is_code(entry):
-            continue
-        if there.parent.is_dir() and not os.path.lexists(there):
-            there.symlink_to(Path(trees.current, entry))
 
 
 def _left(until: float) -> float | None:

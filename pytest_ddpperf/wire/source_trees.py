@@ -57,7 +57,8 @@ class Trees:
         if any(part in path for part in _INSTALLED):
             return None
         if any(
-            _below(path, prefix) and _below(prefix, self.current)
+            (path == prefix or _below(path, prefix))
+            and _below(prefix, self.current)
             for prefix in _PREFIXES
         ):
             return None
@@ -79,6 +80,10 @@ class Trees:
             else os.path.join(self.base, within).rstrip(os.sep)
         )
         return path if home == file else home
+
+    def as_current(self, words: str) -> str:
+        """Return a text with paths in this side's tree as if they were in the current one."""
+        return words.replace(self.base, self.current)
 
     def imported(self) -> list[str]:
         """Return the files of this side that this process's modules came from, tests left out,

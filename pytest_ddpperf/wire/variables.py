@@ -16,6 +16,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from types import CodeType
 
+from pytest_ddpperf.wire.source_trees import Trees
+
 READ = "read:"  # before the name of such a variable, among recorded facts
 
 
@@ -26,8 +28,8 @@ def digest(value: str | None) -> str:
     return f"digest {hashlib.sha256(value.encode('utf-8', 'surrogateescape')).hexdigest()[:8]}"
 
 
-# in this process, by name: the digest of the first value
-_read: dict[str, str] = {}
+# in this process, by name: the first value
+_read: dict[str, str | None] = {}
 # instructions that read all variables, to pass them on to a process, say
 _bulk: set[tuple[CodeType, int]] = set()
 
@@ -42,7 +44,7 @@ class _Watched(os._Environ[str]):
         finally:
             reader = _reader()
             if reader is not None and reader not in _bulk:
-                _read.setdefault(key, digest(value))
+                _read.setdefault(key, value)
         return str(value)
 
     def __iter__(self) -> Iterator[str]:
@@ -97,6 +99,13 @@ def watch() -> None:
     os.environ.__class__ = _Watched
 
 
-def read_so_far() -> dict[str, str]:
-    """Return the digests of the variables that were read, by name."""
-    return dict(_read)
+def read_so_far(trees: Trees | None = None) -> dict[str, str]:
+    """Return the digests of the variables that were read, by name. A path in either of the `trees`
+    counts as the same."""
+    found = {}
+    for name, value in _read.items():
+        if value is not None and trees is not None:
+            found[name] = digest(trees.as_current(value))
+        else:
+            found[name] = digest(value)
+    return found

@@ -1,0 +1,237 @@
+"""What a worktree of a commit lacks of itself: submodules, files of Git LFS, what git ignores, and
+where variables lead."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytest_ddpperf.records.errors import AgainstError
+from pytest_ddpperf.remote.whole_tree import complete, move_variables
+from pytest_ddpperf.remote.worktree import Checkout
+from pytest_ddpperf.wire.source_trees import Trees
+from tests.git import git
+from tests.unit.test_against import top, untouched
+from tests.unit.test_git import commit
+from tests.unit.test_machine import settings
+
+__all__ = ["top"]
+
+ALLOW = ("-c", "protocol.file.allow=always")
+
+
+@pytest.fixture
+def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path / "temporary files"
+    folder.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(folder))
+    return folder
+
+
+@pytest.fixture
+def nested(top: Path, tmp_path: Path) -> Path:
+    """A repository with a submodule that has another one: at v2 both hold "1", today "2"."""
+    inner, outer = tmp_path / "inner", tmp_path / "outer"
+    commit(inner, i="1")
+    commit(outer, o="1")
+    git(outer, *ALLOW, "submodule", "--quiet", "add", inner, "deep/inner")
+    commit(outer)
+    git(top, *ALLOW, "submodule", "--quiet", "add", outer, "third party/outer")
+    update(top)
+    commit(top)
+    git(top, "tag", "v2")
+    place = top / "third party/outer"
+    commit(place / "deep/inner", i="2")
+    commit(place, o="2")
+    commit(top)
+    # from here on they are nowhere else
+    shutil.rmtree(inner)
+    shutil.rmtree(outer)
+    return top
+
+
+def update(top: Path) -> None:
+    words = ("submodule", "--quiet", "update", "--init", "--recursive")
+    git(top, *ALLOW, *words)
+
+
+class Version:
+    """A version that is checked out, as long as the context lasts."""
+
+    def __init__(self, top: Path, against: str = "v2", **asked: Any) -> None:
+        self.checkout = Checkout(settings(against=against, **asked), top, ())
+
+    def __enter__(self) -> Path:
+        return Path(self.checkout.check_out().base)
+
+    def __exit__(self, *_: object) -> None:
+        self.checkout.remove()
+
+
+def held(tree: Path) -> list[str]:
+    outer = tree / "third party/outer"
+    return [(outer / file).read_text() for file in ("o.py", "deep/inner/i.py")]
+
+
+def test_submodules_are_checked_out_at_their_recorded_commits_from_the_repository_itself(
+    nested: Path,
+) -> None:
+    with untouched(nested):
+        with Version(nested) as tree:
+            assert held(tree) == ["1", "1"]
+        with Version(nested, "HEAD") as tree:
+            assert held(tree) == ["2", "2"]
+        with Version(nested, "v1") as tree:
+            assert not (tree / "third party").exists()
+
+
+@pytest.mark.parametrize("is_renamed", [False, True])
+def test_submodules_that_the_current_tree_no_longer_has_are_checked_out(
+    nested: Path, is_renamed: bool
+) -> None:
+    if is_renamed:
+        git(nested, "mv", "third party/outer", "moved")
+    else:
+        git(nested, "rm", "-rfq", "third party/outer")
+    commit(nested)
+    with Version(nested) as tree:
+        assert held(tree) == ["1", "1"]
+
+
+def test_a_submodule_that_is_empty_in_the_current_tree_is_so_on_both_sides(
+    nested: Path, tmp_path: Path
+) -> None:
+    clone = tmp_path / "clone"
+    git(tmp_path, "clone", "--quiet", nested, clone)
+    with Version(clone) as tree:
+        assert [*(tree / "third party/outer").iterdir()] == []
+
+
+def refused(top: Path, against: str = "v2", **asked: Any) -> str:
+    version = Version(top, against, **asked)
+    with pytest.raises(AgainstError) as caught:
+        version.checkout.check_out()
+    version.checkout.remove()
+    return caught.value.problem
+
+
+def test_a_submodule_whose_commit_is_not_in_the_clone_is_named_unless_it_is_set_up(
+    nested: Path, temporary: Path
+) -> None:
+    place = nested / "third party/outer/deep/inner"
+    shutil.rmtree(place)
+    commit(place, i="another history")
+    named = r"third party/outer/deep/inner (a submodule, or a file of Git LFS): fetch it"
+    assert named in refused(nested)
+    assert [*temporary.iterdir()] == []
+    build = "echo built > 'third party/outer/deep/inner/i.py'"
+    with Version(nested, against_setup=build) as tree:
+        assert held(tree) == ["1", "built\n"]
+
+
+def pointer(content: str) -> str:
+    name = hashlib.sha256(content.encode()).hexdigest()
+    version = "version https://git-lfs.github.com/spec/v1"
+    return f"{version}\noid sha256:{name}\nsize {len(content)}\n"
+
+
+def test_files_of_git_lfs_have_their_content_or_are_named(
+    top: Path, temporary: Path
+) -> None:
+    """Git's own filter for them is not installed here, so the index has pointers."""
+    (top / ".gitattributes").write_text("*.bin filter=lfs -text\n")
+    (top / "model.bin").write_text(pointer("old"))
+    (top / "other.bin").write_text(pointer("other"))
+    commit(top)
+    with Version(top, "HEAD") as tree:
+        assert (tree / "model.bin").read_text() == pointer("old")
+    (top / "model.bin").write_text("new")
+    assert "has as model.bin (a submodule, or a file of" in refused(top, "HEAD")
+    assert [*temporary.iterdir()] == []
+    name = hashlib.sha256(b"old").hexdigest()
+    content = top / ".git/lfs/objects" / name[:2] / name[2:4] / name
+    content.parent.mkdir(parents=True)
+    content.write_text("old")
+    with untouched(top), Version(top, "HEAD") as tree:
+        assert (tree / "model.bin").read_text() == "old"
+        assert (tree / "other.bin").read_text() == pointer("other")
+
+
+def test_what_a_sparse_tree_leaves_out_is_on_neither_side(
+    top: Path, temporary: Path
+) -> None:
+    git(top, "sparse-checkout", "set", "--no-cone", "/*", "!/src/")
+    with Version(top, "HEAD") as tree:
+        assert not (tree / "src").exists()
+        git(tree, "sparse-checkout", "disable")  # as git before 2.36 has it
+        assert (tree / "src/a.py").exists()
+        trees = Trees(current=str(top), base=str(tree), kept=())
+        assert complete(trees, git(top, "rev-parse", "HEAD")) == []
+        assert not (tree / "src/a.py").exists()
+        assert (tree / "tests/test_a.py").exists()
+
+
+def test_what_submodules_ignore_is_linked_or_named(nested: Path) -> None:
+    place = nested / "third party/outer"
+    (place / ".gitignore").write_text("*.so\n*.dat\n")
+    for file in ("fast.so", "deep.dat"):
+        (place / file).write_text("built")
+    version = Version(nested)
+    with version as tree:
+        there = tree / "third party/outer"
+        assert (there / "deep.dat").read_text() == "built"
+        assert not (there / "fast.so").exists()
+        files = [f"third party/outer/{file}" for file in ("fast.so", "o.py")]
+        assert version.checkout.lacking([*files, "src/a.py"]) == files[:1]
+
+
+def test_what_only_the_version_has_although_git_ignores_it_is_named(
+    top: Path,
+) -> None:
+    (top / ".gitignore").write_text("fast.so\n")
+    commit(top)
+    version = Version(top, "HEAD", against_setup="touch src/fast.so")
+    with version as tree:
+        (tree / "src/new.py").touch()
+        files = ["src/fast.so", "src/a.py", "src/new.py"]
+        lacking = version.checkout.lacking
+        assert lacking(files, are_current=False) == ["src/fast.so"]
+        assert lacking(files) == []
+
+
+def test_variables_lead_into_the_versions_tree(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = Path(os.path.realpath(tmp_path)) / "a repo"
+    (here / "venv/bin").mkdir(parents=True)
+    link = here.parent / "link"
+    link.symlink_to(here)
+    monkeypatch.setattr(
+        "pytest_ddpperf.wire.source_trees._PREFIXES", {str(here / "venv")}
+    )
+    trees = Trees(current=str(here), base="/t/a repo", kept=())
+    moved = {
+        f"{here}": "/t/a repo",
+        f"{here}/data": "/t/a repo/data",
+        f"{link}/data": "/t/a repo/data",
+        f"/usr/bin:{here}/tools": "/usr/bin:/t/a repo/tools",
+        f"--model={here}/m.pt --n=1": "--model=/t/a repo/m.pt --n=1",
+        f"sqlite:///{here}/x.db": "sqlite:////t/a repo/x.db",
+        f"file://{here}": "file:///t/a repo",
+    }
+    same = [
+        "",
+        "word",
+        "/usr/bin",
+        str(here.parent),
+        f"{here}2/data",
+        f"{here}/venv",
+        f"{here}/venv/bin:/bin",
+    ]
+    given = {str(k): value for k, value in enumerate([*moved, *same])}
+    assert [*move_variables(trees, given).values()] == [*moved.values(), *same]
