@@ -21,7 +21,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -38,6 +38,7 @@ from pytest_ddpperf.rank import (
     recorder,
     sampling,
     sent,
+    torch_names,
 )
 from pytest_ddpperf.rank.context import Context, RpcContext
 from pytest_ddpperf.rank.process import Rank, flush
@@ -156,6 +157,10 @@ def _work(rank: Rank, folder: Path, request: RankRequest) -> None:
     variables.watch()
     if rank.trees is not None:
         opened.watch(str(folder), rank.trees)
+        with suppress(AttributeError):  # a later torch has it no more
+            torch_names.replace(
+                "torch._C:import_ir_module", opened.noting_first
+            )
     payload.install(request.modules)
     if rank.plan.device == "cuda":
         sent.watch_graphs()

@@ -18,7 +18,7 @@ from pytest_ddpperf.records import codec
 from pytest_ddpperf.records.messages import Resting
 from pytest_ddpperf.records.plan import Plan
 from pytest_ddpperf.records.samples import Imported
-from pytest_ddpperf.wire import variables
+from pytest_ddpperf.wire import opened, variables
 from pytest_ddpperf.wire.channels import (
     Board,
     Kind,
@@ -52,6 +52,7 @@ class Rank:
         self._synchronize()
         self.enter(Phase.DELIVERY)
         if self.trees is not None:
+            opened.note_open_files()
             self.trees.refuse_strays()
         send_frame(self.channel, Kind.RESULT, data)
 

@@ -98,6 +98,9 @@ _NAMES = {
     "which functions of a module take long": {
         "torch.nn:Module._wrapped_call_impl": "know modules by their callers",
     },
+    "which models torch.jit.load reads": {
+        "torch._C:import_ir_module": "note their files",
+    },
     "the switches of torch": {
         "torch.backends.cuda:matmul.fp32_precision": "record it",
         "torch.backends.mkldnn:matmul.fp32_precision": "record it",

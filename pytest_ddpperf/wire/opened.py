@@ -80,6 +80,35 @@ def watch(folder: str, trees: Trees) -> None:
     sys.addaudithook(hook)
 
 
+def note_open_files() -> None:
+    """Tell the audit hooks of this process which files it has open or maps by now, to read them:
+    native code may have opened these. Only Linux says so."""
+    found: set[str] = set()
+    with suppress(OSError), open("/proc/self/maps") as maps:
+        for line in maps:
+            # address, permissions, offset, device and inode come first
+            found.update(line.rstrip("\n").split(maxsplit=5)[5:])
+    with suppress(OSError):
+        for number in os.listdir("/proc/self/fd"):
+            with suppress(OSError), open(f"/proc/self/fdinfo/{number}") as info:
+                flags = int(info.read().split("flags:", 1)[1].split()[0], 8)
+                if flags & os.O_ACCMODE != os.O_WRONLY:
+                    found.add(os.readlink(f"/proc/self/fd/{number}"))
+    for path in filter(os.path.isabs, found):
+        sys.audit("open", path, None, os.O_RDONLY)
+
+
+def noting_first(read: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that reads a file in native code, by its second argument, and tells the
+    audit hooks before."""
+
+    def noting(owner: Any, path: str, *args: Any, **options: Any) -> Any:
+        sys.audit("open", path, None, os.O_RDONLY)
+        return read(owner, path, *args, **options)
+
+    return noting
+
+
 def begin_child(folder: str) -> None:
     """Let an interpreter that a rank of the launch in `folder` started import from the rank's side,
     and `watch` it."""

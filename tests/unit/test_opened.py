@@ -249,6 +249,29 @@ def test_the_sitecustomize_of_the_environment_runs_too(
     assert run(trees, "-c", "pass") in ("", "own")
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux says so")
+def test_files_that_native_code_has_open_or_maps_are_listed(
+    trees: Trees,
+) -> None:
+    top = Path(trees.base, "pkg")
+    native = f"""
+import ctypes, mmap, os, sys
+c = ctypes.CDLL(None)
+c.mmap.restype = ctypes.c_void_p
+top = {str(top)!r}.encode()
+read, mapped = c.open(top + b"/data.txt", os.O_RDONLY), c.open(top + b"/same.txt", os.O_RDONLY)
+c.mmap(None, ctypes.c_size_t(4), mmap.PROT_READ, mmap.MAP_PRIVATE, mapped, ctypes.c_size_t(0))
+c.close(mapped)
+c.open(top + b"/log.txt", os.O_WRONLY | os.O_CREAT, 0o600)
+assert min(read, mapped) > 2
+from pytest_ddpperf.wire import opened
+opened.note_open_files()
+"""
+    run(trees, "-c", native)
+    found = {within for within, _ in opened(trees).files(trees)}
+    assert found == {"pkg/data.txt", "pkg/same.txt"}
+
+
 def test_a_list_that_cannot_be_written_is_an_error(trees: Trees) -> None:
     reads = f"open({trees.own('pkg/data.txt')!r})"
     refused = f"""
