@@ -22,7 +22,6 @@ from pytest_ddpperf.records.errors import AgainstError, DdpPerfError
 from pytest_ddpperf.records.reason import Reason
 from pytest_ddpperf.records.samples import Status
 from pytest_ddpperf.remote.version import BaseSide
-from pytest_ddpperf.remote.worktree import is_documentation
 from pytest_ddpperf.verdict import decision
 
 # of a commit, ready within so many seconds; raises DdpPerfError
@@ -251,7 +250,7 @@ class Confirmation:
                 if not (top / file).is_relative_to(baselines)
             ]
             if changed:
-                yield f"{words}: {text.some(sorted(changed, key=is_documentation))}"
+                yield f"{words}: {text.some(changed)}"
 
     def messages(self) -> Iterator[str]:
         """Yield what the end of the run says once."""

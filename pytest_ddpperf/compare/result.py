@@ -227,7 +227,9 @@ class Measured:
             file
             for file in differing_files(*files)
             # data may be read by one side, or written
-            if is_code(file) or all(side.get(file) for side in files)
+            if is_code(file)
+            or all(side.get(file) for side in files)
+            or (self.other is not None and file in self.other.changed)
         )
 
     @property
@@ -238,15 +240,14 @@ class Measured:
         stretches = tuple(launch.stretches for launch in self.launches)
         were_interleaved = any(len(pair) > 1 for pair in stretches)
         first = (*self.launches[:1], *baseline_launches(self.rounds)[:1])
-        imported = {
-            file for launch in first for file in launch.files if is_code(file)
-        }
+        read = {file for launch in first for file in launch.files}
         return BaselineSide(
             version=self.other.version,
             order="".join(each.order for each in self.rounds),
             stretches=stretches if were_interleaved else (),
             measurement=self.before[0] if self.before else None,
-            imported=len(imported),
+            imported=sum(map(is_code, read)),
+            read=tuple(sorted(read)),
             differing=self.differing,
             error=self.error,
         )

@@ -81,6 +81,8 @@ class OtherVersion:
     version: Version
     job: Job  # as its own test asks for it
     error: str = ""  # why its test did not come to its measurement
+    # files that differ between the trees, by git
+    changed: tuple[str, ...] = ()
 
 
 def begin(base: BaseSide, job: Job) -> OtherVersion:
@@ -92,7 +94,7 @@ def begin(base: BaseSide, job: Job) -> OtherVersion:
     there = replace(
         job, plan=ready.plan, batch_size=ready.batch_size, facts=ready.facts
     )
-    return OtherVersion(base.version, there)
+    return OtherVersion(base.version, there, changed=base.changed())
 
 
 # Two measurements of one step hardly ever have the same number of steps; with twice as many, more

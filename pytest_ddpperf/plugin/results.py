@@ -90,11 +90,17 @@ class RunResults:
             or self.unwritten
         )
 
-    def end(self, failed: Collection[str] = (), refused: str = "") -> None:
-        """Finish the run. `failed`: node ids of all failures, measured or not.
+    def end(
+        self,
+        failed: Collection[str] = (),
+        refused: str = "",
+        changed: Sequence[str] = (),
+    ) -> None:
+        """Finish the run. `failed`: node ids of all failures, measured or not. `changed`: files
+        that differ from the other version's.
 
-        Add a message if no test imported a file that differs, and a usage error if none imported
-        any file of the repository. Tests without a baseline side do not count."""
+        Add a message on those that no rank is known to have read, and a usage error if none
+        imported any file of the repository. Tests without a baseline side do not count."""
         self.refused = refused
         measured = {
             outcome.nodeid for outcome in self.outcomes if outcome.fails
@@ -107,18 +113,19 @@ class RunResults:
             and outcome.stored_verdict is None
             and not outcome.baseline_side.error
         ]
-        if not sides or not all(side.same for side in sides):
+        if not sides:
             return
-        reason = (
-            f"no test imported a file that differs between {sides[0].version} and the working "
-            "tree"
-        )
-        if any(side.imported for side in sides):
-            self.messages.append(reason)
-        else:
+        read = {file for side in sides for file in side.read}
+        unread = [file for file in changed if file not in read]
+        if not any(side.imported or not side.same for side in sides):
             self.usage_error = (
-                f"{reason}, nor any file of this repository: is the package installed, but not"
+                f"no test imported a file that differs between {sides[0].version} and the working"
+                " tree, nor any file of this repository: is the package installed, but not"
                 " editable?"
+            )
+        elif unread:
+            self.messages.append(
+                f"no rank is known to have read what differs in {text.some(unread)}"
             )
 
     def take(self, message: Mapping[str, Any]) -> None:

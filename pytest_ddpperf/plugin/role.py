@@ -102,6 +102,11 @@ class PytestRole:
 
     # --- the end
 
+    def changed(self) -> Sequence[str]:
+        """Return the files that differ from the other version's, tests and documentation left
+        out."""
+        return ()
+
     def messages(self) -> list[str]:
         """Return what the end of the run says of the others."""
         return []
@@ -128,9 +133,14 @@ class LeadsVersion(PytestRole):
 
     def __init__(self, side: BaseSide) -> None:
         self._side, self.trees = side, side.trees
+        self._changed: Sequence[str] = ()
 
     def start(self, run: PytestProcess) -> None:
+        self._changed = self._side.changed()
         self._side.start()
+
+    def changed(self) -> Sequence[str]:
+        return self._changed
 
     def await_others(self, run: PytestProcess) -> None:
         from pytest_ddpperf.remote.worktree import sources_here

@@ -154,7 +154,7 @@ class Run:
         if self._session is not None:
             report.messages += self._session.messages()
         report.messages += self.role.messages()
-        report.end(self.failed, refused)
+        report.end(self.failed, refused, self.role.changed())
         if writes:
             report.write_files(self.settings, self.config.rootpath)
 

@@ -65,6 +65,8 @@ class BaselineSide:
     measurement: Measurement | None = None
     # files of the user's package, by the ranks of either side
     imported: int = 0
+    # all files of the repository but tests, by the same ranks
+    read: tuple[str, ...] = ()
     # of them, those that are not the same on both sides
     differing: tuple[str, ...] = ()
     error: str = ""

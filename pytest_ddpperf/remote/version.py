@@ -439,10 +439,9 @@ class BaseSide:
         AgainstError."""
         return self._checkout.nothing_to_compare()
 
-    def changed(self) -> list[str]:
-        """Return files other than tests that differ between the current tree and it; raises
-        AgainstError."""
-        return self._checkout.changed()
+    def changed(self) -> tuple[str, ...]:
+        """Return the `Checkout.changed`; raises AgainstError."""
+        return self._checkout.changed
 
     def lacking(self, files: Iterable[str], own: Iterable[str]) -> str:
         """Return, in words, which of the `files` that the current side used git ignores and this

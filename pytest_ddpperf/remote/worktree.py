@@ -14,6 +14,7 @@ import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from functools import cached_property
 from pathlib import Path
 
 from pytest_ddpperf import git, text
@@ -298,13 +299,16 @@ class Checkout:
             )
             raise AgainstError("--ddp-against-setup", problem)
 
-    def changed(self) -> list[str]:
-        """Files other than tests that differ between the trees; raises AgainstError."""
-        return [
+    @cached_property
+    def changed(self) -> tuple[str, ...]:
+        """Files other than tests and documentation that differ between the trees, by git; raises
+        AgainstError."""
+        keeps = self.current_trees.keeps
+        return tuple(
             file
             for file in self._all_changed()
-            if not self.current_trees.keeps(file)
-        ]
+            if not is_documentation(file) and not keeps(file)
+        )
 
     def _all_changed(self) -> list[str]:
         if not self._another:
@@ -324,12 +328,9 @@ class Checkout:
         otherwise = version.python or version.environ or version.option
         if not self._another or otherwise or settings.against_setup:
             return ""
+        if self.changed or any(map(_is_own_code, git.all_ignored(self.top))):
+            return ""
         changed = self._all_changed()
-        keeps = self.current_trees.keeps
-        if not all(is_documentation(file) or keeps(file) for file in changed):
-            return ""
-        if any(map(_is_own_code, git.all_ignored(self.top))):
-            return ""
         but = f" but {text.some(changed)}" if changed else ""
         return f"{NOTHING_DIFFERS} {version}{but}: nothing to compare"
 

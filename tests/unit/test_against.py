@@ -865,7 +865,7 @@ def test_without_another_ref_there_is_one_tree(
             commits,
             commits,
         )
-        assert checkout.changed() == []
+        assert checkout.changed == ()
         assert list(temporary.iterdir()) == [checkout.folder], (
             "for what its pytest leaves"
         )
@@ -950,11 +950,13 @@ def test_a_version_that_cannot_be_checked_out_is_refused(
     assert list(temporary.iterdir()) == []
 
 
-def test_what_changed_is_told_less_the_tests(top: Path) -> None:
+def test_what_changed_is_told_less_the_tests_and_documentation(
+    top: Path,
+) -> None:
     (top / "src/new.py").touch()
     (top / "README.md").touch()
     checkout = Checkout(settings(against="v1"), top / "src", (f"{top}/tests",))
-    assert checkout.changed() == ["README.md", "src/a.py", "src/new.py"]
+    assert checkout.changed == ("src/a.py", "src/new.py")
 
 
 # --- the set-up

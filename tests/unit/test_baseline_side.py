@@ -54,22 +54,27 @@ def test_a_version_is_named_by_what_was_asked(
 SAME = replace(BESIDE, differing=())
 
 
+READ = replace(BESIDE, read=("src/data.json", "src/net.py"))
+UNREAD = "no rank is known to have read what differs in "
+BOTH = f"{UNREAD}conf.yaml, src/net.py"
+
+
 @pytest.mark.parametrize(
     ("sides", "reported", "usage_error"),
     [
-        ([BESIDE], False, False),
-        ([SAME], True, False),
-        ([replace(SAME, imported=0)], False, True),
-        ([replace(SAME, imported=0, error="it died")], False, False),
+        ([READ], f"{UNREAD}conf.yaml", False),
+        ([SAME], BOTH, False),
+        ([replace(SAME, imported=0)], "", True),
+        ([replace(SAME, imported=0, error="it died")], "", False),
         (
             [
                 replace(SAME, imported=0),
                 replace(SAME, imported=0, error="it died"),
             ],
-            False,
+            "",
             True,
         ),
-        ([SAME, BESIDE], False, False),
+        ([SAME, READ], f"{UNREAD}conf.yaml", False),
     ],
     ids=[
         "differs",
@@ -80,8 +85,8 @@ SAME = replace(BESIDE, differing=())
         "one differs",
     ],
 )
-def test_a_run_says_when_nothing_that_differs_was_imported(
-    sides: list[BaselineSide], reported: bool, usage_error: bool
+def test_a_run_says_which_files_that_differ_no_rank_is_known_to_have_read(
+    sides: list[BaselineSide], reported: str, usage_error: bool
 ) -> None:
     plan = Plan(world_size=2, backend="gloo", device="cpu")
     test = TestId(module="m", name="t")
@@ -103,9 +108,9 @@ def test_a_run_says_when_nothing_that_differs_was_imported(
             ]
         }
     )
-    run.end()
+    run.end(changed=("conf.yaml", "src/net.py"))
     said = "no test imported a file that differs between origin/main (1a2b3c4) and the working tree"
-    assert run.messages == [said] * reported
+    assert run.messages == [reported] * bool(reported)
     assert run.usage_error.startswith(said) is usage_error
     assert (
         "is the package installed, but not editable?" in run.usage_error
