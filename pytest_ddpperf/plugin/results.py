@@ -115,7 +115,12 @@ class RunResults:
         ]
         if not sides:
             return
-        read = {file for side in sides for file in side.read}
+        read = {
+            file
+            for outcome in self.outcomes
+            if outcome.baseline_side is not None
+            for file in outcome.baseline_side.read
+        }
         unread = [file for file in changed if file not in read]
         if not any(side.imported or not side.same for side in sides):
             self.usage_error = (

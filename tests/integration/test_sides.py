@@ -56,6 +56,11 @@ def pooled(method):
     with multiprocessing.get_context(method).Pool(1) as pool:
         return pool.apply(milliseconds)
 
+def loaded():
+    import torch
+    path = str(pathlib.Path(OUT).with_name("src") / "speed/model.pt")
+    return float(torch.jit.load(path).milliseconds)
+
 def printed(command):
     return float(subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout)
 
@@ -80,6 +85,8 @@ HOW = {
     # Files, by an absolute path into the working tree, and what git ignores:
     "data": lambda: float(open(os.environ["SPEED_DATA"]).read()),
     "data same": lambda: float(pathlib.Path(os.environ["SPEED_DATA"]).with_name("same.txt").read_text()),
+    "fixed": lambda: float((pathlib.Path(OUT).with_name("src") / "speed/data.txt").read_text()),
+    "model": loaded,
     "tracked": lambda: float((HERE / "data.txt").read_text()),
     "ignored": lambda: float((HERE / "ignored.txt").read_text()),
     "exists": lambda: 5 if (HERE / "ignored.txt").exists() else 10,
@@ -191,6 +198,25 @@ def write_data(
     (repository.top / ".gitignore").write_text(f"__pycache__\nout\n{ignored}\n")
 
 
+def write_model(repository: Repository, milliseconds: float) -> None:
+    """Write a model that torch's native code reads."""
+    path = repository.root / "src/speed/model.pt"
+    source = f"""
+import torch
+class Model(torch.nn.Module):
+    milliseconds: float = {milliseconds}
+    def __init__(self):
+        super().__init__()
+        self.milliseconds = {milliseconds}
+    def forward(self):
+        return self.milliseconds
+torch.jit.save(torch.jit.script(Model()), {str(path)!r})
+"""
+    script = repository.top.parent / "write_model.py"
+    script.write_text(source)
+    subprocess.run([sys.executable, "-W", "ignore", script], check=True)
+
+
 def statuses(repository: Repository) -> list[str]:
     """Return the verdicts of the last run."""
     measured = json.loads((repository.root / "out/run.json").read_text())[
@@ -210,13 +236,16 @@ def test_the_other_version_runs_its_own_code_and_files_or_has_no_baseline_and_wh
     ):
         repository.write(f"src/speed/{file}", text)
     proved, unproved = (
-        ("forkserver", "command"),
-        ("runpy", "isolated", "data", "built"),
+        ("forkserver", "command", "data"),
+        ("runpy", "isolated", "fixed", "model", "built"),
     )
+    write_model(repository, 5.0)
     same = ("runpy same", "data same", "ignored")
     write_test(repository, *proved, *unproved, *same)
     repository.write("src/speed/__init__.py", SECOND)
     repository.write("src/speed/data.txt", "60")
+    write_model(repository, 60.0)
+    repository.write("src/speed/unread.cfg", "")
     # the other version lacks this file, so it takes 5
     repository.write("src/speed/_fast.py", "MILLISECONDS = 4\n")
     with repository.untouched():
@@ -235,7 +264,9 @@ def test_the_other_version_runs_its_own_code_and_files_or_has_no_baseline_and_wh
             "read from the working tree, *: python code/src/speed/__init__.py",
             "*run code of the working tree: start it with *",
             "read from the working tree, *: python code/src/speed/data.txt",
+            "read from the working tree, *: python code/src/speed/model.pt",
             "it lacks python code/src/speed/_fast.py, which git ignores: ddp_against_setup *",
+            "no rank is known to have read what differs in python code/src/speed/unread.cfg",
         ]
     )
 
@@ -282,7 +313,7 @@ def test_what_both_sides_share_is_red_and_named_if_it_changed_since_the_baseline
         "tracked",
         "package",
         "outside",
-        "data",
+        "fixed",
         "ignored",
         "library",
     )
