@@ -38,6 +38,7 @@ from pytest_ddpperf.records.outcome import Outcome
 from pytest_ddpperf.records.plan import Limit
 from pytest_ddpperf.records.samples import Comparison, Recording, Scalar, Status
 from pytest_ddpperf.verdict import stats, times
+from pytest_ddpperf.wire.variables import concealed
 
 _ABOUT = """\
 Finds the commit at which a test became slower. It compares the fast and the slow version first,
@@ -641,7 +642,9 @@ def _set_back(
             raise NotMeasured(
                 "the baseline had it unset: unset it, and compare with the baseline"
             )
-        return f"--ddp-against-env={variable}={before}"
+        if before == concealed(variable, before):
+            return f"--ddp-against-env={variable}={before}"
+        raise NotMeasured("the baseline has only a digest of its value")
     if arguments.build is None:
         raise NotMeasured("--build makes an environment with it")
     venv = runs.folder / f"{name}-{before}"

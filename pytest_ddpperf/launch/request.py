@@ -22,7 +22,7 @@ from pytest_ddpperf.records.plan import Plan
 from pytest_ddpperf.records.samples import Scalar
 from pytest_ddpperf.wire import boot, opened
 from pytest_ddpperf.wire.source_trees import Trees
-from pytest_ddpperf.wire.variables import READ
+from pytest_ddpperf.wire.variables import READ, concealed
 
 # The place of a process in another job than ours, by torchrun, Slurm, Open MPI and PMI.
 _OUTER = """
@@ -98,7 +98,7 @@ def _torchruns(world_size: int, address: str, port: int) -> dict[str, str]:
 def recorded(environ: Mapping[str, str]) -> dict[str, Scalar]:
     """Return the user's variables that belong to a measurement, as "env:NAME"."""
     return {
-        f"env:{name}": value
+        f"env:{name}": concealed(name, value)
         for name, value in environ.items()
         if name.startswith(_RECORDED) and not _NOT_RECORDED.search(name)
     }

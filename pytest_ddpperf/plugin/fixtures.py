@@ -63,7 +63,7 @@ from pytest_ddpperf.records.reason import Reason
 from pytest_ddpperf.records.samples import RankOutput, Scalar, TestId
 from pytest_ddpperf.report import sentences, summary
 from pytest_ddpperf.wire import payload
-from pytest_ddpperf.wire.variables import digest
+from pytest_ddpperf.wire.variables import concealed_words, digest
 
 if TYPE_CHECKING:
     from _pytest.outcomes import Failed
@@ -452,7 +452,7 @@ class DdpBenchmark(BenchmarkFixture):
             f"{key}={digest(value)}"
             for key, value in sorted(called.env.items())
         ]
-        words.append(str(called))
+        words.append(str(replace(called, args=concealed_words(called.args))))
         plan = self._plan_of_program(boundary, " ".join(words))
         return self._gated(
             plan, called, label=label, batch_size=batch_size, gate=gate

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -140,6 +140,12 @@ def pytest_itemcollected(item: pytest.Item) -> None:
     item.stash[COLLECTED] = item.nodeid
 
 
+def pytest_deselected(items: Sequence[pytest.Item]) -> None:
+    for item in items:
+        if is_distributed(item):
+            item.config.stash[RUN].deselected.append(item)
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Prepare for the distributed tests among the items, if there are any."""
@@ -154,14 +160,26 @@ def pytest_collection_finish(session: pytest.Session) -> None:
             "--ddp-suite-plots: the suite is not among the tests: --pyargs pytest_ddpperf.suite"
         )
     run.items = [item for item in items if is_distributed(item)]
-    if not run.items:
-        return
-    from pytest_ddpperf.plugin.running import RunningTests
+    shows = run.worker or _only_shows(run.config)
+    if run.items:
+        from pytest_ddpperf.plugin.running import RunningTests
 
-    plugins = run.config.pluginmanager
-    plugins.register(RunningTests(run), "ddpperf-tests")
-    if not run.worker and not _only_shows(run.config):
-        _prepare(run, items)
+        plugins = run.config.pluginmanager
+        plugins.register(RunningTests(run), "ddpperf-tests")
+        if not shows:
+            _prepare(run, items)
+    elif not shows and run.config.getoption("ddp_against") is not None:
+        _look(run, items)
+
+
+def _look(run: Run, items: list[pytest.Item]) -> None:
+    """Find out what the other version's tests would be judged by, in a run that has none."""
+    from pytest_ddpperf.records.errors import AgainstError
+
+    # An unknown ref is no mistake of a run that would not use it.
+    with suppress(AgainstError):
+        run.start_others(items)
+        _ = run.report  # which begins when it is first used
 
 
 def _only_shows(config: pytest.Config) -> bool:

@@ -69,6 +69,12 @@ def named_tests(config: pytest.Config) -> tuple[str, ...]:
     )
 
 
+def selects_tests(config: pytest.Config) -> bool:
+    """Say whether the call names single tests, or those that the last run left."""
+    by_last_run = [config.getoption(name, None) for name in ("lf", "stepwise")]
+    return any("::" in word for word in named_tests(config)) or any(by_last_run)
+
+
 def moved_rootdir(config: pytest.Config) -> str:
     """Return, in words, that an option's value moved pytest's rootdir, and what to write; "" if
     none did. pytest finds its rootdir before it knows our options: it takes a word that names a

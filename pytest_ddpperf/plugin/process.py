@@ -17,6 +17,11 @@ class PytestProcess(Protocol):
 
     config: pytest.Config
     worker: bool  # whether another process reports
+    items: list[pytest.Item]  # distributed tests
+    deselected: list[pytest.Item]  # distributed tests, too
+    # node ids of tests, as `Run` has them
+    failed: set[str]
+    begun: set[str]
 
     @property
     def settings(self) -> Settings: ...

@@ -61,18 +61,20 @@ def start_commit(run: PytestProcess, commit: str, seconds: float) -> BaseSide:
 def _invocation(config: pytest.Config, kept: tuple[str, ...]) -> Invocation:
     """Return how this pytest was called; `kept` is as `Invocation` has it."""
     call, snapshot = config.invocation_params, take_snapshot(config)
+    called_with = (
+        *shlex.split(os.environ.get("PYTEST_ADDOPTS", "")),
+        *spelt_out(map(str, call.args), call.dir),
+    )
     return Invocation(
-        arguments=(
-            *config.getini("addopts"),
-            *shlex.split(os.environ.get("PYTEST_ADDOPTS", "")),
-            *spelt_out(map(str, call.args), call.dir),
-        ),
+        arguments=(*config.getini("addopts"), *called_with),
+        called_with=called_with,
         caches=config.pluginmanager.hasplugin("cacheprovider"),
         tests=named_tests(config),
         folder=call.dir,
         rootdir=config.rootpath,
         kept=kept,
         ini=config.inipath,
+        patterns=tuple(config.getini("python_files")),
         environ=snapshot.environ,
         sys_path=snapshot.sys_path,
     )

@@ -50,7 +50,9 @@ class Reporter:
             return
         if run.report.usage_error:
             session.exitstatus = pytest.ExitCode.USAGE_ERROR
-        elif run.report.unwritten and session.exitstatus == pytest.ExitCode.OK:
+        elif session.exitstatus == pytest.ExitCode.OK and (
+            run.report.unwritten or run.report.too_weak
+        ):
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
@@ -66,6 +68,7 @@ class Reporter:
             terminalreporter.write_line(_NO_COVERAGE)
 
     def _summarise(self, terminalreporter: Any) -> None:
+        from pytest_ddpperf.report import guard
         from pytest_ddpperf.report.summary import annotated
         from pytest_ddpperf.text import terminal_width
 
@@ -74,6 +77,7 @@ class Reporter:
         lines: list[str] = []
         if os.environ.get("GITHUB_ACTIONS") == "true":
             lines += annotated(report.outcomes)
+            lines += guard.annotated(report.run)
         # xdist's workers collected, and no header was shown
         if (
             verbosity > 0

@@ -17,9 +17,10 @@ from pytest_ddpperf.history import entries
 from pytest_ddpperf.options.settings import Settings
 from pytest_ddpperf.records import codec
 from pytest_ddpperf.records.errors import DdpPerfError, GitError
+from pytest_ddpperf.records.guard import Loosened
 from pytest_ddpperf.records.outcome import Outcome, RunInfo
 from pytest_ddpperf.records.samples import Scalar
-from pytest_ddpperf.report import json_report, terminal
+from pytest_ddpperf.report import guard, json_report, terminal
 from pytest_ddpperf.text import terminal_width
 from pytest_ddpperf.version import __version__
 
@@ -65,6 +66,8 @@ class RunResults:
     facts: Mapping[str, Scalar] = field(default_factory=dict)
     messages: list[str] = field(default_factory=list)  # about the whole run
     sections: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    guard: tuple[Loosened, ...] = ()  # what is weaker than before
+    too_weak: str = ""  # why that makes the run red; "" if it does not
     interrupted: str = ""  # which test, and what it was doing
     # found in a worker, or at the end, where pytest cannot say it
     usage_error: str = ""
@@ -88,6 +91,7 @@ class RunResults:
             or self.usage_error
             or self.interrupted
             or self.unwritten
+            or self.guard
         )
 
     def end(
@@ -202,7 +206,7 @@ class RunResults:
         run = self.run
         is_shown = verbosity >= 0 or not self.outcomes
         messages = run.messages if is_shown else ()
-        every = [*messages, *self.unwritten]
+        every = [*messages, *self.unwritten, *guard.lines(run)]
         for problem in (self.interrupted, self.usage_error):
             if problem:
                 every.append(problem)
@@ -228,6 +232,8 @@ class RunResults:
                 *self.messages,
                 *terminal.unmeasured(self.never_measured),
             ),
+            guard=self.guard,
+            too_weak=self.too_weak,
             sections=self.sections,
         )
 

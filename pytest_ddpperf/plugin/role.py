@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 
+from pytest_ddpperf.plugin.items import selects_tests
 from pytest_ddpperf.plugin.snapshot import why_not_compared
 
 if TYPE_CHECKING:
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from pytest_ddpperf.plugin.leader_connection import LeaderConnection
     from pytest_ddpperf.plugin.process import PytestProcess
     from pytest_ddpperf.plugin.session import Session
+    from pytest_ddpperf.records.guard import Judged, Loosened
+    from pytest_ddpperf.records.outcome import Outcome
     from pytest_ddpperf.records.plan import Plan
     from pytest_ddpperf.records.samples import Scalar
     from pytest_ddpperf.remote.nodes import OtherNodes
@@ -111,6 +114,12 @@ class PytestRole:
         """Return what the end of the run says of the others."""
         return []
 
+    def guard(
+        self, run: PytestProcess, outcomes: Sequence[Outcome]
+    ) -> tuple[tuple[Loosened, ...], str]:
+        """Return what is weaker than before, and why that makes the run red; "" if it does not."""
+        return (), ""
+
     def close(self, status: int) -> None:
         """End the others, with the exit status of this pytest."""
 
@@ -128,16 +137,68 @@ class Alone(PytestRole):
         return partial(remote.start_commit, run)
 
 
-class LeadsVersion(PytestRole):
+class LooksAtVersion(PytestRole):
+    """A pytest that measures nothing, and knows what another version's tests would be judged by."""
+
+    def __init__(self, side: BaseSide) -> None:
+        self._side = side
+        self._judged: Judged | None = None  # the current tests, if they differ
+
+    def start(self, run: PytestProcess) -> None:
+        self._side.look()
+        self._read_judged(run)
+
+    def _read_judged(self, run: PytestProcess) -> None:
+        if self._side.own_tests is not None:
+            from pytest_ddpperf.plugin.judged import read_judged
+
+            self._judged = read_judged(run, self._side.trees)
+
+    def guard(
+        self, run: PytestProcess, outcomes: Sequence[Outcome]
+    ) -> tuple[tuple[Loosened, ...], str]:
+        before, now = self._side.own_tests, self._judged
+        if before is None or now is None:
+            return (), ""
+        from pytest_ddpperf.plugin.judged import differing_files
+        from pytest_ddpperf.records.reason import Reason
+        from pytest_ddpperf.verdict.guard import Guard
+
+        config, compared = run.config, 0
+        measured: dict[str, dict[str, bool]]
+        measured = {nodeid: {} for nodeid in run.begun - run.failed}
+        for outcome in outcomes:
+            verdict = outcome.verdict
+            if verdict is not None and outcome.nodeid in measured:
+                has_gate = verdict.reason is not Reason.GATE_OFF
+                measured[outcome.nodeid][outcome.test.label] = has_gate
+                compared += verdict.status.compared
+        guard = Guard(
+            before=before,
+            now=now,
+            since=self._side.version.ref,
+            files=differing_files(
+                config, self._side.changed_tests, before, now
+            ),
+            measured=measured,
+            selects=selects_tests(config),
+        )
+        found = tuple(guard.find())
+        return found, guard.why_red(found, compared=compared)
+
+
+class LeadsVersion(LooksAtVersion):
     """A pytest whose measurements are interleaved with those of another version's pytest."""
 
     def __init__(self, side: BaseSide) -> None:
-        self._side, self.trees = side, side.trees
+        super().__init__(side)
+        self.trees = side.trees
         self._changed: Sequence[str] = ()
 
     def start(self, run: PytestProcess) -> None:
         self._changed = self._side.changed()
         self._side.start()
+        self._read_judged(run)
 
     def changed(self) -> Sequence[str]:
         return self._changed

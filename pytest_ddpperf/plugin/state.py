@@ -10,7 +10,12 @@ from typing import TYPE_CHECKING
 import pytest
 
 from pytest_ddpperf.plugin.items import RPC, measures, modules_by_name, uses
-from pytest_ddpperf.plugin.role import LeadsVersion, PytestRole, choose_role
+from pytest_ddpperf.plugin.role import (
+    LeadsVersion,
+    LooksAtVersion,
+    PytestRole,
+    choose_role,
+)
 
 if TYPE_CHECKING:
     from pytest_ddpperf.launch.template import Templates
@@ -29,6 +34,7 @@ class Run:
         """Raises pytest.UsageError if torchrun's other nodes cannot be met."""
         self.config = config
         self.items: list[pytest.Item] = []  # distributed tests
+        self.deselected: list[pytest.Item] = []  # distributed tests, too
         # node ids of tests, and of what could not be collected
         self.failed: set[str] = set()
         # node ids of distributed tests that have begun
@@ -119,14 +125,20 @@ class Run:
     def start_others(self, items: Sequence[pytest.Item]) -> None:
         """Let other nodes or the other version collect at the same time as this pytest; raises
         DdpPerfError."""
-        if self.settings.comparison_option and any(map(measures, self.items)):
+        if self.settings.comparison_option:
             from pytest_ddpperf.plugin import remote
 
             side = remote.another_version(self, items)
-            if why := side.nothing_to_compare():
+            why, has_any = "", any(map(measures, self.items))
+            if has_any:
+                why = side.nothing_to_compare()
+            does_measure = has_any and not why
+            leads = LeadsVersion if does_measure else LooksAtVersion
+            self.role = leads(side)
+            self.role.start(self)
+            if why:
                 self._skip_measurements(why)
-                return
-            self.role = LeadsVersion(side)
+            return
         self.role.start(self)
 
     def _skip_measurements(self, why: str) -> None:
@@ -155,6 +167,7 @@ class Run:
             report.messages += self._session.messages()
         report.messages += self.role.messages()
         report.end(self.failed, refused, self.role.changed())
+        report.guard, report.too_weak = self.role.guard(self, report.outcomes)
         if writes:
             report.write_files(self.settings, self.config.rootpath)
 

@@ -15,6 +15,7 @@ from typing import Any
 
 from msgspec import Struct
 
+from pytest_ddpperf.records.guard import Judged
 from pytest_ddpperf.records.plan import Plan
 from pytest_ddpperf.records.samples import (
     LaunchSamples,
@@ -400,6 +401,8 @@ class Collected(Message, frozen=True):
     tests: tuple[str, ...]  # node ids
     file_errors: Mapping[str, str]  # of collection, by file
     sources: Sources
+    # of a pytest that runs no test
+    judged: Judged | None = None
 
 
 class ConftestFailed(Message, frozen=True):

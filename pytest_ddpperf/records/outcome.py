@@ -6,6 +6,7 @@ import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from pytest_ddpperf.records.guard import Loosened
 from pytest_ddpperf.records.plan import Limit, Plan
 from pytest_ddpperf.records.samples import (
     Comparison,
@@ -96,6 +97,7 @@ class StoredSession:
     # "p5", "p10", ... "p95" of a launch's step times, a launch each
     launch_seconds: Mapping[str, tuple[float, ...]]
     phases: Means = field(default_factory=dict)  # the mean over ranks
+    limits: tuple[Limit, ...] = ()  # as of `Recording`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,6 +122,9 @@ class RunInfo:
     # why pytest ended with a usage error, before or after its tests
     problem: str = ""
     messages: tuple[str, ...] = ()  # of it as a whole, a line each
+    # what is weaker than before
+    guard: tuple[Loosened, ...] = ()
+    too_weak: str = ""  # why that makes the run red; "" if it does not
     # of `add_section`: lines by title
     sections: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 

@@ -19,6 +19,7 @@ from pytest_ddpperf.launch import Observer, describe_end
 from pytest_ddpperf.launch.stacks import await_stacks
 from pytest_ddpperf.records import codec
 from pytest_ddpperf.records.errors import BaseSideError
+from pytest_ddpperf.records.guard import Judged
 from pytest_ddpperf.records.messages import (
     Collected,
     ConftestFailed,
@@ -207,6 +208,7 @@ class Tests:
         self.known: frozenset[str] = frozenset()
         # what it runs, once it has collected
         self.sources: Sources | None = None
+        self.judged: Judged | None = None  # of a pytest that runs no test
         self._errors: Mapping[str, str] = {}  # of collection, by file
         self.lacks_conftest = False  # whether it ended because of one
         self._started = False  # whether it has a rank server
@@ -233,6 +235,7 @@ class Tests:
         self.known = frozenset(collected.tests)
         self._errors = collected.file_errors
         self.sources = collected.sources
+        self.judged = collected.judged
 
     def why_missing(self, nodeid: str) -> str:
         """Why it has no such test; "" if it has."""

@@ -38,6 +38,7 @@ from pytest_ddpperf.records.errors import (
     BaseSideError,
     GitError,
 )
+from pytest_ddpperf.records.guard import ALL_FILES, Judged
 from pytest_ddpperf.records.messages import (
     Deliver,
     Drop,
@@ -151,12 +152,17 @@ class Invocation:
 
     # all of them: of the ini file, of the environment, of the command line
     arguments: tuple[str, ...]
+    # of them, those that are not of the ini file
+    called_with: tuple[str, ...] = ()
+    # whether it has the `addopts` of its own ini file
+    reads_addopts: bool = False
     tests: tuple[str, ...]  # those that name tests
     folder: Path  # where it was called
     rootdir: Path
     caches: bool  # whether pytest's cache is on
     kept: tuple[str, ...]  # as `Trees.kept`: tests, and the ini file
     ini: Path | None = None  # which pytest read
+    patterns: tuple[str, ...] = ()  # of the names of test modules
     # whether the other version runs its own tests and conftests
     own_tests: bool = False
     rpc: bool | None = None  # as `StartPytest` has it
@@ -185,6 +191,7 @@ class Invocation:
         """Return the first message to a remote pytest, which has `further` arguments and `folder`
         for itself. It may share a disk with this one, so it does not write into its cache."""
         cache = ["-o", f"cache_dir={folder / 'cache'}"] if self.caches else []
+        addopts = [] if self.reads_addopts else ["-o", "addopts="]
         return StartPytest(
             sys_path=boot.search_path(self.sys_path),
             version=__version__,
@@ -192,8 +199,7 @@ class Invocation:
             arguments=[
                 *self.arguments_in(trees),
                 *further,
-                "-o",
-                "addopts=",
+                *addopts,
                 *cache,
             ],
             argv=sys.argv,
@@ -204,10 +210,26 @@ class Invocation:
             cores=usable_cores(),
         )
 
+    def to_collect_own_tests(self, trees: Trees) -> Invocation | None:
+        """Return how the other version's own tests are collected, as its own ini file says; None if
+        the call names tests that it does not have."""
+        gone = [
+            test
+            for test in self.tests
+            if (self.folder / _file_of(test)).exists()
+            and not os.path.exists(_there(trees, self.folder / _file_of(test)))
+        ]
+        if gone and len(gone) == len(self.tests):
+            return None
+        words = [word for word in self.called_with if word not in gone]
+        return replace(
+            self, arguments=tuple(words), own_tests=True, reads_addopts=True
+        )
+
     def _moved(self, trees: Trees, words: Iterable[str]) -> Iterator[str]:
         """Yield the words of a command line, with paths in the repository moved to the version's
         tree: tests, values of `_OF_PATHS`, and whatever else is absolute."""
-        tests = {test.partition("::")[0] for test in self.tests}
+        tests = set(map(_file_of, self.tests))
         before = ""
         for word in words:
             option = "" if word in tests else _OPTION_NAME.findall(word)[0]
@@ -239,6 +261,11 @@ class Invocation:
         return Path(_there(trees, self.folder))
 
 
+def _file_of(test: str) -> str:
+    """Return the file or the folder of a word that names tests."""
+    return test.partition("::")[0]
+
+
 def _there(trees: Trees, path: Path | str) -> str:
     """Return the same path in the version's tree."""
     within = trees.within(os.path.realpath(path))
@@ -258,6 +285,11 @@ def nothing_differs(
     if any(os.environ.get(name) != value for name, value in environ.items()):
         return False
     return not differing_files(current.files, base.files)
+
+
+def _not_collected(error: Exception) -> Judged:
+    *_, last = str(error).splitlines() or [""]
+    return Judged(file_errors={ALL_FILES: last})
 
 
 class RemotePausedLaunch:
@@ -318,6 +350,10 @@ class BaseSide:
             self._checkout.version,
             self._checkout.current_trees,
         )
+        # how its own tests would be judged; None if they are not known to differ
+        self.own_tests: Judged | None = None
+        # files of tests, conftests and ini files that differ
+        self.changed_tests: Sequence[str] = ()
         self._closing = ExitStack()
         # when it has to have collected, by the monotonic clock
         self._until = math.inf
@@ -330,7 +366,7 @@ class BaseSide:
         )
         self._closing.callback(self._checkout.remove)
         self.tree = self._checkout.check_out(
-            self._invocation.environ, self._until
+            self._invocation.environ, self._until, self._look
         )
         self.remote_pytest, rank_server = self._process()
         self._closing.callback(self.remote_pytest.close)
@@ -342,12 +378,61 @@ class BaseSide:
         except BaseSideError as error:
             raise self._unlike_ours(error) from None
 
+    def look(self) -> None:
+        """Collect the version's own tests, if any differ, and nothing more; raises AgainstError."""
+        if not self._checkout.changed_tests(self._invocation.patterns):
+            return
+        try:
+            self._checkout.check_out(
+                self._invocation.environ, self._until, self._look
+            )
+        finally:
+            self._checkout.remove()
+
+    def _look(self, trees: Trees) -> None:
+        """Let the version's own tests be collected in its tree, if any differ from the current
+        ones."""
+        self.tree = trees
+        self.changed_tests = self._checkout.changed_tests(
+            self._invocation.patterns
+        )
+        invocation = self._invocation.to_collect_own_tests(trees)
+        if (
+            not self.changed_tests
+            or invocation is None
+            or self._invocation.own_tests
+        ):
+            return
+        folder = self._checkout.folder
+        message = invocation.start(trees, ["--collect-only"], folder)
+        environ = self._environ()
+        # copies of the current tests will have the same names
+        environ["PYTHONDONTWRITEBYTECODE"] = "1"
+        start = invocation.folder_in(trees)
+        try:
+            remote_pytest = RemotePytest(
+                str(self.version), sys.executable, environ, start
+            )
+        except OSError as error:
+            self.own_tests = _not_collected(error)
+            return
+        try:
+            remote_pytest.send(message)
+            tests = Tests(remote_pytest, self._to_start)
+            tests.hello(self._to_start)
+            tests.collect(self._to_start)
+            self.own_tests = tests.judged
+        except BaseSideError as error:
+            self.own_tests = _not_collected(error)
+        finally:
+            remote_pytest.close()
+
     @property
     def _to_start(self) -> float:
         return max(0.0, min(START_SECONDS, self._until - time.monotonic()))
 
     def _first_message(self, rank_server: int | None) -> StartPytest:
-        further = list(self.version.option)
+        further = list(self._settings.against_option or ())
         if self._settings.trace_dir is not None:
             further.append(f"--ddp-trace={self._settings.trace_dir}")
         start = self._invocation.start(
@@ -380,20 +465,7 @@ class BaseSide:
             python = os.path.abspath(
                 shutil.which(self._settings.against_python) or ""
             )
-        outside = self._invocation.environ or os.environ
-        moved = move_variables(self.tree, outside)
-        environ = self._checkout.environ(moved)
-        environ.pop("PYTEST_ADDOPTS", None)  # they are among the arguments
-        folders: list[str] = []
-        # what an editable install put there, for interpreters that a step may start
-        if not self.version.python:
-            for entry in boot.search_path(self._invocation.sys_path):
-                if os.path.isabs(entry) and self.tree.followed(entry) != entry:
-                    folders.append(self.tree.followed(entry))
-        if "PYTHONPATH" in environ:
-            folders += environ["PYTHONPATH"].split(os.pathsep)
-        if folders:
-            environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(folders))
+        environ = self._environ()
         start = partial(
             RemotePytest,
             str(self.version),
@@ -412,6 +484,24 @@ class BaseSide:
             raise AgainstError(
                 self._option, f"{python} cannot be started: {error}"
             ) from None
+
+    def _environ(self) -> dict[str, str]:
+        """Return the variables of its pytest."""
+        outside = self._invocation.environ or os.environ
+        moved = move_variables(self.tree, outside)
+        environ = self._checkout.environ(moved)
+        environ.pop("PYTEST_ADDOPTS", None)  # they are among the arguments
+        folders: list[str] = []
+        # what an editable install put there, for interpreters that a step may start
+        if not self.version.python:
+            for entry in boot.search_path(self._invocation.sys_path):
+                if os.path.isabs(entry) and self.tree.followed(entry) != entry:
+                    folders.append(self.tree.followed(entry))
+        if "PYTHONPATH" in environ:
+            folders += environ["PYTHONPATH"].split(os.pathsep)
+        if folders:
+            environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(folders))
+        return environ
 
     def collect(self, here: Sources | None) -> None:
         """Wait until the other side has collected; raises AgainstError if it has the same code, and

@@ -169,15 +169,18 @@ def _has_commit(part: Part) -> bool:
     return True
 
 
-def link_ignored(trees: Trees) -> None:
-    """Let the version's tree have the data that git ignores, but no code; raises GitError and
-    OSError."""
+def link_ignored(trees: Trees) -> list[Path]:
+    """Let the version's tree have the data that git ignores, but no code; return the links. Raises
+    GitError and OSError."""
+    links = []
     for entry in git.all_ignored(Path(trees.current)):
         there = Path(trees.base, entry)
         if there.name == "__pycache__" or is_code(entry):
             continue
         if there.parent.is_dir() and not os.path.lexists(there):
             there.symlink_to(Path(trees.current, entry))
+            links.append(there)
+    return links
 
 
 def move_variables(trees: Trees, environ: Mapping[str, str]) -> dict[str, str]:

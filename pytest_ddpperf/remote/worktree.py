@@ -12,8 +12,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from fnmatch import fnmatch
 from functools import cached_property
 from pathlib import Path
 
@@ -33,6 +34,7 @@ from pytest_ddpperf.remote.whole_tree import (
     still_lacks,
 )
 from pytest_ddpperf.wire.source_trees import Trees, is_code
+from pytest_ddpperf.wire.variables import concealed_words
 
 _PREFIX = "ddpperf-against-"
 _ATTEMPTS = 20
@@ -138,6 +140,10 @@ def _forget(top: Path, tree: Path) -> None:
         git.git(top, "worktree", "remove", "--force", "--force", tree)
 
 
+# Files that pytest may read its settings from.
+INI_FILES = """
+    pytest.ini .pytest.ini pytest.toml .pytest.toml pyproject.toml tox.ini setup.cfg
+""".split()
 _SHOWN = 4000  # characters of what another process wrote
 
 
@@ -176,8 +182,8 @@ class Checkout:
             commit=self._commit(ref) if self._another else now,
             now=now,
             python=settings.against_python or "",
-            environ=settings.against_env or (),
-            option=settings.against_option or (),
+            environ=concealed_words(settings.against_env or ()),
+            option=concealed_words(settings.against_option or ()),
         )
         self.current_trees = Trees(
             current=str(self.top), base=str(self.top), kept=self._kept
@@ -194,19 +200,23 @@ class Checkout:
     @property
     def assignments(self) -> dict[str, str]:
         """The variables that are to be otherwise."""
-        return dict(each.split("=", 1) for each in self.version.environ)
+        asked = self._settings.against_env or ()
+        return dict(text.split("=", 1) for text in asked)
 
     def environ(self, outside: Mapping[str, str]) -> dict[str, str]:
         """The variables `outside`, with those that are to be otherwise."""
         return {**outside, **self.assignments}
 
     def check_out(
-        self, environ: Mapping[str, str] | None = None, until: float = math.inf
+        self,
+        environ: Mapping[str, str] | None = None,
+        until: float = math.inf,
+        look: Callable[[Trees], None] | None = None,
     ) -> Trees:
         """Check the version out next to the current tree and set it up; raises AgainstError.
 
         `environ` are the variables of the set-up, by default this process's; `until` is its end by
-        the monotonic clock.
+        the monotonic clock. `look` is called while the version has its own tests.
         """
         commit = self.version.commit if self._another else ""
         try:
@@ -232,6 +242,9 @@ class Checkout:
                     f"this clone lacks what that commit has as {text.some(lacking)} (a submodule,"
                     " or a file of Git LFS): fetch it, or bring it with --ddp-against-setup"
                 )
+            if look is not None:
+                with with_ignored(trees):
+                    look(trees)
             if not self._own_tests:
                 copy_tests(trees)
             link_ignored(trees)
@@ -306,11 +319,24 @@ class Checkout:
         keeps = self.current_trees.keeps
         return tuple(
             file
-            for file in self._all_changed()
+            for file in self._differing
             if not is_documentation(file) and not keeps(file)
         )
 
-    def _all_changed(self) -> list[str]:
+    def changed_tests(self, patterns: Sequence[str]) -> list[str]:
+        """Test modules, by the `patterns` of their names, conftests, ini files and what is next to
+        tests, as far as they differ between the trees; raises AgainstError."""
+        names = ("conftest.py", *INI_FILES, *patterns)
+        return [
+            file
+            for file in self._differing
+            if self.current_trees.keeps(file)
+            or any(fnmatch(Path(file).name, name) for name in names)
+        ]
+
+    @cached_property
+    def _differing(self) -> list[str]:
+        """The files that differ between the trees; raises AgainstError."""
         if not self._another:
             return []
         try:
@@ -330,8 +356,9 @@ class Checkout:
             return ""
         if self.changed or any(map(_is_own_code, git.all_ignored(self.top))):
             return ""
-        changed = self._all_changed()
-        but = f" but {text.some(changed)}" if changed else ""
+        but = ""
+        if self._differing:
+            but = f" but {text.some(self._differing)}"
         return f"{NOTHING_DIFFERS} {version}{but}: nothing to compare"
 
     def remove(self) -> None:
@@ -380,6 +407,17 @@ def copy_tests(trees: Trees) -> None:
         else:
             (base / within).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(path, base / within)
+
+
+@contextmanager
+def with_ignored(trees: Trees) -> Iterator[None]:
+    """Let the version's tree have ignored data meanwhile; raises as `link_ignored`."""
+    links = link_ignored(trees)
+    try:
+        yield
+    finally:
+        for link in links:
+            link.unlink(missing_ok=True)
 
 
 def _left(until: float) -> float | None:

@@ -33,6 +33,8 @@ def report(outcomes: Sequence[Outcome], run: RunInfo) -> dict[str, Any]:
         "summary": count(outcomes, run),
         "problem": run.problem,
         "messages": list(run.messages),
+        "guard": codec.encode(run.guard),
+        "too_weak": run.too_weak,
         "sections": {
             title: list(lines) for title, lines in run.sections.items()
         },
@@ -107,8 +109,13 @@ class StoredReport:
         messages = dict.fromkeys(
             line for run in self.runs for line in run.messages
         )
+        found = dict.fromkeys(each for run in self.runs for each in run.guard)
         return replace(
             last,
+            guard=tuple(found),
+            too_weak=next(
+                (run.too_weak for run in self.runs if run.too_weak), ""
+            ),
             skipped=sum(run.skipped for run in self.runs),
             never_measured=sum(run.never_measured for run in self.runs),
             other_failures=sum(run.other_failures for run in self.runs),

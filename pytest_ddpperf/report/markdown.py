@@ -17,7 +17,13 @@ from pathlib import Path
 from pytest_ddpperf import text
 from pytest_ddpperf.records.outcome import Outcome, RunInfo
 from pytest_ddpperf.records.samples import Status
-from pytest_ddpperf.report import diff_report, sentences, summary, terminal
+from pytest_ddpperf.report import (
+    diff_report,
+    guard,
+    sentences,
+    summary,
+    terminal,
+)
 from pytest_ddpperf.report.json_report import Gone, StoredReport
 
 # A bot finds the comment that it should replace by this marker.
@@ -57,6 +63,7 @@ def report(stored: StoredReport) -> str:
     parts = [
         f"{MARKER}\n## {summary.last_line(ordered, whole, only_before=len(gone))}",
         _code(whole.problem) if whole.problem else "",
+        _list([*guard.lines(whole)]),
         _table([*rows[:_MOST_ROWS], *gone[:_MOST_GONE]]),
         *map(_details, detailed[:_MOST_DETAILS]),
         _quiet(quiet, room, open_=not concerning) if quiet else "",

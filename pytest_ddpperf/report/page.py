@@ -21,6 +21,7 @@ from pytest_ddpperf.report import (
     causes,
     diff_report,
     figures,
+    guard,
     sentences,
     summary,
     terminal,
@@ -58,7 +59,10 @@ def html(stored: StoredReport) -> str:
         only_before=stored.only_before,
         runs=list(map(_run_facts, stored.runs)),
         problem=stored.run.problem,
-        messages=diff_report.run_messages(stored),
+        messages=[
+            *guard.lines(stored.run),
+            *diff_report.run_messages(stored),
+        ],
         sections={
             title: "\n".join(lines)
             for title, lines in stored.run.sections.items()

@@ -239,7 +239,7 @@ def _command(outcome: Outcome, message: Sequence[str]) -> str:
     )
     lines = "\n".join(message).split("\n")
     body = "\n".join(text.shortened(each, _LONGEST_LINE) for each in lines)
-    return f"::{_COMMANDS[concern(outcome)]} {places}::{_data(body)}"
+    return f"::{_COMMANDS[concern(outcome)]} {places}::{escaped(body)}"
 
 
 def _place(outcome: Outcome) -> tuple[str, int]:
@@ -253,14 +253,16 @@ def _place(outcome: Outcome) -> tuple[str, int]:
     return outcome.file or outcome.nodeid.partition("::")[0], outcome.line
 
 
-def _data(value: str) -> str:
+def escaped(value: str) -> str:
     """Escape a message as GitHub's toolkit does."""
     return value.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
 
 
 def _property(value: str) -> str:
     """Escape a property, which a comma or a colon would end."""
-    return _data(text.printable(value)).replace(":", "%3A").replace(",", "%2C")
+    return (
+        escaped(text.printable(value)).replace(":", "%3A").replace(",", "%2C")
+    )
 
 
 _NAMES = """

@@ -120,6 +120,16 @@ def fails(
     return verdict.status is Status.REGRESSED
 
 
+def red_names(
+    fail_on: frozenset[str] | None, baseline_missing: Literal["warn", "fail"]
+) -> list[str]:
+    """Return what makes a run red, by the names of --ddp-fail-on."""
+    if fail_on is not None:
+        return sorted(fail_on)
+    missing = ["no-baseline", "incomparable"]
+    return ["regressed", *(missing if baseline_missing == "fail" else [])]
+
+
 # A change beyond this share of its limit is worth the seconds of a confirmation.
 # docs/statistics.md has the rates.
 SUSPICIOUS = 0.5

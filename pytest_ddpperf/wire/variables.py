@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import sys
 import sysconfig
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -26,6 +27,40 @@ def digest(value: str | None) -> str:
     if value is None:
         return "unset"
     return f"digest {hashlib.sha256(value.encode('utf-8', 'surrogateescape')).hexdigest()[:8]}"
+
+
+# A word of a name: "max_tokens" holds none.
+_SECRET = re.compile(
+    r"(^|[-_])((api|access|auth|private|secret)?[-_]?key|(auth|access|hf|hub)?token|secrets?"
+    r"|password|passwd|passphrase|credentials?|auth)([-_]|$)",
+    re.IGNORECASE,
+)
+# of "scheme://user:password@host"
+_USER = re.compile(r"(?<=://)[^/@\s]+(?=@)")
+
+
+def concealed(name: str, value: str) -> str:
+    """Return a value as a file may hold it: the digest of a secret, which its name shows, and of
+    the user in a URL."""
+    if _SECRET.search(name) and value:
+        return digest(value)
+    return _USER.sub(lambda found: digest(found[0]), value)
+
+
+def concealed_words(words: Sequence[str]) -> tuple[str, ...]:
+    """Return the words of a command line as a file may hold them: see `concealed`."""
+    shown = []
+    name = ""  # of the option that the next word is the value of
+    for word in words:
+        option, equals, value = word.partition("=")
+        if equals:
+            shown.append(f"{concealed('', option)}={concealed(option, value)}")
+        elif word.startswith("-"):
+            shown.append(word)
+        else:
+            shown.append(concealed(name, word))
+        name = word if word.startswith("-") and not equals else ""
+    return tuple(shown)
 
 
 # in this process, by name: the first value

@@ -517,7 +517,7 @@ def test_a_negative_world_size_is_a_value_not_an_option(
     )
 
 
-VERDICTS = "regressed, improved, inconclusive, no-baseline, incomparable, not-gated, diverged"
+VERDICTS = "regressed, improved, inconclusive, no-baseline, incomparable, not-gated, diverged, loosened"
 NO_REF = (
     "--ddp-against-setup: 'make build': builds the code of a git ref: name it with "
     "--ddp-against"

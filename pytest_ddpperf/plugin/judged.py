@@ -1,0 +1,177 @@
+"""Read from collected tests what each would be measured and judged by. Nothing runs."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import os
+import textwrap
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any
+
+import pytest
+from _pytest.skipping import evaluate_skip_marks, evaluate_xfail_marks
+
+from pytest_ddpperf.plugin.item_settings import settings_of
+from pytest_ddpperf.plugin.items import (
+    BENCHMARKS,
+    RPC,
+    WORLD_SIZE,
+    measures,
+    nodeid_of,
+    uses,
+)
+from pytest_ddpperf.plugin.process import PytestProcess
+from pytest_ddpperf.records.errors import MarkerError
+from pytest_ddpperf.records.guard import (
+    EVERY_SIZE,
+    Judged,
+    JudgedTest,
+)
+from pytest_ddpperf.verdict.decision import red_names
+from pytest_ddpperf.verdict.guard import DESELECTED
+from pytest_ddpperf.wire.source_trees import Trees, digest
+
+# What a project's ini file selects tests by, and what it loads.
+_INI = """
+    addopts python_files python_classes python_functions testpaths norecursedirs usefixtures
+""".split()
+_COLLECTIVE = "collective_benchmark"
+
+
+def read_judged(run: PytestProcess, trees: Trees) -> Judged:
+    """Return how the collected tests of this pytest would be judged."""
+    tests = []
+    for items, why_not in ((run.items, ""), (run.deselected, DESELECTED)):
+        for item in items:
+            if measures(item):
+                tests.append(_read_test(item, trees, why_not))
+    ini = repr([run.config.getini(name) for name in _INI])
+    return Judged(
+        tests=tuple(tests),
+        red=tuple(
+            red_names(run.settings.fail_on, run.settings.baseline_missing)
+        ),
+        ini=digest(ini.encode()),
+    )
+
+
+def differing_files(
+    config: pytest.Config, files: Sequence[str], before: Judged, now: Judged
+) -> list[str]:
+    """Return those of the files that may have a part in distributed tests: their modules,
+    conftests, other code next to tests, and the ini file if it selects other tests."""
+    patterns = config.getini("python_files")
+    modules = {test.file for test in before.tests}
+    found = []
+    for file in files:
+        name = Path(file).name
+        is_test = any(fnmatch(name, pattern) for pattern in patterns)
+        if name.endswith(".py") and (file in modules or not is_test):
+            found.append(file)
+    inipath = config.inipath
+    if before.ini != now.ini and not before.file_errors:
+        found.append(inipath.name if inipath is not None else "the ini file")
+    return found
+
+
+def _read_test(item: pytest.Item, trees: Trees, why_not: str) -> JudgedTest:
+    function = _function_of(item)
+    test = JudgedTest(
+        nodeid=nodeid_of(item),
+        file=trees.within(os.path.realpath(item.path)) or "",
+        why_not=why_not or _why_not(item),
+        overridden=tuple(_overridden(item)),
+        marks=tuple(sorted({mark.name for mark in item.iter_markers()})),
+    )
+    if function is not None:
+        parts = map(ast.dump, (function.args, *function.body))
+        body = digest("".join(parts).encode())
+        test = replace(test, labels=_labels(function), body=body)
+    with suppress(MarkerError):
+        settings = settings_of(item)
+        sizes = getattr(getattr(item, "callspec", None), "params", {})
+        is_rpc = uses(item, {RPC})
+        size = sizes.get(WORLD_SIZE, settings.world_sizes[0])
+        return replace(
+            test,
+            limits=settings.limits,
+            limits_from=settings.sources["limits"],
+            settings={
+                "ranks": settings.trainers if is_rpc else size,
+                "launches": settings.launches,
+                "max-launches": settings.max_launches,
+                "steps": settings.steps,
+                "min-time": settings.min_seconds,
+                "backend": settings.backend,
+            },
+        )
+    return test
+
+
+def _why_not(item: pytest.Item) -> str:
+    """Return why a test would not be judged, by its marks; "" if it would."""
+    # Conditions that cannot be evaluated fail the test.
+    with suppress(Exception, pytest.fail.Exception):
+        if (skip := evaluate_skip_marks(item)) is not None:
+            return f'skipped: "{skip.reason}"'
+        xfail = evaluate_xfail_marks(item)
+        if xfail is not None and not item.config.option.runxfail:
+            return f'expected to fail: "{xfail.reason}"'
+    return ""
+
+
+def _overridden(item: pytest.Item) -> Iterator[str]:
+    """Yield the plugin's fixtures that the test has from elsewhere. pytest has no public way."""
+    known = getattr(getattr(item, "_fixtureinfo", None), "name2fixturedefs", {})
+    for name in sorted({*BENCHMARKS, WORLD_SIZE} & {*known}):
+        function = inspect.unwrap(known[name][-1].func)
+        module = getattr(function, "__module__", "")
+        if not module.startswith("pytest_ddpperf."):
+            yield f"{name} ({module})"
+
+
+def _function_of(item: pytest.Item) -> ast.FunctionDef | None:
+    """Return the function of a test; None if its source is not known."""
+    function: Any = getattr(item, "function", None)
+    with suppress(OSError, TypeError, SyntaxError):
+        source = inspect.getsource(inspect.unwrap(function))
+        (node,) = ast.parse(textwrap.dedent(source)).body
+        if isinstance(node, ast.FunctionDef):
+            return node
+    return None
+
+
+def _labels(function: ast.FunctionDef) -> tuple[str, ...]:
+    """Return the labels of the measurements of a test that have a gate; () if it calls its fixture
+    in a way that does not show them."""
+    found = []
+    named = 0
+    for node in ast.walk(function):
+        if isinstance(node, ast.Name):
+            # else it is passed on to another function
+            named += node.id in BENCHMARKS
+        fixture = getattr(node, "func", None)
+        if isinstance(fixture, ast.Attribute):
+            fixture = fixture.value
+        if (
+            not isinstance(node, ast.Call)
+            or not isinstance(fixture, ast.Name)
+            or fixture.id not in BENCHMARKS
+        ):
+            continue
+        named -= 1
+        given = {each.arg: each.value for each in node.keywords}
+        label = getattr(
+            given.get("name"), "value", None if "name" in given else ""
+        )
+        gate = getattr(given.get("gate"), "value", "gate" not in given)
+        if None in given or label is None:
+            return ()  # known only when it runs
+        if gate is True:
+            found.append(EVERY_SIZE if fixture.id == _COLLECTIVE else label)
+    return () if named else tuple(found)

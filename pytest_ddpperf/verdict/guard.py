@@ -1,0 +1,195 @@
+"""What is weaker now: two versions of the tests are compared by what they are judged by. Nothing
+here is measured or read."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from pytest_ddpperf import text
+from pytest_ddpperf.records.guard import (
+    BASELINE,
+    EVERY_SIZE,
+    UNSURE,
+    Judged,
+    JudgedTest,
+    Kind,
+    Loosened,
+)
+from pytest_ddpperf.records.outcome import Outcome
+from pytest_ddpperf.records.plan import COUNTER_LIMITS, Limit
+
+REMOVED = "removed"
+DESELECTED = "deselected"
+GATE_OFF = "gate=False"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Guard:
+    """The comparison of how tests are judged `now` with how the other version's own tests would be,
+    `before`."""
+
+    before: Judged
+    now: Judged
+    since: str
+    # files of tests, conftests and ini files that differ, from the top
+    files: Collection[str]
+    # by node id: tests that ended and did not fail; by label, whether there was a gate
+    measured: Mapping[str, Mapping[str, bool]]
+    # whether the call itself selected some tests, of which the other version has others
+    selects: bool = False
+
+    def find(self) -> Iterator[Loosened]:
+        """Yield all that is weaker, then what else differs."""
+        current = {test.nodeid: test for test in self.now.tests}
+        renamed: dict[str, JudgedTest] = {}
+        if not self.selects:
+            renamed = _pair_renamed(self.before.tests, self.now.tests)
+        for test in self.before.tests:
+            if test.why_not:
+                continue
+            now = current.get(test.nodeid)
+            if now is None and test.nodeid in renamed:
+                now = renamed[test.nodeid]
+                yield self._found(Kind.RENAMED, test.nodeid, now=now.nodeid)
+            for label, why in self._lost(test, now):
+                name = f"{test.nodeid} ({label})" if label else test.nodeid
+                yield self._found(Kind.NOT_COMPARED, name, now=why)
+            if now is not None and not now.why_not:
+                yield from self._weaker(test, now)
+        for name in sorted({*self.before.red} - {*self.now.red}):
+            yield self._found(Kind.NOT_RED, name=name)
+        for file in self.files:
+            yield self._found(Kind.FILE, name=file)
+        for file, error in self.before.file_errors.items():
+            yield self._found(Kind.NOT_COLLECTED, name=file, now=error)
+
+    def _found(self, kind: Kind, test: str = "", **fields: str) -> Loosened:
+        return Loosened(kind=kind, since=self.since, test=test, **fields)
+
+    def _lost(
+        self, before: JudgedTest, now: JudgedTest | None
+    ) -> Iterator[tuple[str, str]]:
+        """Yield labels of measurements that are not compared any more, "" also for the whole test,
+        and why. What a function does that is the same in both versions does not count."""
+        if now is None:
+            if not self.selects:
+                yield "", REMOVED
+            return
+        if now.why_not:
+            # Plugins that divide tests among jobs deselect, too: others, if there are more tests.
+            others = {*self.files} - {now.file}
+            if now.why_not != DESELECTED or before.marks != now.marks or others:
+                yield "", now.why_not
+            return
+        measured = self.measured.get(now.nodeid)
+        if measured is None or before.body == now.body:
+            return
+        if not measured:
+            yield "", "measures nothing"
+            return
+        for label in before.labels:
+            if label == EVERY_SIZE:
+                if not any(measured.values()):
+                    yield "", GATE_OFF
+            elif not measured.get(label, False):
+                yield label, GATE_OFF if label in measured else REMOVED
+
+    def _weaker(
+        self, before: JudgedTest, now: JudgedTest
+    ) -> Iterator[Loosened]:
+        test = now.nodeid
+        for name, old, new in raised_limits(before.limits, now.limits):
+            yield self._found(
+                Kind.LIMIT,
+                test,
+                name=name,
+                before=old,
+                now=new,
+                source=now.limits_from,
+            )
+        for name, was in before.settings.items():
+            value = now.settings.get(name, was)
+            # a backend that is another one is no less, but nobody knows
+            if isinstance(was, str) or isinstance(value, str):
+                is_less = was != value
+            else:
+                is_less = value < was
+            if is_less:
+                yield self._found(
+                    Kind.MEASURED_LESS,
+                    test,
+                    name=name,
+                    before=str(was),
+                    now=str(value),
+                )
+        for fixture in now.overridden:
+            if fixture not in before.overridden:
+                yield self._found(Kind.FIXTURE, test, name=fixture)
+
+    def why_red(self, found: Sequence[Loosened], *, compared: int) -> str:
+        """Return why the run is red, with so many measurements that were compared; "" if it is
+        not. What the other version's settings say holds, too."""
+        red = {*self.before.red, *self.now.red}
+        if "loosened" in red and any(each.kind not in UNSURE for each in found):
+            return "--ddp-fail-on loosened"
+        asked = {test.nodeid for test in self.before.tests if not test.why_not}
+        lost = {each.test for each in found if each.kind is Kind.NOT_COMPARED}
+        if asked and asked <= lost and not compared and "no-baseline" in red:
+            return "nothing is compared any more"
+        return ""
+
+
+def _pair_renamed(
+    before: Sequence[JudgedTest], now: Sequence[JudgedTest]
+) -> dict[str, JudgedTest]:
+    """Return by its former node id each test that has another one now, with the same function and
+    parameters."""
+    known = {test.nodeid for test in before}
+    new = {_key(test): test for test in now if test.nodeid not in known}
+    renamed: dict[str, JudgedTest] = {}
+    left = {test.nodeid for test in now}
+    for test in before:
+        if test.body and test.nodeid not in left and _key(test) in new:
+            # one of them, if several had the same function
+            renamed[test.nodeid] = new.pop(_key(test))
+    return renamed
+
+
+def _key(test: JudgedTest) -> tuple[str, str]:
+    return test.body, test.nodeid.partition("[")[2]
+
+
+def raised_limits(
+    before: Sequence[Limit], now: Sequence[Limit]
+) -> Iterator[tuple[str, str, str]]:
+    """Yield the metric, the limit before and the limit now of each that is not as strict any more.
+    Limits in another unit cannot be compared, so they count. None are known of one side: none are
+    yielded."""
+    if not before or not now:
+        return
+    # those on counters hold unless others are named
+    new = {limit.metric: limit for limit in (*COUNTER_LIMITS, *now)}
+    for metric, limit in {
+        each.metric: each for each in (*COUNTER_LIMITS, *before)
+    }.items():
+        other = new.get(metric)
+        if other is None:
+            yield metric, text.limit(limit), "none"
+        elif other.unit != limit.unit or other.value > limit.value:
+            yield metric, text.limit(limit), text.limit(other)
+
+
+def since_baseline(outcomes: Sequence[Outcome]) -> Iterator[Loosened]:
+    """Yield the limits that are not as strict as when the baselines of a run were saved."""
+    for outcome in outcomes:
+        for session in outcome.sessions[-1:]:
+            for name, old, new in raised_limits(session.limits, outcome.limits):
+                yield Loosened(
+                    kind=Kind.LIMIT,
+                    since=BASELINE,
+                    test=text.name(outcome),
+                    name=name,
+                    before=old,
+                    now=new,
+                )

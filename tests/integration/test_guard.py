@@ -1,0 +1,245 @@
+"""What became weaker since the other version is told, whatever the verdicts say."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.git import git
+from tests.integration.conftest import FEW, STEP, Run
+
+INI = "[pytest]\naddopts = -p no:cacheprovider\n"
+PACKAGE = "MILLISECONDS = 5\n"
+TESTS = (
+    STEP
+    + """
+import speed
+
+def test_first(ddp_benchmark):
+    ddp_benchmark(lasting, name="one")
+    ddp_benchmark(lasting, name="two")
+
+def test_second(ddp_benchmark):
+    ddp_benchmark(lasting)
+
+def test_third(ddp_benchmark):
+    ddp_benchmark(lasting)
+
+def test_gone(ddp_benchmark):
+    step = lasting
+    ddp_benchmark(step)
+"""
+)
+
+
+@pytest.fixture
+def top(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, temporary: Path
+) -> Path:
+    """A repository whose last commit has tests; its code has changed since."""
+    top = pytester.path / "a repo"
+    for folder in ("src/speed", "tests"):
+        (top / folder).mkdir(parents=True)
+    git(top.parent, "init", "--quiet", "--initial-branch=main", str(top))
+    (top / ".gitignore").write_text("__pycache__\nout\n")
+    write(top, "pytest.ini", INI + "pythonpath = src\n")
+    write(top, "src/speed/__init__.py", PACKAGE)
+    write(top, "tests/test_step.py", TESTS)
+    git(top, "add", "--all")
+    git(top, "commit", "--quiet", "-m", "a commit")
+    write(top, "src/speed/__init__.py", PACKAGE + "# changed\n")
+    monkeypatch.chdir(top)
+    return top
+
+
+def write(top: Path, name: str, text: str) -> None:
+    (top / name).write_text(text)
+
+
+def guard_lines(result: pytest.RunResult) -> list[str]:
+    return [line for line in result.outlines if line.startswith("guard: ")]
+
+
+def test_what_is_weaker_in_tests_conftest_and_ini_file_is_told_at_every_verbosity(
+    top: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(
+        top,
+        "pytest.ini",
+        INI.replace("cacheprovider", "cacheprovider -k 'not third'")
+        + "pythonpath = src\nddp_min_time = 0\nddp_fail_on = regressed\n",
+    )
+    write(
+        top,
+        "tests/conftest.py",
+        'import os\nos.environ["OMP_NUM_THREADS"] = "1"\n',
+    )
+    changed = TESTS.replace("test_gone", "test_renamed")
+    changed = changed.replace('lasting, name="two"', 'lasting, name="2"')
+    changed = changed.replace(
+        "def test_second",
+        '@pytest.mark.ddp(threshold="p50:900%")\ndef test_second',
+    )
+    write(top, "tests/test_step.py", changed)
+    monkeypatch.setenv("GITHUB_ACTIONS", "true")
+    result = run(
+        "-q",
+        "--ddp-against=main",
+        *FEW,
+        "--ddp-json=out/run.json",
+        "--ddp-markdown=out/run.md",
+    )
+    assert result.ret == 0
+    lines = guard_lines(result)
+    assert lines == [
+        (
+            "guard: 2 tests that main compared are not compared now: test_step.py::test_first"
+            " (two) (removed), test_step.py::test_third (deselected)"
+        ),
+        "guard: limit of test_step.py::test_second raised: p50 300 % -> 900 % (marker)",
+        "guard: renamed since main: test_step.py::test_gone -> test_step.py::test_renamed",
+        (
+            "guard: tests/conftest.py, tests/test_step.py, pytest.ini differ from main's; both"
+            " sides ran the current ones"
+        ),
+    ]
+    (annotation,) = [
+        line for line in result.outlines if line.startswith("::warning")
+    ]
+    assert annotation.startswith("::warning title=guard::guard: 2 tests that")
+    assert annotation.count("%0Aguard: ") == len(lines) - 1
+    markdown = (top / "out/run.md").read_text()
+    assert [line for line in lines if f"- `{line}`" not in markdown] == []
+    found = json.loads((top / "out/run.json").read_text())["guard"]
+    (limit,) = [each for each in found if each["kind"] == "limit"]
+    assert limit == {
+        "kind": "limit",
+        "since": "main",
+        "test": "tests/test_step.py::test_second",
+        "name": "p50",
+        "before": "300 %",
+        "now": "900 %",
+        "source": "marker",
+    }
+
+
+def test_a_run_may_be_red_because_its_gate_is_weaker(
+    top: Path, run: Run
+) -> None:
+    """What the other version's ini file says about it holds, too."""
+    strict = INI + "pythonpath = src\nddp_fail_on = regressed,loosened\n"
+    write(top, "pytest.ini", strict)
+    git(top, "commit", "--quiet", "-m", "strict", "pytest.ini")
+    write(top, "pytest.ini", strict.replace(",loosened", ""))
+    changed = TESTS.replace(
+        'lasting, name="two"', 'lasting, name="two", gate=False'
+    )
+    changed = changed.replace(
+        "def test_second", '@pytest.mark.skip("flaky")\ndef test_second'
+    )
+    changed = changed.replace(
+        "def test_third", '@pytest.mark.xfail(reason="slow")\ndef test_third'
+    )
+    changed = changed.replace(
+        "    step = lasting", '    pytest.skip("no data")'
+    )
+    write(top, "tests/test_step.py", changed)
+    write(
+        top,
+        "tests/conftest.py",
+        """
+import pytest
+
+@pytest.fixture
+def ddp_world_size():
+    return 1
+""",
+    )
+    result = run("--ddp-against=main", *FEW, "--ddp-json=out/run.json")
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+    result.assert_outcomes(passed=1, skipped=2, xpassed=1)
+    assert guard_lines(result) == [
+        (
+            "guard: 4 tests that main compared are not compared now: test_step.py::test_first"
+            ' (two) (gate=False), test_step.py::test_second (skipped: "flaky"),'
+            ' test_step.py::test_third (expected to fail: "slow"), ...'
+        ),
+        (
+            "guard: a fixture of test_step.py::test_first, test_step.py::test_gone is not the"
+            " plugin's now: ddp_world_size (conftest)"
+        ),
+        "guard: a run of main is red if loosened, this one is not",
+        (
+            "guard: tests/conftest.py, tests/test_step.py differ from main's; both sides ran the"
+            " current ones"
+        ),
+        "guard: the run fails: --ddp-fail-on loosened",
+    ]
+    report = json.loads((top / "out/run.json").read_text())
+    assert "measures nothing" in [each["now"] for each in report["guard"]]
+    assert report["too_weak"] == "--ddp-fail-on loosened"
+
+
+def test_a_run_without_any_test_that_was_compared_is_red_in_ci(
+    top: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(top, "tests/test_step.py", "def test_other():\n    pass\n")
+    arguments = ["tests", "--ddp-against=main"]
+    result = run(*arguments)
+    assert result.ret == 0
+    told = (
+        "guard: 4 tests that main compared are not compared now: test_step.py::test_first"
+        " (removed), test_step.py::test_second (removed), test_step.py::test_third (removed), ..."
+    )
+    file = "guard: tests/test_step.py differs from main's; both sides ran the current one"
+    assert guard_lines(result) == [told, file]
+    monkeypatch.setenv("CI", "true")
+    result = run("-q", *arguments)
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+    fails = "guard: the run fails: nothing is compared any more"
+    assert guard_lines(result) == [told, file, fails]
+    assert "nothing measured (0 of 0 compared)" in result.stdout.str()
+
+    result = run("--ddp-against=nonesuch")
+    assert result.ret == 0, "it would not have been used"
+
+
+def test_of_tests_that_are_the_same_nothing_is_collected_or_told(
+    top: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor of what the call itself left out, or of tests that are new."""
+
+    def refuse(*arguments: object) -> None:
+        raise AssertionError("it was not asked to collect its own tests")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("pytest_ddpperf.plugin.judged.read_judged", refuse)
+        result = run("-ksecond", "--ddp-against=main", *FEW)
+    assert result.ret == 0
+    assert guard_lines(result) == []
+
+    write(
+        top,
+        "tests/test_new.py",
+        STEP + "def test_new(ddp_benchmark):\n    ddp_benchmark(lasting)\n",
+    )
+    chosen = "tests/test_step.py::test_second", "tests/test_new.py"
+    result = run(*chosen, "--ddp-against=main", *FEW)
+    assert guard_lines(result) == []
+
+
+def test_what_cannot_be_collected_is_told(top: Path, run: Run) -> None:
+    write(top, "tests/conftest.py", "import nonesuch\n")
+    git(top, "add", "tests")
+    git(top, "commit", "--quiet", "-m", "a conftest that cannot be imported")
+    write(top, "tests/conftest.py", "")
+    result = run("-ksecond", "--ddp-against=main", *FEW)
+    assert result.ret == 0
+    file, unknown = guard_lines(result)
+    assert unknown.startswith(
+        "guard: what main's own tests are judged by is unknown, because they cannot be collected: "
+    )
+    assert "nonesuch" in unknown
+    assert file.startswith("guard: tests/conftest.py differs from main's")

@@ -1,0 +1,419 @@
+"""What is weaker: the comparison of what tests are judged by, and its words."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from pytest_ddpperf.plugin.judged import read_judged
+from pytest_ddpperf.plugin.state import RUN
+from pytest_ddpperf.records.guard import (
+    ALL_FILES,
+    EVERY_SIZE,
+    Judged,
+    JudgedTest,
+    Kind,
+    Loosened,
+)
+from pytest_ddpperf.records.outcome import RunInfo
+from pytest_ddpperf.records.plan import Limit
+from pytest_ddpperf.report import guard as words
+from pytest_ddpperf.verdict.guard import Guard, raised_limits
+from pytest_ddpperf.wire.source_trees import Trees
+
+A = "tests/test_a.py::test_a"
+
+
+def limit(text: str) -> Limit:
+    metric, _, amount = text.partition(":")
+    return Limit(metric=metric, value=float(amount[:-1]) / 100, unit="%")
+
+
+def judged_test(nodeid: str = A, **fields: Any) -> JudgedTest:
+    every: dict[str, Any] = {
+        "file": nodeid.partition("::")[0],
+        "why_not": "",
+        "labels": ("",),
+        "limits": (limit("p50:10%"),),
+        "settings": {"launches": 5, "backend": "auto"},
+        "body": "1",
+    }
+    return JudgedTest(nodeid=nodeid, **{**every, **fields})
+
+
+BEFORE = judged_test()
+
+
+def lines(
+    now: JudgedTest | None = BEFORE,
+    *,
+    before: JudgedTest = BEFORE,
+    measured: Mapping[str, bool] | None = None,
+    others: Sequence[JudgedTest] = (),
+    **fields: Any,
+) -> list[str]:
+    """Return what is told of one test."""
+    tests = [*others] if now is None else [now, *others]
+    every: dict[str, Any] = {
+        "before": Judged(tests=(before,)),
+        "now": Judged(tests=tuple(tests)),
+        "since": "main",
+        "files": (),
+        "measured": {} if measured is None else {A: measured},
+        **fields,
+    }
+    found = Guard(**every).find()
+    told = words.lines(RunInfo(guard=tuple(found)))
+    return [line.removeprefix("guard: ") for line in told]
+
+
+def not_compared(why: str, name: str = "test_a.py::test_a") -> list[str]:
+    return [f"1 test that main compared is not compared now: {name} ({why})"]
+
+
+def test_nothing_is_told_of_a_test_that_is_the_same() -> None:
+    assert lines(measured={"": True}) == []
+    assert lines(measured=None) == [], "it did not run, or it failed"
+
+
+@pytest.mark.parametrize(
+    "now",
+    [
+        {"limits": (limit("p50:5%"), limit("p90:10%"))},
+        {"settings": {"launches": 6, "backend": "auto"}},
+        {"limits": (), "settings": {}},  # its marker is invalid, so it fails
+        {"overridden": ()},
+    ],
+)
+def test_what_is_stricter_is_not_told(now: dict[str, Any]) -> None:
+    assert lines(judged_test(**now)) == []
+
+
+@pytest.mark.parametrize(
+    ("now", "told"),
+    [
+        (
+            {"limits": (limit("p50:300%"),), "limits_from": "ini"},
+            "limit of test_a.py::test_a raised: p50 10 % -> 300 % (ini)",
+        ),
+        (
+            {"limits": (limit("p90:1%"),)},
+            "limit of test_a.py::test_a raised: p50 10 % -> none",
+        ),
+        (
+            {"limits": (Limit(metric="p50", value=9.0, unit="ms"),)},
+            "limit of test_a.py::test_a raised: p50 10 % -> 9000 ms",
+        ),
+        (
+            {"limits": (limit("p50:10%"), limit("all_reduce.bytes:90%"))},
+            "limit of test_a.py::test_a raised: all_reduce.bytes 0 % -> 90 %",
+        ),
+        (
+            {"settings": {"launches": 2, "backend": "gloo"}},
+            (
+                "test_a.py::test_a measured otherwise than in main: launches 5 -> 2, backend"
+                " auto -> gloo"
+            ),
+        ),
+        (
+            {"overridden": ("ddp_benchmark (conftest)",)},
+            (
+                "a fixture of test_a.py::test_a is not the plugin's now: ddp_benchmark"
+                " (conftest)"
+            ),
+        ),
+    ],
+)
+def test_settings_that_are_weaker_are_told(
+    now: dict[str, Any], told: str
+) -> None:
+    assert lines(judged_test(**now)) == [told]
+
+
+@pytest.mark.parametrize(
+    "why", ['skipped: "flaky"', 'expected to fail: "slow"']
+)
+def test_a_mark_that_takes_a_test_out_is_told_with_its_reason(why: str) -> None:
+    assert lines(judged_test(why_not=why)) == not_compared(why)
+    both = judged_test(why_not=why)
+    assert lines(both, before=both) == [], "it was not compared before either"
+
+
+def test_a_test_that_is_gone_is_told_unless_the_call_selects() -> None:
+    assert lines(None) == not_compared("removed")
+    assert lines(None, selects=True) == []
+
+
+def test_a_renamed_test_is_paired_by_its_function_and_parameters() -> None:
+    new = judged_test("tests/test_b.py::test_new", limits=(limit("p50:20%"),))
+    assert lines(None, others=[new]) == [
+        "renamed since main: test_a.py::test_a -> test_b.py::test_new",
+        "limit of test_b.py::test_new raised: p50 10 % -> 20 %",
+    ]
+    assert lines(None, others=[new], selects=True) == []
+    for other in (
+        replace(new, body="2"),
+        replace(new, nodeid=f"{new.nodeid}[4]"),
+    ):
+        assert lines(None, others=[other]) == not_compared("removed")
+    copy = judged_test("tests/test_b.py::test_copy")
+    assert lines(BEFORE, others=[copy]) == []
+
+
+def test_a_test_is_deselected_by_what_differs_not_by_a_plugin_that_shards() -> (
+    None
+):
+    now = judged_test(why_not="deselected")
+    assert lines(now) == []
+    assert lines(now, files=["tests/test_a.py"])[1:] == []
+    told = not_compared("deselected")[0]
+    assert told in lines(now, files=["pytest.ini"])
+    assert told in lines(replace(now, marks=("slow",)))
+
+
+@pytest.mark.parametrize(
+    ("labels", "measured", "told"),
+    [
+        (("", "two"), {"": True, "two": True}, []),
+        (
+            ("", "two"),
+            {"": True},
+            not_compared("removed", "test_a.py::test_a (two)"),
+        ),
+        ((), {"": False}, []),
+        (("",), {"": False}, not_compared("gate=False")),
+        (("",), {}, not_compared("measures nothing")),
+        ((EVERY_SIZE,), {"8KiB": True, "1MiB": True}, []),
+        ((EVERY_SIZE,), {"8KiB": False}, not_compared("gate=False")),
+    ],
+)
+def test_measurements_without_a_gate_are_told_where_the_function_differs(
+    labels: tuple[str, ...], measured: dict[str, bool], told: list[str]
+) -> None:
+    before = judged_test(labels=labels)
+    now = judged_test(body="2")
+    assert lines(now, before=before, measured=measured) == told
+    assert lines(before, before=before, measured=measured) == []
+
+
+def test_what_made_a_run_red_is_told() -> None:
+    guard = Guard(
+        before=Judged(red=("no-baseline", "regressed")),
+        now=Judged(red=("regressed",)),
+        since="main",
+        files=("conftest.py",),
+        measured={},
+    )
+    assert [*words.lines(RunInfo(guard=tuple(guard.find())))] == [
+        "guard: a run of main is red if no-baseline, this one is not",
+        "guard: conftest.py differs from main's; both sides ran the current one",
+    ]
+
+
+def test_what_could_not_be_collected_is_told_with_its_last_line() -> None:
+    errors = {"tests/test_a.py": "line 1\nE  boom", ALL_FILES: "it died"}
+    guard = Guard(
+        before=Judged(file_errors=errors),
+        now=Judged(),
+        since="main",
+        files=(),
+        measured={},
+    )
+    assert [*words.lines(RunInfo(guard=tuple(guard.find())))] == [
+        (
+            "guard: what main's own tests are judged by is unknown, because they cannot be"
+            " collected: tests/test_a.py: boom, it died"
+        )
+    ]
+
+
+def test_a_line_names_three_tests() -> None:
+    found = [
+        Loosened(
+            kind=Kind.NOT_COMPARED,
+            since="main",
+            test=f"test_a.py::test_{number}",
+            now="removed",
+        )
+        for number in range(5)
+    ]
+    (line,) = words.lines(RunInfo(guard=tuple(found)))
+    assert line == (
+        "guard: 5 tests that main compared are not compared now: test_a.py::test_0 (removed),"
+        " test_a.py::test_1 (removed), test_a.py::test_2 (removed), ..."
+    )
+
+
+@pytest.mark.parametrize(
+    ("red_before", "red_now", "kind", "compared", "why"),
+    [
+        ((), (), Kind.LIMIT, 1, ""),
+        ((), ("loosened",), Kind.LIMIT, 1, "--ddp-fail-on loosened"),
+        (("loosened",), (), Kind.NOT_RED, 1, "--ddp-fail-on loosened"),
+        ((), ("loosened",), Kind.FILE, 1, ""),
+        ((), ("loosened",), Kind.RENAMED, 1, ""),
+        ((), ("no-baseline",), Kind.NOT_COMPARED, 1, ""),
+        (
+            (),
+            ("no-baseline",),
+            Kind.NOT_COMPARED,
+            0,
+            "nothing is compared any more",
+        ),
+        (
+            ("no-baseline",),
+            (),
+            Kind.NOT_COMPARED,
+            0,
+            "nothing is compared any more",
+        ),
+        ((), (), Kind.NOT_COMPARED, 0, ""),
+        ((), ("no-baseline",), Kind.LIMIT, 0, ""),
+    ],
+)
+def test_a_run_is_red_by_the_settings_of_either_side(
+    red_before: tuple[str, ...],
+    red_now: tuple[str, ...],
+    kind: Kind,
+    compared: int,
+    why: str,
+) -> None:
+    guard = Guard(
+        before=Judged(tests=(BEFORE,), red=red_before),
+        now=Judged(red=red_now),
+        since="main",
+        files=(),
+        measured={},
+    )
+    found = [Loosened(kind=kind, since="main", test=A)]
+    assert guard.why_red(found, compared=compared) == why
+    info = RunInfo(guard=tuple(found), too_weak=why)
+    assert (f"guard: the run fails: {why}" in words.lines(info)) is bool(why)
+
+
+def test_nothing_is_known_of_limits_that_were_not_kept() -> None:
+    assert [*raised_limits((), (limit("p50:10%"),))] == []
+
+
+# --- what is read from collected tests
+
+
+@pytest.fixture
+def judged(pytester: pytest.Pytester) -> Callable[..., dict[str, JudgedTest]]:
+    """What the tests of a file are judged by, by name."""
+
+    def read(text: str, *arguments: str) -> dict[str, JudgedTest]:
+        file = pytester.makepyfile(text)
+        items, recorder = pytester.inline_genitems(
+            "-p", "no:randomly", *arguments
+        )
+        top = str(pytester.path)
+        del file, recorder
+        run = items[0].config.stash[RUN]
+        trees = Trees(current=top, base=top, kept=())
+        found = read_judged(run, trees)
+        return {test.nodeid.partition("::")[2]: test for test in found.tests}
+
+    return read
+
+
+TESTS = """
+import pytest
+
+def test_plain(ddp_benchmark):
+    ddp_benchmark(None)
+
+def test_named(ddp_benchmark):
+    for _ in range(1):
+        ddp_benchmark.script("train.py", name="one")
+    ddp_benchmark(None, gate=True, name="two")
+    ddp_benchmark(None, gate=False, name="three")
+
+def test_dynamic_name(ddp_benchmark):
+    ddp_benchmark(None, name=f"size {1}")
+
+def test_passed_on(ddp_benchmark):
+    ddp_benchmark(None)
+    print(ddp_benchmark)
+
+def test_keywords(ddp_benchmark):
+    ddp_benchmark(None, **{})
+
+def test_sizes(collective_benchmark):
+    collective_benchmark("all_reduce", [1])
+
+@pytest.mark.skipif(True, reason="flaky")
+def test_skipped(ddp_benchmark):
+    ddp_benchmark(None)
+
+@pytest.mark.xfail(reason="slow")
+@pytest.mark.ddp(world_size=(2, 4), backend="gloo", launches=7, threshold="p50:5%")
+def test_expected(ddp_benchmark):
+    ddp_benchmark(None)
+
+@pytest.mark.ddp(wrold_size=1)
+def test_typo(ddp_benchmark):
+    ddp_benchmark(None)
+
+@pytest.mark.parametrize("n", [1])
+def test_expected_body(ddp_benchmark, n):
+    ddp_benchmark(None)
+
+class TestClass:
+    @pytest.fixture
+    def rpc_benchmark(self):
+        return None
+
+    def test_rpc(self, rpc_benchmark):
+        rpc_benchmark(None)
+
+def test_run(ddp_run):
+    pass
+"""
+
+
+def test_a_test_shows_what_it_is_judged_by(
+    judged: Callable[..., dict[str, JudgedTest]],
+) -> None:
+    found = judged(TESTS)
+    assert {name: test.labels for name, test in found.items()} == {
+        "test_plain": ("",),
+        "test_named": ("two", "one"),
+        "test_dynamic_name": (),
+        "test_passed_on": (),
+        "test_keywords": (),
+        "test_sizes": ("*",),
+        "test_skipped": ("",),
+        "test_expected[ws2]": ("",),
+        "test_expected[ws4]": ("",),
+        "test_typo": ("",),
+        "test_expected_body[1]": ("",),
+        "TestClass::test_rpc": ("",),
+    }
+    expected = found["test_expected[ws4]"]
+    assert expected.why_not == 'expected to fail: "slow"'
+    assert expected.settings == {
+        "ranks": 4,
+        "launches": 7,
+        "max-launches": 20,
+        "steps": 30,
+        "min-time": 1.0,
+        "backend": "gloo",
+    }
+    assert (expected.limits, expected.limits_from) == (
+        (limit("p50:5%"),),
+        "marker",
+    )
+    assert expected.marks == ("ddp", "xfail")
+    assert found["test_skipped"].why_not == 'skipped: "flaky"'
+    assert found["test_typo"].settings == {}
+    assert found["TestClass::test_rpc"].settings["ranks"] == 2
+    (overridden,) = found["TestClass::test_rpc"].overridden
+    assert overridden.startswith("rpc_benchmark (test_a_test_shows")
+    assert found["test_plain"].overridden == ()
+    body = found["test_plain"].body
+    assert body == found["test_skipped"].body == expected.body
+    assert body != found["test_expected_body[1]"].body
