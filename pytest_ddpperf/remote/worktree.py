@@ -33,6 +33,7 @@ from pytest_ddpperf.remote.whole_tree import (
     link_ignored,
     still_lacks,
 )
+from pytest_ddpperf.wire.boot import contents
 from pytest_ddpperf.wire.source_trees import Trees, is_code
 from pytest_ddpperf.wire.variables import concealed_words
 
@@ -41,14 +42,40 @@ _ATTEMPTS = 20
 
 
 def _own_prefix() -> str:
-    """Return how these folders are named on this host: a container's are not seen by others that
-    share a repository."""
-    return f"{_PREFIX}{hashlib.sha256(os.uname().nodename.encode()).hexdigest()[:6]}-"
+    """Return how these folders are named where this process sees their owners: a container's are
+    not seen by others that share a repository or a temporary folder."""
+    seen = os.uname().nodename
+    with suppress(OSError):
+        seen += os.readlink("/proc/self/ns/pid")
+    return f"{_PREFIX}{hashlib.sha256(seen.encode()).hexdigest()[:6]}-"
+
+
+def _start_of(pid: int) -> str:
+    """Return when a process began, in the kernel's ticks; "" if that is not known."""
+    fields = contents(Path(f"/proc/{pid}/stat")).rpartition(")")[2].split()
+    return "".join(fields[19:20])
+
+
+def _is_abandoned(folder: Path) -> bool:
+    """Whether the owner of such a folder, whom its name has, is gone."""
+    name = folder.name
+    if not name.startswith(_own_prefix()):
+        return False
+    pid, _, rest = name.removeprefix(_own_prefix()).partition("-")
+    try:
+        os.kill(int(pid), 0)
+    except ProcessLookupError:
+        return True
+    except (ValueError, OSError):
+        return False
+    # another process may have its number by now
+    return _start_of(int(pid)) != rest.partition("-")[0]
 
 
 class Worktree:
     """A temporary folder of this run's own, `path`, and a worktree of a commit in it, `tree`, if
-    one is given. If this run is killed, its rank server removes the folder."""
+    one is given. If this run is killed, its rank server removes the folder, or else the next
+    run."""
 
     def __init__(
         self,
@@ -61,9 +88,12 @@ class Worktree:
         """`offline`: nothing is fetched. `timeout`: seconds that git has. Raises GitError or
         OSError, with nothing left."""
         self._top, self._commit = top, commit
-        self.path = Path(
-            os.path.realpath(tempfile.mkdtemp(prefix=_own_prefix()))
-        )
+        # the marker of its owner is there as soon as the folder is
+        owner = f"{_own_prefix()}{os.getpid()}-{_start_of(os.getpid())}-"
+        self.path = Path(os.path.realpath(tempfile.mkdtemp(prefix=owner)))
+        for folder in self.path.parent.glob(f"{_own_prefix()}*"):
+            if _is_abandoned(folder):
+                shutil.rmtree(folder, ignore_errors=True)
         # Named by git after the repository; the folder around it is ours to recognise.
         self.tree = self.path / (top.name or "tree")
         if commit:
@@ -129,7 +159,12 @@ def _alone(top: Path) -> Iterator[None]:
 def _forget_old_worktrees(top: Path) -> None:
     """Let git know that the worktrees of runs that were killed are gone."""
     for tree in git.worktrees(top):
-        if tree.parent.name.startswith(_own_prefix()) and not tree.exists():
+        if not tree.parent.name.startswith(_own_prefix()):
+            continue
+        # in another folder for temporary files
+        if _is_abandoned(tree.parent):
+            shutil.rmtree(tree.parent, ignore_errors=True)
+        if not tree.exists():
             _forget(top, tree)
 
 

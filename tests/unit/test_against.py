@@ -7,6 +7,7 @@ import fcntl
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -37,7 +38,7 @@ from pytest_ddpperf.remote.version import (
 from pytest_ddpperf.remote.worktree import Checkout, Worktree, sources_here
 from pytest_ddpperf.wire.source_trees import Trees
 from tests.git import git
-from tests.processes import until
+from tests.processes import descendants, ended, gone, until
 from tests.unit.test_git import commit
 from tests.unit.test_machine import settings
 
@@ -623,6 +624,84 @@ def test_the_next_run_lets_git_forget_a_worktree_of_a_killed_one(
         assert set(worktrees(top)) == {top, alive.tree, worktree.tree}
         worktree.remove()
         alive.remove()
+
+
+# It stops before git is called, while git checks out, or when all is there.
+KILLED = """
+import sys, time
+from pathlib import Path
+from pytest_ddpperf.remote import worktree
+top, phase, reached = Path(sys.argv[1]), sys.argv[2], Path(sys.argv[3])
+
+def stop(*_):
+    reached.touch()
+    time.sleep(600)
+
+if phase == "folder":
+    worktree._alone = stop
+worktree.Worktree(top, "v1")
+stop()
+"""
+
+
+@pytest.mark.skipif(
+    not Path("/proc/self/stat").exists(), reason="needs the start of a process"
+)
+@pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.parametrize("phase", ["folder", "checkout", "set-up"])
+def test_the_next_run_removes_what_a_killed_one_left_in_any_phase(
+    top: Path,
+    temporary: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    phase: str,
+    signum: signal.Signals,
+) -> None:
+    reached = tmp_path / "reached"
+    if phase == "checkout":
+        (top / ".git/info").mkdir(exist_ok=True)
+        (top / ".git/info/attributes").write_text("*.py filter=slow\n")
+        slow = f"cat; [ -e '{reached}-no' ] || (touch '{reached}'; sleep 600)"
+        git(top, "config", "filter.slow.smudge", slow)
+    with untouched(top):
+        command = [sys.executable, "-c", KILLED, top, phase, reached]
+        started = subprocess.Popen(command)
+        with ended(started) as process:
+            until(reached.exists)
+            below = descendants(process.pid)
+            process.send_signal(signum)
+            process.wait(60)
+            for pid in below:  # git, and what it started
+                os.kill(pid, signal.SIGKILL)
+            until(lambda: gone(below))
+        (left,) = temporary.iterdir()
+        assert left.name.startswith(folder_module._PREFIX)
+        Path(f"{reached}-no").touch()
+        # the next run may have another folder for temporary files
+        if signum == signal.SIGTERM and phase != "folder":
+            (tmp_path / "other").mkdir()
+            monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "other"))
+        worktree = Worktree(top, "v1")
+        assert not left.exists()
+        assert worktrees(top) == [top, worktree.tree]
+        worktree.remove()
+
+
+def test_a_folder_is_abandoned_only_if_its_owner_is_gone(
+    temporary: Path,
+) -> None:
+    prefix = folder_module._own_prefix()
+    pid, start = os.getpid(), folder_module._start_of(os.getpid())
+    names = {
+        f"{prefix}{pid}-{start}-abc": False,
+        f"{prefix}1-{folder_module._start_of(1)}-abc": False,
+        f"{prefix}{pid}-1-abc": True,
+        f"{prefix}99999999-1-abc": True,
+        f"{prefix}alive": False,
+        f"{folder_module._PREFIX}000000-99999999-1-abc": False,
+    }
+    for name, is_abandoned in names.items():
+        assert folder_module._is_abandoned(temporary / name) is is_abandoned
 
 
 def test_worktrees_of_the_users_stay_those_that_are_gone_too(
