@@ -224,7 +224,20 @@ AGAIN = "restore it with git checkout, or delete it and run with --ddp-save-base
 
 def text(baseline: Baseline) -> str:
     """Return the file of a baseline; raises CodecError."""
-    return dumps({"schema": SCHEMA, **encode(baseline)})
+    content = encode(baseline)
+    return dumps(
+        {
+            "schema": SCHEMA,
+            "checksum": checksum(content["sessions"]),
+            **content,
+        }
+    )
+
+
+def checksum(sessions: object) -> str:
+    """Return a checksum of the sessions in a file, as plain values of JSON. It shows that somebody
+    edited them, and is no protection from a person who computes it anew."""
+    return hashlib.sha256(dumps(sessions).encode()).hexdigest()[:16]
 
 
 def parse(path: Path, data: bytes) -> Baseline:
@@ -252,7 +265,12 @@ def parse(path: Path, data: bytes) -> Baseline:
         baseline = decode(Baseline, content)
     except CodecError as error:
         raise BaselineError(path, str(error), AGAIN) from error
-    if problem := _problem(baseline):
+    problem = _problem(baseline)
+    # files from before there was one have none
+    stored = content.get("checksum")
+    if not problem and stored not in (None, checksum(content["sessions"])):
+        problem = "sessions: were edited after they were measured"
+    if problem:
         raise BaselineError(path, problem, AGAIN)
     return baseline
 

@@ -19,7 +19,7 @@ from pytest_ddpperf import text
 from pytest_ddpperf.baseline import Store
 from pytest_ddpperf.cli import console
 from pytest_ddpperf.records.errors import BaselineError
-from pytest_ddpperf.records.samples import Baseline
+from pytest_ddpperf.records.samples import Baseline, TestId
 from pytest_ddpperf.report import figures, json_report, markdown, terminal
 
 _SHARDS = (
@@ -210,13 +210,30 @@ def _list(arguments: argparse.Namespace) -> int:
         found = f"{name} {test.module}::{test.name} {test.label}"
         if arguments.matches is None or arguments.matches(found):
             chosen.setdefault(name, []).append(baseline)
+    marks = "*: uncommitted changes"
     for name, baselines in chosen.items():
-        table = terminal.baseline_table(name, baselines)
+        gone = {each.test for each in baselines if _is_gone(each.test)}
+        if gone:
+            marks = "*: uncommitted changes; ?: the test is gone"
+        table = terminal.baseline_table(name, baselines, gone)
         console.say(text.wrap_for_terminal((*table, "")))
     stored = text.several(sum(map(len, chosen.values())), "baseline")
     environments = text.several(len(chosen), "environment")
-    console.say([f"{stored} in {environments} (*: uncommitted changes)"])
+    console.say([f"{stored} in {environments} ({marks})"])
     return status
+
+
+def _is_gone(test: TestId) -> bool:
+    """Whether a test is not in its file, by paths from here. Of an installed module nothing is
+    known."""
+    file = Path(f"{test.module}.py")
+    if "." in test.module or not file.parent.is_dir():
+        return False
+    function = test.name.partition("[")[0].rpartition("::")[2]
+    try:
+        return f"def {function}(" not in file.read_text()
+    except OSError:
+        return True
 
 
 def add_doctor(subparsers: Any) -> None:

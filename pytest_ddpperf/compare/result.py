@@ -27,7 +27,7 @@ from pytest_ddpperf.compare.sides import (
     StoredBaseline,
 )
 from pytest_ddpperf.records.outcome import BaselineSide
-from pytest_ddpperf.records.plan import Collective
+from pytest_ddpperf.records.plan import COUNTER_LIMITS, Collective
 from pytest_ddpperf.records.samples import (
     Baseline,
     Counters,
@@ -204,6 +204,12 @@ class Measured:
             resolution=times.resolutions(
                 self.measurement, self.job.limits, level=self.job.level
             ),
+            limits=tuple(
+                limit
+                for limit in self.job.limits
+                if limit not in COUNTER_LIMITS  # which are the same for all
+            ),
+            launches=self.job.launches,
             distributions=distributions(self.launches),
         )
         return Baseline(test=self.job.test, sessions=(recording,))

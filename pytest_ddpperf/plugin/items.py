@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import sys
 from collections.abc import Collection, Mapping, Sequence
@@ -17,6 +18,7 @@ from pytest_ddpperf.options.definitions import ROWS
 
 if TYPE_CHECKING:
     from pytest_ddpperf.options.settings import Settings
+    from pytest_ddpperf.plugin.process import PytestProcess
     from pytest_ddpperf.records.errors import MarkerError
 
 WORLD_SIZE = "ddp_world_size"
@@ -73,6 +75,16 @@ def selects_tests(config: pytest.Config) -> bool:
     """Say whether the call names single tests, or those that the last run left."""
     by_last_run = [config.getoption(name, None) for name in ("lf", "stepwise")]
     return any("::" in word for word in named_tests(config)) or any(by_last_run)
+
+
+def leaves_tests_out(run: PytestProcess) -> bool:
+    """Say whether the call selects tests, or a plugin does, so that tests which are not there mean
+    nothing. What the ini file selects is not meant."""
+    selects = re.compile("-[a-zA-Z]*[km]|--deselect|--ignore")
+    if any(map(selects.match, map(str, run.config.invocation_params.args))):
+        return True
+    by_ini = any(map(selects.match, run.config.getini("addopts")))
+    return selects_tests(run.config) or bool(run.deselected and not by_ini)
 
 
 def moved_rootdir(config: pytest.Config) -> str:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 
-from pytest_ddpperf.plugin.items import selects_tests
+from pytest_ddpperf.plugin.items import leaves_tests_out, selects_tests
 from pytest_ddpperf.plugin.snapshot import why_not_compared
 
 if TYPE_CHECKING:
@@ -126,6 +126,22 @@ class PytestRole:
 
 class Alone(PytestRole):
     """A pytest without others, which may start the code of a baseline to confirm a suspicion."""
+
+    def guard(
+        self, run: PytestProcess, outcomes: Sequence[Outcome]
+    ) -> tuple[tuple[Loosened, ...], str]:
+        settings = run.settings
+        # whoever saves accepts
+        if not outcomes or settings.records or settings.disable:
+            return (), ""
+        from pytest_ddpperf.verdict.guard import LOOSENED, since_baseline
+
+        found = tuple(since_baseline(outcomes))
+        # of xdist's workers it is not known what they left out
+        if run.items and not run.failed and not leaves_tests_out(run):
+            found += tuple(run.session.find_lost(outcomes))
+        is_red = bool(found) and "loosened" in (settings.fail_on or ())
+        return found, LOOSENED if is_red else ""
 
     def confirms(self, run: PytestProcess) -> SideOf | str:
         if problem := why_not_compared():

@@ -4,7 +4,8 @@ pytest."""
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime, timezone
 from functools import cached_property, partial
@@ -22,11 +23,14 @@ from pytest_ddpperf.git import checked_out, tree_of
 from pytest_ddpperf.launch import Launcher, Observer
 from pytest_ddpperf.options.settings import Settings
 from pytest_ddpperf.records.errors import BaselineError, GitError
+from pytest_ddpperf.records.guard import BASELINE, Kind, Loosened
+from pytest_ddpperf.records.outcome import Outcome
 from pytest_ddpperf.records.reason import Reason
 from pytest_ddpperf.records.samples import Scalar, Status
 from pytest_ddpperf.remote.worktree import one_tree
 from pytest_ddpperf.report import sentences
 from pytest_ddpperf.verdict import decision
+from pytest_ddpperf.verdict.guard import GATE_OFF
 from pytest_ddpperf.wire.source_trees import Trees
 
 
@@ -124,6 +128,30 @@ class Session:
                 f"the session was not added, because it is worse: {change}",
                 "measure again, or accept it with --ddp-save-baseline",
             )
+
+    def find_lost(self, outcomes: Sequence[Outcome]) -> Iterator[Loosened]:
+        """Yield the baselines of the environments and modules of a run whose measurements it did
+        not compare."""
+        known = {
+            self._rootdir / outcome.baseline_path: outcome
+            for outcome in outcomes
+            if outcome.baseline_path
+        }
+        for folder in sorted({path.parent for path in known}):
+            for path in sorted(folder.glob("*.json")):
+                why = "not measured"
+                if path in known:
+                    verdict = known[path].verdict
+                    if verdict is None or verdict.reason != Reason.GATE_OFF:
+                        continue
+                    why = GATE_OFF
+                with suppress(BaselineError):
+                    yield Loosened(
+                        kind=Kind.NOT_COMPARED,
+                        since=BASELINE,
+                        test=str(self.store.read_file(path).test),
+                        now=why,
+                    )
 
     def _code_and_inputs(
         self, launches: Launches

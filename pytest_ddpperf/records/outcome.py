@@ -98,6 +98,7 @@ class StoredSession:
     launch_seconds: Mapping[str, tuple[float, ...]]
     phases: Means = field(default_factory=dict)  # the mean over ranks
     limits: tuple[Limit, ...] = ()  # as of `Recording`
+    launches: int = 0  # as of `Recording`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -189,6 +189,9 @@ class Recording:
     commit: str = ""
     # by metric, as `Comparison.resolution`
     resolution: Mapping[str, float] = field(default_factory=dict)
+    # that it is judged by, and how many launches were asked for; () and 0 if it does not say
+    limits: tuple[Limit, ...] = ()
+    launches: int = 0
     # git's, of all files in the repository but baselines; "" if it does not identify
     # the code
     tree: str = ""

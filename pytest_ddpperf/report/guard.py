@@ -48,7 +48,7 @@ def _sentence(kind: Kind, since: str, alike: Sequence[Loosened]) -> str:
             when = " since its baseline was saved" if saved else ""
             return f"limit of {tests} raised{when}: {changes}"
         case Kind.MEASURED_LESS:
-            return f"{tests} measured otherwise than in {since}: {changes}"
+            return f"{tests} measured otherwise than {'for' if saved else 'in'} {since}: {changes}"
         case Kind.FIXTURE:
             return f"a fixture of {tests} is not the plugin's now: {names}"
         case Kind.NOT_RED:

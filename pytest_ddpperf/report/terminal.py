@@ -3,7 +3,7 @@ more with -v."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import fields
 from statistics import median
 
@@ -16,6 +16,7 @@ from pytest_ddpperf.records.samples import (
     LaunchCost,
     LaunchSteps,
     Samples,
+    TestId,
     Verdict,
 )
 from pytest_ddpperf.report import sentences
@@ -355,10 +356,12 @@ _BASELINE_TITLES = (
 
 
 def baseline_table(
-    environment: str, baselines: Iterable[Baseline]
+    environment: str,
+    baselines: Iterable[Baseline],
+    gone: Collection[TestId] = (),
 ) -> Iterator[str]:
     """Yield the baselines of one environment, a row per test, with the figures of its last
-    session."""
+    session. Tests that are `gone` are marked."""
     rows = []
     for baseline in baselines:
         last = baseline.sessions[-1]
@@ -369,7 +372,8 @@ def baseline_table(
         digits, dirty, _ = last.commit.partition("-dirty")
         rows.append(
             (
-                text.shortened(str(baseline.test)),
+                text.shortened(str(baseline.test))
+                + ("?" if baseline.test in gone else ""),
                 str(len(baseline.sessions)),
                 text.date(last.created) or "unknown",
                 text.commit(digits) + ("*" if dirty else "") or "-",

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from pytest_ddpperf import text
 from pytest_ddpperf.records.guard import (
@@ -22,6 +23,7 @@ from pytest_ddpperf.records.plan import COUNTER_LIMITS, Limit
 REMOVED = "removed"
 DESELECTED = "deselected"
 GATE_OFF = "gate=False"
+LOOSENED = "--ddp-fail-on loosened"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,7 +134,7 @@ class Guard:
         not. What the other version's settings say holds, too."""
         red = {*self.before.red, *self.now.red}
         if "loosened" in red and any(each.kind not in UNSURE for each in found):
-            return "--ddp-fail-on loosened"
+            return LOOSENED
         asked = {test.nodeid for test in self.before.tests if not test.why_not}
         lost = {each.test for each in found if each.kind is Kind.NOT_COMPARED}
         if asked and asked <= lost and not compared and "no-baseline" in red:
@@ -181,15 +183,16 @@ def raised_limits(
 
 
 def since_baseline(outcomes: Sequence[Outcome]) -> Iterator[Loosened]:
-    """Yield the limits that are not as strict as when the baselines of a run were saved."""
+    """Yield what is not as strict as when the baselines of a run were saved."""
     for outcome in outcomes:
         for session in outcome.sessions[-1:]:
+            found = partial(Loosened, since=BASELINE, test=text.name(outcome))
             for name, old, new in raised_limits(session.limits, outcome.limits):
-                yield Loosened(
-                    kind=Kind.LIMIT,
-                    since=BASELINE,
-                    test=text.name(outcome),
-                    name=name,
-                    before=old,
-                    now=new,
+                yield found(kind=Kind.LIMIT, name=name, before=old, now=new)
+            if outcome.launches < session.launches:
+                yield found(
+                    kind=Kind.MEASURED_LESS,
+                    name="launches",
+                    before=str(session.launches),
+                    now=str(outcome.launches),
                 )

@@ -584,4 +584,6 @@ def in_percentiles(session: Recording, steps: int) -> StoredSession:
         steps=steps,
         launch_seconds=launch_figures(samples.step_seconds),
         phases=session.measurement.mean_phases,
+        limits=session.limits,
+        launches=session.launches,
     )

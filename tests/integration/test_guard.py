@@ -243,3 +243,53 @@ def test_what_cannot_be_collected_is_told(top: Path, run: Run) -> None:
     )
     assert "nonesuch" in unknown
     assert file.startswith("guard: tests/conftest.py differs from main's")
+
+
+def test_baselines_whose_tests_are_weaker_are_told_until_they_are_saved_anew(
+    pytester: pytest.Pytester, run: Run
+) -> None:
+    file = pytester.path / "test_step.py"
+    file.write_text(TESTS.replace("import speed\n", ""))
+    run("--ddp-save-baseline", *FEW).assert_outcomes(passed=4)
+    result = run(*FEW)
+    result.assert_outcomes(passed=4)
+    assert guard_lines(result) == []
+
+    changed = TESTS.replace("import speed\n", "")
+    changed = changed.replace(', name="two"', ', name="two", gate=False')
+    changed = changed.replace(
+        "def test_second",
+        '@pytest.mark.ddp(threshold="p50:900%")\ndef test_second',
+    )
+    changed = changed.replace(
+        "def test_third", '@pytest.mark.skip("flaky")\ndef test_third'
+    )
+    file.write_text(changed.replace("def test_gone", "def gone"))
+    result = run("-q", *FEW)
+    assert result.ret == 0
+    lines = [
+        "guard: limit of test_step::test_second raised since its baseline was saved:"
+        " p50 300 % -> 900 %",
+        "guard: tests that have baselines are not compared now: test_step::test_first (two)"
+        " (gate=False), test_step::test_gone (not measured), test_step::test_third (not measured)",
+    ]
+    lines[0] = lines[0].replace("test_step::", "test_step.py::")
+    assert guard_lines(result) == lines
+    fails = "--ddp-fail-on=regressed,loosened"
+    result = run(*FEW, fails)
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+    assert guard_lines(result) == [
+        *lines,
+        "guard: the run fails: --ddp-fail-on loosened",
+    ]
+    # what the call itself left out
+    result = run(*FEW, fails, "-k", "first")
+    assert (result.ret, guard_lines(result)) == (0, [])
+
+    saved = run("--ddp-save-baseline", *FEW, fails)
+    assert (saved.ret, guard_lines(saved)) == (0, [])
+    for gone in ("test_gone", "test_third", "test_first+two"):
+        (path,) = (pytester.path / "baselines").rglob(f"{gone}.json")
+        path.unlink()
+    result = run(*FEW, fails)
+    assert (result.ret, guard_lines(result)) == (0, [])

@@ -418,6 +418,7 @@ def edit(path, *place, to):
     for part in place[:-1]:
         inner = inner[part]
     inner[place[-1]] = to
+    del data["checksum"]  # as of a file from before there was one
     path.write_text(json.dumps(data))
 
 
@@ -560,6 +561,30 @@ def test_samples_edited_to_nonsense_are_named_by_their_place(
     error = refusal(store)
     assert error.problem == "sessions[0].measurement.samples" + problem
     assert error.remedy == RECORD_AGAIN
+
+
+def test_a_file_that_was_edited_by_hand_is_refused_unless_the_test_was_renamed(
+    store,
+):
+    path = store.write(BASELINE)
+    text = path.read_text()
+    whole = json.loads(text)
+    samples = whole["sessions"][0]["measurement"]["samples"]
+    for table in ("step_seconds", "rank_seconds"):
+        samples[table] = json.loads(
+            json.dumps(samples[table]), parse_float=lambda n: float(n) * 3
+        )
+    path.write_text(json.dumps(whole))
+    error = refusal(store)
+    assert error.problem == "sessions: were edited after they were measured"
+    assert error.remedy.startswith("restore it with git checkout")
+    data = json.loads(text)
+    data["new_field"] = "of a later version"
+    path.write_text(json.dumps(data))
+    assert store.read(CPU, TEST) == BASELINE, "however it is laid out"
+    del data["checksum"]
+    path.write_text(json.dumps(data))
+    assert store.read(CPU, TEST) == BASELINE, "of before there were checksums"
 
 
 def test_the_baseline_of_another_test_is_refused(store):

@@ -174,3 +174,26 @@ def test_what_cannot_be_read_is_named_and_the_others_are_listed(
         "1 baseline in 1 environment (*: uncommitted changes)\n"
     )
     assert broken.exists()
+
+
+def test_a_baseline_whose_test_is_gone_is_marked(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    save(tmp_path, "TestClass::test_here[4]")
+    save(tmp_path, "test_gone")
+    module = Path("tests/perf/test_step.py")
+    assert ddpperf(tmp_path, "list") == 0
+    assert "?" not in capsys.readouterr().out, "it is another rootdir"
+    module.parent.mkdir(parents=True)
+    module.write_text("class TestClass:\n    def test_here(self): ...\n")
+    assert ddpperf(tmp_path, "list") == 0
+    _, _, *rows, _, last = capsys.readouterr().out.splitlines()
+    marked = {row.split()[0].rpartition("::")[2]: "?" in row for row in rows}
+    assert marked == {"test_here[4]": False, "test_gone?": True}
+    assert last.endswith("(*: uncommitted changes; ?: the test is gone)")
+    module.unlink()
+    assert ddpperf(tmp_path, "list") == 0
+    assert capsys.readouterr().out.count("? ") == 2
