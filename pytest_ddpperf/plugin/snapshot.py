@@ -4,7 +4,6 @@ user's conftests add to the options."""
 from __future__ import annotations
 
 import os
-import re
 import sys
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -13,12 +12,6 @@ import pytest
 
 _PLAIN = (bool, int, float, str, list, tuple, dict, type(None))
 _LONGEST = 200  # characters of a value that is worth a line of a baseline
-_SECRET = (
-    # as against --max-tokens
-    r"(token|(api|access|auth|bearer|hf|hub|refresh)[-_]?tokens"
-    r"|(secret|password|passwd|passphrase|(api|access|private)[-_]?key)s?"
-    r"|(^|[-_])(pwd|pass|auth|credentials?))([-_](json|value|str|string|header|file))?$"
-)
 
 
 class ProcessSnapshot(NamedTuple):
@@ -48,6 +41,9 @@ def own_options(config: pytest.Config) -> dict[str, str]:
     """Return the options that the user's conftests added, with the `repr` of their values.
 
     Options that may be secrets are left out, and paths, which mean nothing on another day."""
+    # which a run without distributed tests does not need
+    from pytest_ddpperf.wire.variables import is_secret
+
     before = take_snapshot(config).options
     found: dict[str, str] = {}
     for name, value in sorted(vars(config.option).items()):
@@ -58,14 +54,9 @@ def own_options(config: pytest.Config) -> dict[str, str]:
         is_short = (
             len(text) <= _LONGEST and os.sep not in text and "<" not in text
         )
-        if isinstance(value, _PLAIN) and is_short and not holds_secret(name):
+        if isinstance(value, _PLAIN) and is_short and not is_secret(name):
             found["--" + name.replace("_", "-")] = text
     return found
-
-
-def holds_secret(option: str) -> bool:
-    """Say whether an option's name suggests a secret, which no file and no report may show."""
-    return re.search(_SECRET, option, re.IGNORECASE) is not None
 
 
 # Set by coverage.py, by pytest-cov before 7, or by the user, to measure processes that this one

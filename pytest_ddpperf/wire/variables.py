@@ -29,20 +29,27 @@ def digest(value: str | None) -> str:
     return f"digest {hashlib.sha256(value.encode('utf-8', 'surrogateescape')).hexdigest()[:8]}"
 
 
-# A word of a name: "max_tokens" holds none.
 _SECRET = re.compile(
-    r"(^|[-_])((api|access|auth|private|secret)?[-_]?key|(auth|access|hf|hub)?token|secrets?"
-    r"|password|passwd|passphrase|credentials?|auth)([-_]|$)",
+    # as against --max-tokens
+    r"(token|(api|access|auth|bearer|hf|hub|refresh)[-_]?tokens"
+    r"|(secret|password|passwd|passphrase|(api|access|private)[-_]?key)s?"
+    r"|(^|[-_])(pwd|pass|key|auth|credentials?))([-_](json|value|str|string|header|file))?$",
     re.IGNORECASE,
 )
 # of "scheme://user:password@host"
 _USER = re.compile(r"(?<=://)[^/@\s]+(?=@)")
 
 
+def is_secret(name: str) -> bool:
+    """Say whether the name of a variable or an option suggests a secret, which no file and no
+    report may show."""
+    return _SECRET.search(name) is not None
+
+
 def concealed(name: str, value: str) -> str:
     """Return a value as a file may hold it: the digest of a secret, which its name shows, and of
     the user in a URL."""
-    if _SECRET.search(name) and value:
+    if is_secret(name) and value:
         return digest(value)
     return _USER.sub(lambda found: digest(found[0]), value)
 

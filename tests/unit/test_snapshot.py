@@ -7,8 +7,9 @@ import sys
 
 import pytest
 
-from pytest_ddpperf.plugin.snapshot import SNAPSHOT, holds_secret, own_options
+from pytest_ddpperf.plugin.snapshot import SNAPSHOT, own_options
 from pytest_ddpperf.plugin.state import RUN
+from pytest_ddpperf.wire.variables import is_secret
 
 CONFTEST = """
 import os, pathlib, sys
@@ -96,5 +97,5 @@ PLAIN = (
 
 def test_secrets_are_known_by_their_names() -> None:
     assert [
-        name for name in f"{SECRETS} {PLAIN}".split() if holds_secret(name)
+        name for name in f"{SECRETS} {PLAIN}".split() if is_secret(name)
     ] == SECRETS.split()

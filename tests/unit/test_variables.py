@@ -7,11 +7,14 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
-from pytest_ddpperf.launch.request import read_by
+from pytest_ddpperf.launch.request import read_by, recorded
+from pytest_ddpperf.remote.worktree import Checkout
 from pytest_ddpperf.wire import variables
+from tests.unit.test_machine import settings
 
 
 @pytest.fixture(autouse=True)
@@ -78,3 +81,61 @@ def test_what_is_recorded_or_differs_by_process_is_left_out() -> None:
         "read:OURS": "unset",
         "read:THEIRS": "unset",
     }
+
+
+SECRET = variables.digest("abc")
+
+
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [
+        ("TORCH_API_KEY", SECRET),
+        ("NCCL_AUTH", SECRET),
+        ("TRITON_HUB_TOKEN", SECRET),
+        ("PYTORCH_PASSWORD", SECRET),
+        ("--credentials", SECRET),
+        ("--client-secret", SECRET),
+        ("--max-tokens", "abc"),
+        ("NCCL_ALGO", "abc"),
+        ("--keyboard", "abc"),
+    ],
+)
+def test_a_secret_is_known_by_its_name_and_shown_as_a_digest(
+    name: str, shown: str
+) -> None:
+    assert variables.concealed(name, "abc") == shown
+    assert variables.concealed(name, "") == ""
+
+
+def test_the_user_of_a_url_is_a_secret() -> None:
+    user = variables.digest("me:abc")
+    assert (
+        variables.concealed("DATA", "s3://me:abc@host/a,http://b/c@d")
+        == f"s3://{user}@host/a,http://b/c@d"
+    )
+
+
+def test_the_secrets_of_a_command_line_are_digests() -> None:
+    words = "--token abc --lr 1 --api-key=abc --password -v abc A_KEY=abc"
+    shown = (
+        *("--token", SECRET, "--lr", "1", f"--api-key={SECRET}"),
+        *("--password", "-v", "abc", f"A_KEY={SECRET}"),
+    )
+    assert variables.concealed_words(words.split()) == shown
+
+
+def test_allowed_variables_and_the_other_version_show_no_secret(
+    tmp_path: Path,
+) -> None:
+    assert recorded({"TORCH_KEY": "abc", "NCCL_ALGO": "Ring"}) == {
+        "env:TORCH_KEY": SECRET,
+        "env:NCCL_ALGO": "Ring",
+    }
+    asked = settings(
+        against_env=("MY_TOKEN=abc", "A=1"),
+        against_option=("--my-password", "abc"),
+    )
+    checkout = Checkout(asked, tmp_path, ())
+    assert "abc" not in repr(checkout.version)
+    assert str(checkout.version).count(SECRET) == 2
+    assert checkout.environ({}) == {"MY_TOKEN": "abc", "A": "1"}
