@@ -6,7 +6,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pytest_ddpperf.plugin.items import RPC, WORLD_SIZE, uses, with_place
+from pytest_ddpperf.plugin.items import (
+    RPC,
+    WORLD_SIZE,
+    marked_settings,
+    uses,
+    with_place,
+)
 from pytest_ddpperf.plugin.state import RUN
 
 if TYPE_CHECKING:
@@ -16,25 +22,8 @@ if TYPE_CHECKING:
 
 
 def settings_of(item: pytest.Item) -> Settings:
-    """Return the settings of one test, its markers included; those of its parameters are the
-    closest. Raises MarkerError."""
-    from pytest_ddpperf.options.settings import with_markers
-    from pytest_ddpperf.records.errors import MarkerError
-
-    closest: list[pytest.Mark] = []
-    callspec = getattr(item, "callspec", None)
-    if callspec is not None:
-        closest += [mark for mark in callspec.marks if mark.name == "ddp"]
-        has_size = WORLD_SIZE in callspec.params
-        for mark in closest:
-            if has_size and "world_size" in mark.kwargs:
-                raise MarkerError(
-                    "a parameter's @pytest.mark.ddp(world_size=...)",
-                    mark.kwargs["world_size"],
-                    "the test itself runs with several: give the test one list",
-                )
-    of_run = item.config.stash[RUN].settings
-    return with_markers(of_run, [*closest, *item.iter_markers("ddp")])
+    """Return the settings of one test, its markers included; raises MarkerError."""
+    return marked_settings(item, item.config.stash[RUN].settings)
 
 
 def own_settings(item: pytest.Item) -> Settings:

@@ -134,6 +134,27 @@ def accept_command(item: pytest.Item, settings: Settings) -> str:
     return shlex.join([*words, "--ddp-save-baseline"])
 
 
+def marked_settings(item: pytest.Item, of_run: Settings) -> Settings:
+    """Return the settings of one test: its markers over those of the run; those of its parameters
+    are the closest. Raises MarkerError."""
+    from pytest_ddpperf.options.settings import with_markers
+    from pytest_ddpperf.records.errors import MarkerError
+
+    closest: list[pytest.Mark] = []
+    callspec = getattr(item, "callspec", None)
+    if callspec is not None:
+        closest += [mark for mark in callspec.marks if mark.name == "ddp"]
+        has_size = WORLD_SIZE in callspec.params
+        for mark in closest:
+            if has_size and "world_size" in mark.kwargs:
+                raise MarkerError(
+                    "a parameter's @pytest.mark.ddp(world_size=...)",
+                    mark.kwargs["world_size"],
+                    "the test itself runs with several: give the test one list",
+                )
+    return with_markers(of_run, [*closest, *item.iter_markers("ddp")])
+
+
 def nodeid_of(item: pytest.Item) -> str:
     """Return the node id as collected, by which pytest finds the test. Afterwards conftests may
     rename it, and xdist's workers add the group of --dist loadgroup."""

@@ -16,11 +16,12 @@ from typing import Any
 import pytest
 from _pytest.skipping import evaluate_skip_marks, evaluate_xfail_marks
 
-from pytest_ddpperf.plugin.item_settings import settings_of
+from pytest_ddpperf.options.settings import Settings
 from pytest_ddpperf.plugin.items import (
     BENCHMARKS,
     RPC,
     WORLD_SIZE,
+    marked_settings,
     measures,
     nodeid_of,
     uses,
@@ -49,7 +50,7 @@ def read_judged(run: PytestProcess, trees: Trees) -> Judged:
     for items, why_not in ((run.items, ""), (run.deselected, DESELECTED)):
         for item in items:
             if measures(item):
-                tests.append(_read_test(item, trees, why_not))
+                tests.append(_read_test(item, run.settings, trees, why_not))
     ini = repr([run.config.getini(name) for name in _INI])
     return Judged(
         tests=tuple(tests),
@@ -79,7 +80,9 @@ def differing_files(
     return found
 
 
-def _read_test(item: pytest.Item, trees: Trees, why_not: str) -> JudgedTest:
+def _read_test(
+    item: pytest.Item, of_run: Settings, trees: Trees, why_not: str
+) -> JudgedTest:
     function = _function_of(item)
     test = JudgedTest(
         nodeid=nodeid_of(item),
@@ -93,7 +96,7 @@ def _read_test(item: pytest.Item, trees: Trees, why_not: str) -> JudgedTest:
         body = digest("".join(parts).encode())
         test = replace(test, labels=_labels(function), body=body)
     with suppress(MarkerError):
-        settings = settings_of(item)
+        settings = marked_settings(item, of_run)
         sizes = getattr(getattr(item, "callspec", None), "params", {})
         is_rpc = uses(item, {RPC})
         size = sizes.get(WORLD_SIZE, settings.world_sizes[0])
