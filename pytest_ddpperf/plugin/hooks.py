@@ -24,6 +24,7 @@ from pytest_ddpperf.plugin.items import (
     WORLD_SIZE,
     has_benchmark,
     is_distributed,
+    nodeid_of,
 )
 from pytest_ddpperf.plugin.reporter import Reporter, prepare_files
 from pytest_ddpperf.plugin.role import LeadsNodes
@@ -77,7 +78,14 @@ def pytest_configure(config: pytest.Config) -> None:
         _check(run)
     if not run.worker:
         writes = given and not _only_shows(config)
-        plugins.register(Reporter(run, writes=writes), "ddpperf-reporter")
+        _register(run, Reporter(run, writes=writes), "ddpperf-reporter")
+
+
+def _register(run: Run, plugin: object, name: str) -> None:
+    """Register a part of this plugin; raises pytest.UsageError if an option disables it, with which
+    a run would report nothing."""
+    if run.config.pluginmanager.register(plugin, name) is None:
+        raise pytest.UsageError(f"-p no:{name} is not supported: drop it")
 
 
 def _check(run: Run) -> None:
@@ -164,8 +172,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     if run.items:
         from pytest_ddpperf.plugin.running import RunningTests
 
-        plugins = run.config.pluginmanager
-        plugins.register(RunningTests(run), "ddpperf-tests")
+        _register(run, RunningTests(run), "ddpperf-tests")
         if not shows:
             _prepare(run, items)
     elif not shows and run.config.getoption("ddp_against") is not None:
@@ -206,8 +213,11 @@ def _prepare(run: Run, items: list[pytest.Item]) -> None:
         run.start_others(items)
         for item in run.items:
             # the test will be skipped, or fail
-            with suppress(Unavailable, MarkerError):
-                check_place(item)
+            with suppress(MarkerError):
+                try:
+                    check_place(item)
+                except Unavailable:
+                    run.lacking.add(nodeid_of(item))
         if run.items:
             run.report.facts = run.machine()
         run.role.await_others(run)

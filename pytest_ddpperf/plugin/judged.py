@@ -97,13 +97,16 @@ def _read_test(
         test = replace(test, labels=_labels(function), body=body)
     with suppress(MarkerError):
         settings = marked_settings(item, of_run)
+        source, inipath = settings.sources["limits"], item.config.inipath
+        if source == "ini" and inipath is not None:
+            source = inipath.name
         sizes = getattr(getattr(item, "callspec", None), "params", {})
         is_rpc = uses(item, {RPC})
         size = sizes.get(WORLD_SIZE, settings.world_sizes[0])
         return replace(
             test,
             limits=settings.limits,
-            limits_from=settings.sources["limits"],
+            limits_from=source,
             settings={
                 "ranks": settings.trainers if is_rpc else size,
                 "launches": settings.launches,

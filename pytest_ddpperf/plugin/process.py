@@ -22,6 +22,7 @@ class PytestProcess(Protocol):
     # node ids of tests, as `Run` has them
     failed: set[str]
     begun: set[str]
+    lacking: set[str]
 
     @property
     def settings(self) -> Settings: ...

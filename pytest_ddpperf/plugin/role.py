@@ -197,6 +197,7 @@ class LooksAtVersion(PytestRole):
                 config, self._side.changed_tests, before, now
             ),
             measured=measured,
+            lacking=run.lacking,
             selects=selects_tests(config),
         )
         found = tuple(guard.find())

@@ -37,6 +37,8 @@ class Run:
         self.deselected: list[pytest.Item] = []  # distributed tests, too
         # node ids of tests, and of what could not be collected
         self.failed: set[str] = set()
+        # node ids of tests whose marker asks for more than this machine has
+        self.lacking: set[str] = set()
         # node ids of distributed tests that have begun
         self.begun: set[str] = set()
         self.sections: dict[str, tuple[str, ...]] = {}  # of `add_section`

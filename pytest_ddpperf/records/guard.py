@@ -24,7 +24,7 @@ class JudgedTest:
     # of its measurements that have a gate; () if its function does not show them
     labels: tuple[str, ...] = ()
     limits: tuple[Limit, ...] = ()
-    limits_from: str = ""  # "ini", "marker", ... as of `Settings.sources`
+    limits_from: str = ""  # "pytest.ini", "marker", "command line" or "default"
     # "launches", "steps", "ranks", "backend", ...; {} if its marker is invalid
     settings: Mapping[str, float | str] = field(default_factory=dict)
     # of its fixtures those that are not the plugin's, with the file that has them

@@ -24,6 +24,7 @@ REMOVED = "removed"
 DESELECTED = "deselected"
 GATE_OFF = "gate=False"
 LOOSENED = "--ddp-fail-on loosened"
+Change = tuple[str, str, str]  # of what, before and now
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +39,8 @@ class Guard:
     files: Collection[str]
     # by node id: tests that ended and did not fail; by label, whether there was a gate
     measured: Mapping[str, Mapping[str, bool]]
+    # node ids of tests whose marker asks for more than this machine has
+    lacking: Collection[str] = ()
     # whether the call itself selected some tests, of which the other version has others
     selects: bool = False
 
@@ -85,7 +88,10 @@ class Guard:
                 yield "", now.why_not
             return
         measured = self.measured.get(now.nodeid)
-        if measured is None or before.body == now.body:
+        is_same = before.body == now.body
+        if now.nodeid in self.lacking:
+            is_same = _needs(before) == _needs(now)
+        if measured is None or is_same:
             return
         if not measured:
             yield "", "measures nothing"
@@ -100,34 +106,22 @@ class Guard:
     def _weaker(
         self, before: JudgedTest, now: JudgedTest
     ) -> Iterator[Loosened]:
-        test = now.nodeid
         for name, old, new in raised_limits(before.limits, now.limits):
             yield self._found(
                 Kind.LIMIT,
-                test,
+                now.nodeid,
                 name=name,
                 before=old,
                 now=new,
                 source=now.limits_from,
             )
-        for name, was in before.settings.items():
-            value = now.settings.get(name, was)
-            # a backend that is another one is no less, but nobody knows
-            if isinstance(was, str) or isinstance(value, str):
-                is_less = was != value
-            else:
-                is_less = value < was
-            if is_less:
-                yield self._found(
-                    Kind.MEASURED_LESS,
-                    test,
-                    name=name,
-                    before=str(was),
-                    now=str(value),
-                )
+        for name, old, new in _reduced(before.settings, now.settings):
+            yield self._found(
+                Kind.MEASURED_LESS, now.nodeid, name=name, before=old, now=new
+            )
         for fixture in now.overridden:
             if fixture not in before.overridden:
-                yield self._found(Kind.FIXTURE, test, name=fixture)
+                yield self._found(Kind.FIXTURE, now.nodeid, name=fixture)
 
     def why_red(self, found: Sequence[Loosened], *, compared: int) -> str:
         """Return why the run is red, with so many measurements that were compared; "" if it is
@@ -140,6 +134,11 @@ class Guard:
         if asked and asked <= lost and not compared and "no-baseline" in red:
             return "nothing is compared any more"
         return ""
+
+
+def _needs(test: JudgedTest) -> list[object]:
+    """Return what a machine must have for a test."""
+    return [test.settings.get(name) for name in ("ranks", "backend")]
 
 
 def _pair_renamed(
@@ -162,24 +161,39 @@ def _key(test: JudgedTest) -> tuple[str, str]:
     return test.body, test.nodeid.partition("[")[2]
 
 
+def _reduced(
+    before: Mapping[str, float | str], now: Mapping[str, float | str]
+) -> Iterator[Change]:
+    """Yield the settings of which there is less. A backend that is another one may be, too."""
+    for name, old in before.items():
+        new = now.get(name, old)
+        if isinstance(old, str) or isinstance(new, str):
+            is_less = old != new
+        else:
+            is_less = new < old
+        if is_less:
+            yield name, str(old), str(new)
+
+
 def raised_limits(
     before: Sequence[Limit], now: Sequence[Limit]
-) -> Iterator[tuple[str, str, str]]:
-    """Yield the metric, the limit before and the limit now of each that is not as strict any more.
-    Limits in another unit cannot be compared, so they count. None are known of one side: none are
-    yielded."""
+) -> Iterator[Change]:
+    """Yield the limits that are not as strict any more, by metric. Limits in another unit cannot be
+    compared, so they count. If none are known of one side, nothing is yielded."""
     if not before or not now:
         return
-    # those on counters hold unless others are named
-    new = {limit.metric: limit for limit in (*COUNTER_LIMITS, *now)}
-    for metric, limit in {
-        each.metric: each for each in (*COUNTER_LIMITS, *before)
-    }.items():
+    old, new = _by_metric(before), _by_metric(now)
+    for metric, limit in old.items():
         other = new.get(metric)
         if other is None:
             yield metric, text.limit(limit), "none"
         elif other.unit != limit.unit or other.value > limit.value:
             yield metric, text.limit(limit), text.limit(other)
+
+
+def _by_metric(limits: Sequence[Limit]) -> dict[str, Limit]:
+    # those on counters hold unless others are named
+    return {limit.metric: limit for limit in (*COUNTER_LIMITS, *limits)}
 
 
 def since_baseline(outcomes: Sequence[Outcome]) -> Iterator[Loosened]:

@@ -96,8 +96,8 @@ def test_what_is_stricter_is_not_told(now: dict[str, Any]) -> None:
     ("now", "told"),
     [
         (
-            {"limits": (limit("p50:300%"),), "limits_from": "ini"},
-            "limit of test_a.py::test_a raised: p50 10 % -> 300 % (ini)",
+            {"limits": (limit("p50:300%"),), "limits_from": "pytest.ini"},
+            "limit of test_a.py::test_a raised: p50 10 % -> 300 % (pytest.ini)",
         ),
         (
             {"limits": (limit("p90:1%"),)},
@@ -197,6 +197,16 @@ def test_measurements_without_a_gate_are_told_where_the_function_differs(
     now = judged_test(body="2")
     assert lines(now, before=before, measured=measured) == told
     assert lines(before, before=before, measured=measured) == []
+
+
+def test_a_test_that_needs_more_devices_is_told_if_it_did_not_before() -> None:
+    """Else the other version's would have been skipped on this machine, too."""
+    edited = judged_test(body="2")
+    assert lines(edited, measured={}, lacking={A}) == []
+    more = judged_test(settings={"ranks": 1000, "backend": "auto"})
+    assert lines(more, measured={}, lacking={A}) == not_compared(
+        "measures nothing"
+    )
 
 
 def test_what_made_a_run_red_is_told() -> None:
@@ -373,6 +383,14 @@ class TestClass:
 def test_run(ddp_run):
     pass
 """
+
+
+def test_limits_of_the_ini_file_have_its_name(
+    pytester: pytest.Pytester, judged: Callable[..., dict[str, JudgedTest]]
+) -> None:
+    pytester.makeini("[pytest]\nddp_threshold = p50:7%\n")
+    (test,) = judged("def test_a(ddp_benchmark): ddp_benchmark(None)").values()
+    assert (test.limits, test.limits_from) == ((limit("p50:7%"),), "tox.ini")
 
 
 def test_a_test_shows_what_it_is_judged_by(

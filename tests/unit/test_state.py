@@ -166,3 +166,14 @@ def test_a_section_is_made_of_lines(pytester: pytest.Pytester) -> None:
         match="add_section: lines must be a list of lines, not one text",
     ):
         state.add_section(pytester.parseconfig(), "title", "a line")
+
+
+def test_a_part_of_the_plugin_cannot_be_disabled(
+    pytester: pytest.Pytester,
+) -> None:
+    """Without it a run would report nothing."""
+    part = "no:ddpperf-reporter"
+    with pytest.raises(
+        pytest.UsageError, match=f"-p {part} is not supported: drop it"
+    ):
+        pytester.parseconfigure("-p", "no:randomly", "-p", part)
