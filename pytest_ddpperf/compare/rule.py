@@ -275,7 +275,8 @@ class Rule:
             return Reason.DISABLED
         if not self.job.gate:
             return Reason.GATE_OFF
-        facts = {**rounds[self.job.launches - 1].now.facts, **self.job.facts}
+        found = rounds[: self.job.launches][-1]
+        facts = {**found.now.facts, **self.job.facts}
         for name, values in _DEBUGGING.items():
             if str(facts.get(name)).upper() in values:
                 return Reason.DEBUGGING_VARIABLE

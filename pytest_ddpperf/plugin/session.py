@@ -59,7 +59,8 @@ class Session:
 
     @cached_property
     def _top(self) -> Path:
-        return Path(one_tree(self._rootdir).current)
+        trees = self._trees or one_tree(self._rootdir)
+        return Path(trees.current)
 
     def shown(self, file: Path) -> str:
         """Return a file's path from the top of the working tree, as reviewers see it; outside of it

@@ -134,13 +134,15 @@ class Run:
             why, has_any = "", any(map(measures, self.items))
             if has_any:
                 why = side.nothing_to_compare()
-            does_measure = has_any and not why
-            leads = LeadsVersion if does_measure else LooksAtVersion
-            self.role = leads(side)
-            self.role.start(self)
-            if why:
-                self._skip_measurements(why)
-            return
+            if why or not has_any:
+                self.role = LooksAtVersion(side)
+                self.role.start(self)
+                if why:
+                    self._skip_measurements(why)
+                return
+            self.role = LeadsVersion(side)
+        # first: git opens files, of which some are watched from then on
+        _ = self.report
         self.role.start(self)
 
     def _skip_measurements(self, why: str) -> None:

@@ -22,6 +22,7 @@ class Reason(str, Enum):
     RECOMPILED = "recompiled"
     GOES_ON = "goes-on"
     TWO_SPEEDS = "two-speeds"
+    UNREACHED = "unreached"  # no file that differs was opened
     # NO BASELINE
     NO_BASELINE = "no-baseline"
     # INCOMPARABLE; "now" is what no other baseline would help

@@ -65,6 +65,7 @@ from pytest_ddpperf.remote.whole_tree import move_variables
 from pytest_ddpperf.remote.worktree import Checkout, differing_files
 from pytest_ddpperf.version import __version__
 from pytest_ddpperf.wire import boot
+from pytest_ddpperf.wire.inotify import FilesWatch
 from pytest_ddpperf.wire.source_trees import Trees
 
 # By how much of the command line follows an option as its value. Both sides would write the same
@@ -355,6 +356,10 @@ class BaseSide:
         # files of tests, conftests and ini files that differ
         self.changed_tests: Sequence[str] = ()
         self._closing = ExitStack()
+        # what differs, if all of it is known; None: anything may
+        self._watch: FilesWatch | None = None
+        # measurements of the test that were not compared, by label
+        self._passed_over: set[str] = set()
         # when it has to have collected, by the monotonic clock
         self._until = math.inf
 
@@ -368,6 +373,10 @@ class BaseSide:
         self.tree = self._checkout.check_out(
             self._invocation.environ, self._until, self._look
         )
+        with suppress(OSError):
+            if files := self._checkout.certain_files():
+                self._watch = FilesWatch(files)
+                self._closing.callback(self._watch.close)
         self.remote_pytest, rank_server = self._process()
         self._closing.callback(self.remote_pytest.close)
         patience = self._settings.timeout_seconds + _SILENCE_SECONDS
@@ -551,6 +560,17 @@ class BaseSide:
 
     # --- one test
 
+    def is_unreached(self, nodeid: str) -> bool:
+        """Say whether it is certain that nobody opened a file that differs, of either side, since
+        before this side collected its tests; the test is among them."""
+        if self._watch is None or self.tests.why_missing(nodeid):
+            return False
+        return not self._watch.is_used()
+
+    def pass_over(self, label: str) -> None:
+        """Let a later measurement of the same test begin after this one."""
+        self._passed_over.add(label)
+
     def begin(self, nodeid: str, label: str, plan: Plan) -> ReadyToMeasure:
         """Let a test run there up to its measurement of this name, which has the `plan` here;
         return what it asks for there. Raises BaseSideError."""
@@ -565,7 +585,9 @@ class BaseSide:
         )
         ready: ReadyToMeasure = next_ready()
         # a measurement that raised no suspicion here
-        while self._invocation.own_tests and ready.label != label:
+        while ready.label != label and (
+            self._invocation.own_tests or ready.label in self._passed_over
+        ):
             self.remote_pytest.send(TakeLaunch(steps=1))
             either = Launched | LaunchFailed
             if isinstance(
@@ -620,6 +642,7 @@ class BaseSide:
 
     def leave(self) -> None:
         """End the test there, and wait for it."""
+        self._passed_over.clear()
         self.tests.leave()
 
     def close(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import glob
 import hashlib
 import math
 import os
@@ -306,7 +307,7 @@ class Checkout:
             and not (other / file).exists()
             and not _is_made_alike(file)
         ]
-        return git.ignored_files(own, found) if found else []
+        return git.ignored_files(self.top, found) if found else []
 
     @property
     def folder(self) -> Path:
@@ -382,19 +383,48 @@ class Checkout:
                 f"git cannot compare with {self.version}: {error}",
             ) from None
 
+    def certain_files(self) -> list[Path]:
+        """Return files of both sides, one of which has to be opened to run anything that differs:
+        all of that is Python source that both sides have. [] if more may differ. Raises GitError.
+        """
+        has_more = self._otherwise or self._own_tests or sys.pycache_prefix
+        if self._folder is None or has_more:
+            return []
+        found: list[Path] = []
+        for file in self.changed:
+            here, there = self.top / file, self._folder.tree / file
+            if not _are_sources(here, there):
+                return []
+            for source in (here, there):
+                # of an import that finds it, the source is not opened
+                name = f"{glob.escape(source.stem)}.*.pyc"
+                compiled = (source.parent / "__pycache__").glob(name)
+                found += [source, *compiled]
+        if found:
+            # by which git begins, for what it shows of a commit
+            own = git.git(self.top, "rev-parse", "--absolute-git-dir")
+            found.append(Path(own.rstrip("\n"), "HEAD"))
+        return found
+
+    @property
+    def _otherwise(self) -> bool:
+        """Whether more than the commit may differ, or it is no other one."""
+        version = self.version
+        asked = version.python or version.environ or version.option
+        has_setup = self._settings.against_setup is not None
+        return bool(not self._another or asked or has_setup)
+
     def nothing_to_compare(self) -> str:
         """Return, in words, that nothing differs that a rank could import or read; "" if something
         may. Code that git ignores may: the version would lack it. Raises AgainstError."""
-        settings, version = self._settings, self.version
-        otherwise = version.python or version.environ or version.option
-        if not self._another or otherwise or settings.against_setup:
+        if self._otherwise:
             return ""
         if self.changed or any(map(_is_own_code, git.all_ignored(self.top))):
             return ""
         but = ""
         if self._differing:
             but = f" but {text.some(self._differing)}"
-        return f"{NOTHING_DIFFERS} {version}{but}: nothing to compare"
+        return f"{NOTHING_DIFFERS} {self.version}{but}: nothing to compare"
 
     def remove(self) -> None:
         folder, self._folder = self._folder, None
@@ -409,6 +439,14 @@ def is_documentation(file: str) -> bool:
     top = path.parts[0] if len(path.parts) > 1 else ""
     is_text = path.suffix == ".txt" and top in ("docs", "doc")
     return is_text or path.suffix in (".md", ".rst") or top == ".github"
+
+
+def _are_sources(*files: Path) -> bool:
+    """Whether these are regular files of Python source, executable all or none."""
+    return all(
+        file.suffix == ".py" and file.is_file() and not file.is_symlink()
+        for file in files
+    ) and (len({os.access(file, os.X_OK) for file in files}) == 1)
 
 
 def _is_made_alike(file: str) -> bool:

@@ -491,6 +491,65 @@ def test_nothing_is_measured_and_all_is_green_if_only_documentation_and_tests_di
         )
 
 
+REACHES = """
+    import pathlib
+
+    def executing(ctx):
+        source = pathlib.Path(OUT).with_name("src") / "speed/slower.py"
+        found = {}
+        exec(source.read_text(), found)
+        return lasting(ctx, found["MILLISECONDS"])
+
+    def test_not(ddp_benchmark):
+        ddp_benchmark(lasting)
+
+    def test_later(ddp_benchmark):
+        ddp_benchmark(lasting, name="first")
+        ddp_benchmark(executing, name="second")
+
+    def test_after(ddp_benchmark):
+        ddp_benchmark(lasting)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux says so")
+def test_what_cannot_reach_a_file_that_differs_passes_after_one_launch(
+    repository: Repository, run: Run
+) -> None:
+    repository.write("src/speed/slower.py", "MILLISECONDS = 5\n")
+    repository.write("tests/test_step.py", STEP, REACHES)
+    first = repository.commit()
+    repository.write("src/speed/slower.py", "MILLISECONDS = 60\n")
+    repository.commit()
+    with repository.untouched():
+        result = run("--ddp-against=HEAD~1", *FEW, "--ddp-json=out/run.json")
+    report = json.loads((repository.root / "out/run.json").read_text())
+    found = [
+        (
+            each["test"]["label"],
+            each["verdict"]["reason"],
+            len(each["measurement"]["samples"]["step_seconds"]),
+        )
+        for each in report["measurements"]
+    ]
+    assert found[:2] == [("", "unreached", 1), ("first", "unreached", 1)]
+    # By the path of the working tree: the other side reads the same file, which is refused.
+    assert found[2][0] == "second"
+    assert found[2][1] == "no-baseline"
+    # From then on it is not certain who knows the file.
+    assert found[3][1] == "within-limit"
+    side = report["measurements"][0]["baseline_side"]
+    assert side["read"] == ["python code/src/speed/__init__.py"]
+    against = f"HEAD~1 ({first[:7]})"
+    result.stdout.fnmatch_lines(
+        [
+            "test_step.py::test_not * PASS",
+            "2 tests (test_not, test_later (first)): none of the files that it reads (1) differs"
+            f" from {against}",
+        ]
+    )
+
+
 def test_of_several_files_that_changed_the_one_whose_functions_take_longer_comes_first(
     repository: Repository, run: Run
 ) -> None:

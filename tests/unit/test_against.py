@@ -1038,6 +1038,74 @@ def test_what_changed_is_told_less_the_tests_and_documentation(
     assert checkout.changed == ("src/a.py", "src/new.py")
 
 
+@pytest.mark.parametrize(
+    ("changed", "is_certain"),
+    [
+        ("src/a.py", True),
+        ("README.md", True),
+        ("src/new.py", False),  # code may ask whether it exists
+        ("src/data.json", False),
+        ("gone", False),
+        ("executable", False),
+        ("link", False),
+    ],
+)
+def test_only_python_source_that_both_sides_have_has_to_be_opened(
+    top: Path, changed: str, is_certain: bool
+) -> None:
+    file = top / "src/b.py"
+    commit(top, src__b="1")
+    (top / "src/a.py").write_text("today's")
+    cached = top / "src/__pycache__/a.cpython-399.pyc"
+    cached.parent.mkdir()
+    cached.touch()
+    (top / ".git/info/exclude").write_text("__pycache__\n")
+    if changed == "gone":
+        file.unlink()
+    elif changed == "executable":
+        file.chmod(0o755)
+    elif changed == "link":
+        file.unlink()
+        file.symlink_to("a.py")
+    else:
+        (top / changed).write_text("today's")
+    checkout = Checkout(settings(against="HEAD"), top, (f"{top}/tests",))
+    assert checkout.certain_files() == [], "it is not checked out yet"
+    tree = Path(checkout.check_out().base)
+    found = checkout.certain_files()
+    checkout.remove()
+    expected = [
+        top / "src/a.py",
+        cached,
+        tree / "src/a.py",
+        top / ".git/HEAD",
+    ]
+    assert found == (expected if is_certain else [])
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"against_env": ("A=1",)},
+        {"against_option": ("-v",)},
+        {"against_python": sys.executable},
+        {"against_setup": "true"},
+        {"own_tests": True},
+    ],
+)
+def test_nothing_is_certain_where_more_than_the_commit_may_differ(
+    top: Path, asked: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own_tests = asked.pop("own_tests", False)
+    (top / "src/a.py").write_text("today's")
+    checkout = Checkout(
+        settings(against="HEAD", **asked), top, (), own_tests=own_tests
+    )
+    checkout.check_out()
+    assert checkout.certain_files() == []
+    checkout.remove()
+
+
 # --- the set-up
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import pytest
 from pytest_ddpperf.records.errors import AgainstError
 from pytest_ddpperf.remote.whole_tree import complete, move_variables
 from pytest_ddpperf.remote.worktree import Checkout
+from pytest_ddpperf.wire.inotify import FilesWatch
 from pytest_ddpperf.wire.source_trees import Trees
 from tests.git import git
 from tests.unit.test_against import top, untouched
@@ -162,6 +164,19 @@ def test_files_of_git_lfs_have_their_content_or_are_named(
         assert (tree / "other.bin").read_text() == pointer("other")
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="inotify is Linux's")
+def test_git_opens_no_file_of_a_new_worktree_to_show_changes(
+    top: Path,
+) -> None:
+    with Version(top, "HEAD") as tree:
+        watch = FilesWatch([tree / "src/a.py"])
+        git(tree, "describe", "--dirty", "--always")
+        git(tree, "status")
+        is_used = watch.is_used()
+        watch.close()
+    assert not is_used
+
+
 def test_what_a_sparse_tree_leaves_out_is_on_neither_side(
     top: Path, temporary: Path
 ) -> None:
@@ -188,6 +203,11 @@ def test_what_submodules_ignore_is_linked_or_named(nested: Path) -> None:
         assert not (there / "fast.so").exists()
         files = [f"third party/outer/{file}" for file in ("fast.so", "o.py")]
         assert version.checkout.lacking([*files, "src/a.py"]) == files[:1]
+        (there / "old.py").touch()
+        (there / "old.so").touch()
+        files = [f"third party/outer/{file}" for file in ("old.py", "old.so")]
+        lacking = version.checkout.lacking
+        assert lacking(files, are_current=False) == files[1:]
 
 
 def test_what_only_the_version_has_although_git_ignores_it_is_named(

@@ -1,0 +1,107 @@
+"""Who opens a file, by each way to run or read it that Python knows nothing of."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import py_compile
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from pytest_ddpperf.wire.inotify import FilesWatch
+
+if sys.platform != "linux":
+    pytest.skip("inotify is Linux's", allow_module_level=True)
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    """A module that was compiled before."""
+    source = tmp_path / "slow.py"
+    source.write_text("MILLISECONDS = 5\n")
+    py_compile.compile(str(source))
+    return source
+
+
+@pytest.fixture
+def watch(source: Path) -> Iterator[FilesWatch]:
+    watch = FilesWatch([source, *source.parent.glob("__pycache__/slow.*.pyc")])
+    yield watch
+    watch.close()
+
+
+def python(source: Path, code: str, *options: str) -> None:
+    command = [sys.executable, *options, "-c", code]
+    environ = {**os.environ, "PYTHONPATH": str(source.parent)}
+    subprocess.run(command, env=environ, check=True)
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import slow",  # by what was compiled
+        "import runpy; runpy.run_path({source!r})",
+        (
+            "from importlib.machinery import SourceFileLoader;"
+            " SourceFileLoader('x', {source!r}).load_module()"
+        ),
+        "exec(open({source!r}).read())",
+        "import os; os.system('cat slow.py > /dev/null')",
+        "import ctypes; ctypes.CDLL(None).open({source!r}.encode(), 0)",
+        "import os; os.link({source!r}, 'other.py'); import other",
+        "import os; os.symlink({source!r}, 'more.py'); import more",
+    ],
+)
+def test_each_way_to_run_or_read_a_file_opens_it(
+    source: Path,
+    watch: FilesWatch,
+    code: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(source.parent)
+    python(source, "import sys")
+    assert not watch.is_used()
+    code = code.format(source=str(source))
+    python(source, f"import sys; sys.path.append('.'); {code}")
+    assert watch.is_used()
+    assert watch.is_used(), "from then on"
+
+
+def test_a_file_is_used_if_another_language_maps_or_changes_or_replaces_it(
+    source: Path,
+) -> None:
+    def map_it() -> None:
+        with source.open("rb") as file:
+            mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ).close()
+
+    def replace() -> None:
+        shutil.copy(source, source.with_name("new"))
+        os.replace(source.with_name("new"), source)
+
+    def run_it() -> None:
+        source.chmod(0o755)
+
+    for use in (map_it, run_it, replace):
+        watch = FilesWatch([source])
+        assert not watch.is_used()
+        use()
+        assert watch.is_used()
+        watch.close()
+
+
+def test_whoever_only_asks_for_a_file_does_not_use_it(
+    source: Path, watch: FilesWatch
+) -> None:
+    assert source.stat().st_size
+    assert "slow.py" in os.listdir(source.parent)
+    assert not watch.is_used()
+
+
+def test_a_file_that_cannot_be_watched_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match="inotify_add_watch"):
+        FilesWatch([tmp_path / "missing"])
