@@ -175,6 +175,12 @@ def top_level(path: Path) -> Path:
     )
 
 
+def own_folder(path: Path) -> Path:
+    """Return git's folder of the repository, worktree or submodule that a path is in; raises
+    GitError."""
+    return Path(git(path, "rev-parse", "--absolute-git-dir").rstrip("\n"))
+
+
 def commit_named(path: Path, ref: str, *, offline: bool = False) -> str:
     """The hash of the commit that a ref names; raises GitError."""
     reported = ""
@@ -266,17 +272,14 @@ def ignored_files(top: Path, files: Sequence[str]) -> list[str]:
         # Git gives no answer if one of the files is in a submodule.
         if inside := re.search(r"is in submodule '(.+)'", str(error)):
             folder = f"{inside[1]}/"
-            others = [file for file in files if not file.startswith(folder)]
-            own = [
-                file.removeprefix(folder)
-                for file in files
-                if file.startswith(folder)
-            ]
-            found = ignored_files(top / folder, own)
-            return [
-                *ignored_files(top, others),
-                *(folder + file for file in found),
-            ]
+            own = [file for file in files if file.startswith(folder)]
+            found = ignored_files(
+                top, [file for file in files if file not in own]
+            )
+            below = [file.removeprefix(folder) for file in own]
+            for file in ignored_files(top / folder, below):
+                found.append(folder + file)
+            return found
         if str(error):
             raise
         return []  # how git says that there are none

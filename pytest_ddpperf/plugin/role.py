@@ -210,15 +210,13 @@ class LeadsVersion(LooksAtVersion):
     def __init__(self, side: BaseSide) -> None:
         super().__init__(side)
         self.trees = side.trees
-        self._changed: Sequence[str] = ()
 
     def start(self, run: PytestProcess) -> None:
-        self._changed = self._side.changed()
         self._side.start()
         self._read_judged(run)
 
     def changed(self) -> Sequence[str]:
-        return self._changed
+        return self._side.changed()
 
     def await_others(self, run: PytestProcess) -> None:
         from pytest_ddpperf.remote.worktree import sources_here

@@ -16,9 +16,11 @@ from pytest_ddpperf import git
 from pytest_ddpperf.records.errors import GitError
 from pytest_ddpperf.wire.source_trees import Trees, is_code
 
-# The first line of what stands for a file whose content git does not have:
+# What stands for a file whose content git does not have:
 # https://github.com/git-lfs/git-lfs/blob/main/docs/spec.md
-_POINTER = b"version https://git-lfs.github.com/spec/v1\n"
+_POINTER = re.compile(
+    rb"version https://git-lfs\.github\.com/spec/v1\n(?:.*\n)*?oid sha256:(\w+)\n"
+)
 _POINTER_BYTES = 1024  # at most
 _INDEX_SECONDS = 2.0  # git may compare whole seconds
 
@@ -32,12 +34,7 @@ class Part:
     here: Path  # in the current tree
     there: Path  # in the version's
 
-    def ask(
-        self,
-        *words: str | Path,
-        index: str = "",
-        offline: bool = True,
-    ) -> str:
+    def ask(self, *words: str, index: str = "") -> str:
         """Return what a git command prints that is run in the version's tree, with an `index` of
         its own; raises GitError."""
         variables = {
@@ -46,7 +43,7 @@ class Part:
         }
         if index:
             variables["GIT_INDEX_FILE"] = index
-        return git.git(self.there, *words, variables=variables, offline=offline)
+        return git.git(self.there, *words, variables=variables, offline=True)
 
 
 def complete(trees: Trees, commit: str) -> list[str]:
@@ -56,11 +53,9 @@ def complete(trees: Trees, commit: str) -> list[str]:
     What is empty in the current tree stays so: it is the same on both sides."""
     top, there = Path(trees.current), Path(trees.base)
     _leave_out_sparse(top, there)
-    folder = git.git(top, "rev-parse", "--absolute-git-dir").rstrip("\n")
-    own = git.git(there, "rev-parse", "--absolute-git-dir").rstrip("\n")
-    whole = Part(Path(folder), commit, top, there)
-    index = os.path.join(own, "index")
-    lacking = [*_bring_large_files(whole, index)]
+    whole = Part(git.own_folder(top), commit, top, there)
+    index = git.own_folder(there) / "index"
+    lacking = [*_bring_large_files(whole, str(index))]
     lacking += _check_out_submodules(whole)
     # Git opens files that are not older than its index, whenever it is asked for changes: what
     # differs would seem to be used.
@@ -108,10 +103,8 @@ def _object_of(path: Path) -> str:
     if not path.is_file():
         return ""
     with path.open("rb") as file:
-        start = file.read(_POINTER_BYTES)
-    found = re.search(rb"^oid sha256:(\w+)$", start, re.MULTILINE)
-    is_pointer = start.startswith(_POINTER) and found is not None
-    return found[1].decode() if is_pointer and found is not None else ""
+        found = _POINTER.match(file.read(_POINTER_BYTES))
+    return found[1].decode() if found is not None else ""
 
 
 def _check_out_submodules(part: Part) -> Iterator[Path]:
@@ -121,17 +114,19 @@ def _check_out_submodules(part: Part) -> Iterator[Path]:
         here, there = part.here / path, part.there / path
         if here.is_dir() and not any(here.iterdir()):
             continue
-        folder = _git_folder(part, path)
-        own = Part(folder or part.folder, recorded, here, there)
         there.mkdir(parents=True, exist_ok=True)
-        if folder is None or not _has_commit(own):
+        for folder in _git_folders(part, here):
+            if _has(folder, recorded):
+                break
+        else:
             yield there
             continue
+        own = Part(folder, recorded, here, there)
         with tempfile.TemporaryDirectory() as temporary:
             # Another index: nothing is written into the repository.
             index = os.path.join(temporary, "index")
-            whole = ("-c", "core.sparseCheckout=false")
-            own.ask(*whole, "read-tree", "--reset", "-u", recorded, index=index)
+            words = "-c core.sparseCheckout=false read-tree --reset -u".split()
+            own.ask(*words, recorded, index=index)
             yield from _bring_large_files(own, index)
         yield from _check_out_submodules(own)
 
@@ -146,31 +141,21 @@ def _recorded_submodules(part: Part) -> Iterator[tuple[str, str]]:
             yield path, recorded
 
 
-def _git_folder(part: Part, path: str) -> Path | None:
-    """Return the git folder of a submodule that the current tree has, or had; None if there is
-    none."""
-    here = part.here / path
+def _git_folders(part: Part, here: Path) -> Iterator[Path]:
+    """Yield git's folder of a submodule in the current tree, then those of all submodules that a
+    repository has or had: a commit is the same in each."""
     if (here / ".git").exists():
-        found = git.git(here, "rev-parse", "--absolute-git-dir")
-        return Path(found.rstrip("\n"))
-    blob = f"--blob={part.commit}:.gitmodules"
-    keys = r"^submodule\..*\.path$"
-    try:
-        listed = part.ask("config", "-z", blob, "--get-regexp", keys)
-    except GitError:  # it names none
-        return None
-    for entry in listed.split("\0")[:-1]:
-        key, _, value = entry.partition("\n")
-        name = key.removeprefix("submodule.").removesuffix(".path")
-        kept = part.folder / "modules" / name
-        if value == path and kept.is_dir():
-            return kept
-    return None
+        yield git.own_folder(here)
+    for head in (part.folder / "modules").rglob("HEAD"):
+        if (head.parent / "objects").is_dir():
+            yield head.parent
 
 
-def _has_commit(part: Part) -> bool:
+def _has(folder: Path, commit: str) -> bool:
+    """Whether a repository, by git's folder, has a commit."""
+    whole = Part(folder, commit, folder, folder)
     try:
-        part.ask("cat-file", "-e", f"{part.commit}^{{tree}}")
+        whole.ask("cat-file", "-e", f"{commit}^{{tree}}")
     except GitError:
         return False
     return True

@@ -402,8 +402,7 @@ class Checkout:
                 found += [source, *compiled]
         if found:
             # by which git begins, for what it shows of a commit
-            own = git.git(self.top, "rev-parse", "--absolute-git-dir")
-            found.append(Path(own.rstrip("\n"), "HEAD"))
+            found.append(git.own_folder(self.top) / "HEAD")
         return found
 
     @property
@@ -416,11 +415,13 @@ class Checkout:
 
     def nothing_to_compare(self) -> str:
         """Return, in words, that nothing differs that a rank could import or read; "" if something
-        may. Code that git ignores may: the version would lack it. Raises AgainstError."""
-        if self._otherwise:
+        may. Code that git ignores may: the version would lack it. Raises AgainstError and
+        GitError."""
+        if self.changed or self._otherwise:
             return ""
-        if self.changed or any(map(_is_own_code, git.all_ignored(self.top))):
-            return ""
+        for file in git.all_ignored(self.top):
+            if is_code(file) and not _is_made_alike(file):
+                return ""
         but = ""
         if self._differing:
             but = f" but {text.some(self._differing)}"
@@ -435,10 +436,10 @@ class Checkout:
 def is_documentation(file: str) -> bool:
     """Whether a file is for people by its name, and read by no step: `*.md` and `*.rst`, `*.txt` in
     docs/ or doc/ at the top, and all in .github/."""
-    path = Path(file)
-    top = path.parts[0] if len(path.parts) > 1 else ""
-    is_text = path.suffix == ".txt" and top in ("docs", "doc")
-    return is_text or path.suffix in (".md", ".rst") or top == ".github"
+    top = file.partition("/")[0]
+    if file.endswith(".txt"):
+        return top in ("docs", "doc")
+    return file.endswith((".md", ".rst")) or top == ".github"
 
 
 def _are_sources(*files: Path) -> bool:
@@ -452,10 +453,6 @@ def _are_sources(*files: Path) -> bool:
 def _is_made_alike(file: str) -> bool:
     """Whether a file has the version's number alone: of setuptools-scm, say."""
     return Path(file).name == "_version.py"
-
-
-def _is_own_code(ignored: str) -> bool:
-    return is_code(ignored) and not _is_made_alike(ignored)
 
 
 def copy_tests(trees: Trees) -> None:

@@ -126,8 +126,12 @@ def test_a_submodule_whose_commit_is_not_in_the_clone_is_named_unless_it_is_set_
     nested: Path, temporary: Path
 ) -> None:
     place = nested / "third party/outer/deep/inner"
+    kept = git(place, "rev-parse", "--absolute-git-dir")
     shutil.rmtree(place)
     commit(place, i="another history")
+    with Version(nested) as tree:
+        assert held(tree) == ["1", "1"], "by what git kept"
+    shutil.rmtree(kept)
     named = r"third party/outer/deep/inner (a submodule, or a file of Git LFS): fetch it"
     assert named in refused(nested)
     assert [*temporary.iterdir()] == []
