@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from math import sqrt
 from statistics import NormalDist, fmean, median
 
-from pytest_ddpperf.records.metric import COPIES, without_totals
+from pytest_ddpperf.records.metric import COPIES, WORK, without_totals
 from pytest_ddpperf.records.samples import Counters, Measurement, StackSamples
 from pytest_ddpperf.records.step_phases import (
     BACKWARD,
@@ -34,8 +34,8 @@ _OF_FILE = 0.25
 # A rank is named if it has this share of the phase's time on the critical path: it is the last one
 # in most steps. If ranks take turns at being late, none is named.
 _MOSTLY = 0.75
-# Bytes explain a change if they changed by at least this part of it, both relative: 1 % more bytes
-# cannot make a step twice as long.
+# Bytes and work explain a change if they changed by at least this part of it, both relative: 1 %
+# more bytes cannot make a step twice as long.
 _BYTES_PART = 0.5
 
 _MODEL = ("parameters.bytes", "gradient_bytes")
@@ -74,6 +74,12 @@ class Sides:
         return self.change(now, before)
 
     @property
+    def change_of_step(self) -> float:
+        """By how much a step takes longer, relative."""
+        steps = self.before.samples.step_seconds
+        return self.rise / fmean(map(median, steps))
+
+    @property
     def sign(self) -> int:
         """1 if a step takes longer, else -1."""
         return 1 if self.rise > 0 else -1
@@ -97,6 +103,13 @@ def find(
         now=now, before=before, rise=rise, is_paired=is_paired, level=level
     )
     counters = changed_counters(now.counters, before.counters)
+    # More work is a cause if it is enough of it; any change of the code changes some.
+    counters = tuple(
+        each
+        for each in counters
+        if each[0] not in WORK
+        or (rise and _may_explain(each, sides.change_of_step))
+    )
     found: list[Finding] = []
     if rise and _know_the_same(now.phases, before.phases):
         found = sorted(
@@ -249,11 +262,7 @@ def _explained(
     sides: Sides, found: Sequence[Finding], counters: Sequence[ChangedCounter]
 ) -> list[Finding]:
     """Return the findings that counters explain."""
-    step = sum(
-        fmean(launch.own[phase][0] or 0.0 for launch in sides.before.phases)
-        for phase in PHASES
-    )
-    change = sides.rise / step
+    change = sides.change_of_step
     explaining = [each for each in counters if _may_explain(each, change)]
     if not explaining:
         return []
@@ -264,12 +273,12 @@ def _explained(
 
 
 def _may_explain(counter: ChangedCounter, change: float) -> bool:
-    """Whether a counter changed as the step did, whose relative `change` is given; bytes by enough
-    of it."""
+    """Whether a counter changed as the step did, whose relative `change` is given; bytes and work
+    by enough of it."""
     name, before, now = counter
     if (now - before) * change < 0:
         return False
-    if not before or not name.endswith("bytes"):
+    if not before or not (name.endswith("bytes") or name in WORK):
         return True
     return abs(now / before - 1) >= _BYTES_PART * abs(change)
 
@@ -281,6 +290,8 @@ def _explained_by(counters: Sequence[ChangedCounter]) -> set[str]:
         return {FORWARD, BACKWARD, EXPOSED, OPTIMIZER}
     if first in COPIES:
         return {*PHASES}
+    if first in WORK:
+        return {*PHASES} - {EXPOSED}
     if first in _COMPILER:
         return {FORWARD, BACKWARD, OPTIMIZER, OTHER}
     # Before a forward pass buffers are broadcast, and parameters gathered.

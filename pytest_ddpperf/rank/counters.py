@@ -1,4 +1,5 @@
-"""The counters of a step: what it sends, copies, compiles and holds. See docs/counters.md."""
+"""The counters of a step: what it sends, copies, calls, compiles and holds. See
+docs/counters.md."""
 
 from __future__ import annotations
 
@@ -71,6 +72,7 @@ class Meter:
                 _compiler_counts("graph_break").values()
             )
             figures["recompilations"] = count_compilations() - compiled
+        figures |= sent.work(has_compiled=has_compiled())
         if device.type != "cpu":
             figures |= sent.copies()
         self.notes += sent.problems[:1]

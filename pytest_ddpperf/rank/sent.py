@@ -24,6 +24,7 @@ from pytest_ddpperf.rank import recorder, torch_names
 from pytest_ddpperf.rank.context import noting
 from pytest_ddpperf.rank.group import NoGroup
 from pytest_ddpperf.rank.modules import bytes_of
+from pytest_ddpperf.rank.work import Work
 from pytest_ddpperf.records.metric import COPIES, POINT_TO_POINT, SENT
 
 _KIND = re.compile(
@@ -69,8 +70,8 @@ def _kind(name: str) -> str:
 
 
 class Dispatched(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Records the operations that the dispatcher sees, and counts what they copy between the host
-    and a device."""
+    """Records the operations that the dispatcher sees, and counts their work and what they copy
+    between the host and a device."""
 
     # else flex attention and its kin would fail under it
     supports_higher_order_operators = True
@@ -81,6 +82,7 @@ class Dispatched(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.problems = problems
         self.operations: list[Operation] = []
         self.copies: Counter[str] = Counter()
+        self.work = Work()
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
@@ -93,6 +95,7 @@ class Dispatched(TorchDispatchMode):  # type: ignore[no-untyped-call]
         with noting("what a step copies is", self.problems):
             self._count_copies(func.name(), args, options)
         result = func(*args, **options)
+        self.work.add(func, args, options, result)
         with noting(SENT_IS, self.problems):
             self._count_operation(func.name(), args, result)
         return result
@@ -246,6 +249,16 @@ class Sent:
         if self._is_hidden or self.problems:
             return {}
         return {name: self._dispatched.copies[name] for name in COPIES}
+
+    def work(self, *, has_compiled: bool) -> dict[str, int | None]:
+        """Return how many operators the step called, and their floating-point operations: unknown
+        of compiled code and replayed graphs, which call what no source sees."""
+        work = self._dispatched.work
+        is_seen = not (self._is_hidden or _unwatched or has_compiled)
+        return {
+            "operators.count": work.operators,
+            "flops": work.flops if is_seen else None,
+        }
 
     def figures(
         self, reducing: Iterable[Mapping[str, Any]]

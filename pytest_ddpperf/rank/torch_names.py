@@ -61,6 +61,9 @@ _NAMES = {
         "torch._C._distributed_c10d:_dump_nccl_trace": "read NCCL's flight recorder",
         "torch.utils._pytree:tree_leaves": "find an operation's tensors",
     },
+    "the floating-point operations of a step": {
+        "torch.utils.flop_counter:flop_registry": "find the formula of an operator",
+    },
     "the gradients that a step synchronises, and their buckets": {
         "torch.distributed:Reducer.get_backward_stats": "see which modules do",
         "torch.nn.parallel:DistributedDataParallel._get_ddp_logging_data": (

@@ -30,6 +30,10 @@ SENT = (
 )
 # between the host and an accelerator
 COPIES = ("host_syncs", "h2d.bytes", "d2h.bytes")
+# What a step does. More of it may be meant, so none has a limit unless the user names one.
+KERNELS = "kernels.count"
+FLOPS = "flops"
+WORK = (KERNELS, "operators.count", FLOPS)
 # They have noise, so the largest of all launches counts.
 MEMORY_COUNTERS = ("peak_rss.bytes", "peak_memory.bytes")
 # What is counted of a step: see docs/counters.md. Of several that rise alike, the first is reported
@@ -47,6 +51,7 @@ COUNTERS = (
     "recompilations",
     "graph_breaks",
     *COPIES,
+    *WORK,
     *MEMORY_COUNTERS,
 )
 MEAN = "mean"
@@ -260,13 +265,18 @@ class Counter(Metric):
     names = COUNTERS
     unit = "count"
     is_exact = True
-    # The memory of a process varies, larger buckets are no loss, and a process may keep parameters
-    # that its step does not use: an average, a teacher.
+    # The memory of a process varies, larger buckets are no loss, more work may be meant, and a
+    # process may keep parameters that its step does not use: an average, a teacher.
     default_limits = {
         name: 0.05 if name == "peak_memory.bytes" else 0.0
         for name in COUNTERS
         if name
-        not in ("peak_rss.bytes", "buckets.largest_bytes", "parameters.bytes")
+        not in (
+            "peak_rss.bytes",
+            "buckets.largest_bytes",
+            "parameters.bytes",
+            *WORK,
+        )
     }
 
     def applies_to(self, plan: PlannedLaunch) -> bool:

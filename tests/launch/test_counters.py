@@ -19,6 +19,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 
 from pytest_ddpperf.launch import Launcher
 from pytest_ddpperf.rank.sent import HAS_HOOKS
+from pytest_ddpperf.records.metric import WORK
 from pytest_ddpperf.records.plan import Plan
 from pytest_ddpperf.records.samples import Counters
 from tests.launch.conftest import Bench, Recorder
@@ -56,11 +57,12 @@ def training(batch: int, model: Any = network, **ddp: Any) -> Any:
 
 
 def known(counters: Counters) -> dict[str, int]:
-    """Return the counters that are not 0, without the memory of the process, which varies."""
+    """Return the counters that are not 0, without the memory of the process, which varies, and the
+    work of a step."""
     return {
         name: count
         for name, count in counters.items()
-        if count and name != "peak_rss.bytes"
+        if count and name not in ("peak_rss.bytes", *WORK)
     }
 
 
@@ -90,6 +92,7 @@ def test_ddp_reduces_the_gradients_bytes_whatever_the_batch_size(
     assert {name for name in counters if counters[name] is None} == {
         "rpc.calls",
         "rpc.bytes",
+        "kernels.count",
         "peak_memory.bytes",
         "host_syncs",
         "h2d.bytes",
@@ -97,6 +100,21 @@ def test_ddp_reduces_the_gradients_bytes_whatever_the_batch_size(
     }
     assert counters["peak_rss.bytes"]
     assert known(counted(bench, training(batch))) == known(counters)
+
+
+def test_flops_are_those_of_the_batch_and_each_operator_counts(
+    bench: Bench,
+) -> None:
+    # Both layers and the gradients of their weights, and of the second layer's input.
+    products = 2 * (20 * 8) + 3 * (8 * 3)
+    assert counted(bench, training(64))["flops"] == 2 * 64 * products
+
+    def setup(ctx: Any) -> Any:
+        values = torch.ones(8)
+        return lambda: [values.mul_(2) for _ in range(5)]
+
+    counters = counted(bench, setup)
+    assert (counters["operators.count"], counters["flops"]) == (5, 0)
 
 
 def test_more_buckets_are_more_all_reduces_of_as_many_bytes(
