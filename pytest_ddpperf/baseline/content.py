@@ -314,6 +314,8 @@ def nonsense(samples: Samples) -> str:
         "cpu_seconds": own,
         "examples": own,
         "blocked_seconds": own,
+        "device_seconds": own[:2],
+        "busy_seconds": own[:2],
     }
     for name, shape in shapes.items():
         table = getattr(samples, name)

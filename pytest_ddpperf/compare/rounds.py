@@ -10,6 +10,7 @@ from dataclasses import dataclass, fields
 from statistics import fmean, median
 from typing import Any
 
+from pytest_ddpperf.records.device import Kernel, mean_kernels
 from pytest_ddpperf.records.metric import MEMORY_COUNTERS
 from pytest_ddpperf.records.plan import Plan
 from pytest_ddpperf.records.samples import (
@@ -142,7 +143,21 @@ def combine(launches: Launches, environment: Environment) -> Measurement:
         environment=environment,
         counters=_counters(launches),
         phases=every("phases") or (),
+        kernels=_kernels(launches),
     )
+
+
+def _kernels(launches: Launches) -> tuple[Kernel, ...]:
+    """Return the kernels of the rank whose device works longest; () if a launch does not know
+    them."""
+    if not all(launch.kernels for launch in launches):
+        return ()
+    by_rank = zip(
+        *(launch.device_seconds or () for launch in launches), strict=True
+    )
+    means = list(map(fmean, by_rank))
+    slowest = means.index(max(means))
+    return mean_kernels([launch.kernels[slowest] for launch in launches])
 
 
 def recorded(launches: Launches) -> Recorded:

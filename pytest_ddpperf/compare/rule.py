@@ -56,6 +56,7 @@ from pytest_ddpperf.verdict.decision import (
     given_up,
     with_counters,
     with_losses,
+    with_work,
     without_blind_pass,
     without_claim,
     without_improvement,
@@ -304,9 +305,11 @@ class Rule:
             counted = self.stored.counted_elsewhere[1:]
         verdict = with_losses(verdict, current, before, job.level)
         verdict = with_counters(verdict, current, counted, job.limits)
+        verdict = with_work(verdict, current, before)
         # no further launch would change these
         ended = ended or verdict.reason in (
             Reason.COUNTER_ROSE,
+            Reason.OTHER_EXAMPLES,
             Reason.NOT_SYNCHRONISED,
         )
         if self.not_gated(rounds) == Reason.SAVING:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from statistics import fmean, median, mode
+from typing import Any
 
 from pytest_ddpperf.launch.phases import step_phases
 from pytest_ddpperf.launch.run import Delivery
@@ -59,6 +60,7 @@ def collect(
         losses=_losses(windows),
         page_faults=tuple(window.page_faults for window in windows),
         collector_seconds=tuple(each.collector_seconds for each in windows),
+        **_of_devices(windows),
         cost=delivery.cost,
         facts=facts,
         files=files,
@@ -97,6 +99,19 @@ def _examples(
 def _stacks(windows: Sequence[Window]) -> tuple[StackSamples, ...]:
     """Return what ranks sampled of their stacks."""
     return tuple(each.stacks for each in windows if each.stacks is not None)
+
+
+def _of_devices(windows: Sequence[Window]) -> dict[str, Any]:
+    """Return what a step gave the device of each rank to do, as LaunchSamples has it; {} if a rank
+    does not know."""
+    known = [each.device for each in windows if each.device is not None]
+    if len(known) < len(windows):
+        return {}
+    return {
+        "device_seconds": tuple(each.seconds for each in known),
+        "busy_seconds": tuple(each.busy_seconds for each in known),
+        "kernels": tuple(each.kernels for each in known),
+    }
 
 
 def on_our_clock(window: Window, ahead_ns: float) -> Window:

@@ -46,6 +46,7 @@ from pytest_ddpperf.rank.timed_rank import TimedRank
 from pytest_ddpperf.records import codec
 from pytest_ddpperf.records.errors import DdpPerfError, EndedEarly, short_repr
 from pytest_ddpperf.records.messages import RankRequest
+from pytest_ddpperf.records.metric import KERNELS
 from pytest_ddpperf.records.samples import RankError, StackSamples, Window
 from pytest_ddpperf.wire import boot, opened, payload, variables
 from pytest_ddpperf.wire.channels import Board, Kind, Phase, send_frame
@@ -273,6 +274,8 @@ def _timed(
     with ExitStack() as observed:
         samples = _sample_stacks(rank, observed)
         window = sampling.measure(prepared.step, timed)
+    if rank.plan.has_device_time:
+        window = _with_device(prepared, window, timed)
     notes = window.notes
     if rank.plan.trace:
         from pytest_ddpperf.rank import tracing
@@ -289,6 +292,20 @@ def _timed(
     )
     rank.deliver(codec.to_json(window))
     return prepared.clean_up
+
+
+def _with_device(
+    prepared: sampling.Prepared, window: Window, timed: TimedRank
+) -> Window:
+    from pytest_ddpperf.rank.device import measure_device
+
+    found, notes = measure_device(prepared.step, window, timed)
+    counts = window.counters
+    if found is not None:
+        counts = {**counts, KERNELS: found.count}
+    return replace(
+        window, device=found, counters=counts, notes=(*window.notes, *notes)
+    )
 
 
 def _timed_rank(rank: Rank, ctx: Context, meter: counters.Meter) -> TimedRank:

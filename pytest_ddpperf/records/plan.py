@@ -129,6 +129,13 @@ class Plan:
         return self.parameter_servers > 0
 
     @property
+    def has_device_time(self) -> bool:
+        """Whether the work of a device in a step is measured. A program takes no further steps,
+        and a collective waits for others."""
+        is_training = not (self.rpc or self.collective or self.boundary)
+        return self.device != "cpu" and is_training and self.warmup > 0
+
+    @property
     def processes(self) -> int:
         return self.world_size + self.parameter_servers + self.master
 

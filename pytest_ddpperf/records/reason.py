@@ -32,8 +32,11 @@ class Reason(str, Enum):
     NO_CPU_TIME_NOW = "no-cpu-time-now"
     NO_PHASE = "no-phase"
     NO_PHASE_NOW = "no-phase-now"
+    NO_DEVICE_TIME = "no-device-time"
+    NO_DEVICE_TIME_NOW = "no-device-time-now"
     UNKNOWN_COUNTER = "unknown-counter"
     UNKNOWN_COUNTER_NOW = "unknown-counter-now"
+    OTHER_EXAMPLES = "other-examples"
     NOT_SYNCHRONISED = "not-synchronised"
     # NOT GATED
     SAVING = "saving"

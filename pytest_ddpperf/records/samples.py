@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
+from statistics import fmean
 from typing import Any
 
+from pytest_ddpperf.records.device import DeviceWork, Kernel
 from pytest_ddpperf.records.plan import Limit
 from pytest_ddpperf.records.reason import Reason as Reason
 from pytest_ddpperf.records.step_phases import (
@@ -85,6 +87,10 @@ class Samples:
     page_faults: tuple[tuple[float, ...], ...] | None = None
     # launch x rank: of Python's garbage collector, the mean over steps
     collector_seconds: tuple[tuple[float, ...], ...] | None = None
+    # Launch x rank, of a step: computation and copies on the device, and how long it did either;
+    # None where they are unknown.
+    device_seconds: tuple[tuple[float, ...], ...] | None = None
+    busy_seconds: tuple[tuple[float, ...], ...] | None = None
 
     @property
     def launches(self) -> int:
@@ -146,11 +152,29 @@ class Measurement:
     environment: Environment = field(default_factory=Environment)
     counters: Counters = field(default_factory=dict)
     phases: tuple[StepPhases, ...] = ()  # by launch; () where they are unknown
+    # of the rank whose device works longest: the mean over launches, the longest first; () where
+    # they are unknown
+    kernels: tuple[Kernel, ...] = ()
 
     @property
     def mean_phases(self) -> Means:
         """The mean over launches and ranks; {} if nothing is known."""
         return over_ranks(by_rank(self.phases))
+
+    @property
+    def busy_share(self) -> float | None:
+        """For which share of a step a device computes or copies: the mean over launches and ranks;
+        None where it is unknown."""
+        samples = self.samples
+        if samples.busy_seconds is None:
+            return None
+        shares = [
+            fmean(ranks) / fmean(steps)
+            for ranks, steps in zip(
+                samples.busy_seconds, samples.step_seconds, strict=True
+            )
+        ]
+        return min(fmean(shares), 1.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -285,6 +309,18 @@ class LossChange:
     now: float | None
 
 
+EXAMPLES = "examples"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fall:
+    """What a step does less of than the baseline's: "flops", "gradient_bytes" or EXAMPLES."""
+
+    name: str
+    before: float
+    now: float
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FactChange:
     """A fact of the environment that differs."""
@@ -325,6 +361,7 @@ class Verdict:
     #: of INCOMPARABLE, what the reason code does not say: "rpc.bytes is unknown now"
     details: tuple[str, ...] = ()
     counters: tuple[CounterChange, ...] = ()
+    less: tuple[Fall, ...] = ()  #: what a step does less of
     #: of the baseline; with one, the drift between sessions was assumed, not measured
     sessions: int = 0
     #: the losses, if they show that both sides compute something else
@@ -483,6 +520,7 @@ class Window:
     # why it says little of steady training, in words, by what happened and not by its
     # times
     unfit: str = ""
+    device: DeviceWork | None = None  # None where it is unknown
     left_out: int = 0  # updates of a program that were shorter than others
     # of the steps, how many were taken in a row each time
     stretches: tuple[int, ...] = ()
@@ -515,6 +553,10 @@ class LaunchSamples:
     # by rank: minor ones, the mean over steps
     page_faults: tuple[float, ...] | None = None
     collector_seconds: tuple[float, ...] | None = None  # by rank
+    # by rank, as `Samples` has them
+    device_seconds: tuple[float, ...] | None = None
+    busy_seconds: tuple[float, ...] | None = None
+    kernels: tuple[tuple[Kernel, ...], ...] = ()  # by rank, if all know them
     notes: tuple[str, ...] = ()  # what went oddly without making it a failure
     # why it says little of steady training: "rank 0 recompiled at step 17"
     unfit: str = ""

@@ -100,3 +100,7 @@ class Finding:
     # the repository
     file: str = ""
     function: str = ""  # of it, the one with the most of it
+    # Of the device, whose whole change `share` is a part of, and whether it is that of `rank`
+    # alone; with its calls in a step, before and now.
+    kernel: str = ""
+    calls: tuple[float, float] = (0.0, 0.0)

@@ -6,13 +6,15 @@ Where phases say nothing, CPU time, which waiting does not use, shows which rank
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
 from pytest_ddpperf import text
 from pytest_ddpperf.explain import find
-from pytest_ddpperf.records.metric import MEAN
+from pytest_ddpperf.explain.kernels import device_rise, find_kernels
+from pytest_ddpperf.records.metric import MEAN, OPERATORS
 from pytest_ddpperf.records.outcome import BaselineSide
 from pytest_ddpperf.records.plan import Plan
 from pytest_ddpperf.records.samples import (
@@ -23,7 +25,7 @@ from pytest_ddpperf.records.samples import (
     Status,
     Verdict,
 )
-from pytest_ddpperf.records.step_phases import Finding
+from pytest_ddpperf.records.step_phases import EXPOSED, Finding
 from pytest_ddpperf.verdict import stats
 from pytest_ddpperf.verdict.decision import FAULT_SECONDS
 from pytest_ddpperf.verdict.times import of_one_length
@@ -60,7 +62,19 @@ def explain(
     found = find(
         now, baseline[-1], rise, is_paired=side is not None, level=level
     )
+    if not is_open and _is_of_device(verdict, now, baseline[-1], rise):
+        found = (*find_kernels(now, baseline[-1]), *found)
     return found, find_causes(verdict, plan, now, baseline, found)
+
+
+def _is_of_device(
+    verdict: Verdict, now: Measurement, before: Measurement, rise: float
+) -> bool:
+    """Whether the device's work changed as the verdict says, and is a part of the `rise` of the
+    step, if that is known."""
+    sign = -1 if verdict.status is Status.IMPROVED else 1
+    of_device = sign * device_rise(now, before)
+    return of_device > 0 and of_device >= _MINOR_PART * sign * rise
 
 
 def find_causes(
@@ -81,12 +95,19 @@ def find_causes(
         verdict, now.samples.step_seconds, before.samples.step_seconds
     )
     of_it = f" (the step: {_signed(rise)})"
+    kernels = [each for each in found if each.kernel]
+    if kernels:
+        is_of_step = change is not None and change.limit.kind.is_wall_time
+        words.append(_kernels(kernels, plan, now, of_it if is_of_step else ""))
     for each in found:
+        if each.kernel:
+            continue
         words.append(_finding(each, plan, now, of_it, headline))
         if each.seconds is not None:
             of_it = ""  # the rise of the step stands there once
     words.append(_page_faults(now, before, rise))
     words.append(_collector(now, before, rise))
+    words.append(_host_bound(verdict, now, before, rise, found))
     explained = sum(each.share for each in found if each.phases)
     is_explained = explained > _MAIN_PART if plan.rpc else explained > 0
     if not is_explained and verdict.status is Status.REGRESSED and change:
@@ -118,6 +139,66 @@ def _finding(
     *several, last = map(text.phase, found.phases)
     phases = f"{', '.join(several)} and {last}" if several else last
     return "; ".join(filter(None, (f"{who}{phases} {amount}{of_it}", words)))
+
+
+_CALL = re.compile(r"(?:void )?(.*?)(?:\(.*\))?")
+_NAMESPACE = re.compile(r"(?:\w+|\(anonymous namespace\))::")
+_LONGEST_KERNEL = 60
+
+
+def kernel_name(name: str) -> str:
+    """Return the name of a kernel for people: without what it returns, its namespaces and
+    arguments."""
+    plain = _NAMESPACE.sub("", name)
+    called = _CALL.fullmatch(plain)
+    return text.shortened(called[1] if called else plain, _LONGEST_KERNEL)
+
+
+def _kernels(
+    found: Sequence[Finding], plan: Plan, now: Measurement, of_it: str
+) -> str:
+    """Return "device +0.76 ms (the step: +0.80 ms): gemm +0.74 ms (0 -> 32 calls)"."""
+    first = found[0]
+    whole = (first.seconds or 0.0) / first.share
+    who = ""
+    if first.rank is not None:
+        who = f"{text.process(plan, now.environment, first.rank)}: "
+    named = []
+    for each in found:
+        before, after = each.calls
+        calls = f"{before:,.0f} -> {after:,.0f} calls"
+        if before == after:
+            calls = f"{text.several(round(after), 'call')} as before"
+        amount = _signed(each.seconds or 0.0)
+        named.append(f"{kernel_name(each.kernel)} {amount} ({calls})")
+    return f"{who}device {_signed(whole)}{of_it}: {', '.join(named)}"
+
+
+# A device that waits for less of a step is hardly kept waiting by the host.
+_WAITS = 0.1
+
+
+def _host_bound(
+    verdict: Verdict,
+    now: Measurement,
+    before: Measurement,
+    rise: float,
+    found: Sequence[Finding],
+) -> str:
+    """Return that the device waits for the host, if the step took longer and neither its device
+    nor communication did."""
+    busy = now.busy_share
+    is_slower = verdict.status is Status.REGRESSED and rise > 0
+    if not is_slower or busy is None or 1 - busy < _WAITS:
+        return ""
+    communicates = any(EXPOSED in each.phases for each in found)
+    if communicates or device_rise(now, before) >= _MINOR_PART * rise:
+        return ""
+    said = f"host-bound: the device waits {text.amount(1 - busy)} of a step"
+    sides = [side.counters.get(OPERATORS) for side in (before, now)]
+    if None in sides or sides[0] == sides[1]:
+        return said
+    return f"{said}, operators {sides[0]:,} -> {sides[1]:,}"
 
 
 def _page_faults(now: Measurement, before: Measurement, rise: float) -> str:

@@ -54,6 +54,7 @@ def _measurement(outcome: Outcome) -> dict[str, Any]:
         data["percentile_seconds"] = {
             f"p{q}": stats.percentile(launches, q) for q in (10, 50, 75, 90, 95)
         }
+        data["busy_share"] = outcome.measurement.busy_share
         data["mean_seconds"] = stats.geometric_mean(
             stats.launch_means(launches)
         )

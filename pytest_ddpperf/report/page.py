@@ -162,6 +162,8 @@ def _facts(outcome: Outcome) -> Iterator[tuple[str, str]]:
         samples = measured.samples
         seconds = stats.percentile(samples.step_seconds, 50)
         yield "p50", text.seconds(seconds)
+        for said in terminal.device(measured):
+            yield "device", said.removeprefix("device: ")
         if plan.collective:
             yield "busbw", f"{plan.collective.busbw(seconds):.3g} GB/s"
         window = (

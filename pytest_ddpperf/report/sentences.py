@@ -6,10 +6,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from pytest_ddpperf import text
-from pytest_ddpperf.records.metric import without_totals
+from pytest_ddpperf.records.metric import DEVICE, FLOPS, without_totals
 from pytest_ddpperf.records.outcome import DIVERGED, Outcome
 from pytest_ddpperf.records.plan import Plan
 from pytest_ddpperf.records.samples import (
+    EXAMPLES,
     SESSIONS_KEPT,
     Change,
     Comparison,
@@ -187,6 +188,7 @@ def why_not_compared(outcome: Outcome) -> str:
             f"{metrics} cannot be seen in this step, or takes no time: its limit cannot be "
             "applied"
         ),
+        Reason.NO_DEVICE_TIME_NOW: "device time is limited, and it is unknown: see the notes",
         Reason.UNKNOWN_COUNTER_NOW: (
             f"{differences}: it is unknown, or differs between launches"
         ),
@@ -195,6 +197,7 @@ def why_not_compared(outcome: Outcome) -> str:
         return no_other_baseline_helps[verdict.reason]
     differs = {
         Reason.NO_CPU_TIME: "CPU time is limited, and the baseline has none",
+        Reason.NO_DEVICE_TIME: "device time is limited, and the baseline has none",
         Reason.NO_PHASE: f"the baseline does not have {metrics}, which is limited",
         Reason.BASELINE_SUPPORT: f"the baseline has too few steps: {differences}",
     }.get(verdict.reason, differences)
@@ -218,10 +221,41 @@ def _noise(outcome: Outcome) -> str:
     ]
     if not coarse:
         return ""
+    if of_device := _device_is_known(outcome, coarse):
+        return of_device
     limits = " and ".join(dict.fromkeys(text.limit(c.limit) for c in coarse))
     return (
         f"too noisy for a {limits} limit: the smallest change it can detect is"
         f" {text.resolutions(coarse)}{_remedy(outcome, coarse)}"
+    )
+
+
+# A device that is busy for less of a step waits for a host, whose noise the step has.
+_MOSTLY_BUSY = 0.9
+
+
+def _device_is_known(outcome: Outcome, coarse: Sequence[Comparison]) -> str:
+    """Return what is known of the device's work where the step is too noisy; "" if nothing is."""
+    fine = [
+        c
+        for c in outcome.comparisons
+        if c.limit.metric == DEVICE and c not in coarse
+    ]
+    if not fine:
+        return ""
+    change = fine[0].change
+    said = text.interval(change)
+    if change.low <= 0 <= change.high:
+        said = f"unchanged within {text.amount(max(abs(change.low), change.high))}"
+    busy = outcome.measured.busy_share
+    why = ""
+    if busy is not None:
+        why = f" (a step keeps the device busy for {text.amount(busy)})"
+        if busy < _MOSTLY_BUSY:
+            why = f", as the host is noisy{why}"
+    return (
+        f"device time: {said}; the step: a change below {text.resolutions(coarse)} could not be "
+        f"seen{why}"
     )
 
 
@@ -343,9 +377,17 @@ def notes(outcome: Outcome) -> list[str]:
     return [*dropped, *outcome.notes]
 
 
+# What a step does less of, by its name in `Verdict.less`.
+_LESS = {
+    FLOPS: "does {} the operations",
+    "gradient_bytes": "synchronises {} the gradient bytes",
+    EXAMPLES: "takes {} the examples",
+}
+
+
 def left_out(verdict: Verdict) -> Iterator[str]:
-    """Yield what was not compared: default limits without support; and which counters fell
-    to 0."""
+    """Yield what was not compared: default limits without support; which counters fell to 0, and
+    what a step does less of."""
     fell = {
         c.limit.metric: f"{c.limit.metric} {c.baseline:,} -> 0"
         for c in verdict.counters
@@ -354,6 +396,9 @@ def left_out(verdict: Verdict) -> Iterator[str]:
     if fell:
         names = without_totals([*fell])
         yield f"fell to 0: {', '.join(fell[name] for name in names)}"
+    for less in verdict.less:
+        share = f"{less.now / less.before:.2f}x"
+        yield f"a step {_LESS[less.name].format(share)} of before"
     limits: dict[str, list[str]] = {}
     for dropped in verdict.dropped_limits:
         limits.setdefault(dropped.why, []).append(str(dropped.limit))

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import fields
-from statistics import median
+from statistics import fmean, median
 
 from pytest_ddpperf import text
 from pytest_ddpperf.records.outcome import Outcome, RunInfo
@@ -15,6 +15,7 @@ from pytest_ddpperf.records.samples import (
     Facts,
     LaunchCost,
     LaunchSteps,
+    Measurement,
     Samples,
     TestId,
     Verdict,
@@ -234,6 +235,7 @@ def _details(outcome: Outcome) -> Iterator[str]:
     known = [f"{name} {count:,}" for name, count in counters if count]
     if known:
         yield f"a step: {', '.join(known)}"
+    yield from device(outcome.measured)
     faults = samples.most_page_faults
     if any(faults):
         yield f"page faults a step: {text.span(faults, '{:,.0f}'.format)}, by launch"
@@ -248,6 +250,15 @@ def _details(outcome: Outcome) -> Iterator[str]:
         launches = text.several(len(outcome.costs), "launch")
         took = f"{launches}, {outcome.seconds:.0f} s"
         yield f"cost: {took}; a launch (median): {', '.join(costs)}"
+
+
+def device(measured: Measurement) -> Iterator[str]:
+    """Yield the device time of a step and for which share of it the device is busy, if they are
+    known."""
+    of_ranks, busy = measured.samples.device_seconds, measured.busy_share
+    if of_ranks is not None and busy is not None:
+        taken = text.seconds(fmean(map(max, of_ranks)))
+        yield f"device: {taken} a step, busy for {text.amount(busy)} of it"
 
 
 def _percentiles(

@@ -14,12 +14,14 @@ from statistics import fmean, median
 from typing import Any, Literal
 
 from pytest_ddpperf.baseline.content import fact_changes
-from pytest_ddpperf.records.metric import SENT
+from pytest_ddpperf.records.metric import FLOPS, SENT
 from pytest_ddpperf.records.plan import Limit
 from pytest_ddpperf.records.samples import (
+    EXAMPLES,
     Comparison,
     CounterChange,
     Dropped,
+    Fall,
     LossChange,
     Measurement,
     Reason,
@@ -48,7 +50,8 @@ def judge(
     counters and losses."""
     verdict = judge_times(current, baseline, limits, level=level, **how)
     verdict = with_losses(verdict, current, baseline, level)
-    return with_counters(verdict, current, baseline, limits)
+    verdict = with_counters(verdict, current, baseline, limits)
+    return with_work(verdict, current, baseline)
 
 
 def without_steady_windows(verdict: Verdict) -> Verdict:
@@ -419,6 +422,62 @@ def _counter_change(limit: Limit, before: int, now: int) -> CounterChange:
     elif now * allowed < before:
         status = Status.IMPROVED
     return CounterChange(limit=limit, status=status, baseline=before, now=now)
+
+
+# A smaller fall is "1.00x".
+_FELL = 0.995
+
+
+def with_work(
+    verdict: Verdict, current: Measurement, baseline: Sequence[Measurement]
+) -> Verdict:
+    """Add what a step does less of than that of the baseline's last session: then a shorter step
+    is no faster code.
+
+    With another number of examples a step, times say nothing about each other, as with another
+    batch size: INCOMPARABLE, unless a step with fewer examples is REGRESSED. The time per example
+    would be no better: it falls with the number of examples, whatever the code."""
+    if not verdict.status.compared:
+        return verdict
+    before = baseline[-1]
+    sides: dict[str, tuple[float | None, float | None]] = {
+        name: (before.counters.get(name), current.counters.get(name))
+        for name in (FLOPS, "gradient_bytes")
+    }
+    # What fell to 0 is told anyway.
+    if sides["gradient_bytes"][1] == 0:
+        del sides["gradient_bytes"]
+    examples = _examples(before), _examples(current)
+    sides[EXAMPLES] = None, None
+    if all(examples):
+        sides[EXAMPLES] = fmean(examples[0]), fmean(examples[1])
+    less = []
+    for name, (earlier, now) in sides.items():
+        if earlier and now is not None and now < _FELL * earlier:
+            less.append(Fall(name=name, before=earlier, now=now))
+    verdict = replace(verdict, less=tuple(less))
+    earlier, now = sides[EXAMPLES]
+    if not earlier or not now or _FELL < now / earlier < 1 / _FELL:
+        return verdict
+    # Examples may vary from step to step, and so do the means of launches.
+    if max(map(min, examples)) <= min(map(max, examples)):
+        return verdict
+    if verdict.status is Status.REGRESSED and now < earlier:
+        return verdict
+    return replace(
+        verdict,
+        status=Status.INCOMPARABLE,
+        reason=Reason.OTHER_EXAMPLES,
+        details=(f"examples a step {earlier:.4g} -> {now:.4g}",),
+    )
+
+
+def _examples(side: Measurement) -> list[float]:
+    """Return how many examples all ranks process in a step, the mean of each launch; [] if steps do
+    not return it."""
+    return [
+        sum(map(fmean, ranks)) for ranks in side.samples.examples or () if ranks
+    ]
 
 
 # Relative. Sums in another order changed float32 losses of a small GPT by at most 1.4e-7 in 25

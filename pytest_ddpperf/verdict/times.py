@@ -95,6 +95,8 @@ def judge_times(
             facts=broken + facts,
         )
     kept, dropped = _supported(current, limits)
+    kept, unknown = _known(kept, [current, *baseline])
+    dropped += unknown
     if not kept:
         return Verdict(
             status=Status.NOT_GATED,
@@ -309,6 +311,21 @@ def _supported(
             dropped.append(Dropped(limit=limit, why=problem))
         else:
             kept.append(limit)
+    return kept, tuple(dropped)
+
+
+def _known(
+    limits: Iterable[Limit], sides: Sequence[Measurement]
+) -> tuple[list[Limit], tuple[Dropped, ...]]:
+    """Return the limits without default ones whose figures a side lacks, and those. A note of its
+    launches says why the current side lacks them."""
+    kept, dropped = [], []
+    for limit in limits:
+        if not limit.default or all(has_figure(limit, side) for side in sides):
+            kept.append(limit)
+        elif has_figure(limit, sides[0]):
+            why = "the baseline does not know it"
+            dropped.append(Dropped(limit=limit, why=why))
     return kept, tuple(dropped)
 
 

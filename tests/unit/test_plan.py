@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from pytest_ddpperf.options import parse
-from pytest_ddpperf.records.metric import COUNTERS
+from pytest_ddpperf.records.metric import COUNTERS, WORK
 from pytest_ddpperf.records.plan import (
     COUNTER_LIMITS,
     Plan,
@@ -109,6 +109,7 @@ def test_all_counters_have_a_default_limit_but_what_varies_and_what_may_grow() -
         "peak_rss.bytes",
         "buckets.largest_bytes",
         "parameters.bytes",
+        *WORK,
     }
     assert limits.pop("peak_memory.bytes") == "peak_memory.bytes:5%"
     assert all(limit == f"{name}:0%" for name, limit in limits.items())
