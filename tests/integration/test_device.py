@@ -18,14 +18,21 @@ from types import SimpleNamespace
 
 import torch
 import torch.distributed as dist
+from torch.autograd import DeviceType
 from pytest_ddpperf.rank import clock, environment, group, loop_states, warm_up
+from pytest_ddpperf.rank import device as profiled
 
 warm_up._FREELY_SECONDS = 0.05  # this device has no clock that has to rise
 
 class Device:
-    now, free_at, allocations = 1, 0, 0
-    def work(self, milliseconds):
-        self.free_at = max(self.free_at, self.now) + int(milliseconds * 1e6)
+    now, free_at, allocations, kernels = 1, 0, 0, []
+    def work(self, milliseconds, name="gemm"):
+        begin = max(self.free_at, self.now)
+        self.free_at = begin + int(milliseconds * 1e6)
+        span = SimpleNamespace(start=begin / 1e3, end=self.free_at / 1e3)
+        self.kernels.append(SimpleNamespace(
+            name=name, device_type=DeviceType.CUDA, is_user_annotation=False, time_range=span,
+        ))
     def synchronize(self, *_):
         self.now = max(self.now, self.free_at)
     def monotonic_ns(self):
@@ -39,6 +46,9 @@ class Device:
         return event
 
 device = clock.time = Device()
+profiled.profile = lambda activities: SimpleNamespace(
+    start=device.kernels.clear, stop=lambda: None, events=lambda: device.kernels,
+)
 torch.Event = device.event
 torch.accelerator.synchronize = device.synchronize
 torch.accelerator.set_device_index = torch.accelerator.reset_peak_memory_stats = lambda _: None
@@ -70,6 +80,7 @@ def training(ctx):
     from pretended import device
     assert (ctx.device, ctx.backend) == (torch.device("cuda", ctx.rank), "nccl")
     lasts = float(os.environ.get("LASTS", "5"))
+    more = float(os.environ.get("MORE", "0"))
     class Net(nn.Module):
         def __init__(self):
             super().__init__()
@@ -81,6 +92,8 @@ def training(ctx):
     def step():
         loss = net(x).sum()
         device.work(lasts - lasts / 10)
+        if more and ctx.rank == 1:
+            device.work(more, "void extra<float>(float*)")
         loss.backward()
         return {"loss": loss}
     return step
@@ -153,6 +166,13 @@ def test_a_step_on_devices_is_measured_saved_and_compared(
         == "Pretended"
     )
     assert found["notes"] == []
+    samples = found["measurement"]["samples"]
+    for launch in samples["device_seconds"]:
+        assert launch == pytest.approx([0.005, 0.005])
+    assert counters["kernels.count"] == 2
+    assert found["busy_share"] == pytest.approx(1)
+    (kernel,) = found["measurement"]["kernels"]
+    assert (kernel["name"], kernel["calls"]) == ("gemm", 2)
     (name,) = (
         folder.name
         for folder in (pytester.path / "baselines").iterdir()
@@ -203,3 +223,25 @@ def test_launches_on_devices_keep_as_many_steps_as_each_other(
     assert len(kept) == 1, "launches that are compared keep as many steps"
     assert max(kept) <= 75, "of 40 launches of two ranks, 6,000 figures"
     assert found["verdict"]["status"] == "PASS"
+
+
+def test_a_rank_with_another_kernel_is_red_and_both_are_named(
+    pytester: pytest.Pytester, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """4 % more work of one device, which a limit of 10 % on the step lets pass."""
+    monkeypatch.setenv("MORE", "0.2")
+    result = run(
+        *ON_DEVICES,
+        "--ddp-against-env=MORE=0",
+        "--ddp-threshold=p50:10%,device:3%",
+        "--ddp-turns=launches",
+        "--ddp-max-launches=40",
+        own=True,
+    )
+    assert result.ret == 1
+    result.stdout.fnmatch_lines(
+        [
+            "REGRESSED: kernels' time on the device 5.00 -> 5.20 ms, +4.0 % * (limit 3 %)",
+            "why: rank 1: device +200 us: extra<float> +200 us (0 -> 1 calls)*",
+        ]
+    )

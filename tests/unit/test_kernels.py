@@ -484,7 +484,7 @@ def test_the_verdict_says_what_is_known_of_the_device() -> None:
     assert device_time.startswith("device time: unchanged within 0.")
     assert step.startswith("the step: a change below ")
     assert step.endswith(
-        " could not be seen, as the host is noisy (a step keeps the device busy for 61 %)"
+        " could not be seen, as the host is noisy (a step keeps the device busy for 60 %)"
     )
 
 

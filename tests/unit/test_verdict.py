@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -26,6 +26,7 @@ from pytest_ddpperf.records.step_phases import (
     RANK_WAIT,
     StepPhases,
 )
+from pytest_ddpperf.report import sentences
 from pytest_ddpperf.text import loss_change
 from pytest_ddpperf.verdict.decision import fails, judge
 from pytest_ddpperf.verdict.stats import Drift
@@ -36,6 +37,7 @@ from pytest_ddpperf.verdict.times import (
     resolutions,
     unsupported,
 )
+from tests.reports import Drawn, outcome
 
 NO_DRIFT = Drift(floor=0.0, share=0.0, freedom=8)
 P50 = Limit(metric="p50", value=0.10, unit="%")
@@ -1360,4 +1362,97 @@ def test_slow_steps_that_no_percentile_shows_are_a_regression_of_the_mean() -> (
     ]
     assert verdict.comparisons[2].change.estimate == pytest.approx(
         1.4, abs=0.01
+    )
+
+
+# --- less work is not faster code
+
+
+def processing(
+    factor: float,
+    examples: Sequence[int] | None,
+    counters: Mapping[str, int | None] | None = None,
+) -> Measurement:
+    """Steps that take `factor` times as long as steady ones, of two ranks, with `examples` of each
+    rank by launch."""
+    found = replace(measurement(times(factor)), counters=counters or {})
+    if examples is None:
+        return found
+    table = tuple(((each,) * 30,) * 2 for each in examples)
+    return replace(found, samples=replace(found.samples, examples=table))
+
+
+FULL, HALF = (64,) * len(STEADY), (32,) * len(STEADY)
+
+
+@pytest.mark.parametrize(
+    ("factor", "now", "before", "status"),
+    [
+        (1.0, FULL, FULL, "PASS"),
+        (0.5, HALF, FULL, "INCOMPARABLE"),
+        (1.0, HALF, FULL, "INCOMPARABLE"),
+        # it is slower, and does less
+        (1.5, HALF, FULL, "REGRESSED"),
+        # it does more
+        (2.0, FULL, HALF, "INCOMPARABLE"),
+        (0.5, HALF, None, "IMPROVED"),
+        (0.5, None, FULL, "IMPROVED"),
+        # they vary from launch to launch by as much
+        (1.0, (60, *FULL[1:]), (66, *FULL[1:-1], 62), "PASS"),
+    ],
+)
+def test_times_of_steps_with_other_examples_are_not_compared(
+    factor: float,
+    now: Sequence[int] | None,
+    before: Sequence[int] | None,
+    status: str,
+) -> None:
+    verdict = decide(processing(factor, now), processing(1.0, before))
+    assert verdict.status.value == status
+    if status == "INCOMPARABLE":
+        assert verdict.reason == "other-examples"
+        sides = "128 -> 64" if now == HALF else "64 -> 128"
+        assert verdict.differences == (f"examples a step {sides}",)
+
+
+def test_what_a_step_does_less_of_is_told_with_every_verdict() -> None:
+    before = {"flops": 2_000, "gradient_bytes": 400}
+    now = {"flops": 1_000, "gradient_bytes": 300}
+    for factor in (0.5, 1.0, 1.5):
+        verdict = decide(
+            processing(factor, HALF, now), processing(1.0, FULL, before)
+        )
+        assert [*sentences.left_out(verdict)] == [
+            "a step does 0.50x the operations of before",
+            "a step synchronises 0.75x the gradient bytes of before",
+            "a step takes 0.50x the examples of before",
+        ]
+
+
+@pytest.mark.parametrize(
+    ("before", "now"),
+    [
+        ({"flops": 2_000}, {"flops": 2_000}),
+        ({"flops": 2_000}, {"flops": 1_999}),  # 1.00x
+        ({"flops": 2_000}, {"flops": 4_000}),
+        ({"flops": 2_000}, {"flops": None}),
+        ({}, {"flops": 2_000}),
+        ({"flops": 0}, {"flops": 0}),
+        # as any counter that fell to 0
+        ({"gradient_bytes": 8}, {"gradient_bytes": 0}),
+    ],
+)
+def test_work_that_did_not_fall_is_not_told(
+    before: dict[str, int | None], now: dict[str, int | None]
+) -> None:
+    verdict = decide(processing(1.0, None, now), processing(1.0, None, before))
+    assert verdict.less == ()
+
+
+def test_examples_that_differ_say_what_to_do() -> None:
+    now = processing(0.5, HALF)
+    verdict = decide(now, processing(1.0, FULL))
+    said = outcome("step", Drawn(), verdict, now, baseline_path="x.json")
+    assert sentences.why_not_compared(said) == (
+        "examples a step 128 -> 64: measure as before, or save a new baseline"
     )
