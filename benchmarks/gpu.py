@@ -13,6 +13,10 @@ It asks what only a device can answer, in parts:
 - `all`: the same with a rank on each GPU, where there are several.
 - `launches`, `stretches`: this code against itself with that `--ddp-turns`. Which one detects
   smaller changes?
+- `device`: how much do the figures of a step differ between launches, next to 4 % more kernels?
+  And does the first cause of a red test name what was planted?
+- `rates`: of comparisons at `device:1%`, how many of unchanged code are red, and how many with 2 %
+  more kernels? Five minutes at most; rows of several runs add up, to 20 of each.
 - `tests`: the plugin's own GPU tests.
 
 The checks are in _gpu.py. Each row is printed, and added to the file, as soon as its part has
@@ -27,8 +31,10 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable
 from pathlib import Path
+from statistics import fmean, median, stdev
 from typing import Any
 
 from _common import done, table
@@ -43,6 +49,17 @@ def test_step(ddp_benchmark):
 """
 ONE_RANK = ("--ddp-world-size=1", "--ddp-backend=nccl")
 # The checks are of what is measured, not of how precisely: one launch each, with a short window.
+# What is planted: the environment, and what the first cause says.
+CAUSES = {
+    "more kernels": ({"CAUSE": "kernels", "MORE": "10"}, "device +"),
+    "slower kernels, fp32 for bf16": ({"CAUSE": "fp32"}, "device +"),
+    "a rank with more kernels": ({"CAUSE": "rank", "MORE": "10"}, "rank "),
+    ".item()": ({"CAUSE": "item"}, "host_syncs"),
+    "no foreach": ({"CAUSE": "no foreach"}, "operators"),
+}
+UNCHANGED = {"CAUSE": "none", "MORE": "0"}
+RATES = {"unchanged": ("0", "PASS"), "2 % more kernels": ("1", "REGRESSED")}
+PAIRS, RATE_SECONDS = 20, 280
 QUICK = (
     "--ddp-backend=nccl",
     "--ddp-launches=1",
@@ -60,6 +77,7 @@ class Run:
             "checks": "_gpu",
             "test_gpu": "_gpu",
             "one_gpu": "_one_gpu",
+            "test_device_time": "_device_time",
         }.items():
             (project / f"{name}.py").write_text(
                 (HERE / f"{source}.py").read_text()
@@ -74,6 +92,8 @@ class Run:
             "all": self._all,
             "launches": lambda: self._compare("launches"),
             "stretches": lambda: self._compare("stretches"),
+            "device": self._device,
+            "rates": self._rates,
             "tests": lambda: self._pytest(
                 "tests",
                 "-m",
@@ -150,14 +170,78 @@ class Run:
                 f"{figure}; {measured['seconds']:.0f} s",
             )
 
+    def _measure(
+        self, what: str, *options: str, **environ: str
+    ) -> dict[str, Any]:
+        """Return the measurement of the step of known work; {} if there is none."""
+        report = self._project / "device.json"
+        report.unlink(missing_ok=True)
+        self._pytest(
+            what,
+            *options,
+            f"--ddp-json={report}",
+            "test_device_time.py",
+            may_be_red=True,
+            **environ,
+        )
+        if not report.exists():
+            return {}
+        found: list[dict[str, Any]] = json.loads(report.read_text())[
+            "measurements"
+        ]
+        return found[0] if found and found[0]["measurement"] else {}
+
+    def _device(self) -> None:
+        for name, more in (("unchanged", "0"), ("4 % more kernels", "2")):
+            alone = (*ONE_RANK, "--ddp-launches=7", "--ddp-max-launches=7")
+            found = self._measure(name, *alone, CAUSE="none", MORE=more)
+            for figure, launches in _figures(found).items():
+                spread = stdev(launches) / fmean(launches)
+                mean = f"{fmean(launches):.4g}, CV {spread:.2%}"
+                self._note(f"{figure}, {name}", True, mean)
+        for name, (environ, said) in CAUSES.items():
+            ranks: tuple[str, ...] = ONE_RANK
+            if environ["CAUSE"] == "rank":
+                if self._gpus == 1:
+                    continue
+                ranks = (f"--ddp-world-size={self._gpus}", "--ddp-backend=nccl")
+            elsewhere = [
+                f"--ddp-against-env={variable}={value}"
+                for variable, value in UNCHANGED.items()
+            ]
+            found = self._measure(name, *ranks, *elsewhere, **environ)
+            first = _first_cause(found)
+            self._note(f"planted: {name}", said in first, first)
+
+    def _rates(self) -> None:
+        until = time.monotonic() + RATE_SECONDS
+        for name, (more, expected) in RATES.items():
+            check = f"rate: {name}"
+            taken = [row for row in done(self._rows) if row["check"] == check]
+            for _ in range(len(taken), PAIRS):
+                if time.monotonic() > until:
+                    return
+                options = (
+                    *ONE_RANK,
+                    "--ddp-threshold=device:1%",
+                    "--ddp-against-env=MORE=0",
+                    f"--ddp-against-env=PAIR={more}",
+                )
+                found = self._measure(name, *options, CAUSE="none", MORE=more)
+                verdict = found.get("verdict") or {"status": "none"}
+                status = verdict["status"]
+                self._note(check, status == expected, status)
+
     def _pytest(
         self,
         what: str,
         *arguments: str,
         top: Path | None = None,
+        may_be_red: bool = False,
         **environ: str,
     ) -> None:
-        """Run pytest, and note whether it passed: a check that could not be made is broken."""
+        """Run pytest, and note whether it passed: a check that could not be made is broken. A run
+        that `may_be_red` is noted if it could not be made."""
         command = [
             sys.executable,
             "-m",
@@ -188,6 +272,8 @@ class Run:
                 running.kill()
                 said, _ = running.communicate()
                 said += f"\nit did not end within {SECONDS} s"
+        if may_be_red and running.returncode in (0, 1):
+            return
         if running.returncode:
             print(said[-6000:])
         last = (said.strip().splitlines() or ["it wrote nothing"])[-1]
@@ -199,6 +285,32 @@ class Run:
                 json.dumps({"check": check, "holds": holds, "figure": figure})
                 + "\n"
             )
+
+
+def _figures(found: dict[str, Any]) -> dict[str, list[float]]:
+    """Return figures of a step by launch, in milliseconds."""
+    if not found:
+        return {}
+    samples = found["measurement"]["samples"]
+    figures = {
+        "p50": [1e3 * median(launch) for launch in samples["step_seconds"]]
+    }
+    for name in ("device_seconds", "busy_seconds"):
+        launches = samples[name] or ()
+        if launches:
+            figures[name] = [1e3 * max(ranks) for ranks in launches]
+    return figures
+
+
+def _first_cause(found: dict[str, Any]) -> str:
+    """Return what a measurement names first: counters that rose, and its first cause in words."""
+    verdict = found.get("verdict") or {"counters": []}
+    rose = [
+        each["limit"]["metric"]
+        for each in verdict["counters"]
+        if each["status"] == "REGRESSED"
+    ]
+    return "; ".join((*rose, *found.get("evidence", ())[:1])) or "nothing"
 
 
 def main() -> int:

@@ -246,7 +246,9 @@ def _device_is_known(outcome: Outcome, coarse: Sequence[Comparison]) -> str:
     change = fine[0].change
     said = text.interval(change)
     if change.low <= 0 <= change.high:
-        said = f"unchanged within {text.amount(max(abs(change.low), change.high))}"
+        said = (
+            f"unchanged within {text.amount(max(abs(change.low), change.high))}"
+        )
     busy = outcome.measured.busy_share
     why = ""
     if busy is not None:

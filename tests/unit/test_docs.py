@@ -89,6 +89,7 @@ def test_every_field_of_a_measurement_in_the_json_is_documented_and_no_other() -
         [
             *(field.name for field in fields(Outcome)),
             "percentile_seconds",
+            "busy_share",
             "mean_seconds",
         ]
     )
