@@ -156,7 +156,7 @@ ROWS = (
     Row(
         "--ddp-threshold",
         name="limits",
-        default="p10:10%,p50:10%,mean:25%",
+        default="p10:10%,p50:10%,mean:25%,device:3%",
         parser="limits",
         metavar="LIST",
         ini="linelist",

@@ -451,3 +451,36 @@ def test_what_verdicts_without_figures_do(
     before = stored(pytester.path)
     assert run("--ddp-save-baseline", *FEW).ret == 0
     assert stored(pytester.path) == before
+
+
+HALVED = """
+import os
+import torch
+
+def test_step(ddp_benchmark):
+    def setup(ctx):
+        examples = int(os.environ.get("EXAMPLES", "8"))
+        values = torch.ones(examples, 200)
+        def step():
+            values @ values.T
+            return examples
+        return step
+    ddp_benchmark(setup)
+"""
+
+
+def test_a_step_with_half_the_examples_is_not_called_faster(
+    pytester: pytest.Pytester, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever it takes; and the operations that it lacks are told, also with -q."""
+    pytester.makepyfile(test_halved=HALVED)
+    warm = ("--ddp-warmup=3", *FEW)
+    assert run(*warm, "--ddp-save-baseline").ret == 0
+    monkeypatch.setenv("EXAMPLES", "4")
+    result = run(*warm, "--ddp-baseline-missing=warn", "-q")
+    assert last_line(result) == "1 incomparable (0 of 1 compared)"
+    said = " ".join(result.stdout.str().split())
+    assert "test_step: examples a step 16 -> 8" in said
+    # a product of 8 x 200 x 8, and of 4 x 200 x 4
+    assert "test_step: a step does 0.25x the operations of before" in said
+    assert "test_step: a step takes 0.50x the examples of before" in said

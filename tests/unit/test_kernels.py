@@ -145,6 +145,22 @@ def test_a_profile_without_a_kernel_is_unknown_and_says_what_to_do() -> None:
     )
 
 
+def test_events_of_this_torch_can_be_read() -> None:
+    with torch.profiler.profile(
+        activities=[torch.profiler.ProfilerActivity.CPU]
+    ) as profiler:
+        torch.ones(3) + 1
+    events = profiler.events()
+    assert events
+    assert device.read_work(events, 1)[0] is None
+    for each in events:
+        each.device_type = DeviceType.CUDA
+    work, _ = device.read_work(events, 1)
+    assert work is not None
+    assert "aten::add" in {each.name for each in work.kernels}
+    assert 0 < work.busy_seconds <= work.seconds
+
+
 def test_a_profile_that_lost_a_record_is_unknown_and_no_smaller_sum() -> None:
     assert device.read_work(THREE[:-3], 3) == (
         None,

@@ -103,7 +103,7 @@ def test_without_being_asked_the_settings_are_the_documented_defaults(
         settings.timeout_seconds,
         settings.confirm_seconds,
     ) == (1.0, 300.0, 300.0)
-    assert metrics(settings) == ["p10:10%", "p50:10%", "mean:25%"]
+    assert metrics(settings) == ["p10:10%", "p50:10%", "mean:25%", "device:3%"]
     assert all(limit.default for limit in settings.limits)
     assert (settings.baseline_dir, settings.baseline_missing) == (
         pytester.path / "baselines",
@@ -671,6 +671,7 @@ def test_a_default_limit_without_support_is_not_refused(
         "p10:10%",
         "p50:10%",
         "mean:25%",
+        "device:3%",
     ]
 
 
