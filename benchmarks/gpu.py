@@ -55,7 +55,7 @@ CAUSES = {
     "slower kernels, fp32 for bf16": ({"CAUSE": "fp32"}, "device +"),
     "a rank with more kernels": ({"CAUSE": "rank", "MORE": "10"}, "rank "),
     ".item()": ({"CAUSE": "item"}, "host_syncs"),
-    "no foreach": ({"CAUSE": "no foreach"}, "operators"),
+    "no foreach": ({"CAUSE": "no foreach"}, "operators.count"),
 }
 UNCHANGED = {"CAUSE": "none", "MORE": "0"}
 RATES = {"unchanged": ("0", "PASS"), "2 % more kernels": ("1", "REGRESSED")}

@@ -32,9 +32,8 @@ SENT = (
 COPIES = ("host_syncs", "h2d.bytes", "d2h.bytes")
 # What a step does. More of it may be meant, so none has a limit unless the user names one.
 KERNELS = "kernels.count"
-OPERATORS = "operators.count"
 FLOPS = "flops"
-WORK = (KERNELS, OPERATORS, FLOPS)
+WORK = (KERNELS, "operators.count", FLOPS)
 # They have noise, so the largest of all launches counts.
 MEMORY_COUNTERS = ("peak_rss.bytes", "peak_memory.bytes")
 # What is counted of a step: see docs/counters.md. Of several that rise alike, the first is reported

@@ -14,7 +14,7 @@ from statistics import median
 from pytest_ddpperf import text
 from pytest_ddpperf.explain import find
 from pytest_ddpperf.explain.kernels import device_rise, find_kernels
-from pytest_ddpperf.records.metric import MEAN, OPERATORS
+from pytest_ddpperf.records.metric import MEAN
 from pytest_ddpperf.records.outcome import BaselineSide
 from pytest_ddpperf.records.plan import Plan
 from pytest_ddpperf.records.samples import (
@@ -186,7 +186,7 @@ def _host_bound(
     found: Sequence[Finding],
 ) -> str:
     """Return that the device waits for the host, if the step took longer and neither its device
-    nor communication did."""
+    nor communication did. Operators that explain it are a finding."""
     busy = now.busy_share
     is_slower = verdict.status is Status.REGRESSED and rise > 0
     if not is_slower or busy is None or 1 - busy < _WAITS:
@@ -194,11 +194,7 @@ def _host_bound(
     communicates = any(EXPOSED in each.phases for each in found)
     if communicates or device_rise(now, before) >= _MINOR_PART * rise:
         return ""
-    said = f"host-bound: the device waits {text.amount(1 - busy)} of a step"
-    sides = [side.counters.get(OPERATORS) for side in (before, now)]
-    if None in sides or sides[0] == sides[1]:
-        return said
-    return f"{said}, operators {sides[0]:,} -> {sides[1]:,}"
+    return f"host-bound: the device waits {text.amount(1 - busy)} of a step"
 
 
 def _page_faults(now: Measurement, before: Measurement, rise: float) -> str:
