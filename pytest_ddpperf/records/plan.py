@@ -130,10 +130,10 @@ class Plan:
 
     @property
     def has_device_time(self) -> bool:
-        """Whether the work of a device in a step is measured. A program takes no further steps,
-        and a collective waits for others."""
-        is_training = not (self.rpc or self.collective or self.boundary)
-        return self.device != "cpu" and is_training and self.warmup > 0
+        """Whether the work of a device in a step is measured. A program takes no further steps, a
+        collective waits for others, and a launch that samples stacks is not compared."""
+        others = self.rpc, self.collective, self.boundary, self.stacks
+        return self.device != "cpu" and self.warmup > 0 and not any(others)
 
     @property
     def processes(self) -> int:

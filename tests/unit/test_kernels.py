@@ -311,6 +311,7 @@ def test_device_time_has_a_default_limit_where_it_is_measured() -> None:
     )
     assert not limited(replace(PLAN, device="cpu"))
     assert not limited(replace(PLAN, boundary="update"))
+    assert not limited(replace(PLAN, stacks=True))
     assert not limited(replace(PLAN, parameter_servers=1))
     assert not limited(replace(PLAN, warmup=0))
 
