@@ -27,7 +27,6 @@ from pytest_ddpperf.records.guard import BASELINE, Kind, Loosened
 from pytest_ddpperf.records.outcome import Outcome
 from pytest_ddpperf.records.reason import Reason
 from pytest_ddpperf.records.samples import Scalar, Status
-from pytest_ddpperf.remote.worktree import one_tree
 from pytest_ddpperf.report import sentences
 from pytest_ddpperf.verdict import decision
 from pytest_ddpperf.verdict.guard import GATE_OFF
@@ -42,7 +41,7 @@ class Session:
         settings: Settings,
         rootdir: Path,
         launcher: Launcher,
-        trees: Trees | None,
+        trees: Trees,
         side_of: SideOf | str,
     ) -> None:
         """`trees` are those of the launcher; `side_of` is as in `Confirmation`."""
@@ -59,8 +58,7 @@ class Session:
 
     @cached_property
     def _top(self) -> Path:
-        trees = self._trees or one_tree(self._rootdir)
-        return Path(trees.current)
+        return Path(self._trees.current)
 
     def shown(self, file: Path) -> str:
         """Return a file's path from the top of the working tree, as reviewers see it; outside of it
@@ -159,7 +157,6 @@ class Session:
     ) -> tuple[str, dict[str, str]]:
         """Return git's tree of the code that was measured, "" if there is none that identifies it,
         and its inputs."""
-        assert self._trees is not None, "this run writes no baselines"
         top = Path(self._trees.current)
         found: dict[str, str] = {}
         try:

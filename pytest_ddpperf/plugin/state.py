@@ -97,10 +97,8 @@ class Run:
         settings, role, rootdir = self.settings, self.role, self.config.rootpath
         confirms = settings.confirm_seconds and not settings.records
         side_of = role.confirms(self) if confirms else ""
-        trees = role.trees
-        # for baselines, which name their code and what it reads
-        if trees is None and (settings.records or callable(side_of)):
-            trees = one_tree(rootdir)
+        # Always: to note what ranks read takes time, and the sessions of a baseline do.
+        trees = role.trees or one_tree(rootdir)
         launcher = Launcher(
             lambda: modules_by_name(self.config, self.items),
             rpc=self.rpc,

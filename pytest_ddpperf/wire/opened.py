@@ -35,6 +35,7 @@ _NAME = "opened"
 OWN_GROUP = "own-group"
 _GROUPS = "torch.distributed.distributed_c10d"
 _MOST = 2_000  # data files that a process adds
+_MOST_LINKS = 40  # one after the other, as Linux allows
 _REMEMBERED = 100_000  # paths that a process need not look at again
 _WRITES = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
 _FILE, _LIBRARY, _PROCESS = "fxp"  # what a line is about
@@ -53,6 +54,20 @@ _LIBRARIES = (
 # What git ignores is behind a link in a worktree, and one side's folders may lie deeper: to resolve
 # the whole path of each file would make that side slower.
 _real_folder = lru_cache(1_000)(os.path.realpath)
+
+
+def _real_file(path: str) -> str:
+    """Return a path without links. To follow one costs little more than to see that there is none:
+    the files of one side alone may be links."""
+    for _ in range(_MOST_LINKS):
+        folder, name = os.path.split(path)
+        path = os.path.join(_real_folder(folder), name)
+        try:
+            target = os.readlink(path)
+        except OSError:  # it is none
+            return path
+        path = os.path.join(os.path.dirname(path), target)
+    return os.path.realpath(path)
 
 
 def for_children(
@@ -181,10 +196,7 @@ class _Notes:
         if len(self._seen) >= _REMEMBERED:
             self._seen.clear()
         self._seen.add(path)
-        folder, name = os.path.split(path)
-        real = os.path.join(_real_folder(folder), name)
-        if os.path.islink(real):
-            real = os.path.realpath(real)
+        real = _real_file(path)
         if self._trees.within(real) is None:
             return
         if not is_code(real):

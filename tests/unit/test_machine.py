@@ -16,6 +16,7 @@ from pytest_ddpperf.plugin.session import Session
 from pytest_ddpperf.records.errors import MarkerError, OptionError, Unavailable
 from pytest_ddpperf.records.plan import Limit
 from pytest_ddpperf.records.samples import Scalar
+from pytest_ddpperf.remote.worktree import one_tree
 from tests.unit.test_git import git
 
 CPU: dict[str, Scalar] = {
@@ -263,12 +264,12 @@ def test_a_file_is_shown_from_the_top_of_the_repository(tmp_path: Path) -> None:
     rootdir.mkdir(parents=True)
     file = rootdir / "tests" / "test_a.py"
     launcher: Any = None  # which nothing is asked of
-    session = Session(settings(), rootdir, launcher, None, "")
+    session = Session(settings(), rootdir, launcher, one_tree(rootdir), "")
     assert session.shown(file) == "tests/test_a.py", (
         "from rootdir, where there is no repository"
     )
     git(rootdir.parent, "init", "-q")
-    session = Session(settings(), rootdir, launcher, None, "")
+    session = Session(settings(), rootdir, launcher, one_tree(rootdir), "")
     assert session.shown(file) == "python/tests/test_a.py"
     assert session.shown(outside) == str(outside)
 
