@@ -19,7 +19,6 @@ from typing import Any
 
 from pytest_ddpperf.records.errors import GitError
 
-_SUBMODULE = "160000 "  # the mode of one in an index
 _END_SECONDS = 5.0  # for a command to end after SIGTERM
 # a cold cache on a network disk; beyond it the run goes on without the commit
 _GIT_SECONDS = 10.0
@@ -301,8 +300,8 @@ def all_ignored(top: Path) -> list[str]:
     found = [entry.rstrip("/") for entry in said.split("\0")[:-1]]
     for entry in git(top, "ls-files", "--stage", "-z").split("\0")[:-1]:
         facts, path = entry.split("\t", 1)
-        is_submodule = facts.startswith(_SUBMODULE)
-        if is_submodule and (top / path / ".git").exists():
+        # the mode of a submodule
+        if facts.startswith("160000 ") and (top / path / ".git").exists():
             found += [f"{path}/{inside}" for inside in all_ignored(top / path)]
     return found
 

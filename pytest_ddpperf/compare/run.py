@@ -11,23 +11,12 @@ from pytest_ddpperf.baseline import Store
 from pytest_ddpperf.compare.interleaving import take_round
 from pytest_ddpperf.compare.job import Job
 from pytest_ddpperf.compare.result import Measured
-from pytest_ddpperf.compare.rounds import (
-    Round,
-    Rounds,
-    combine,
-    expect_seconds,
-)
+from pytest_ddpperf.compare.rounds import Rounds, expect_seconds
 from pytest_ddpperf.compare.rule import Rule, Take
-from pytest_ddpperf.compare.sides import (
-    CurrentSide,
-    OtherVersion,
-    begin,
-    read_stored,
-)
+from pytest_ddpperf.compare.sides import CurrentSide, begin, read_stored
 from pytest_ddpperf.launch import Launcher, Observer
 from pytest_ddpperf.records.errors import BaseSideError, DdpPerfError
-from pytest_ddpperf.records.reason import Reason
-from pytest_ddpperf.records.samples import Status, Verdict
+from pytest_ddpperf.records.samples import Status
 from pytest_ddpperf.remote.version import BaseSide
 from pytest_ddpperf.wire.source_trees import is_code
 
@@ -61,10 +50,6 @@ def carry_out(
     rounds: Rounds = ()
     with ExitStack() as at_end:
         if base is not None and job.gate:
-            if not confirms:
-                unreached = _take_unreached(job, launcher, base, observer)
-                if unreached is not None:
-                    return unreached
             # first, so that nothing works there while a current launch is timed
             other = begin(base, job)
             if other.error and confirms:
@@ -99,40 +84,6 @@ def carry_out(
         if side is not None and expected < max_seconds:
             measured = with_stacks(measured, launcher, side, observer)
         return measured
-
-
-def _take_unreached(
-    job: Job, launcher: Launcher, base: BaseSide, observer: Observer
-) -> Measured | None:
-    """Return a PASS after one launch of the current side, if it is certain that nothing runs there
-    that differs; None if the sides have to be compared. Raises as `carry_out`."""
-    if job.plan.preload or not base.is_unreached(job.nodeid):
-        return None
-    observer.begin(0, 1)
-    now = CurrentSide(job, launcher, 0).measure(observer, None)
-    observer.launched(now)
-    rounds = (Round(now),)
-    uses_code = any(map(is_code, now.files))
-    is_gated = Rule(job=job, max_seconds=0.0).not_gated(rounds) is None
-    is_whole = not base.lacking(now.files, ())
-    if not (uses_code and is_gated and is_whole):
-        return None
-    if {*now.files} & {*base.changed()} or not base.is_unreached(job.nodeid):
-        return None
-    base.pass_over(job.test.label)
-    why = (
-        f"none of the files that it reads ({len(now.files)}) differs from"
-        f" {base.version}"
-    )
-    return Measured(
-        job=job,
-        verdict=Verdict(status=Status.PASS, reason=Reason.UNREACHED),
-        fails=False,
-        rounds=rounds,
-        measurement=combine((now,), job.environment(now.facts)),
-        other=OtherVersion(base.version, job),
-        further_notes=(why,),
-    )
 
 
 def _with_stored(rule: Rule, store: Store, rounds: Rounds) -> Rule:

@@ -119,12 +119,10 @@ class RunResults:
         ]
         if not sides:
             return
-        read = {
-            file
-            for outcome in self.outcomes
-            if outcome.baseline_side is not None
-            for file in outcome.baseline_side.read
-        }
+        read: set[str] = set()
+        for outcome in self.outcomes:
+            if outcome.baseline_side is not None:
+                read.update(outcome.baseline_side.read)
         unread = [file for file in changed if file not in read]
         if not any(side.imported or not side.same for side in sides):
             self.usage_error = (

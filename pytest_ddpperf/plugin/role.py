@@ -232,7 +232,11 @@ class LeadsVersion(LooksAtVersion):
     def carry_out(
         self, job: Job, session: Session, observer: Observer
     ) -> Measured:
-        return session.comparison(job, observer)(self._side)
+        from pytest_ddpperf.compare.unreached import take_unreached
+
+        side = self._side
+        unreached = take_unreached(job, session.launcher, side, observer)
+        return unreached or session.comparison(job, observer)(side)
 
     def end_test(self) -> list[str]:
         self._side.leave()

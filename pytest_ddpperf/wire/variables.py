@@ -1,7 +1,7 @@
 """Which environment variables the Python code of a process reads: the user's and its libraries',
 without the standard library's, torch's and pytest's.
 
-A value is kept as a digest: it may be a secret, and baselines end up in git.
+A value leaves the process as a digest: it may be a secret, and baselines end up in git.
 """
 
 from __future__ import annotations

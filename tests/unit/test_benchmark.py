@@ -157,7 +157,8 @@ def other_version(of_test: Job, lacking: str = "", error: str = "") -> Any:
         begin=begin,
         measure=lambda observer, steps: lasting(0.02)(of_test.plan.exactly(50)),
         end_measurement=lambda: None,
-        lacking=lambda files: lacking,
+        lacking=lambda files, own: lacking,
+        changed=lambda: (),
         version=Version(ref="main", commit="", now=""),
     )
 

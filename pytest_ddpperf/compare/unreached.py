@@ -1,0 +1,51 @@
+"""A measurement that ends after one launch of the current side: nothing that differs from the other
+version can have a part in it."""
+
+from __future__ import annotations
+
+from pytest_ddpperf.compare.job import Job
+from pytest_ddpperf.compare.result import Measured
+from pytest_ddpperf.compare.rounds import Round, combine
+from pytest_ddpperf.compare.rule import Rule
+from pytest_ddpperf.compare.sides import CurrentSide, OtherVersion
+from pytest_ddpperf.launch import Launcher, Observer
+from pytest_ddpperf.records.reason import Reason
+from pytest_ddpperf.records.samples import Status, Verdict
+from pytest_ddpperf.remote.version import BaseSide
+from pytest_ddpperf.wire.source_trees import is_code
+
+
+def take_unreached(
+    job: Job, launcher: Launcher, base: BaseSide, observer: Observer
+) -> Measured | None:
+    """Return a PASS after one launch of the current side, if it is certain that nothing runs there
+    that differs; None if the sides have to be compared. Raises the errors of a launch."""
+    if not job.gate or job.plan.preload:
+        return None
+    if not base.is_unreached(job.nodeid):
+        return None
+    observer.begin(0, 1)
+    now = CurrentSide(job, launcher, 0).measure(observer, None)
+    observer.launched(now)
+    rounds = (Round(now),)
+    uses_code = any(map(is_code, now.files))
+    is_gated = Rule(job=job, max_seconds=0.0).not_gated(rounds) is None
+    is_whole = not base.lacking(now.files, ())
+    if not (uses_code and is_gated and is_whole):
+        return None
+    if {*now.files} & {*base.changed()} or not base.is_unreached(job.nodeid):
+        return None
+    base.pass_over(job.test.label)
+    why = (
+        f"none of the files that it reads ({len(now.files)}) differs from"
+        f" {base.version}"
+    )
+    return Measured(
+        job=job,
+        verdict=Verdict(status=Status.PASS, reason=Reason.UNREACHED),
+        fails=False,
+        rounds=rounds,
+        measurement=combine((now,), job.environment(now.facts)),
+        other=OtherVersion(base.version, job),
+        further_notes=(why,),
+    )
