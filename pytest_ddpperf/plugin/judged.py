@@ -29,6 +29,7 @@ from pytest_ddpperf.plugin.items import (
 from pytest_ddpperf.plugin.process import PytestProcess
 from pytest_ddpperf.records.errors import MarkerError
 from pytest_ddpperf.records.guard import (
+    ALL_FILES,
     EVERY_SIZE,
     Judged,
     JudgedTest,
@@ -75,7 +76,7 @@ def differing_files(
         if name.endswith(".py") and (file in modules or not is_test):
             found.append(file)
     inipath = config.inipath
-    if before.ini != now.ini and not before.file_errors:
+    if before.ini != now.ini and ALL_FILES not in before.file_errors:
         found.append(inipath.name if inipath is not None else "the ini file")
     return found
 

@@ -288,11 +288,6 @@ def nothing_differs(
     return not differing_files(current.files, base.files)
 
 
-def _not_collected(error: Exception) -> Judged:
-    *_, last = str(error).splitlines() or [""]
-    return Judged(file_errors={ALL_FILES: last})
-
-
 class RemotePausedLaunch:
     over = False
 
@@ -388,7 +383,7 @@ class BaseSide:
             raise self._unlike_ours(error) from None
 
     def look(self) -> None:
-        """Collect the version's own tests, if any differ, and nothing more; raises AgainstError."""
+        """Collect the version's own tests if any differ, and nothing more; raises AgainstError."""
         if not self._checkout.changed_tests(self._invocation.patterns):
             return
         try:
@@ -418,13 +413,10 @@ class BaseSide:
         # copies of the current tests will have the same names
         environ["PYTHONDONTWRITEBYTECODE"] = "1"
         start = invocation.folder_in(trees)
-        try:
-            remote_pytest = RemotePytest(
-                str(self.version), sys.executable, environ, start
-            )
-        except OSError as error:
-            self.own_tests = _not_collected(error)
-            return
+        # an OSError would be that of its second pytest, too
+        remote_pytest = RemotePytest(
+            str(self.version), sys.executable, environ, start
+        )
         try:
             remote_pytest.send(message)
             tests = Tests(remote_pytest, self._to_start)
@@ -432,7 +424,8 @@ class BaseSide:
             tests.collect(self._to_start)
             self.own_tests = tests.judged
         except BaseSideError as error:
-            self.own_tests = _not_collected(error)
+            *_, last = str(error).splitlines() or [""]
+            self.own_tests = Judged(file_errors={ALL_FILES: last})
         finally:
             remote_pytest.close()
 

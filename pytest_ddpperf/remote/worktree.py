@@ -67,8 +67,8 @@ def _is_abandoned(folder: Path) -> bool:
         os.kill(int(pid), 0)
     except ProcessLookupError:
         return True
-    except (ValueError, OSError):
-        return False
+    except (ValueError, OverflowError, OSError):
+        return False  # of another user, or no number of a process
     # another process may have its number by now
     return _start_of(int(pid)) != rest.partition("-")[0]
 

@@ -698,6 +698,7 @@ def test_a_folder_is_abandoned_only_if_its_owner_is_gone(
         f"{prefix}{pid}-1-abc": True,
         f"{prefix}99999999-1-abc": True,
         f"{prefix}alive": False,
+        f"{prefix}{10**30}-1-abc": False,
         f"{folder_module._PREFIX}000000-99999999-1-abc": False,
     }
     for name, is_abandoned in names.items():
