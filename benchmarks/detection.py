@@ -42,7 +42,12 @@ from typing import Any
 from _common import progress, table
 from _traces import Launch, Pairs, Workload, measurement, read, read_pairs
 
-from pytest_ddpperf.compare.rule import follow, schedule
+from pytest_ddpperf.compare.rule import (
+    Spending,
+    ends,
+    schedule,
+    spending,
+)
 from pytest_ddpperf.records.plan import Limit
 from pytest_ddpperf.records.samples import Verdict
 from pytest_ddpperf.verdict import times as observations
@@ -373,25 +378,24 @@ def judged(
     interleaved = scope == "within" or is_paired(scope)
     stored = [measurement(session) for session in trial.sessions]
 
-    def verdict(start: int, stop: int, ease: float) -> Verdict:
+    def verdict(launches: int, spends: Spending) -> Verdict:
         return judge(
-            measurement(trial.now[start:stop]),
-            [measurement(trial.sessions[0][start:stop])]
+            measurement(trial.now[:launches]),
+            [measurement(trial.sessions[0][:launches])]
             if interleaved
             else stored,
             limits,
-            level=TEST_LEVEL * ease,
+            level=spends.level,
+            share=spends.share,
             interleaved=interleaved,
-            stretches=trial.stretches[start:stop],
+            stretches=trial.stretches[:launches],
             assumed=drift,
         )
 
     looks = schedule(min(FIRST_LOOK, len(trial.now) // 2), len(trial.now))
-    for number in range(1, len(looks) + 1):
-        said, ended = follow(
-            looks[:number], verdict, final=number == len(looks)
-        )
-        if ended:
+    for look in looks:
+        said = verdict(look, spending(look, looks, TEST_LEVEL))
+        if ends(said):
             break
     return said
 

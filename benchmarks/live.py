@@ -49,7 +49,7 @@ from neighbour import neighbour
 from pytest_ddpperf.baseline import Store
 from pytest_ddpperf.compare.job import Job
 from pytest_ddpperf.compare.result import Measured
-from pytest_ddpperf.compare.rule import follow, schedule
+from pytest_ddpperf.compare.rule import ends, schedule, spending
 from pytest_ddpperf.compare.run import carry_out
 from pytest_ddpperf.launch import Launcher, Observer
 from pytest_ddpperf.options.settings import make_plan, read_settings
@@ -397,17 +397,16 @@ def judged(
 ) -> tuple[Verdict, bool]:
     """The verdict after `looks`, and whether the measurement ends with it."""
     stored = [measurement(cut(session, rule.steps)) for session in before]
-
-    def judge(start: int, stop: int, ease: float) -> Verdict:
-        return judge_times(
-            measurement(cut(now[start:stop], rule.steps)),
-            stored,
-            limits(STORED),
-            level=TEST_LEVEL * ease,
-            assumed=rule.drift,
-        )
-
-    return follow(looks, judge, final=looks[-1] == LOOKS[-1])
+    spends = spending(looks[-1], LOOKS, TEST_LEVEL)
+    verdict = judge_times(
+        measurement(cut(now[: looks[-1]], rule.steps)),
+        stored,
+        limits(STORED),
+        level=spends.level,
+        share=spends.share,
+        assumed=rule.drift,
+    )
+    return verdict, ends(verdict) or looks[-1] == LOOKS[-1]
 
 
 def reported(

@@ -29,7 +29,12 @@ from statistics import fmean, median
 
 from _common import table
 
-from pytest_ddpperf.compare.rule import follow, schedule
+from pytest_ddpperf.compare.rule import (
+    Spending,
+    ends,
+    schedule,
+    spending,
+)
 from pytest_ddpperf.records.plan import Limit
 from pytest_ddpperf.records.samples import Measurement, Samples, Verdict
 from pytest_ddpperf.verdict.decision import judge
@@ -237,23 +242,22 @@ def one(
         for metric in ("p10", "p50")
     ]
 
-    def verdict(start: int, stop: int, ease: float) -> Verdict:
-        base = stored or [part(turns, start, stop)]
+    def verdict(launches: int, spends: Spending) -> Verdict:
+        base = stored or [part(turns, 0, launches)]
         return judge(
-            part(now, start, stop),
+            part(now, 0, launches),
             base,
             limits,
-            level=level * ease,
+            level=spends.level,
+            share=spends.share,
             assumed=drift,
             interleaved=not stored,
         )
 
     looks = schedule(FIRST, MOST)
-    for number in range(1, len(looks) + 1):
-        said, ended = follow(
-            looks[:number], verdict, final=number == len(looks)
-        )
-        if ended:
+    for look in looks:
+        said = verdict(look, spending(look, looks, level))
+        if ends(said):
             break
     return said
 

@@ -30,14 +30,14 @@ from _traces import Launch, measurement
 from live import MODES, limits
 
 from pytest_ddpperf.compare.rule import (
-    early_stop,
-    follow,
+    Spending,
+    ends,
     is_futile,
     schedule,
+    spending,
 )
-from pytest_ddpperf.records.samples import Verdict
+from pytest_ddpperf.records.samples import Measurement, Status, Verdict
 from pytest_ddpperf.verdict.decision import given_up, judge
-from pytest_ddpperf.verdict.stats import Difference
 from pytest_ddpperf.verdict.times import TEST_LEVEL, differences_of
 
 FIRST_LOOK = 5  # the default of --ddp-launches
@@ -178,42 +178,42 @@ def ended(row: Row, *stops: str) -> tuple[str, int]:
     """Its status, and after how many pairs."""
     looks = schedule(FIRST_LOOK, MODES[row["mode"]].launches)
 
-    def verdict(start: int, stop: int, ease: float) -> Verdict:
-        both = [launches(row, start, stop, side) for side in (1, 0)]
-        return judge(
-            measurement(both[0]),
-            [measurement(both[1])],
-            limits(row["mode"]),
-            level=TEST_LEVEL * ease,
-            interleaved=True,
-            stretches=[(sum(STEPS),) * 2] * (stop - start),
+    def sides(pairs: int) -> tuple[Measurement, list[Measurement]]:
+        now, before = (
+            measurement(launches(row, 0, pairs, side)) for side in (1, 0)
         )
+        return now, [before]
 
-    def differences(said: Verdict, start: int, stop: int) -> list[Difference]:
-        both = [launches(row, start, stop, side) for side in (1, 0)]
-        return differences_of(
-            said,
-            measurement(both[0]),
-            [measurement(both[1])],
+    def verdict(pairs: int, spends: Spending) -> Verdict:
+        return judge(
+            *sides(pairs),
+            limits(row["mode"]),
+            level=spends.level,
+            share=spends.share,
             interleaved=True,
-            stretches=[(sum(STEPS),) * 2] * (stop - start),
+            stretches=[(sum(STEPS),) * 2] * pairs,
         )
 
     def gives_up(said: Verdict, pairs: int) -> bool:
-        return "futile" in stops and is_futile(
-            said, pairs, looks, verdict, differences
+        if "futile" not in stops:
+            return False
+        differences = differences_of(
+            said,
+            *sides(pairs),
+            interleaved=True,
+            stretches=[(sum(STEPS),) * 2] * pairs,
         )
+        return is_futile(said, pairs, looks, differences)
 
-    for number, look in enumerate(looks, 1):
-        for pairs in (
-            range(looks[number - 2] + 1, look) if stops and number > 1 else ()
-        ):
-            said, ends = early_stop(pairs, verdict)
-            if ends or gives_up(said, pairs):
-                return str(said if ends else given_up(said)), pairs
-        said, ends = follow(looks[:number], verdict, final=number == len(looks))
-        if ends or gives_up(said, look):
-            return str(said if ends else given_up(said)), look
+    for pairs in range(looks[0], looks[-1] + 1):
+        at_look = pairs in looks
+        if not (at_look or stops):
+            continue
+        said = verdict(pairs, spending(pairs, looks, TEST_LEVEL))
+        if ends(said) and (at_look or said.status is Status.PASS):
+            return str(said), pairs
+        if gives_up(said, pairs):
+            return str(given_up(said)), pairs
     return str(said), looks[-1]
 
 

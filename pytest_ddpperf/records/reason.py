@@ -12,7 +12,9 @@ class Reason(str, Enum):
     WITHIN_LIMIT = "within-limit"
     BEYOND_LIMIT = "beyond-limit"
     NOT_SIGNIFICANT = "not-significant"
-    NOT_CONFIRMED = "not-confirmed"  # by further launches
+    TOO_NOISY = (
+        "too-noisy"  # a slowdown of three limits might not have been seen
+    )
     UNDECIDED = "undecided"  # further launches would hardly decide it
     CONFIRMED = "confirmed"  # by the baseline's own code
     MACHINE_SLOWER = "machine-slower"

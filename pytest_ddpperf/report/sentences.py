@@ -32,7 +32,6 @@ _WHY_NOT_GATED = {
     Reason.NO_SUPPORTED_LIMIT: "its limits need more --ddp-steps or --ddp-launches",
 }
 _WHY_INCONCLUSIVE = {
-    Reason.NOT_CONFIRMED: "further launches did not confirm it",
     Reason.RECOMPILED: "steps of most launches are not alike: see the notes",
     Reason.GOES_ON: "it may only look faster: work goes on after the steps",
     Reason.TWO_SPEEDS: (
@@ -44,11 +43,6 @@ _WHY_INCONCLUSIVE = {
         " the repository, and what fixtures, native libraries or other programs read)"
     ),
 }
-# Of a range that lies beyond the limit as a whole.
-_LATER_DO_NOT_CONFIRM = (
-    "its range is of all launches, and the later ones alone do not confirm it: raise "
-    "--ddp-launches"
-)
 
 
 def decided_on(outcome: Outcome) -> Change | None:
@@ -120,10 +114,6 @@ def _reason(outcome: Outcome, verdict: Verdict) -> str:
 
 
 def _why_inconclusive(outcome: Outcome, verdict: Verdict) -> str:
-    worst = verdict.worst
-    is_beyond = worst is not None and worst.change.low > text.limit_share(worst)
-    if is_beyond and verdict.reason in (Reason.NOT_CONFIRMED, Reason.UNDECIDED):
-        return _LATER_DO_NOT_CONFIRM
     if verdict.reason in _WHY_INCONCLUSIVE:
         return _WHY_INCONCLUSIVE[verdict.reason]
     if noise := _noise(outcome):

@@ -77,30 +77,25 @@ def without_improvement(verdict: Verdict) -> Verdict:
 FAULT_SECONDS = 1e-6
 # Launches have two speeds if their page faults differ by this share of a step.
 _SPEEDS = 0.1
-# They pass only if a slowdown of this many limits would have been seen.
-_SEEN = 3
 
 
-def without_blind_pass(
+def with_two_speeds(
     verdict: Verdict, current: Measurement, baseline: Sequence[Measurement]
 ) -> Verdict:
-    """Return the verdict; of launches of two speeds INCONCLUSIVE instead of PASS, unless a slowdown
-    of three limits would have been seen. The two speeds are also the reason of an
-    INCONCLUSIVE, unless its launches recompile or leave work behind."""
+    """Return the verdict; an INCONCLUSIVE of launches of two speeds has these as its reason,
+    unless they recompile or leave work behind."""
     sides = [current.samples, *(session.samples for session in baseline)]
     faults = [each for samples in sides for each in samples.most_page_faults]
     apart = max(faults, default=0.0) - min(faults, default=0.0)
     step = median(current.samples.step_seconds[0])
     if apart * FAULT_SECONDS <= _SPEEDS * step:
         return verdict
-    is_blind = verdict.status is Status.PASS and not _is_near(verdict, _SEEN)
-    is_open = verdict.status is Status.INCONCLUSIVE and verdict.reason not in (
+    if verdict.status is not Status.INCONCLUSIVE or verdict.reason in (
         Reason.RECOMPILED,
         Reason.GOES_ON,
-    )
-    if is_blind or is_open:
-        return without_claim(verdict, Status.INCONCLUSIVE, Reason.TWO_SPEEDS)
-    return verdict
+    ):
+        return verdict
+    return without_claim(verdict, Status.INCONCLUSIVE, Reason.TWO_SPEEDS)
 
 
 def fails(
@@ -213,7 +208,8 @@ def confirm(
     interleaved = replace(
         interleaved, facts=stored.facts, sessions=stored.sessions
     )
-    if stored.status in (Status.REGRESSED, Status.INCONCLUSIVE):
+    was_slower = stored.status in (Status.REGRESSED, Status.INCONCLUSIVE)
+    if was_slower and stored.reason != Reason.TOO_NOISY:
         return replace(
             interleaved,
             status=Status.INCONCLUSIVE,
@@ -240,19 +236,15 @@ def without_claim(verdict: Verdict, left: Status, reason: Reason) -> Verdict:
 def given_up(verdict: Verdict) -> Verdict:
     """Return what is left of a verdict that further launches would hardly settle: PASS if no range
     reaches twice its limit, else what the launches so far say without a claim."""
-    if _is_near(verdict, 2) or verdict.status is Status.IMPROVED:
-        return without_claim(verdict, Status.PASS, Reason.UNDECIDED)
-    if verdict.status is Status.PASS:
-        return verdict
-    return without_claim(verdict, Status.INCONCLUSIVE, Reason.UNDECIDED)
-
-
-def _is_near(verdict: Verdict, limits: float) -> bool:
-    """Whether no range reaches so many times its limit."""
-    return all(
-        each.change.high < limits * math.expm1(_bound(each))
+    is_near = all(
+        each.change.high < 2 * math.expm1(_bound(each))
         for each in verdict.comparisons
     )
+    if is_near or verdict.status is Status.IMPROVED:
+        return without_claim(verdict, Status.PASS, Reason.UNDECIDED)
+    if verdict.status is Status.PASS or verdict.reason == Reason.TOO_NOISY:
+        return verdict
+    return without_claim(verdict, Status.INCONCLUSIVE, Reason.UNDECIDED)
 
 
 def _is_clear(stored: Verdict, interleaved: Verdict) -> bool:

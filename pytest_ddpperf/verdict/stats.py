@@ -224,10 +224,9 @@ class Difference:
     def chance_to_settle(
         self,
         bound: float,
+        seen: float,
         most: int,
         *,
-        fresh: Difference | None,
-        since: int | None,
         level: float,
         noise_level: float,
     ) -> tuple[float, float]:
@@ -235,10 +234,9 @@ class Difference:
         show one.
 
         By the predictive distribution of the mean of the launches that are left, from those so far.
-        No difference: the estimate lies below the bound by its own noise at `noise_level`. A
-        difference: the estimate is beyond the bound with evidence at `level`, and so is that of the
-        launches after launch `since`, at twice that level. Those so far are `fresh`, if there are
-        two. With `since` None a difference cannot be shown any more.
+        No difference: the estimate lies below the bound by its own noise at `noise_level`, and
+        below `seen` by its whole error. A difference: the estimate is beyond the bound with
+        evidence at `level`.
         """
         launches, left = self.launches, most - self.launches
         own = self.now.variance * launches  # of one launch
@@ -248,29 +246,18 @@ class Difference:
             return float(self.estimate <= bound), float(self.estimate > bound)
 
         def likely(mean: float) -> float:
-            """How likely the mean of the launches that are left is at most so large."""
-            return t_cdf((mean - self.estimate) / spread, self.now.freedom)
+            """How likely the mean of all launches is at most so large."""
+            needed = (most * mean - launches * self.estimate) / left
+            return t_cdf((needed - self.estimate) / spread, self.now.freedom)
 
-        room = bound - t_quantile(1 - noise_level, most - 1) * math.sqrt(
-            own / most
-        )
-        passes = likely((most * room - launches * self.estimate) / left)
-        if since is None:
-            return passes, 0.0
-        later, seen = most - since, fresh.launches if fresh else 0
-        evidence = t_quantile(1 - level, most - 1) * math.sqrt(
-            own / most + fixed
-        )
-        confirmed = t_quantile(1 - 2 * level, later - 1) * math.sqrt(
-            own / later + fixed
-        )
-        all_need = most * max(bound, evidence) - launches * self.estimate
-        fresh_need = later * max(bound, confirmed) - seen * (
-            fresh.estimate if fresh else 0.0
-        )
-        return passes, 1 - likely(
-            max(all_need / left, fresh_need / (left if fresh else later))
-        )
+        noise = t_quantile(1 - noise_level, most - 1) * math.sqrt(own / most)
+        whole = math.sqrt(own / most + fixed)
+        unseen = t_quantile(1 - noise_level, most - 1) * whole
+        evidence = t_quantile(1 - level, most - 1) * whole
+        passes = 0.0
+        if unseen <= seen:
+            passes = likely(min(bound - noise, seen - unseen))
+        return passes, 1 - likely(max(bound, evidence))
 
     def launches_for(self, resolution: float, level: float) -> int | None:
         """Return about how many current launches would detect so small a change; None if no number
@@ -329,6 +316,10 @@ def difference(
     )
 
 
+# Of five pairs, three would be left to tell how much they spread.
+_TRIMMED_PAIRS = 10
+
+
 def paired(
     now: Sequence[float], base: Sequence[float], *, trim: float = 0.0
 ) -> Difference:
@@ -336,16 +327,17 @@ def paired(
     two pairs at least.
 
     Student's t-test on the differences: what drifted from pair to pair is in both sides and
-    cancels. All of the error is that of `now`, since further launches are further pairs. The mean
-    is without a share `trim` of the least and of the largest differences, its error from the
-    winsorised variance: J. W. Tukey and D. H. McLaughlin, "Less Vulnerable Confidence and
-    Significance Procedures for Location Based on a Single Sample", Sankhya A 25 (1963).
+    cancels. All of the error is that of `now`, since further launches are further pairs. From ten
+    pairs on, the mean is without a share `trim` of the least and of the largest differences, its
+    error from the winsorised variance: J. W. Tukey and D. H. McLaughlin, "Less Vulnerable
+    Confidence and Significance Procedures for Location Based on a Single Sample", Sankhya A 25
+    (1963).
     """
     differences = sorted(
         after - before for after, before in zip(now, base, strict=True)
     )
     pairs = len(differences)
-    cut = int(pairs * trim)
+    cut = int(pairs * trim) if pairs >= _TRIMMED_PAIRS else 0
     kept = differences[cut : pairs - cut]
     winsorised = [kept[0]] * cut + kept + [kept[-1]] * cut
     free = len(kept) - 1
@@ -426,6 +418,17 @@ def holm(
         enough = enough and p_values[index] <= share
         found[index] = Evidence(enough, share)
     return tuple(found[index] for index in range(len(order)))
+
+
+def spent(level: float, fraction: float) -> float:
+    """How much of an error rate may be spent when so large a fraction of all launches was taken, as
+    O'Brien and Fleming's boundary does: next to nothing at first.
+
+    K. K. G. Lan, D. L. DeMets, "Discrete sequential boundaries for clinical trials", Biometrika 70
+    (1983).
+    """
+    bound = _NORMAL.inv_cdf(1 - level / 2)
+    return 2 * _NORMAL.cdf(-bound / math.sqrt(fraction))
 
 
 def steps_needed(q: float) -> int:

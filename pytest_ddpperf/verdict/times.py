@@ -64,12 +64,15 @@ def judge_times(
     *,
     not_gated: Reason | None = None,
     level: float = TEST_LEVEL,
+    share: float = 1.0,
     interleaved: bool = False,
     stretches: StretchLengths = (),
     assumed: Drift = ASSUMED_DRIFT,
 ) -> Verdict:
     """Compare times with the sessions of a baseline; `not_gated` is the reason code if they are not
     to be compared.
+
+    Evidence needs that `share` of `level`, which an early look may spend; ranges are at `level`.
 
     To a host that the baseline does not know, all sessions of a host count as one. If launches were
     `interleaved`, launch k of one side is compared with launch k of the other: there is no drift,
@@ -108,7 +111,7 @@ def judge_times(
     sides = [current, *baseline]
     now, *before = alike(sides)
     drift = None if interleaved else assumed
-    found = _judge_limits(kept, now, before, level, drift, stretches)
+    found = _judge_limits(kept, now, before, level, share, drift, stretches)
     if found.details:
         return replace(found, dropped_limits=dropped)
     found = replace(found, facts=facts)
@@ -122,6 +125,7 @@ def _judge_limits(
     current: Measurement,
     baseline: Sequence[Measurement],
     level: float,
+    share: float,
     drift: Drift | None,
     stretches: StretchLengths,
 ) -> Verdict:
@@ -129,8 +133,9 @@ def _judge_limits(
     interleaved.
 
     Each limit is decided on the logarithms of per-launch quantiles. REGRESSED needs the estimate
-    beyond the limit and evidence that there is a change at all, at `level` over all limits (Holm).
-    Beyond the limit without evidence is INCONCLUSIVE. IMPROVED is REGRESSED mirrored. The error of
+    beyond the limit and evidence that there is a change at all, at `share` of `level` over all
+    limits (Holm). Beyond the limit without evidence is INCONCLUSIVE. IMPROVED is REGRESSED
+    mirrored. The error of
     the estimate contains the spread between launches and the drift between sessions: estimated from
     the baseline's sessions, and assumed if they are too few to tell.
     """
@@ -141,26 +146,25 @@ def _judge_limits(
     weights = [
         limit.kind.default_weight if limit.default else 1.0 for limit in limits
     ]
-    slower = stats.holm(
-        [difference.p_value() for difference in found], level, weights
-    )
-    faster = stats.holm(
-        [difference.mirrored().p_value() for difference in found],
-        level,
-        weights,
-    )
     comparisons = []
-    for limit, difference, if_slower, if_faster in zip(
-        limits, found, slower, faster, strict=True
+    for place, (limit, difference) in enumerate(
+        zip(limits, found, strict=True)
     ):
         now = logs(limit, current)
         fastest = None
-        evidence = if_slower if difference.estimate > 0 else if_faster
         if drift:
             before = fmean(min(logs(limit, session)) for session in baseline)
             fastest = _share(min(now) - before)
+        p_values = [
+            (each if difference.estimate > 0 else each.mirrored()).p_value()
+            for each in found
+        ]
+        evidence = stats.holm(p_values, level, weights)[place]
+        spent = stats.holm(p_values, level * share, weights)[place]
         comparisons.append(
-            _comparison(limit, fmean(now), difference, evidence, fastest)
+            _comparison(
+                limit, fmean(now), difference, evidence, spent.enough, fastest
+            )
         )
     status = gravest(comparison.status for comparison in comparisons)
     return Verdict(
@@ -428,30 +432,21 @@ def _comparison(
     now: float,
     difference: Difference,
     evidence: Evidence,
+    enough: bool,
     fastest: float | None,
 ) -> Comparison:
     """`now` is the mean logarithm of the current side; `evidence` is that of a change in the
-    direction of the estimate."""
+    direction of the estimate, and `enough` is whether it is enough at this look."""
     estimate = difference.estimate
     base = now - estimate
     allowed = bound(limit, base)
-    # What only further launches could change: the part of the error that is the current launches'
-    # own.
-    noise = difference.without("base", "drift").reach(SETTLED_LEVEL)
-    status, reason = Status.PASS, Reason.WITHIN_LIMIT
-    settled = estimate + noise <= allowed
-    if estimate > allowed and evidence.enough:
-        status, reason = Status.REGRESSED, Reason.BEYOND_LIMIT
-    elif estimate > allowed:
-        status, reason = Status.INCONCLUSIVE, Reason.NOT_SIGNIFICANT
-        settled = estimate + noise <= difference.without("now").reach(
-            evidence.level
-        )
-    elif -estimate > bound(limit, now) and evidence.enough:
-        status, reason = Status.IMPROVED, Reason.IMPROVED
-    elif -estimate > bound(limit, now):
-        # what might be better without evidence is within its limit
-        reason = Reason.NOT_SIGNIFICANT
+    status, reason, settled = _decide(
+        difference,
+        allowed,
+        estimate < -bound(limit, now),
+        evidence,
+        enough,
+    )
     reach = difference.reach(evidence.level)
     resolution = difference.resolution(evidence.level)
     drift = None
@@ -482,6 +477,51 @@ def _comparison(
         launches_needed=needed,
         fastest=fastest,
     )
+
+
+def _decide(
+    difference: Difference,
+    allowed: float,
+    is_faster: bool,
+    evidence: Evidence,
+    enough: bool,
+) -> tuple[Status, Reason, bool]:
+    """Return the status of a limit, why, and whether further launches would hardly change it;
+    `is_faster`: the estimate is an improvement by more than the limit."""
+    estimate = difference.estimate
+    # What only further launches could change: the part of the error that is the current launches'
+    # own. What they could not: all else.
+    noise = difference.without("base", "drift").reach(SETTLED_LEVEL)
+    lasting = difference.without("now")
+    if estimate > allowed:
+        if enough:
+            return Status.REGRESSED, Reason.BEYOND_LIMIT, False
+        is_hopeless = estimate + noise <= lasting.reach(evidence.level)
+        settled = is_hopeless and not evidence.enough
+        return Status.INCONCLUSIVE, Reason.NOT_SIGNIFICANT, settled
+    if is_faster and enough:
+        return Status.IMPROVED, Reason.IMPROVED, False
+    slower = max(estimate, 0.0)
+    if slower + difference.reach(SETTLED_LEVEL) > seen(allowed):
+        is_hopeless = slower + lasting.reach(SETTLED_LEVEL) > seen(allowed)
+        return Status.INCONCLUSIVE, Reason.TOO_NOISY, is_hopeless
+    settled = estimate + noise <= allowed
+    if is_faster:
+        # what might be better without evidence is within its limit
+        settled = settled and not evidence.enough
+        return Status.PASS, Reason.NOT_SIGNIFICANT, settled
+    return Status.PASS, Reason.WITHIN_LIMIT, settled
+
+
+# PASS means that a slowdown of so many limits would have been seen. docs/statistics.md has the
+# figures of other choices.
+_SEEN_LIMITS = 3
+
+
+def seen(allowed: float) -> float:
+    """Return the largest slowdown that a PASS may leave possible, as a difference of logarithms,
+    by that which the limit allows."""
+    return math.log1p(_SEEN_LIMITS * math.expm1(allowed))
 
 
 def bound(limit: Limit, base: float) -> float:

@@ -117,7 +117,7 @@ BUSBW = Limit(metric="busbw", value=0.2, unit="%")
         (1.08, STEADY, P50, "PASS", "within-limit"),
         (1.2, NOISY, P50, "INCONCLUSIVE", "not-significant"),
         (1 / 1.2, STEADY, P50, "IMPROVED", "improved"),
-        (1 / 1.2, NOISY, P50, "PASS", None),
+        (1 / 1.2, NOISY, P50, "INCONCLUSIVE", "too-noisy"),
         (1 / 1.08, STEADY, P50, "PASS", None),
         (1.2, STEADY, MS, "REGRESSED", None),
         (1.1, STEADY, MS, "PASS", None),
@@ -142,6 +142,35 @@ def test_limit_and_evidence_decide(
         status,
         reason or verdict.reason,
     )
+
+
+def noisy_by(spread: float) -> Verdict:
+    """The verdict on interleaved pairs that differ by so much, either way."""
+    ratios = [math.exp(spread), math.exp(-spread)] * 5
+    now = measurement(times(1.0, ratios))
+    base = measurement(times(1.0, [1.0] * 10))
+    return judge(now, [base], (P50,), interleaved=True)
+
+
+def test_a_pass_means_that_three_limits_would_have_been_seen() -> None:
+    # the one-sided 95 % bound: 1.83 standard errors, against log(1.3)
+    seen = math.log(1.3) / (1.833 * math.sqrt(10 / 9) / math.sqrt(10))
+    assert noisy_by(0.99 * seen).status is Status.PASS
+    found = noisy_by(1.01 * seen)
+    assert (found.status, found.reason) == (Status.INCONCLUSIVE, "too-noisy")
+
+
+def test_an_early_look_needs_more_evidence_and_shows_the_same_range() -> None:
+    levels = (1.0, 1.03, 0.98, 1.02, 0.97)
+    sides = measurement(times(1.2, levels)), [measurement(STEADY)]
+    last = judge(*sides, (P50,), interleaved=True)
+    early = judge(*sides, (P50,), interleaved=True, share=1e-9)
+    assert (last.status, early.status) == (
+        Status.REGRESSED,
+        Status.INCONCLUSIVE,
+    )
+    assert early.comparisons[0].change == last.comparisons[0].change
+    assert not early.comparisons[0].settled
 
 
 def test_one_regressed_metric_outweighs_the_others() -> None:
@@ -741,11 +770,12 @@ def test_swapping_the_sides_mirrors_the_verdict(
         Status.IMPROVED: Status.REGRESSED,
     }
     for one, other in zip(there.comparisons, back.comparisons, strict=True):
-        # what might be better passes, what might be worse is left open
-        if one.reason == "not-significant":
-            assert other.reason == "not-significant"
+        # what might be better may pass, what might be worse is left open
+        open_ones = {"not-significant", "too-noisy", "within-limit"}
+        if one.reason in open_ones:
+            assert other.reason in open_ones
         else:
-            assert other.status is mirror.get(one.status, one.status)
+            assert other.status is mirror[one.status]
         assert math.log1p(other.change.estimate) == pytest.approx(
             -math.log1p(one.change.estimate)
         )
