@@ -70,9 +70,7 @@ def judge_times(
     assumed: Drift = ASSUMED_DRIFT,
 ) -> Verdict:
     """Compare times with the sessions of a baseline; `not_gated` is the reason code if they are not
-    to be compared.
-
-    Evidence needs that `share` of `level`, which an early look may spend; ranges are at `level`.
+    to be compared. Evidence needs that `share` of `level`, which an early look may spend.
 
     To a host that the baseline does not know, all sessions of a host count as one. If launches were
     `interleaved`, launch k of one side is compared with launch k of the other: there is no drift,

@@ -1326,20 +1326,26 @@ def test_a_burst_in_either_side_is_no_change_of_the_code() -> None:
         assert comparison.change.estimate == pytest.approx(0.0, abs=0.002)
 
 
-@pytest.mark.parametrize(("metric", "change"), [("p50", 0.0), ("p10", 0.2)])
-def test_a_pair_that_differs_much_is_left_out_of_the_middle(
-    metric: str, change: float
+@pytest.mark.parametrize(
+    ("pairs", "metric", "change"),
+    [(10, "p50", 0.0), (10, "p10", 0.2), (5, "p50", 0.2)],
+    ids=["the middle", "another metric", "too few to leave one out"],
+)
+def test_a_pair_that_differs_much_is_left_out_of_the_middle_from_ten_pairs_on(
+    pairs: int, metric: str, change: float
 ) -> None:
-    """One of five is 1.2 ** 5 times as slow throughout."""
-    slow = measurement(times(1.2**5)).samples
-    steady = measurement(STEADY)
+    """One launch is so much slower that all together are by a fifth."""
+    levels = STEADY * (pairs // len(STEADY))
+    slow = measurement(times(1.2**pairs)).samples
+    steady = measurement(levels)
     launches = (slow.step_seconds[0], *steady.samples.step_seconds[1:])
     now = replace(
         steady, samples=replace(steady.samples, step_seconds=launches)
     )
     limit = Limit(metric=metric, value=0.10, unit="%")
+    stretches = [STRETCHES[0]] * pairs
     comparison = decide(
-        now, steady, limit, interleaved=True, stretches=STRETCHES
+        now, steady, limit, interleaved=True, stretches=stretches
     ).comparisons[0]
     assert comparison.change.estimate == pytest.approx(change, abs=0.002)
 
