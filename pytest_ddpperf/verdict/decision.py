@@ -429,7 +429,8 @@ def with_work(
     With another number of examples a step, times say nothing about each other, as with another
     batch size: INCOMPARABLE, unless a step with fewer examples is REGRESSED. The time per example
     would be no better: it falls with the number of examples, whatever the code."""
-    if not verdict.status.compared:
+    # None where only counters are compared, with those of another machine.
+    if not verdict.status.compared or not baseline:
         return verdict
     before = baseline[-1]
     sides: dict[str, tuple[float | None, float | None]] = {

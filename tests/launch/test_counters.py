@@ -505,10 +505,6 @@ def test_what_a_step_sends_is_unknown_if_it_cannot_be_read(
         ("torch.utils._pytree:tree_leaves", "what a step sends is unknown"),
         ("torch._dynamo.utils:curr_frame", "what a step compiles is unknown"),
         ("torch._dynamo.utils:counters", "what a step compiles is unknown"),
-        (
-            "torch.backends.mkldnn:matmul.fp32_precision",
-            "facts of torch are unknown",
-        ),
     ],
 )
 def test_a_private_name_that_torch_lacks_leaves_figures_unknown(
