@@ -382,7 +382,10 @@ class Other:
             observer,
         )
 
-    def lacking(self, files: Any) -> str:
+    def changed(self) -> Sequence[str]:
+        return ()
+
+    def lacking(self, files: Any, there: Any) -> str:
         return ""
 
     def end_measurement(self) -> None:

@@ -170,7 +170,7 @@ def test_a_slower_version_is_caught_and_named_in_every_report(
             "why: *changed: python code/src/speed/__init__.py",
             "  p50 * 300 %",
             (
-                f"measured: 4 interleaved launches of each side; {against} and {second[:7]} with"
+                f"measured: 2 interleaved launches of each side; {against} and {second[:7]} with"
                 " uncommitted changes"
             ),
         ]
@@ -198,7 +198,7 @@ def test_a_slower_version_is_caught_and_named_in_every_report(
     baseline_side = slower["baseline_side"]
     assert baseline_side["version"]["commit"] == repository.first
     assert baseline_side["version"]["now"] == f"{second}-dirty"
-    assert len(baseline_side["measurement"]["samples"]["step_seconds"]) == 4
+    assert len(baseline_side["measurement"]["samples"]["step_seconds"]) == 2
     order = baseline_side["order"]
     assert [sorted(order[k : k + 2]) for k in range(0, 8, 2)] == [
         ["b", "n"]
@@ -691,7 +691,7 @@ def test_variables_options_an_interpreter_and_what_must_be_built_may_be_all_that
         max(each["level"] for each in both["verdict"]["comparisons"])
         for both in measured
     ]
-    assert levels == [0.015] * 4
+    assert all(0.014 < level <= 0.015 for level in levels), levels
     result.stdout.fnmatch_lines(
         [
             "ddpperf: 2 ranks over gloo (*",
@@ -704,7 +704,7 @@ def test_variables_options_an_interpreter_and_what_must_be_built_may_be_all_that
                 f"why: *changed: python code/src/speed/built.py; *{pinned}OMP_NUM_THREADS"
                 f" {cores + 1} -> unset*"
             ),
-            f"measured: 4 interleaved * HEAD ({first}), {python}, LASTS=5, {threads}, *",
+            f"measured: 2 interleaved * HEAD ({first}), {python}, LASTS=5, {threads}, *",
         ]
     )
     assert "4 regressed" in result.stdout.str()

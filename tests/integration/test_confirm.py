@@ -55,7 +55,7 @@ def test_slower_code_is_red_and_its_file_named(
         [
             "REGRESSED: step time p50 5.00 -> 60.0 ms, 12.0x * (limit 300 %)",
             "why: *changed: python code/src/speed/__init__.py",
-            "measured: 6 interleaved launches of each side; * with uncommitted changes",
+            "measured: 3 interleaved launches of each side; * with uncommitted changes",
             "accept: *--ddp-save-baseline",
         ]
     )
@@ -324,7 +324,7 @@ def test_without_the_baselines_code_the_stored_rule_decides_and_says_why(
     result.stdout.fnmatch_lines(
         [
             "REGRESSED: *",
-            "measured: 6 launches now, 3 in the baseline (*)",
+            "measured: 3 launches now, 3 in the baseline (*)",
             (
                 "note:     not confirmed with the baseline's own code: * recorded with files that"
                 " are in no commit"
