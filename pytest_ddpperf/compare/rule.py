@@ -191,6 +191,9 @@ class Rule:
         if at_look and further:
             further = self._has_time_for(left[0], rounds)
         spends = spending(count, looks, self.job.level, final=not further)
+        if self.other is None and count == looks[0] and further:
+            # A disturbance may last as long as these launches, which no other side shares.
+            spends = Spending(spends.level, 0.0)
         verdict = self._judge(rounds, spends)
         ended = not further or ends(verdict)
         if not at_look:

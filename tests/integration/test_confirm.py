@@ -324,7 +324,7 @@ def test_without_the_baselines_code_the_stored_rule_decides_and_says_why(
     result.stdout.fnmatch_lines(
         [
             "REGRESSED: *",
-            "measured: 3 launches now, 3 in the baseline (*)",
+            "measured: 6 launches now, 3 in the baseline (*)",
             (
                 "note:     not confirmed with the baseline's own code: * recorded with files that"
                 " are in no commit"

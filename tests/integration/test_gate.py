@@ -69,7 +69,7 @@ def test_save_pass_regress_accept(
             "why: waiting, not computing: CPU time *; NCCL_ALGO unset -> Ring, LASTS *",
             "  metric * before * now * change ?range? *limit",
             "  p50 * ms * 12.0x * 300 %",
-            "measured: 3 launches now, ? in the baseline (*)",
+            "measured: 6 launches now, ? in the baseline (*)",
             "FAILED test_gate.py::test_step - REGRESSED p50 *x (limit 300 %): wait*",
         ]
     )

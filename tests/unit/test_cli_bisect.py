@@ -662,8 +662,8 @@ def test_looks_at_a_commit_count_together_without_the_pairs_that_differ_most() -
             [
                 in_turns(
                     "a",
-                    Drawn(seed=seed, step=step, launches=8),
-                    Drawn(seed=9, launches=8),
+                    Drawn(seed=seed, step=step, launches=12),
+                    Drawn(seed=9, launches=12),
                 )
             ]
         )
@@ -674,7 +674,7 @@ def test_looks_at_a_commit_count_together_without_the_pairs_that_differ_most() -
     both = comparisons.difference([slower, disturbed], ("", "p10"))
     assert one.estimate == pytest.approx(0.1, abs=0.02)
     assert both.estimate == pytest.approx(0.1, abs=0.02)
-    assert (one.launches, both.launches) == (8, 16)
+    assert (one.launches, both.launches) == (12, 24)
     assert both.error < one.error
     with pytest.raises(comparisons.NotMeasured, match="p99 was not compared"):
         comparisons.difference([slower], ("", "p99"))
