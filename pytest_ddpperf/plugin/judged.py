@@ -133,7 +133,7 @@ def _why_not(item: pytest.Item) -> str:
 
 
 def _overridden(item: pytest.Item) -> Iterator[str]:
-    """Yield the plugin's fixtures that the test has from elsewhere. pytest has no public way."""
+    """Yield the plugin's fixtures that something else overrides. pytest has no public way."""
     known = getattr(getattr(item, "_fixtureinfo", None), "name2fixturedefs", {})
     for name in sorted({*BENCHMARKS, WORLD_SIZE} & {*known}):
         function = inspect.unwrap(known[name][-1].func)

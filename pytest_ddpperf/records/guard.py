@@ -53,7 +53,7 @@ class Kind(str, Enum):
     MEASURED_LESS = "measured-less"
     FIXTURE = "fixture"
     NOT_RED = "not-red"
-    # These are told, but nobody can say whether they weaken anything.
+    # These are shown, but nobody can say whether they weaken anything.
     RENAMED = "renamed"
     FILE = "file"
     NOT_COLLECTED = "not-collected"

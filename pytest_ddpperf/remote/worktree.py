@@ -58,7 +58,7 @@ def _start_of(pid: int) -> str:
 
 
 def _is_abandoned(folder: Path) -> bool:
-    """Whether the owner of such a folder, whom its name has, is gone."""
+    """Whether the owner of such a folder, which its name has, is gone."""
     name = folder.name
     if not name.startswith(_own_prefix()):
         return False

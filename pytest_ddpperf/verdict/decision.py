@@ -437,7 +437,7 @@ def with_work(
         name: (before.counters.get(name), current.counters.get(name))
         for name in (FLOPS, "gradient_bytes")
     }
-    # What fell to 0 is told anyway.
+    # What fell to 0 is shown anyway.
     if sides["gradient_bytes"][1] == 0:
         del sides["gradient_bytes"]
     examples = _examples(before), _examples(current)

@@ -114,8 +114,8 @@ def note_open_files() -> None:
 
 
 def noting_first(read: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function that reads a file in native code, by its second argument, and tells the
-    audit hooks before."""
+    """Return a function that reads a file in native code, by its second argument, and notifies
+    the audit hooks before."""
 
     def noting(owner: Any, path: str, *args: Any, **options: Any) -> Any:
         sys.audit("open", path, None, os.O_RDONLY)
