@@ -28,6 +28,10 @@ _LARGEST = 1 << 15
 # Python's own allocator has a pool for each multiple of 16 bytes up to 512: so many objects shift
 # most of them.
 _OBJECTS = 64
+# Bytes: the arenas of Python's allocator, of 1 MiB since 3.10, are full up to anywhere. A step that
+# makes and drops more small objects than fit maps one or two in each step, or none.
+_ARENA = 1 << 20
+_LARGEST_OBJECT = 512
 # Bytes: mappings are shifted by up to 4 GiB of addresses, which takes no memory. Much more than a
 # huge page: glibc aligns the heap of each thread to 64 MiB, and what lies below it depends on how
 # many of these the shift is.
@@ -56,6 +60,9 @@ def draw() -> None:
             libc.free(block)
     for size in range(1, 480, 16):  # each with 33 bytes more
         _kept.append([bytes(size) for _ in range(source.randrange(_OBJECTS))])
+    filling = source.randrange(_ARENA // _LARGEST_OBJECT)
+    size = _LARGEST_OBJECT - sys.getsizeof(b"")
+    _kept.append([bytes(size) for _ in range(filling)])
     # where addresses are limited (ulimit -v), mappings stay where they are
     with suppress(OSError):
         _kept.append(

@@ -22,6 +22,7 @@ _POINTER = re.compile(
     rb"version https://git-lfs\.github\.com/spec/v1\n(?:.*\n)*?oid sha256:(\w+)\n"
 )
 _POINTER_BYTES = 1024  # at most
+_TEMPORARY = ("TMPDIR", "TEMP", "TMP")
 _INDEX_SECONDS = 2.0  # git may compare whole seconds
 
 
@@ -176,10 +177,14 @@ def link_ignored(trees: Trees) -> list[Path]:
 
 
 def move_variables(trees: Trees, environ: Mapping[str, str]) -> dict[str, str]:
-    """Return variables in which all paths in the current tree lead into the version's."""
+    """Return variables in which all paths in the current tree lead into the version's, but those
+    of the folder for temporary files: both sides write into one."""
     place = re.compile(rf"(?<![\w.-]){re.escape(trees.current)}(?![\w.-])")
     found = {}
     for name, value in environ.items():
+        if name in _TEMPORARY:
+            found[name] = value
+            continue
         parts = value.split(os.pathsep)
         for number, part in enumerate(parts):
             # what follows "file:" is no path

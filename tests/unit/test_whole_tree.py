@@ -259,3 +259,5 @@ def test_variables_lead_into_the_versions_tree(
     ]
     given = {str(k): value for k, value in enumerate([*moved, *same])}
     assert [*move_variables(trees, given).values()] == [*moved.values(), *same]
+    temporary = {"TMPDIR": f"{here}/tmp"}
+    assert move_variables(trees, temporary) == temporary, "of both sides"
