@@ -65,7 +65,6 @@ def main() -> int:
         for _ in range(len(rows) // len(names), options.runs):
             for found in project.compare(
                 [("trained/__init__.py", PACKAGE + SWITCH)],
-                "--ddp-against=self",
                 "--ddp-against-env=WITHOUT_COLLECTOR=1",
             ):
                 rows.append(found)
