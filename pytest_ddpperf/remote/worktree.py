@@ -384,16 +384,19 @@ class Checkout:
             ) from None
 
     def certain_files(self) -> list[Path]:
-        """Return files of both sides, one of which has to be opened to run anything that differs:
-        all of that is Python source that both sides have. [] if more may differ. Raises GitError.
-        """
+        """Return files of both sides, one of which has to be opened to run or read anything that
+        differs: all of that is Python source or documentation that both sides have. [] if more may
+        differ. Raises GitError."""
         has_more = self._otherwise or self._own_tests or sys.pycache_prefix
         if self._folder is None or has_more:
             return []
         found: list[Path] = []
-        for file in self.changed:
+        for file in self._differing:
+            if self.current_trees.keeps(file):
+                continue
             here, there = self.top / file, self._folder.tree / file
-            if not _are_sources(here, there):
+            is_known = file.endswith(".py") or is_documentation(file)
+            if not is_known or not _are_alike(here, there):
                 return []
             for source in (here, there):
                 # of an import that finds it, the source is not opened
@@ -442,12 +445,11 @@ def is_documentation(file: str) -> bool:
     return file.endswith((".md", ".rst")) or top == ".github"
 
 
-def _are_sources(*files: Path) -> bool:
-    """Whether these are regular files of Python source, executable all or none."""
-    return all(
-        file.suffix == ".py" and file.is_file() and not file.is_symlink()
-        for file in files
-    ) and (len({os.access(file, os.X_OK) for file in files}) == 1)
+def _are_alike(*files: Path) -> bool:
+    """Whether these are regular files, executable all or none."""
+    return all(file.is_file() and not file.is_symlink() for file in files) and (
+        len({os.access(file, os.X_OK) for file in files}) == 1
+    )
 
 
 def _is_made_alike(file: str) -> bool:

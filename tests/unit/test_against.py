@@ -1043,8 +1043,9 @@ def test_what_changed_is_told_less_the_tests_and_documentation(
     ("changed", "is_certain"),
     [
         ("src/a.py", True),
-        ("README.md", True),
-        ("src/new.py", False),  # code may ask whether it exists
+        # code may ask whether these exist
+        ("README.md", False),
+        ("src/new.py", False),
         ("src/data.json", False),
         ("gone", False),
         ("executable", False),
@@ -1082,6 +1083,17 @@ def test_only_python_source_that_both_sides_have_has_to_be_opened(
         top / ".git/HEAD",
     ]
     assert found == (expected if is_certain else [])
+
+
+def test_a_step_may_read_documentation_that_differs(top: Path) -> None:
+    (top / "guide.md").write_text("yesterday's")
+    commit(top, src__b="1")
+    (top / "guide.md").write_text("today's")
+    checkout = Checkout(settings(against="HEAD"), top, (f"{top}/tests",))
+    tree = Path(checkout.check_out().base)
+    found = checkout.certain_files()
+    checkout.remove()
+    assert found[:2] == [top / "guide.md", tree / "guide.md"]
 
 
 @pytest.mark.parametrize(
