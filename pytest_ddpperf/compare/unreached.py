@@ -9,9 +9,8 @@ from pytest_ddpperf.compare.rounds import Round, combine
 from pytest_ddpperf.compare.rule import Rule
 from pytest_ddpperf.compare.sides import CurrentSide, OtherVersion
 from pytest_ddpperf.launch import Launcher, Observer
-from pytest_ddpperf.records.reason import Reason
-from pytest_ddpperf.records.samples import Status, Verdict
 from pytest_ddpperf.remote.version import BaseSide
+from pytest_ddpperf.verdict import decision
 from pytest_ddpperf.wire.source_trees import is_code
 
 
@@ -42,7 +41,7 @@ def take_unreached(
     )
     return Measured(
         job=job,
-        verdict=Verdict(status=Status.PASS, reason=Reason.UNREACHED),
+        verdict=decision.unreached(),
         fails=False,
         rounds=rounds,
         measurement=combine((now,), job.environment(now.facts)),

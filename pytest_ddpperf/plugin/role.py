@@ -134,14 +134,13 @@ class Alone(PytestRole):
         # whoever saves accepts
         if not outcomes or settings.records or settings.disable:
             return (), ""
-        from pytest_ddpperf.verdict.guard import LOOSENED, since_baseline
+        from pytest_ddpperf.verdict.guard import since_baseline, why_loosened
 
         found = tuple(since_baseline(outcomes))
         # of xdist's workers it is not known what they left out
         if run.items and not run.failed and not leaves_tests_out(run):
             found += tuple(run.session.find_lost(outcomes))
-        is_red = bool(found) and "loosened" in (settings.fail_on or ())
-        return found, LOOSENED if is_red else ""
+        return found, why_loosened(found, settings.fail_on or ())
 
     def confirms(self, run: PytestProcess) -> SideOf | str:
         if problem := why_not_compared():

@@ -127,8 +127,8 @@ class Guard:
         """Return why the run is red, with so many measurements that were compared; "" if it is
         not. What the other version's settings say holds, too."""
         red = {*self.before.red, *self.now.red}
-        if "loosened" in red and any(each.kind not in UNSURE for each in found):
-            return LOOSENED
+        if why := why_loosened(found, red):
+            return why
         asked = {test.nodeid for test in self.before.tests if not test.why_not}
         lost = {each.test for each in found if each.kind is Kind.NOT_COMPARED}
         if asked and asked <= lost and not compared and "no-baseline" in red:
@@ -139,6 +139,13 @@ class Guard:
 def _needs(test: JudgedTest) -> list[object]:
     """Return what a machine must have for a test."""
     return [test.settings.get(name) for name in ("ranks", "backend")]
+
+
+def why_loosened(found: Sequence[Loosened], red: Collection[str]) -> str:
+    """Return why a run is red in which something is weaker, if `red` names that; "" if it is
+    not."""
+    is_weaker = any(each.kind not in UNSURE for each in found)
+    return LOOSENED if is_weaker and "loosened" in red else ""
 
 
 def _pair_renamed(
