@@ -16,6 +16,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache
+from importlib.util import source_from_cache
 from typing import Any
 
 from pytest_ddpperf.records.errors import BaseSideError
@@ -196,6 +197,9 @@ class _Notes:
         if len(self._seen) >= _REMEMBERED:
             self._seen.clear()
         self._seen.add(path)
+        if sys.pycache_prefix and path.endswith(".pyc"):
+            # outside of the trees; the source is only asked for its time
+            path = source_from_cache(path)
         real = _real_file(path)
         if self._trees.within(real) is None:
             return

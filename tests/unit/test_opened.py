@@ -76,6 +76,22 @@ def test_an_interpreter_imports_the_code_of_its_side(trees: Trees) -> None:
     }
 
 
+def test_a_module_that_is_cached_outside_of_the_trees_is_listed(
+    trees: Trees, tmp_path: Path
+) -> None:
+    cache = {
+        "PYTHONPYCACHEPREFIX": str(tmp_path / "cache"),
+        "PYTHONDONTWRITEBYTECODE": "",
+    }
+    for _ in ("compiled", "read from the cache"):
+        Path(trees.current).parent.joinpath("launch/opened").unlink(
+            missing_ok=True
+        )
+        assert run(trees, "-m", "pkg.worker", **cache) == "base"
+        found = {within for within, _ in opened(trees).files(trees)}
+        assert "pkg/__init__.py" in found
+
+
 SPAWNS = """
 import multiprocessing, sys
 
