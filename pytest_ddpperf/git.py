@@ -326,7 +326,7 @@ def changed_files(
 ) -> list[str]:
     """Return paths from `top`, or a folder below it, of its files that differ between a commit and
     the working tree in more than the ends of their lines. Untracked files count, but for Python's
-    caches and those that git ignores. `timeout`: seconds for each of three commands. Raises
+    caches and those that git ignores. `timeout`: seconds for each command. Raises
     GitError."""
     # With --name-only git would not look at lines.
     how = (
@@ -342,7 +342,12 @@ def changed_files(
     with tempfile.TemporaryDirectory() as folder:
         copy = {"GIT_INDEX_FILE": str(_copy_of_index(top, folder))}
         apart = partial(git, top, timeout=timeout, variables=copy)
-        # a file that git was asked to assume unchanged may have changed
+        # Files that git was asked not to look at may have changed.
+        tagged = apart("ls-files", "-t", "-z").split("\0")
+        hidden = [entry[2:] for entry in tagged if entry.startswith("S ")]
+        present = [file for file in hidden if os.path.lexists(top / file)]
+        if present:
+            apart("update-index", "--no-skip-worktree", "--", *present)
         apart("update-index", "-q", "--really-refresh")
         counted = apart("diff", *how, commit, "--")
     differing = [line.split("\t", 2)[2] for line in counted.split("\0")[:-1]]

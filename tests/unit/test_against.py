@@ -264,10 +264,11 @@ def test_what_is_not_in_git_may_differ_where_it_is_asked_for(
     )
 
 
-def test_a_file_that_git_shall_assume_unchanged_differs_if_it_does(
-    top: Path,
+@pytest.mark.parametrize("how", ["--assume-unchanged", "--skip-worktree"])
+def test_a_file_that_git_shall_not_look_at_differs_if_it_does(
+    top: Path, how: str
 ) -> None:
-    git(top, "update-index", "--assume-unchanged", "src/a.py")
+    git(top, "update-index", how, "src/a.py")
     assert nothing_to_compare(top, against="HEAD")
     (top / "src/a.py").write_text("slower")
     with untouched(top):
