@@ -66,6 +66,7 @@ class RunResults:
     facts: Mapping[str, Scalar] = field(default_factory=dict)
     messages: list[str] = field(default_factory=list)  # about the whole run
     sections: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    unread: str = ""  # which files differ that no rank is known to have read
     guard: tuple[Loosened, ...] = ()  # what is weaker than before
     too_weak: str = ""  # why that makes the run red; "" if it does not
     interrupted: str = ""  # which test, and what it was doing
@@ -91,6 +92,7 @@ class RunResults:
             or self.usage_error
             or self.interrupted
             or self.unwritten
+            or self.messages
             or self.guard
         )
 
@@ -131,9 +133,7 @@ class RunResults:
                 " editable?"
             )
         elif unread:
-            self.messages.append(
-                f"no rank is known to have read what differs in {text.some(unread)}"
-            )
+            self.unread = f"no rank is known to have read what differs in {text.some(unread)}"
 
     def take(self, message: Mapping[str, Any]) -> None:
         """Add the results of one test, a TestResults in plain values."""
@@ -202,8 +202,9 @@ class RunResults:
     def lines(self, verbosity: int, width: int) -> Iterator[str]:
         """Yield the table, the problems and the counts."""
         run = self.run
-        is_shown = verbosity >= 0 or not self.outcomes
-        messages = run.messages if is_shown else ()
+        messages = run.messages
+        if verbosity < 0 and self.outcomes:
+            messages = self._unread_files()
         every = [*messages, *self.unwritten, *guard.lines(run)]
         for problem in (self.interrupted, self.usage_error):
             if problem:
@@ -211,6 +212,9 @@ class RunResults:
         yield from terminal.report(
             self.outcomes, run, every, verbosity=verbosity, width=width
         )
+
+    def _unread_files(self) -> tuple[str, ...]:
+        return (self.unread,) if self.unread else ()
 
     @property
     def run(self) -> RunInfo:
@@ -228,6 +232,7 @@ class RunResults:
             problem=self.refused or self.usage_error,
             messages=(
                 *self.messages,
+                *self._unread_files(),
                 *terminal.unmeasured(self.never_measured),
             ),
             guard=self.guard,

@@ -89,16 +89,22 @@ def last_line(
     if only_before:
         parts.append(f"{only_before} only in the base")
     cost = _cost(outcomes) if with_cost else ""
-    line = (
-        f"{', '.join(parts) or 'nothing measured'} ({counts['compared']} of {counts['measured']}"
-        f" compared){cost}"
-    )
+    compared = f"{counts['compared']} of {counts['measured']} compared"
+    unreached = sum(map(_is_unreached, outcomes))
+    if unreached:
+        compared += f", {unreached} unreached by the change"
+    line = f"{', '.join(parts) or 'nothing measured'} ({compared}){cost}"
     if counts["compared"]:
         return f"compared with {_base(outcomes)}: {line}"
     for outcome in outcomes:
         if outcome.shown_status == Status.NO_BASELINE and outcome.baseline_path:
             return f"{line}: record baselines with --ddp-save-baseline"
     return line
+
+
+def _is_unreached(outcome: Outcome) -> bool:
+    verdict = outcome.verdict
+    return verdict is not None and verdict.reason == Reason.UNREACHED
 
 
 def _cost(outcomes: Sequence[Outcome]) -> str:

@@ -110,7 +110,11 @@ def test_a_run_says_which_files_that_differ_no_rank_is_known_to_have_read(
     )
     run.end(changed=("conf.yaml", "src/net.py"))
     said = "no test imported a file that differs between origin/main (1a2b3c4) and the working tree"
-    assert run.messages == [reported] * bool(reported)
+    assert run.unread == reported
+    if reported:
+        shown = [*run.lines(-1, 80)]
+        assert reported in shown, "with -q, too"
+        assert reported in run.run.messages
     assert run.usage_error.startswith(said) is usage_error
     assert (
         "is the package installed, but not editable?" in run.usage_error

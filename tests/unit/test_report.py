@@ -456,6 +456,11 @@ def test_details_have_counters_costs_and_error_rates() -> None:
             "1 not gated, 1 saved (0 of 2 compared)",
         ),
         ([], RunInfo(never_measured=1), "1 never measured (0 of 0 compared)"),
+        (
+            [outcome(verdict(Status.PASS, "unreached")), GREEN],
+            RunInfo(),
+            "compared with baselines: 2 passed (2 of 2 compared, 1 unreached by the change)",
+        ),
     ],
 )
 def test_the_last_line_counts(
