@@ -180,13 +180,16 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 
 def _look(run: Run, items: list[pytest.Item]) -> None:
-    """Find out what the other version's tests would be judged by, in a run that has none."""
+    """Find out what the other version's tests would be judged by, in a run that has none. If that
+    cannot be known, the run says so: these tests may all be gone."""
     from pytest_ddpperf.records.errors import AgainstError
 
-    # An unknown ref is no mistake of a run that would not use it.
-    with suppress(AgainstError):
+    report = run.report
+    try:
         run.start_others(items)
-        _ = run.report  # which begins when it is first used
+    except AgainstError as error:
+        problem = str(error).splitlines()[0]
+        report.messages.append(f"no distributed test to compare: {problem}")
 
 
 def _only_shows(config: pytest.Config) -> bool:

@@ -38,9 +38,10 @@ from pytest_ddpperf.verdict.decision import red_names
 from pytest_ddpperf.verdict.guard import DESELECTED
 from pytest_ddpperf.wire.source_trees import Trees, digest
 
-# What a project's ini file selects tests by, and what it loads.
+# What a project's ini file selects tests by, what it loads, and what it does to the other version.
 _INI = """
     addopts python_files python_classes python_functions testpaths norecursedirs usefixtures
+    ddp_against_setup ddp_preload
 """.split()
 _COLLECTIVE = "collective_benchmark"
 
@@ -73,7 +74,8 @@ def differing_files(
     for file in files:
         name = Path(file).name
         is_test = any(fnmatch(name, pattern) for pattern in patterns)
-        if name.endswith(".py") and (file in modules or not is_test):
+        is_helper = not is_test or name == "conftest.py"
+        if name.endswith(".py") and (file in modules or is_helper):
             found.append(file)
     inipath = config.inipath
     if before.ini != now.ini and ALL_FILES not in before.file_errors:
@@ -156,7 +158,7 @@ def _function_of(item: pytest.Item) -> ast.FunctionDef | None:
 def _labels(function: ast.FunctionDef) -> tuple[str, ...]:
     """Return the labels of the measurements of a test that have a gate; () if it calls its fixture
     in a way that does not show them."""
-    found = []
+    found: list[str] = []
     named = 0
     for node in ast.walk(function):
         if isinstance(node, ast.Name):
@@ -173,12 +175,19 @@ def _labels(function: ast.FunctionDef) -> tuple[str, ...]:
             continue
         named -= 1
         given = {each.arg: each.value for each in node.keywords}
-        label = getattr(
-            given.get("name"), "value", None if "name" in given else ""
-        )
-        gate = getattr(given.get("gate"), "value", "gate" not in given)
-        if None in given or label is None:
+        label: object = ""
+        if "name" in given:
+            label = _constant(given["name"])
+        gate: object = True
+        if "gate" in given:
+            gate = _constant(given["gate"])
+        if None in given or not isinstance(label, str):
             return ()  # known only when it runs
         if gate is True:
             found.append(EVERY_SIZE if fixture.id == _COLLECTIVE else label)
     return () if named else tuple(found)
+
+
+def _constant(node: ast.expr) -> object:
+    """Return the value of a constant; None for anything else."""
+    return node.value if isinstance(node, ast.Constant) else None

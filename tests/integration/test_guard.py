@@ -204,6 +204,36 @@ def test_a_run_without_any_test_that_was_compared_is_red_in_ci(
 
     result = run("--ddp-against=nonesuch")
     assert result.ret == 0, "it would not have been used"
+    result.stdout.fnmatch_lines(["no distributed test to compare: *nonesuch*"])
+
+
+def test_a_conftest_is_named_whatever_names_test_modules_have(
+    top: Path, run: Run
+) -> None:
+    write(top, "tests/conftest.py", "import os\n")
+    write(top, "pytest.ini", INI + "pythonpath = src\npython_files = *.py\n")
+    git(top, "add", "--all")
+    git(top, "commit", "--quiet", "-m", "a conftest")
+    write(top, "tests/conftest.py", "import os\nos.environ['FAST'] = '1'\n")
+    write(top, "src/speed/__init__.py", PACKAGE + "# changed again\n")
+    result = run("-ksecond", "--ddp-against=HEAD", *FEW)
+    assert guard_lines(result) == [
+        "guard: tests/conftest.py differs from HEAD's; both sides ran the current one"
+    ]
+
+
+def test_an_ini_file_that_sets_the_other_version_up_is_named(
+    top: Path, run: Run
+) -> None:
+    write(
+        top,
+        "pytest.ini",
+        INI + "pythonpath = src\nddp_against_setup = touch built\n",
+    )
+    result = run("-ksecond", "--ddp-against=main", *FEW)
+    assert guard_lines(result) == [
+        "guard: pytest.ini differs from main's; both sides ran the current one"
+    ]
 
 
 def test_of_tests_that_are_the_same_nothing_is_collected_or_told(

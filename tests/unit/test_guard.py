@@ -345,6 +345,11 @@ def test_named(ddp_benchmark):
 def test_dynamic_name(ddp_benchmark):
     ddp_benchmark(None, name=f"size {1}")
 
+NAMES = pytest
+
+def test_attribute(ddp_benchmark):
+    ddp_benchmark(None, name=NAMES.__name__)
+
 def test_passed_on(ddp_benchmark):
     ddp_benchmark(None)
     print(ddp_benchmark)
@@ -401,6 +406,7 @@ def test_a_test_shows_what_it_is_judged_by(
         "test_plain": ("",),
         "test_named": ("two", "one"),
         "test_dynamic_name": (),
+        "test_attribute": (),
         "test_passed_on": (),
         "test_keywords": (),
         "test_sizes": ("*",),
