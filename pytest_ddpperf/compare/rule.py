@@ -120,20 +120,20 @@ def is_futile(
     `differences` are those behind its comparisons."""
     if launches < looks[1] or launches >= looks[-1] or not verdict.comparisons:
         return False
-    chances = [
-        difference.chance_to_settle(
-            bound := times.bound(
-                comparison.limit, math.log(comparison.baseline_seconds)
-            ),
+    chances = []
+    for comparison, difference in zip(
+        verdict.comparisons, differences, strict=True
+    ):
+        base = math.log(comparison.baseline_seconds)
+        bound = times.bound(comparison.limit, base)
+        chance = difference.chance_to_settle(
+            bound,
             times.seen(bound),
             looks[-1],
             level=comparison.level,
             noise_level=times.SETTLED_LEVEL,
         )
-        for comparison, difference in zip(
-            verdict.comparisons, differences, strict=True
-        )
-    ]
+        chances.append(chance)
     passes = min(chance for chance, _ in chances)
     shows = max(chance for _, chance in chances)
     return passes + shows < _FUTILE

@@ -413,7 +413,7 @@ class BaseSide:
         # copies of the current tests will have the same names
         environ["PYTHONDONTWRITEBYTECODE"] = "1"
         start = invocation.folder_in(trees)
-        # an OSError would be that of its second pytest, too
+        # Its OSError is that of the checkout: the version's pytest could not start either.
         remote_pytest = RemotePytest(
             str(self.version), sys.executable, environ, start
         )

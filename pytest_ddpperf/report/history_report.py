@@ -122,7 +122,7 @@ def history_html(analysis: HistoryAnalysis) -> str:
     by_series: dict[int, list[HistoryChange]] = {}
     for change in analysis.changes:
         by_series.setdefault(id(change.series), []).append(change)
-    # The first change is the worst. first
+    # The series with the worst change comes first.
     ordered = {id(change.series): change.series for change in analysis.changes}
     ordered |= {id(series): series for series in analysis.series}
     with figures.style():

@@ -246,7 +246,7 @@ class Difference:
             return float(self.estimate <= bound), float(self.estimate > bound)
 
         def likely(mean: float) -> float:
-            """How likely the mean of all launches is at most so large."""
+            """Return the probability that the mean of all launches is at most so large."""
             needed = (most * mean - launches * self.estimate) / left
             return t_cdf((needed - self.estimate) / spread, self.now.freedom)
 
@@ -421,8 +421,8 @@ def holm(
 
 
 def spent(level: float, fraction: float) -> float:
-    """How much of an error rate may be spent when so large a fraction of all launches was taken, as
-    O'Brien and Fleming's boundary does: next to nothing at first.
+    """Return how much of an error rate may be spent when this fraction of all launches has been
+    taken. It follows O'Brien and Fleming's boundary, which spends almost nothing at first.
 
     K. K. G. Lan, D. L. DeMets, "Discrete sequential boundaries for clinical trials", Biometrika 70
     (1983).

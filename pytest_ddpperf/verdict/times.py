@@ -133,9 +133,8 @@ def _judge_limits(
     Each limit is decided on the logarithms of per-launch quantiles. REGRESSED needs the estimate
     beyond the limit and evidence that there is a change at all, at `share` of `level` over all
     limits (Holm). Beyond the limit without evidence is INCONCLUSIVE. IMPROVED is REGRESSED
-    mirrored. The error of
-    the estimate contains the spread between launches and the drift between sessions: estimated from
-    the baseline's sessions, and assumed if they are too few to tell.
+    mirrored. The error of the estimate contains the spread between launches and the drift between
+    sessions: estimated from the baseline's sessions, and assumed if they are too few to tell.
     """
     refused = _refuse_limits(limits, current, baseline)
     if refused is not None:

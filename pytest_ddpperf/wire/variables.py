@@ -30,9 +30,9 @@ def digest(value: str | None) -> str:
 
 
 _SECRET = re.compile(
-    # as against --max-tokens
+    # "tokens" alone is none: --max-tokens
     r"(token|(api|access|auth|bearer|hf|hub|refresh)[-_]?tokens"
-    r"|(secret|password|passwd|passphrase|(api|access|private)[-_]?key)s?"
+    r"|(secret|password|passwd|passphrase|webhook|(api|access|private)[-_]?key)s?"
     r"|(^|[-_])(pwd|pass|key|auth|credentials?))([-_](json|value|str|string|header|file))?$",
     re.IGNORECASE,
 )
