@@ -95,6 +95,7 @@ SECRET = variables.digest("abc")
         ("PYTORCH_PASSWORD", SECRET),
         ("--credentials", SECRET),
         ("--client-secret", SECRET),
+        ("SLACK_WEBHOOK", SECRET),
         ("--max-tokens", "abc"),
         ("NCCL_ALGO", "abc"),
         ("--keyboard", "abc"),
