@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     )
     from pytest_ddpperf.plugin.state import add_section, node_count
     from pytest_ddpperf.rank.context import Context, RpcContext
+    from pytest_ddpperf.records.figure import Figure
 
 __all__ = [
     "CollectiveBenchmark",
@@ -30,6 +31,7 @@ __all__ = [
     "Context",
     "DdpBenchmark",
     "DdpRun",
+    "Figure",
     "GateFailed",
     "Result",
     "RpcBenchmark",
@@ -42,6 +44,7 @@ __all__ = [
 _HOMES = {
     **dict.fromkeys(("CollectiveResult", "Result"), "compare.result"),
     **dict.fromkeys(("Context", "RpcContext"), "rank.context"),
+    "Figure": "records.figure",
     **dict.fromkeys(("add_section", "node_count"), "plugin.state"),
     **dict.fromkeys(
         (

@@ -8,7 +8,7 @@ import shutil
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from pytest_ddpperf.records.metric import metric_of
+from pytest_ddpperf.records.metric import Metric
 from pytest_ddpperf.records.outcome import Outcome
 from pytest_ddpperf.records.plan import Collective, Limit, Plan
 from pytest_ddpperf.records.samples import (
@@ -182,6 +182,11 @@ def in_one_unit(values: Sequence[float]) -> tuple[list[str], str]:
     return [_in_three_digits(value * scale) for value in values], unit
 
 
+def number(value: float) -> str:
+    """Return a number without a unit: "12,300", "0.0123"."""
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+
+
 def _in_three_digits(value: float) -> str:
     exponent = int(f"{value:.2e}".partition("e")[2]) if value else 2
     return f"{value:.{min(max(2 - exponent, 0), 5)}f}"
@@ -273,7 +278,7 @@ def loss_change(change: LossChange) -> str:
 
 def resolution(comparison: Comparison) -> float:
     """Return the smallest detectable change of the metric for the worse, as a share."""
-    return resolved(comparison.limit.metric, comparison.resolution)
+    return resolved(comparison.limit.kind, comparison.resolution)
 
 
 def resolutions(comparisons: Iterable[Comparison]) -> str:
@@ -304,9 +309,9 @@ def limit_share(comparison: Comparison) -> float:
     )
 
 
-def resolved(metric: str, time: float) -> float:
+def resolved(kind: Metric, time: float) -> float:
     """Return a share of time as a share of the metric."""
-    return 1 - 1 / (1 + time) if metric_of(metric).lower_is_worse else time
+    return 1 - 1 / (1 + time) if kind.lower_is_worse else time
 
 
 def both_sides(
@@ -317,11 +322,9 @@ def both_sides(
         return f"{compared.baseline:,}", f"{compared.now:,}"
     sides = [compared.baseline_seconds, compared.now_seconds]
     kind = compared.limit.kind
-    if kind.unit != "s" and collective:
-        before, now = (
-            f"{kind.shown(seconds, collective):.3g}" for seconds in sides
-        )
-        return before, f"{now} {kind.unit}"
+    if kind.unit != "s":
+        before, now = (number(kind.shown(each, collective)) for each in sides)
+        return before, f"{now} {kind.unit}".rstrip()
     (before, now), unit = in_one_unit(sides)
     return before, f"{now} {unit}"
 

@@ -323,6 +323,9 @@ def nonsense(samples: Samples) -> str:
             continue
         if wrong := _wrong(table, shape, is_positive=shape is group):
             return name + wrong
+    for name, figure in samples.figures.items():
+        if len(figure.values) != launches:
+            return f"figures.{name}: {len(figure.values)} launches, not {launches}"
     return ""
 
 

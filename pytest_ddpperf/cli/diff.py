@@ -14,6 +14,7 @@ from pytest_ddpperf.cli import console
 from pytest_ddpperf.options import parse
 from pytest_ddpperf.options.definitions import FAIL_ON_NAMES
 from pytest_ddpperf.records import codec
+from pytest_ddpperf.records.figure import Figure, figures_of
 from pytest_ddpperf.records.outcome import Outcome
 from pytest_ddpperf.records.plan import TIME_LIMITS, Limit, limits_for
 from pytest_ddpperf.records.samples import Reason, Recording, Status, Verdict
@@ -46,7 +47,9 @@ def compare(
             if limits is not None
             else entry.outcome.limits or TIME_LIMITS
         )
-        applying = limits_for(entry.outcome.plan, asked)
+        applying = limits_for(
+            entry.outcome.plan, asked, _figures_of(entry, partner)
+        )
         outcome = _with_verdict(entry.outcome, partner, applying)
         if outcome.verdict:
             fails = decision.fails(
@@ -83,6 +86,15 @@ def compare(
         bases=base.runs,
         only_before=tuple(gone_of(entry.outcome) for entry in gone.values()),
     )
+
+
+def _figures_of(*entries: Entry | None) -> dict[str, Figure]:
+    """Return the figures of the users' own that measurements have, by name."""
+    sides = []
+    for entry in entries:
+        if entry is not None and entry.outcome.measurement is not None:
+            sides.append(entry.outcome.measured.samples.figures)
+    return figures_of(sides)
 
 
 def _partners(base: StoredReport, now: StoredReport) -> dict[int, int]:

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from pytest_ddpperf import baseline
 from pytest_ddpperf.options.settings import Settings
+from pytest_ddpperf.records.figure import figures_of
 from pytest_ddpperf.records.plan import Limit, Plan, Setup, limits_for
-from pytest_ddpperf.records.samples import Environment, Scalar, TestId, Verdict
+from pytest_ddpperf.records.samples import (
+    Environment,
+    Measurement,
+    Scalar,
+    TestId,
+    Verdict,
+)
 from pytest_ddpperf.verdict import decision
 
 
@@ -37,10 +44,11 @@ class Job:
         """How many launches there are before the first look."""
         return self.settings.launches
 
-    @property
-    def limits(self) -> tuple[Limit, ...]:
-        """The limits that apply to its plan."""
-        return limits_for(self.plan, self.settings.limits)
+    def limits(self, sides: Sequence[Measurement]) -> tuple[Limit, ...]:
+        """Return the limits that apply to its plan, and to the figures of the user's own that
+        these sides have."""
+        figures = figures_of(side.samples.figures for side in sides)
+        return limits_for(self.plan, self.settings.limits, figures)
 
     def environment(self, facts: Mapping[str, Scalar]) -> Environment:
         """Return the environment of launches that reported these facts."""

@@ -27,7 +27,8 @@ from pytest_ddpperf.compare.sides import (
     StoredBaseline,
 )
 from pytest_ddpperf.records.outcome import BaselineSide
-from pytest_ddpperf.records.plan import COUNTER_LIMITS, Collective
+from pytest_ddpperf.records.figure import FigureValues
+from pytest_ddpperf.records.plan import COUNTER_LIMITS, Collective, Limit
 from pytest_ddpperf.records.samples import (
     Baseline,
     Counters,
@@ -66,6 +67,9 @@ class Result:
     counters: Counters
     #: by name, launch x rank x step: the values of `ctx.record`; None if there is none
     recorded: Recorded
+    #: by name, those that have a direction, and those that a program writes: `values` is launch x
+    #: rank x value
+    figures: Mapping[str, FigureValues]
     #: where the time of a typical step goes, in seconds by phase, by rank: all but "rank_wait", a
     #: part of "exposed_communication", add up to the step; None where it is unknown; () if nothing
     #: is known
@@ -165,6 +169,11 @@ class Measured:
         return current_launches(self.rounds)
 
     @property
+    def limits(self) -> tuple[Limit, ...]:
+        """The limits that it is judged by."""
+        return self.job.limits([self.measurement, *self.before])
+
+    @property
     def steps(self) -> int:
         """The steps of each window of the current side."""
         return len(self.launches[0].step_seconds)
@@ -187,6 +196,7 @@ class Measured:
             environment=self.measurement.environment,
             counters=self.measurement.counters,
             recorded=recorded(self.launches),
+            figures=self.measurement.samples.figures,
             rank_phases=by_rank(self.measurement.phases),
         )
 
@@ -199,14 +209,15 @@ class Measured:
     @property
     def candidate(self) -> Baseline:
         """The baseline that would be saved, with what a later run needs to know of it."""
+        limits = self.job.limits([self.measurement])
         recording = Recording(
             measurement=self.measurement,
             resolution=times.resolutions(
-                self.measurement, self.job.limits, level=self.job.level
+                self.measurement, limits, level=self.job.level
             ),
             limits=tuple(
                 limit
-                for limit in self.job.limits
+                for limit in limits
                 if limit not in COUNTER_LIMITS  # which are the same for all
             ),
             launches=self.job.launches,

@@ -11,6 +11,8 @@ from statistics import fmean, median
 from typing import Any
 
 from pytest_ddpperf.records.device import Kernel, mean_kernels
+from pytest_ddpperf.records.figure import FigureValues, figures_of
+from pytest_ddpperf.records.errors import DdpPerfError
 from pytest_ddpperf.records.metric import MEMORY_COUNTERS
 from pytest_ddpperf.records.plan import Plan
 from pytest_ddpperf.records.samples import (
@@ -136,10 +138,10 @@ def combine(launches: Launches, environment: Environment) -> Measurement:
         found = tuple(getattr(launch, name) for launch in launches)
         return None if None in found else found
 
+    tables = {each.name: every(each.name) for each in fields(Samples)}
+    tables["figures"] = _figures(launches)
     return Measurement(
-        samples=Samples(
-            **{figure.name: every(figure.name) for figure in fields(Samples)}
-        ),
+        samples=Samples(**tables),
         environment=environment,
         counters=_counters(launches),
         phases=every("phases") or (),
@@ -158,6 +160,25 @@ def _kernels(launches: Launches) -> tuple[Kernel, ...]:
     means = list(map(fmean, by_rank))
     slowest = means.index(max(means))
     return mean_kernels([launch.kernels[slowest] for launch in launches])
+
+
+def _figures(launches: Launches) -> dict[str, FigureValues]:
+    """Return the figures of the user's own that any launch has; raises DdpPerfError if they are
+    not the same in all."""
+    found = {}
+    figures = figures_of(launch.figures for launch in launches)
+    for name, figure in figures.items():
+        values = []
+        for launch in launches:
+            nothing = ((),) * len(launch.rank_seconds)
+            own = launch.figures.get(name)
+            if own is not None and own.figure != figure:
+                raise DdpPerfError(
+                    f"{name} is not the same figure in all launches: {figure}; {own.figure}"
+                )
+            values.append(nothing if own is None else own.values[0])
+        found[name] = FigureValues(figure=figure, values=tuple(values))
+    return found
 
 
 def recorded(launches: Launches) -> Recorded:

@@ -263,7 +263,8 @@ class Rule:
         if self.stored.counted_elsewhere is not None:
             counted = self.stored.counted_elsewhere[1:]
         verdict = with_losses(verdict, current, before, job.level)
-        verdict = with_counters(verdict, current, counted, job.limits)
+        limits = job.limits([current, *before])
+        verdict = with_counters(verdict, current, counted, limits)
         verdict = with_work(verdict, current, before)
         # no further launch would change these
         ended = ended or verdict.reason in (
@@ -273,7 +274,7 @@ class Rule:
         )
         if self.not_gated(rounds) == Reason.SAVING:
             ended = final or not times.coarse(
-                current, job.limits, level=job.level
+                current, limits, level=job.level
             )
         now = current_launches(rounds)
         there = baseline_launches(rounds)
@@ -288,7 +289,7 @@ class Rule:
         return times.judge_times(
             current,
             before,
-            self.job.limits,
+            self.job.limits([current, *before]),
             not_gated=self.not_gated(rounds),
             level=spends.level,
             share=spends.share,

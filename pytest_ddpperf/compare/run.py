@@ -10,6 +10,7 @@ from dataclasses import replace
 from pytest_ddpperf.baseline import Store
 from pytest_ddpperf.compare.interleaving import take_round
 from pytest_ddpperf.compare.job import Job
+from pytest_ddpperf.compare.own_figures import check_launch, check_measurement
 from pytest_ddpperf.compare.result import Measured
 from pytest_ddpperf.compare.rounds import Rounds, expect_seconds
 from pytest_ddpperf.compare.rule import Rule, Take
@@ -63,6 +64,7 @@ def carry_out(
             found = take_round(
                 rounds, asked.planned, current, side, observer, steps
             )
+            check_launch(job, found.now)
             if side is not None and found.before is not None and not rounds:
                 lacking = side.lacking(found.now.files, found.before.files)
                 found = replace(found, error=lacking)
@@ -70,6 +72,7 @@ def carry_out(
             if len(rounds) == job.launches and rule.other is None:
                 rule = _with_stored(rule, store, rounds)
         measurement, before = rule.sides_of(rounds)
+        check_measurement(job, measurement)
         measured = Measured(
             job=job,
             verdict=asked.verdict,

@@ -4,6 +4,7 @@ version can have a part in it."""
 from __future__ import annotations
 
 from pytest_ddpperf.compare.job import Job
+from pytest_ddpperf.compare.own_figures import check_launch
 from pytest_ddpperf.compare.result import Measured
 from pytest_ddpperf.compare.rounds import Round, combine
 from pytest_ddpperf.compare.rule import Rule
@@ -26,6 +27,7 @@ def take_unreached(
     observer.begin(0, 1)
     now = CurrentSide(job, launcher, 0).measure(observer, None)
     observer.launched(now)
+    check_launch(job, now)
     rounds = (Round(now),)
     uses_code = any(map(is_code, now.files))
     is_gated = Rule(job=job, max_seconds=0.0).not_gated(rounds) is None

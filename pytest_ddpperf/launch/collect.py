@@ -12,6 +12,7 @@ from typing import Any
 from pytest_ddpperf.launch.phases import step_phases
 from pytest_ddpperf.launch.run import Delivery
 from pytest_ddpperf.records.errors import DdpPerfError
+from pytest_ddpperf.records.figure import FigureValues, figures_of
 from pytest_ddpperf.records.metric import COUNTERS, POINT_TO_POINT
 from pytest_ddpperf.records.plan import Plan
 from pytest_ddpperf.records.samples import (
@@ -57,6 +58,7 @@ def collect(
         blocked_seconds=blocked if plan.rpc else None,
         counters=counters,
         recorded=_recorded(windows),
+        figures=_figures(windows),
         losses=_losses(windows),
         page_faults=tuple(window.page_faults for window in windows),
         collector_seconds=tuple(each.collector_seconds for each in windows),
@@ -263,6 +265,25 @@ def _recorded(windows: Sequence[Window]) -> dict[str, RankFigures]:
         name: tuple(window.recorded.get(name, nothing) for window in windows)
         for name in names
     }
+
+
+def _figures(windows: Sequence[Window]) -> dict[str, FigureValues]:
+    """Return the figures of the user's own that any rank has, of all ranks; raises DdpPerfError if
+    ranks differ in what one is."""
+    found = {}
+    figures = figures_of(window.figures for window in windows)
+    for name, figure in figures.items():
+        ranks: list[tuple[float, ...]] = []
+        for rank, window in enumerate(windows):
+            own = window.figures.get(name)
+            if own is not None and own.figure != figure:
+                raise DdpPerfError(
+                    f"{name}: {figure}; but on rank {rank} {own.figure}: a figure has one"
+                    " direction"
+                )
+            ranks.append(() if own is None else own.values[0][0])
+        found[name] = FigureValues(figure=figure, values=(tuple(ranks),))
+    return found
 
 
 def _losses(windows: Sequence[Window]) -> tuple[float | None, ...] | None:

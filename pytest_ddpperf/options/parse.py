@@ -16,7 +16,8 @@ from contextlib import suppress
 from typing import Literal, cast
 
 from pytest_ddpperf.options.definitions import FAIL_ON_NAMES
-from pytest_ddpperf.records.metric import NAMED
+from pytest_ddpperf.records.figure import split_name
+from pytest_ddpperf.records.metric import NAMED, why_no_figure
 from pytest_ddpperf.records.plan import Limit
 
 # of whatever is counted: more would take days, or more memory than there is
@@ -30,7 +31,7 @@ _AMOUNT = re.compile(r"(\d+(?:\.\d+)?)(%|ms)", re.ASCII)
 _PERCENTILE = re.compile(r"(cpu_)?p(\d+(?:\.\d{1,4})?)", re.ASCII)
 _LIMIT_FORM = (
     "metric:N% or metric:Nms, as in p50:5%, p95:2ms, mean:20%, forward:5%, cpu_p50:5%, busbw:5%,"
-    " rpc.bytes:0%"
+    " rpc.bytes:0%, or the name of your own figure"
 )
 
 
@@ -47,11 +48,11 @@ def near(value: object, names: Iterable[str]) -> str:
     return ", ".join(names) + _guess(value, names)
 
 
-def _guess(value: object, names: Iterable[str]) -> str:
+def _guess(value: object, names: Iterable[str], cutoff: float = 0.6) -> str:
     # rarely needed, and every pytest run would pay for it
     from difflib import get_close_matches
 
-    close = get_close_matches(str(value).lower(), names, n=1)
+    close = get_close_matches(str(value).lower(), names, n=1, cutoff=cutoff)
     return f"; did you mean {close[0]}?" if close else ""
 
 
@@ -156,14 +157,31 @@ def _limit(item: object) -> Limit:
         # reports.
         metric = f"{match[1] or ''}p{percentile:.10g}"
     elif metric not in NAMED:
-        guess = _guess(metric, _METRICS) or f": {_LIMIT_FORM}"
-        raise Refused(item, f"unknown metric {metric}{guess}")
+        _check_own(item, metric)
+        if unit == "ms":
+            raise Refused(item, f"{metric} is no time of the plugin's: N%")
     elif NAMED[metric].lower_is_worse and amount >= 1:
         allowed = "must be less than 100 %: a bandwidth cannot fall further"
         raise Refused(item, allowed)
     if amount == math.inf:
         raise Refused(item, f"the limit is not finite: {_LIMIT_FORM}")
     return Limit(metric=metric, value=amount, unit=unit)
+
+
+# A name that is as near to a metric's is one with a mistake, not that of a figure of the user's.
+_MISTAKE = 0.8
+
+
+def _check_own(item: object, metric: str) -> None:
+    """Refuse what cannot be a figure of the user's own, or is more likely a metric with a
+    mistake."""
+    name, percentile = split_name(metric)
+    guess = _guess(metric, _METRICS, _MISTAKE)
+    if guess or why_no_figure(name):
+        guess = guess or _guess(metric, _METRICS) or f": {_LIMIT_FORM}"
+        raise Refused(item, f"unknown metric {metric}{guess}")
+    if percentile is not None and not 0 < percentile < 100:
+        raise Refused(item, f"{metric}: percentiles are p1 to p99")
 
 
 def limits(value: object) -> tuple[Limit, ...]:

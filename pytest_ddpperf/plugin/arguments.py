@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from pytest_ddpperf.records.errors import short_repr
+from pytest_ddpperf.records.figure import Figure
+from pytest_ddpperf.records.metric import why_no_figure
 from pytest_ddpperf.records.plan import MARK, UPDATE, Program
 from pytest_ddpperf.wire import payload
 
@@ -104,6 +106,33 @@ def check_facts(facts: Any) -> dict[str, str | int | float | bool]:
         is_name = isinstance(name, str) and name.isprintable() and name.strip()
         if not is_name or type(value) not in (str, int, float, bool):
             raise ValueError(f"facts={short_repr({name: value})}: {what}")
+    return given
+
+
+def check_figures(fixture: str, figures: Any) -> dict[str, Figure]:
+    """Return the figures that a program writes; raises TypeError and ValueError."""
+    __tracebackhide__ = True
+    if not isinstance(figures or {}, Mapping):
+        raise TypeError(
+            f"{fixture}(figures={short_repr(figures)}): give a dict of Figure by name"
+        )
+    given = dict(figures or {})
+    for name, figure in given.items():
+        place = f"{fixture}(figures={{{short_repr(name)}: ...}})"
+        if not isinstance(figure, Figure):
+            raise TypeError(
+                f"{place}: must be a Figure of pytest_ddpperf, not {short_repr(figure)}"
+            )
+        problem = why_no_figure(name)
+        if bool(figure.pattern) == bool(figure.key) or (
+            figure.key and not figure.file
+        ):
+            problem = (
+                "give Figure(pattern=...), of the output or of file=..., or Figure(file=...,"
+                " key=...)"
+            )
+        if problem:
+            raise ValueError(f"{place}: {problem}")
     return given
 
 

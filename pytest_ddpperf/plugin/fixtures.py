@@ -49,6 +49,7 @@ from pytest_ddpperf.records.errors import (
     Unavailable,
     short_repr,
 )
+from pytest_ddpperf.records.figure import Figure
 from pytest_ddpperf.records.outcome import Outcome
 from pytest_ddpperf.records.plan import (
     UPDATE,
@@ -403,6 +404,7 @@ class DdpBenchmark(BenchmarkFixture):
         name: str | None = None,
         gate: bool = True,
         boundary: str = UPDATE,
+        figures: Mapping[str, Figure] | None = None,
     ) -> Result:
         """Launch ranks that call `main(ctx)`, a function that trains in a loop of its own, and time
         its steps.
@@ -410,11 +412,13 @@ class DdpBenchmark(BenchmarkFixture):
         It forms the process group, as under torchrun. A step ends with an optimizer's update; with
         `boundary="mark"` where `main` calls `pytest_ddpperf.step_end()`, and with
         `boundary="module:function"` where that function returns. What follows the last timed step
-        does not run. The rest is as for a step.
+        does not run. `figures` are what it writes in its timed steps, by name: they are judged,
+        too. The rest is as for a step.
         """
         __tracebackhide__ = True
         label = self._begin_measurement({"main": main}, batch_size, name, gate)
-        plan = self._plan_of_program(boundary, payload.name_of(main))
+        given = arguments.check_figures(f"{self._name}.loop", figures)
+        plan = self._plan_of_program(boundary, payload.name_of(main), given)
         return self._gated(
             plan, main, label=label, batch_size=batch_size, gate=gate
         )
@@ -429,6 +433,7 @@ class DdpBenchmark(BenchmarkFixture):
         name: str | None = None,
         gate: bool = True,
         boundary: str = UPDATE,
+        figures: Mapping[str, Figure] | None = None,
     ) -> Result:
         """Launch ranks that run a Python program as torchrun does, and time its steps.
 
@@ -453,12 +458,15 @@ class DdpBenchmark(BenchmarkFixture):
             for key, value in sorted(called.env.items())
         ]
         words.append(str(replace(called, args=concealed_words(called.args))))
-        plan = self._plan_of_program(boundary, " ".join(words))
+        given = arguments.check_figures(f"{self._name}.script", figures)
+        plan = self._plan_of_program(boundary, " ".join(words), given)
         return self._gated(
             plan, called, label=label, batch_size=batch_size, gate=gate
         )
 
-    def _plan_of_program(self, boundary: str, program: str) -> Plan:
+    def _plan_of_program(
+        self, boundary: str, program: str, figures: Mapping[str, Figure]
+    ) -> Plan:
         """Return the plan of a program that owns its loop."""
         __tracebackhide__ = True
         arguments.check_boundary(boundary)
@@ -467,6 +475,7 @@ class DdpBenchmark(BenchmarkFixture):
             self._world_size,
             boundary=boundary,
             program=arguments.without_temporary(program),
+            figures=figures,
         )
         if plan.nodes > 1:
             raise plain_failure(

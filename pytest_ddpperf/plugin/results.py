@@ -19,6 +19,7 @@ from pytest_ddpperf.records import codec
 from pytest_ddpperf.records.errors import DdpPerfError, GitError
 from pytest_ddpperf.records.guard import Loosened
 from pytest_ddpperf.records.outcome import Outcome, RunInfo
+from pytest_ddpperf.records.plan import Limit
 from pytest_ddpperf.records.samples import Scalar
 from pytest_ddpperf.report import guard, json_report, terminal
 from pytest_ddpperf.text import terminal_width
@@ -134,6 +135,21 @@ class RunResults:
             )
         elif unread:
             self.unread = f"no rank is known to have read what differs in {text.some(unread)}"
+
+    def note_unused(self, limits: Sequence[Limit]) -> None:
+        """Add a message on limits of the run on figures of the user's own that no test has."""
+        used = {each.metric for one in self.outcomes for each in one.limits}
+        unused = [
+            limit.metric
+            for limit in limits
+            if limit.kind.own_figure and limit.metric not in used
+        ]
+        are_known = all(one.measurement is not None for one in self.outcomes)
+        if unused and self._outcomes and are_known:
+            self.messages.append(
+                f"no test has the figure {text.some(unused)}, which --ddp-threshold limits: is that"
+                " its name?"
+            )
 
     def take(self, message: Mapping[str, Any]) -> None:
         """Add the results of one test, a TestResults in plain values."""

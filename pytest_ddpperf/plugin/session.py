@@ -113,10 +113,11 @@ class Session:
         tree, _ = self._code_and_inputs(measured.launches)
         if tree and tree == stored.sessions[-1].tree:
             return
+        before = stored.measurements
         verdict = decision.judge(
             measured.measurement,
-            stored.measurements,
-            job.limits,
+            before,
+            job.limits([measured.measurement, *before]),
             level=job.level,
         )
         worst = verdict.shown

@@ -168,6 +168,7 @@ class Run:
         if self._session is not None:
             report.messages += self._session.messages()
         report.messages += self.role.messages()
+        report.note_unused(self.settings.limits)
         report.end(self.failed, refused, self.role.changed())
         report.guard, report.too_weak = self.role.guard(self, report.outcomes)
         if writes:

@@ -13,12 +13,14 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import takewhile
 from types import FrameType
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import cloudpickle
 import torch
 
 from pytest_ddpperf.records.errors import DdpPerfError, short_repr
+from pytest_ddpperf.records.figure import Better, Figure, FigureValues
+from pytest_ddpperf.records.metric import why_no_figure
 
 # So many losses of a launch are compared and kept in a baseline: their mean is steadier than one.
 LOSSES = 10
@@ -53,6 +55,31 @@ def _finite(value: Any) -> float | None:
     return number if math.isfinite(number) else None
 
 
+def judged_figures(
+    figures: Mapping[str, Figure | None],
+    steps: Sequence[Mapping[str, Any]],
+    by_name: Mapping[str, Sequence[float | None]],
+) -> dict[str, FigureValues]:
+    """Return the values of each figure that has a direction, of one launch and rank; `by_name` is
+    what `figures_by_name` has made of its steps. Raises DdpPerfError for one that is not
+    finite."""
+    found = {}
+    for name, figure in figures.items():
+        if figure is None:
+            continue
+        values = []
+        for step, value in enumerate(by_name.get(name, ())):
+            if value is not None:
+                values.append(value)
+            elif name in steps[step]:
+                raise DdpPerfError(
+                    f"ctx.record({name!r}, ...) in timed step {step + 1}: a figure must be finite,"
+                    " and not nan"
+                )
+        found[name] = FigureValues(figure=figure, values=((tuple(values),),))
+    return found
+
+
 @contextmanager
 def noting(what: str, notes: list[str]) -> Iterator[None]:
     """Turn an error within into a note that `what` ("buckets are") is unknown: it must not fail a
@@ -82,15 +109,48 @@ class Context:
     figures: dict[str, Any] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
+    # What `record` was told of each figure; None of one that is only kept.
+    judged: dict[str, Figure | None] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
 
-    def record(self, name: str, value: Any) -> None:
-        """Keep a figure of the step under way: `result.recorded[name]` has it by launch, rank and
-        step.
+    def record(
+        self,
+        name: str,
+        value: Any,
+        *,
+        better: Better | Literal[""] | None = "",
+        constant: bool = False,
+    ) -> None:
+        """Record a figure of the step under way, which is judged as step times are:
+        `result.recorded[name]` has it by launch, rank and step.
 
         `value` is a number, or a tensor with one element, which is read after the window where it
-        is on an accelerator. The last figure counts that a step records under a name; those of
-        warm-up steps are not kept. Raises TypeError or ValueError for what is no number or no name.
+        is on an accelerator. `better` is "higher" or "lower", or None for a figure that is kept
+        and not judged. `constant` says that it may be the same in all launches, as a count may.
+        The last value counts that a step records under a name; those of warm-up steps do not.
+        Raises TypeError or ValueError for what is no number, no name or no direction.
         """
+        self.keep(name, value)
+        if not better or name not in self.judged:
+            figure = _declared(name, better, constant)
+            known = self.judged.setdefault(name, figure)
+        else:
+            known = self.judged[name]
+        before = known.better if known is not None else None
+        if better != before:
+            raise ValueError(
+                f"ctx.record({name!r}, ...): better={better!r}, and {before!r} before: a figure has"
+                " one direction"
+            )
+        kind = str(getattr(value, "dtype", type(value).__name__))
+        if better and kind.endswith("bool"):
+            raise TypeError(
+                f"ctx.record({name!r}, {short_repr(value)}): the figure must be a number"
+            )
+
+    def keep(self, name: str, value: Any) -> None:
+        """Keep a figure of the step under way, which has no direction."""
         if (
             not isinstance(name, str)
             or not name.strip()
@@ -115,6 +175,21 @@ class Context:
             raise TypeError(
                 f"ctx.record({name!r}, {short_repr(value)}): the figure must be a number"
             )
+
+
+def _declared(name: str, better: Any, constant: bool) -> Figure | None:
+    """Return what is judged by that name; None if the figure is only kept. Raises TypeError and
+    ValueError."""
+    if better is None:
+        return None
+    if better not in get_args(Better):
+        raise TypeError(
+            f'ctx.record({short_repr(name)}, ...): say better="higher" or better="lower"; with'
+            " better=None the figure is kept, and not judged"
+        )
+    if problem := why_no_figure(name):
+        raise ValueError(f"ctx.record({short_repr(name)}, ...): {problem}")
+    return Figure(better=better, constant=constant)
 
 
 Role = Literal["trainer", "parameter_server", "master"]
@@ -143,8 +218,8 @@ def describe_not_run(value: object) -> str:
     return f"a value of type {type(value).__name__}" if is_kind else ""
 
 
-def read_returned(returned: Any, record: Callable[[str, Any], None]) -> Any:
-    """Return the examples of a step as `read_examples` does; `record` the loss of one that returned
+def read_returned(returned: Any, keep: Callable[[str, Any], None]) -> Any:
+    """Return the examples of a step as `read_examples` does; `keep` the loss of one that returned
     a dict of both.
 
     A dict with other keys is the result of a model, and is ignored as any other result."""
@@ -154,7 +229,7 @@ def read_returned(returned: Any, record: Callable[[str, Any], None]) -> Any:
     }:
         return read_examples(returned)
     if returned.get("loss") is not None:
-        record("loss", returned["loss"])
+        keep("loss", returned["loss"])
     return read_examples(returned.get("examples"))
 
 

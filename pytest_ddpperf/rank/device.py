@@ -55,7 +55,7 @@ def measure_device(
         profiler.start()
     rank.own.barrier()
     for _ in range(steps):
-        context.read_returned(step(), rank.ctx.record)
+        context.read_returned(step(), rank.ctx.keep)
     torch.accelerator.synchronize()
     rank.ctx.figures.clear()
     if notes:

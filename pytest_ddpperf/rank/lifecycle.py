@@ -355,6 +355,8 @@ def _run_program(rank: Rank, ctx: Context, program: Any) -> NoReturn:
             os._exit(1)
 
     timed = _timed_rank(rank, ctx, counters.Meter())
+    if rank.plan.figures:
+        timed.written = loop.figure_reader(rank.plan, program, rank.number)
     loop.run(timed, program, deliver, fail, rank.end_child)
 
 

@@ -20,8 +20,9 @@ from pytest_ddpperf.rank.loop_states import Learning, Timing, Warming
 from pytest_ddpperf.rank.timed_rank import TimedRank
 from pytest_ddpperf.rank.updates import Updates
 from pytest_ddpperf.records.errors import DdpPerfError, EndedEarly, short_repr
-from pytest_ddpperf.records.plan import MARK, UPDATE, Program
+from pytest_ddpperf.records.plan import MARK, UPDATE, Plan, Program
 from pytest_ddpperf.records.samples import Window
+from pytest_ddpperf.wire.figures import FigureReader
 
 
 class Loop:
@@ -101,6 +102,18 @@ def run(
         ended = f"the program called sys.exit({error.code or 0}) in {where}"
     end_child()
     raise loop.unfinished(ended)
+
+
+def figure_reader(plan: Plan, program: Any, rank: int) -> FigureReader:
+    """Return what reads the figures that a program writes on this `rank`. Files are read on the
+    first one alone."""
+    folder = program.cwd if isinstance(program, Program) else os.getcwd()
+    logs = [os.path.realpath(f"/proc/self/fd/{number}") for number in (1, 2)]
+    figures = {}
+    for name, figure in plan.figures.items():
+        if rank == 0 or not figure.file:
+            figures[name] = figure
+    return FigureReader(figures, folder, logs)
 
 
 def _mark_steps(

@@ -22,6 +22,7 @@ import torch
 import torch.distributed as dist
 
 from pytest_ddpperf.rank import warm_up
+from pytest_ddpperf.rank.process import flush
 from pytest_ddpperf.rank.timed_rank import TimedRank
 from pytest_ddpperf.rank.window import Stretch, new_marks, window_of
 from pytest_ddpperf.records.errors import DdpPerfError
@@ -213,6 +214,9 @@ class Timing:
         if rank.stretches is not None:
             lengths = rank.stretches(steps, self._warmed.step_ns)
         self._lengths = iter(lengths)
+        if rank.written is not None:
+            flush()
+            rank.written.begin()
         rank.phases.begin()
         return self._next_stretch()
 
@@ -271,8 +275,23 @@ class Timing:
         notes = found.notes
         if self._rank.plan.trace:
             notes += ("a program that owns its loop is not traced",)
-        unfit = self._unfit or found.unfit
-        return replace(found, unfit=unfit, left_out=self._left_out, notes=notes)
+        figures = found.figures
+        if self._rank.written is not None:
+            flush()
+            written = self._rank.written.read()
+            if both := {*figures} & {*written}:
+                raise DdpPerfError(
+                    f"{min(both)} is recorded by steps, and written by the program: give one"
+                    " another name"
+                )
+            figures = {**figures, **written}
+        return replace(
+            found,
+            unfit=self._unfit or found.unfit,
+            left_out=self._left_out,
+            notes=notes,
+            figures=figures,
+        )
 
     def when(self) -> tuple[str, str]:
         """Return when the program has ended, and what to do then."""

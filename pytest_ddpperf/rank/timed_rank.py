@@ -12,6 +12,7 @@ from pytest_ddpperf.rank.group import NoGroup
 from pytest_ddpperf.rank.stamps import PhaseWatch
 from pytest_ddpperf.records.plan import Plan
 from pytest_ddpperf.wire.channels import Board, Phase
+from pytest_ddpperf.wire.figures import FigureReader
 
 # How many steps each stretch of a window of so many steps has, one after the other; a step lasts so
 # many nanoseconds.
@@ -28,6 +29,8 @@ class TimedRank:
     meter: Meter
     own: NoGroup  # for collectives of ours
     stretches: Stretches | None  # None: the window is one stretch
+    # of a program that writes figures
+    written: FigureReader | None = None
     phases: PhaseWatch = field(init=False)
     row: memoryview = field(init=False)  # of the board
     on_cpu: bool = field(init=False)

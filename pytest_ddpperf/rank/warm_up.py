@@ -75,7 +75,7 @@ def warm_up(step: Step, rank: TimedRank) -> WarmUp:
             # Before the step that is counted: what this makes torch.compile do is over then.
             finds = index == max(asked - 4, 0)
             with rank.phases.finding_modules() if finds else nullcontext():
-                context.read_returned(step(), ctx.record)
+                context.read_returned(step(), ctx.keep)
         if not rank.on_cpu:
             torch.accelerator.synchronize()
         step_ns.append(time.monotonic_ns() - began)
@@ -118,7 +118,7 @@ def warm_up_freely(step: Step, warmed: WarmUp, rank: TimedRank) -> WarmUp:
     losses = [*warmed.losses]
     (step_ns,) = rank.own.maximum([warmed.step_ns])
     for index in range(count_free_steps(step_ns)):
-        context.read_returned(step(), ctx.record)
+        context.read_returned(step(), ctx.keep)
         losses.append(ctx.figures.get("loss"))
         ctx.figures.clear()
         if index == 0:

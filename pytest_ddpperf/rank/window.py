@@ -101,7 +101,7 @@ class Stretch:
             self._returned[step] = (
                 returned
                 if type(returned) is int
-                else context.read_returned(returned, self._ctx.record)
+                else context.read_returned(returned, self._ctx.keep)
             )
         figures = self._ctx.figures
         if figures:
@@ -178,6 +178,8 @@ def window_of(
         kept, lengths = _spread(lengths, plan.room)
         steps = [steps[index] for index in kept]
         marks = [(step.begin_ns, step.end_ns) for step in steps]
+    said = [step.recorded for step in steps]
+    recorded = context.figures_by_name(said)
     losses = [step.recorded.get("loss") for step in all_steps]
     times = [(step.begin_ns, step.end_ns) for step in steps]
     return Window(
@@ -187,7 +189,8 @@ def window_of(
         blocked_ns=tuple(step.blocked_ns for step in steps),
         counters=warmed.counters,
         losses=context.first_losses([*warmed.losses, *losses]),
-        recorded=context.figures_by_name([step.recorded for step in steps]),
+        recorded=recorded,
+        figures=context.judged_figures(ctx.judged, said, recorded),
         sent=tuple(warmed.sent),
         first_ratio=_first_ratio(all_steps)
         if warmed.steps and not compiled

@@ -10,6 +10,7 @@ from functools import cache
 from itertools import chain
 from typing import Protocol
 
+from pytest_ddpperf.records.figure import FigureValues, is_name, split_name
 from pytest_ddpperf.records.quantiles import (
     launch_means,
     launch_quantiles,
@@ -92,6 +93,8 @@ class StepTimes(Protocol):
     ) -> tuple[tuple[tuple[float, ...], ...], ...] | None: ...
     @property
     def device_seconds(self) -> tuple[tuple[float, ...], ...] | None: ...
+    @property
+    def figures(self) -> Mapping[str, FigureValues]: ...
 
 
 class MeasuredLaunches(Protocol):
@@ -119,6 +122,7 @@ class Metric:
     is_exact = False
     is_wall_time = True  # of the step, or of a part of it
     is_part = False  # of the step
+    own_figure = ""  # the figure of the user's own that it is of
     percentile = 50.0  # from 0 to 100: launches need steps enough for it
     # whether the stretches of interleaved launches show it better than all steps together
     is_in_stretches = False
@@ -146,7 +150,9 @@ class Metric:
         that does not know it."""
         raise ValueError(f"{self.name} is no figure of a launch")
 
-    def shown(self, figure: float, collective: PlannedCollective) -> float:
+    def shown(
+        self, figure: float, collective: PlannedCollective | None
+    ) -> float:
         """Return a figure in `unit`, if that is not seconds."""
         return figure
 
@@ -279,7 +285,10 @@ class Bandwidth(Metric):
     def figures(self, measurement: MeasuredLaunches) -> tuple[float, ...]:
         return launch_quantiles(_step_seconds(measurement), self.percentile)
 
-    def shown(self, figure: float, collective: PlannedCollective) -> float:
+    def shown(
+        self, figure: float, collective: PlannedCollective | None
+    ) -> float:
+        assert collective is not None, "a bandwidth of no collective"
         return collective.busbw(figure)
 
 
@@ -307,6 +316,35 @@ class Counter(Metric):
         return plan.rpc or not self.name.startswith("rpc.")
 
 
+class OwnFigure(Metric):
+    """A figure of the user's own: its mean, "tps", or a percentile of it,
+    "tps_p50"."""
+
+    unit = ""
+    is_wall_time = False
+    unknown = (Reason.NO_FIGURE_NOW, Reason.NO_FIGURE)
+
+    def __init__(self, name: str, better: str) -> None:
+        super().__init__(name)
+        self.own_figure, self._percentile = split_name(name)
+        self.percentile = self._percentile or self.percentile
+        self.lower_is_worse = better == "higher"
+
+    def figures(self, measurement: MeasuredLaunches) -> tuple[float, ...]:
+        found = measurement.samples.figures.get(self.own_figure)
+        if found is None:
+            return ()
+        launches = found.by_launch(self._percentile)
+        if not self.lower_is_worse:
+            return launches
+        return tuple(1 / each if each > 0 else 0.0 for each in launches)
+
+    def shown(
+        self, figure: float, collective: PlannedCollective | None
+    ) -> float:
+        return 1 / figure if self.lower_is_worse else figure
+
+
 METRICS: tuple[type[Metric], ...] = (
     StepPercentile,
     CpuPercentile,
@@ -321,9 +359,26 @@ NAMED = {name: kind(name) for kind in METRICS for name in kind.names}
 
 
 @cache
-def metric_of(name: str) -> Metric:
-    """Return the metric of that name; one without figures if another version may know it."""
+def metric_of(name: str, better: str = "") -> Metric:
+    """Return the metric of that name. A name that is not known is that of a figure of the user's
+    own, of which this is `better`, "" if it is not known yet."""
     for kind in METRICS:
         if kind.has(name):
             return kind(name)
-    return Metric(name)
+    return OwnFigure(name, better)
+
+
+# A percentile of step times with a mistake is no figure of the user's.
+_LIKE_PERCENTILE = re.compile(r"(cpu_)?p[\dOo.]*", re.ASCII)
+
+
+def why_no_figure(name: object) -> str:
+    """Return why a figure of the user's own cannot have that name; "" if it can."""
+    if not is_name(name):
+        return 'the name of a figure has letters, digits and "_", "-", ".", "/"'
+    if split_name(str(name))[1] is not None:
+        return "such names are those of percentiles of figures"
+    is_percentile = _LIKE_PERCENTILE.fullmatch(str(name)) is not None
+    if is_percentile or not metric_of(str(name)).own_figure:
+        return "a metric has that name"
+    return ""

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+from pytest_ddpperf.records.figure import Figure
 from pytest_ddpperf.records.metric import METRICS, Metric, metric_of
 
 
@@ -18,16 +19,18 @@ class Limit:
     """How much worse than the baseline one metric may get: `p50:5%`, `mean:25%`, `cpu_p50:5%`,
     `rpc.bytes:0%`."""
 
-    metric: str  #: its name: "p50", "p99.9", "mean", "busbw", "rpc.bytes", ...
+    metric: str  #: its name: "p50", "p99.9", "mean", "busbw", "rpc.bytes", "tps", ...
     value: float  #: a share for "%" (0.05), seconds for "ms" (0.002)
     unit: Literal["%", "ms"]
     #: ours, so it may be dropped where the asked steps cannot support it
     default: bool = False
+    #: of a figure of the user's own, once that is known: "higher" or "lower"
+    better: str = ""
 
     @property
     def kind(self) -> Metric:
         """What it is on."""
-        return metric_of(self.metric)
+        return metric_of(self.metric, self.better)
 
     def __str__(self) -> str:
         scale = 100.0 if self.unit == "%" else 1000.0
@@ -123,6 +126,8 @@ class Plan:
     program: str = ""  # its command line
     # That the test gives by name, and that must match the baseline's.
     facts: Mapping[str, str | int | float | bool] = field(default_factory=dict)
+    # that a program writes, by name
+    figures: Mapping[str, Figure] = field(default_factory=dict)
 
     @property
     def rpc(self) -> bool:
@@ -213,19 +218,38 @@ class Plan:
         return f"{trainers} {self.parameter_servers} ps{master}"
 
 
-def limits_for(plan: Plan, asked: Sequence[Limit]) -> tuple[Limit, ...]:
-    """Return the limits that apply to this plan: those that were asked for and, if none of them
-    does, the default ones on time; and the default ones on other counters."""
+# A limit that holds for each figure of the user's own unless that is named.
+OWN_LIMIT = 0.1
+
+
+def limits_for(
+    plan: Plan, asked: Sequence[Limit], figures: Mapping[str, Figure]
+) -> tuple[Limit, ...]:
+    """Return the limits that apply to this plan and these figures of the user's own: those that
+    were asked for and, if none of them does, the default ones on time; and the default ones on
+    other figures and counters."""
 
     def applying(limits: Sequence[Limit]) -> list[Limit]:
-        return [limit for limit in limits if limit.kind.applies_to(plan)]
+        found = []
+        for limit in limits:
+            if own := limit.kind.own_figure:
+                if own in figures:
+                    found.append(replace(limit, better=figures[own].better))
+            elif limit.kind.applies_to(plan):
+                found.append(limit)
+        return found
 
-    named = {limit.metric for limit in asked}
+    named = {limit.kind.own_figure or limit.metric for limit in asked}
     chosen = applying(asked)
     if asked and not chosen:
         chosen = applying(TIME_LIMITS)
+    own = [
+        Limit(metric=name, value=OWN_LIMIT, unit="%", default=True)
+        for name in figures
+        if name not in named
+    ]
     counted = [limit for limit in COUNTER_LIMITS if limit.metric not in named]
-    return (*chosen, *applying(counted))
+    return (*chosen, *applying(own), *applying(counted))
 
 
 _GB = 1e9

@@ -36,6 +36,9 @@ class Reason(str, Enum):
     NO_PHASE_NOW = "no-phase-now"
     NO_DEVICE_TIME = "no-device-time"
     NO_DEVICE_TIME_NOW = "no-device-time-now"
+    NO_FIGURE = "no-figure"  # of the user's own
+    NO_FIGURE_NOW = "no-figure-now"
+    OTHER_FIGURE = "other-figure"
     UNKNOWN_COUNTER = "unknown-counter"
     UNKNOWN_COUNTER_NOW = "unknown-counter-now"
     OTHER_EXAMPLES = "other-examples"

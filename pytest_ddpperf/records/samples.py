@@ -9,6 +9,7 @@ from statistics import fmean
 from typing import Any
 
 from pytest_ddpperf.records.device import DeviceWork, Kernel
+from pytest_ddpperf.records.figure import FigureValues
 from pytest_ddpperf.records.plan import Limit
 from pytest_ddpperf.records.reason import Reason as Reason
 from pytest_ddpperf.records.step_phases import (
@@ -91,6 +92,8 @@ class Samples:
     # None where they are unknown.
     device_seconds: tuple[tuple[float, ...], ...] | None = None
     busy_seconds: tuple[tuple[float, ...], ...] | None = None
+    # of the user's own, by name
+    figures: Mapping[str, FigureValues] = field(default_factory=dict)
 
     @property
     def launches(self) -> int:
@@ -509,6 +512,8 @@ class Window:
     recorded: Mapping[str, tuple[float | None, ...]] = field(
         default_factory=dict
     )
+    # of one launch and one rank: those that have a direction, and those of a program
+    figures: Mapping[str, FigureValues] = field(default_factory=dict)
     phases: RankPhases | None = None  # None where they are unknown
     # of the first steps after the asked warm-up; None: not finite
     losses: tuple[float | None, ...] = ()
@@ -549,6 +554,8 @@ class LaunchSamples:
     output: tuple[RankOutput, ...]
     # by name, what steps recorded
     recorded: Mapping[str, RankFigures] = field(default_factory=dict)
+    # of one launch: those that are judged
+    figures: Mapping[str, FigureValues] = field(default_factory=dict)
     losses: tuple[float | None, ...] | None = None  # as `Samples` has them
     # by rank: minor ones, the mean over steps
     page_faults: tuple[float, ...] | None = None

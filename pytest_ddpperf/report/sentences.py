@@ -179,6 +179,9 @@ def why_not_compared(outcome: Outcome) -> str:
             "applied"
         ),
         Reason.NO_DEVICE_TIME_NOW: "device time is limited, and it is unknown: see the notes",
+        Reason.NO_FIGURE_NOW: (
+            f"{differences}: no step records it, or it is 0"
+        ),
         Reason.UNKNOWN_COUNTER_NOW: (
             f"{differences}: it is unknown, or differs between launches"
         ),
@@ -292,8 +295,9 @@ def _slower_within_limit(verdict: Verdict) -> str:
     if estimate < limit / 2:
         return ""
     where = "within" if estimate <= limit else "at about"
+    how = "worse" if worst.limit.kind.own_figure else "slower"
     return (
-        f"{worst.limit.metric} {change(worst)}: slower, {where} the limit of"
+        f"{worst.limit.metric} {change(worst)}: {how}, {where} the limit of"
         f" {text.limit(worst.limit)}"
     )
 

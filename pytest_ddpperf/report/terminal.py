@@ -8,6 +8,7 @@ from dataclasses import fields
 from statistics import fmean, median
 
 from pytest_ddpperf import text
+from pytest_ddpperf.records.metric import metric_of
 from pytest_ddpperf.records.outcome import Outcome, RunInfo
 from pytest_ddpperf.records.plan import Collective
 from pytest_ddpperf.records.samples import (
@@ -376,10 +377,11 @@ def baseline_table(
     rows = []
     for baseline in baselines:
         last = baseline.sessions[-1]
-        resolves = [
-            f"{name} {text.amount(text.resolved(name, time))}"
-            for name, time in last.resolution.items()
-        ]
+        kinds = {limit.metric: limit.kind for limit in last.limits}
+        resolves = []
+        for name, time in last.resolution.items():
+            kind = kinds.get(name) or metric_of(name)
+            resolves.append(f"{name} {text.amount(text.resolved(kind, time))}")
         digits, dirty, _ = last.commit.partition("-dirty")
         rows.append(
             (

@@ -95,7 +95,7 @@ def phased(ctx: Context, model: str, size: Size, variant: str) -> Step:
         optimizer.step()
         marks.append(now())
         for phase, (began, ended) in zip(PHASES, pairwise(marks), strict=True):
-            ctx.record(phase, ended - began)
+            ctx.record(phase, ended - began, better=None)
 
     return step
 

@@ -193,7 +193,7 @@ def trainer(ctx: RpcContext, tables: Sequence[Any]) -> Callable[[], int]:
                 dist_autograd.backward(context, [loss])  # type: ignore[attr-defined]
                 optimizer.step(context)
             examples += len(targets)
-        ctx.record("examples", examples)
+        ctx.record("examples", examples, better=None)
         return examples
 
     return epoch
@@ -538,7 +538,9 @@ def test_pipeline(
                 loss = F.cross_entropy(received, targets)
                 dist_autograd.backward(context, [loss])  # type: ignore[attr-defined]
                 optimizer.step(context)
-            ctx.record("bubble", waited / (computed - began + waited))
+            ctx.record(
+                "bubble", waited / (computed - began + waited), better=None
+            )
 
         return step
 

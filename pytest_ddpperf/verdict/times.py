@@ -48,6 +48,8 @@ def unsupported(limit: Limit, *, steps: int, launches: int) -> str | None:
     can."""
     if launches < LAUNCHES_NEEDED:
         return f"a limit needs at least {LAUNCHES_NEEDED}, {launches} was asked"
+    if limit.kind.own_figure:  # not one value a step
+        return None
     needed, asked = stats.steps_needed(limit.kind.percentile), steps * launches
     if asked >= needed:
         return None
@@ -94,6 +96,14 @@ def judge_times(
             status=Status.INCOMPARABLE,
             reason=Reason.MUST_MATCH,
             facts=broken + facts,
+        )
+    others = tuple(_other_figures(current, baseline))
+    if others:
+        return Verdict(
+            status=Status.INCOMPARABLE,
+            reason=Reason.OTHER_FIGURE,
+            details=others,
+            facts=facts,
         )
     kept, dropped = _supported(current, limits)
     kept, unknown = _known(kept, [current, *baseline])
@@ -188,9 +198,18 @@ def _refuse_limits(
             reason=Reason.BASELINE_SUPPORT,
             details=tuple(dict.fromkeys(map(str, thin))),
         )
-    unknown = _unknown_figure(limits, current, baseline)
-    if unknown:
-        return Verdict(status=Status.INCOMPARABLE, reason=unknown)
+    for limit in limits:
+        reason, where = limit.kind.unknown[:1], "now"
+        if has_figure(limit, current):
+            reason, where = limit.kind.unknown[1:], "in the baseline"
+            if all(has_figure(limit, side) for side in baseline):
+                continue
+        details = (f"{limit.metric} is unknown {where}",)
+        return Verdict(
+            status=Status.INCOMPARABLE,
+            reason=reason[0],
+            details=details if limit.kind.own_figure else (),
+        )
     return None
 
 
@@ -229,18 +248,14 @@ def _environment_differences(
     return broken, (*fact_changes(now.key, before.key), *others, *recorded)
 
 
-def _unknown_figure(
-    limits: Iterable[Limit],
-    current: Measurement,
-    baseline: Sequence[Measurement],
-) -> Reason | None:
-    """Return the reason code if a side lacks what a limit is on, else None."""
-    for limit in limits:
-        if not has_figure(limit, current):
-            return limit.kind.unknown[0]
-        if not all(has_figure(limit, side) for side in baseline):
-            return limit.kind.unknown[1]
-    return None
+def _other_figures(
+    current: Measurement, baseline: Sequence[Measurement]
+) -> Iterator[str]:
+    """Yield, in words, the user's own figures that are others in the last session."""
+    before = baseline[-1].samples.figures
+    for name, now in current.samples.figures.items():
+        if name in before and before[name].figure != now.figure:
+            yield f"{name} was: {before[name].figure}; is: {now.figure}"
 
 
 def gravest(statuses: Iterable[Status]) -> Status:
@@ -319,12 +334,15 @@ def _known(
     limits: Iterable[Limit], sides: Sequence[Measurement]
 ) -> tuple[list[Limit], tuple[Dropped, ...]]:
     """Return the limits without default ones whose figures a side lacks, and those. A note of its
-    launches says why the current side lacks them."""
+    launches says why the current side lacks them; one of the user's own must not get lost."""
     kept, dropped = [], []
     for limit in limits:
-        if not limit.default or all(has_figure(limit, side) for side in sides):
+        is_known = has_figure(limit, sides[0])
+        is_lost = not is_known and limit.kind.own_figure != ""
+        everywhere = all(has_figure(limit, side) for side in sides)
+        if not limit.default or is_lost or everywhere:
             kept.append(limit)
-        elif has_figure(limit, sides[0]):
+        elif is_known:
             why = "the baseline does not know it"
             dropped.append(Dropped(limit=limit, why=why))
     return kept, tuple(dropped)

@@ -297,13 +297,13 @@ def side(
 
 USUAL = (kernel(GEMM, 12, 200), kernel(ADD, 6, 300), kernel(REDUCE, 4))
 DEVICE = Limit(metric="device", value=0.01, unit="%")
-LIMITS = limits_for(PLAN, TIME_LIMITS)
+LIMITS = limits_for(PLAN, TIME_LIMITS, {})
 
 
 def test_device_time_has_a_default_limit_where_it_is_measured() -> None:
     def limited(plan: Plan) -> bool:
         return "device" in {
-            limit.metric for limit in limits_for(plan, TIME_LIMITS)
+            limit.metric for limit in limits_for(plan, TIME_LIMITS, {})
         }
 
     assert str(next(each for each in LIMITS if each.metric == "device")) == (

@@ -72,7 +72,7 @@ def test_limits_hold_for_what_they_matter_to_and_the_default_ones_where_none_doe
     asked: str, of_ddp: str, of_rpc: str, of_collective: str
 ) -> None:
     found = {
-        name: limits_for(plan, parse.limits(asked))
+        name: limits_for(plan, parse.limits(asked), {})
         for name, plan in PLANS.items()
     }
     # one of them is enough
@@ -102,7 +102,7 @@ def test_all_counters_have_a_default_limit_but_what_varies_and_what_may_grow() -
 ):
     limits = {
         limit.metric: str(limit)
-        for limit in limits_for(PLANS["rpc"], ())
+        for limit in limits_for(PLANS["rpc"], (), {})
         if limit.kind.is_exact
     }
     assert {*COUNTERS} - limits.keys() == {

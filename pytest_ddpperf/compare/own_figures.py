@@ -1,0 +1,83 @@
+"""Figures of the user's own that cannot be judged: a test with one is red, and never passes."""
+
+from __future__ import annotations
+
+from pytest_ddpperf.compare.job import Job
+from pytest_ddpperf.options.definitions import MARKER
+from pytest_ddpperf.options.settings import where
+from pytest_ddpperf.records.errors import DdpPerfError
+from pytest_ddpperf.records.figure import Figure, FigureValues, split_name
+from pytest_ddpperf.records.samples import LaunchSamples, Measurement
+from pytest_ddpperf.verdict import stats
+from pytest_ddpperf.verdict.times import LAUNCHES_NEEDED
+
+
+def check_launch(job: Job, launch: LaunchSamples) -> None:
+    """Raise DdpPerfError if a launch lacks a figure, or has one that has no logarithm."""
+    if job.settings.disable:  # a step or two
+        return
+    for name, found in launch.figures.items():
+        if not any(found.values[0]):
+            raise DdpPerfError(
+                f"{name} has no value: {_why_missing(found.figure)}"
+            )
+        if found.mean <= 0:
+            raise DdpPerfError(
+                f"{name} is {found.mean:.3g}: a figure must be above 0, since changes are shares"
+                " of it"
+            )
+
+
+def _why_missing(figure: Figure) -> str:
+    if figure.file:
+        return (
+            f"no new one in {figure.file}; the program has to flush what it writes"
+        )
+    if figure.pattern:
+        return (
+            f"pattern {figure.pattern!r} matches nothing in the output; of a program whose steps"
+            " are timed only that of timed steps counts (--ddp-min-time makes them more)"
+        )
+    return "no timed step recorded it"
+
+
+# So many values that are all the same are no accident, even of a log with few digits.
+_TELLING = 5
+
+
+def check_measurement(job: Job, measurement: Measurement) -> None:
+    """Raise DdpPerfError if a figure is constant that must not be, or if a limit is on one that
+    the test does not have, or has too few values of."""
+    if job.settings.disable:
+        return
+    figures = measurement.samples.figures
+    for name, found in figures.items():
+        values = _all_values(found)
+        is_constant = len(values) >= _TELLING and len(set(values)) == 1
+        several = measurement.samples.launches >= LAUNCHES_NEEDED
+        if is_constant and several and not found.figure.constant:
+            raise DdpPerfError(
+                f"{name} is {values[0]:.10g} in all launches, so it may not be measured: if it"
+                " may be constant, say constant=True"
+            )
+    for limit in job.settings.limits:
+        own = limit.kind.own_figure
+        place = f"{where(job.settings, 'limits')}: {limit}"
+        if own in figures:
+            needed = 0
+            if split_name(limit.metric)[1] is not None:
+                needed = stats.steps_needed(limit.kind.percentile)
+            count = len(_all_values(figures[own]))
+            if count < needed:
+                raise DdpPerfError(
+                    f"{place}: needs {needed} values of {own} in all launches, there are {count}"
+                )
+        elif own and job.settings.sources["limits"] == MARKER:
+            known = f": it has {', '.join(figures)}" if figures else ""
+            raise DdpPerfError(f"{place}: the test has no figure {own}{known}")
+
+
+def _all_values(found: FigureValues) -> list[float]:
+    return [
+        value for launch in found.values for rank in launch for value in rank
+    ]

@@ -1,0 +1,129 @@
+"""A figure of the user's own: what it is, and its values in launches."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Literal, get_args
+
+from pytest_ddpperf.records.quantiles import quantile
+
+Better = Literal["higher", "lower"]
+_NAME = re.compile(r"[A-Za-z_][\w./-]*", re.ASCII)
+_PERCENTILE = re.compile(r"(.+)_p(\d+(?:\.\d+)?)", re.ASCII)
+
+
+def split_name(metric: str) -> tuple[str, float | None]:
+    """Return the figure that a metric is of, and the percentile, None for the
+    mean: "tps", "tps_p90"."""
+    match = _PERCENTILE.fullmatch(metric)
+    return (match[1], float(match[2])) if match else (metric, None)
+
+
+def is_name(name: object) -> bool:
+    """Whether a limit can be on a figure of that name, or on a percentile of
+    it."""
+    return isinstance(name, str) and _NAME.fullmatch(name) is not None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figure:
+    """A figure of the user's own, and where a program writes it: the part of
+    its output that matches `pattern`, or a `file`.
+
+    A `file` is a path from where the program runs, `*` and `**` included. With
+    `pattern` it is read as text; with `key` it is JSON lines, or TensorBoard's
+    event files. Raises TypeError without a direction, and ValueError."""
+
+    #: which change is for the better; required
+    better: Better = ""  # type: ignore[assignment]
+    #: a regular expression whose only group is the number
+    pattern: str = ""
+    file: str = ""
+    #: of each line, "a.b" within objects; the tag of TensorBoard's scalars
+    key: str = ""
+    #: so many values at the beginning are left out: the warm-up
+    skip: int = 0
+    #: whether it may be the same in all launches, as a count may
+    constant: bool = False
+
+    def __post_init__(self) -> None:
+        if self.better not in get_args(Better):
+            raise TypeError(
+                f"Figure(better={self.better!r}): say which change is for the"
+                ' better: better="higher" or better="lower"'
+            )
+        if type(self.skip) is not int or self.skip < 0:
+            raise ValueError(
+                f"Figure(skip={self.skip!r}): a whole number from 0"
+            )
+        try:
+            groups = re.compile(self.pattern).groups
+        except (re.error, TypeError) as error:
+            raise ValueError(
+                f"Figure(pattern={self.pattern!r}): {error}"
+            ) from None
+        if self.pattern and groups != 1:
+            raise ValueError(
+                f"Figure(pattern={self.pattern!r}): put the number, and nothing"
+                " else, into a group: (...)"
+            )
+
+    def __str__(self) -> str:
+        """ "pattern 'tps: (.+)', higher is better"."""
+        named = {
+            "file": self.file,
+            "key": self.key,
+            "pattern": self.pattern,
+            "skip": self.skip,
+        }
+        words = [f"{name} {value!r}" for name, value in named.items() if value]
+        return ", ".join([*words, f"{self.better} is better"])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FigureValues:
+    """A figure and its values: those that a rank recorded in its timed steps,
+    or that a program wrote meanwhile."""
+
+    figure: Figure
+    #: launch x rank x value; a rank without it has none
+    values: tuple[tuple[tuple[float, ...], ...], ...]
+
+    def by_launch(self, percentile: float | None = None) -> tuple[float, ...]:
+        """Return the figure of each launch: the mean, or a percentile from 0 to
+        100, of each rank that has it, and the mean over these. () if a launch
+        does not have it."""
+        if not all(map(any, self.values)):
+            return ()
+        found = []
+        for launch in self.values:
+            ranks = [
+                fmean(rank) if percentile is None else quantile(rank, percentile)
+                for rank in launch
+                if rank
+            ]
+            found.append(fmean(ranks))
+        return tuple(found)
+
+    @property
+    def mean(self) -> float:
+        """The mean over launches; raises ValueError if one does not have it."""
+        found = self.by_launch()
+        if not found:
+            raise ValueError("a launch does not have this figure")
+        return fmean(found)
+
+
+def figures_of(
+    sides: Iterable[Mapping[str, FigureValues]],
+) -> dict[str, Figure]:
+    """Return the figures of some sides by name; the first that has one says
+    what it is."""
+    found: dict[str, Figure] = {}
+    for side in sides:
+        for name, each in side.items():
+            found.setdefault(name, each.figure)
+    return found

@@ -1,0 +1,138 @@
+"""Reads what a program writes of the user's own figures: from its output, from text and JSON lines,
+and from TensorBoard's event files."""
+
+from __future__ import annotations
+
+import glob
+import json
+import math
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from pytest_ddpperf.records.errors import (
+    DdpPerfError,
+    MissingExtraError,
+    short_repr,
+)
+from pytest_ddpperf.records.figure import Figure, FigureValues
+
+# How long files were before what counts was written, in bytes by path.
+_Sizes = Mapping[str, int]
+_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+_EVENTS = "tfevents"  # in the name of each of TensorBoard's files
+
+
+class FigureReader:
+    """Reads the figures that a process, or a program of several, writes from a moment on."""
+
+    def __init__(
+        self, figures: Mapping[str, Figure], folder: str, logs: Sequence[str]
+    ) -> None:
+        """`logs` are the files of its output; paths of figures begin at `folder`."""
+        self._figures = figures
+        self._folder = folder
+        self._logs = logs
+        self._before: _Sizes = {}
+
+    def begin(self) -> None:
+        """From now on it counts what is written."""
+        paths: set[str] = set()
+        for figure in self._figures.values():
+            paths.update(self._files(figure))
+        self._before = {path: os.path.getsize(path) for path in paths}
+
+    def read(self) -> dict[str, FigureValues]:
+        """Return what was written of each figure, as one launch of one rank; raises DdpPerfError
+        for what is no finite number, and MissingExtraError."""
+        found = {}
+        for name, figure in self._figures.items():
+            written = [*self._written(figure)][figure.skip :]
+            values = tuple(_number(name, value) for value in written)
+            found[name] = FigureValues(figure=figure, values=((values,),))
+        return found
+
+    def _files(self, figure: Figure) -> list[str]:
+        paths: Iterable[str] = self._logs
+        if figure.file:
+            pattern = os.path.join(self._folder, figure.file)
+            paths = sorted(glob.glob(pattern, recursive=True))
+        return [*filter(os.path.isfile, paths)]
+
+    def _written(self, figure: Figure) -> Iterator[object]:
+        for path in self._files(figure):
+            if figure.pattern:
+                text = _text_since(path, self._before)
+                yield from re.findall(figure.pattern, text)
+            elif _EVENTS not in os.path.basename(path):
+                yield from _of_json_lines(path, figure.key, self._before)
+            elif path not in self._before:
+                yield from _of_events(path, figure.key)
+
+
+def _text_since(path: str, before: _Sizes) -> str:
+    """Return what was added to a file, or all of one that was written anew."""
+    with open(path, "rb") as file:
+        begin = before.get(path, 0)
+        if begin <= os.path.getsize(path):
+            file.seek(begin)
+        return _COLOURS.sub("", file.read().decode(errors="replace"))
+
+
+def _of_json_lines(path: str, key: str, before: _Sizes) -> Iterator[object]:
+    """Yield the value of each line that has the key; the last line may not be whole yet."""
+    *lines, _ = _text_since(path, before).split("\n")
+    for line in lines:
+        if not line.strip():
+            continue
+        try:
+            content = json.loads(line)
+        except ValueError:
+            raise DdpPerfError(
+                f"{path}: a line is not JSON: {short_repr(line)}"
+            ) from None
+        value = _value_at(content, key)
+        if value is not None:
+            yield value
+
+
+def _value_at(content: Any, key: str) -> Any:
+    """Return the value of a key, or of "a.b" within objects; None if there is none."""
+    if not isinstance(content, dict):
+        return None
+    if key in content:
+        return content[key]
+    first, _, rest = key.partition(".")
+    return _value_at(content.get(first), rest) if rest else None
+
+
+def _of_events(path: str, tag: str) -> list[float]:
+    try:
+        from tensorboard.backend.event_processing.event_accumulator import (
+            EventAccumulator,
+        )
+    except ImportError:
+        raise MissingExtraError(
+            f"{path} needs tensorboard: pip install 'pytest-ddpperf[tensorboard]'"
+        ) from None
+    events = EventAccumulator(path, size_guidance={"scalars": 0})
+    events.Reload()
+    if tag not in events.Tags()["scalars"]:
+        return []
+    return [event.value for event in events.Scalars(tag)]
+
+
+def _number(name: str, value: object) -> float:
+    """Return a value as a number; "1,234.5" is one, True is none."""
+    number = math.nan
+    if isinstance(value, str):
+        value = value.replace(",", "").rstrip(".")
+    if isinstance(value, str | int | float) and not isinstance(value, bool):
+        try:
+            number = float(value)
+        except ValueError:
+            pass
+    if not math.isfinite(number):
+        raise DdpPerfError(f"{name} is {short_repr(value)}, not a finite number")
+    return number
