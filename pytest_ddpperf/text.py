@@ -187,6 +187,11 @@ def number(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
 
 
+def figure(kind: Metric, value: float) -> str:
+    """Return a figure of a launch, which is a duration or one of the user's own."""
+    return number(kind.shown(value, None)) if kind.own_figure else seconds(value)
+
+
 def _in_three_digits(value: float) -> str:
     exponent = int(f"{value:.2e}".partition("e")[2]) if value else 2
     return f"{value:.{min(max(2 - exponent, 0), 5)}f}"
@@ -243,9 +248,14 @@ def limit(limit: Limit) -> str:
 
 
 def changed(comparison: Comparison) -> Interval:
-    """Return the change of the metric; the change of a bandwidth is that of time upside down."""
-    change = comparison.change
-    if not comparison.limit.kind.lower_is_worse:
+    """Return the change of the metric."""
+    return changed_as(comparison.limit.kind, comparison.change)
+
+
+def changed_as(kind: Metric, change: Interval) -> Interval:
+    """Return the change of a metric by that of its figures; the change of a bandwidth is that of
+    time upside down."""
+    if not kind.lower_is_worse:
         return change
     # Its bounds at the ends of time's, the longest of which is the least bandwidth.
     times = (

@@ -128,11 +128,10 @@ def _add_threshold(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--threshold",
         type=console.read_as(_limits),
-        default=(Limit(metric="p10", value=0.0, unit="%"),),
         metavar="LIST",
         help=(
-            "the metrics, p10, p50 or p90, and the change that is allowed, as p10:3%%,p50:3%%"
-            " (default: p10:0%%)"
+            "the metrics, p10, p50, p90 or your own figures, and the change that is allowed, as"
+            " p10:3%%,tps:3%% (default: p10:0%%, and 0%% for each figure of your own)"
         ),
     )
 
@@ -140,9 +139,11 @@ def _add_threshold(parser: argparse.ArgumentParser) -> None:
 def _limits(words: str) -> tuple[Limit, ...]:
     limits = parse.limits(words)
     for limit in limits:
-        if limit.metric not in entries.METRICS:
+        is_own = limit.kind.own_figure == limit.metric
+        if limit.metric not in entries.METRICS and not is_own:
             raise ValueError(
-                f"a history has {', '.join(entries.METRICS)}, not {limit.metric}"
+                f"a history has {', '.join(entries.METRICS)}, and the means of your own figures,"
+                f" not {limit.metric}"
             )
     return limits
 
@@ -212,7 +213,14 @@ def _which_commit(
 def _analyze(arguments: argparse.Namespace) -> HistoryAnalysis:
     series = build_series(entries.read_entries(arguments.folder))
     accepted = entries.read_changes(arguments.folder, entries.AcceptedChange)
-    return analyze(series, arguments.threshold, accepted)
+    limits = arguments.threshold
+    if limits is None:
+        names = {"p10": None}
+        for one in series:
+            for measurement in one.measurements:
+                names.update(dict.fromkeys(measurement.figures))
+        limits = [Limit(metric=name, value=0.0, unit="%") for name in names]
+    return analyze(series, limits, accepted)
 
 
 def add(arguments: argparse.Namespace) -> int:
@@ -256,9 +264,9 @@ def accept(arguments: argparse.Namespace) -> int:
     for change in chosen:
         acceptance = make_acceptance(change, arguments.message)
         path = entries.add_change(arguments.folder, acceptance)
-        size = f"{change.metric} {text.interval(change.change)}"
+        size = text.interval(text.changed_as(change.kind, change.change))
         lines.append(
-            f"{size} in {change.series.environment}: accepted in {path}: commit it"
+            f"{change.metric} {size} in {change.series.environment}: accepted in {path}: commit it"
         )
     console.say(lines)
     return console.OK

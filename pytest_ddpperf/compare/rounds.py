@@ -12,7 +12,6 @@ from typing import Any
 
 from pytest_ddpperf.records.device import Kernel, mean_kernels
 from pytest_ddpperf.records.figure import FigureValues, figures_of
-from pytest_ddpperf.records.errors import DdpPerfError
 from pytest_ddpperf.records.metric import MEMORY_COUNTERS
 from pytest_ddpperf.records.plan import Plan
 from pytest_ddpperf.records.samples import (
@@ -163,20 +162,16 @@ def _kernels(launches: Launches) -> tuple[Kernel, ...]:
 
 
 def _figures(launches: Launches) -> dict[str, FigureValues]:
-    """Return the figures of the user's own that any launch has; raises DdpPerfError if they are
-    not the same in all."""
+    """Return the figures of the user's own that any launch has. One that launches differ in is
+    unknown in those that differ from the first."""
     found = {}
     figures = figures_of(launch.figures for launch in launches)
     for name, figure in figures.items():
         values = []
         for launch in launches:
-            nothing = ((),) * len(launch.rank_seconds)
             own = launch.figures.get(name)
-            if own is not None and own.figure != figure:
-                raise DdpPerfError(
-                    f"{name} is not the same figure in all launches: {figure}; {own.figure}"
-                )
-            values.append(nothing if own is None else own.values[0])
+            is_same = own is not None and own.figure == figure
+            values.append(own.values[0] if own and is_same else ())
         found[name] = FigureValues(figure=figure, values=tuple(values))
     return found
 

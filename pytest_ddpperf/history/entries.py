@@ -19,6 +19,7 @@ from pytest_ddpperf.baseline.content import environment_name
 from pytest_ddpperf.files import write
 from pytest_ddpperf.records import codec
 from pytest_ddpperf.records.errors import FileError
+from pytest_ddpperf.records.figure import Better
 from pytest_ddpperf.records.outcome import Outcome, RunInfo
 from pytest_ddpperf.records.samples import Interval, Reason, Scalar, TestId
 from pytest_ddpperf.verdict.stats import launch_quantiles
@@ -36,6 +37,14 @@ _COMMIT = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class HistoryFigure:
+    """A figure of the user's own."""
+
+    better: Better
+    launches: tuple[float, ...]  # its mean in each
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class HistoryMeasurement:
     """One measurement of a run, without its samples."""
 
@@ -49,6 +58,17 @@ class HistoryMeasurement:
     launch_seconds: Mapping[str, tuple[float, ...]]
     # seconds, the mean over ranks, of those that are known
     phases: Mapping[str, float] = field(default_factory=dict)
+    # of the user's own
+    figures: Mapping[str, HistoryFigure] = field(default_factory=dict)
+
+    def launches(self, metric: str) -> tuple[float, ...]:
+        """Return the figure of each launch, of which more is worse; () if there is none."""
+        own = self.figures.get(metric)
+        if own is None:
+            return self.launch_seconds.get(metric, ())
+        if own.better == "lower":
+            return own.launches
+        return tuple(1 / each for each in own.launches)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,6 +161,14 @@ def _measurement_of(outcome: Outcome) -> HistoryMeasurement:
         for name, count in measured.counters.items()
         if count is not None
     }
+    figures = {}
+    for name, found in samples.figures.items():
+        means = found.by_launch()[:MAX_LAUNCHES]
+        if means and min(means) > 0:
+            figures[name] = HistoryFigure(
+                better=found.figure.better,
+                launches=tuple(map(_rounded, means)),
+            )
     return HistoryMeasurement(
         test=outcome.test,
         environment=environment_name(environment),
@@ -149,6 +177,7 @@ def _measurement_of(outcome: Outcome) -> HistoryMeasurement:
         counters=counters,
         launch_seconds=launch_seconds,
         phases=phases,
+        figures=figures,
     )
 
 
@@ -246,6 +275,9 @@ def _invalid_durations(measurement: HistoryMeasurement) -> str:
         seconds = measurement.launch_seconds.get(metric, ())
         if not seconds or min(seconds) <= 0:
             return f"{measurement.test}: launch_seconds.{metric} are not durations: {list(seconds)}"
+    for name, own in measurement.figures.items():
+        if not own.launches or min(own.launches) <= 0:
+            return f"{measurement.test}: figures.{name}: {list(own.launches)} are not above 0"
     return ""
 
 

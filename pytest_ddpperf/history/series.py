@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from enum import Enum
 from itertools import pairwise
@@ -25,7 +25,7 @@ from pytest_ddpperf.history.entries import (
     HistoryEntry,
     HistoryMeasurement,
 )
-from pytest_ddpperf.records.metric import MEMORY_COUNTERS
+from pytest_ddpperf.records.metric import MEMORY_COUNTERS, Metric, metric_of
 from pytest_ddpperf.records.plan import Limit
 from pytest_ddpperf.records.samples import Interval, Scalar, TestId
 from pytest_ddpperf.records.step_phases import PHASES
@@ -51,6 +51,28 @@ class Series:
     # The must-match facts that differ from other series of the same test and environment.
     distinction: str = ""
 
+    def kind(self, metric: str) -> Metric:
+        """Return a metric of its last run."""
+        own = self.measurements[-1].figures.get(metric)
+        return metric_of(metric, "" if own is None else own.better)
+
+    def having(self, metric: str) -> Series:
+        """Return the runs that have a metric, in the direction that it had last."""
+        runs, measurements, better = [], [], ""
+        pairs = zip(self.runs, self.measurements, strict=True)
+        for run, each in reversed([*pairs]):
+            own = each.figures.get(metric)
+            direction = "" if own is None else own.better
+            better = better or direction
+            if each.launches(metric) and direction == better:
+                runs.insert(0, run)
+                measurements.insert(0, each)
+        if len(runs) == len(self.runs):
+            return self
+        return replace(
+            self, runs=tuple(runs), measurements=tuple(measurements)
+        )
+
     def observe(self, metric: str) -> Observations:
         """Return the logarithm of a metric in each run, with what is known of its error."""
         times = [
@@ -65,7 +87,7 @@ class Series:
         means = []
         spreads = []
         for measurement in self.measurements:
-            logs = list(map(math.log, measurement.launch_seconds[metric]))
+            logs = list(map(math.log, measurement.launches(metric)))
             means.append(fmean(logs))
             spread = variance(logs) if len(logs) > 1 else 0.0
             spreads.append(Part(spread, len(logs) - 1))
@@ -97,6 +119,11 @@ class HistoryChange:
     why: str = ""  # it was accepted
 
     @property
+    def kind(self) -> Metric:
+        """The metric."""
+        return self.series.kind(self.metric)
+
+    @property
     def before(self) -> HistoryEntry:
         """The last run before it."""
         return self.series.runs[self.index - 1]
@@ -113,7 +140,7 @@ class HistoryChange:
         start = max(self.index - _RUNS_BEFORE, 0)
         before = _known_phases(runs[start : self.index])
         after = _known_phases(runs[self.index : self.index + self.runs_since])
-        if not (before and after):
+        if self.kind.own_figure or not (before and after):
             return None
         change = self.seconds[1] - self.seconds[0]
         moved = {}
@@ -226,12 +253,12 @@ def analyze(
     Holm's procedure bounds the error rate over all series and metrics. Further change points of a
     series must pass the level that its largest one had to pass.
     """
-    candidates = [
-        (each, limit)
-        for each in series
-        for limit in limits
-        if len(each.runs) >= MIN_POINTS
-    ]
+    candidates = []
+    for each in series:
+        for limit in limits:
+            part = each.having(limit.metric)
+            if len(part.runs) >= MIN_POINTS:
+                candidates.append((part, limit))
     observations = [each.observe(limit.metric) for each, limit in candidates]
     largest = [change_points.find_largest(each) for each in observations]
     p_values = [1.0 if point is None else point.p_value for point in largest]

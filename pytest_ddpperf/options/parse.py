@@ -158,8 +158,8 @@ def _limit(item: object) -> Limit:
         metric = f"{match[1] or ''}p{percentile:.10g}"
     elif metric not in NAMED:
         _check_own(item, metric)
-        if unit == "ms":
-            raise Refused(item, f"{metric} is no time of the plugin's: N%")
+        if unit == "ms" or amount >= 1:
+            raise Refused(item, f"a limit on {metric} is a share below 100 %")
     elif NAMED[metric].lower_is_worse and amount >= 1:
         allowed = "must be less than 100 %: a bandwidth cannot fall further"
         raise Refused(item, allowed)

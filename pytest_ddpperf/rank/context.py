@@ -133,10 +133,8 @@ class Context:
         """
         self.keep(name, value)
         if not better or name not in self.judged:
-            figure = _declared(name, better, constant)
-            known = self.judged.setdefault(name, figure)
-        else:
-            known = self.judged[name]
+            self.judged.setdefault(name, _declared(name, better, constant))
+        known = self.judged[name]
         before = known.better if known is not None else None
         if better != before:
             raise ValueError(

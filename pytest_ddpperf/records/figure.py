@@ -42,7 +42,7 @@ class Figure:
     #: a regular expression whose only group is the number
     pattern: str = ""
     file: str = ""
-    #: of each line, "a.b" within objects; the tag of TensorBoard's scalars
+    #: of a line's object; the tag of TensorBoard's scalars
     key: str = ""
     #: so many values at the beginning are left out: the warm-up
     skip: int = 0

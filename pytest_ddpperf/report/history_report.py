@@ -79,10 +79,11 @@ def unchanged_line(metric: str, smallest: float) -> str:
 
 def change_lines(change: HistoryChange) -> Iterator[str]:
     """Yield the size and the commits of a change point, and what else changed there."""
-    before, after = map(text.seconds, change.seconds)
+    before, after = (text.figure(change.kind, each) for each in change.seconds)
+    interval = text.interval(text.changed_as(change.kind, change.change))
     earlier, later = change.before, change.after
     yield (
-        f"{change.metric} {text.interval(change.change)}, {before} -> {after}; "
+        f"{change.metric} {interval}, {before} -> {after}; "
         f"at {later.commit[:12]} of {later.committed[:10]}, after {earlier.commit[:12]}; "
         f"{text.several(change.runs_since, 'run')} since"
     )
@@ -165,7 +166,9 @@ def _card(
     drawn = []
     for metric in analysis.metrics:
         of_metric = [change for change in changes if change.metric == metric]
-        drawn.append(_figure(series, metric, of_metric))
+        part = series.having(metric)
+        if part.runs:
+            drawn.append(_figure(part, metric, of_metric))
     return {
         "anchor": anchor,
         "kind": status.lower().replace(" ", "-"),  # in the style sheet
@@ -183,20 +186,22 @@ def _figure(
 ) -> dict[str, str]:
     """Draw one metric of a series. Runs are at equal distances, whatever the time between them."""
     logs = series.observe(metric).values
-    seconds = [math.exp(each) for each in logs]
+    kind = series.kind(metric)
+    values = [kind.shown(math.exp(each), None) for each in logs]
     dates = [run.committed[:10] for run in series.runs]
 
     def draw(axes: Axes) -> None:
         every = -(-len(dates) // 4)
         axes.set_xticks(range(0, len(dates), every), dates[::every])
-        figures.show_seconds(axes.yaxis)
+        if not kind.own_figure:
+            figures.show_seconds(axes.yaxis)
         axes.plot(
-            range(len(dates)), seconds, ".", color=figures.CURRENT, label="run"
+            range(len(dates)), values, ".", color=figures.CURRENT, label="run"
         )
         label = "mean between change points"
         ends = [0, *sorted(change.index for change in changes), len(logs)]
         for start, end in pairwise(ends):
-            level = math.exp(fmean(logs[start:end]))
+            level = kind.shown(math.exp(fmean(logs[start:end])), None)
             axes.plot(
                 [start - 0.5, end - 0.5],
                 [level, level],
@@ -212,5 +217,6 @@ def _figure(
                 linewidth=1,
             )
 
-    described = f"{text.several(len(dates), 'run')}; the last took {text.seconds(seconds[-1])}"
+    last = text.figure(kind, math.exp(logs[-1]))
+    described = f"{text.several(len(dates), 'run')}; the last has {last}"
     return figures.figure(f"{metric} of each run", described, draw)

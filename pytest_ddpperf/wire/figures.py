@@ -9,7 +9,6 @@ import math
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
 
 from pytest_ddpperf.records.errors import (
     DdpPerfError,
@@ -92,19 +91,8 @@ def _of_json_lines(path: str, key: str, before: _Sizes) -> Iterator[object]:
             raise DdpPerfError(
                 f"{path}: a line is not JSON: {short_repr(line)}"
             ) from None
-        value = _value_at(content, key)
-        if value is not None:
-            yield value
-
-
-def _value_at(content: Any, key: str) -> Any:
-    """Return the value of a key, or of "a.b" within objects; None if there is none."""
-    if not isinstance(content, dict):
-        return None
-    if key in content:
-        return content[key]
-    first, _, rest = key.partition(".")
-    return _value_at(content.get(first), rest) if rest else None
+        if isinstance(content, dict) and key in content:
+            yield content[key]
 
 
 def _of_events(path: str, tag: str) -> list[float]:

@@ -166,7 +166,7 @@ def noting(ctx):
     def step():
         all_reduce()
         time.sleep(0.05)
-        ctx.record("rank", ctx.rank)
+        ctx.record("rank", ctx.rank, better=None)
         with open(f"{here}/{ctx.rank}-{os.getpid()}", "a") as file:
             print(time.monotonic(), file=file)
     return step

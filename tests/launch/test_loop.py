@@ -6,11 +6,13 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from pytest_ddpperf import Figure
 from pytest_ddpperf.launch import failed_ranks, run
 from pytest_ddpperf.records.errors import LaunchError
 from pytest_ddpperf.records.plan import MARK, UPDATE, Program
@@ -598,7 +600,7 @@ while True:
         while True:
             weight.sum().backward()
             dist.all_reduce(weight.grad)
-            ctx.record("loss", 2.0)
+            ctx.record("loss", 2.0, better=None)
             optimizer.step()
 
     samples = programs.launch(main)
@@ -1118,3 +1120,103 @@ def test_what_the_program_would_do_after_the_last_step_does_not_run(
         + "finally:\n  open('after', 'w')\n"
     )
     assert not (tmp_path / "after").exists()
+
+
+WRITING = """
+import json
+model = begin()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+log = open("log.jsonl", "a", buffering=1)
+for step in range(1, 100):
+    model(x).sum().backward()
+    optimizer.step()
+    if dist.get_rank() == 0:
+        print(f"step {step} tps: {1000 + step:,}", flush=True)
+        print(json.dumps({"step": step}), file=log)
+    print(f"rank {dist.get_rank()}", file=sys.stderr)
+"""
+
+
+def test_figures_are_read_of_what_a_program_writes_in_its_timed_steps(
+    programs: Programs, bench: Bench, tmp_path: Path
+) -> None:
+    figures = {
+        "tps": Figure(pattern=r"tps: ([\d,]+)", better="higher"),
+        "step": Figure(file="log.jsonl", key="step", better="lower"),
+        "rank": Figure(pattern=r"rank (\d)", better="lower", skip=2),
+        "gone": Figure(pattern=r"gone: (\d+)", better="lower"),
+    }
+    (tmp_path / "log.jsonl").write_text('{"step": -1}\n')
+    (tmp_path / "train.py").write_text(BEGIN + WRITING)
+    program = Program(
+        path=str(tmp_path / "train.py"),
+        is_module=False,
+        args=(),
+        cwd=str(tmp_path),
+        env={},
+    )
+    plan = bench.plan(steps=6, warmup=4, boundary=UPDATE)
+    samples = bench.launch(replace(plan, figures=figures), program)
+    found = {name: each.values for name, each in samples.figures.items()}
+    steps, nothing = found["step"][0]
+    # what follows the last step does not run, and the first line is that of the last step before
+    assert len(steps) == 6
+    assert steps == tuple(steps[0] + number for number in range(6))
+    assert steps[0] > 4
+    assert nothing == (), "files are read once"
+    assert found["tps"] == ((tuple(1000 + each for each in steps), ()),)
+    assert found["rank"] == (((0.0,) * 4, (1.0,) * 4),)
+    assert found["gone"] == (((), ()),)
+    assert {each.figure for each in samples.figures.values()} == {
+        *figures.values()
+    }
+
+
+def test_what_is_no_number_is_red_also_in_a_program(
+    bench: Bench, tmp_path: Path
+) -> None:
+    figures = {"tps": Figure(pattern="tps: (.+)", better="higher")}
+
+    def main(ctx: Any) -> None:
+        import torch
+        import torch.distributed as dist
+
+        dist.init_process_group("gloo")
+        weight = torch.ones(3, requires_grad=True)
+        optimizer = torch.optim.SGD([weight], lr=0.1)
+        while True:
+            weight.sum().backward()
+            dist.all_reduce(weight.grad)
+            optimizer.step()
+            print("tps: nan")
+
+    plan = bench.plan(steps=6, warmup=4, boundary=UPDATE)
+    with pytest.raises(LaunchError) as caught:
+        bench.launch(replace(plan, figures=figures), main)
+    assert caught.value.cause.summary == "tps is 'nan', not a finite number"
+
+
+def test_a_figure_that_is_both_recorded_and_written_is_red(
+    bench: Bench,
+) -> None:
+    figures = {"tps": Figure(pattern="tps: (.+)", better="higher")}
+
+    def main(ctx: Any) -> None:
+        import torch
+        import torch.distributed as dist
+
+        dist.init_process_group("gloo")
+        weight = torch.ones(3, requires_grad=True)
+        optimizer = torch.optim.SGD([weight], lr=0.1)
+        while True:
+            weight.sum().backward()
+            dist.all_reduce(weight.grad)
+            ctx.record("tps", 5.0, better="higher")
+            optimizer.step()
+
+    plan = bench.plan(steps=6, warmup=4, boundary=UPDATE)
+    with pytest.raises(LaunchError) as caught:
+        bench.launch(replace(plan, figures=figures), main)
+    assert caught.value.cause.summary == (
+        "tps is recorded by steps, and written by the program: give one another name"
+    )
