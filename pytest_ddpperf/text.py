@@ -184,12 +184,14 @@ def in_one_unit(values: Sequence[float]) -> tuple[list[str], str]:
 
 def number(value: float) -> str:
     """Return a number without a unit: "12,300", "0.0123"."""
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+    return f"{value:,.0f}" if abs(value) >= 999.5 else f"{value:.3g}"
 
 
 def figure(kind: Metric, value: float) -> str:
     """Return a figure of a launch, which is a duration or one of the user's own."""
-    return number(kind.shown(value, None)) if kind.own_figure else seconds(value)
+    return (
+        number(kind.shown(value, None)) if kind.own_figure else seconds(value)
+    )
 
 
 def _in_three_digits(value: float) -> str:

@@ -325,7 +325,9 @@ def nonsense(samples: Samples) -> str:
             return name + wrong
     for name, figure in samples.figures.items():
         if len(figure.values) != launches:
-            return f"figures.{name}: {len(figure.values)} launches, not {launches}"
+            return (
+                f"figures.{name}: {len(figure.values)} launches, not {launches}"
+            )
     return ""
 
 

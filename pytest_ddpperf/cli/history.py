@@ -142,8 +142,7 @@ def _limits(words: str) -> tuple[Limit, ...]:
         is_own = limit.kind.own_figure == limit.metric
         if limit.metric not in entries.METRICS and not is_own:
             raise ValueError(
-                f"a history has {', '.join(entries.METRICS)}, and the means of your own figures,"
-                f" not {limit.metric}"
+                f"a history has {', '.join(entries.METRICS)}, not {limit.metric}"
             )
     return limits
 

@@ -30,9 +30,7 @@ def check_launch(job: Job, launch: LaunchSamples) -> None:
 
 def _why_missing(figure: Figure) -> str:
     if figure.file:
-        return (
-            f"no new one in {figure.file}; the program has to flush what it writes"
-        )
+        return f"no new one in {figure.file}; the program has to flush what it writes"
     if figure.pattern:
         return (
             f"pattern {figure.pattern!r} matches nothing in the output; of a program whose steps"

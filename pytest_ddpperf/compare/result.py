@@ -26,8 +26,8 @@ from pytest_ddpperf.compare.sides import (
     OtherVersion,
     StoredBaseline,
 )
-from pytest_ddpperf.records.outcome import BaselineSide
 from pytest_ddpperf.records.figure import FigureValues
+from pytest_ddpperf.records.outcome import BaselineSide
 from pytest_ddpperf.records.plan import COUNTER_LIMITS, Collective, Limit
 from pytest_ddpperf.records.samples import (
     Baseline,

@@ -273,9 +273,7 @@ class Rule:
             Reason.NOT_SYNCHRONISED,
         )
         if self.not_gated(rounds) == Reason.SAVING:
-            ended = final or not times.coarse(
-                current, limits, level=job.level
-            )
+            ended = final or not times.coarse(current, limits, level=job.level)
         now = current_launches(rounds)
         there = baseline_launches(rounds)
         if are_mostly_unfit(now) or are_mostly_unfit(there):

@@ -12,7 +12,7 @@ from pytest_ddpperf.compare.interleaving import take_round
 from pytest_ddpperf.compare.job import Job
 from pytest_ddpperf.compare.own_figures import check_launch, check_measurement
 from pytest_ddpperf.compare.result import Measured
-from pytest_ddpperf.compare.rounds import Rounds, expect_seconds
+from pytest_ddpperf.compare.rounds import Round, Rounds, expect_seconds
 from pytest_ddpperf.compare.rule import Rule, Take
 from pytest_ddpperf.compare.sides import CurrentSide, begin, read_stored
 from pytest_ddpperf.launch import Launcher, Observer
@@ -65,9 +65,8 @@ def carry_out(
                 rounds, asked.planned, current, side, observer, steps
             )
             check_launch(job, found.now)
-            if side is not None and found.before is not None and not rounds:
-                lacking = side.lacking(found.now.files, found.before.files)
-                found = replace(found, error=lacking)
+            if side is not None and not rounds:
+                found = _with_lacking(found, side)
             rounds = (*rounds, found)
             if len(rounds) == job.launches and rule.other is None:
                 rule = _with_stored(rule, store, rounds)
@@ -87,6 +86,14 @@ def carry_out(
         if side is not None and expected < max_seconds:
             measured = with_stacks(measured, launcher, side, observer)
         return measured
+
+
+def _with_lacking(found: Round, side: BaseSide) -> Round:
+    """Return the first round with the error that the other side lacks files, if it does."""
+    if found.before is None:
+        return found
+    lacking = side.lacking(found.now.files, found.before.files)
+    return replace(found, error=lacking)
 
 
 def _with_stored(rule: Rule, store: Store, rounds: Rounds) -> Rule:

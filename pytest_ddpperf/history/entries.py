@@ -20,6 +20,7 @@ from pytest_ddpperf.files import write
 from pytest_ddpperf.records import codec
 from pytest_ddpperf.records.errors import FileError
 from pytest_ddpperf.records.figure import Better
+from pytest_ddpperf.records.metric import Metric, metric_of
 from pytest_ddpperf.records.outcome import Outcome, RunInfo
 from pytest_ddpperf.records.samples import Interval, Reason, Scalar, TestId
 from pytest_ddpperf.verdict.stats import launch_quantiles
@@ -60,6 +61,11 @@ class HistoryMeasurement:
     phases: Mapping[str, float] = field(default_factory=dict)
     # of the user's own
     figures: Mapping[str, HistoryFigure] = field(default_factory=dict)
+
+    def kind(self, metric: str) -> Metric:
+        """Return a metric in the direction that it has here."""
+        own = self.figures.get(metric)
+        return metric_of(metric, own.better if own else "")
 
     def launches(self, metric: str) -> tuple[float, ...]:
         """Return the figure of each launch, of which more is worse; () if there is none."""

@@ -25,7 +25,7 @@ from pytest_ddpperf.history.entries import (
     HistoryEntry,
     HistoryMeasurement,
 )
-from pytest_ddpperf.records.metric import MEMORY_COUNTERS, Metric, metric_of
+from pytest_ddpperf.records.metric import MEMORY_COUNTERS, Metric
 from pytest_ddpperf.records.plan import Limit
 from pytest_ddpperf.records.samples import Interval, Scalar, TestId
 from pytest_ddpperf.records.step_phases import PHASES
@@ -53,24 +53,24 @@ class Series:
 
     def kind(self, metric: str) -> Metric:
         """Return a metric of its last run."""
-        own = self.measurements[-1].figures.get(metric)
-        return metric_of(metric, "" if own is None else own.better)
+        return self.measurements[-1].kind(metric)
 
     def having(self, metric: str) -> Series:
         """Return the runs that have a metric, in the direction that it had last."""
-        runs, measurements, better = [], [], ""
-        pairs = zip(self.runs, self.measurements, strict=True)
-        for run, each in reversed([*pairs]):
-            own = each.figures.get(metric)
-            direction = "" if own is None else own.better
-            better = better or direction
-            if each.launches(metric) and direction == better:
-                runs.insert(0, run)
-                measurements.insert(0, each)
-        if len(runs) == len(self.runs):
+        kind = None
+        kept: list[int] = []
+        for index in reversed(range(len(self.runs))):
+            measurement = self.measurements[index]
+            if measurement.launches(metric):
+                kind = kind or measurement.kind(metric)
+                if measurement.kind(metric) == kind:
+                    kept.insert(0, index)
+        if len(kept) == len(self.runs):
             return self
         return replace(
-            self, runs=tuple(runs), measurements=tuple(measurements)
+            self,
+            runs=tuple(self.runs[index] for index in kept),
+            measurements=tuple(self.measurements[index] for index in kept),
         )
 
     def observe(self, metric: str) -> Observations:

@@ -31,7 +31,7 @@ _AMOUNT = re.compile(r"(\d+(?:\.\d+)?)(%|ms)", re.ASCII)
 _PERCENTILE = re.compile(r"(cpu_)?p(\d+(?:\.\d{1,4})?)", re.ASCII)
 _LIMIT_FORM = (
     "metric:N% or metric:Nms, as in p50:5%, p95:2ms, mean:20%, forward:5%, cpu_p50:5%, busbw:5%,"
-    " rpc.bytes:0%, or the name of your own figure"
+    " rpc.bytes:0%"
 )
 
 

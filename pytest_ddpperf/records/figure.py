@@ -101,7 +101,9 @@ class FigureValues:
         found = []
         for launch in self.values:
             ranks = [
-                fmean(rank) if percentile is None else quantile(rank, percentile)
+                fmean(rank)
+                if percentile is None
+                else quantile(rank, percentile)
                 for rank in launch
                 if rank
             ]

@@ -38,7 +38,6 @@ class Reason(str, Enum):
     NO_DEVICE_TIME_NOW = "no-device-time-now"
     NO_FIGURE = "no-figure"  # of the user's own
     NO_FIGURE_NOW = "no-figure-now"
-    OTHER_FIGURE = "other-figure"
     UNKNOWN_COUNTER = "unknown-counter"
     UNKNOWN_COUNTER_NOW = "unknown-counter-now"
     OTHER_EXAMPLES = "other-examples"

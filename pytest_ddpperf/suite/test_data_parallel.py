@@ -175,9 +175,7 @@ def written_out(
         loss(wrapped).backward()
         wrapped.finish()
         optimizer.step()
-        ctx.record(
-            "comm_seconds", wrapped.seconds_waited - before, better=None
-        )
+        ctx.record("comm_seconds", wrapped.seconds_waited - before, better=None)
 
     return step
 

@@ -97,14 +97,6 @@ def judge_times(
             reason=Reason.MUST_MATCH,
             facts=broken + facts,
         )
-    others = tuple(_other_figures(current, baseline))
-    if others:
-        return Verdict(
-            status=Status.INCOMPARABLE,
-            reason=Reason.OTHER_FIGURE,
-            details=others,
-            facts=facts,
-        )
     kept, dropped = _supported(current, limits)
     kept, unknown = _known(kept, [current, *baseline])
     dropped += unknown
@@ -237,25 +229,34 @@ def _environment_differences(
     now, before = current.environment, base.environment
     must_match = fact_changes(now.must_match, before.must_match)
     recorded = fact_changes(now.recorded, before.recorded)
+    figures = _other_figures(current, base)
     if not interleaved:
-        return must_match, recorded
+        return (*must_match, *figures), recorded
     asked = (
         {name: fact for name, fact in facts.items() if is_asked(name)}
         for facts in (now.must_match, before.must_match)
     )
     broken = fact_changes(*asked)
     others = (change for change in must_match if change not in broken)
-    return broken, (*fact_changes(now.key, before.key), *others, *recorded)
+    return (*broken, *figures), (
+        *fact_changes(now.key, before.key),
+        *others,
+        *recorded,
+    )
 
 
 def _other_figures(
-    current: Measurement, baseline: Sequence[Measurement]
-) -> Iterator[str]:
-    """Yield, in words, the user's own figures that are others in the last session."""
-    before = baseline[-1].samples.figures
-    for name, now in current.samples.figures.items():
-        if name in before and before[name].figure != now.figure:
-            yield f"{name} was: {before[name].figure}; is: {now.figure}"
+    current: Measurement, base: Measurement
+) -> tuple[FactChange, ...]:
+    """Return the user's own figures that are others in the baseline."""
+    changes = []
+    now, before = current.samples.figures, base.samples.figures
+    for name in now.keys() & before.keys():
+        was, is_now = before[name].figure, now[name].figure
+        if was != is_now:
+            change = FactChange(name=name, before=str(was), now=str(is_now))
+            changes.append(change)
+    return tuple(changes)
 
 
 def gravest(statuses: Iterable[Status]) -> Status:

@@ -9,6 +9,8 @@ import math
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
 
 from pytest_ddpperf.records.errors import (
     DdpPerfError,
@@ -17,8 +19,8 @@ from pytest_ddpperf.records.errors import (
 )
 from pytest_ddpperf.records.figure import Figure, FigureValues
 
-# How long files were before what counts was written, in bytes by path.
-_Sizes = Mapping[str, int]
+# What was in files before that which counts, by path.
+_Before = Mapping[str, bytes]
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 _EVENTS = "tfevents"  # in the name of each of TensorBoard's files
 
@@ -33,14 +35,14 @@ class FigureReader:
         self._figures = figures
         self._folder = folder
         self._logs = logs
-        self._before: _Sizes = {}
+        self._before: _Before = {}
 
     def begin(self) -> None:
         """From now on it counts what is written."""
         paths: set[str] = set()
         for figure in self._figures.values():
             paths.update(self._files(figure))
-        self._before = {path: os.path.getsize(path) for path in paths}
+        self._before = {path: Path(path).read_bytes() for path in paths}
 
     def read(self) -> dict[str, FigureValues]:
         """Return what was written of each figure, as one launch of one rank; raises DdpPerfError
@@ -57,7 +59,7 @@ class FigureReader:
         if figure.file:
             pattern = os.path.join(self._folder, figure.file)
             paths = sorted(glob.glob(pattern, recursive=True))
-        return [*filter(os.path.isfile, paths)]
+        return [path for path in paths if os.path.isfile(path)]
 
     def _written(self, figure: Figure) -> Iterator[object]:
         for path in self._files(figure):
@@ -70,16 +72,13 @@ class FigureReader:
                 yield from _of_events(path, figure.key)
 
 
-def _text_since(path: str, before: _Sizes) -> str:
+def _text_since(path: str, before: _Before) -> str:
     """Return what was added to a file, or all of one that was written anew."""
-    with open(path, "rb") as file:
-        begin = before.get(path, 0)
-        if begin <= os.path.getsize(path):
-            file.seek(begin)
-        return _COLOURS.sub("", file.read().decode(errors="replace"))
+    now = Path(path).read_bytes().removeprefix(before.get(path, b""))
+    return _COLOURS.sub("", now.decode(errors="replace"))
 
 
-def _of_json_lines(path: str, key: str, before: _Sizes) -> Iterator[object]:
+def _of_json_lines(path: str, key: str, before: _Before) -> Iterator[object]:
     """Yield the value of each line that has the key; the last line may not be whole yet."""
     *lines, _ = _text_since(path, before).split("\n")
     for line in lines:
@@ -117,10 +116,10 @@ def _number(name: str, value: object) -> float:
     if isinstance(value, str):
         value = value.replace(",", "").rstrip(".")
     if isinstance(value, str | int | float) and not isinstance(value, bool):
-        try:
+        with suppress(ValueError):
             number = float(value)
-        except ValueError:
-            pass
     if not math.isfinite(number):
-        raise DdpPerfError(f"{name} is {short_repr(value)}, not a finite number")
+        raise DdpPerfError(
+            f"{name} is {short_repr(value)}, not a finite number"
+        )
     return number

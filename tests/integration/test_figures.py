@@ -48,7 +48,9 @@ def test_a_recorded_figure_is_stored_compared_and_shown(
         [10, 10]
     ] * len(stored["values"])
     own = [each for each in session["limits"] if each["metric"] == "tps"]
-    assert [(each["better"], each["value"]) for each in own] == [("higher", 0.1)]
+    assert [(each["better"], each["value"]) for each in own] == [
+        ("higher", 0.1)
+    ]
     run("--ddp-json=before.json").assert_outcomes(passed=1)
 
     monkeypatch.setenv("RATE", "400")
@@ -177,9 +179,7 @@ def test_a_program_that_no_longer_reports_is_red(
     result = run(*FEW)
     result.assert_outcomes(failed=1)
     result.stdout.fnmatch_lines(
-        [
-            "*tps has no value: pattern 'tps: (*)' matches nothing in the output*"
-        ]
+        ["*tps has no value: pattern 'tps: (*)' matches nothing in the output*"]
     )
     assert last_line(result).startswith("compared with baselines: 1 failed")
 
@@ -194,6 +194,6 @@ def test_a_stored_figure_with_another_pattern_is_not_compared(
     result.assert_outcomes(failed=1)
     result.stdout.fnmatch_lines(
         [
-            "INCOMPARABLE*tps was: pattern *, higher is better; is: pattern *, lower is better*"
+            "INCOMPARABLE*tps pattern *, higher is better -> pattern *, lower is better*"
         ]
     )

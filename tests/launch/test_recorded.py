@@ -51,9 +51,7 @@ def test_what_a_step_does_not_tell_is_none(bench: Bench) -> None:
         def step() -> None:
             dist.all_reduce(torch.ones(1))
             number = next(numbers)
-            ctx.record(
-                "every", math.inf if number == 2 else 1, better=None
-            )
+            ctx.record("every", math.inf if number == 2 else 1, better=None)
             if number % 2 and ctx.rank == 1:
                 ctx.record("odd", torch.tensor([number]), better=None)
                 # the last counts
@@ -147,7 +145,9 @@ def test_what_is_no_figure_is_red_where_it_stands(
     with pytest.raises(LaunchError) as caught:
         bench.measure(setup)
     assert caught.value.cause.summary == reported
-    assert "ctx.record(name, value, better=None)" in caught.value.cause.traceback
+    assert (
+        "ctx.record(name, value, better=None)" in caught.value.cause.traceback
+    )
 
 
 def judged(ctx: Any) -> Any:

@@ -231,6 +231,7 @@ def test_a_result_is_short_in_the_message_of_an_assertion() -> None:
         environment=CPU,
         counters={},
         recorded={},
+        figures={},
         rank_phases=(),
     )
     assert repr(result) == "<Result p50=5.00 ms PASS on 2 ranks>"

@@ -216,7 +216,7 @@ def profiled(
     window: Any = SimpleNamespace(marks_ns=(marks,))
     rank: Any = SimpleNamespace(
         ctx=SimpleNamespace(
-            device=torch.device(kind), record=lambda *_: None, figures={}
+            device=torch.device(kind), keep=lambda *_: None, figures={}
         ),
         own=SimpleNamespace(barrier=lambda: None, maximum=lambda own: own),
     )
