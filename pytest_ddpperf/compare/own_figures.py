@@ -19,7 +19,7 @@ def check_launch(job: Job, launch: LaunchSamples) -> None:
     for name, found in launch.figures.items():
         if not any(found.values[0]):
             raise DdpPerfError(
-                f"{name} has no value: {_why_missing(found.figure)}"
+                f"{name} has no value: {_why_missing(found.figure, job)}"
             )
         if found.mean <= 0:
             raise DdpPerfError(
@@ -28,15 +28,17 @@ def check_launch(job: Job, launch: LaunchSamples) -> None:
             )
 
 
-def _why_missing(figure: Figure) -> str:
+def _why_missing(figure: Figure, job: Job) -> str:
     if figure.file:
         return f"no new one in {figure.file}; the program has to flush what it writes"
-    if figure.pattern:
-        return (
-            f"pattern {figure.pattern!r} matches nothing in the output; of a program whose steps"
-            " are timed only that of timed steps counts (--ddp-min-time makes them more)"
+    if not figure.pattern:
+        return "no timed step recorded it"
+    of_steps = ""
+    if job.plan.boundary:
+        of_steps = (
+            " of timed steps; if it comes less often, raise --ddp-min-time"
         )
-    return "no timed step recorded it"
+    return f'pattern "{figure.pattern}" matches nothing in the output{of_steps}'
 
 
 # So many values that are all the same are no accident, even of a log with few digits.

@@ -72,14 +72,14 @@ class Figure:
             )
 
     def __str__(self) -> str:
-        """ "pattern 'tps: (.+)', higher is better"."""
+        """Return "pattern tps: (.+), higher is better"."""
         named = {
             "file": self.file,
             "key": self.key,
             "pattern": self.pattern,
             "skip": self.skip,
         }
-        words = [f"{name} {value!r}" for name, value in named.items() if value]
+        words = [f"{name} {value}" for name, value in named.items() if value]
         return ", ".join([*words, f"{self.better} is better"])
 
 

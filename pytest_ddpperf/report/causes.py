@@ -248,13 +248,16 @@ def _signed(seconds: float) -> str:
 
 def _change(verdict: Verdict) -> Comparison | None:
     """Return the change of a time that causes are looked for: the headline's, so that both are of
-    one metric, if it went where the verdict says; else the largest that did."""
+    one metric, if it went where the verdict says; else the largest that did. A figure of the
+    user's own is no time."""
     sign = -1 if verdict.status is Status.IMPROVED else 1
     shown = verdict.shown
     moved = [
         c
         for c in verdict.comparisons
-        if c.status is verdict.status and sign * c.change.estimate > 0
+        if c.status is verdict.status
+        and sign * c.change.estimate > 0
+        and not c.limit.kind.own_figure
     ]
     return max(
         moved,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -12,16 +14,19 @@ from pytest_ddpperf.cli import main
 from pytest_ddpperf.history.entries import (
     BisectedChange,
     HistoryEntry,
+    HistoryFigure,
     add_change,
     add_entry,
     read_entries,
 )
 from pytest_ddpperf.history.series import ChangeStatus, analyze, build_series
+from pytest_ddpperf.records.figure import Better
 from pytest_ddpperf.records.outcome import Outcome
 from pytest_ddpperf.records.plan import Limit
 from pytest_ddpperf.records.samples import Status
 from pytest_ddpperf.report.history_report import history_lines
 from tests.git import git
+from tests.unit.test_change_points import gaussian
 from tests.unit.test_history import (
     commit_of,
     history,
@@ -150,6 +155,95 @@ def test_series_that_are_all_too_short_end_with_5(
         out
         == "no change point in 1 series of 5 runs at 5 commits (p10); too short: 1 series\n"
     )
+
+
+def with_rate(
+    entries: Sequence[HistoryEntry],
+    falls_at: int = 40,
+    first: int = 0,
+    better: Better = "higher",
+) -> list[HistoryEntry]:
+    """Return the runs with a rate that falls to a half, from the `first` one on."""
+    found = []
+    for day, (entry, noise) in enumerate(
+        zip(entries, gaussian(len(entries)), strict=True)
+    ):
+        rate = (500 if day >= falls_at else 1000) * math.exp(noise / 100)
+        figure = HistoryFigure(
+            better=better, launches=(0.99 * rate, rate, 1.01 * rate)
+        )
+        figures = {"tps": figure} if day >= first else {}
+        kept = [replace(each, figures=figures) for each in entry.measurements]
+        found.append(replace(entry, measurements=tuple(kept)))
+    return found
+
+
+@pytest.mark.parametrize("arguments", [(), ("--threshold=tps:5%",)])
+@pytest.mark.parametrize("first", [0, 20])
+def test_a_figure_of_ones_own_has_change_points(
+    tmp_path: Path, say: Say, first: int, arguments: tuple[str, ...]
+) -> None:
+    runs = with_rate(history(stepped()), first=first)
+    status, out, err = say(written_to(tmp_path / "h", runs), *arguments)
+    lines = out.splitlines()
+    assert (status, err) == (1, "")
+    assert (
+        lines[0] == "REGRESSED  tests/perf/test_step::test_train  cpu-gloo-ws2"
+    )
+    assert re.match(
+        r"  tps -(49|50|51) % \[.*\], (1,0\d\d|9\d\d) -> (49|50)\d; at 000000280000",
+        lines[1],
+    )
+    assert not any("mostly" in line for line in lines)
+    assert lines[-1].endswith("(tps)" if arguments else "(p10, tps)")
+
+
+def test_a_figure_that_falls_is_better_if_lower_is(
+    tmp_path: Path, say: Say
+) -> None:
+    runs = with_rate(history(stepped()), better="lower")
+    status, out, _ = say(written_to(tmp_path / "h", runs))
+    assert status == 0
+    assert out.startswith("IMPROVED")
+    assert "tps -" in out
+
+
+def test_runs_of_another_direction_do_not_count(
+    tmp_path: Path, say: Say
+) -> None:
+    before = with_rate(history(stepped()), better="lower")[:40]
+    runs = before + with_rate(history(stepped()))[40:]
+    status, out, _ = say(written_to(tmp_path / "h", runs))
+    assert status == 0
+    assert "tps: no change point" in out
+
+
+def test_a_change_of_a_figure_is_accepted_and_drawn(
+    tmp_path: Path, say: Say
+) -> None:
+    pytest.importorskip("matplotlib", reason="pages are drawn by matplotlib")
+    folder = written_to(tmp_path / "h", with_rate(history(stepped()), first=20))
+    page = tmp_path / "page.html"
+    assert say(folder, "--html", page)[0] == 1
+    drawn = page.read_text(encoding="utf-8")
+    assert "tps of each run" in drawn
+    status, out, _ = say(
+        "accept", "000000280000", "test_train", "-m", "why", "--in", folder
+    )
+    assert status == 0
+    assert out.startswith("tps -")
+    assert say(folder)[0] == 0
+
+
+def test_a_figure_in_a_history_is_above_0(tmp_path: Path, say: Say) -> None:
+    figure = HistoryFigure(better="higher", launches=(1.0, 0.0))
+    (entry,) = history([0.0])
+    (each,) = entry.measurements
+    wrong = replace(each, figures={"tps": figure})
+    folder = written_to(tmp_path / "h", [replace(entry, measurements=(wrong,))])
+    status, _, err = say(folder)
+    assert status == 4
+    assert "figures.tps: [1.0, 0.0] are not above 0" in err
 
 
 def test_a_page_is_written(slower: Path, say: Say, tmp_path: Path) -> None:

@@ -279,7 +279,7 @@ def test_a_figure_that_is_read_otherwise_is_not_compared() -> None:
     ]
     verdict = judge(sides[0], sides[1:], LIMITS, interleaved=True)
     assert (verdict, verdict.reason) == ("INCOMPARABLE", "must-match")
-    assert "pattern 'best tps: (.+)', higher is better" in str(
+    assert "pattern best tps: (.+), higher is better" in str(
         verdict.differences
     )
 
@@ -335,7 +335,8 @@ def test_a_limit_that_is_gone_since_the_baseline_is_named() -> None:
 def job(limits: str = "p50:5%", source: str = "default", **more: Any) -> Any:
     settings = {"limits": parse.limits(limits), "disable": False, **more}
     return SimpleNamespace(
-        settings=SimpleNamespace(**settings, sources={"limits": source})
+        plan=replace(PLAN, boundary="update"),
+        settings=SimpleNamespace(**settings, sources={"limits": source}),
     )
 
 
@@ -350,9 +351,8 @@ def launched(*ranks: tuple[float, ...], figure: Figure = FASTER) -> Any:
         (launched((), ()), "tps has no value: no timed step recorded it"),
         (
             launched((), figure=Figure(better="lower", pattern="tps (.+)")),
-            "tps has no value: pattern 'tps (.+)' matches nothing in the output;"
-            " of a program whose steps are timed only that of timed steps counts"
-            " (--ddp-min-time makes them more)",
+            'tps has no value: pattern "tps (.+)" matches nothing in the output of'
+            " timed steps; if it comes less often, raise --ddp-min-time",
         ),
         (
             launched((), figure=Figure(better="lower", file="a", key="b")),

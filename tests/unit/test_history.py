@@ -5,16 +5,19 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from pytest_ddpperf import Figure
 from pytest_ddpperf.history.entries import (
     METRICS,
     AcceptedChange,
     HistoryEntry,
+    HistoryFigure,
     HistoryMeasurement,
     add_entry,
     make_entry,
@@ -29,6 +32,7 @@ from pytest_ddpperf.history.series import (
     make_acceptance,
 )
 from pytest_ddpperf.records.errors import FileError
+from pytest_ddpperf.records.figure import FigureValues
 from pytest_ddpperf.records.outcome import (
     BaselineSide,
     Outcome,
@@ -404,3 +408,25 @@ def test_a_larger_or_opposite_change_is_not_accepted(
     record = make_acceptance(found(history(stepped((40, accepted)))), "meant")
     change = found(history(stepped((40, size))), accepted=[record])
     assert (change.status is ChangeStatus.ACCEPTED) == is_accepted
+
+
+def test_a_run_keeps_the_means_of_figures_of_ones_own() -> None:
+    figure = Figure(better="higher", constant=True)
+    found = FigureValues(
+        figure=figure, values=(((1.0, 3.0), (4.0,)), ((0.0, 6.0), ()))
+    )
+    zero = FigureValues(figure=figure, values=(((0.0,), ()), ((1.0,), ())))
+    one = measured()
+    samples = replace(
+        one.measured.samples, figures={"tps": found, "idle": zero}
+    )
+    now = replace(one.measured, samples=samples)
+    (kept_now,) = make_entry(
+        [replace(one, measurement=now)], run()
+    ).measurements
+    assert kept_now.figures == {
+        "tps": HistoryFigure(better="higher", launches=(3.0, 3.0))
+    }
+    assert kept_now.launches("tps") == (1 / 3.0, 1 / 3.0)
+    assert kept_now.launches("idle") == ()
+    assert kept_now.launches("p50") == kept_now.launch_seconds["p50"]
