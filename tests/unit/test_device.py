@@ -272,7 +272,8 @@ def measured(step: Any, **window: Any) -> Window:
         device=torch.device("cuda"),
         rank=0,
         figures={},
-        record=lambda *figures: None,
+        judged={},
+        keep=lambda *figures: None,
     )
     board: Any = SimpleNamespace(
         row=lambda rank: [0] * 10,
@@ -444,7 +445,7 @@ class Loops:
         }
         plan = Plan(world_size=1, backend="nccl", device="cuda", **asked)
         ctx: Any = SimpleNamespace(
-            device=torch.device("cuda"), rank=0, figures={}
+            device=torch.device("cuda"), rank=0, figures={}, judged={}
         )
 
         self.state: Any = loop_states.Learning(timed_rank(plan, ctx, board))
