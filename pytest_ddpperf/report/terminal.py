@@ -236,6 +236,13 @@ def _details(outcome: Outcome) -> Iterator[str]:
     known = [f"{name} {count:,}" for name, count in counters if count]
     if known:
         yield f"a step: {', '.join(known)}"
+    own = [
+        f"{name} {text.number(found.mean)}"
+        for name, found in samples.figures.items()
+        if found.by_launch()
+    ]
+    if own:
+        yield f"figures: {', '.join(own)}"
     yield from device(outcome.measured)
     faults = samples.most_page_faults
     if any(faults):

@@ -33,7 +33,7 @@ from pytest_ddpperf.records.samples import (
     Samples,
     Verdict,
 )
-from pytest_ddpperf.report import sentences
+from pytest_ddpperf.report import causes, sentences, terminal
 from pytest_ddpperf.verdict.decision import judge
 from pytest_ddpperf.verdict.guard import raised_limits
 from pytest_ddpperf.wire.figures import FigureReader
@@ -42,6 +42,7 @@ from tests.reports import measurement as drawn
 
 PLAN = Plan(world_size=2, backend="gloo", device="cpu")
 FASTER = Figure(better="higher")
+SAME = FigureValues(figure=FASTER, values=((((5.0,) * 3),),) * 2)
 SMALLER = Figure(better="lower")
 STEADY = (1000.0, 1010.0, 990.0, 1000.0, 1000.0)
 LIMITS = tuple(limits_for(PLAN, parse.limits("tps:5%"), {"tps": FASTER}))
@@ -329,6 +330,24 @@ def test_a_limit_that_is_gone_since_the_baseline_is_named() -> None:
     assert [*raised_limits([limit], [other])] == [("tps", "5 %", "none")]
 
 
+def test_the_mean_is_shown_with_v() -> None:
+    now = measured(
+        tps=values(FASTER, (12000.0, 14000.0)), gone=replace(SAME, values=((),))
+    )
+    verdict = on_tps(STEADY, STEADY, "higher")
+    found = outcome("test_a", Drawn(), verdict, now, limits=LIMITS)
+    assert "  figures: tps 13,000" in [*terminal.details([found])]
+
+
+def test_causes_are_not_looked_for_in_a_figure_that_is_no_time() -> None:
+    verdict = on_tps([level / 2 for level in STEADY], STEADY, "higher")
+    one = measured(tps=values(FASTER, STEADY))
+    cpu = one.samples.rank_seconds
+    side = replace(one, samples=replace(one.samples, cpu_seconds=cpu))
+    assert verdict == "REGRESSED"
+    assert causes.find_causes(verdict, PLAN, side, [side]) == ()
+
+
 # --- what is red
 
 
@@ -378,9 +397,6 @@ def test_a_launch_without_a_figure_is_red(launch: Any, problem: str) -> None:
 
 def test_a_launch_with_its_figures_is_not() -> None:
     check_launch(job(), launched((0.0, 2.0), ()))
-
-
-SAME = FigureValues(figure=FASTER, values=((((5.0,) * 3),),) * 2)
 
 
 def test_a_figure_that_is_the_same_everywhere_is_red_unless_it_may_be() -> None:
