@@ -222,6 +222,7 @@ class Measured:
             ),
             launches=self.job.launches,
             distributions=distributions(self.launches),
+            why=self.job.settings.why or "",
         )
         return Baseline(test=self.job.test, sessions=(recording,))
 

@@ -75,6 +75,7 @@ class HistoryMeasurement:
         if own.better == "lower":
             return own.launches
         return tuple(1 / each for each in own.launches)
+    why: str = ""  # its baseline was saved, as of `Recording`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -175,6 +176,9 @@ def _measurement_of(outcome: Outcome) -> HistoryMeasurement:
                 better=found.figure.better,
                 launches=tuple(map(_rounded, means)),
             )
+    whys = [session.why for session in outcome.sessions]
+    if outcome.saved:
+        whys.append(outcome.why)
     return HistoryMeasurement(
         test=outcome.test,
         environment=environment_name(environment),
@@ -184,6 +188,7 @@ def _measurement_of(outcome: Outcome) -> HistoryMeasurement:
         launch_seconds=launch_seconds,
         phases=phases,
         figures=figures,
+        why="; ".join(filter(None, whys)),
     )
 
 

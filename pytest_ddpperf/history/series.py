@@ -154,6 +154,14 @@ class HistoryChange:
             (name, moved[name]) if moved[name] / change >= _MAIN_PART else None
         )
 
+    @property
+    def why_saved(self) -> str:
+        """Why the baseline was saved that runs have since; "" if it is the one from before."""
+        before, after = self.series.measurements[
+            self.index - 1 : self.index + 1
+        ]
+        return "" if after.why == before.why else after.why
+
     def differences(self) -> Iterator[str]:
         """Yield what else changed there: "torch 2.12 -> 2.13", "all_reduce.count 5 -> 6"."""
         before, after = self.series.measurements[

@@ -250,6 +250,17 @@ ROWS = (
         help="measure, and add a session to the baselines of the tests that pass",
     ),
     Row(
+        "--ddp-reason",
+        name="why",
+        parser="line",
+        allowed=("why baselines are saved, in words",),
+        metavar="WHY",
+        help=(
+            "why baselines are saved, stored in them: ddpperf baseline list and ddpperf history"
+            " show it"
+        ),
+    ),
+    Row(
         "--ddp-against",
         parser="word",
         allowed=("a git ref, or self",),

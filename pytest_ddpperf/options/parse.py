@@ -19,6 +19,7 @@ from pytest_ddpperf.options.definitions import FAIL_ON_NAMES
 from pytest_ddpperf.records.figure import split_name
 from pytest_ddpperf.records.metric import NAMED, why_no_figure
 from pytest_ddpperf.records.plan import Limit
+from pytest_ddpperf.text import printable
 
 # of whatever is counted: more would take days, or more memory than there is
 _MOST = 1_000_000
@@ -95,6 +96,11 @@ def word(value: object, allowed: str) -> str:
     if not isinstance(value, str) or not value.strip():
         raise ValueError(allowed)
     return value.strip()
+
+
+def line(value: object, allowed: str) -> str:
+    """Parse a text as one line, with control characters spelt out."""
+    return printable(" ".join(word(value, allowed).split()))
 
 
 def path(value: object, allowed: str) -> str:

@@ -53,6 +53,7 @@ class Settings:
     confirm_seconds: float
     save_baseline: bool
     extend_baseline: bool
+    why: str | None  # baselines are saved
     against: str | None  # a git ref, or "self"
     against_setup: str | None  # a shell command
     against_python: str | None  # a path
@@ -123,7 +124,7 @@ def read_settings(config: pytest.Config) -> Settings:
     if values["baseline_missing"] == "auto":
         values["baseline_missing"] = "fail" if os.environ.get("CI") else "warn"
     settings = Settings(**values, sources=sources)
-    _check_comparison(settings)
+    _check_contradictions(settings)
     return _checked(settings)
 
 
@@ -145,8 +146,8 @@ def _resolved(config: pytest.Config, row: Row, value: str, source: str) -> Path:
     return path
 
 
-def _check_comparison(settings: Settings) -> None:
-    """Refuse a comparison that contradicts itself or another option."""
+def _check_contradictions(settings: Settings) -> None:
+    """Refuse options that contradict themselves or each other."""
     given = {
         settings.comparison_option: bool(settings.comparison_option),
         "--ddp-save-baseline": settings.save_baseline,
@@ -158,6 +159,9 @@ def _check_comparison(settings: Settings) -> None:
         raise OptionError(
             asked[0], asked[1], "they exclude each other: use only one"
         )
+    if settings.why is not None and not settings.records:
+        allowed = "says why a baseline is saved: add --ddp-save-baseline"
+        raise OptionError("--ddp-reason", settings.why, allowed)
     has_setup = settings.sources["against_setup"] == "command line"
     if has_setup and settings.against in (None, "self"):
         allowed = "builds the code of a git ref: name it with --ddp-against"

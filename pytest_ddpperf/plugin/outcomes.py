@@ -51,6 +51,7 @@ def build_outcome(
         traces=shown(os.path.dirname(job.trace), rootdir),
         sessions=found.stored.percentiles(found.steps),
         stored_verdict=suspected.verdict if suspected is not None else None,
+        why=job.settings.why or "",
         findings=findings,
         evidence=words,
         accept=accept_command if accepts else "",

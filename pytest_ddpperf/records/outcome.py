@@ -99,6 +99,7 @@ class StoredSession:
     phases: Means = field(default_factory=dict)  # the mean over ranks
     limits: tuple[Limit, ...] = ()  # as of `Recording`
     launches: int = 0  # as of `Recording`
+    why: str = ""  # as of `Recording`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,6 +167,7 @@ class Outcome:
     stored_verdict: Verdict | None = None
     # sessions that its baseline now holds; 0: nothing was written
     saved: int = 0
+    why: str = ""  # baselines are saved in this run, as of `Recording`
     # of the test, from the top of the git working tree, or from rootdir outside git
     file: str = ""
     line: int = 0  # in it, from 1; 0 if it is unknown

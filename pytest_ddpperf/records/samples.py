@@ -226,6 +226,7 @@ class Recording:
     distributions: Mapping[str, Distribution] = field(default_factory=dict)
     # files in no commit that ranks read: path -> digest
     inputs: Mapping[str, str] = field(default_factory=dict)
+    why: str = ""  # it was saved, in the user's words; "" if nobody said
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

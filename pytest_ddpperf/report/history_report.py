@@ -93,6 +93,8 @@ def change_lines(change: HistoryChange) -> Iterator[str]:
         yield "both runs are of the same commit: the machine may have changed"
     if change.why:
         yield f"accepted: {text.shortened(change.why)}"
+    if saved := change.why_saved:
+        yield f"its baseline was saved: {text.shortened(saved)}"
     if found := change.phase():
         yield f"mostly {text.phase(found[0])}: {text.seconds(found[1], signed=True)}"
     if differences := ", ".join(map(text.shortened, change.differences())):

@@ -3,7 +3,7 @@ more with -v."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import fields
 from statistics import fmean, median
 
@@ -376,11 +376,11 @@ _BASELINE_TITLES = (
 
 def baseline_table(
     environment: str,
-    baselines: Iterable[Baseline],
+    baselines: Sequence[Baseline],
     gone: Collection[TestId] = (),
 ) -> Iterator[str]:
     """Yield the baselines of one environment, a row per test, with the figures of its last
-    session. Tests that are `gone` are marked."""
+    session, and below it why sessions were saved. Tests that are `gone` are marked."""
     rows = []
     for baseline in baselines:
         last = baseline.sessions[-1]
@@ -400,5 +400,11 @@ def baseline_table(
                 ", ".join(resolves) or "-",
             )
         )
-    yield environment
-    yield from (f"  {line}" for line in text.aligned([_BASELINE_TITLES, *rows]))
+    titles, *lines = text.aligned([_BASELINE_TITLES, *rows])
+    yield from (environment, f"  {titles}")
+    for line, baseline in zip(lines, baselines, strict=True):
+        yield f"  {line}"
+        for session in baseline.sessions:
+            if session.why:
+                day = text.date(session.created)
+                yield f"    saved {day}: {text.shortened(session.why)}"

@@ -659,4 +659,5 @@ def in_percentiles(session: Recording, steps: int) -> StoredSession:
         phases=session.measurement.mean_phases,
         limits=session.limits,
         launches=session.launches,
+        why=session.why,
     )

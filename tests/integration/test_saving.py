@@ -172,6 +172,42 @@ def test_a_folder_of_baselines_that_git_ignores_is_noted(
     assert "git ignores" not in result.stdout.str()
 
 
+def test_the_reason_for_saving_goes_where_the_baseline_goes(
+    pytester: pytest.Pytester, run: Run
+) -> None:
+    pytester.makepyfile(
+        test_step=STEP
+        + "\ndef test_step(ddp_benchmark): ddp_benchmark(lasting)\n"
+    )
+    for command in (["init", "-q"], ["add", "."], ["commit", "-qm", "1"]):
+        git(pytester.path, *command)
+    reports = ("--ddp-json=run.json", "--ddp-history=history", *FEW)
+    whys = []
+    for words in (
+        ["--ddp-save-baseline", "--ddp-reason=a bigger\nmodel"],
+        ["--ddp-extend-baseline", "--ddp-reason=a newer driver"],
+        ["--ddp-extend-baseline"],
+        [],
+    ):
+        run(*words, *reports).assert_outcomes(passed=1)
+        (measured,) = json.loads(Path("run.json").read_text())["measurements"]
+        sessions = [session["why"] for session in measured["sessions"]]
+        whys.append((measured["why"], sessions))
+    assert whys == [
+        ("a bigger model", []),
+        ("a newer driver", []),
+        ("", []),
+        ("", ["a bigger model", "a newer driver", ""]),
+    ]
+    added = [json.loads(file.read_text()) for file in Path("history").iterdir()]
+    assert sorted(each["measurements"][0]["why"] for each in added) == [
+        "",
+        "a bigger model",
+        "a bigger model; a newer driver",
+        "a newer driver",
+    ]
+
+
 def test_files_that_a_step_leaves_in_the_repository_are_noted_once(
     pytester: pytest.Pytester, run: Run
 ) -> None:

@@ -97,6 +97,29 @@ def test_list_shows_what_is_stored_by_environment(
     ]
 
 
+def test_list_shows_why_sessions_were_saved(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    later = "2026-02-03T03:04:05Z"
+    save(
+        tmp_path,
+        "test_train",
+        replace(SESSION, why="a bigger model"),
+        replace(SESSION, created=later, why="a newer driver"),
+        SESSION,
+    )
+    save(tmp_path, "test_wide")
+    assert ddpperf(tmp_path, "list") == 0
+    _, _, row, *lines = capsys.readouterr().out.splitlines()
+    assert row.startswith("  tests/perf/test_step::test_train         3 ")
+    assert lines[:2] == [
+        "    saved 2026-01-02: a bigger model",
+        "    saved 2026-02-03: a newer driver",
+    ]
+    assert lines[2].startswith("  tests/perf/test_step::test_wide          1 ")
+    assert lines[3] == ""
+
+
 @pytest.mark.parametrize("columns", [80, 60])
 def test_lines_fit_into_the_terminal(
     columns: int,

@@ -400,6 +400,22 @@ def test_an_accepted_change_fails_nothing_any_more(
     assert "2 accepted in 2 series" in out
 
 
+def test_a_change_point_shows_why_the_baseline_was_saved_there(
+    tmp_path: Path, say: Say
+) -> None:
+    entries = history(stepped((20, 9.0), (40, 9.0)), why="the first")
+    for at, entry in enumerate(entries[40:], 40):
+        (measurement,) = entry.measurements
+        newer = replace(measurement, why="a bigger\x1b model")
+        entries[at] = replace(entry, measurements=(newer,))
+    _, out, _ = say(written_to(tmp_path, entries))
+    assert out.count("change point") == 0
+    assert out.count(f"at {commit_of(20)[:12]}") == 1
+    assert re.findall("at (.{12}) .*\n  its baseline was saved: (.*)", out) == [
+        (commit_of(40)[:12], r"a bigger\x1b model")
+    ]
+
+
 def test_what_is_no_change_point_is_named_with_those_that_are(
     slower: Path, say: Say
 ) -> None:

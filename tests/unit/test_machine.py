@@ -58,6 +58,7 @@ def settings(source: str = "command line", **asked: Any) -> Settings:
         "confirm_seconds": 300.0,
         "save_baseline": False,
         "extend_baseline": False,
+        "why": None,
         "against": None,
         "against_setup": None,
         "against_python": None,

@@ -128,6 +128,7 @@ def test_without_being_asked_the_settings_are_the_documented_defaults(
         "history_dir",
         "markdown_path",
         "html_path",
+        "why",
         "against",
         "against_setup",
         "against_python",
@@ -206,7 +207,9 @@ def check_asked(
 def test_every_option_is_taken_from_the_command_line(
     read: Callable[..., Settings], pytester: pytest.Pytester
 ) -> None:
-    assert {row.field for row in ROWS if row.of_run} == ASKED.keys() | FLAGS
+    # which none of these may be given with
+    others = FLAGS | {"why"}
+    assert {row.field for row in ROWS if row.of_run} == ASKED.keys() | others
     settings = read(
         *(
             f"{row.option}={ASKED[row.field][0]}"
@@ -543,6 +546,18 @@ NO_REF = (
             ["--ddp-save-baseline", "--ddp-extend-baseline"],
             "--ddp-save-baseline: '--ddp-extend-baseline': they exclude each other: use only one",
         ),
+        (
+            ["--ddp-reason=a bigger model"],
+            "--ddp-reason: 'a bigger model': says why a baseline is saved: add --ddp-save-baseline",
+        ),
+        (
+            ["--ddp-reason=a bigger model", "--ddp-against=self"],
+            "--ddp-reason: 'a bigger model': says why a baseline is saved: add --ddp-save-baseline",
+        ),
+        (
+            ["--ddp-reason= \n", "--ddp-save-baseline"],
+            "--ddp-reason: ' \\n': why baselines are saved, in words",
+        ),
         (["--ddp-against-setup=make build"], NO_REF),
         (["--ddp-against-setup=make build", "--ddp-against=self"], NO_REF),
         (["--ddp-against-setup=make build", "--ddp-against-env=A=1"], NO_REF),
@@ -559,6 +574,19 @@ def test_what_cannot_be_is_refused_with_the_reason(
     refusal: Callable[..., str], arguments: list[str], message: str
 ) -> None:
     assert refusal(*arguments) == message
+
+
+@pytest.mark.parametrize(
+    "saving", ["--ddp-save-baseline", "--ddp-extend-baseline"]
+)
+def test_a_reason_is_one_line_of_printable_text(
+    read: Callable[..., Settings], saving: str
+) -> None:
+    settings = read(
+        saving, "--ddp-reason=Clip gradients\n\n  (#12)\x1b[2J \udcff"
+    )
+    assert settings.why == r"Clip gradients (#12)\x1b[2J \udcff"
+    assert read(saving).why is None
 
 
 @pytest.mark.parametrize(
