@@ -8,7 +8,7 @@ import traceback
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from pytest_ddpperf.cli import bisect, commands, console, diff, history
+from pytest_ddpperf.cli import bisect, commands, console, diff, history, init
 from pytest_ddpperf.records import errors
 from pytest_ddpperf.version import __version__
 
@@ -79,8 +79,9 @@ def _parser() -> argparse.ArgumentParser:
     parser = _Parser(
         prog="ddpperf",
         description=(
-            "Time a training program, compare and show reports of pytest --ddp-json, find change"
-            " points in a history and slower commits, list baselines, and check this machine."
+            "Write a first test, time a training program, compare and show reports of pytest"
+            " --ddp-json, find change points in a history and slower commits, list baselines, and"
+            " check this machine."
         ),
         epilog=_STATUSES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -101,6 +102,7 @@ def _parser() -> argparse.ArgumentParser:
         diff.add_parser,
         history.add_parser,
         bisect.add_parser,
+        init.add_parser,
         *add_others,
     ):
         add(subparsers)

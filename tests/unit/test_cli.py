@@ -19,7 +19,7 @@ from tests.unit.test_history import history, stepped
 from tests.unit.test_reading import written
 from tests.unit.test_report import outcome, verdict
 
-COMMANDS = ("diff", "history", "html", "markdown", "baseline", "doctor")
+COMMANDS = tuple("diff history html markdown init baseline doctor".split())
 
 
 def test_help_names_the_commands_and_the_exit_statuses(

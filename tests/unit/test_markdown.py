@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from pytest_ddpperf.cli import init
 from pytest_ddpperf.cli.main import main
 from pytest_ddpperf.plugin.results import RunResults
 from pytest_ddpperf.records import codec
@@ -173,7 +174,8 @@ def test_another_version_is_named_with_the_files_that_differ() -> None:
 
 def test_the_recipe_for_comments_looks_for_the_marker() -> None:
     recipe = (
-        Path(__file__).parents[2] / "examples/ci/perf-comment.yml"
+        Path(init.__file__).with_name("recipes")
+        / "github/.github/workflows/perf-comment.yml"
     ).read_text()
     assert f'startswith("{markdown.MARKER}")' in recipe
 

@@ -336,7 +336,21 @@ def test_a_backend_that_torch_may_know_is_not_ours_to_refuse(
 DOCUMENT = Path(__file__).parents[2] / "docs/options.md"
 
 
-@pytest.mark.parametrize("document", ["README.md", "docs/ci.md"])
+RECIPES = "pytest_ddpperf/cli/recipes"
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        "README.md",
+        "docs/ci.md",
+        f"{RECIPES}/github/.github/workflows/perf.yml",
+        f"{RECIPES}/github-main/.github/workflows/perf-main.yml",
+        f"{RECIPES}/gitlab/.gitlab/perf.yml",
+        f"{RECIPES}/jenkins/Jenkinsfile.perf",
+        f"{RECIPES}/slurm/perf.sbatch",
+    ],
+)
 def test_a_recipe_asks_for_nothing_that_there_is_not(document: str) -> None:
     named = set(
         re.findall(

@@ -1,0 +1,151 @@
+"""`ddpperf init`: what it writes, and the recipes that it has."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from pytest_ddpperf.cli import init
+from pytest_ddpperf.cli.main import main
+
+RECIPES = Path(init.__file__).with_name("recipes")
+FILES = {
+    "github": [
+        ".github/workflows/perf-comment.yml",
+        ".github/workflows/perf.yml",
+    ],
+    "github-main": [
+        ".github/workflows/perf-history.yml",
+        ".github/workflows/perf-main.yml",
+    ],
+    "gitlab": [".gitlab/perf.yml"],
+    "jenkins": ["Jenkinsfile.perf"],
+    "slurm": ["perf.sbatch"],
+}
+FIRST = "tests/perf/test_train_step.py"
+NEXT = "next   change what is marked `adapt`, then: pytest tests/perf"
+
+
+@pytest.fixture(autouse=True)
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def lines_of(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[str]:
+    assert main(["init", *arguments]) == 0
+    return capsys.readouterr().out.splitlines()
+
+
+def recipe(path: str) -> Any:
+    """Return a workflow. `on` is True to YAML 1.1."""
+    return yaml.safe_load((RECIPES / path).read_text(encoding="utf-8"))
+
+
+def test_it_writes_a_first_test_and_says_what_comes_next(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert lines_of(capsys) == [f"wrote  {FIRST}", NEXT]
+    assert "def test_train_step(ddp_benchmark):" in Path(FIRST).read_text()
+    assert [path for path in project.rglob("*") if path.is_file()] == [
+        project / FIRST
+    ]
+
+
+@pytest.mark.parametrize("service", FILES)
+def test_it_writes_the_recipe_of_a_service(
+    service: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    written = [FIRST, *FILES[service]]
+    assert lines_of(capsys, "--ci", service) == [
+        *(f"wrote  {file}" for file in written),
+        NEXT,
+    ]
+    for file in FILES[service]:
+        stored = RECIPES / service / file
+        assert Path(file).read_text() == stored.read_text()
+
+
+def test_what_exists_stays_as_it_is(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    mine = Path(".github/workflows/perf.yml")
+    mine.parent.mkdir(parents=True)
+    mine.write_text("mine")
+    dangling = mine.with_name("perf-comment.yml")
+    dangling.symlink_to("nowhere.yml")
+    other = Path("tests/perf/test_gpt.py")
+    other.parent.mkdir(parents=True)
+    other.write_text("")
+    assert lines_of(capsys, "--ci=github") == [
+        "kept   tests/perf: it has tests",
+        f"kept   {dangling}: it exists",
+        f"kept   {mine}: it exists",
+        NEXT,
+    ]
+    assert mine.read_text() == "mine"
+    assert dangling.is_symlink()
+    assert not dangling.exists()
+    assert not Path(FIRST).exists()
+
+
+def test_a_file_that_cannot_be_written_is_named(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    Path("tests").write_text("")
+    assert main(["init"]) == 4
+    error = f"ddpperf: error: {FIRST}: cannot be written: "
+    assert capsys.readouterr().err.startswith(error)
+
+
+def test_a_service_without_a_recipe_is_refused_with_those_that_have_one(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["init", "--ci=travis"]) == 4
+    error = capsys.readouterr().err
+    assert all(service in error for service in FILES)
+
+
+# --- the recipes
+
+
+def test_workflows_can_be_read_and_find_each_other() -> None:
+    folder = "github/.github/workflows"
+    first, comment = map(
+        recipe, (f"{folder}/perf.yml", f"{folder}/perf-comment.yml")
+    )
+    assert comment[True]["workflow_run"]["workflows"] == [first["name"]]
+    main_folder = "github-main/.github/workflows"
+    every, kept = map(
+        recipe,
+        (f"{main_folder}/perf-main.yml", f"{main_folder}/perf-history.yml"),
+    )
+    assert kept[True]["workflow_run"]["workflows"] == [every["name"]]
+    *_, uploads = first["jobs"]["perf"]["steps"]
+    downloads, *_ = comment["jobs"]["comment"]["steps"]
+    assert uploads["with"]["name"] == downloads["with"]["name"]
+    assert "ddpperf.md" in uploads["with"]["path"]
+    *_, uploads = every["jobs"]["perf"]["steps"]
+    _, downloads, *_ = kept["jobs"]["history"]["steps"]
+    assert uploads["with"]["name"] == downloads["with"]["name"]
+
+
+def test_the_job_of_gitlab_can_be_read() -> None:
+    job = recipe("gitlab/.gitlab/perf.yml")["perf"]
+    assert job["script"][1].startswith("pytest tests/perf --ddp-world-size 8 ")
+    assert job["artifacts"]["reports"]["junit"] in job["script"][1]
+
+
+def test_the_job_of_slurm_is_a_shell_script() -> None:
+    script = RECIPES / "slurm" / "perf.sbatch"
+    subprocess.run(["bash", "-n", script], check=True)
+
+
+def test_every_command_that_measures_is_marked() -> None:
+    for file in RECIPES.rglob("*perf*"):
+        text = file.read_text(encoding="utf-8")
+        assert ("adapt" in text) == ("pytest tests/perf" in text), file
