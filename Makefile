@@ -1,9 +1,10 @@
 # make demo    a small project of its own: save a baseline, pass the same code, catch a commit that trains slower
 # make test    lint, type-check, run the tests
+# make package build the sdist and the wheel, and try them in an environment of their own: build/package
 # make docs    build the documentation as a site: build/docs/index.html
 # make clean   remove what these made: .venv, .demo, build, caches
 #
-# The first three set up .venv, once, with pip as this machine configures it. To have it otherwise, add to the command
+# The first four set up .venv, once, with pip as this machine configures it. To have it otherwise, add to the command
 # (another choice later sets .venv up anew):
 #   PYTHON=python3.12                                       the interpreter, 3.10 or newer
 #   TORCH=2.12.0                                            the version of torch, instead of constraints.txt's
@@ -20,7 +21,7 @@ PIP := .venv/bin/pip install --quiet --quiet --disable-pip-version-check
 TORCH_PIN := $(if $(TORCH),torch==$(TORCH),--constraint constraints.txt)
 CHOICE := PYTHON=$(PYTHON) TORCH=$(TORCH) TORCH_INDEX=$(TORCH_INDEX)
 
-.PHONY: help demo test docs clean
+.PHONY: help demo test package docs clean
 help:
 	@sed -n '/^#/!q; s/^# \{0,1\}//p' Makefile
 
@@ -34,6 +35,9 @@ test: $(INSTALLED)
 	.venv/bin/ruff format --check
 	.venv/bin/mypy
 	.venv/bin/pytest -n 4 --dist worksteal tests  # tests switch the locks off with which timed launches wait for each other
+
+package: $(INSTALLED)
+	.venv/bin/python .ci/package.py
 
 docs: $(DOCS_INSTALLED)
 	.venv/bin/sphinx-build --quiet --fail-on-warning --keep-going --nitpicky docs build/docs
