@@ -227,7 +227,11 @@ def compare(
     if len({each.nodeid for each in report.outcomes}) > 1:
         named = text.some([each.nodeid for each in report.outcomes])
         raise console.UsageError(f"several tests: name one of them: {named}")
-    compared = [each for each in report.outcomes if each.comparisons]
+    outcomes = [each for each in report.outcomes if not each.has_reference]
+    if not outcomes:
+        why = "the test is compared with its reference, not with other commits"
+        raise console.UsageError(why)
+    compared = [each for each in outcomes if each.comparisons]
     if not compared:
-        raise NotMeasured(sentences.reason(report.outcomes[0]))
+        raise NotMeasured(sentences.reason(outcomes[0]))
     return Compared(compared)

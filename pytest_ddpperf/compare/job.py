@@ -8,7 +8,13 @@ from dataclasses import dataclass
 from pytest_ddpperf import baseline
 from pytest_ddpperf.options.settings import Settings
 from pytest_ddpperf.records.figure import figures_of
-from pytest_ddpperf.records.plan import Limit, Plan, Setup, limits_for
+from pytest_ddpperf.records.plan import (
+    COUNTER_LIMITS,
+    Limit,
+    Plan,
+    Setup,
+    limits_for,
+)
 from pytest_ddpperf.records.samples import (
     Environment,
     Measurement,
@@ -38,6 +44,8 @@ class Job:
     facts: Mapping[str, Scalar]
     trace: str = ""  # as `Plan` has it, for the first launch; "" for no traces
     notes: tuple[str, ...] = ()
+    # what it is compared with in the same run: the same, but for what ranks run
+    reference: Job | None = None
 
     @property
     def launches(self) -> int:
@@ -46,9 +54,13 @@ class Job:
 
     def limits(self, sides: Sequence[Measurement]) -> tuple[Limit, ...]:
         """Return the limits that apply to its plan, and to the figures of the user's own that
-        these sides have."""
+        these sides have. A reference may send, or compute, something else: its counters have no
+        limits but those that are named."""
         figures = figures_of(side.samples.figures for side in sides)
-        return limits_for(self.plan, self.settings.limits, figures)
+        found = limits_for(self.plan, self.settings.limits, figures)
+        if self.reference is None:
+            return found
+        return tuple(limit for limit in found if limit not in COUNTER_LIMITS)
 
     def environment(self, facts: Mapping[str, Scalar]) -> Environment:
         """Return the environment of launches that reported these facts."""

@@ -37,8 +37,10 @@ from pytest_ddpperf.records.samples import (
     LaunchSteps,
     Measurement,
     RankOutput,
+    Ratio,
     Recorded,
     Recording,
+    Status,
     Verdict,
 )
 from pytest_ddpperf.records.step_phases import by_rank, over_ranks
@@ -74,6 +76,9 @@ class Result:
     #: part of "exposed_communication", add up to the step; None where it is unknown; () if nothing
     #: is known
     rank_phases: tuple[Mapping[str, float | None], ...]
+    #: to the reference, at p50 or, where p50 has no limit, of the first limit; None without a
+    #: reference, or if the sides were not compared (`--ddp-disable`, `INCOMPARABLE`)
+    ratio: Ratio | None = None
 
     def __repr__(self) -> str:
         return (
@@ -198,6 +203,22 @@ class Measured:
             recorded=recorded(self.launches),
             figures=self.measurement.samples.figures,
             rank_phases=by_rank(self.measurement.phases),
+            ratio=self.ratio,
+        )
+
+    @property
+    def ratio(self) -> Ratio | None:
+        """As `Result` has it."""
+        comparisons = self.verdict.comparisons
+        is_comparable = self.verdict.status is not Status.INCOMPARABLE
+        if self.job.reference is None or not comparisons or not is_comparable:
+            return None
+        at_p50 = [each for each in comparisons if each.limit.metric == "p50"]
+        change = [*at_p50, *comparisons][0].change
+        return Ratio(
+            estimate=1 + change.estimate,
+            lower=1 + change.low,
+            upper=1 + change.high,
         )
 
     @property
@@ -236,9 +257,10 @@ class Measured:
 
     @property
     def differing(self) -> tuple[str, ...]:
-        """The files that ranks used and that are not the same on both sides."""
+        """The files that ranks used and that are not the same on both sides. Of a reference, all
+        that both use are."""
         there = baseline_launches(self.rounds)
-        if not there:
+        if not there or self.job.reference is not None:
             return ()
         files = self.launches[0].files, there[0].files
         return tuple(

@@ -53,6 +53,7 @@ from pytest_ddpperf.verdict.decision import (
     with_losses,
     with_two_speeds,
     with_work,
+    without_gate,
     without_improvement,
     without_steady_windows,
 )
@@ -208,7 +209,11 @@ class Rule:
         verdict, ended = self._complete(
             rounds, verdict, ended, final=not further
         )
-        return Take(left[0]) if further and not ended else Stop(verdict)
+        if further and not ended:
+            return Take(left[0])
+        if not (self.job.gate or self.job.settings.disable):
+            verdict = without_gate(verdict)
+        return Stop(verdict)
 
     def sides_of(
         self, rounds: Rounds
@@ -233,14 +238,16 @@ class Rule:
         """Return the reason code of a measurement that is not compared with anything."""
         if self.job.settings.disable:
             return Reason.DISABLED
-        if not self.job.gate:
+        # with a reference its ratio is asked for, too
+        if not self.job.gate and self.job.reference is None:
             return Reason.GATE_OFF
         found = rounds[: self.job.launches][-1]
         facts = {**found.now.facts, **self.job.facts}
         for name, values in _DEBUGGING.items():
             if str(facts.get(name)).upper() in values:
                 return Reason.DEBUGGING_VARIABLE
-        return Reason.SAVING if self.job.settings.records else None
+        saves = self.job.settings.records and self.job.reference is None
+        return Reason.SAVING if saves else None
 
     def _has_time_for(self, count: int, rounds: Rounds) -> bool:
         """Whether `count` rounds fit into the time. Those up to the second look always do: with

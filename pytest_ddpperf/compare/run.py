@@ -14,9 +14,15 @@ from pytest_ddpperf.compare.own_figures import check_launch, check_measurement
 from pytest_ddpperf.compare.result import Measured
 from pytest_ddpperf.compare.rounds import Round, Rounds, expect_seconds
 from pytest_ddpperf.compare.rule import Rule, Take
-from pytest_ddpperf.compare.sides import CurrentSide, begin, read_stored
+from pytest_ddpperf.compare.sides import (
+    CurrentSide,
+    OtherVersion,
+    begin,
+    read_stored,
+)
 from pytest_ddpperf.launch import Launcher, Observer
 from pytest_ddpperf.records.errors import BaseSideError, DdpPerfError
+from pytest_ddpperf.records.outcome import REFERENCE
 from pytest_ddpperf.records.samples import Status
 from pytest_ddpperf.remote.version import BaseSide
 from pytest_ddpperf.wire.source_trees import is_code
@@ -36,9 +42,9 @@ def carry_out(
     steps: int | None = None,
     confirm_seconds: float | None = None,
 ) -> Measured:
-    """Launch, judge, and go on while the verdict is open: compare with the store or, with `base`,
-    with launches there that are interleaved with these. Raises LaunchError and the other errors of
-    a launch, and BaselineError; BaseSideError if there is nothing to confirm with.
+    """Launch, judge, and go on while the verdict is open: compare with the store or, with `base` or
+    a reference, with launches there that are interleaved with these. Raises LaunchError and the
+    other errors of a launch, and BaselineError; BaseSideError if there is nothing to confirm with.
 
     `steps` is the length of each window; with None the first launch decides. `confirm_seconds`
     limit a comparison that confirms a suspicion."""
@@ -47,6 +53,8 @@ def carry_out(
         max_seconds = min(MAX_SECONDS, confirm_seconds)
     confirms = confirm_seconds is not None
     rule = Rule(job=job, max_seconds=max_seconds, confirms=confirms)
+    if job.reference is not None:
+        rule = replace(rule, other=OtherVersion(REFERENCE, job.reference))
     side: BaseSide | None = None
     rounds: Rounds = ()
     with ExitStack() as at_end:
@@ -61,9 +69,8 @@ def carry_out(
                 side = base
         while isinstance(asked := rule.next(rounds), Take):
             current = CurrentSide(job, launcher, len(rounds))
-            found = take_round(
-                rounds, asked.planned, current, side, observer, steps
-            )
+            pair = current, current.reference or side
+            found = take_round(rounds, asked.planned, *pair, observer, steps)
             check_launch(job, found.now)
             if side is not None and not rounds:
                 found = _with_lacking(found, side)

@@ -55,6 +55,13 @@ class CurrentSide:
     launcher: Launcher
     place: int
 
+    @property
+    def reference(self) -> CurrentSide | None:
+        """The same launch of what the job is compared with in the same run, if it is."""
+        if self.job.reference is None:
+            return None
+        return replace(self, job=self.job.reference)
+
     def measure(self, observer: Observer, steps: int | None) -> LaunchSamples:
         setup, *others = self.job.setups
         return self.launcher.measure(self._plan(steps), setup, observer, others)

@@ -68,7 +68,8 @@ def _facts(windows: Sequence[Window]) -> dict[str, Scalar]:
 
 
 class Launcher:
-    """Launches of one pytest session, one after the other, over one rank server.
+    """Launches of one pytest session, one after the other, over one rank server; those of
+    references over another one, since they are alive at the same time.
 
     `modules` yields the test modules and conftests as name -> file. `rpc`: there will be RPC
     launches, so their imports are preloaded. `trees`: where the ranks import the user's code from;
@@ -98,6 +99,7 @@ class Launcher:
             trees if trees is not None and trees.base != trees.current else None
         )
         self._server = RankServer(self._templates, two, folder)
+        self._reference_server = RankServer(self._templates, two, folder)
         self._began = time.time()
         self._facts: dict[str, Scalar] | None = None
         # of accelerators, by CUDA, when facts were asked for
@@ -159,7 +161,8 @@ class Launcher:
         """Yield a launch of `plan` that has warmed up and is paused; it is over, clean-up included,
         on exit.
 
-        One at a time, while the caller holds the cores (see `alone`); raises as `measure`."""
+        One at a time, and one of a reference, while the caller holds the cores (see `alone`);
+        raises as `measure`."""
         make = partial(PausedLaunch, partial(self._samples, plan))
         task = payload.dumps("measure", setup, ())
         with self._opened(
@@ -255,6 +258,7 @@ class Launcher:
 
     def close(self) -> None:
         self._server.stop()
+        self._reference_server.stop()
         self._templates.close()
 
     @contextmanager
@@ -294,7 +298,10 @@ class Launcher:
         preload = plan.preload
         if self._rpc:
             preload += _RPC_PRELOAD
-        self._server.ensure(os.environ, preload)
+        self._server_for(plan).ensure(os.environ, preload)
+
+    def _server_for(self, plan: Plan) -> RankServer:
+        return self._reference_server if plan.is_reference else self._server
 
     def _launch(self, plan: Plan, task: bytes, observer: Observer) -> Delivery:
         with self._opened(Launch, plan, task, observer) as launch:
@@ -331,7 +338,8 @@ class Launcher:
             files = opened.enter_context(
                 self._files(plan, part, task, **further)
             )
-            launch = make(self._server, files, observer, remote, bound)
+            server = self._server_for(plan)
+            launch = make(server, files, observer, remote, bound)
             opened.enter_context(launch)
             yield launch
 
@@ -347,7 +355,7 @@ class Launcher:
             trees=self._trees,
             **further,
         )
-        return launch_files(self._server, request, task)
+        return launch_files(self._server_for(plan), request, task)
 
     @property
     def _other_nodes(self) -> Nodes:

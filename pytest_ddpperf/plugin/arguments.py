@@ -10,15 +10,18 @@ import os
 import re
 import tempfile
 from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from pytest_ddpperf.options.settings import Settings
 from pytest_ddpperf.records.errors import short_repr
 from pytest_ddpperf.records.figure import Figure
 from pytest_ddpperf.records.metric import why_no_figure
-from pytest_ddpperf.records.plan import MARK, UPDATE, Program
+from pytest_ddpperf.records.plan import MARK, UPDATE, Program, Setup
 from pytest_ddpperf.wire import payload
+from pytest_ddpperf.wire.variables import concealed_words, digest
 
 _WHAT_SETUP_DOES = {
     "setup": "setup(ctx) returns the step to time",
@@ -27,7 +30,17 @@ _WHAT_SETUP_DOES = {
     "master": "master(ctx) returns what every trainer gets",
     "parameter_server": "parameter_server(ctx) prepares a server",
     "fn": "fn(ctx, ...) runs on every rank",
+    "reference": "reference(ctx) is what the test is compared with",
 }
+_OPTIONAL = ("master", "parameter_server", "reference")
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """What a call compares its measurement with in the same run."""
+
+    setup: Setup
+    settings: Settings  # of the test, with the limits of the call
 
 
 def check_setup(
@@ -51,13 +64,13 @@ def check_setup(
 
 
 def check_setups(fixture: str, setups: Mapping[str, Any]) -> None:
-    """Check the set-up functions of a measurement by role, as `check_setup`. A master and a
-    parameter server may have none."""
+    """Check the set-up functions of a measurement by role, as `check_setup`. Some roles may have
+    none."""
     __tracebackhide__ = True
     for role, setup in setups.items():
         if role == "trainer" and setups["master"] is not None:
             check_setup(fixture, role, setup, "ctx and shared", 2)
-        elif setup is not None or role not in ("master", "parameter_server"):
+        elif setup is not None or role not in _OPTIONAL:
             check_setup(fixture, role, setup)
 
 
@@ -194,6 +207,33 @@ def read_program(
         cwd=str(folder),
         env=dict(variables),
     )
+
+
+def read_reference(
+    fixture: str, reference: Any, root: Path, args: Any, cwd: Any, env: Any
+) -> Program | None:
+    """Return the program of `script(reference=...)`, if there is one: a path, which gets the
+    arguments of the test's own, or a list with the arguments of its own. Raises ValueError."""
+    __tracebackhide__ = True
+    if reference is None:
+        return None
+    if not isinstance(reference, list | tuple):
+        return read_program(fixture, (reference,), root, args, cwd, env)
+    first = 1 + (reference[:1] in (["-m"], ("-m",)))
+    words = tuple(reference[:first])
+    return read_program(fixture, words, root, reference[first:], cwd, env)
+
+
+def name_of(program: Any) -> str:
+    """Return the command line of a program with its variables, whose values may be secret, or the
+    name of a function."""
+    if not isinstance(program, Program):
+        return payload.name_of(program)
+    words = [
+        f"{key}={digest(value)}" for key, value in sorted(program.env.items())
+    ]
+    shown = replace(program, args=concealed_words(program.args))
+    return without_temporary(" ".join([*words, str(shown)]))
 
 
 def without_temporary(words: str) -> str:

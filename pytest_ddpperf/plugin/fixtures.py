@@ -18,9 +18,11 @@ from pytest_ddpperf import text
 from pytest_ddpperf.baseline import file_name, module_folder
 from pytest_ddpperf.compare.job import Job
 from pytest_ddpperf.compare.result import CollectiveResult, Measured, Result
+from pytest_ddpperf.compare.rounds import baseline_launches
 from pytest_ddpperf.options.definitions import MARKER
-from pytest_ddpperf.options.settings import Settings, make_plan
+from pytest_ddpperf.options.settings import Settings, make_plan, with_markers
 from pytest_ddpperf.plugin import arguments
+from pytest_ddpperf.plugin.arguments import Reference
 from pytest_ddpperf.plugin.item_settings import own_settings, plain_failure
 from pytest_ddpperf.plugin.items import (
     accept_command,
@@ -64,7 +66,6 @@ from pytest_ddpperf.records.reason import Reason
 from pytest_ddpperf.records.samples import RankOutput, Scalar, TestId
 from pytest_ddpperf.report import sentences, summary
 from pytest_ddpperf.wire import payload
-from pytest_ddpperf.wire.variables import concealed_words, digest
 
 if TYPE_CHECKING:
     from _pytest.outcomes import Failed
@@ -241,6 +242,7 @@ class BenchmarkFixture(DistributedFixture):
         batch_size: int | None = None,
         gate: bool,
         level: float | None = None,
+        reference: Reference | None = None,
     ) -> Result:
         """Measure, judge and report; raises GateFailed. `level`: the error rate, if several
         measurements share one."""
@@ -265,6 +267,8 @@ class BenchmarkFixture(DistributedFixture):
             trace=self._trace(label),
             notes=self._notes(),
         )
+        if reference is not None:
+            job = self._with_reference(job, reference)
         watcher = Watcher(self._run.config, warmup=plan.warmup)
         try:
             measured = self._run.role.carry_out(job, self._run.session, watcher)
@@ -280,7 +284,35 @@ class BenchmarkFixture(DistributedFixture):
         finally:
             watcher.erase()
         self._show(plan, measured.output)
+        # of another version it is not here
+        there = baseline_launches(measured.rounds)
+        self._show(plan, tuple(launch.output for launch in there))
         return self._judged(measured, watcher)
+
+    def _with_reference(self, job: Job, reference: Reference) -> Job:
+        """Return a job that is compared with its reference in the same run."""
+        if job.plan.nodes > 1:
+            raise plain_failure(
+                "reference= is not supported over several nodes: give the test"
+                " @pytest.mark.ddp(nodes=1)"
+            )
+        notes = job.notes
+        if reference.settings.records:
+            why = "a test with a reference has no baseline"
+            notes = (*notes, f"nothing was saved: {why}")
+        trace = ""
+        if job.trace:
+            trace = str(Path(job.trace).with_name("reference"))
+        job = replace(job, settings=reference.settings, notes=notes)
+        now, before = map(arguments.name_of, (*job.setups, reference.setup))
+        other = replace(
+            job,
+            setups=(reference.setup,),
+            plan=replace(job.plan, is_reference=True),
+            facts={**job.facts, "runs": before},
+            trace=trace,
+        )
+        return replace(job, facts={**job.facts, "runs": now}, reference=other)
 
     def _launch_failed(
         self, job: Job, error: DdpPerfError, watcher: Watcher
@@ -378,22 +410,31 @@ class DdpBenchmark(BenchmarkFixture):
         facts: Mapping[str, str | int | float | bool] | None = None,
         name: str | None = None,
         gate: bool = True,
+        reference: Callable[..., Any] | None = None,
+        threshold: str | None = None,
     ) -> Result:
         """Launch ranks, time the step that `setup(ctx)` returns, and compare it with the baseline.
 
         `batch_size` is examples per rank and step. `facts` are recorded, and must match the
         baseline's, as `batch_size` must. `gate=False` measures only. A second call in one test
-        needs a `name`. Raises GateFailed, an ordinary test failure, when the verdict fails the
-        test.
+        needs a `name`. With `reference`, a second set-up, the step is compared with that one's
+        instead: both are interleaved in this run, and there is no baseline. `threshold` says how
+        much slower it may be ("p50:2%"), in place of the marker. Raises GateFailed, an ordinary
+        test failure, when the verdict fails the test.
         """
         __tracebackhide__ = True
-        label = self._begin_measurement(
-            {"setup": setup}, batch_size, name, gate
-        )
+        setups = {"setup": setup, "reference": reference}
+        label = self._begin_measurement(setups, batch_size, name, gate)
         given = arguments.check_facts(facts)
+        compared = self._reference(reference, threshold)
         plan = self._plan(self._settings, self._world_size, facts=given)
         return self._gated(
-            plan, setup, label=label, batch_size=batch_size, gate=gate
+            plan,
+            setup,
+            label=label,
+            batch_size=batch_size,
+            gate=gate,
+            reference=compared,
         )
 
     def loop(
@@ -405,6 +446,8 @@ class DdpBenchmark(BenchmarkFixture):
         gate: bool = True,
         boundary: str = UPDATE,
         figures: Mapping[str, Figure] | None = None,
+        reference: Callable[..., Any] | None = None,
+        threshold: str | None = None,
     ) -> Result:
         """Launch ranks that call `main(ctx)`, a function that trains in a loop of its own, and time
         its steps.
@@ -416,11 +459,18 @@ class DdpBenchmark(BenchmarkFixture):
         too. The rest is as for a step.
         """
         __tracebackhide__ = True
-        label = self._begin_measurement({"main": main}, batch_size, name, gate)
+        setups = {"main": main, "reference": reference}
+        label = self._begin_measurement(setups, batch_size, name, gate)
         given = arguments.check_figures(f"{self._name}.loop", figures)
-        plan = self._plan_of_program(boundary, payload.name_of(main), given)
+        compared = self._reference(reference, threshold)
+        plan = self._plan_of_program(boundary, main, compared, given)
         return self._gated(
-            plan, main, label=label, batch_size=batch_size, gate=gate
+            plan,
+            main,
+            label=label,
+            batch_size=batch_size,
+            gate=gate,
+            reference=compared,
         )
 
     def script(
@@ -434,47 +484,77 @@ class DdpBenchmark(BenchmarkFixture):
         gate: bool = True,
         boundary: str = UPDATE,
         figures: Mapping[str, Figure] | None = None,
+        reference: str | Path | Sequence[str] | None = None,
+        threshold: str | None = None,
     ) -> Result:
         """Launch ranks that run a Python program as torchrun does, and time its steps.
 
         `program` is a path, or "-m" and the name of a module; `args` are its arguments, and `env`
         are further variables. `cwd` is where it runs, and where relative paths begin: by default
-        pytest's rootdir. The rest is as for `loop`.
+        pytest's rootdir. `reference` is the path of another program, which gets the same arguments,
+        or a list of all its words: `["train.py", "--eager"]`. The rest is as for `loop`.
         """
         __tracebackhide__ = True
         label = self._begin_measurement({}, batch_size, name, gate)
-        called = arguments.read_program(
-            self._name, program, self._run.config.rootpath, args, cwd, env
-        )
+        asked = self._run.config.rootpath, args, cwd, env
+        called = arguments.read_program(self._name, program, *asked)
+        other = arguments.read_reference(self._name, reference, *asked)
         trees, path = self._run.role.trees, os.path.realpath(called.path)
-        if trees is not None and not called.is_module and trees.keeps(path):
+        is_file = other is None and not called.is_module
+        if trees is not None and is_file and trees.keeps(path):
             raise plain_failure(
                 f"{self._name}.script: {called.path} is in a folder of tests, which both sides have"
                 " from the working tree: move it"
             )
-        # values may be secret
-        words = [
-            f"{key}={digest(value)}"
-            for key, value in sorted(called.env.items())
-        ]
-        words.append(str(replace(called, args=concealed_words(called.args))))
         given = arguments.check_figures(f"{self._name}.script", figures)
-        plan = self._plan_of_program(boundary, " ".join(words), given)
+        compared = self._reference(other, threshold)
+        plan = self._plan_of_program(boundary, called, compared, given)
         return self._gated(
-            plan, called, label=label, batch_size=batch_size, gate=gate
+            plan,
+            called,
+            label=label,
+            batch_size=batch_size,
+            gate=gate,
+            reference=compared,
         )
 
+    def _reference(self, setup: Setup, threshold: Any) -> Reference | None:
+        """Return what a call is compared with, and its limits; None if `setup` is none. Raises
+        ValueError."""
+        __tracebackhide__ = True
+        settings = self._settings
+        if setup is None:
+            if threshold is not None:
+                raise ValueError(
+                    f"threshold={short_repr(threshold)}: goes with reference=; without one, write"
+                    " @pytest.mark.ddp(threshold=...)"
+                )
+            return None
+        if threshold is not None:
+            mark = pytest.mark.ddp(threshold=threshold).mark
+            try:
+                settings = with_markers(settings, [mark])
+            except MarkerError as error:
+                problem = f"{short_repr(error.value)}: {error.allowed}"
+                raise ValueError(f"threshold={problem}") from None
+        return Reference(setup, settings)
+
     def _plan_of_program(
-        self, boundary: str, program: str, figures: Mapping[str, Figure]
+        self,
+        boundary: str,
+        program: Setup,
+        reference: Reference | None,
+        figures: Mapping[str, Figure],
     ) -> Plan:
-        """Return the plan of a program that owns its loop."""
+        """Return the plan of a program that owns its loop. A reference may be another one, so then
+        it need not match."""
         __tracebackhide__ = True
         arguments.check_boundary(boundary)
         plan = self._plan(
             self._settings,
             self._world_size,
             boundary=boundary,
-            program=arguments.without_temporary(program),
+            program=arguments.name_of(program) if reference is None else "",
             figures=figures,
         )
         if plan.nodes > 1:

@@ -156,8 +156,8 @@ def _function_of(item: pytest.Item) -> ast.FunctionDef | None:
 
 
 def _labels(function: ast.FunctionDef) -> tuple[str, ...]:
-    """Return the labels of the measurements of a test that have a gate; () if it calls its fixture
-    in a way that does not show them."""
+    """Return the labels of the measurements of a test that are compared with another version; () if
+    it calls its fixture in a way that does not show them."""
     found: list[str] = []
     named = 0
     for node in ast.walk(function):
@@ -183,7 +183,7 @@ def _labels(function: ast.FunctionDef) -> tuple[str, ...]:
             gate = _constant(given["gate"])
         if None in given or not isinstance(label, str):
             return ()  # known only when it runs
-        if gate is True:
+        if gate is True and "reference" not in given:
             found.append(EVERY_SIZE if fixture.id == _COLLECTIVE else label)
     return () if named else tuple(found)
 

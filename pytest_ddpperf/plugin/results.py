@@ -107,15 +107,17 @@ class RunResults:
         that differ from the other version's.
 
         Add a message on those that no rank is known to have read, and a usage error if none
-        imported any file of the repository. Tests without a baseline side do not count."""
+        imported any file of the repository. Tests without a baseline side, or with a reference,
+        do not count."""
         self.refused = refused
         measured = {
             outcome.nodeid for outcome in self.outcomes if outcome.fails
         }
         self.other_failures = len({*failed} - measured)
+        others = [each for each in self.outcomes if not each.has_reference]
         sides = [
             outcome.baseline_side
-            for outcome in self.outcomes
+            for outcome in others
             if outcome.baseline_side is not None
             and outcome.stored_verdict is None
             and not outcome.baseline_side.error
@@ -123,7 +125,7 @@ class RunResults:
         if not sides:
             return
         read: set[str] = set()
-        for outcome in self.outcomes:
+        for outcome in others:
             if outcome.baseline_side is not None:
                 read.update(outcome.baseline_side.read)
         unread = [file for file in changed if file not in read]

@@ -180,6 +180,7 @@ class LooksAtVersion(PytestRole):
         from pytest_ddpperf.verdict.guard import Guard
 
         config, compared = run.config, 0
+        references: set[tuple[str, str]] = set()
         measured: dict[str, dict[str, bool]]
         measured = {nodeid: {} for nodeid in run.begun - run.failed}
         for outcome in outcomes:
@@ -187,7 +188,10 @@ class LooksAtVersion(PytestRole):
             if verdict is not None and outcome.nodeid in measured:
                 has_gate = verdict.reason is not Reason.GATE_OFF
                 measured[outcome.nodeid][outcome.test.label] = has_gate
-                compared += verdict.status.compared
+                if outcome.has_reference:
+                    references.add((outcome.nodeid, outcome.test.label))
+                else:
+                    compared += verdict.status.compared
         guard = Guard(
             before=before,
             now=now,
@@ -196,6 +200,7 @@ class LooksAtVersion(PytestRole):
                 config, self._side.changed_tests, before, now
             ),
             measured=measured,
+            references=references,
             lacking=run.lacking,
             selects=selects_tests(config),
         )
@@ -234,6 +239,9 @@ class LeadsVersion(LooksAtVersion):
         from pytest_ddpperf.compare.unreached import take_unreached
 
         side = self._side
+        if job.reference is not None:
+            side.pass_over(job.test.label)
+            return session.comparison(job, observer)()
         unreached = take_unreached(job, session.launcher, side, observer)
         return unreached or session.comparison(job, observer)(side)
 

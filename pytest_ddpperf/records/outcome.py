@@ -34,9 +34,12 @@ class Version:
     # "NAME=VALUE", or "NAME" of one that is unset
     environ: tuple[str, ...] = ()
     option: tuple[str, ...] = ()  # more arguments for pytest
+    is_reference: bool = False  # of a test; all of it is the current code
 
     def __str__(self) -> str:
         """ "origin/main (1a2b3c4d5e6f), OMP_NUM_THREADS=2"."""
+        if self.is_reference:
+            return "the reference"
         commit = (
             f" ({self.commit[:7]})"
             if self.commit and not self.commit.startswith(self.ref)
@@ -52,6 +55,10 @@ class Version:
                 None, (ref, self.python, *variables, shlex.join(self.option))
             )
         )
+
+
+# What stands for another version where a test is compared with its reference.
+REFERENCE = Version(ref="", commit="", now="", is_reference=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,6 +88,7 @@ class BaselineSide:
             or version.python
             or version.environ
             or version.option
+            or version.is_reference
         )
         return not (otherwise or self.differing or self.error)
 
@@ -203,6 +211,12 @@ class Outcome:
     def other_side(self) -> Measurement | None:
         """What was measured of `baseline_side`."""
         return self.baseline_side.measurement if self.baseline_side else None
+
+    @property
+    def has_reference(self) -> bool:
+        """Whether it was compared with a reference of its test."""
+        side = self.baseline_side
+        return side is not None and side.version.is_reference
 
     @property
     def shown_status(self) -> str:

@@ -120,6 +120,8 @@ class Plan:
     trace: str = ""
     # whether the launch samples Python stacks; its times are not compared
     stacks: bool = False
+    # whether it is of a test's reference, which the names of its ranks say
+    is_reference: bool = False
     # Of a program that owns its loop, what ends a step: UPDATE, MARK or "module:function"; "" of a
     # function.
     boundary: str = ""
@@ -199,6 +201,8 @@ class Plan:
     def name(self, process: int) -> str:
         """A process in words: "rank 3"; in an RPC launch its name there, "trainer0", "ps0" or
         "master"."""
+        if self.is_reference:
+            return f"rank {process} of the reference"
         if not self.rpc:
             return f"rank {process}"
         if process < self.world_size:

@@ -256,6 +256,16 @@ class Interval:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Ratio:
+    """The step time of a test over that of its reference, between two one-sided bounds: 1.05 is 5 %
+    slower."""
+
+    estimate: float
+    lower: float
+    upper: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
     """One limit, applied to figures."""
 

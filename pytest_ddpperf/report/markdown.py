@@ -64,7 +64,7 @@ def report(stored: StoredReport) -> str:
         f"{MARKER}\n## {summary.last_line(ordered, whole, only_before=len(gone))}",
         _code(whole.problem) if whole.problem else "",
         _list([*guard.lines(whole)]),
-        _table([*rows[:_MOST_ROWS], *gone[:_MOST_GONE]]),
+        _table([*rows[:_MOST_ROWS], *gone[:_MOST_GONE]], concerning),
         *map(_details, detailed[:_MOST_DETAILS]),
         _quiet(quiet, room, open_=not concerning) if quiet else "",
         *(_section(*section) for section in sections[:_MOST_SECTIONS]),
@@ -91,7 +91,7 @@ def _quiet(outcomes: Sequence[Outcome], most: int, *, open_: bool) -> str:
         f"{number} {status}" for status, number in statuses.items()
     )
     parts = (
-        _table(list(map(_row, outcomes[:most]))),
+        _table(list(map(_row, outcomes[:most])), outcomes),
         _more(len(outcomes) - most, "row"),
     )
     return _folded(summary, _joined(parts), open_=open_)
@@ -125,13 +125,12 @@ def appends(path: Path) -> bool:
     return summary != "" and os.path.realpath(summary) == os.path.realpath(path)
 
 
-def _table(rows: Sequence[str]) -> str:
+def _table(rows: Sequence[str], outcomes: Sequence[Outcome]) -> str:
     """Return a table of three columns: a phone shows no more."""
     if not rows:
         return ""
-    return "\n".join(
-        ["| result | test | p50: before -> now |", "|---|---|--:|", *rows]
-    )
+    p50 = f"p50: {sentences.base_name(outcomes)} -> now"
+    return "\n".join([f"| result | test | {p50} |", "|---|---|--:|", *rows])
 
 
 def _row(outcome: Outcome) -> str:

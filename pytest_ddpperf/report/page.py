@@ -122,7 +122,8 @@ def _card(outcome: Outcome, number: int) -> dict[str, Any]:
     metrics, accept = [], ""
     if verdict:
         if verdict.comparisons or verdict.counters:
-            metrics = sentences.metrics(verdict, outcome.plan)
+            base = sentences.base_name([outcome])
+            metrics = sentences.metrics(verdict, outcome.plan, base)
         if verdict.status is not Status.PASS:
             accept = outcome.accept
     is_compared = verdict is not None and verdict.status.compared
@@ -226,7 +227,9 @@ def _tables(outcome: Outcome, sides: Sequence[figures.Side]) -> Iterator[Table]:
     yield _ranks(outcome)
     if counters := _counters(outcome):
         yield Table(
-            "Counters of a step", ("counter", "before", "now"), counters
+            "Counters of a step",
+            ("counter", sentences.base_name([outcome]), "now"),
+            counters,
         )
     if outcome.recorded:
         head = ("figure", "least", "p50", "most")
@@ -306,7 +309,8 @@ def _environment(outcome: Outcome) -> Table:
     """Return the environment of both sides if both are known; facts that differ come first."""
     sides = {"now": _all_facts(outcome.measured.environment)}
     if outcome.other_side:
-        sides = {"before": _all_facts(outcome.other_side.environment), **sides}
+        base = sentences.base_name([outcome])
+        sides = {base: _all_facts(outcome.other_side.environment), **sides}
     names = list(dict.fromkeys(chain(*sides.values())))
     names.sort(
         key=lambda name: len({facts.get(name) for facts in sides.values()}) == 1

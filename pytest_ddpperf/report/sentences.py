@@ -45,6 +45,15 @@ _WHY_INCONCLUSIVE = {
 }
 
 
+def base_name(outcomes: Sequence[Outcome]) -> str:
+    """Return what the figures of the other side are called: "before", or "reference" if that is
+    what all were compared with; "base" if some were."""
+    kinds = {each.has_reference for each in outcomes if each.comparisons}
+    if kinds == {True}:
+        return "reference"
+    return "base" if True in kinds else "before"
+
+
 def decided_on(outcome: Outcome) -> Change | None:
     """Return the change that the headline names: if the machine is slower, the change against the
     baseline."""
@@ -161,9 +170,10 @@ def why_not_compared(outcome: Outcome) -> str:
         return _WHY_NOT_GATED.get(verdict.reason, verdict.reason)
     if verdict.reason == Reason.NOT_SYNCHRONISED:
         new = ", or save a new baseline" if is_stored else ""
+        option = "threshold=" if outcome.has_reference else "--ddp-threshold"
         return (
             f"{verdict.details[0]}: if that is meant, name its limit with "
-            f"--ddp-threshold{new}"
+            f"{option}{new}"
         )
     differences = ", ".join(verdict.differences)
     limited = [
@@ -338,7 +348,7 @@ def _reasons(outcome: Outcome) -> Iterator[str]:
     if verdict and verdict.status is Status.NO_BASELINE:
         counted = side is None
     elif verdict and verdict.reason in (Reason.DISABLED, Reason.GATE_OFF):
-        counted = outcome.baseline_path != ""
+        counted = outcome.baseline_path != "" or side is not None
     if not (outcome.fails or counted) and (said := reason(outcome)):
         stored = outcome.stored_verdict
         suspected = stored.shown if stored else None
@@ -364,13 +374,18 @@ def _essentials(outcome: Outcome) -> Iterator[str]:
         return
     if verdict.status is Status.PASS and (noise := _noise(outcome)):
         yield noise
-    yield from left_out(verdict)
+    yield from left_out(verdict, _whose(outcome))
 
 
 def notes(outcome: Outcome) -> list[str]:
     """Return what else the user should know."""
-    dropped = left_out(outcome.verdict) if outcome.verdict else ()
+    verdict = outcome.verdict
+    dropped = left_out(verdict, _whose(outcome)) if verdict else ()
     return [*dropped, *outcome.notes]
+
+
+def _whose(outcome: Outcome) -> str:
+    return "the reference" if outcome.has_reference else "before"
 
 
 # What a step does less of, by its name in `Verdict.less`.
@@ -381,7 +396,7 @@ _LESS = {
 }
 
 
-def left_out(verdict: Verdict) -> Iterator[str]:
+def left_out(verdict: Verdict, whose: str = "before") -> Iterator[str]:
     """Yield what was not compared: default limits without support; which counters fell to 0, and
     what a step does less of."""
     fell = {
@@ -394,7 +409,7 @@ def left_out(verdict: Verdict) -> Iterator[str]:
         yield f"fell to 0: {', '.join(fell[name] for name in names)}"
     for less in verdict.less:
         share = f"{less.now / less.before:.2f}x"
-        yield f"a step {_LESS[less.name].format(share)} of before"
+        yield f"a step {_LESS[less.name].format(share)} of {whose}"
     limits: dict[str, list[str]] = {}
     for dropped in verdict.dropped_limits:
         limits.setdefault(dropped.why, []).append(str(dropped.limit))
@@ -407,6 +422,10 @@ def measured(outcome: Outcome) -> str:
     """Return what both sides are: "10 interleaved launches of each side; main (fe7daa7) and
     9e7bda6"."""
     side, launches = outcome.baseline_side, len(outcome.costs)
+    if outcome.has_reference:
+        return (
+            f"{launches} interleaved launches of the test and of the reference"
+        )
     if side:
         now = text.commit(side.version.now) or "the working tree"
         return f"{launches} interleaved launches of each side; {side.version} and {now}"
@@ -476,7 +495,8 @@ def _comparison(
     if said := reason(outcome):
         yield from text.wrapped(f"why: {said}", width, "     ")
     yield ""
-    for line in text.aligned(metrics(verdict, outcome.plan), left=(3,)):
+    rows = metrics(verdict, outcome.plan, base_name([outcome]))
+    for line in text.aligned(rows, left=(3,)):
         yield f"  {line}"
     yield ""
     yield from text.wrapped(f"measured: {measured(outcome)}", width, " " * 10)
@@ -498,7 +518,9 @@ def change_of(compared: Change) -> str:
     return text.interval(text.changed(compared))
 
 
-def metrics(verdict: Verdict, plan: Plan) -> list[tuple[str, ...]]:
+def metrics(
+    verdict: Verdict, plan: Plan, base: str = "before"
+) -> list[tuple[str, ...]]:
     """Return a row for each limit below one of titles: the same in every report. Counters that have
     a default limit have a row if they changed."""
     counters = [
@@ -511,7 +533,7 @@ def metrics(verdict: Verdict, plan: Plan) -> list[tuple[str, ...]]:
         c for c in counters if c.limit.metric in finer or not c.limit.default
     ]
     rows: list[tuple[str, ...]] = [
-        ("metric", "before", "now", "change [range]", "limit")
+        ("metric", base, "now", "change [range]", "limit")
     ]
     all_compared: list[Change] = [*verdict.comparisons, *shown]
     for each in all_compared:

@@ -118,15 +118,22 @@ def _cost(outcomes: Sequence[Outcome]) -> str:
 
 
 def _base(outcomes: Sequence[Outcome]) -> str:
-    """Return what most reports name once: the other version, or stored baselines."""
+    """Return what most reports name once: the other version or stored baselines, and references of
+    tests."""
+    others = [each for each in outcomes if not each.has_reference]
     sides = (
-        each.baseline_side for each in outcomes if each.stored_verdict is None
+        each.baseline_side for each in others if each.stored_verdict is None
     )
     versions = {str(side.version) for side in sides if side}
+    found: list[str] = []
     if versions:
-        return versions.pop() if len(versions) == 1 else "other versions"
-    stored = any(outcome.baseline_path for outcome in outcomes)
-    return "baselines" if stored else "the base"
+        found += versions if len(versions) == 1 else ["other versions"]
+    elif any(outcome.baseline_path for outcome in others):
+        found.append("baselines")
+    references = len(outcomes) - len(others)
+    if references:
+        found.append("the reference" if references == 1 else "references")
+    return " and ".join(found) or "the base"
 
 
 # Not compared, though nobody asked for that.

@@ -18,6 +18,7 @@ from pytest_ddpperf.records.samples import (
     LaunchSteps,
     Measurement,
     Samples,
+    Status,
     TestId,
     Verdict,
 )
@@ -92,7 +93,8 @@ def table(
     outcomes = [outcome for outcome in outcomes if outcome.measurement]
     if not outcomes:
         return
-    titles = ("ranks", "p50: before -> now", "change [range]", "verdict")
+    p50 = f"p50: {sentences.base_name(outcomes)} -> now"
+    titles = ("ranks", p50, "change [range]", "verdict")
     rows = [titles, *(tuple(_cells(outcome)) for outcome in outcomes)]
     compared = any(change for _, _, change, _ in rows[1:])
     if not compared:
@@ -140,8 +142,11 @@ def change(outcome: Outcome) -> str:
     """Return the change that decided, with its metric if that is not p50; "" if nothing was
     compared."""
     verdict = outcome.verdict
-    shown = verdict.shown if verdict and verdict.status.compared else None
-    if not shown:
+    # Of a reference it is known without a gate, too.
+    if verdict is None or verdict.status is Status.INCOMPARABLE:
+        return ""
+    shown = verdict.shown
+    if shown is None:
         return ""
     metric = "" if shown.limit.metric == "p50" else f"{shown.limit.metric} "
     return metric + sentences.change_of(shown)
@@ -171,7 +176,9 @@ def details(
         [
             each.verdict
             for each in outcomes
-            if each.verdict and each.verdict.comparisons
+            if each.verdict
+            and each.verdict.comparisons
+            and each.verdict.status.compared
         ]
     )
 

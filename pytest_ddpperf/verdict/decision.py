@@ -73,6 +73,17 @@ def without_improvement(verdict: Verdict) -> Verdict:
     return verdict
 
 
+def without_gate(verdict: Verdict) -> Verdict:
+    """Return what is left of a verdict that no gate asked for: its comparisons, if the sides can be
+    compared."""
+    return replace(
+        verdict,
+        status=Status.NOT_GATED,
+        reason=Reason.GATE_OFF,
+        comparisons=verdict.comparisons if verdict.status.compared else (),
+    )
+
+
 def unreached() -> Verdict:
     """Return the verdict on a test that runs and reads nothing that differs: it was not compared,
     and cannot have become slower by the change."""

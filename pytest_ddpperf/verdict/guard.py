@@ -23,6 +23,7 @@ from pytest_ddpperf.records.plan import COUNTER_LIMITS, Limit
 REMOVED = "removed"
 DESELECTED = "deselected"
 GATE_OFF = "gate=False"
+HAS_REFERENCE = "it has a reference"
 LOOSENED = "--ddp-fail-on loosened"
 Change = tuple[str, str, str]  # of what, before and now
 
@@ -39,6 +40,8 @@ class Guard:
     files: Collection[str]
     # by node id: tests that ended and did not fail; by label, whether there was a gate
     measured: Mapping[str, Mapping[str, bool]]
+    # node ids and labels of those that are compared with a reference instead
+    references: Collection[tuple[str, str]] = ()
     # node ids of tests whose marker asks for more than this machine has
     lacking: Collection[str] = ()
     # whether the call itself selected some tests, of which the other version has others
@@ -100,6 +103,8 @@ class Guard:
             if label == EVERY_SIZE:
                 if not any(measured.values()):
                     yield "", GATE_OFF
+            elif (now.nodeid, label) in self.references:
+                yield label, HAS_REFERENCE
             elif not measured.get(label, False):
                 yield label, GATE_OFF if label in measured else REMOVED
 

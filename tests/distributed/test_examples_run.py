@@ -86,3 +86,33 @@ def test_the_demos_planted_commit_makes_several_all_reduces_of_one(
     ]
     # buckets of 30 kB
     assert measured["measurement"]["counters"]["all_reduce.count"] == 4
+
+
+def test_the_parity_gate_compares_with_its_reference(tmp_path: Path) -> None:
+    report = tmp_path / "report.json"
+    quick = [
+        "--ddp-warmup=2",
+        "--ddp-steps=10",
+        "--ddp-min-time=0",
+        "--ddp-launches=2",
+        "--ddp-max-launches=4",
+        # whatever this machine's times say
+        "--ddp-fail-on=no-baseline,incomparable",
+        f"--ddp-json={report}",
+    ]
+    gate = "examples/gates/test_parity.py"
+    command = [sys.executable, "-m", "pytest", gate, *quick]
+    quiet = ["-p", "no:cacheprovider", "-p", "no:benchmark"]
+    ended = subprocess.run(
+        command + quiet, cwd=ROOT, capture_output=True, text=True
+    )
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    (measured,) = json.loads(report.read_text())["measurements"]
+    side = measured["baseline_side"]
+    assert side["version"]["is_reference"]
+    counts = [
+        each["measurement"]["counters"]["gradient_bytes"]
+        for each in (measured, side)
+    ]
+    assert counts == [4 * (1024 + 1) * 1024] * 2, "both synchronise it all"
+    assert "runs plain -> fabric" in measured["verdict"]["differences"]

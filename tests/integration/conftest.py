@@ -20,6 +20,7 @@ import socket
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -80,10 +81,12 @@ Run = Callable[..., pytest.RunResult]
 
 
 class KeptServers:
-    """One rank server for each environment and preload, kept from run to run."""
+    """Two rank servers for each environment and preload, kept from run to run: a launcher has one,
+    and another one for references."""
 
     def __init__(self) -> None:
         self._servers: dict[object, RankServer] = {}
+        self._places = cycle(("", "reference"))
         # for runs that compare with another version
         self._templates = Templates()
 
@@ -94,7 +97,7 @@ class KeptServers:
         return (
             RankServer(templates, trees, folder)
             if trees is not None or folder
-            else KeptServer(self)
+            else KeptServer(self, next(self._places))
         )
 
     def templates(self) -> Templates:
@@ -102,9 +105,9 @@ class KeptServers:
         return KeptTemplates(self._templates)
 
     def server(
-        self, variables: Mapping[str, str], preload: Sequence[str]
+        self, place: str, variables: Mapping[str, str], preload: Sequence[str]
     ) -> RankServer:
-        wanted = (*read_at_import(variables).items(), *preload)
+        wanted = (place, *read_at_import(variables).items(), *preload)
         server = self._servers.setdefault(wanted, RankServer(Templates()))
         server.ensure(variables, preload)
         return server
@@ -130,13 +133,13 @@ class KeptTemplates(Templates):
 class KeptServer:
     """A `RankServer` of `KeptServers`, which stays when a run ends."""
 
-    def __init__(self, servers: KeptServers) -> None:
-        self._servers = servers
+    def __init__(self, servers: KeptServers, place: str) -> None:
+        self._servers, self._place = servers, place
 
     def ensure(
         self, variables: Mapping[str, str], preload: Sequence[str]
     ) -> None:
-        self._server = self._servers.server(variables, preload)
+        self._server = self._servers.server(self._place, variables, preload)
 
     @property
     def pid(self) -> int:

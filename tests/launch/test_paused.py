@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -142,6 +143,27 @@ def test_a_launch_that_is_not_paused_has_one_stretch(bench: Bench) -> None:
     samples = bench.measure(counting)
     assert samples.stretches == (3,)
     assert samples.examples == ((1, 2, 3),) * 2, "its first step is counted"
+
+
+def test_a_launch_of_a_reference_is_alive_at_the_same_time_and_paused_for_itself(
+    bench: Bench,
+) -> None:
+    reference = replace(bench.plan(), is_reference=True)
+    server = bench.launcher._reference_server
+    try:
+        with (
+            bench.paused(counting) as launch,
+            bench.launcher.pause(reference, counting, bench.recorder) as other,
+        ):
+            for steps in (1, 4):
+                launch.stretch(steps)
+                other.stretch(steps)
+            both = launch.deliver(), other.deliver()
+        assert descendants(server.pid) == []
+    finally:
+        server.stop()
+    for samples in both:
+        assert samples.examples == ((3, 4, 5),) * 2
 
 
 def test_what_lies_between_stretches_is_in_no_figure(bench: Bench) -> None:

@@ -385,9 +385,20 @@ class TestClass:
     def test_rpc(self, rpc_benchmark):
         rpc_benchmark(None)
 
+def test_reference(ddp_benchmark):
+    ddp_benchmark(None, reference=None)
+
 def test_run(ddp_run):
     pass
 """
+
+
+def test_a_measurement_that_has_a_reference_now_is_not_compared() -> None:
+    now = judged_test(body="2")
+    both = {"measured": {"": True}, "references": {(A, "")}}
+    assert lines(now, **both) == not_compared("it has a reference")
+    was_so = replace(BEFORE, labels=())
+    assert lines(now, before=was_so, **both) == []
 
 
 def test_limits_of_the_ini_file_have_its_name(
@@ -416,6 +427,7 @@ def test_a_test_shows_what_it_is_judged_by(
         "test_typo": ("",),
         "test_expected_body[1]": ("",),
         "TestClass::test_rpc": ("",),
+        "test_reference": (),
     }
     expected = found["test_expected[ws4]"]
     assert expected.why_not == 'expected to fail: "slow"'
