@@ -24,7 +24,7 @@ def plain(ctx):
     return step_of(DDP(model), optimizer, x, torch.Tensor.backward)
 
 
-def fabric(ctx):
+def with_fabric(ctx):
     from lightning.fabric import Fabric, strategies
 
     strategy = strategies.DDPStrategy(process_group_backend=ctx.backend)
@@ -37,4 +37,4 @@ def fabric(ctx):
 
 
 def test_fabric_is_as_fast_as_pytorch(ddp_benchmark):
-    ddp_benchmark(fabric, reference=plain, threshold="p50:5%", batch_size=512)
+    ddp_benchmark(with_fabric, reference=plain, threshold="p50:5%")

@@ -115,4 +115,4 @@ def test_the_parity_gate_compares_with_its_reference(tmp_path: Path) -> None:
         for each in (measured, side)
     ]
     assert counts == [4 * (1024 + 1) * 1024] * 2, "both synchronise it all"
-    assert "runs plain -> fabric" in measured["verdict"]["differences"]
+    assert "runs plain -> with_fabric" in measured["verdict"]["differences"]

@@ -96,7 +96,9 @@ def test_a_reference_that_fails_is_named_with_its_own_traceback(
 ) -> None:
     broken = 'raise ValueError("a bad shape")'
     test = TEST.replace("MILLISECONDS", "5")
-    pytester.makepyfile(test_a=test.replace("return lasting(ctx, 5)", broken, 1))
+    pytester.makepyfile(
+        test_a=test.replace("return lasting(ctx, 5)", broken, 1)
+    )
     result = run(*FEW)
     result.assert_outcomes(failed=1)
     result.stdout.fnmatch_lines(

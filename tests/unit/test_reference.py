@@ -176,7 +176,9 @@ def test_a_reference_that_fails_is_an_error_and_no_verdict() -> None:
     def fail(plan: Plan) -> LaunchSamples:
         raise LaunchError(replace(problem, name=plan.name(0)), (), ())
 
-    with pytest.raises(LaunchError, match=r"^rank 0 of the reference failed in"):
+    with pytest.raises(
+        LaunchError, match=r"^rank 0 of the reference failed in"
+    ):
         compared(0.02, fail)
 
 
