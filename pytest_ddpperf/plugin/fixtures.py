@@ -300,9 +300,6 @@ class BenchmarkFixture(DistributedFixture):
         if reference.settings.records:
             why = "a test with a reference has no baseline"
             notes = (*notes, f"nothing was saved: {why}")
-        trace = ""
-        if job.trace:
-            trace = str(Path(job.trace).with_name("reference"))
         job = replace(job, settings=reference.settings, notes=notes)
         now, before = map(arguments.name_of, (*job.setups, reference.setup))
         other = replace(
@@ -310,7 +307,6 @@ class BenchmarkFixture(DistributedFixture):
             setups=(reference.setup,),
             plan=replace(job.plan, is_reference=True),
             facts={**job.facts, "runs": before},
-            trace=trace,
         )
         return replace(job, facts={**job.facts, "runs": now}, reference=other)
 

@@ -250,8 +250,9 @@ def _ranks(outcome: Outcome) -> Table:
     ranks = len(samples.rank_seconds[0])
     other = outcome.other_side
     if other and len(other.samples.rank_seconds[0]) == ranks:
-        columns["before, p50"] = causes.by_rank(other.samples.rank_seconds, 50)
-        columns["before, CPU p50"] = _medians(other.samples.cpu_seconds)
+        base = sentences.base_name([outcome])
+        columns[f"{base}, p50"] = causes.by_rank(other.samples.rank_seconds, 50)
+        columns[f"{base}, CPU p50"] = _medians(other.samples.cpu_seconds)
     columns = {title: values for title, values in columns.items() if values}
     rows = []
     for rank in range(ranks):
