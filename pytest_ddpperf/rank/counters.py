@@ -60,6 +60,8 @@ class Meter:
         own.barrier()
         figures |= self.close()
         own.barrier()  # nor before this one was
+        if device.type != "cpu":
+            figures |= sent.copies()
         with noting(SENT_IS, sent.problems):
             reducing = modules.reducing(reduced)
             figures |= modules.gradient_sizes(reducing) | sent.figures(
@@ -73,8 +75,6 @@ class Meter:
             )
             figures["recompilations"] = count_compilations() - compiled
         figures |= sent.work(has_compiled=has_compiled())
-        if device.type != "cpu":
-            figures |= sent.copies()
         self.notes += sent.problems[:1]
 
     def begin(self) -> None:

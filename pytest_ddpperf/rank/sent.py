@@ -272,6 +272,10 @@ class Sent:
             unhooked = _amounts(issued) - _amounts(self._hooked)
             issued = self._issued
             seen = None if unhooked else self._hooked
+        elif self._recorded is None:
+            self.problems.append(
+                f"{SENT_IS} unknown: torch's flight recorder is off (torch 2.6 has none on Gloo)"
+            )
         if self._is_hidden or self.problems:
             seen = None
         return _figures(issued, seen, reducing)

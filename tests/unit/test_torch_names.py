@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 import torch.distributed as dist
+from packaging.requirements import Requirement
 
 from pytest_ddpperf.rank import torch_names
 from pytest_ddpperf.rank.rpc_meter import RpcMeter
@@ -19,6 +20,7 @@ from pytest_ddpperf.rank.torch_names import (
     need,
     replace,
 )
+from tests.torch_version import TORCH, release_of
 
 ABSENT = TorchName(
     "torch.autograd:absent.name", "test", "nothing", "2.11", False
@@ -29,11 +31,43 @@ ABSENT = TorchName(
 def test_this_torch_has_each_name(name: TorchName) -> None:
     if name.needs_nccl and not dist.is_nccl_available():
         pytest.skip("this torch was built without NCCL")
-    if torch.torch_version.TorchVersion(torch.__version__) < name.since:
+    if release_of(name.since) > TORCH:
         pytest.skip(f"since torch {name.since}")
     assert find(name.path) is not None, (
         f"used to {name.used_for}: {name.unknown}"
     )
+
+
+@pytest.mark.parametrize(
+    ("version", "is_enough"),
+    [
+        ("2.5.1", False),
+        ("2.6.0+cpu", True),
+        # of NVIDIA's images, which pip would replace
+        ("2.11.0a0+a6c236b9fd.nv26.01", True),
+        ("2.15.0.dev20261101+cu130", True),
+    ],
+)
+def test_pip_leaves_an_installed_torch_alone_from_the_lowest_of_the_table_on(
+    version: str, is_enough: bool
+) -> None:
+    folder = Path(torch_names.__file__).parents[2]
+    (line,) = (
+        each.strip()
+        for each in (folder / "pyproject.toml").read_text().splitlines()
+        if each.strip().startswith('"torch>=')
+    )
+    asked = Requirement(line.strip('",'))
+    assert asked.specifier.contains("2.6")
+    assert min(release_of(name.since) for name in NAMES.values()) == (2, 6)
+    # as pip asks of what is installed
+    found = asked.specifier.contains(version, prereleases=True)
+    assert found == is_enough
+
+
+def test_a_development_build_counts_as_its_release() -> None:
+    assert release_of("2.14.0a0+a6c236b9fd.nv26.01") == (2, 14)
+    assert release_of("2.9") == release_of("2.9.1+cpu")
 
 
 # the last words of names that are read as attributes, or whose path is put together

@@ -1,0 +1,24 @@
+"""Which torch the tests run with, and what marks a test that needs a newer one."""
+
+from __future__ import annotations
+
+from importlib import metadata
+
+import pytest
+from packaging.version import Version
+
+
+def release_of(version: str) -> tuple[int, int]:
+    """Return major and minor version; a development build, "2.14.0a0+x", counts as its release."""
+    major, minor, *_ = Version(version).release
+    return major, minor
+
+
+TORCH = release_of(metadata.version("torch"))
+
+
+def needs_torch(release: str, why: str) -> pytest.MarkDecorator:
+    """Return the mark of a test that is skipped with a torch older than `release`."""
+    return pytest.mark.skipif(
+        release_of(release) > TORCH, reason=f"needs torch {release}: {why}"
+    )
