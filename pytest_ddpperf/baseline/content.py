@@ -37,8 +37,8 @@ _GROUP_KEY = (
 )
 _KEY = {*_CPU_KEY, *_ACCELERATOR_KEY, *_GROUP_KEY}
 _MUST_MATCH = """
-    batch_size warmup timing power_limit_watts interconnect network matmul_precision
-    cudnn_benchmark deterministic collective program
+    batch_size warmup timing power_limit_watts interconnect network implementation
+    matmul_precision cudnn_benchmark deterministic collective program
 """.split()
 _PHRASES = (
     "{device_type}",
@@ -80,6 +80,7 @@ def environment(
     asked: dict[str, Scalar] = {
         "device_type": plan.device,
         "backend": plan.backend,
+        "visible_devices": "one a rank" if plan.sees_one_device else "",
         "world_size": plan.world_size,
         "roles": plan.roles,
         "batch_size": batch_size,

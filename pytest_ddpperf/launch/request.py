@@ -13,10 +13,12 @@ import tempfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from pytest_ddpperf import text
 from pytest_ddpperf.launch.placement import place
 from pytest_ddpperf.launch.remote_ranks import Part
 from pytest_ddpperf.launch.template import with_hash_seed
 from pytest_ddpperf.records import codec
+from pytest_ddpperf.records.errors import DdpPerfError
 from pytest_ddpperf.records.messages import RankRequest
 from pytest_ddpperf.records.plan import Plan
 from pytest_ddpperf.records.samples import Scalar
@@ -120,6 +122,23 @@ def read_by(processes: Iterable[Mapping[str, str]]) -> dict[str, Scalar]:
     }
 
 
+def visible_devices(environ: Mapping[str, str]) -> tuple[str, ...]:
+    """Return what CUDA_VISIBLE_DEVICES lists, numbers or UUIDs; () if it is not set."""
+    listed = environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+    return tuple(name for each in listed if (name := each.strip()))
+
+
+def own_devices(environ: Mapping[str, str], ranks: int) -> tuple[str, ...]:
+    """Return the device of each of so many ranks as its own CUDA_VISIBLE_DEVICES; raises
+    DdpPerfError."""
+    visible = visible_devices(environ) or tuple(map(str, range(ranks)))
+    if len(visible) < ranks:
+        raise DdpPerfError(
+            f"CUDA_VISIBLE_DEVICES has {text.several(len(visible), 'device')} for {ranks} ranks"
+        )
+    return visible[:ranks]
+
+
 def rank_request(
     folder: Path,
     plan: Plan,
@@ -156,6 +175,9 @@ def rank_request(
         # At the end for what makes a PYTHONPATH of it, as torch.compile does for its workers.
         sys_path.append(opened.CHILDREN)
     on_cpu = plan.device == "cpu"
+    devices: tuple[str, ...] = ()
+    if plan.sees_one_device:
+        devices = own_devices(os.environ, len(part.processes))
     return RankRequest(
         plan=plan,
         in_stretches=in_stretches,
@@ -167,6 +189,7 @@ def rank_request(
         sys_path=sys_path,
         argv=sys.argv,
         cpus=placement.cpus if on_cpu else ((),) * len(part.processes),
+        devices=devices,
         threads=placement.own_threads,
         modules=modules,
         trees=codec.encode(trees),

@@ -109,8 +109,8 @@ ROWS = (
         marker=True,
         allowed=("auto, gloo, nccl or any torch backend",),
         help=(
-            "auto, gloo, nccl or any torch backend; auto is nccl if there are enough CUDA devices,"
-            " else gloo"
+            "auto, gloo, nccl or any torch backend, also cpu:gloo,cuda:nccl; auto is nccl if there"
+            " are enough CUDA devices, else gloo"
         ),
     ),
     Row(
@@ -120,8 +120,11 @@ ROWS = (
         metavar="TYPE",
         ini="string",
         marker=True,
-        allowed=("auto or a device type: cpu, cuda, ...",),
-        help="auto, cpu, cuda or another device type; auto is the backend's",
+        allowed=("auto, cuda:0 or a device type: cpu, cuda, ...",),
+        help=(
+            "auto, cpu, cuda or another device type; auto is the backend's. cuda:0: each rank sees"
+            " its own device alone"
+        ),
     ),
     _count(
         "--ddp-warmup",

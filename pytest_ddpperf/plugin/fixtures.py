@@ -140,6 +140,7 @@ class DistributedFixture:
             nodes=place.nodes,
             backend=place.backend,
             device=place.device,
+            sees_one_device=place.sees_one_device,
             **roles,
         )
 

@@ -9,15 +9,21 @@ from dataclasses import dataclass, replace
 
 from pytest_ddpperf import text
 from pytest_ddpperf.launch.placement import place as cores_of
+from pytest_ddpperf.launch.request import visible_devices
 from pytest_ddpperf.options.definitions import MARKER
 from pytest_ddpperf.options.parse import near
 from pytest_ddpperf.options.settings import Settings, where
 from pytest_ddpperf.plugin.role import PytestRole
 from pytest_ddpperf.records.errors import MarkerError, OptionError, Unavailable
+from pytest_ddpperf.records.plan import (
+    KNOWN_BACKENDS,
+    NCCL,
+    backends_by_device,
+)
 from pytest_ddpperf.records.samples import Scalar
 
-# Backends that torch knows by name, whether or not this build has them: missing here is not a typo.
-_KNOWN = ("gloo", "nccl", "xccl", "ucc", "mpi")
+# As --ddp-device: each rank sees its own CUDA device alone.
+_ONE_DEVICE = "cuda:0"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +34,7 @@ class Place:
     device: str
     why: str  # of the backend: "asked", "auto: no CUDA device", ...
     nodes: int = 1
+    sees_one_device: bool = False  # as `Plan` has it
 
 
 class Places:
@@ -129,9 +136,8 @@ class _Machine:
         self.device = str(facts["device_type"])
         self.count = int(facts["device_count"] or 0)
         # torch's own choice, by device type
-        self.default_backends = dict(
-            pair.split(":", 1)
-            for pair in str(facts["default_backends"]).split(",")
+        self.default_backends = backends_by_device(
+            str(facts["default_backends"])
         )
 
     def devices(self, kind: str) -> str:
@@ -154,16 +160,47 @@ def resolve(
     a marker has a part in it.
     """
     machine = _Machine(facts)
-    if settings.backend not in ("auto", *machine.backends):
-        names = near(settings.backend, machine.backends)
-        there = f"this torch ({machine.torch}) has {names}"
-        if settings.backend in _KNOWN:
-            raise _missing(settings, "backend", settings.backend, there, field)
-        raise _wrong(settings, "backend", settings.backend, there)
-    place = replace(_choose(settings, world_size, machine), nodes=nodes)
+    sees_one = settings.device == _ONE_DEVICE
+    if sees_one:
+        if field == "trainers":
+            raise _wrong(settings, "device", _ONE_DEVICE, "not for RPC")
+        settings = replace(settings, device="cuda")
+        machine.count = max(machine.count, _mig_devices(os.environ))
+    _check_backend(settings, machine, field)
+    place = replace(
+        _choose(settings, world_size, machine),
+        nodes=nodes,
+        sees_one_device=sees_one,
+    )
+    composite = backends_by_device(place.backend)
+    if composite and place.device not in composite:
+        problem = f"has no backend for {place.device}"
+        raise _wrong(settings, "backend", place.backend, problem, "device")
     if place.device != "cpu":
         _check_devices(settings, place, world_size, machine, field)
     return place
+
+
+def _mig_devices(environ: Mapping[str, str]) -> int:
+    """Return how many MIG devices are listed: a process sees the first of them alone."""
+    listed = visible_devices(environ)
+    return sum(name.startswith("MIG-") for name in listed)
+
+
+def _check_backend(settings: Settings, machine: _Machine, field: str) -> None:
+    """Raise as `resolve` if this torch lacks a backend."""
+    if settings.backend == "auto":
+        return
+    composite = backends_by_device(settings.backend)
+    for name in composite.values() or (settings.backend,):
+        if name in machine.backends:
+            continue
+        names = near(name, machine.backends)
+        there = f"this torch ({machine.torch}) has {names}"
+        # known to torch, so missing here is not a typo
+        if name in KNOWN_BACKENDS:
+            raise _missing(settings, "backend", settings.backend, there, field)
+        raise _wrong(settings, "backend", settings.backend, there)
 
 
 def _check_devices(
@@ -205,6 +242,8 @@ def described(
     if place.nodes > 1:
         who += f" on {place.nodes} nodes"
     ranks = f"{who} over {place.backend} ({place.why})"
+    if place.sees_one_device:
+        return f"{ranks}, each sees one device, {_ONE_DEVICE}"
     if place.device != "cpu":
         return f"{ranks}, a {place.device} device each"
     cores = cores_of(processes, environ)
@@ -229,9 +268,7 @@ def _choose(settings: Settings, world_size: int, machine: _Machine) -> Place:
             backend = machine.default_backends.get(device, "gloo")
         return Place(backend=backend, device=device, why=f"for {device}")
     if backend != "auto":
-        kinds = machine.default_backends.items()
-        named = (kind for kind, default in kinds if default == backend)
-        device = next((kind for kind in named if kind != "mps"), "cpu")
+        device = _device_for(backend, machine)
         return Place(backend=backend, device=device, why="asked")
     have = "no CUDA device"
     if machine.device == "cuda":
@@ -243,6 +280,18 @@ def _choose(settings: Settings, world_size: int, machine: _Machine) -> Place:
         else:
             have += f" for {world_size} ranks"
     return Place(backend="gloo", device="cpu", why=f"auto: {have}")
+
+
+def _device_for(backend: str, machine: _Machine) -> str:
+    """Return the device type that a backend is asked for: an accelerator rather than the CPU."""
+    composite = backends_by_device(backend)
+    if composite:
+        return next((kind for kind in composite if kind != "cpu"), "cpu")
+    if backend in NCCL:
+        return "cuda"
+    defaults = machine.default_backends.items()
+    named = (kind for kind, default in defaults if default == backend)
+    return next((kind for kind in named if kind != "mps"), "cpu")
 
 
 def _wrong(

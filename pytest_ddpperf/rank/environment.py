@@ -18,6 +18,7 @@ import torch.distributed as dist
 
 from pytest_ddpperf.rank import torch_names
 from pytest_ddpperf.rank.context import Context, noting
+from pytest_ddpperf.records.plan import KNOWN_BACKENDS, NCCL
 from pytest_ddpperf.records.samples import Scalar
 from pytest_ddpperf.wire.boot import contents, number_in, nvidia_smi, output_of
 
@@ -32,6 +33,8 @@ def of_rank(ctx: Context, notes: list[str]) -> dict[str, Scalar]:
         with noting("facts of torch are", notes):
             facts |= versions()
             facts |= state()
+        with noting("the implementation of the backend is", notes):
+            facts["implementation"] = _implementation(ctx.device)
     return facts
 
 
@@ -104,7 +107,10 @@ def device(place: torch.device) -> dict[str, Scalar]:
         "mig_profile": properties.name.partition(" MIG ")[2] or None,
     }
     uuid = str(getattr(properties, "uuid", ""))
-    if uuid and not uuid.startswith(("GPU-", "MIG-")):
+    if facts["mig_profile"]:
+        # nvidia-smi knows the GPU that it is a part of, by its address
+        uuid = pci_address(place.index)
+    elif uuid and not uuid.startswith("GPU-"):
         uuid = f"GPU-{uuid}"
     return facts | _nvidia_smi(uuid)
 
@@ -203,12 +209,31 @@ def pci_address(index: int) -> str:
 
 
 def _backends() -> list[str]:
-    return [
-        name
-        for name in dist.Backend.backend_list
-        if name not in ("undefined", "fake", "threaded")
-        and dist.is_backend_available(name)
-    ]
+    names = dict.fromkeys((*dist.Backend.backend_list, *KNOWN_BACKENDS))
+    return [name for name in names if _is_available(name)]
+
+
+def _is_available(backend: str) -> bool:
+    if backend in ("undefined", "fake", "threaded"):
+        return False
+    in_torchcomms = torch_names.find(
+        "torch.distributed.distributed_c10d:_is_torchcomms_backend"
+    )
+    if in_torchcomms is not None and in_torchcomms(backend):
+        return True
+    # Names of NCCL are known to each build.
+    if backend in NCCL and not dist.is_nccl_available():
+        return False
+    return dist.is_backend_available(backend)
+
+
+def _implementation(place: torch.device) -> str | None:
+    """Return the class of what carries out collectives on a device: one name of a backend may stand
+    for several. None without a process group."""
+    group: Any = dist.group.WORLD
+    if group is None:
+        return None
+    return type(group._get_backend(place)).__name__
 
 
 def _nccl_version() -> str | None:

@@ -25,7 +25,7 @@ from pytest_ddpperf.rank import torch_names
 from pytest_ddpperf.rank.context import Context
 from pytest_ddpperf.rank.environment import pci_address
 from pytest_ddpperf.records.codec import Json
-from pytest_ddpperf.records.plan import Plan
+from pytest_ddpperf.records.plan import NCCL, Plan
 from pytest_ddpperf.wire import boot, opened
 from pytest_ddpperf.wire.channels import Lines
 
@@ -197,7 +197,7 @@ def start(plan: Plan, place: ProcessPlace) -> Context:
 
 
 def prepare(plan: Plan, index: int, threads: int) -> torch.device:
-    """Seed, choose the device of that index, pin; the device."""
+    """Seed, choose the device of that index, or the only one that is visible; pin; the device."""
     _seed(plan.seed)
     if threads and "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(threads)
@@ -207,6 +207,8 @@ def prepare(plan: Plan, index: int, threads: int) -> torch.device:
             os.environ["OMP_NUM_THREADS"] = str(threads)
     if plan.device == "cpu":
         return torch.device("cpu")
+    if plan.sees_one_device:
+        index = 0
     device = torch.device(plan.device, index)
     torch.accelerator.set_device_index(index)
     _pin_near(device)
@@ -236,12 +238,14 @@ def join(
     device: torch.device,
 ) -> None:
     """Join the default process group, over the store of that name."""
-    # Bound to its device, NCCL connects at once (in this phase, not in the first step).
-    bound = (
-        device
-        if dist.get_default_backend_for_device(device) == plan.backend
-        else None
-    )
+    # Bound to its device, NCCL connects at once (in this phase, not in the first step), and
+    # torchcomms connects at all.
+    bound = None
+    if device.type != "cpu":
+        binding = (*NCCL, dist.get_default_backend_for_device(device))
+        if plan.device_backend in binding:
+            bound = device
+    pinned_to = cores()
     dist.init_process_group(
         plan.backend,
         store=store_of(
@@ -250,8 +254,11 @@ def join(
         rank=rank,
         world_size=world_size,
         timeout=timeout_of(plan),
-        device_id=bound if device.type != "cpu" else None,
+        device_id=bound,
     )
+    # NCCL pins this thread while it connects, and 2.29 leaves it there.
+    if pinned_to:
+        os.sched_setaffinity(0, pinned_to)
 
 
 class NoGroup:
@@ -300,15 +307,22 @@ def _seed(seed: int) -> None:
         numpy.random.seed(seed)
 
 
+def cores() -> set[int]:
+    """Return the cores that this thread may run on; none where the system does not say (macOS)."""
+    if not hasattr(os, "sched_getaffinity"):
+        return set()
+    return os.sched_getaffinity(0)
+
+
 def _pin_near(device: torch.device) -> None:
     """Pin this process, and the threads it will start, to the cores of the device's NUMA node
     (Linux, CUDA)."""
-    if device.type != "cuda" or not hasattr(os, "sched_setaffinity"):
+    if device.type != "cuda":
         return
     listed = boot.contents(
         Path(f"/sys/bus/pci/devices/{pci_address(device.index)}/local_cpulist")
     )
     # a virtual machine may not have the list
-    near = set(boot.kernel_numbers(listed)) & os.sched_getaffinity(0)
+    near = cores().intersection(boot.kernel_numbers(listed))
     if near:
         os.sched_setaffinity(0, near)

@@ -143,11 +143,9 @@ CleanUp = Callable[[], None]
 
 def _work(rank: Rank, folder: Path, request: RankRequest) -> None:
     rank.enter(Phase.START)
-    os.environ.clear()
-    os.environ.update({**recorder.RECORDER_SIZE, **request.environ})
-    tempfile.tempdir = None  # what the rank server found
     index = request.processes.index(rank.number)
-    os.environ["RANK"], os.environ["LOCAL_RANK"] = str(rank.number), str(index)
+    _set_environment(request, rank.number, index)
+    tempfile.tempdir = None  # what the rank server found
     os.chdir(request.cwd)
     sys.path[:] = request.sys_path
     sys.argv[:] = request.argv
@@ -184,6 +182,7 @@ def _work(rank: Rank, folder: Path, request: RankRequest) -> None:
         threads=request.threads,
     )
     ctx: Context = (_rpc() if rank.plan.rpc else group).start(rank.plan, place)
+    rank = replace(rank, pinned_to=group.cores())
     if (
         task == "measure"
         and rank.number < rank.plan.world_size
@@ -199,6 +198,17 @@ def _work(rank: Rank, folder: Path, request: RankRequest) -> None:
     if clean_up is not None:
         clean_up()
     rank.end()
+
+
+def _set_environment(request: RankRequest, number: int, index: int) -> None:
+    """Give this process the variables of its rank, which is the `index`-th of its node."""
+    os.environ.clear()
+    os.environ.update(recorder.RECORDER_SIZE)
+    os.environ.update(request.environ)
+    os.environ["RANK"] = str(number)
+    os.environ["LOCAL_RANK"] = str(index)
+    if request.devices:
+        os.environ["CUDA_VISIBLE_DEVICES"] = request.devices[index]
 
 
 def _tell_started(folder: Path, rank: Rank) -> None:
@@ -315,6 +325,7 @@ def _timed_rank(rank: Rank, ctx: Context, meter: counters.Meter) -> TimedRank:
         board=rank.board,
         meter=meter,
         own=rank.own_group,
+        pinned_to=rank.pinned_to,
         stretches=rank.stretches if rank.in_stretches else None,
     )
 

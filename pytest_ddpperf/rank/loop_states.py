@@ -26,7 +26,12 @@ from pytest_ddpperf.rank.process import flush
 from pytest_ddpperf.rank.timed_rank import TimedRank
 from pytest_ddpperf.rank.window import Stretch, new_marks, window_of
 from pytest_ddpperf.records.errors import DdpPerfError
-from pytest_ddpperf.records.plan import UPDATE, Plan
+from pytest_ddpperf.records.plan import (
+    NCCL,
+    UPDATE,
+    Plan,
+    backends_by_device,
+)
 from pytest_ddpperf.records.samples import Window
 from pytest_ddpperf.wire.channels import Board, Phase
 
@@ -217,7 +222,7 @@ class Timing:
         if rank.written is not None:
             flush()
             rank.written.begin()
-        rank.phases.begin()
+        rank.begin_window()
         return self._next_stretch()
 
     def learned(self, ended_ns: list[int]) -> None:
@@ -319,12 +324,10 @@ def refuse_wrong_group(plan: Plan, device: torch.device) -> None:
             f"the program's process group has {size} ranks, and {plan.world_size} were"
             " asked for"
         )
-    group: Any = dist.group.WORLD
-    try:
-        backend = group._get_backend(device).name()
-    except RuntimeError:
-        backend = f"no backend for {device.type}"
-    if backend != plan.backend:
+    has = backends_by_device(dist.get_backend_config())
+    backend = has.get(device.type, f"no backend for {device.type}")
+    asked = plan.device_backend
+    if backend != asked and not {backend, asked}.issubset(NCCL):
         raise DdpPerfError(
-            f"the program's process group uses {backend}, and {plan.backend} was asked for"
+            f"the program's process group uses {backend}, and {asked} was asked for"
         )

@@ -40,6 +40,7 @@ class Rank:
     trees: Trees | None  # it reports what it imported from there
     in_stretches: bool  # whether it pauses between stretches of its window
     own_group: group.NoGroup = field(default_factory=group.NoGroup)
+    pinned_to: set[int] = field(default_factory=set)  # as `TimedRank` has it
     pid: int = field(default_factory=os.getpid)
 
     def enter(self, phase: Phase) -> None:

@@ -76,7 +76,7 @@ def measure(step: Step, rank: TimedRank) -> Window:
     taken = []
     counted = 0
     gc.collect()
-    rank.phases.begin()
+    rank.begin_window()
     for length in lengths:
         marks = board.marks(number) if on_board else new_marks(length)
         stretch = Stretch(marks, rank, uncounted=rank.stretches is not None)

@@ -6,9 +6,10 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
+from pytest_ddpperf import text
 from pytest_ddpperf.rank.context import Context
 from pytest_ddpperf.rank.counters import Meter
-from pytest_ddpperf.rank.group import NoGroup
+from pytest_ddpperf.rank.group import NoGroup, cores
 from pytest_ddpperf.rank.stamps import PhaseWatch
 from pytest_ddpperf.records.plan import Plan
 from pytest_ddpperf.wire.channels import Board, Phase
@@ -28,6 +29,7 @@ class TimedRank:
     board: Board
     meter: Meter
     own: NoGroup  # for collectives of ours
+    pinned_to: set[int]  # cores of its main thread, before the user's code
     stretches: Stretches | None  # None: the window is one stretch
     # of a program that writes figures
     written: FigureReader | None = None
@@ -39,6 +41,19 @@ class TimedRank:
         self.phases = PhaseWatch(self.plan, self.ctx)
         self.row = self.board.row(self.ctx.rank)
         self.on_cpu = self.ctx.device.type == "cpu"
+
+    def begin_window(self) -> None:
+        """Stamp phases from here on, and note if the user's code or a library, as NCCL does, has
+        pinned this thread to other cores than it had."""
+        now = cores()
+        if now != self.pinned_to:
+            name = self.plan.name(self.ctx.rank)
+            few = text.several(len(now), "core")
+            self.meter.notes.append(
+                f"{name} has left its cores: its code or a library pinned it to {few}, and it had"
+                f" {len(self.pinned_to)}"
+            )
+        self.phases.begin()
 
     def enter(self, phase: Phase) -> None:
         self.board.enter(self.ctx.rank, phase, time.monotonic_ns())

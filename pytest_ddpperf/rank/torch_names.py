@@ -49,8 +49,11 @@ _NAMES = {
         "torch.distributed.distributed_c10d:rendezvous": (
             "let the ranks of a program meet at the store of their launch"
         ),
-        "torch.distributed:ProcessGroup._get_backend": (
-            "refuse another backend than the asked one"
+    },
+    "which implementation a backend's name stands for": {
+        "torch.distributed:ProcessGroup._get_backend": "record its class",
+        "torch.distributed.distributed_c10d:_is_torchcomms_backend": (
+            "see which backends torchcomms has"
         ),
     },
     "what a step sends": {
@@ -123,6 +126,7 @@ _SINCE = {
     "torch.backends.cudnn:conv.fp32_precision": "2.9",
     "torch._C._distributed_c10d:_dump_fr_trace": "2.7",
     "torch.distributed:ProcessGroup.register_pre_hook": "2.14",
+    "torch.distributed.distributed_c10d:_is_torchcomms_backend": "2.14",
 }
 _OF_NCCL = ("torch._C._distributed_c10d:_dump_nccl_trace",)
 

@@ -29,7 +29,7 @@ class WarmUp:
     unsettled: str  # what its last step still changed, in words
     # of a step; nothing is known of less than three
     counters: Mapping[str, int | None]
-    notes: Sequence[str] = ()  # on counters that are unknown
+    notes: Sequence[str]  # those of the meter, which may become more
     sent: Sequence[int] = ()  # as `Window` has it
     # of the steps beyond those asked, None where one recorded none
     losses: list[Any] = field(default_factory=list)
@@ -55,7 +55,12 @@ def warm_up(step: Step, rank: TimedRank) -> WarmUp:
     rank.enter(Phase.WARMUP)
     counters: Mapping[str, int | None] = {}
     if asked == 0:
-        return WarmUp(steps=0, unsettled="", counters=counters)
+        return WarmUp(
+            steps=0,
+            unsettled="",
+            counters=counters,
+            notes=rank.meter.notes,
+        )
     watch = Steadiness(ctx.device)
     step_ns = []
     sent = []

@@ -177,6 +177,9 @@ class RankRequest:
     argv: list[str]
     # process of this node x core; empty where not pinned
     cpus: tuple[tuple[int, ...], ...]
+    # By process of this node, the CUDA device that it alone sees, by number or UUID; () where all
+    # see all.
+    devices: tuple[str, ...]
     threads: int  # of a rank whose environment asks for none; 0: torch's choice
     modules: Mapping[str, str]  # that pytest collected: name -> file
     # the fields of `wire.source_trees.Trees`: report what is used from there

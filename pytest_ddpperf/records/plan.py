@@ -62,6 +62,22 @@ def is_asked(fact: str) -> bool:
     return fact in _ASKED or fact.startswith(OF_TEST)
 
 
+# All names of NCCL. Which implementation "nccl" is depends on torch: from 2.15 on it is "nccl2".
+# "ncclx" is that of torchcomms.
+NCCL = ("nccl", "nccl2", "nccl-lazy", "nccl-legacy", "ncclx")
+# Backends that torch knows by name, whether or not a build has them.
+KNOWN_BACKENDS = ("gloo", *NCCL, "xccl", "ucc", "mpi")
+
+
+def backends_by_device(asked: str) -> dict[str, str]:
+    """Return the backends of a composite one, "cpu:gloo,cuda:nccl", by device type; {} for a single
+    one."""
+    if ":" not in asked:
+        return {}
+    pairs = (each.partition(":") for each in asked.split(","))
+    return {device: backend for device, _, backend in pairs}
+
+
 # what ends a step: an optimizer's update, or a call of `pytest_ddpperf.step_end`
 UPDATE, MARK = "update", "mark"
 
@@ -96,9 +112,11 @@ class Plan:
     # of the process group whose steps are timed: all ranks, or an RPC launch's trainers
     world_size: int
     nodes: int = 1  # that these are dealt over, in equal parts
-    # a name torch knows, never "auto"; "" for no process group (the probe)
+    # A name torch knows, or a composite of them; never "auto". "" for no process group (the probe).
     backend: str
     device: str  # a device type: "cpu", "cuda", ...
+    # whether each rank sees its own CUDA device alone, as cuda:0
+    sees_one_device: bool = False
     warmup: int = 0  # steps
     steps: int = 1  # timed, at least
     # that the timed steps shall take, where `most_steps` allow it; 0: exactly `steps`
@@ -130,6 +148,11 @@ class Plan:
     facts: Mapping[str, str | int | float | bool] = field(default_factory=dict)
     # that a program writes, by name
     figures: Mapping[str, Figure] = field(default_factory=dict)
+
+    @property
+    def device_backend(self) -> str:
+        """The backend between the devices of ranks, by its name alone."""
+        return backends_by_device(self.backend).get(self.device, self.backend)
 
     @property
     def rpc(self) -> bool:
@@ -193,7 +216,7 @@ class Plan:
     def measured_as(self, other: Plan) -> Plan:
         """With the group, the warm-up, the windows and the timing of another."""
         names = """
-            world_size backend device parameter_servers
+            world_size backend device sees_one_device parameter_servers
             warmup steps min_seconds most_steps timing
         """.split()
         return replace(self, **{name: getattr(other, name) for name in names})

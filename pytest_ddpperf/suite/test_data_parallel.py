@@ -139,7 +139,7 @@ def _is_step(event: Any) -> bool:
 
 def _is_communication(event: Any, backend: str) -> bool:
     """Whether it is a kernel of NCCL, or Gloo did it, on its own threads."""
-    if backend == "nccl":
+    if "nccl" in backend:
         return _is_kernel(event) and "nccl" in event.name.lower()
     return event.is_async and event.name.startswith("gloo:")
 

@@ -149,10 +149,10 @@ def uses_cuda(config: pytest.Config, ranks: int) -> bool:
     """Whether so many ranks of one machine have a CUDA device each, as the plugin chooses."""
     device = read_option(config, "ddp_device", "auto")
     if device != "auto":
-        return device == "cuda"
+        return device in ("cuda", "cuda:0")
     backend = read_option(config, "ddp_backend", "auto")
     if backend != "auto":
-        return backend == "nccl"
+        return "nccl" in backend
     return torch.cuda.device_count() >= ranks
 
 

@@ -13,6 +13,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -94,6 +95,52 @@ def test_under_a_quota_ranks_are_on_all_cores_with_threads_for_their_share(
         return os.sched_getaffinity(0), torch.get_num_threads()
 
     assert bench.call(function, ranks=1) == [(usable, len(usable) - 1)]
+
+
+@pytest.mark.skipif(
+    len(os.sched_getaffinity(0)) < 2, reason="one core has no smaller share"
+)
+@pytest.mark.parametrize("warmup", [0, 3])
+def test_a_rank_that_begins_its_window_on_other_cores_than_its_own_is_noted(
+    bench: Bench, warmup: int
+) -> None:
+    usable = os.sched_getaffinity(0)
+
+    def setup(ctx: Any) -> Any:
+        if ctx.rank == 1:
+            os.sched_setaffinity(0, usable)
+        return lambda: dist.all_reduce(torch.ones(1))
+
+    (note,) = (
+        note
+        for note in bench.measure(setup, warmup=warmup).notes
+        if "cores" in note
+    )
+    assert note == (
+        "rank 1 has left its cores: its code or a library pinned it to"
+        f" {len(usable)} cores, and it had {len(usable) // 2}"
+    )
+
+
+def test_a_composite_backend_forms_a_group_and_its_class_is_a_fact(
+    bench: Bench,
+) -> None:
+    def setup(ctx: Any) -> Any:
+        assert ctx.backend == "cpu:gloo"
+        return lambda: dist.all_reduce(torch.ones(4))
+
+    plan = replace(bench.plan(warmup=3), backend="cpu:gloo")
+    samples = bench.launch(plan, setup)
+    assert samples.facts["implementation"] == "ProcessGroupGloo"
+    plain = bench.measure(setup_of_all_reduce, warmup=3)
+    assert plain.facts["implementation"] == "ProcessGroupGloo"
+    assert samples.counters == plain.counters | {
+        "peak_rss.bytes": samples.counters["peak_rss.bytes"]
+    }
+
+
+def setup_of_all_reduce(ctx: Any) -> Any:
+    return lambda: dist.all_reduce(torch.ones(4))
 
 
 def test_a_torch_without_rpc_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

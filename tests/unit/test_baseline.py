@@ -58,6 +58,7 @@ GPU_FACTS = {
     "devices_per_node": 8,
     "power_limit_watts": 700.0,
     "interconnect": "nvlink",
+    "implementation": "ProcessGroupNCCL",
     "cudnn_benchmark": False,
     "clock_mhz": 1755,
 }
@@ -162,6 +163,7 @@ def test_on_an_accelerator_the_device_is_the_key_and_the_cpu_is_recorded():
         "timing": "free",
         "power_limit_watts": 700.0,
         "interconnect": "nvlink",
+        "implementation": "ProcessGroupNCCL",
         "matmul_precision": "highest",
         "cudnn_benchmark": False,
         "deterministic": False,
@@ -169,6 +171,26 @@ def test_on_an_accelerator_the_device_is_the_key_and_the_cpu_is_recorded():
     assert gpu.recorded["cpu_model"] == CPU_FACTS["cpu_model"]
     assert gpu.recorded["clock_mhz"] == 1755
     assert "cuda" not in gpu.recorded, "a fact that is None is left out"
+
+
+def test_that_each_rank_sees_its_device_alone_is_recorded():
+    assert (
+        "visible_devices"
+        not in environment({}, GPU_PLAN, batch_size=None).recorded
+    )
+    plan = replace(GPU_PLAN, sees_one_device=True)
+    recorded = environment({}, plan, batch_size=None).recorded
+    assert recorded["visible_devices"] == "one a rank"
+
+
+def test_a_composite_backend_has_a_folder_of_its_own():
+    plan = replace(GPU_PLAN, backend="cpu:gloo,cuda:nccl")
+    names = {
+        environment_name(environment(GPU_FACTS, each, batch_size=None))
+        for each in (plan, GPU_PLAN)
+    }
+    assert len(names) == 2
+    assert any("cpu-gloo-cuda-nccl" in name for name in names)
 
 
 @pytest.mark.parametrize(

@@ -301,6 +301,7 @@ def timed_rank(plan: Plan, ctx: Any, board: Any) -> TimedRank:
         board=board,
         meter=CountsNothing(),
         own=group.NoGroup(),
+        pinned_to=group.cores(),
         stretches=None,
     )
 
@@ -567,6 +568,20 @@ def test_ranks_on_devices_share_the_threads(
     monkeypatch.setenv("OMP_NUM_THREADS", "2")
     group.prepare(plan, 3, threads=12)
     assert asked == [12, 3, 3]
+
+
+def test_a_rank_that_sees_one_device_has_the_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[int] = []
+    monkeypatch.setattr(torch.accelerator, "set_device_index", asked.append)
+    monkeypatch.setattr(group, "_pin_near", lambda device: None)
+    monkeypatch.setattr(group, "_seed", lambda seed: None)
+    plan = Plan(
+        world_size=8, backend="nccl", device="cuda", sees_one_device=True
+    )
+    assert group.prepare(plan, 3, threads=0) == torch.device("cuda", 0)
+    assert asked == [0]
 
 
 @pytest.mark.parametrize("replays", [False, True])

@@ -82,6 +82,66 @@ def test_switches_that_cannot_be_read_are_unknown(
     assert notes == []
 
 
+@pytest.mark.parametrize(
+    ("built", "in_torchcomms", "has"),
+    [
+        (True, (), ["gloo", "nccl", "nccl2", "nccl-lazy", "mpi"]),
+        (False, (), ["gloo", "mpi"]),
+        (False, ("ncclx",), ["gloo", "mpi", "ncclx"]),
+    ],
+)
+def test_names_of_nccl_are_there_if_it_is_built(
+    monkeypatch: pytest.MonkeyPatch,
+    built: bool,
+    in_torchcomms: tuple[str, ...],
+    has: list[str],
+) -> None:
+    """torch 2.14 registers them in each build, some only once they are asked for."""
+    registered = {"gloo", "nccl", "nccl2", "nccl-lazy", "mpi", "fake"}
+    names = ["undefined", "gloo", "nccl", "fake"]
+    monkeypatch.setattr(torch.distributed.Backend, "backend_list", names)
+    monkeypatch.setattr(
+        torch.distributed, "is_backend_available", registered.__contains__
+    )
+    monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda: built)
+    monkeypatch.setattr(
+        environment.torch_names, "find", lambda name: in_torchcomms.__contains__
+    )
+    assert sorted(environment._backends()) == sorted(has)
+
+
+def test_what_carries_collectives_out_is_a_fact(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """`nccl` is ProcessGroupNCCL up to torch 2.14, and ProcessGroupNCCL2 from 2.15 on."""
+
+    class ProcessGroupNCCL2:
+        pass
+
+    asked: list[torch.device] = []
+
+    def backend_of(device: torch.device) -> ProcessGroupNCCL2:
+        asked.append(device)
+        return ProcessGroupNCCL2()
+
+    ctx: Any = SimpleNamespace(rank=0, device=torch.device("cpu"))
+    notes: list[str] = []
+    assert environment.of_rank(ctx, notes)["implementation"] is None
+    world = SimpleNamespace(_get_backend=backend_of)
+    monkeypatch.setattr(
+        torch.distributed, "group", SimpleNamespace(WORLD=world)
+    )
+    facts = environment.of_rank(ctx, notes)
+    assert facts["implementation"] == "ProcessGroupNCCL2"
+    assert asked == [ctx.device]
+    monkeypatch.setattr(
+        torch.distributed, "group", SimpleNamespace(WORLD=SimpleNamespace())
+    )
+    assert "implementation" not in environment.of_rank(ctx, notes)
+    (note,) = notes
+    assert note.startswith("the implementation of the backend is unknown: ")
+
+
 SMI = """#!/bin/sh
 for name in {refused}; do
     case "$1" in *$name*) echo "Field \\"$name\\" is not a valid field to query."; exit 2;; esac
@@ -108,6 +168,35 @@ def smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
         monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
 
     return make
+
+
+@pytest.mark.parametrize(
+    ("model", "uuid", "asked"),
+    [
+        ("NVIDIA H100", "8932f937-d72c", "GPU-8932f937-d72c"),
+        ("NVIDIA H100", "GPU-8932f937-d72c", "GPU-8932f937-d72c"),
+        ("NVIDIA H100 MIG 1g.10gb", "8932f937-d72c", "0000:17:00.0"),
+    ],
+)
+def test_nvidia_smi_is_asked_for_the_gpu_of_a_device(
+    monkeypatch: pytest.MonkeyPatch, model: str, uuid: str, asked: str
+) -> None:
+    """Of a MIG device it knows no clock and no limit."""
+    properties = SimpleNamespace(
+        name=model,
+        total_memory=80 << 30,
+        uuid=uuid,
+        pci_domain_id=0,
+        pci_bus_id=0x17,
+        pci_device_id=0,
+    )
+    monkeypatch.setattr(
+        torch.cuda, "get_device_properties", lambda _: properties
+    )
+    monkeypatch.setattr(environment, "_nvidia_smi", lambda name: {"smi": name})
+    facts = environment.device(torch.device("cuda", 0))
+    assert facts["smi"] == asked
+    assert facts["device_model"] == model
 
 
 @pytest.mark.parametrize(

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import os
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+import torch.distributed as dist
 
-from pytest_ddpperf.rank.group import store_of
+from pytest_ddpperf.rank import loop_states
+from pytest_ddpperf.rank.group import ProcessPlace, cores, join, store_of
+from pytest_ddpperf.records.errors import DdpPerfError
+from pytest_ddpperf.records.plan import Plan
 from pytest_ddpperf.wire.boot import kernel_numbers
 
 
@@ -32,3 +39,94 @@ def test_ranks_wait_for_each_other_at_a_file_for_as_long_as_they_are_told(
     assert store_of(
         "store", 2, tmp_path, None, timedelta(seconds=700)
     ).timeout == timedelta(seconds=700)
+
+
+def plan_of(backend: str, device: str) -> Plan:
+    return Plan(world_size=2, backend=backend, device=device)
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> ProcessPlace:
+    return ProcessPlace(
+        number=0, index=0, node=0, folder=tmp_path, store=None, threads=0
+    )
+
+
+@pytest.mark.parametrize(
+    ("backend", "device", "is_bound"),
+    [
+        ("nccl", "cuda:1", True),
+        ("nccl2", "cuda:1", True),
+        ("nccl-lazy", "cuda:1", True),
+        ("nccl-legacy", "cuda:1", True),
+        ("cuda:ncclx", "cuda:1", True),
+        ("cpu:gloo,cuda:nccl", "cuda:1", True),
+        ("xccl", "xpu:1", True),
+        ("gloo", "cuda:1", False),
+        ("cpu:gloo,cuda:nccl", "cpu", False),
+        ("gloo", "cpu", False),
+    ],
+)
+def test_nccl_by_any_name_is_bound_to_its_device(
+    monkeypatch: pytest.MonkeyPatch,
+    place: ProcessPlace,
+    backend: str,
+    device: str,
+    is_bound: bool,
+) -> None:
+    asked: dict[str, Any] = {}
+
+    def initialise(name: str, **options: Any) -> None:
+        asked.update(options, name=name)
+
+    monkeypatch.setattr(dist, "init_process_group", initialise)
+    there = torch.device(device)
+    join(plan_of(backend, there.type), 0, 2, place, "store", there)
+    assert asked["name"] == backend
+    assert asked["device_id"] == (there if is_bound else None)
+
+
+@pytest.mark.skipif(len(cores()) < 2, reason="one core has no smaller share")
+def test_the_cores_of_a_rank_are_put_back_after_a_group_has_connected(
+    monkeypatch: pytest.MonkeyPatch, place: ProcessPlace
+) -> None:
+    """As NCCL 2.29 leaves a thread on the cores that it chose."""
+    before = cores()
+
+    def connect(*_: object, **__: object) -> None:
+        os.sched_setaffinity(0, {min(before)})
+
+    monkeypatch.setattr(dist, "init_process_group", connect)
+    try:
+        cpu = torch.device("cpu")
+        join(plan_of("gloo", "cpu"), 0, 2, place, "store", cpu)
+        assert cores() == before
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+@pytest.mark.parametrize(
+    ("asked", "has", "uses"),
+    [
+        ("nccl", "cuda:nccl", ""),
+        ("nccl", "cuda:nccl2", ""),
+        ("cpu:gloo,cuda:nccl-lazy", "cpu:gloo,cuda:nccl-legacy", ""),
+        ("cuda:ncclx", "cuda:ncclx", ""),
+        ("nccl", "cpu:gloo,cuda:gloo", "uses gloo, and nccl was"),
+        ("gloo", "cuda:nccl2", "uses nccl2, and gloo was"),
+        ("cpu:gloo,cuda:nccl", "cpu:gloo", "no backend for cuda, and nccl was"),
+    ],
+)
+def test_a_program_may_have_any_implementation_of_nccl(
+    monkeypatch: pytest.MonkeyPatch, asked: str, has: str, uses: str
+) -> None:
+    """Which one it has is a fact that must match."""
+    monkeypatch.setattr(dist, "is_initialized", lambda: True)
+    monkeypatch.setattr(dist, "get_world_size", lambda: 2)
+    monkeypatch.setattr(dist, "get_backend_config", lambda: has)
+    plan = plan_of(asked, "cuda")
+    if not uses:
+        loop_states.refuse_wrong_group(plan, torch.device("cuda", 0))
+        return
+    with pytest.raises(DdpPerfError, match=uses):
+        loop_states.refuse_wrong_group(plan, torch.device("cuda", 0))

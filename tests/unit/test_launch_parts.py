@@ -36,6 +36,7 @@ from pytest_ddpperf.launch.ranks import Peer
 from pytest_ddpperf.launch.remote_ranks import Part, RemoteRanks
 from pytest_ddpperf.launch.request import for_ranks, recorded
 from pytest_ddpperf.launch.template import read_at_import
+from pytest_ddpperf.records.errors import DdpPerfError
 from pytest_ddpperf.records.plan import Plan
 from pytest_ddpperf.records.samples import RankError
 from pytest_ddpperf.wire.channels import Board
@@ -288,6 +289,52 @@ def test_a_rank_on_a_gpu_has_threads_for_its_share_of_the_cores_and_is_not_pinne
     part = Part(processes=plan.part(0))
     asked = request.rank_request(tmp_path, plan, part, modules={})
     assert (asked.threads, asked.cpus) == (4, ((),) * 4)
+    assert asked.devices == (), "each sees all"
+
+
+@pytest.mark.parametrize(
+    ("visible", "devices"),
+    [
+        (None, ("0", "1")),
+        ("3,1", ("3", "1")),
+        ("GPU-8932f937, GPU-0f4e,GPU-2b", ("GPU-8932f937", "GPU-0f4e")),
+        ("MIG-3f,MIG-4a", ("MIG-3f", "MIG-4a")),
+    ],
+)
+def test_each_rank_sees_the_device_of_its_place_alone(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    visible: str | None,
+    devices: tuple[str, ...],
+) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    plan = Plan(
+        world_size=4,
+        nodes=2,
+        backend="nccl",
+        device="cuda",
+        sees_one_device=True,
+    )
+    part = Part(processes=plan.part(1), node=1)
+    asked = request.rank_request(tmp_path, plan, part, modules={})
+    assert asked.devices == devices
+
+
+def test_fewer_visible_devices_than_ranks_are_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a test may choose them: the machine's were enough."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-8932f937,")
+    plan = Plan(
+        world_size=2, backend="nccl", device="cuda", sees_one_device=True
+    )
+    part = Part(processes=plan.part(0))
+    with pytest.raises(
+        DdpPerfError, match="CUDA_VISIBLE_DEVICES has 1 device for 2 ranks"
+    ):
+        request.rank_request(tmp_path, plan, part, modules={})
 
 
 # --- hangs

@@ -10,7 +10,13 @@ import pytest
 
 from pytest_ddpperf.launch import placement
 from pytest_ddpperf.options.settings import Settings
-from pytest_ddpperf.plugin.place import Place, Places, nodes_for, resolve
+from pytest_ddpperf.plugin.place import (
+    Place,
+    Places,
+    described,
+    nodes_for,
+    resolve,
+)
 from pytest_ddpperf.plugin.role import Alone, LeadsVersion
 from pytest_ddpperf.plugin.session import Session
 from pytest_ddpperf.records.errors import MarkerError, OptionError, Unavailable
@@ -30,7 +36,7 @@ GPUS: dict[str, Scalar] = {
     **CPU,
     "device_type": "cuda",
     "device_count": 8,
-    "backends": "gloo,nccl",
+    "backends": "gloo,nccl,nccl2,nccl-lazy,ncclx",
 }
 
 
@@ -109,6 +115,21 @@ def settings(source: str = "command line", **asked: Any) -> Settings:
         ),
         (GPUS, {"backend": "nccl"}, 2, ("nccl", "cuda", "asked")),
         (GPUS, {"backend": "gloo"}, 2, ("gloo", "cpu", "asked")),
+        (GPUS, {"backend": "nccl-lazy"}, 2, ("nccl-lazy", "cuda", "asked")),
+        (
+            GPUS,
+            {"backend": "cpu:gloo,cuda:nccl2"},
+            2,
+            ("cpu:gloo,cuda:nccl2", "cuda", "asked"),
+        ),
+        (
+            GPUS,
+            {"backend": "cpu:gloo,cuda:nccl", "device": "cpu"},
+            2,
+            ("cpu:gloo,cuda:nccl", "cpu", "for cpu"),
+        ),
+        (GPUS, {"backend": "cuda:ncclx"}, 2, ("cuda:ncclx", "cuda", "asked")),
+        (CPU, {"backend": "cpu:gloo"}, 2, ("cpu:gloo", "cpu", "asked")),
     ],
 )
 def test_what_auto_comes_to(
@@ -162,6 +183,24 @@ def test_what_auto_comes_to(
             16,
             "a rank needs a device of its own; 8 cuda devices here",
         ),
+        (
+            GPUS,
+            {"backend": "nccl-legacy"},
+            2,
+            "--ddp-backend: 'nccl-legacy': this torch (2.13.0) has gloo, nccl,",
+        ),
+        (
+            CPU,
+            {"backend": "cpu:gloo,cuda:nccl"},
+            2,
+            "--ddp-backend: 'cpu:gloo,cuda:nccl': this torch (2.13.0) has gloo",
+        ),
+        (
+            GPUS,
+            {"device": "cuda:0", "world_sizes": (9,)},
+            9,
+            "a rank needs a device of its own; 8 cuda devices here",
+        ),
     ],
 )
 def test_what_is_missing_is_refused_to_the_command_line_and_skips_a_marker(
@@ -174,11 +213,62 @@ def test_what_is_missing_is_refused_to_the_command_line_and_skips_a_marker(
         resolve(settings("marker", **asked), world_size, facts)
 
 
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        (
+            {"backend": "cpu:gloo", "device": "cuda"},
+            "--ddp-backend: 'cpu:gloo': has no backend for cuda",
+        ),
+        ({"backend": "cpu:gloo,cuda"}, "'cpu:gloo,cuda': this torch (2.13.0)"),
+        ({"backend": "cpu:auto"}, "'cpu:auto': this torch (2.13.0) has gloo"),
+        ({"device": "cuda:1"}, "did you mean cuda?"),
+    ],
+)
+def test_a_composite_backend_or_a_device_that_cannot_be_is_refused(
+    asked: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(OptionError) as refused:
+        resolve(settings(**asked), 2, GPUS)
+    assert words in str(refused.value)
+
+
+# --- one visible device a rank
+
+
+def test_each_rank_may_see_its_own_device_alone() -> None:
+    place = resolve(settings(device="cuda:0"), 8, GPUS)
+    assert (place.device, place.backend) == ("cuda", "nccl")
+    assert place.sees_one_device
+    assert (
+        described(place, "8 ranks", 8, {})
+        == "8 ranks over nccl (for cuda), each sees one device, cuda:0"
+    )
+    assert not resolve(settings(device="cuda"), 8, GPUS).sees_one_device
+
+
+def test_a_process_sees_one_mig_device_but_each_rank_may_have_its_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-3f, MIG-4a")
+    one = {**GPUS, "device_count": 1}
+    assert resolve(settings(device="cuda:0"), 2, one).sees_one_device
+    with pytest.raises(OptionError, match="1 cuda device here"):
+        resolve(settings(device="cuda"), 2, one)
+    with pytest.raises(OptionError, match="2 cuda devices here"):
+        resolve(settings(device="cuda:0"), 3, one)
+
+
+def test_devices_of_rpc_are_addressed_so_all_are_visible() -> None:
+    with pytest.raises(OptionError, match="'cuda:0': not for RPC"):
+        resolve(settings(device="cuda:0"), 2, GPUS, field="trainers")
+
+
 def test_a_backend_nobody_knows_is_a_mistake_in_a_marker_too() -> None:
     with pytest.raises(MarkerError) as marked:
         resolve(settings("marker", backend="glo"), 2, GPUS)
     assert str(marked.value).endswith(
-        "'glo': this torch (2.13.0) has gloo, nccl; did you mean gloo?"
+        "'glo': this torch (2.13.0) has gloo, nccl, nccl2, nccl-lazy, ncclx; did you mean gloo?"
     )
     with pytest.raises(OptionError, match="'glo'") as refused:
         resolve(settings(backend="glo"), 2, CPU)

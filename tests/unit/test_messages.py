@@ -148,6 +148,7 @@ def test_the_request_of_ranks_arrives_as_it_was_written() -> None:
         sys_path=["", "/a"],
         argv=["pytest"],
         cpus=((0, 2), ()),
+        devices=("GPU-8932f937", "1"),
         threads=0,
         modules={"test_a": "/a/test_a.py"},
         trees=None,

@@ -25,6 +25,25 @@ PLAN = Plan(
 )
 
 
+# --- backends
+
+
+@pytest.mark.parametrize(
+    ("backend", "device", "between_devices"),
+    [
+        ("gloo", "cpu", "gloo"),
+        ("nccl2", "cuda", "nccl2"),
+        ("cpu:gloo,cuda:nccl", "cuda", "nccl"),
+        ("cpu:gloo,cuda:nccl", "cpu", "gloo"),
+    ],
+)
+def test_of_a_composite_backend_that_of_the_device_is_known(
+    backend: str, device: str, between_devices: str
+) -> None:
+    plan = replace(PLAN, backend=backend, device=device)
+    assert plan.device_backend == between_devices
+
+
 # --- limits
 
 
