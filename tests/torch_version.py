@@ -22,3 +22,6 @@ def needs_torch(release: str, why: str) -> pytest.MarkDecorator:
     return pytest.mark.skipif(
         release_of(release) > TORCH, reason=f"needs torch {release}: {why}"
     )
+
+
+NEEDS_RECORDER = needs_torch("2.7", "Gloo has no flight recorder before it")

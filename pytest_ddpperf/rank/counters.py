@@ -39,7 +39,7 @@ class Meter:
             recorder.record_something()
         gc.collect()  # modules that a set-up made and dropped live in cycles
         own.barrier()  # so that the recorder holds something, if it is on
-        sent = Sent(own)
+        sent = Sent(own, has_compiled=has_compiled())
         reduced: dict[int, list[int]] = {}
         with noting(SENT_IS, sent.problems):
             reduced = modules.ready_times(modules.replicas())

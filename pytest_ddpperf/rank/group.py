@@ -48,10 +48,13 @@ def serve(descriptor: int) -> NoReturn:
 def _tcp_store(host: str, port: int, **options: Any) -> Any:
     """Return a store that listens on a bound descriptor, or a client of one."""
     store: Any = dist.TCPStore  # type: ignore[attr-defined]
-    is_master = "master_listen_fd" in options
-    return store(
-        host, port, is_master=is_master, wait_for_workers=False, **options
-    )
+    options["is_master"] = "master_listen_fd" in options
+    options["wait_for_workers"] = False
+    try:
+        return store(host, port, **options)
+    except NotImplementedError:
+        # In torch 2.6, libuv's server takes no descriptor.
+        return store(host, port, use_libuv=False, **options)
 
 
 def store_of(

@@ -14,7 +14,7 @@ import re
 import threading
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -43,6 +43,9 @@ _BYTES_IN = {"reduce_scatter": 1, "all_to_all": 1, "gather": 1}
 _BYTES_COME_OUT = ("all_gather", "scatter", "recv")
 SENT_IS = "what a step sends is"  # of a note
 _REGISTER_HOOK = "torch.distributed:ProcessGroup.register_pre_hook"
+_IGNORED = (
+    "torch.utils._python_dispatch:TorchDispatchMode.ignore_compile_internals"
+)
 HAS_HOOKS = torch_names.find(_REGISTER_HOOK) is not None
 _HOOK = 0x646470  # hooks have numbers, which others may give, too
 
@@ -183,9 +186,17 @@ def watch_graphs() -> None:
 class Sent:
     """What a step sends and copies."""
 
-    def __init__(self, own: NoGroup) -> None:
-        """Groups of our `own` do not count. The recorder must hold something by now."""
+    def __init__(self, own: NoGroup, *, has_compiled: bool) -> None:
+        """Groups of our `own` do not count. The recorder must hold something by now. An older torch
+        compiles nothing any more after it was counted in code that it `has_compiled`: there nothing
+        is counted."""
         self.problems = [*_unwatched]  # why something is not known
+        ignored = torch_names.find(_IGNORED) is not None
+        self._is_counting = ignored or not has_compiled
+        if not self._is_counting:
+            self.problems.append(
+                f"{SENT_IS} unknown: to count would switch torch.compile off in this torch"
+            )
         self._own = own
         self._before = recorded(own)
         self._dispatched = Dispatched(self.problems)
@@ -204,7 +215,7 @@ class Sent:
         for group in groups:
             group.register_pre_hook(_HOOK, self._note)
         try:
-            with self._dispatched:
+            with self._dispatched if self._is_counting else nullcontext():
                 yield
         finally:
             for group in groups:
@@ -252,7 +263,10 @@ class Sent:
 
     def work(self, *, has_compiled: bool) -> dict[str, int | None]:
         """Return how many operators the step called, and their floating-point operations: unknown
-        of compiled code and replayed graphs, which call what no source sees."""
+        of compiled code and replayed graphs, which call what no source sees. {} if nothing was
+        counted."""
+        if not self._is_counting:
+            return {}
         work = self._dispatched.work
         is_seen = not (self._is_hidden or _unwatched or has_compiled)
         return {

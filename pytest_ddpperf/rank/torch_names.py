@@ -63,6 +63,9 @@ _NAMES = {
         "torch._C._distributed_c10d:_dump_fr_trace": "read the flight recorder",
         "torch._C._distributed_c10d:_dump_nccl_trace": "read NCCL's flight recorder",
         "torch.utils._pytree:tree_leaves": "find an operation's tensors",
+        "torch.utils._python_dispatch:TorchDispatchMode.ignore_compile_internals": (
+            "count in compiled code"
+        ),
     },
     "the floating-point operations of a step": {
         "torch.utils.flop_counter:flop_registry": "find the formula of an operator",
@@ -125,6 +128,8 @@ _SINCE = {
     "torch.backends.mkldnn:matmul.fp32_precision": "2.9",
     "torch.backends.cudnn:conv.fp32_precision": "2.9",
     "torch._C._distributed_c10d:_dump_fr_trace": "2.7",
+    # or 2.9, which was not tried
+    "torch.utils._python_dispatch:TorchDispatchMode.ignore_compile_internals": "2.10",
     "torch.distributed:ProcessGroup.register_pre_hook": "2.14",
     "torch.distributed.distributed_c10d:_is_torchcomms_backend": "2.14",
 }

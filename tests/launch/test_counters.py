@@ -18,11 +18,14 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 from pytest_ddpperf.launch import Launcher
-from pytest_ddpperf.rank.sent import HAS_HOOKS
+from pytest_ddpperf.rank import torch_names
+from pytest_ddpperf.rank.group import NoGroup
+from pytest_ddpperf.rank.sent import HAS_HOOKS, Sent
 from pytest_ddpperf.records.metric import WORK
 from pytest_ddpperf.records.plan import Plan
 from pytest_ddpperf.records.samples import Counters
 from tests.launch.conftest import Bench, Recorder
+from tests.torch_version import NEEDS_RECORDER, TORCH
 
 FLOAT = 4  # bytes
 GRADIENTS = (20 * 8 + 8 + 8 * 3 + 3) * FLOAT  # of `network`
@@ -74,6 +77,7 @@ def sent(**moved: tuple[int, int]) -> dict[str, int]:
     }
 
 
+@NEEDS_RECORDER
 @pytest.mark.parametrize("batch", [1, 64])
 def test_ddp_reduces_the_gradients_bytes_whatever_the_batch_size(
     bench: Bench, batch: int
@@ -117,6 +121,7 @@ def test_flops_are_those_of_the_batch_and_each_operator_counts(
     assert (counters["operators.count"], counters["flops"]) == (5, 0)
 
 
+@NEEDS_RECORDER
 def test_more_buckets_are_more_all_reduces_of_as_many_bytes(
     bench: Bench,
 ) -> None:
@@ -127,6 +132,7 @@ def test_more_buckets_are_more_all_reduces_of_as_many_bytes(
     assert counters["buckets.largest_bytes"] == 20 * 8 * FLOAT
 
 
+@NEEDS_RECORDER
 def test_gradients_reduced_one_by_one_are_an_all_reduce_each(
     bench: Bench,
 ) -> None:
@@ -152,6 +158,7 @@ def test_gradients_reduced_one_by_one_are_an_all_reduce_each(
     ) == (None, None, GRADIENTS)
 
 
+@NEEDS_RECORDER
 @pytest.mark.parametrize(("reshards", "gathers"), [(True, 2), (False, 1)])
 def test_fsdp_scatters_padded_gradients_and_gathers_parameters(
     bench: Bench, reshards: bool, gathers: int
@@ -174,6 +181,7 @@ def test_fsdp_scatters_padded_gradients_and_gathers_parameters(
     assert known(counted(bench, setup)) == {**moved, "parameters.bytes": shard}
 
 
+@NEEDS_RECORDER
 def test_each_kind_of_operation_has_its_bytes(bench: Bench) -> None:
     def setup(ctx: Any) -> Any:
         from torch.distributed import _functional_collectives as functional
@@ -214,6 +222,7 @@ def test_each_kind_of_operation_has_its_bytes(bench: Bench) -> None:
     )
 
 
+@NEEDS_RECORDER
 def test_buffers_and_bitmaps_are_counted_apart(bench: Bench) -> None:
     def with_buffers() -> nn.Module:
         return nn.Sequential(
@@ -235,6 +244,7 @@ def test_buffers_and_bitmaps_are_counted_apart(bench: Bench) -> None:
     assert counters["collectives.count"] == 4  # the bitmap, too
 
 
+@NEEDS_RECORDER
 def test_the_copy_of_a_ddp_module_adds_nothing_to_what_is_synchronised(
     bench: Bench,
 ) -> None:
@@ -261,6 +271,7 @@ def test_the_copy_of_a_ddp_module_adds_nothing_to_what_is_synchronised(
     )
 
 
+@NEEDS_RECORDER
 @pytest.mark.parametrize(
     "options", [{}, {"static_graph": True}, {"find_unused_parameters": True}]
 )
@@ -291,6 +302,7 @@ def test_every_ddp_module_that_synchronises_in_the_step_counts(
     )
 
 
+@NEEDS_RECORDER
 def test_a_step_that_only_accumulates_synchronises_nothing(
     bench: Bench,
 ) -> None:
@@ -320,6 +332,7 @@ def test_what_ddp_synchronises_in_python_is_unknown(bench: Bench) -> None:
     assert (counters["gradient_bytes"], counters["buckets"]) == (None, None)
 
 
+@NEEDS_RECORDER
 def test_a_layer_that_is_frozen_later_is_still_in_the_bitmap(
     bench: Bench,
 ) -> None:
@@ -379,6 +392,7 @@ def odd_module(kind: str) -> Any:
     raise AssertionError(kind)
 
 
+@NEEDS_RECORDER
 @pytest.mark.parametrize(
     "kind", ["refusing", "lazy", "on meta", "unfinished", "ddp that failed"]
 )
@@ -398,6 +412,7 @@ def test_a_module_that_cannot_be_asked_leaves_counters_known(
     )
 
 
+@NEEDS_RECORDER
 def test_a_module_without_a_table_of_parameters_leaves_their_bytes_unknown(
     bench: Bench,
 ) -> None:
@@ -418,6 +433,7 @@ def test_a_module_without_a_table_of_parameters_leaves_their_bytes_unknown(
     )
 
 
+@NEEDS_RECORDER
 @pytest.mark.parametrize(
     ("kind", "size"),
     [
@@ -490,6 +506,7 @@ def test_what_a_step_sends_is_unknown_if_it_cannot_be_read(
     assert samples.counters["gradient_bytes"] == GRADIENTS
 
 
+@NEEDS_RECORDER
 @pytest.mark.parametrize(
     ("name", "unknown"),
     [
@@ -523,6 +540,7 @@ def test_a_private_name_that_torch_lacks_leaves_figures_unknown(
     assert samples.counters["parameters.bytes"] == GRADIENTS
 
 
+@NEEDS_RECORDER
 def test_a_half_precision_hook_halves_the_bytes_and_not_the_gradients(
     bench: Bench,
 ) -> None:
@@ -543,6 +561,7 @@ def test_a_half_precision_hook_halves_the_bytes_and_not_the_gradients(
     )
 
 
+@NEEDS_RECORDER
 def test_what_the_sources_do_not_agree_on_is_unknown(bench: Bench) -> None:
     """PowerSGD issues two of its three collectives from callbacks of futures, where the dispatcher
     sees them only if the first had ended before the callback was there. Hooks of process groups see
@@ -610,6 +629,7 @@ def test_what_a_thread_of_the_step_sends_to_another_rank_is_unknown(
     assert (counters["send.count"], counters["recv.count"]) == (None, None)
 
 
+@NEEDS_RECORDER
 def test_nothing_is_known_of_a_short_warm_up_and_of_no_model(
     bench: Bench,
 ) -> None:
@@ -647,6 +667,7 @@ def test_all_reduces_are_unknown_where_the_flight_recorder_is_off(
     assert counters["gradient_bytes"] == GRADIENTS
 
 
+@NEEDS_RECORDER
 def test_counting_leaves_compilation_alone(bench: Bench) -> None:
     def setup(ctx: Any) -> Any:
         @torch.compile(backend="eager")
@@ -672,6 +693,60 @@ def test_counting_leaves_compilation_alone(bench: Bench) -> None:
     assert (samples.unfit, samples.unsettled, samples.warmup) == ("", "", 4)
 
 
+def test_compiled_code_is_compiled_code_after_counting(bench: Bench) -> None:
+    """Before torch 2.10, to count in it would switch torch.compile off for good."""
+
+    def setup(ctx: Any) -> Any:
+        runs: list[int] = []
+
+        def compiler(graph: Any, _: Any) -> Any:
+            def run(*args: Any) -> Any:
+                runs.append(1)
+                return graph(*args)
+
+            return run
+
+        model: Any = torch.compile(nn.Linear(3, 3), backend=compiler)
+        value = torch.ones(3)
+
+        def step() -> None:
+            model(value)
+            ctx.record("runs", len(runs))
+            runs.clear()
+
+        return step
+
+    samples = bench.measure(setup, warmup=4)
+    assert samples.recorded["runs"] == ((1.0,) * 3,) * 2
+    is_counted = TORCH >= (2, 10)
+    assert (samples.counters["operators.count"] is not None) == is_counted
+    said = (
+        "what a step sends is unknown: to count would switch torch.compile off in this"
+        " torch"
+    )
+    assert (said in samples.notes) == (not is_counted)
+
+
+def test_counting_in_compiled_code_is_refused_by_a_torch_that_would_stop_compiling(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    name = "torch.utils._python_dispatch:TorchDispatchMode.ignore_compile_internals"
+    monkeypatch.setitem(
+        torch_names.NAMES,
+        name,
+        torch_names.NAMES[name]._replace(path="torch:absent"),
+    )
+    for has_compiled in (False, True):
+        sent = Sent(NoGroup(), has_compiled=has_compiled)
+        with sent.watching():
+            torch.ones(2).add(1)
+        work = sent.work(has_compiled=False)
+        assert work == (
+            {} if has_compiled else {"operators.count": 2, "flops": 0}
+        )
+
+
+@NEEDS_RECORDER
 def test_functional_collectives_are_counted_like_the_others(
     bench: Bench,
 ) -> None:
@@ -747,6 +822,7 @@ def images(batch: int) -> torch.Tensor:
 BOUNDARY = 3 * 5 * 7 * FLOAT
 
 
+@NEEDS_RECORDER
 @pytest.mark.parametrize("batch", [1, 16])
 def test_forward_bytes_grow_with_the_batch_at_the_boundary(
     bench: Bench, batch: int

@@ -12,7 +12,13 @@ import torch
 import torch.distributed as dist
 
 from pytest_ddpperf.rank import loop_states
-from pytest_ddpperf.rank.group import ProcessPlace, cores, join, store_of
+from pytest_ddpperf.rank.group import (
+    ProcessPlace,
+    _tcp_store,
+    cores,
+    join,
+    store_of,
+)
 from pytest_ddpperf.records.errors import DdpPerfError
 from pytest_ddpperf.records.plan import Plan
 from pytest_ddpperf.wire.boot import kernel_numbers
@@ -39,6 +45,30 @@ def test_ranks_wait_for_each_other_at_a_file_for_as_long_as_they_are_told(
     assert store_of(
         "store", 2, tmp_path, None, timedelta(seconds=700)
     ).timeout == timedelta(seconds=700)
+
+
+def test_a_store_is_hosted_on_a_descriptor_that_libuv_does_not_take(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As in torch 2.6."""
+    asked: list[dict[str, Any]] = []
+
+    def store(host: str, port: int, **options: Any) -> str:
+        asked.append(options)
+        if options.get("use_libuv", True) and "master_listen_fd" in options:
+            raise NotImplementedError("libuv ... listen fd")
+        return f"{host}:{port}"
+
+    monkeypatch.setattr(dist, "TCPStore", store)
+    assert _tcp_store("localhost", 1, master_listen_fd=7) == "localhost:1"
+    assert asked[-1] == {
+        "master_listen_fd": 7,
+        "is_master": True,
+        "wait_for_workers": False,
+        "use_libuv": False,
+    }
+    assert _tcp_store("localhost", 1) == "localhost:1"
+    assert asked[-1] == {"is_master": False, "wait_for_workers": False}
 
 
 def plan_of(backend: str, device: str) -> Plan:

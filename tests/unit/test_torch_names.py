@@ -80,6 +80,7 @@ OTHERWISE = {
     "deserialize",
     "fp32_precision",
     "ProcessGroupGloo",
+    "ignore_compile_internals",
     "TorchDispatchMode",
 }
 

@@ -114,6 +114,6 @@ def test_flops_of_compiled_code_are_unknown(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("pytest_ddpperf.rank.sent.recorded", lambda own: None)
-    sent: Any = Sent(None)  # type: ignore[arg-type]  # the recorder is not asked
+    sent: Any = Sent(None, has_compiled=False)  # type: ignore[arg-type]  # the recorder is not asked
     assert sent.work(has_compiled=False) == {"operators.count": 0, "flops": 0}
     assert sent.work(has_compiled=True)["flops"] is None
