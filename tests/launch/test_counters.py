@@ -25,7 +25,7 @@ from pytest_ddpperf.records.metric import WORK
 from pytest_ddpperf.records.plan import Plan
 from pytest_ddpperf.records.samples import Counters
 from tests.launch.conftest import Bench, Recorder
-from tests.torch_version import NEEDS_RECORDER, TORCH
+from tests.torch_version import COUNTS_IN_COMPILED_CODE, NEEDS_RECORDER, TORCH
 
 FLOAT = 4  # bytes
 GRADIENTS = (20 * 8 + 8 + 8 * 3 + 3) * FLOAT  # of `network`
@@ -667,6 +667,7 @@ def test_all_reduces_are_unknown_where_the_flight_recorder_is_off(
     assert counters["gradient_bytes"] == GRADIENTS
 
 
+@COUNTS_IN_COMPILED_CODE
 @NEEDS_RECORDER
 def test_counting_leaves_compilation_alone(bench: Bench) -> None:
     def setup(ctx: Any) -> Any:

@@ -19,6 +19,7 @@ import torch.distributed as dist
 from pytest_ddpperf.launch import stacks
 from pytest_ddpperf.records.errors import LaunchError
 from tests.launch.conftest import Bench, arrive, hang
+from tests.torch_version import NEEDS_RECORDER
 
 
 def all_reduce() -> None:
@@ -38,7 +39,13 @@ def hang_in_c_with_the_gil() -> None:
     ctypes.PyDLL(None).read(empty, ctypes.create_string_buffer(1), 1)
 
 
-@pytest.mark.parametrize("hang", [hang_in_python, hang_in_c_with_the_gil])
+@pytest.mark.parametrize(
+    "hang",
+    [
+        pytest.param(hang_in_python, marks=NEEDS_RECORDER),
+        hang_in_c_with_the_gil,
+    ],
+)
 def test_the_rank_that_hangs_is_first_and_those_that_wait_for_it_follow(
     bench: Bench, hang: Any
 ) -> None:
@@ -105,6 +112,7 @@ def test_a_program_that_handles_the_signal_for_stacks_did_not_end_in_time(
     )
 
 
+@NEEDS_RECORDER
 def test_ranks_that_disagree_on_the_number_of_collectives(bench: Bench) -> None:
     def setup(ctx: Any) -> Any:
         yield all_reduce

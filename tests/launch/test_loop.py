@@ -19,6 +19,7 @@ from pytest_ddpperf.records.plan import MARK, UPDATE, Program
 from pytest_ddpperf.records.samples import LaunchSamples
 from tests.launch.conftest import Bench
 from tests.own_clock import OWN_CLOCK
+from tests.torch_version import NEEDS_RECORDER
 
 # `lasts(5)` takes 5 ms of the clock by which steps are marked.
 BEGIN = (
@@ -95,6 +96,7 @@ def milliseconds(samples: LaunchSamples) -> list[int]:
     return [round(seconds * 1000) for seconds in samples.step_seconds]
 
 
+@NEEDS_RECORDER
 def test_a_program_is_timed_by_its_updates(programs: Programs) -> None:
     samples = programs.run(
         """
@@ -132,6 +134,7 @@ for epoch in range(10**9):
 """
 
 
+@NEEDS_RECORDER
 def test_a_step_of_several_backward_passes_ends_with_the_update_and_shorter_ones_are_left_out(
     programs: Programs,
 ) -> None:
@@ -201,6 +204,7 @@ for update in range(10**9):
 """
 
 
+@NEEDS_RECORDER
 @pytest.mark.parametrize("updates", [1, 2, 4, 6, 11])
 def test_steps_go_on_with_another_optimizer_in_the_next_stage(
     programs: Programs, updates: int
@@ -212,6 +216,7 @@ def test_steps_go_on_with_another_optimizer_in_the_next_stage(
     assert samples.counters["all_reduce.count"] == 1
 
 
+@NEEDS_RECORDER
 def test_counters_and_phases_are_those_of_the_stage_that_is_timed(
     programs: Programs,
 ) -> None:
@@ -476,6 +481,7 @@ model = torch.compile(begin(), backend="eager")
 """
 
 
+@NEEDS_RECORDER
 @pytest.mark.parametrize(
     ("model", "counter"),
     [
@@ -981,6 +987,7 @@ for update in range(10**9):
     assert samples.unfit == ""
 
 
+@NEEDS_RECORDER
 def test_a_program_that_sends_nothing_at_all_has_counts_of_0(
     programs: Programs,
 ) -> None:
@@ -1014,6 +1021,7 @@ while True:
 """
 
 
+@NEEDS_RECORDER
 def test_ranks_with_different_numbers_of_updates_are_refused(
     programs: Programs,
     bench: Bench,
@@ -1057,6 +1065,7 @@ def test_ranks_with_different_numbers_of_updates_are_refused(
         in_stretches()
 
 
+@NEEDS_RECORDER
 @pytest.mark.parametrize(
     ("end", "said"),
     [

@@ -10,8 +10,10 @@ import pytest
 from pytest_ddpperf.records.errors import LaunchError
 from pytest_ddpperf.records.plan import OPS, collective
 from tests.launch.conftest import Bench
+from tests.torch_version import NEEDS_RECORDER
 
 
+@NEEDS_RECORDER
 @pytest.mark.parametrize("op", OPS)
 def test_every_operation_passes_its_check(bench: Bench, op: str) -> None:
     asked = collective(op, 3 * 4 * 1000, "float32", 3)

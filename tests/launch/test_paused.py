@@ -24,6 +24,7 @@ from pytest_ddpperf.records.errors import BaseSideError, LaunchError
 from pytest_ddpperf.wire.channels import readable
 from tests.launch.conftest import Bench, Recorder, arrive, hang
 from tests.processes import descendants, ended, gone, until
+from tests.torch_version import NEEDS_RECORDER
 
 
 def all_reduce() -> None:
@@ -299,6 +300,7 @@ def stop() -> None:
     time.sleep(3600)
 
 
+@NEEDS_RECORDER
 @pytest.mark.parametrize("halt", [hang, stop])
 def test_a_rank_that_halts_in_a_stretch_shows_its_stack_at_the_deadline(
     bench: Bench, halt: Any

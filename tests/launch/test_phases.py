@@ -35,6 +35,11 @@ from pytest_ddpperf.records.step_phases import (
     RANK_WAIT,
 )
 from tests.launch.conftest import Bench, Recorder
+from tests.torch_version import (
+    COUNTS_IN_COMPILED_CODE,
+    NEEDS_RECORDER,
+    needs_torch,
+)
 
 
 class Blocks(nn.Module):
@@ -97,9 +102,22 @@ def known(samples: LaunchSamples) -> set[str]:
     }
 
 
+@NEEDS_RECORDER
 @pytest.mark.parametrize(
     "kind",
-    ["plain", "accumulating", "checkpointed", "closure", "compiled", "fsdp"],
+    [
+        "plain",
+        "accumulating",
+        "checkpointed",
+        "closure",
+        pytest.param(
+            "compiled",
+            marks=needs_torch(
+                "2.11", "DDP is compiled anew when it is counted"
+            ),
+        ),
+        "fsdp",
+    ],
 )
 def test_all_phases_of_a_training_step_are_known_and_add_up(
     bench: Bench, kind: str
@@ -152,6 +170,7 @@ def test_stamps_compile_nothing_in_a_module_that_is_compiled_in_place(
     assert BACKWARD in known(samples)
 
 
+@NEEDS_RECORDER
 def test_other_threads_leave_the_phases_of_training_alone(bench: Bench) -> None:
     def setup(ctx: Any) -> Any:
         model, own = nn.Linear(16, 16), dist.new_group()
@@ -178,6 +197,7 @@ def test_other_threads_leave_the_phases_of_training_alone(bench: Bench) -> None:
     assert set(samples.phases.own[EXPOSED]) == {0.0}
 
 
+@NEEDS_RECORDER
 def test_a_pass_that_lasts_into_the_next_step_is_noted(bench: Bench) -> None:
     def setup(ctx: Any) -> Any:
         def endless() -> Iterator[None]:
@@ -199,6 +219,7 @@ def test_a_pass_that_lasts_into_the_next_step_is_noted(bench: Bench) -> None:
     )
 
 
+@NEEDS_RECORDER
 def test_a_step_without_a_backward_pass_has_no_such_phase(bench: Bench) -> None:
     def setup(ctx: Any) -> Any:
         model = nn.Linear(4, 4)
@@ -213,6 +234,7 @@ def test_a_step_without_a_backward_pass_has_no_such_phase(bench: Bench) -> None:
     }
 
 
+@NEEDS_RECORDER
 def test_a_module_that_takes_no_hooks_leaves_its_forward_pass_unknown(
     bench: Bench,
 ) -> None:
@@ -228,6 +250,7 @@ def test_a_module_that_takes_no_hooks_leaves_its_forward_pass_unknown(
     }
 
 
+@NEEDS_RECORDER
 def test_a_remote_module_is_called_by_a_step_like_any_other(
     bench: Bench, tmp_path: Path
 ) -> None:
@@ -257,6 +280,7 @@ def on_critical_path(samples: LaunchSamples, phase: str) -> list[float]:
     return list(samples.phases.path[phase])
 
 
+@NEEDS_RECORDER
 @pytest.mark.parametrize("kind", ["pipeline", "blocking", "tensor parallel"])
 def test_a_wait_leads_to_the_rank_that_is_late(bench: Bench, kind: str) -> None:
     """Of messages, and of functional collectives, which DTensor uses."""
@@ -330,6 +354,8 @@ def test_a_wait_for_whoever_sends_is_unknown(bench: Bench) -> None:
     assert (samples.phases.path, samples.phases.own[EXPOSED][0]) == ({}, None)
 
 
+@COUNTS_IN_COMPILED_CODE
+@NEEDS_RECORDER
 def test_waits_in_compiled_code_are_unknown(bench: Bench) -> None:
     def setup(ctx: Any) -> Any:
         @torch.compile(backend="aot_eager", fullgraph=True)

@@ -19,6 +19,7 @@ from torch.utils.data import DataLoader
 from pytest_ddpperf.records.errors import LaunchError
 from pytest_ddpperf.wire.source_trees import Trees, file_digest
 from tests.launch.conftest import Bench, hang
+from tests.torch_version import QUIET_GLOO
 
 
 def all_reduce() -> None:
@@ -110,6 +111,7 @@ def test_a_tensor_that_is_used_again_tells_its_value_of_each_step(
     assert bench.measure(setup, warmup=2).examples == ((3, 4, 5), (3, 4, 5))
 
 
+@QUIET_GLOO
 def test_output_goes_by_rank_and_stream(bench: Bench) -> None:
     def setup(ctx: Any) -> Any:
         os.write(1, f"out {ctx.rank}\n".encode())
@@ -123,6 +125,7 @@ def test_output_goes_by_rank_and_stream(bench: Bench) -> None:
     ]
 
 
+@QUIET_GLOO
 def test_output_is_streamed_to_who_asks(bench: Bench) -> None:
     bench.recorder.streams = True
 
@@ -137,6 +140,7 @@ def test_output_is_streamed_to_who_asks(bench: Bench) -> None:
     ]
 
 
+@QUIET_GLOO
 def test_output_before_a_crash_is_kept(bench: Bench) -> None:
     def function(ctx: Any) -> None:
         print("last words")

@@ -20,6 +20,7 @@ from pytest_ddpperf.records.errors import LaunchError
 from pytest_ddpperf.records.samples import LaunchSamples
 from pytest_ddpperf.wire.source_trees import Trees
 from tests.launch.conftest import Bench, arrive, hang, listeners
+from tests.torch_version import QUIET_GLOO
 
 paused: dict[str, Any] = {}
 
@@ -211,6 +212,7 @@ def test_what_a_trainer_waits_for_others_is_told_of_each_step(
         )
 
 
+@QUIET_GLOO
 def test_servers_clean_up_when_the_trainers_have_ended(bench: Bench) -> None:
     bench.recorder.streams = True
 
@@ -237,6 +239,7 @@ def test_servers_clean_up_when_the_trainers_have_ended(bench: Bench) -> None:
     ]
 
 
+@QUIET_GLOO
 def test_everything_listens_on_loopback_only(bench: Bench) -> None:
     bench.recorder.streams = True
 

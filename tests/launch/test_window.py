@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 
 from tests.launch.conftest import Bench
+from tests.torch_version import QUIET_GLOO
 
 LONG = 1000.0  # seconds, into which no test's steps come
 
@@ -31,6 +32,7 @@ def cleaned_up(ctx: Any) -> Iterator[Any]:
     print("cleaned up")
 
 
+@QUIET_GLOO
 @pytest.mark.parametrize("setup", [quick, cleaned_up])
 def test_a_window_has_the_most_steps_that_it_may_where_its_time_is_long(
     bench: Bench, setup: Any
