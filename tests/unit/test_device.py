@@ -41,6 +41,7 @@ from pytest_ddpperf.records.step_phases import (
     PHASES,
 )
 from pytest_ddpperf.wire.channels import Board, Kind, Phase, take_frames
+from tests.torch_version import RECORDS_BY_DEFAULT
 
 MS = 1_000_000
 
@@ -584,6 +585,7 @@ def test_a_rank_that_sees_one_device_has_the_first(
     assert asked == [0]
 
 
+@RECORDS_BY_DEFAULT
 @pytest.mark.parametrize("replays", [False, True])
 def test_what_a_replayed_graph_sends_is_unknown(
     monkeypatch: pytest.MonkeyPatch, replays: bool
@@ -634,6 +636,7 @@ def test_an_expandable_segment_that_grows_is_seen(
     assert warm_up.allocator_growth(torch.device("cuda")) == before + 1
 
 
+@RECORDS_BY_DEFAULT
 def test_an_allocator_without_figures_is_not_watched(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

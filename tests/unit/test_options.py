@@ -494,7 +494,7 @@ REFUSED: list[tuple[str, list[str], str]] = [
         "one of auto, warn, fail; did you mean warn?",
     ),
     ("--ddp-backend", [""], "auto, gloo, nccl or any torch backend"),
-    ("--ddp-device", [""], "auto or a device type: cpu, cuda, ..."),
+    ("--ddp-device", [""], "auto, cuda:0 or a device type: cpu, cuda, ..."),
     ("--ddp-baseline-dir", [""], "a folder"),
     ("--ddp-json", [""], "a file"),
     ("--ddp-markdown", [""], "a file"),
