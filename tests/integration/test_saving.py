@@ -13,6 +13,7 @@ import pytest
 
 from tests.git import git
 from tests.integration.conftest import FEW, STEP, Run, last_line
+from tests.torch_version import NEEDS_RECORDER
 
 MANY = (
     STEP
@@ -366,6 +367,7 @@ def test_step(ddp_benchmark):
 )
 
 
+@NEEDS_RECORDER
 def test_counters_are_compared_with_the_baseline_of_another_machine(
     pytester: pytest.Pytester, run: Run
 ) -> None:

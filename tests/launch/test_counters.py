@@ -438,7 +438,7 @@ def test_a_module_without_a_table_of_parameters_leaves_their_bytes_unknown(
     ("kind", "size"),
     [
         ("script", GRADIENTS),
-        ("compiled", GRADIENTS),
+        pytest.param("compiled", GRADIENTS, marks=COUNTS_IN_COMPILED_CODE),
         # padded to an even number, for two ranks
         ("fsdp", (GRADIENTS + FLOAT) // 2),
         ("fsdp with views", (GRADIENTS + FLOAT) // 2),
@@ -520,8 +520,16 @@ def test_what_a_step_sends_is_unknown_if_it_cannot_be_read(
             "what a step sends is unknown",
         ),
         ("torch.utils._pytree:tree_leaves", "what a step sends is unknown"),
-        ("torch._dynamo.utils:curr_frame", "what a step compiles is unknown"),
-        ("torch._dynamo.utils:counters", "what a step compiles is unknown"),
+        pytest.param(
+            "torch._dynamo.utils:curr_frame",
+            "what a step compiles is unknown",
+            marks=COUNTS_IN_COMPILED_CODE,
+        ),
+        pytest.param(
+            "torch._dynamo.utils:counters",
+            "what a step compiles is unknown",
+            marks=COUNTS_IN_COMPILED_CODE,
+        ),
     ],
 )
 def test_a_private_name_that_torch_lacks_leaves_figures_unknown(

@@ -16,6 +16,7 @@ from pytest_ddpperf import Figure
 from pytest_ddpperf.records.errors import DdpPerfError, LaunchError
 from pytest_ddpperf.records.figure import FigureValues
 from tests.launch.conftest import Bench
+from tests.torch_version import COUNTS_IN_COMPILED_CODE
 
 
 def telling(ctx: Any) -> Any:
@@ -83,6 +84,7 @@ def losing(ctx: Any) -> Any:
     return step
 
 
+@COUNTS_IN_COMPILED_CODE
 def test_losses_are_those_of_the_steps_behind_the_asked_warm_up_however_the_window_is_taken(
     bench: Bench,
 ) -> None:

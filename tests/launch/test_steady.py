@@ -20,6 +20,7 @@ from pytest_ddpperf.launch import Launcher
 from pytest_ddpperf.rank.warm_up import WARMUP_BEYOND
 from pytest_ddpperf.records.plan import Plan
 from tests.launch.conftest import Bench, Recorder
+from tests.torch_version import COUNTS_IN_COMPILED_CODE, NEEDS_RECORDER
 
 
 def compiling(at: set[int], rank: int = 0, *, fullgraph: bool = False) -> Any:
@@ -199,7 +200,10 @@ def test_what_a_step_sends_is_not_doubted_where_the_flight_recorder_is_off(
         launcher.close()
 
 
-@pytest.mark.parametrize("compiled", [False, True])
+@NEEDS_RECORDER
+@pytest.mark.parametrize(
+    "compiled", [False, pytest.param(True, marks=COUNTS_IN_COMPILED_CODE)]
+)
 def test_ordinary_training_is_not_doubted(bench: Bench, compiled: bool) -> None:
     """DDP sends its gradients in other buckets from the second step on."""
 
