@@ -219,9 +219,9 @@ def read_reference(
         return None
     if not isinstance(reference, list | tuple):
         return read_program(fixture, (reference,), root, args, cwd, env)
-    first = 1 + (reference[:1] in (["-m"], ("-m",)))
-    words = tuple(reference[:first])
-    return read_program(fixture, words, root, reference[first:], cwd, env)
+    words = tuple(reference)
+    first = 2 if words[:1] == ("-m",) else 1
+    return read_program(fixture, words[:first], root, words[first:], cwd, env)
 
 
 def name_of(program: Any) -> str:

@@ -48,7 +48,10 @@ _WHY_INCONCLUSIVE = {
 def base_name(outcomes: Sequence[Outcome]) -> str:
     """Return what the figures of the other side are called: "before", or "reference" if that is
     what all were compared with; "base" if some were."""
-    kinds = {each.has_reference for each in outcomes if each.comparisons}
+    kinds = set()
+    for each in outcomes:
+        if each.comparisons or each.has_reference:
+            kinds.add(each.has_reference)
     if kinds == {True}:
         return "reference"
     return "base" if True in kinds else "before"

@@ -81,6 +81,7 @@ def without_gate(verdict: Verdict) -> Verdict:
         status=Status.NOT_GATED,
         reason=Reason.GATE_OFF,
         comparisons=verdict.comparisons if verdict.status.compared else (),
+        diverged=None,
     )
 
 

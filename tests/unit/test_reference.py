@@ -17,7 +17,8 @@ from pytest_ddpperf.cli.console import UsageError
 from pytest_ddpperf.compare.result import Measured
 from pytest_ddpperf.compare.run import carry_out
 from pytest_ddpperf.launch import Launcher, Observer
-from pytest_ddpperf.plugin.arguments import read_reference
+from pytest_ddpperf.plugin.arguments import Reference, read_reference
+from pytest_ddpperf.plugin.fixtures import DdpBenchmark
 from pytest_ddpperf.plugin.outcomes import Took, build_outcome
 from pytest_ddpperf.plugin.results import RunResults
 from pytest_ddpperf.plugin.role import LeadsVersion
@@ -168,6 +169,26 @@ def test_with_another_number_of_examples_there_is_no_ratio(gate: bool) -> None:
         found.verdict, sentences._whose(outcome_of(found))
     )
     assert note == "a step takes 0.50x the examples of the reference"
+
+
+@pytest.mark.parametrize("gate", [True, False])
+def test_losses_that_differ_are_red_if_that_is_asked_and_there_is_a_gate(
+    gate: bool,
+) -> None:
+    def with_loss(loss: float) -> Launch:
+        return lambda plan: replace(lasting(0.02)(plan), losses=(loss,) * 10)
+
+    red = frozenset({"diverged"})
+    found = compared(with_loss(2.0), with_loss(1.0), gate=gate, fail_on=red)
+    assert found.fails is gate
+
+
+def test_several_nodes_are_refused() -> None:
+    fixture = DdpBenchmark.__new__(DdpBenchmark)
+    own = job()
+    own = replace(own, plan=replace(own.plan, nodes=2))
+    with pytest.raises(pytest.fail.Exception, match=r"ddp\(nodes=1\)"):
+        fixture._with_reference(own, Reference(own.setups[0], own.settings))
 
 
 def test_a_reference_that_fails_is_an_error_and_no_verdict() -> None:
