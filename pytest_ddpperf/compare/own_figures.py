@@ -21,9 +21,10 @@ def check_launch(job: Job, launch: LaunchSamples) -> None:
             raise DdpPerfError(
                 f"{name} has no value: {_why_missing(found.figure, job)}"
             )
-        if found.mean <= 0:
+        (mean,) = found.by_launch()
+        if mean <= 0:
             raise DdpPerfError(
-                f"{name} is {found.mean:.3g}: a figure must be above 0, since changes are shares"
+                f"{name} is {mean:.3g}: a figure must be above 0, since changes are shares"
                 " of it"
             )
 

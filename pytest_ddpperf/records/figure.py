@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from statistics import fmean
+from statistics import fmean, geometric_mean
 from typing import Literal, get_args
 
 from pytest_ddpperf.records.quantiles import quantile
@@ -112,11 +112,10 @@ class FigureValues:
 
     @property
     def mean(self) -> float:
-        """The mean over launches; raises ValueError if one does not have it."""
-        found = self.by_launch()
-        if not found:
-            raise ValueError("a launch does not have this figure")
-        return fmean(found)
+        """The geometric mean over launches, as the verdict has it; raises
+        ValueError if a launch does not have it, or has one that is not above
+        0."""
+        return geometric_mean(self.by_launch())
 
 
 def figures_of(

@@ -246,7 +246,7 @@ def _details(outcome: Outcome) -> Iterator[str]:
     own = [
         f"{name} {text.number(found.mean)}"
         for name, found in samples.figures.items()
-        if found.by_launch()
+        if min(found.by_launch(), default=0.0) > 0
     ]
     if own:
         yield f"figures: {', '.join(own)}"
