@@ -53,6 +53,10 @@ def check_measurement(job: Job, measurement: Measurement) -> None:
         return
     figures = measurement.samples.figures
     for name, found in figures.items():
+        if not found.by_launch():
+            raise DdpPerfError(
+                f"{name} is not in all launches, or not the same figure in all"
+            )
         values = _all_values(found)
         is_constant = len(values) >= _TELLING and len(set(values)) == 1
         several = measurement.samples.launches >= LAUNCHES_NEEDED

@@ -415,6 +415,16 @@ def test_a_figure_that_is_the_same_everywhere_is_red_unless_it_may_be() -> None:
     check_measurement(job(), measured(tps=few))
 
 
+def test_a_figure_that_some_launches_lack_is_red() -> None:
+    lacking = replace(SAME, values=(*SAME.values, ()))
+    with pytest.raises(DdpPerfError) as caught:
+        check_measurement(job(), measured(tps=lacking))
+    assert (
+        str(caught.value)
+        == "tps is not in all launches, or not the same figure in all"
+    )
+
+
 def test_counts_that_may_be_constant_are_compared_exactly() -> None:
     figure = replace(SMALLER, constant=True)
     limits = limits_for(PLAN, parse.limits("rss:1%"), {"rss": figure})
