@@ -135,7 +135,9 @@ def date(recorded: str) -> str:
 
 
 def ranks(plan: Plan) -> str:
-    """Return who runs: "2 gloo", or the roles of RPC."""
+    """Return who runs: "2 gloo", "command", or the roles of RPC."""
+    if plan.command:
+        return "command"
     return plan.roles or f"{plan.world_size} {plan.backend}"
 
 

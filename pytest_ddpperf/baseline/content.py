@@ -95,6 +95,10 @@ def environment(
         "nodes": 1,
         "devices_per_node": plan.world_size,
     }
+    if plan.command:  # its ranks and its steps are its own
+        one_host = {}
+        for name in ("world_size", "warmup", "steps", "timing"):
+            del asked[name]
     reported = {**one_host, **facts, **asked}
     known = {
         name: fact for name, fact in reported.items() if fact not in (None, "")
@@ -305,10 +309,12 @@ def nonsense(samples: Samples) -> str:
     launches = samples.launches
     steps = len(next(iter(samples.step_seconds), ()))
     ranks = len(next(iter(samples.rank_seconds), ()))
+    if any(samples.rank_seconds):  # a command has no ranks of ours
+        ranks = max(ranks, 1)
     if not steps:
         return "step_seconds: no steps"
     group = [("launches", launches), ("steps", steps)]
-    own = [("launches", launches), ("ranks", ranks or 1), ("steps", steps)]
+    own = [("launches", launches), ("ranks", ranks), ("steps", steps)]
     shapes = {
         "step_seconds": group,
         "rank_seconds": own,

@@ -5,28 +5,43 @@ from __future__ import annotations
 from pytest_ddpperf.compare.job import Job
 from pytest_ddpperf.options.definitions import MARKER
 from pytest_ddpperf.options.settings import where
-from pytest_ddpperf.records.errors import DdpPerfError
+from pytest_ddpperf.records.errors import DdpPerfError, LaunchError
 from pytest_ddpperf.records.figure import Figure, FigureValues, split_name
-from pytest_ddpperf.records.samples import LaunchSamples, Measurement
+from pytest_ddpperf.records.samples import (
+    LaunchSamples,
+    Measurement,
+    RankError,
+)
 from pytest_ddpperf.verdict import stats
 from pytest_ddpperf.verdict.times import LAUNCHES_NEEDED
 
 
 def check_launch(job: Job, launch: LaunchSamples) -> None:
-    """Raise DdpPerfError if a launch lacks a figure, or has one that has no logarithm."""
+    """Raise LaunchError if a launch lacks a figure, or has one that has no logarithm."""
     if job.settings.disable:  # a step or two
         return
     for name, found in launch.figures.items():
         if not any(found.values[0]):
-            raise DdpPerfError(
-                f"{name} has no value: {_why_missing(found.figure, job)}"
+            raise _failed(
+                f"{name} has no value: {_why_missing(found.figure, job)}",
+                launch,
             )
         (mean,) = found.by_launch()
         if mean <= 0:
-            raise DdpPerfError(
+            raise _failed(
                 f"{name} is {mean:.3g}: a figure must be above 0, since changes are shares"
-                " of it"
+                " of it",
+                launch,
             )
+
+
+def _failed(problem: str, launch: LaunchSamples) -> LaunchError:
+    """Return the error of a launch without a figure that can be judged, with its output."""
+    first = launch.output[0]
+    cause = RankError(
+        rank=first.rank, when=0.0, phase="", summary=problem, name=first.name
+    )
+    return LaunchError(cause, (), launch.output)
 
 
 def _why_missing(figure: Figure, job: Job) -> str:

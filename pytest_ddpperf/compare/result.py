@@ -61,8 +61,8 @@ class Result:
     step_seconds: LaunchSteps  #: launch x step: the group's step times
     #: launch x rank x step: each rank's own step durations
     samples: LaunchRankSteps
-    world_size: int
-    backend: str
+    world_size: int  #: 0 of a command, whose ranks are its own
+    backend: str  #: "" of a command
     verdict: Verdict
     environment: Environment
     #: per step, the largest over ranks; None where it is unknown
@@ -81,10 +81,9 @@ class Result:
     ratio: Ratio | None = None
 
     def __repr__(self) -> str:
-        return (
-            f"<{type(self).__name__} p50={text.seconds(self.p50)} {self.verdict} on"
-            f" {self.world_size} ranks>"
-        )
+        figures = f"p50={text.seconds(self.p50)} {self.verdict}"
+        ranks = f" on {self.world_size} ranks" if self.world_size else ""
+        return f"<{type(self).__name__} {figures}{ranks}>"
 
     @property
     def phases(self) -> Mapping[str, float | None]:
@@ -186,7 +185,8 @@ class Measured:
     @property
     def result(self) -> Result:
         """What the test gets."""
-        collective = self.job.plan.collective
+        plan = self.job.plan
+        collective = plan.collective
         kind = (
             Result
             if collective is None
@@ -195,8 +195,8 @@ class Measured:
         return kind(
             step_seconds=self.measurement.samples.step_seconds,
             samples=self.measurement.samples.rank_seconds,
-            world_size=self.job.plan.world_size,
-            backend=self.job.plan.backend,
+            world_size=0 if plan.command else plan.world_size,
+            backend=plan.backend,
             verdict=self.verdict,
             environment=self.measurement.environment,
             counters=self.measurement.counters,

@@ -109,6 +109,10 @@ def find_notes(
     )
     if not advise or not launches:
         return tuple(notes)
+    if plan.command:
+        notes.append(
+            "its ranks are its own: their steps, phases, counters and device time are unknown"
+        )
     unfit = [launch.unfit for launch in launches if launch.unfit]
     if unfit:
         notes.append(f"{len(unfit)} of {len(launches)} launches: {unfit[0]}")

@@ -124,7 +124,10 @@ def with_stacks(
     comparisons = measured.verdict.comparisons
     is_slower = any(each.status is Status.REGRESSED for each in comparisons)
     code = [file for file in measured.differing if is_code(file)]
-    if not is_slower or len(code) < 2 or measured.other is None:
+    has_stacks = not measured.job.plan.command
+    if not (is_slower and has_stacks and len(code) >= 2):
+        return measured
+    if measured.other is None:
         return measured
     step_seconds = statistics.median(measured.launches[0].step_seconds)
     steps = math.ceil(_SAMPLED_SECONDS / step_seconds)

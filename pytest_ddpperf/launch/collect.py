@@ -51,7 +51,7 @@ def collect(
         doubts |= _of_program(windows, step_seconds)
     return LaunchSamples(
         step_seconds=step_seconds,
-        rank_seconds=tuple(map(_rank_seconds, windows)),
+        rank_seconds=() if plan.command else tuple(map(_rank_seconds, windows)),
         stretches=windows[0].stretches,
         cpu_seconds=_cpu_seconds(windows),
         examples=_examples(windows),
@@ -60,8 +60,10 @@ def collect(
         recorded=_recorded(windows),
         figures=_figures(windows),
         losses=_losses(windows),
-        page_faults=tuple(window.page_faults for window in windows),
-        collector_seconds=tuple(each.collector_seconds for each in windows),
+        page_faults=_by_rank(plan, [each.page_faults for each in windows]),
+        collector_seconds=_by_rank(
+            plan, [each.collector_seconds for each in windows]
+        ),
         **_of_devices(windows),
         cost=delivery.cost,
         facts=facts,
@@ -78,6 +80,11 @@ def collect(
         stacks=_stacks(windows),
         doubts=doubts,
     )
+
+
+def _by_rank(plan: Plan, seen: Sequence[float]) -> tuple[float, ...] | None:
+    """Return what each rank has seen of itself; None of a command, which has no rank of ours."""
+    return None if plan.command else tuple(seen)
 
 
 def _cpu_seconds(

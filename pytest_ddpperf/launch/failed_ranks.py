@@ -284,6 +284,8 @@ class Diagnosis:
         place: _Place,
         stacks: str = "",
     ) -> RankError:
+        if self._plan.command:
+            stacks = ""  # of what waits for it
         return RankError(
             rank=rank.number,
             name=self._plan.name(rank.number),

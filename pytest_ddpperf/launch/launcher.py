@@ -51,6 +51,14 @@ from pytest_ddpperf.wire.source_trees import Trees
 _RPC_PRELOAD = ("pytest_ddpperf.rank.rpc",)
 
 
+# What is known of a command's machine from a probe, which is over when the command runs: nothing
+# that changes by the minute.
+_OF_MACHINE = """
+    python torch cuda hip nccl cpu_model host kernel driver
+    device_model device_memory_gib mig_profile power_limit_watts
+""".split()
+
+
 _L = TypeVar("_L", bound=Launch)
 
 
@@ -181,9 +189,13 @@ class Launcher:
             "interconnect": self._interconnect(plan),
             **recorded(self._variables()),
             "cores": placement.cores,
-            "cores_per_rank": placement.cores_per_rank,
-            "pinned": placement.pinned,
         }
+        if plan.command:
+            found = self._facts or {}
+            facts |= {name: found.get(name) for name in _OF_MACHINE}
+        else:
+            facts["cores_per_rank"] = placement.cores_per_rank
+            facts["pinned"] = placement.pinned
         if plan.nodes > 1:
             facts |= {
                 **self._other_nodes.facts,
@@ -284,7 +296,8 @@ class Launcher:
         addresses = str(
             (self._facts or {}).get("device_addresses") or ""
         ).split(",")
-        if not self._are_others_visible():  # else all are locked
+        # else all are locked
+        if not (self._are_others_visible() or plan.command):
             addresses = addresses[:processes]
         cores = place(processes, os.environ).used
         return hold(

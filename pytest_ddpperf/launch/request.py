@@ -81,6 +81,14 @@ def for_ranks(
     }
 
 
+def for_command(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables of a command that starts ranks itself. Programs are found as in the
+    active virtual environment of pytest's interpreter."""
+    scripts = os.path.dirname(sys.executable)
+    path = os.pathsep.join((scripts, environ.get("PATH", os.defpath)))
+    return {**inherited(environ), "PATH": path}
+
+
 def _torchruns(world_size: int, address: str, port: int) -> dict[str, str]:
     """Return further variables of torchrun, with which a program forms its process group over a
     store that is there."""
@@ -159,9 +167,12 @@ def rank_request(
     # Compiled code stays for the next launch; else each would compile anew.
     user = os.environ.get("USER", os.geteuid())
     cache = os.path.join(tempfile.gettempdir(), f"torchinductor_{user}")
+    own = for_ranks(os.environ, plan.processes, part)
+    if plan.command:
+        own = for_command(os.environ)
     environ = {
         "TORCHINDUCTOR_CACHE_DIR": cache,
-        **for_ranks(os.environ, plan.processes, part),
+        **own,
         # In the folder of the launch, with which it is removed: a rank ends hard, so nobody else
         # would remove them.
         "TMPDIR": str(folder / "tmp"),

@@ -82,7 +82,7 @@ class Settings:
     def in_stretches(self, plan: Plan) -> bool:
         """Say whether launches of both sides are interleaved while both are alive."""
         # Rates that a program computes by the clock would count its pauses.
-        if plan.rpc or self.disable or plan.figures:
+        if plan.rpc or self.disable or plan.figures or plan.command:
             return False
         if self.turns == "auto":
             return plan.device == "cpu"

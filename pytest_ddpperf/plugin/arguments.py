@@ -8,8 +8,10 @@ from __future__ import annotations
 import inspect
 import os
 import re
+import shlex
+import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
@@ -19,7 +21,15 @@ from pytest_ddpperf.options.settings import Settings
 from pytest_ddpperf.records.errors import short_repr
 from pytest_ddpperf.records.figure import Figure
 from pytest_ddpperf.records.metric import why_no_figure
-from pytest_ddpperf.records.plan import MARK, UPDATE, Program, Setup
+from pytest_ddpperf.records.plan import (
+    MARK,
+    UPDATE,
+    Command,
+    Limit,
+    Plan,
+    Program,
+    Setup,
+)
 from pytest_ddpperf.wire import payload
 from pytest_ddpperf.wire.variables import concealed_words, digest
 
@@ -173,11 +183,8 @@ def read_program(
     ):
         how = 'give a path, or "-m" and the name of a module; its arguments are args=[...]'
         raise ValueError(f"{fixture}.script{short_repr(words)}: {how}")
-    if not isinstance(cwd or "", _PATH) or not (root / (cwd or "")).is_dir():
-        raise ValueError(
-            f"{fixture}.script(cwd={short_repr(cwd)}): give the path of a folder, from rootdir"
-        )
-    folder = root / (cwd or "")
+    call = f"{fixture}.script"
+    folder = read_folder(call, root, cwd)
     path = str(words[-1] if is_module else folder / words[-1])
     if not is_module and not Path(path).is_file():
         missing = f"there is no file {path}: paths begin at cwd= or rootdir"
@@ -194,18 +201,12 @@ def read_program(
         raise ValueError(
             f"{fixture}.script(args={short_repr(args)}): give a list, each argument for itself"
         )
-    variables = env or {}
-    if not isinstance(variables, Mapping) or not all(
-        isinstance(each, str) for each in chain(*variables.items())
-    ):
-        # values may be secret: none is shown
-        raise ValueError(f"{fixture}.script(env=...): give a dict of texts")
     return Program(
         path=path,
         is_module=is_module,
         args=tuple(map(str, args)),
         cwd=str(folder),
-        env=dict(variables),
+        env=read_variables(call, env),
     )
 
 
@@ -229,11 +230,77 @@ def name_of(program: Any) -> str:
     name of a function."""
     if not isinstance(program, Program):
         return payload.name_of(program)
-    words = [
-        f"{key}={digest(value)}" for key, value in sorted(program.env.items())
-    ]
     shown = replace(program, args=concealed_words(program.args))
-    return without_temporary(" ".join([*words, str(shown)]))
+    words = [*shown_variables(program.env), str(shown)]
+    return without_temporary(" ".join(words))
+
+
+def read_folder(call: str, root: Path, cwd: Any) -> Path:
+    """Return where a program runs; raises ValueError."""
+    __tracebackhide__ = True
+    if not isinstance(cwd or "", _PATH) or not (root / (cwd or "")).is_dir():
+        raise ValueError(
+            f"{call}(cwd={short_repr(cwd)}): give the path of a folder, from rootdir"
+        )
+    return root / (cwd or "")
+
+
+def read_variables(call: str, env: Any) -> dict[str, str]:
+    """Return the further variables of a program; raises ValueError."""
+    __tracebackhide__ = True
+    variables = env or {}
+    if not isinstance(variables, Mapping) or not all(
+        isinstance(each, str) for each in chain(*variables.items())
+    ):
+        # values may be secret: none is shown
+        raise ValueError(f"{call}(env=...): give a dict of texts")
+    return dict(variables)
+
+
+def read_command(
+    call: str, words: Any, root: Path, cwd: Any, env: Any
+) -> Command:
+    """Return the command that is to run; raises ValueError."""
+    __tracebackhide__ = True
+    if (
+        not isinstance(words, list | tuple)
+        or not words
+        or not all(isinstance(each, (*_PATH, int, float)) for each in words)
+    ):
+        raise ValueError(
+            f"{call}({short_repr(words)}): give a list, each word for itself:"
+            ' ["torchrun", "train.py"]'
+        )
+    return Command(
+        words=tuple(map(str, words)),
+        cwd=str(read_folder(call, root, cwd)),
+        env=read_variables(call, env),
+    )
+
+
+def check_limits_of_command(limits: Sequence[Limit], plan: Plan) -> None:
+    """Raise ValueError for a limit of a test's own that its command cannot have."""
+    __tracebackhide__ = True
+    for limit in limits:
+        if not (limit.kind.own_figure or limit.kind.applies_to(plan)):
+            raise ValueError(
+                f"@pytest.mark.ddp(threshold=...): {limit}: a launch of a command has one wall"
+                " time, and its steps and ranks are not seen: limit wall, or a figure of figures="
+            )
+
+
+def shown_variables(env: Mapping[str, str]) -> list[str]:
+    """Return variables as a file may hold them: values may be secret."""
+    return [f"{name}={digest(value)}" for name, value in sorted(env.items())]
+
+
+def shown_command(command: Command, root: Path) -> str:
+    """Return a command line as a file may hold it: the same on every machine, and in every version
+    of the code."""
+    line = shlex.join(concealed_words(command.words))
+    line = line.replace(sys.executable, "python").replace(f"{root}{os.sep}", "")
+    words = [*shown_variables(command.env), line]
+    return without_temporary(" ".join(words))
 
 
 def without_temporary(words: str) -> str:

@@ -121,7 +121,10 @@ class DistributedFixture:
         are further fields of it. Turns the errors of `Places.find` into pytest's."""
         __tracebackhide__ = True
         try:
-            place = self._run.places.find(settings, *counts)
+            if roles.get("command"):
+                place = self._run.places.find_for_command(settings)
+            else:
+                place = self._run.places.find(settings, *counts)
         except Unavailable as error:
             pytest.skip(str(error))
         except DdpPerfError as error:
@@ -252,7 +255,7 @@ class BenchmarkFixture(DistributedFixture):
             level = self._state.count_gate(gate)
         line = self._item.reportinfo()[1]  # from 0
         module = module_of(self._run.config, self._item)
-        name = name_of(self._item, plan.world_size)
+        name = name_of(self._item, self._world_size or plan.world_size)
         job = Job(
             test=TestId(module=module, name=name, label=label),
             nodeid=nodeid_of(self._item),
@@ -265,7 +268,7 @@ class BenchmarkFixture(DistributedFixture):
             batch_size=batch_size,
             gate=gate,
             facts=self._facts(),
-            trace=self._trace(label),
+            trace="" if plan.command else self._trace(label),
             notes=self._notes(),
         )
         if reference is not None:
@@ -496,13 +499,8 @@ class DdpBenchmark(BenchmarkFixture):
         asked = self._run.config.rootpath, args, cwd, env
         called = arguments.read_program(self._name, program, *asked)
         other = arguments.read_reference(self._name, reference, *asked)
-        trees, path = self._run.role.trees, os.path.realpath(called.path)
-        is_file = other is None and not called.is_module
-        if trees is not None and is_file and trees.keeps(path):
-            raise plain_failure(
-                f"{self._name}.script: {called.path} is in a folder of tests, which both sides have"
-                " from the working tree: move it"
-            )
+        if other is None and not called.is_module:
+            self._refuse_tests(f"{self._name}.script", called.path)
         given = arguments.check_figures(f"{self._name}.script", figures)
         compared = self._reference(other, threshold)
         plan = self._plan_of_program(boundary, called, compared, given)
@@ -514,6 +512,69 @@ class DdpBenchmark(BenchmarkFixture):
             gate=gate,
             reference=compared,
         )
+
+    def command(
+        self,
+        words: Sequence[str | Path],
+        *,
+        cwd: str | Path | None = None,
+        env: Mapping[str, str] | None = None,
+        name: str | None = None,
+        gate: bool = True,
+        figures: Mapping[str, Figure] | None = None,
+    ) -> Result:
+        """Run a command that starts its ranks itself, and judge its wall time and its figures.
+
+        `words` are the command and its arguments, `["torchrun", "--nproc-per-node=2", "train.py"]`.
+        A launch is one run of it. `figures` are what it writes, by name. The times of the result
+        are wall times of launches, in seconds: its ranks and steps are not seen. The rest is as for
+        `script`.
+        """
+        __tracebackhide__ = True
+        call, root = f"{self._name}.command", self._run.config.rootpath
+        label = self._begin_measurement({}, None, name, gate)
+        command = arguments.read_command(call, words, root, cwd, env)
+        given = arguments.check_figures(call, figures)
+        for word in command.words:
+            self._refuse_tests(call, os.path.join(command.cwd, word))
+        settings = self._settings
+        if self._world_size != settings.world_sizes[0]:
+            pytest.skip(
+                f"a command starts its own ranks: measured as ws{settings.world_sizes[0]} only"
+            )
+        if self._run.role.nodes > 1:
+            raise plain_failure(
+                f"{call} is not supported over several nodes: start one pytest, and let the"
+                " command start the nodes"
+            )
+        plan = replace(
+            self._plan(
+                settings,
+                1,
+                command=True,
+                program=arguments.shown_command(command, root),
+                figures=given,
+            ),
+            warmup=0,
+            steps=1,
+            min_seconds=0.0,
+            most_steps=1,
+            timing="step",
+        )
+        if settings.sources["limits"] == MARKER:
+            arguments.check_limits_of_command(settings.limits, plan)
+        return self._gated(plan, command, label=label, gate=gate)
+
+    def _refuse_tests(self, call: str, path: str) -> None:
+        """Fail if a file that is to run would be the same on both sides of a comparison."""
+        __tracebackhide__ = True
+        trees = self._run.role.trees
+        is_test = trees is not None and trees.keeps(os.path.realpath(path))
+        if is_test and os.path.isfile(path):
+            raise plain_failure(
+                f"{call}: {path} is in a folder of tests, which both sides have from the working"
+                " tree: move it"
+            )
 
     def _reference(self, setup: Setup, threshold: Any) -> Reference | None:
         """Return what a call is compared with, and its limits; None if `setup` is none. Raises

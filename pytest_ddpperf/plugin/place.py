@@ -80,6 +80,16 @@ class Places:
         self._note(place, who, ranks // nodes + (parameter_servers or 0))
         return place
 
+    def find_for_command(self, settings: Settings) -> Place:
+        """Return the device of a command, which chooses backend and ranks itself; raises as
+        `find`."""
+        facts = self._facts()
+        device = settings.device
+        if device == "auto":
+            device = str(facts["device_type"])
+        asked = replace(settings, backend="auto", device=device)
+        return replace(resolve(asked, 1, facts), backend="")
+
     def _note(self, place: Place, who: str, processes: int) -> None:
         here = described(place, who, processes, os.environ)
         self._lines[here] = None

@@ -29,6 +29,7 @@ from types import TracebackType
 from typing import Any, NoReturn
 
 from pytest_ddpperf.rank import (
+    command,
     context,
     counters,
     environment,
@@ -91,7 +92,10 @@ def run(rank: int, directory: str, channel: socket.socket) -> NoReturn:
     this = Rank(rank, plan, board, channel, trees, request.in_stretches)
     status = 0
     try:
-        layout.call_from_random_frame(_work, this, folder, request)
+        if plan.command:
+            _run_command(this, folder, request)
+        else:
+            layout.call_from_random_frame(_work, this, folder, request)
         flush()
         # that everybody's results are there: an early end would look like a lost
         # connection
@@ -136,6 +140,12 @@ def _redirect(folder: Path, rank: int) -> Any:
     faulthandler.enable(stacks)
     faulthandler.register(signal.SIGQUIT, stacks, all_threads=True)
     return stacks
+
+
+def _run_command(this: Rank, folder: Path, request: RankRequest) -> None:
+    window = command.run(this, folder, request.environ)
+    this.deliver(codec.to_json(window))
+    this.end()
 
 
 CleanUp = Callable[[], None]

@@ -78,7 +78,7 @@ class Rank:
 
     def _synchronize(self) -> None:
         """Wait for the device: CUDA reports that a kernel failed only at a later call."""
-        if self.plan.device != "cpu":
+        if self.plan.device != "cpu" and not self.plan.command:
             torch.accelerator.synchronize()
 
     def imported(self) -> Imported:

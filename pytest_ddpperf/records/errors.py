@@ -129,9 +129,8 @@ class LaunchError(DdpPerfError):
     output: tuple[RankOutput, ...]
 
     def __str__(self) -> str:
-        lines = [
-            f"{self.cause.who} failed in {self.cause.phase}: {self.cause.summary}"
-        ]
+        place = f" in {self.cause.phase}" if self.cause.phase else ""
+        lines = [f"{self.cause.who} failed{place}: {self.cause.summary}"]
         if self.cause.traceback:
             lines += ["", self.cause.traceback.rstrip()]
         if self.others:

@@ -57,6 +57,7 @@ COUNTERS = (
 )
 MEAN = "mean"
 DEVICE = "device"
+WALL = "wall"
 
 
 def without_totals(counters: Sequence[str]) -> list[str]:
@@ -82,6 +83,8 @@ class PlannedLaunch(Protocol):
     def collective(self) -> PlannedCollective | None: ...
     @property
     def has_device_time(self) -> bool: ...
+    @property
+    def command(self) -> bool: ...
 
 
 class StepTimes(Protocol):
@@ -123,6 +126,7 @@ class Metric:
     is_wall_time = True  # of the step, or of a part of it
     is_part = False  # of the step
     own_figure = ""  # the figure of the user's own that it is of
+    is_of_steps = True  # each of which has one value
     percentile = 50.0  # from 0 to 100: launches need steps enough for it
     # whether the stretches of interleaved launches show it better than all steps together
     is_in_stretches = False
@@ -143,7 +147,7 @@ class Metric:
 
     def applies_to(self, plan: PlannedLaunch) -> bool:
         """Whether such launches have it; else the default limits hold instead of one on it."""
-        return True
+        return not plan.command
 
     def figures(self, measurement: MeasuredLaunches) -> tuple[float, ...]:
         """Return the figure of each launch, in seconds; () if it is unknown, 0 for a launch
@@ -233,6 +237,19 @@ class Mean(Metric):
         return launch_means(_step_seconds(measurement))
 
 
+class Wall(Metric):
+    """The wall time of a command, of which a launch is one run."""
+
+    names = (WALL,)
+    is_of_steps = False
+
+    def applies_to(self, plan: PlannedLaunch) -> bool:
+        return plan.command
+
+    def figures(self, measurement: MeasuredLaunches) -> tuple[float, ...]:
+        return launch_means(_step_seconds(measurement))
+
+
 class DeviceTime(Metric):
     """What kernels take on the device in a step, without communication, which waits for others; of
     the rank whose device works longest."""
@@ -261,7 +278,8 @@ class Phase(Metric):
     unknown = (Reason.NO_PHASE_NOW, Reason.NO_PHASE)
 
     def applies_to(self, plan: PlannedLaunch) -> bool:
-        return not plan.rpc and plan.collective is None
+        others = plan.rpc, plan.collective, plan.command
+        return not any(others)
 
     def figures(self, measurement: MeasuredLaunches) -> tuple[float, ...]:
         return tuple(
@@ -313,6 +331,8 @@ class Counter(Metric):
     }
 
     def applies_to(self, plan: PlannedLaunch) -> bool:
+        if plan.command:
+            return False
         return plan.rpc or not self.name.startswith("rpc.")
 
 
@@ -321,6 +341,7 @@ class OwnFigure(Metric):
     "tps_p50"."""
 
     unit = ""
+    is_of_steps = False
     is_wall_time = False
     unknown = (Reason.NO_FIGURE_NOW, Reason.NO_FIGURE)
 
@@ -349,6 +370,7 @@ METRICS: tuple[type[Metric], ...] = (
     StepPercentile,
     CpuPercentile,
     Mean,
+    Wall,
     DeviceTime,
     Phase,
     Bandwidth,

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from pytest_ddpperf.records.figure import Figure
-from pytest_ddpperf.records.metric import METRICS, Metric, metric_of
+from pytest_ddpperf.records.metric import METRICS, WALL, Metric, metric_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +48,8 @@ def _default_limits(*, is_exact: bool) -> tuple[Limit, ...]:
 
 # On time, unless the user names others.
 TIME_LIMITS = _default_limits(is_exact=False)
+# On the time of a command.
+COMMAND_LIMITS = (Limit(metric=WALL, value=0.1, unit="%", default=True),)
 # On counters, unless the user names another for the same one.
 COUNTER_LIMITS = _default_limits(is_exact=True)
 
@@ -100,8 +102,17 @@ class Program:
         return shlex.join([*name, *self.args])
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Command:
+    """A command that brings its own launcher, as it is called."""
+
+    words: tuple[str, ...]
+    cwd: str  # absolute
+    env: Mapping[str, str]  # variables beyond those of pytest
+
+
 # what ranks run; None if the plan says everything
-Setup = Callable[..., Any] | Program | None
+Setup = Callable[..., Any] | Program | Command | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,6 +155,9 @@ class Plan:
     # function.
     boundary: str = ""
     program: str = ""  # its command line
+    # Whether a launch is one run of a command. It has one process of ours, which is no rank, and
+    # one step: the run.
+    command: bool = False
     # That the test gives by name, and that must match the baseline's.
     facts: Mapping[str, str | int | float | bool] = field(default_factory=dict)
     # that a program writes, by name
@@ -160,8 +174,9 @@ class Plan:
 
     @property
     def has_device_time(self) -> bool:
-        """Whether the work of a device in a step is measured. A program takes no further steps, a
-        collective waits for others, and a launch that samples stacks is not compared."""
+        """Whether the work of a device in a step is measured. A program takes no further steps, nor
+        does a command, a collective waits for others, and a launch that samples stacks is not
+        compared."""
         others = self.rpc, self.collective, self.boundary, self.stacks
         return self.device != "cpu" and self.warmup > 0 and not any(others)
 
@@ -222,10 +237,12 @@ class Plan:
         return replace(self, **{name: getattr(other, name) for name in names})
 
     def name(self, process: int) -> str:
-        """A process in words: "rank 3"; in an RPC launch its name there, "trainer0", "ps0" or
-        "master"."""
+        """A process in words: "rank 3", "command"; in an RPC launch its name there, "trainer0",
+        "ps0" or "master"."""
         if self.is_reference:
             return f"rank {process} of the reference"
+        if self.command:
+            return "command"
         if not self.rpc:
             return f"rank {process}"
         if process < self.world_size:
@@ -269,7 +286,7 @@ def limits_for(
     named = {limit.kind.own_figure or limit.metric for limit in asked}
     chosen = applying(asked)
     if asked and not chosen:
-        chosen = applying(TIME_LIMITS)
+        chosen = applying(COMMAND_LIMITS if plan.command else TIME_LIMITS)
     own = [
         Limit(metric=name, value=OWN_LIMIT, unit="%", default=True)
         for name in figures

@@ -51,8 +51,9 @@ def _measurement(outcome: Outcome) -> dict[str, Any]:
             data[name]["dropped"] = list(verdict.dropped)
     if outcome.measurement:
         launches = outcome.measurement.samples.step_seconds
+        percentiles = () if outcome.plan.command else (10, 50, 75, 90, 95)
         data["percentile_seconds"] = {
-            f"p{q}": stats.percentile(launches, q) for q in (10, 50, 75, 90, 95)
+            f"p{q}": stats.percentile(launches, q) for q in percentiles
         }
         data["busy_share"] = outcome.measurement.busy_share
         data["mean_seconds"] = stats.geometric_mean(

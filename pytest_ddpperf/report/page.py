@@ -9,6 +9,7 @@ from itertools import chain
 from typing import Any, NamedTuple
 
 from pytest_ddpperf import text
+from pytest_ddpperf.records.metric import WALL
 from pytest_ddpperf.records.outcome import Outcome, RunInfo
 from pytest_ddpperf.records.samples import (
     Environment,
@@ -162,7 +163,7 @@ def _facts(outcome: Outcome) -> Iterator[tuple[str, str]]:
     if measured:
         samples = measured.samples
         seconds = stats.percentile(samples.step_seconds, 50)
-        yield "p50", text.seconds(seconds)
+        yield WALL if plan.command else "p50", text.seconds(seconds)
         for said in terminal.device(measured):
             yield "device", said.removeprefix("device: ")
         if plan.collective:
@@ -170,6 +171,8 @@ def _facts(outcome: Outcome) -> Iterator[tuple[str, str]]:
         window = (
             f"{samples.launches} of {samples.steps} steps, timing {plan.timing}"
         )
+        if plan.command:
+            window = str(samples.launches)
         yield "launches", window
         if outcome.baseline_side or outcome.sessions:
             yield "measured", sentences.measured(outcome)
@@ -197,7 +200,8 @@ def _measured(outcome: Outcome) -> tuple[list[dict[str, str]], list[Table]]:
     if outcome.comparisons:
         against = base.name if base else "the baseline"
         drawn.append(figures.draw_changes(outcome.comparisons, against))
-    drawn.append(figures.draw_distributions(now, base))
+    if not outcome.plan.command:
+        drawn.append(figures.draw_distributions(now, base))
     if now.phases:
         drawn.append(figures.draw_phases(now, base))
     interleaved = False
@@ -218,13 +222,13 @@ def _decisive(outcome: Outcome, side: figures.Side) -> str:
 
 
 def _tables(outcome: Outcome, sides: Sequence[figures.Side]) -> Iterator[Table]:
-    times = []
-    for side in sides:
-        times.append(
-            (side.name, *(text.seconds(side.middle(each)) for each in _SHOWN))
-        )
-    yield Table("Step times", ("", *_SHOWN), times)
-    yield _ranks(outcome)
+    if not outcome.plan.command:
+        times = []
+        for side in sides:
+            middles = (text.seconds(side.middle(each)) for each in _SHOWN)
+            times.append((side.name, *middles))
+        yield Table("Step times", ("", *_SHOWN), times)
+        yield _ranks(outcome)
     if counters := _counters(outcome):
         yield Table(
             "Counters of a step",

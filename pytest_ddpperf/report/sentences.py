@@ -146,7 +146,7 @@ def why(outcome: Outcome) -> str:
             amount = text.seconds(found.seconds or 0.0, signed=True)
             changed.insert(0, f"{found.file} ({found.function} {amount})")
     files = f"changed: {text.some(changed)}" if changed else ""
-    if side and side.same:
+    if side and side.same and not outcome.plan.command:
         files = "no file that differs was imported or read"
     verdict = outcome.verdict
     differences = text.some(verdict.differences) if verdict else ""
@@ -465,6 +465,8 @@ def _gate_failure(outcome: Outcome, width: int) -> Iterator[str]:
         took = ""
         if outcome.measurement:
             took = f" (step time p50 {p50(outcome)})"
+            if outcome.plan.command:
+                took = f" (wall {p50(outcome)})"
         said = f"{verdict}{took}: {why_not_compared(outcome)}"
         yield from text.wrap_text(said, width)
     else:

@@ -8,7 +8,7 @@ from dataclasses import fields
 from statistics import fmean, median
 
 from pytest_ddpperf import text
-from pytest_ddpperf.records.metric import metric_of
+from pytest_ddpperf.records.metric import WALL, metric_of
 from pytest_ddpperf.records.outcome import Outcome, RunInfo
 from pytest_ddpperf.records.plan import Collective
 from pytest_ddpperf.records.samples import (
@@ -93,13 +93,15 @@ def table(
     outcomes = [outcome for outcome in outcomes if outcome.measurement]
     if not outcomes:
         return
-    p50 = f"p50: {sentences.base_name(outcomes)} -> now"
-    titles = ("ranks", p50, "change [range]", "verdict")
+    are_commands = all(outcome.plan.command for outcome in outcomes)
+    shown = WALL if are_commands else "p50"
+    column = f"{shown}: {sentences.base_name(outcomes)} -> now"
+    titles = ("ranks", column, "change [range]", "verdict")
     rows = [titles, *(tuple(_cells(outcome)) for outcome in outcomes)]
     compared = any(change for _, _, change, _ in rows[1:])
     if not compared:
         rows = [
-            ("ranks", "p50", "verdict"),
+            ("ranks", shown, "verdict"),
             *((ranks, now, verdict) for ranks, now, _, verdict in rows[1:]),
         ]
     elif _room(rows, width) < _LEAST_NAME:
@@ -133,7 +135,7 @@ def p50(outcome: Outcome) -> tuple[str, str]:
     """Return the step time at p50 on the baseline side, "" if there is none, and now, with the unit
     of both."""
     for compared in outcome.comparisons:
-        if compared.limit.metric == "p50":
+        if compared.limit.metric in ("p50", WALL):
             return text.both_sides(compared, None)
     return "", sentences.p50(outcome)
 
@@ -283,6 +285,10 @@ def _percentiles(
     then of each rank's own steps, with their CPU time. In an RPC launch the ranks are the trainers.
     """
     samples = outcome.measured.samples
+    if outcome.plan.command:
+        walls = [launch[0] for launch in samples.step_seconds]
+        yield f"wall: {text.span(walls, text.seconds)}, by launch"
+        return
     titles = ["sec/iter"]
     for q in percentiles:
         titles += [f"p{q}", "ex/sec"]

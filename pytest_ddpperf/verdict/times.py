@@ -48,7 +48,7 @@ def unsupported(limit: Limit, *, steps: int, launches: int) -> str | None:
     can."""
     if launches < LAUNCHES_NEEDED:
         return f"a limit needs at least {LAUNCHES_NEEDED}, {launches} was asked"
-    if limit.kind.own_figure:  # not one value a step
+    if not limit.kind.is_of_steps:
         return None
     needed, asked = stats.steps_needed(limit.kind.percentile), steps * launches
     if asked >= needed:

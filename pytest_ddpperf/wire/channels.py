@@ -232,7 +232,10 @@ class Board:
         return self.row(rank)[self._ENTERED + phase]
 
     def describe(self, rank: int, plan: Plan) -> str:
-        """The rank's place in words, for a message; a launch without steps calls a function."""
+        """The rank's place in words, for a message; a launch without steps calls a function. "" of
+        a command."""
+        if plan.command:
+            return ""
         phase, step, steps = (
             self.phase(rank),
             self.step(rank) + 1,

@@ -4,6 +4,7 @@ demo's project."""
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -61,6 +62,29 @@ def test_programs_that_own_their_loop_are_timed_as_they_are() -> None:
     ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert "6 passed" in ended.stdout
+
+
+def test_the_gate_of_a_command_reads_its_log(tmp_path: Path) -> None:
+    gate = "examples/gates/test_command.py"
+    assert len((ROOT / gate).read_text().splitlines()) <= 40
+    report = tmp_path / "report.json"
+    quick = ["--ddp-launches=2", "--ddp-baseline-missing=warn", "-v"]
+    quiet = ["-p", "no:cacheprovider", "-p", "no:benchmark"]
+    command = [sys.executable, "-m", "pytest", gate, *quick, *quiet]
+    command.append(f"--ddp-json={report}")
+    # as under a launcher of others
+    environ = {**os.environ, "RANK": "7", "WORLD_SIZE": "9"}
+    ended = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, env=environ
+    )
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    (measured,) = json.loads(report.read_text())["measurements"]
+    samples = measured["measurement"]["samples"]
+    launches = samples["figures"]["tps"]["values"]
+    # 50 steps, a line for every 10, without the first
+    assert [len(rank) for ranks in launches for rank in ranks] == [4, 4]
+    limits = {each["metric"]: each["value"] for each in measured["limits"]}
+    assert limits == {"tps": 0.05, "wall": 0.2}
 
 
 def test_the_demos_planted_commit_makes_several_all_reduces_of_one(

@@ -551,7 +551,7 @@ def test_a_newer_schema_asks_for_an_upgrade(store):
             [[1.0, 1.0]] * 3,
             ".rank_seconds: 2 launches, not 3",
         ),
-        (("rank_seconds",), [[], []], ".rank_seconds[0]: 0 ranks, not 1"),
+        (("rank_seconds",), [[], []], ".cpu_seconds[0]: 2 ranks, not 0"),
         (("rank_seconds",), [], ".rank_seconds: 0 launches, not 2"),
         (("rank_seconds", 1), [[1.0, 1.0]], ".rank_seconds[1]: 1 ranks, not 2"),
         (("rank_seconds", 0, 1), [1.0], ".rank_seconds[0][1]: 1 steps, not 2"),

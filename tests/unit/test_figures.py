@@ -23,13 +23,18 @@ from pytest_ddpperf.plugin import arguments
 from pytest_ddpperf.plugin.results import RunResults
 from pytest_ddpperf.rank.context import Context
 from pytest_ddpperf.records import codec
-from pytest_ddpperf.records.errors import DdpPerfError, MissingExtraError
+from pytest_ddpperf.records.errors import (
+    DdpPerfError,
+    LaunchError,
+    MissingExtraError,
+)
 from pytest_ddpperf.records.figure import Better, FigureValues
 from pytest_ddpperf.records.metric import metric_of
 from pytest_ddpperf.records.plan import Limit, Plan, limits_for
 from pytest_ddpperf.records.samples import (
     Environment,
     Measurement,
+    RankOutput,
     Samples,
     Verdict,
 )
@@ -361,7 +366,8 @@ def job(limits: str = "p50:5%", source: str = "default", **more: Any) -> Any:
 
 def launched(*ranks: tuple[float, ...], figure: Figure = FASTER) -> Any:
     found = FigureValues(figure=figure, values=(ranks,))
-    return SimpleNamespace(figures={"tps": found})
+    output = RankOutput(rank=0, name="rank 0", stdout="step: 1", stderr="")
+    return SimpleNamespace(figures={"tps": found}, output=(output,))
 
 
 @pytest.mark.parametrize(
@@ -389,9 +395,10 @@ def launched(*ranks: tuple[float, ...], figure: Figure = FASTER) -> Any:
     ],
 )
 def test_a_launch_without_a_figure_is_red(launch: Any, problem: str) -> None:
-    with pytest.raises(DdpPerfError) as caught:
+    with pytest.raises(LaunchError) as caught:
         check_launch(job(), launch)
-    assert str(caught.value) == problem
+    assert str(caught.value) == f"rank 0 failed: {problem}"
+    assert caught.value.output == launch.output
     check_launch(job(disable=True), launch)
 
 

@@ -1,0 +1,110 @@
+"""A command that brings its own launcher: its limits, its variables, and what is stored of it."""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from pytest_ddpperf import Figure, text
+from pytest_ddpperf.baseline import environment, nonsense
+from pytest_ddpperf.launch.request import for_command
+from pytest_ddpperf.options import parse
+from pytest_ddpperf.plugin import arguments
+from pytest_ddpperf.plugin.place import Places
+from pytest_ddpperf.plugin.role import PytestRole
+from pytest_ddpperf.rank.command import describe_status
+from pytest_ddpperf.records.metric import metric_of
+from pytest_ddpperf.records.plan import Command, Plan, limits_for
+from pytest_ddpperf.records.samples import Measurement, Samples
+from pytest_ddpperf.verdict.times import unsupported
+from tests.unit.test_machine import settings
+
+PLAN = Plan(world_size=1, backend="", device="cpu", command=True)
+SAMPLES = Samples(step_seconds=((2.0,), (3.0,)), rank_seconds=((), ()))
+
+
+def test_a_command_has_a_limit_on_its_wall_time_and_no_others_of_ours() -> None:
+    asked = parse.limits("p10:10%,p50:10%,mean:25%,device:3%")
+    assert list(map(str, limits_for(PLAN, asked, {}))) == ["wall:10%"]
+    tps = {"tps": Figure(better="higher", pattern="(.)")}
+    limits = limits_for(PLAN, parse.limits("wall:5%,forward:3%"), tps)
+    assert list(map(str, limits)) == ["wall:5%", "tps:10%"]
+    assert "wall:5%" not in map(
+        str, limits_for(replace(PLAN, command=False), limits, {})
+    )
+
+
+def test_its_wall_time_is_a_figure_of_each_launch_however_few_there_are() -> (
+    None
+):
+    assert metric_of("wall").figures(Measurement(samples=SAMPLES)) == (2.0, 3.0)
+    (limit,) = limits_for(PLAN, parse.limits("wall:5%"), {})[:1]
+    assert unsupported(limit, steps=1, launches=2) is None
+
+
+def test_its_samples_have_no_ranks_and_are_no_nonsense() -> None:
+    assert nonsense(SAMPLES) == ""
+    wrong = replace(SAMPLES, rank_seconds=((), ((1.0,),)))
+    assert nonsense(wrong) == "rank_seconds[0]: 0 ranks, not 1"
+
+
+def test_its_baseline_is_that_of_a_device_and_not_of_ranks() -> None:
+    facts = {"cpu_model": "a", "cores": 2}
+    found = environment(facts, PLAN, batch_size=None)
+    assert found.key == {"cpu_model": "a", "cores": 2, "device_type": "cpu"}
+    assert found.must_match == {}
+
+
+def test_it_runs_as_in_the_environment_of_pytests_interpreter() -> None:
+    outer = {"RANK": "3", "MASTER_PORT": "1", "TORCHELASTIC_RUN_ID": "a"}
+    found = for_command({**outer, "PATH": "/bin", "HOME": "/root"})
+    scripts = os.path.dirname(sys.executable)
+    assert found == {"PATH": f"{scripts}{os.pathsep}/bin", "HOME": "/root"}
+
+
+@pytest.mark.parametrize(
+    ("status", "said"),
+    [
+        (3, "exited with status 3"),
+        (-9, "was killed by SIGKILL"),
+        (139, "exited with status 139 (as after SIGSEGV)"),
+        (255, "exited with status 255"),
+    ],
+)
+def test_its_end_is_told_by_status_or_signal(status: int, said: str) -> None:
+    assert describe_status(status) == said
+
+
+def test_its_line_is_the_same_on_every_machine_and_hides_secrets() -> None:
+    command = Command(
+        words=(sys.executable, "/repo/train.py", "--api-key=secret", "a b"),
+        cwd="/repo",
+        env={"TOKEN": "secret"},
+    )
+    line = arguments.shown_command(command, Path("/repo"))
+    assert line.partition(" ")[0].startswith("TOKEN=digest")
+    assert "python train.py" in line
+    assert line.endswith("'a b'")
+    assert "secret" not in line
+
+
+@pytest.mark.parametrize("asked", ["auto", "cuda"])
+def test_its_device_is_that_of_the_machine_whatever_backend_ranks_have(
+    asked: str,
+) -> None:
+    facts = {
+        "torch": "2.13",
+        "backends": "gloo,nccl",
+        "device_type": "cuda",
+        "device_count": 1,
+        "default_backends": "cpu:gloo,cuda:nccl",
+    }
+    own = settings(device=asked, backend="gloo")
+    places = Places(own, PytestRole(), lambda: facts)
+    place = places.find_for_command(own)
+    assert (place.device, place.backend) == ("cuda", "")
+    assert text.ranks(PLAN) == "command"
