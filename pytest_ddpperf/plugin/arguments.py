@@ -193,8 +193,8 @@ def read_program(
         )
     if _LAUNCHERS.fullmatch(path if is_module else Path(path).name):
         raise ValueError(
-            f"{fixture}.script: {words[-1]} starts ranks itself: give the program that it starts, or"
-            f" use {fixture}.command"
+            f"{fixture}.script: {words[-1]} starts ranks itself: give the program that it starts,"
+            f" or use {fixture}.command"
         )
     if not isinstance(args, list | tuple) or not all(
         isinstance(each, (*_PATH, int, float)) for each in args

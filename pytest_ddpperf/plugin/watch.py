@@ -192,9 +192,9 @@ def progress_line(
     """Return "test 3/12, launch 2/5, step 30/50, p50 so far 0.243s".
 
     Each pair is a number and how many there are; `launch` and `test` count from 1, `step` counts
-    those that have ended. A launch without steps calls a function."""
+    those that have ended. A launch without steps runs a function or a command."""
     if phase is Phase.STEPS:
-        place = f"step {step[0]}/{step[1]}" if step[1] else "the function"
+        place = f"step {step[0]}/{step[1]}" if step[1] else "running"
     elif phase is Phase.WARMUP:
         place = f"warm-up {step[0]}/{step[1]}"
     else:

@@ -307,10 +307,15 @@ def _label(side: Side) -> str:
 
 
 def draw_launches(
-    now: Side, base: Side | None, metric: str, *, interleaved: bool
+    now: Side,
+    base: Side | None,
+    metric: str,
+    *,
+    title: str,
+    interleaved: bool,
 ) -> dict[str, str]:
-    """Draw a metric of each launch: interleaved ones in pairs, else those of the baseline's
-    sessions first."""
+    """Draw a metric of each launch, which the title names: interleaved ones in pairs, else those of
+    the baseline's sessions first."""
     after = now.at(metric)
     before = base.at(metric) if base else []
     start = 1 if interleaved else 1 + len(before)
@@ -344,4 +349,4 @@ def draw_launches(
         order = "Interleaved launches"
         slower = sum(a > b for b, a in zip(before, after, strict=True))
         described.insert(0, f"now was slower in {slower} of {len(after)} pairs")
-    return figure(f"{order}, {metric}", "; ".join(described), draw)
+    return figure(f"{order}, {title}", "; ".join(described), draw)

@@ -208,7 +208,13 @@ def _measured(outcome: Outcome) -> tuple[list[dict[str, str]], list[Table]]:
     if base and outcome.baseline_side:
         interleaved = len(base.at(metric)) == len(now.at(metric))
     drawn.append(
-        figures.draw_launches(now, base, metric, interleaved=interleaved)
+        figures.draw_launches(
+            now,
+            base,
+            metric,
+            title=WALL if outcome.plan.command else metric,
+            interleaved=interleaved,
+        )
     )
     sides = [now] if base is None else [base, now]
     return drawn, list(_tables(outcome, sides))

@@ -1157,7 +1157,7 @@ Pair = tuple[int, int]
         ),
         (Phase.WARMUP, (3, 5), (2, 5), (1, 1), None, "launch 2/5, warm-up 3/5"),
         (Phase.SETUP, (0, 0), (0, 0), (1, 1), None, "setup"),
-        (Phase.STEPS, (0, 0), (0, 0), (1, 1), None, "the function"),
+        (Phase.STEPS, (0, 0), (0, 0), (1, 1), None, "running"),
         (
             Phase.DELIVERY,
             (50, 50),
