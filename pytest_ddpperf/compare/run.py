@@ -125,9 +125,8 @@ def with_stacks(
     is_slower = any(each.status is Status.REGRESSED for each in comparisons)
     code = [file for file in measured.differing if is_code(file)]
     has_stacks = not measured.job.plan.command
-    if not (is_slower and has_stacks and len(code) >= 2):
-        return measured
-    if measured.other is None:
+    is_asked = is_slower and has_stacks and len(code) >= 2
+    if not is_asked or measured.other is None:
         return measured
     step_seconds = statistics.median(measured.launches[0].step_seconds)
     steps = math.ceil(_SAMPLED_SECONDS / step_seconds)

@@ -84,9 +84,12 @@ def for_ranks(
 def for_command(environ: Mapping[str, str]) -> dict[str, str]:
     """Return the variables of a command that starts ranks itself. Programs are found as in the
     active virtual environment of pytest's interpreter."""
+    folders = environ.get("PATH", os.defpath).split(os.pathsep)
     scripts = os.path.dirname(sys.executable)
-    path = os.pathsep.join((scripts, environ.get("PATH", os.defpath)))
-    return {**inherited(environ), "PATH": path}
+    if scripts not in folders:
+        folders.insert(0, scripts)
+    path = os.pathsep.join(folders)
+    return {**inherited(with_hash_seed(environ)), "PATH": path}
 
 
 def _torchruns(world_size: int, address: str, port: int) -> dict[str, str]:

@@ -185,6 +185,8 @@ def ours(report: StoredReport) -> Sweep:
     benchmarks: dict[tuple[str, int | None], Rows] = {}
     for entry in report.entries:
         outcome, plan = entry.outcome, entry.outcome.plan
+        if plan.command:
+            continue  # its steps are not known
         if outcome.measurement is None:
             continue  # the lines below the figures have its error
         for fact, value in _facts(entry).items():

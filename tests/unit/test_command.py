@@ -63,7 +63,13 @@ def test_it_runs_as_in_the_environment_of_pytests_interpreter() -> None:
     outer = {"RANK": "3", "MASTER_PORT": "1", "TORCHELASTIC_RUN_ID": "a"}
     found = for_command({**outer, "PATH": "/bin", "HOME": "/root"})
     scripts = os.path.dirname(sys.executable)
-    assert found == {"PATH": f"{scripts}{os.pathsep}/bin", "HOME": "/root"}
+    assert found == {
+        "PATH": f"{scripts}{os.pathsep}/bin",
+        "HOME": "/root",
+        "PYTHONHASHSEED": "0",
+    }
+    # one that is active keeps its place
+    assert for_command(found) == found
 
 
 @pytest.mark.parametrize(
