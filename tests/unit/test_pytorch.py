@@ -294,6 +294,17 @@ Benchmark: tests/test_a::test_step with batch size 32
     )
 
 
+def test_a_command_whose_steps_are_not_known_has_no_row(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = at(1, 0.1, command=True)
+    command = replace(command, test=TestId(module="a", name="test_command"))
+    now = str(written(tmp_path / "a.json", at(8, 0.1), command, run=RUN))
+    assert main(["diff", now, now, "--form", "pytorch"]) == 0
+    (row,) = rows(capsys.readouterr().out)
+    assert row.startswith("   8 GPUs:")
+
+
 # --- the sweep of the suite
 
 
