@@ -103,11 +103,8 @@ class Launcher:
         self._rpc = rpc
         self._trees = trees
         self._templates = templates or Templates()
-        two = (
-            trees if trees is not None and trees.base != trees.current else None
-        )
-        self._server = RankServer(self._templates, two, folder)
-        self._reference_server = RankServer(self._templates, two, folder)
+        self._server = RankServer(self._templates, trees, folder)
+        self._reference_server = RankServer(self._templates, trees, folder)
         self._began = time.time()
         self._facts: dict[str, Scalar] | None = None
         # of accelerators, by CUDA, when facts were asked for

@@ -70,7 +70,7 @@ class RankServer:
     def __init__(
         self, templates: Templates, trees: Trees | None = None, folder: str = ""
     ) -> None:
-        """`trees`: where to import from, if there are two. `folder`: removed by the server if
+        """`trees`: where to import from. `folder`: removed by the server if
         pytest is killed."""
         self._templates, self._trees, self._folder = templates, trees, folder
         # that it was forked from, if this pytest started that

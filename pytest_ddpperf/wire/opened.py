@@ -146,8 +146,7 @@ def begin_child(folder: str) -> None:
     if fields is None:
         return
     trees = Trees(**fields)
-    if trees.base != trees.current:
-        install(trees)
+    install(trees)
     watch(folder, trees)
 
 

@@ -314,7 +314,8 @@ def _below(path: str, folder: str) -> bool:
 
 def install(trees: Trees) -> None:
     """Let this process import from the version's tree: map sys.path, and put a finder before all
-    others."""
+    others. Where there is one tree it changes nothing, and an import takes as long on both sides
+    of a comparison."""
     sys.path[:] = [
         trees.followed(folder) if os.path.isabs(folder) else folder
         for folder in sys.path

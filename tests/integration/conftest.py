@@ -93,12 +93,11 @@ class KeptServers:
     def rank_server(
         self, templates: Templates, trees: Trees | None, folder: str
     ) -> Any:
-        """Replace the class `RankServer`."""
-        return (
-            RankServer(templates, trees, folder)
-            if trees is not None or folder
-            else KeptServer(self, next(self._places))
-        )
+        """Replace the class `RankServer`, but for one that has two versions of the code."""
+        has_two = trees is not None and trees.base != trees.current
+        if has_two or folder:
+            return RankServer(templates, trees, folder)
+        return KeptServer(self, next(self._places))
 
     def templates(self) -> Templates:
         """Replace the class `Templates`."""

@@ -22,6 +22,7 @@ from pytest_ddpperf.launch import Launcher, Observer
 from pytest_ddpperf.launch.template import Templates
 from pytest_ddpperf.records.plan import Plan
 from pytest_ddpperf.records.samples import GOES_ON
+from pytest_ddpperf.wire.source_trees import Trees
 from tests.launch.conftest import Bench
 
 
@@ -111,6 +112,32 @@ def test_rank_servers_of_one_template_have_one_layout() -> None:
     assert one == same
     if Path("/proc/sys/kernel/randomize_va_space").read_text().strip() != "0":
         assert one != other, "that of a template of its own is another"
+
+
+FINDERS = "import sys; print([type(each).__name__ for each in sys.meta_path])"
+
+
+def finders(ctx: Any) -> list[str]:
+    """Return the types of what imports ask, in a rank and in an interpreter that it starts."""
+    command = [sys.executable, "-c", FINDERS]
+    child = subprocess.check_output(command, text=True)
+    return [*(type(each).__name__ for each in sys.meta_path), child]
+
+
+def test_an_import_asks_the_same_finders_on_both_sides(tmp_path: Path) -> None:
+    current, base = str(tmp_path / "current"), str(tmp_path / "base")
+    plan = Plan(world_size=1, backend="gloo", device="cpu")
+    found = []
+    for top in (current, base):
+        trees = Trees(current=current, base=top, kept=())
+        launcher = Launcher(dict, trees=trees)
+        try:
+            found += launcher.call(plan, finders, (), Observer())
+        finally:
+            launcher.close()
+    assert found[0] == found[1]
+    assert "Trees" in found[0]
+    assert "Trees" in found[0][-1]
 
 
 def test_a_template_that_is_killed_is_replaced(bench: Bench) -> None:
