@@ -52,9 +52,13 @@ _LIBRARIES = (
     f"{sys.base_prefix}/lib",
 )
 
+
 # What git ignores is behind a link in a worktree, and one side's folders may lie deeper: to resolve
-# the whole path of each file would make that side slower.
-_real_folder = lru_cache(1_000)(os.path.realpath)
+# the whole path of each file, or of each folder, would make that side slower.
+@lru_cache(1_000)
+def _real_folder(path: str) -> str:
+    """Return the path of a folder without links; what is above it has often been resolved."""
+    return path if os.path.dirname(path) == path else _real_file(path)
 
 
 def _real_file(path: str) -> str:
@@ -62,7 +66,8 @@ def _real_file(path: str) -> str:
     the files of one side alone may be links."""
     for _ in range(_MOST_LINKS):
         folder, name = os.path.split(path)
-        path = os.path.join(_real_folder(folder), name)
+        # a link may lead to what is above
+        path = os.path.normpath(os.path.join(_real_folder(folder), name))
         try:
             target = os.readlink(path)
         except OSError:  # it is none

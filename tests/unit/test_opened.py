@@ -9,12 +9,15 @@ import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from pytest_ddpperf.records.errors import BaseSideError
+from pytest_ddpperf.wire import opened as opened_files
 from pytest_ddpperf.wire.opened import CHILDREN, FOLDER, Opened, for_children
 from pytest_ddpperf.wire.source_trees import Trees
 
@@ -114,6 +117,53 @@ def test_its_children_do_so_too(trees: Trees, method: str) -> None:
     assert ("pkg/worker.py", trees.own("pkg/worker.py")) in opened(trees).files(
         trees
     )
+
+
+def test_the_first_file_of_a_folder_costs_the_same_however_deep_it_lies(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And behind a link, as what git ignores is in a worktree."""
+    calls: list[str] = []
+
+    def noting(call: Callable[..., Any]) -> Callable[..., Any]:
+        def note(path: Any, *more: Any, **options: Any) -> Any:
+            calls.append(call.__name__)
+            return call(path, *more, **options)
+
+        return note
+
+    data = Path(os.path.realpath(tmp_path)) / "data"
+    deep = tmp_path / "a/b/c/d"
+    deep.mkdir(parents=True)
+    for sample in ("0", "1", "2"):
+        (data / sample).mkdir(parents=True)
+        (data / sample / "x").touch()
+    (deep / "data").symlink_to(data)
+    for folder in (data, deep / "data"):
+        opened_files._real_file(str(folder / "0/x"))
+    for name in ("lstat", "readlink", "stat"):
+        monkeypatch.setattr(os, name, noting(getattr(os, name)))
+    for folder, sample in ((data, "1"), (deep / "data", "2")):
+        real = opened_files._real_file(str(folder / sample / "x"))
+        assert real == str(data / sample / "x")
+    monkeypatch.undo()
+    assert calls == ["readlink", "readlink"] * 2
+
+
+def test_a_path_is_resolved_as_the_system_does(tmp_path: Path) -> None:
+    top = Path(os.path.realpath(tmp_path))
+    (top / "real/inner").mkdir(parents=True)
+    (top / "real/file").touch()
+    (top / "real/other").symlink_to("./file")
+    (top / "link").symlink_to("real/inner")
+    (top / "above").symlink_to("link/..")
+    (top / "file").symlink_to("link/../other")
+    (top / "loop").symlink_to("loop")
+    for path in ("above/file", "file", "link", "above/inner/../file", "gone/x"):
+        name = str(top / path)
+        assert opened_files._real_file(name) == os.path.realpath(name)
+    assert opened_files._real_file("/") == "/"
+    assert opened_files._real_file(str(top / "loop")) == str(top / "loop")
 
 
 def test_files_that_are_read_are_listed_and_those_that_the_run_wrote_are_no_inputs(
