@@ -19,7 +19,11 @@ side. "across": the baseline is one other session. "history": the baseline is al
 least two. Every ordered choice of sessions is used equally often, where a side begins among a
 session's launches is drawn with a fixed seed, and every cell has at least 200 trials. "stretches"
 and "apart": pairs of one cell of the file in an order that is drawn anew for each trial, their
-sides swapped by chance where the code is the same.
+sides swapped by chance where the code is the same. "modes": 30 % of the launches of neither side,
+of both, or of the current one are 25 % slower; "pairs" are launches of two sessions, each with the
+one that followed it.
+
+Intervals are of 95 %, by resampling sessions: trials of one session are not independent.
 """
 
 from __future__ import annotations
@@ -32,6 +36,7 @@ import random
 import statistics
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
@@ -64,6 +69,10 @@ PAIRED_LIMITS = {"5%": 0.05, "3%": 0.03}
 METRICS = ("p10", "p50", "mean:0.25")
 SEED = 20261121
 RESAMPLES = 200
+SESSION_RESAMPLES = 400
+# how many launches are slow, by how much, and on which sides
+SLOW_SHARE, SLOWER = 0.3, 1.25
+SLOW_SIDES = ("none", "both", "now")
 
 Side = list[Launch]
 Rules = dict[str, Callable[["Trial", float, str], str]]
@@ -76,6 +85,7 @@ class Trial:
 
     now: Side
     sessions: list[Side]
+    drawn_from: tuple[Any, ...] = ()  # the sessions that make it one of many
     # by launch, where both sides took turns within it
     stretches: Sequence[Sequence[int]] = ()
 
@@ -150,7 +160,7 @@ def main() -> int:
             for w in read(options.traces)
             for launches in reversed(MOST_LAUNCHES)
             for scope in SCOPES
-            if not is_paired(scope)
+            if scope not in PAIRED
         ]
     rows: list[dict[str, Any]] = []
     with ProcessPoolExecutor(os.cpu_count()) as pool:
@@ -185,12 +195,11 @@ def main() -> int:
 
 
 def limits_of(scope: str) -> dict[str, float]:
-    return PAIRED_LIMITS if is_paired(scope) else LIMITS
+    return PAIRED_LIMITS if scope.partition(", ")[0] in PAIRED else LIMITS
 
 
-def is_paired(scope: str) -> bool:
-    """Whether it is pairs' way: "apart", or "stretches, 100 steps"."""
-    return scope.partition(", ")[0] in PAIRED
+def is_interleaved(scope: str) -> bool:
+    return scope == "within" or scope.partition(", ")[0] in INTERLEAVED
 
 
 def cells(
@@ -198,15 +207,18 @@ def cells(
 ) -> list[dict[str, Any]]:
     """All rules and limits on one workload, scope and number of launches."""
     rows = []
-    for injected in sorted(workload.injected):
+    of_modes = scope.startswith("modes")
+    if of_modes:
+        rules = {"ddpperf": rules["ddpperf"]}
+    for injected in SLOW_SIDES if of_modes else sorted(workload.injected):
+        source = random.Random(f"{SEED} {scope} {workload}")
         trials = list(
             SCOPES[scope.partition(", ")[0]](
-                workload,
-                injected,
-                launches,
-                random.Random(f"{SEED} {scope} {workload}"),
+                workload, 0.0 if of_modes else injected, launches, source
             )
         )
+        if of_modes:
+            trials = [with_modes(trial, injected, source) for trial in trials]
         if sessions is not None and scope == "history":
             source = random.Random(SEED)
             trials = [
@@ -228,9 +240,24 @@ def cells(
                         "trials": len(said),
                         "flagged": said.count("REGRESSED"),
                         "inconclusive": said.count("INCONCLUSIVE"),
+                        "by_sessions": by_sessions(trials, said),
                     }
                 )
     return rows
+
+
+def by_sessions(
+    trials: Sequence[Trial], said: Sequence[str]
+) -> list[tuple[tuple[str, ...], int, int]]:
+    """By the sessions that trials were drawn from: how many were flagged, of how many."""
+    found: dict[tuple[str, ...], list[str]] = {}
+    for trial, status in zip(trials, said, strict=True):
+        names = tuple(map(str, trial.drawn_from))
+        found.setdefault(names, []).append(status)
+    return [
+        (names, statuses.count("REGRESSED"), len(statuses))
+        for names, statuses in found.items()
+    ]
 
 
 # --- trials
@@ -239,13 +266,13 @@ def cells(
 def within(
     workload: Workload, injected: float, most: int, source: random.Random
 ) -> Iterator[Trial]:
-    sessions = [
-        session
-        for session in workload.sessions.values()
+    sessions = {
+        name: session
+        for name, session in workload.sessions.items()
         if injected in session and 0.0 in session
-    ]
+    }
     for _ in range(math.ceil(LEAST_TRIALS / max(1, len(sessions)))):
-        for session in sessions:
+        for name, session in sessions.items():
             same = session[0.0]
             start = source.randrange(len(same))
             if injected == 0:
@@ -255,11 +282,12 @@ def within(
                 ]
                 source.shuffle(pair)
                 now, base = pair
-                yield Trial(now[: len(base)], [base[: len(now)]])
+                yield Trial(now[: len(base)], [base[: len(now)]], (name,))
             else:
                 yield Trial(
                     turned(session[injected], start)[:most],
                     [turned(same, start)[:most]],
+                    (name,),
                 )
 
 
@@ -278,6 +306,7 @@ def across(
             yield Trial(
                 drawn(sessions[now][injected], most, source),
                 [drawn(sessions[base][0.0], most, source)],
+                (now, base),
             )
 
 
@@ -299,7 +328,9 @@ def history(
                 for name, session in sessions.items()
                 if name != now
             ]
-            yield Trial(drawn(sessions[now][injected], most, source), others)
+            yield Trial(
+                drawn(sessions[now][injected], most, source), others, (now,)
+            )
 
 
 def turned(launches: Side, start: int) -> Side:
@@ -321,7 +352,52 @@ def paired(
             for now, base, _ in drawn
         ]
         now, base = ([side[which] for side in sides] for which in (0, 1))
-        yield Trial(now, [base], [stretches for _, _, stretches in drawn])
+        stretches = [lengths for _, _, lengths in drawn]
+        yield Trial(now, [base], stretches=stretches)
+
+
+def of_two_sessions(
+    workload: Workload, injected: float, most: int, source: random.Random
+) -> Iterator[Trial]:
+    """Pairs of launches that follow each other, as one session has too few of them."""
+    pairs = {
+        name: list(zip(session[0.0][::2], session[0.0][1::2], strict=False))
+        for name, session in workload.sessions.items()
+        if 0.0 in session
+    }
+    names = [(one, other) for one in pairs for other in pairs if one != other]
+    for _ in range(math.ceil(LEAST_TRIALS / max(1, len(names)))):
+        for one, other in names:
+            chosen = [*pairs[one], *pairs[other]]
+            source.shuffle(chosen)
+            sides = [source.sample(pair, 2) for pair in chosen[:most]]
+            now, base = ([pair[which] for pair in sides] for which in (0, 1))
+            yield Trial(now, [base], (one, other))
+
+
+def with_modes(trial: Trial, slow: str, source: random.Random) -> Trial:
+    """The trial with a share of slow launches on some sides."""
+    now, sessions = trial.now, trial.sessions
+    if slow in ("both", "now"):
+        now = partly_slow(now, source)
+    if slow == "both":
+        sessions = [partly_slow(session, source) for session in sessions]
+    return Trial(now, sessions, trial.drawn_from)
+
+
+def partly_slow(launches: Side, source: random.Random) -> Side:
+    return [
+        slower(launch) if source.random() < SLOW_SHARE else launch
+        for launch in launches
+    ]
+
+
+def slower(launch: Launch) -> Launch:
+    own, group = launch
+    return (
+        tuple(tuple(SLOWER * step for step in rank) for rank in own),
+        tuple(SLOWER * step for step in group),
+    )
 
 
 SCOPES: dict[
@@ -330,10 +406,14 @@ SCOPES: dict[
     "within": within,
     "across": across,
     "history": history,
+    "modes pairs": of_two_sessions,
+    "modes across": across,
+    "modes history": history,
     "stretches": paired,
     "apart": paired,
 }
 PAIRED = ("stretches", "apart")
+INTERLEAVED = (*PAIRED, "modes pairs")
 
 
 # --- rules
@@ -375,7 +455,7 @@ def judged(
         )
         for name, _, value in named
     ]
-    interleaved = scope == "within" or is_paired(scope)
+    interleaved = is_interleaved(scope)
     stored = [measurement(session) for session in trial.sessions]
 
     def verdict(launches: int, spends: Spending) -> Verdict:
@@ -503,10 +583,7 @@ def report(
         [
             "rule",
             "workload",
-            *(
-                f"+{slowdown:.0%}" if slowdown else "false alarms"
-                for slowdown in slowdowns
-            ),
+            *map(titled, slowdowns),
         ]
     ]
     for name in rules:
@@ -538,19 +615,53 @@ def report(
         )
     print(
         f"\n{scope}, limit {limit}, at most {max(MOST_LAUNCHES)} launches a side: flagged"
-        " (inconclusive)"
+        " [95 % interval] (inconclusive)"
     )
     print(table(lines))
 
 
-def rate(rows: list[dict[str, Any]], injected: float) -> str:
+def titled(injected: float | str) -> str:
+    if isinstance(injected, str):
+        return f"slow launches: {injected}"
+    return f"+{injected:.0%}" if injected else "false alarms"
+
+
+def session_interval(rows: list[dict[str, Any]]) -> str:
+    """The 95 % interval of the rate that is flagged, by drawing sessions anew: " [0.0, 1.2]"."""
+    groups = [group for row in rows for group in row["by_sessions"]]
+    names = sorted({name for group in groups for name in group[0]})
+    source = random.Random(SEED)
+    found = []
+    for _ in range(SESSION_RESAMPLES if names else 0):
+        times = Counter(source.choices(names, k=len(names)))
+        weights = [
+            math.prod(times[name] for name in drawn) for drawn, _, _ in groups
+        ]
+        trials = sum(
+            weight * count
+            for weight, (_, _, count) in zip(weights, groups, strict=True)
+        )
+        flagged = sum(
+            weight * count
+            for weight, (_, count, _) in zip(weights, groups, strict=True)
+        )
+        if trials:
+            found.append(100 * flagged / trials)
+    if not found:
+        return ""
+    ends = statistics.quantiles(found, n=40)
+    return f" [{ends[0]:.1f}, {ends[-1]:.1f}]"
+
+
+def rate(rows: list[dict[str, Any]], injected: float | str) -> str:
     chosen = [row for row in rows if row["injected"] == injected]
     trials = sum(row["trials"] for row in chosen)
     if not trials:
         return "-"
     flagged = sum(row["flagged"] for row in chosen) / trials
     inconclusive = sum(row["inconclusive"] for row in chosen) / trials
-    return f"{flagged:.1%}" + (f" ({inconclusive:.0%})" if inconclusive else "")
+    shown = f"{flagged:.1%}{session_interval(chosen)}"
+    return shown + (f" ({inconclusive:.0%})" if inconclusive else "")
 
 
 if __name__ == "__main__":

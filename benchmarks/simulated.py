@@ -13,6 +13,9 @@ runs give the same table.
 The second table is of runs of many tests: what each resolves beside what it resolves alone, and how
 many false reds a run of unchanged code has beside how many the plugin's summary says to expect.
 There the two sides may also take turns.
+
+The third table is of launches of two speeds: 30 % of those of neither side, of both, or of the
+current one are 25 % slower, at a limit of 5 %. Stored sessions have twenty launches there.
 """
 
 from __future__ import annotations
@@ -63,8 +66,27 @@ class Cell:
     stored: int  # sessions of the baseline; 0: both sides in turns
     limit: float
     slowdown: float
+    slow: float = 0.0  # the share of launches that are slower by SLOWER
+    slow_before: float = 0.0
+    stored_launches: int = 5
 
 
+SLOWER = 1.25
+SPEEDS = [
+    Cell(
+        launches=launches,
+        sessions=0.01,
+        stored=stored,
+        limit=0.05,
+        slowdown=0.0,
+        slow=slow,
+        slow_before=before,
+        stored_launches=20,
+    )
+    for stored in (0, 1, 2)
+    for launches in (0.003, 0.01, 0.02)
+    for before, slow in ((0.0, 0.0), (0.3, 0.3), (0.0, 0.3))
+]
 CELLS = [
     Cell(
         launches=launches,
@@ -146,6 +168,15 @@ def main() -> int:
                 strict=True,
             )
         )
+        speeds = dict(
+            zip(
+                SPEEDS,
+                pool.map(partial(each, level=options.level), SPEEDS),
+                strict=True,
+            )
+        )
+    print("\nlaunches of two speeds, limit 5 %\n")
+    print(table(by_speeds(speeds)))
     print(f"\na run of {MANY} tests, limit {LIMITS[0]:.0%}\n")
     print(table(suites(many)))
     return 0
@@ -177,6 +208,17 @@ def machines(found: dict[Cell, Rates]) -> list[list[str]]:
                 shown(own[LIMITS[0], slowdown]) for slowdown in SLOWDOWNS[1:]
             ]
             rows.append(row)
+    return rows
+
+
+def by_speeds(found: dict[Cell, Rates]) -> list[list[str]]:
+    rows = [["launches", "against", "neither", "both", "now"]]
+    rates = list(found.items())
+    for start in range(0, len(rates), 3):
+        cell = rates[start][0]
+        against = f"{cell.stored} stored" if cell.stored else "interleaved"
+        own = [shown(rate) for _, rate in rates[start : start + 3]]
+        rows.append([f"{cell.launches:.1%}", against, *own])
     return rows
 
 
@@ -234,9 +276,12 @@ def rates(cell: Cell, runs: int, drift: Drift, level: float) -> Rates:
 def one(
     cell: Cell, source: random.Random, drift: Drift, level: float
 ) -> Verdict:
-    stored = [session(cell, source, FIRST, 0.0) for _ in range(cell.stored)]
-    turns = session(cell, source, MOST, 0.0)
-    now = session(cell, source, MOST, cell.slowdown)
+    stored = [
+        session(cell, source, cell.stored_launches, 0.0, cell.slow_before)
+        for _ in range(cell.stored)
+    ]
+    turns = session(cell, source, MOST, 0.0, cell.slow_before)
+    now = session(cell, source, MOST, cell.slowdown, cell.slow)
     limits = [
         Limit(metric=metric, value=cell.limit, unit="%")
         for metric in ("p10", "p50")
@@ -263,16 +308,25 @@ def one(
 
 
 def session(
-    cell: Cell, source: random.Random, launches: int, slowdown: float
+    cell: Cell,
+    source: random.Random,
+    launches: int,
+    slowdown: float,
+    slow: float,
 ) -> Measurement:
     """In turns both sides are of one session, whose own level does not matter."""
     mean = source.gauss(
         math.log1p(slowdown), cell.sessions if cell.stored else 0.0
     )
-    steps = tuple(
-        (math.exp(source.gauss(mean, cell.launches)),) * STEPS
-        for _ in range(launches)
-    )
+    levels = [
+        math.exp(source.gauss(mean, cell.launches)) for _ in range(launches)
+    ]
+    if slow:
+        levels = [
+            SLOWER * level if source.random() < slow else level
+            for level in levels
+        ]
+    steps = tuple((level,) * STEPS for level in levels)
     return Measurement(
         samples=Samples(
             step_seconds=steps,

@@ -1,13 +1,14 @@
 """What does stopping early save, and what does it change? Interleaved measurements, judged again.
 
     python benchmarks/stopping.py [RESULTS ...]                        # as they were recorded
-    python benchmarks/stopping.py --slower 0,0.05,0.1 [RESULTS ...]    # of unchanged code, slower
+    python benchmarks/stopping.py --slower 0,0.05,modes [RESULTS ...]  # of unchanged code, slower
 
 Takes results of benchmarks/live.py, which have the difference of each pair at each limited metric,
 and judges them by looks alone, with early stops of what is within the limit and settled, and with
 stops for futility as well (`compare.rule`). As recorded: a measurement cannot end later
 than it did, so nothing has to be measured again. Slower: 20 pairs are drawn from those of unchanged
-code of one model and machine, and all their differences are raised. Results from before there was a
+code of one model and machine, and all their differences are raised; with "modes" those of 30 % of
+the pairs, by 25 %. Results from before there was a
 limit on the mean have none; there it changes as p50 does. Seconds are in proportion to pairs.
 "Undecided": those that reach the last look without these stops.
 """
@@ -27,6 +28,7 @@ from typing import Any
 
 from _common import table
 from _traces import Launch, measurement
+from detection import SLOW_SHARE, SLOWER
 from live import MODES, limits
 
 from pytest_ddpperf.compare.rule import (
@@ -53,7 +55,7 @@ def main() -> int:
     parser.add_argument("results", type=Path, nargs="*", default=recorded)
     parser.add_argument(
         "--slower",
-        type=lambda text: [float(share) for share in text.split(",")],
+        type=lambda text: text.split(","),
         metavar="SHARE,...",
     )
     parser.add_argument(
@@ -91,7 +93,7 @@ MOST_PAIRS = 20
 
 
 def made_slower(
-    rows: list[Row], amounts: list[float], trials: int
+    rows: list[Row], amounts: list[str], trials: int
 ) -> Iterator[Row]:
     """Yield measurements of pairs drawn from unchanged code, at the limits of "in turns", slower by
     each amount."""
@@ -104,10 +106,11 @@ def made_slower(
         pairs = [(row, pair) for row in pool for pair in range(pairs_of(row))]
         for _ in range(trials):
             drawn = [source.choice(pairs) for _ in range(MOST_PAIRS)]
+            raised = [raise_of(amount, source) for _ in drawn]
             differences = {
                 metric: [
-                    difference(row, metric, pair) + math.log1p(amount)
-                    for row, pair in drawn
+                    difference(row, metric, pair) + more
+                    for (row, pair), more in zip(drawn, raised, strict=True)
                 ]
                 for metric in METRICS
             }
@@ -117,10 +120,19 @@ def made_slower(
             cell = {
                 "mode": "in turns",
                 "machine": machine,
-                "kind": f"+{amount:.1%}",
+                "kind": amount
+                if amount == "modes"
+                else f"+{float(amount):.1%}",
                 "seconds": seconds,
             }
             yield {**cell, "differences": differences}
+
+
+def raise_of(amount: str, source: random.Random) -> float:
+    """By how much the difference of a pair is raised."""
+    if amount != "modes":
+        return math.log1p(float(amount))
+    return math.log(SLOWER) if source.random() < SLOW_SHARE else 0.0
 
 
 def reported(rows: list[Row]) -> Iterator[list[str]]:

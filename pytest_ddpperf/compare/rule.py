@@ -121,6 +121,8 @@ def is_futile(
     `differences` are those behind its comparisons."""
     if launches < looks[1] or launches >= looks[-1] or not verdict.comparisons:
         return False
+    if any(each.reason == Reason.TWO_SPEEDS for each in verdict.comparisons):
+        return False  # the share of slow launches is in no difference
     chances = []
     for comparison, difference in zip(
         verdict.comparisons, differences, strict=True

@@ -266,6 +266,20 @@ class Ratio:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Speeds:
+    """The launches of both sides have two speeds: how many have the slow one."""
+
+    fast_seconds: float  #: of fast launches, the geometric mean
+    slow_seconds: float
+    slow: int  #: of `launches` now
+    launches: int
+    slow_before: int  #: of `launches_before` of the baseline
+    launches_before: int
+    p_value: float  #: one-sided: that the share of slow ones is no larger now
+    least_p_value: float  #: the same, if all slow ones that it can were of now
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
     """One limit, applied to figures."""
 
@@ -290,6 +304,8 @@ class Comparison:
     launches_needed: int | None = None
     #: relative change from the fastest launches of sessions to now's; None: one occasion
     fastest: float | None = None
+    #: None: launches have one speed, or another limit shows their speeds
+    speeds: Speeds | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

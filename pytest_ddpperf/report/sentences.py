@@ -126,6 +126,10 @@ def _reason(outcome: Outcome, verdict: Verdict) -> str:
 
 
 def _why_inconclusive(outcome: Outcome, verdict: Verdict) -> str:
+    seen = _two_speeds(verdict)
+    if seen and verdict.reason == Reason.TWO_SPEEDS:
+        more = 2 * len(outcome.costs)
+        return f"{seen}: raise --ddp-max-launches to {more}"
     if verdict.reason in _WHY_INCONCLUSIVE:
         return _WHY_INCONCLUSIVE[verdict.reason]
     if noise := _noise(outcome):
@@ -133,6 +137,23 @@ def _why_inconclusive(outcome: Outcome, verdict: Verdict) -> str:
     if verdict.reason == Reason.UNDECIDED:
         return "close to its limit: further launches would hardly decide it"
     return "launches of the same code differ by as much"
+
+
+def _two_speeds(verdict: Verdict) -> str:
+    """Return "4 of 10 launches are slow (31.0 ms instead of 25.0), 0 of 10 before"; "" if no
+    more launches are slow."""
+    for each in verdict.comparisons:
+        speeds = each.speeds
+        if speeds is not None and each.reason == Reason.TWO_SPEEDS:
+            (slow, fast), unit = text.in_one_unit(
+                [speeds.slow_seconds, speeds.fast_seconds]
+            )
+            return (
+                f"{speeds.slow} of {speeds.launches} launches are slow"
+                f" ({slow} {unit} instead of {fast}), {speeds.slow_before} of"
+                f" {speeds.launches_before} before"
+            )
+    return ""
 
 
 def why(outcome: Outcome) -> str:
@@ -150,7 +171,9 @@ def why(outcome: Outcome) -> str:
         files = "no file that differs was imported or read"
     verdict = outcome.verdict
     differences = text.some(verdict.differences) if verdict else ""
-    return "; ".join(filter(None, (*outcome.evidence, files, differences)))
+    speeds = _two_speeds(verdict) if verdict else ""
+    known = (speeds, *outcome.evidence, files, differences)
+    return "; ".join(filter(None, known))
 
 
 def why_not_compared(outcome: Outcome) -> str:

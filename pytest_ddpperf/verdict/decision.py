@@ -51,7 +51,8 @@ def judge(
     verdict = judge_times(current, baseline, limits, level=level, **how)
     verdict = with_losses(verdict, current, baseline, level)
     verdict = with_counters(verdict, current, baseline, limits)
-    return with_work(verdict, current, baseline)
+    verdict = with_work(verdict, current, baseline)
+    return with_two_speeds(verdict, current, baseline)
 
 
 def without_steady_windows(verdict: Verdict) -> Verdict:
@@ -93,7 +94,7 @@ def unreached() -> Verdict:
 
 # What a minor page fault costs, about: the kernel finds and clears a page.
 FAULT_SECONDS = 1e-6
-# Launches have two speeds if their page faults differ by this share of a step.
+# Launches have two speeds, too, if their page faults differ by this share of a step.
 _SPEEDS = 0.1
 
 
@@ -106,7 +107,10 @@ def with_two_speeds(
     faults = [each for samples in sides for each in samples.most_page_faults]
     apart = max(faults, default=0.0) - min(faults, default=0.0)
     step = median(current.samples.step_seconds[0])
-    if apart * FAULT_SECONDS <= _SPEEDS * step:
+    are_seen = any(
+        each.reason == Reason.TWO_SPEEDS for each in verdict.comparisons
+    )
+    if not are_seen and apart * FAULT_SECONDS <= _SPEEDS * step:
         return verdict
     if verdict.status is not Status.INCONCLUSIVE or verdict.reason in (
         Reason.RECOMPILED,
@@ -158,6 +162,9 @@ def is_suspected(verdict: Verdict, share: float = SUSPICIOUS) -> bool:
         return False
     for each in verdict.comparisons:
         if math.log1p(each.change.estimate) > share * _bound(each):
+            return True
+        # however little the mean of all launches changes
+        if each.speeds is not None and each.reason == Reason.TWO_SPEEDS:
             return True
     # Other work on a machine only makes launches slower, the fastest of them least, and their low
     # percentiles least. So a baseline of a busy hour hides slower code from all other figures.

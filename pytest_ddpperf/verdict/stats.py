@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from statistics import NormalDist, fmean
 from typing import Any
 
@@ -429,6 +430,81 @@ def spent(level: float, fraction: float) -> float:
     """
     bound = _NORMAL.inv_cdf(1 - level / 2)
     return 2 * _NORMAL.cdf(-bound / math.sqrt(fraction))
+
+
+def find_gap(values: Sequence[float], least: float) -> float | None:
+    """Return the smallest of the large values, if values of 0 or more come in two groups; else
+    None.
+
+    The largest gap divides them. It is wider than `least`, and than all that the small values span
+    from 0 on. The large values are at least two, and at most half of all.
+    """
+    ordered = sorted(values)
+    places = range((len(ordered) + 1) // 2, len(ordered) - 1)
+    place = max(
+        places, key=lambda each: ordered[each] - ordered[each - 1], default=None
+    )
+    if place is None:
+        return None
+    below, above = ordered[place - 1], ordered[place]
+    return above if above - below > max(least, below) else None
+
+
+def fisher(slow: int, launches: int, slow_before: int, before: int) -> float:
+    """Return how likely it is that so many of the `launches` are slow, or more, if the slow ones of
+    both sides are distributed among them by chance; of the other side `slow_before` of `before`
+    are.
+
+    R. A. Fisher, "The logic of inductive inference", Journal of the Royal Statistical Society 98
+    (1935): the exact test on the 2 x 2 table.
+    """
+    both = slow + slow_before
+    ways = sum(
+        math.comb(launches, each) * math.comb(before, both - each)
+        for each in range(slow, min(both, launches) + 1)
+    )
+    return ways / math.comb(launches + before, both)
+
+
+# How many rates of slow launches are tried, and up to how many pairs: with more, the exact test
+# that needs no rate hardly differs, and it never claims more.
+_RATES = 100
+_FEW_PAIRS = 100
+
+
+def more_are_slower(slower: int, faster: int, pairs: int) -> float:
+    """Return how likely it is that, of `pairs` of launches, so many have the slow launch on one
+    side (`slower`), and no more than `faster` on the other, or what is as clear, if each launch is
+    slow with the same probability.
+
+    S. Suissa, J. J. Shuster, "The 2 x 2 matched-pairs trial: exact unconditional design and
+    analysis", Biometrics 47 (1991): the probability of all results that McNemar's exact test finds
+    as clear, at the rate of slow launches where it is largest. One launch of a pair is slow and the
+    other is not in at most half of all pairs, because launches are independent.
+    """
+
+    def mcnemar(now: int, before: int) -> float:
+        differ = now + before
+        ways = sum(math.comb(differ, each) for each in range(now, differ + 1))
+        return ways / 2**differ
+
+    p_value = mcnemar(slower, faster)
+    if pairs > _FEW_PAIRS:
+        return p_value
+    as_clear = [
+        (math.comb(pairs, now) * math.comb(pairs - now, before), now + before)
+        for now, before in product(range(pairs + 1), repeat=2)
+        if mcnemar(now, before) <= p_value
+    ]
+    # of pairs with the slow launch on one side
+    rates = [each / _RATES / 4 for each in range(1, _RATES + 1)]
+    return max(
+        math.fsum(
+            ways * rate**differ * (1 - 2 * rate) ** (pairs - differ)
+            for ways, differ in as_clear
+        )
+        for rate in rates
+    )
 
 
 def steps_needed(q: float) -> int:

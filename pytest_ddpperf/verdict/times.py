@@ -23,6 +23,7 @@ from pytest_ddpperf.records.samples import (
     Recording,
     Samples,
     Scalar,
+    Speeds,
     Status,
     StretchLengths,
     Verdict,
@@ -137,6 +138,9 @@ def _judge_limits(
     limits (Holm). Beyond the limit without evidence is INCONCLUSIVE. IMPROVED is REGRESSED
     mirrored. The error of the estimate contains the spread between launches and the drift between
     sessions: estimated from the baseline's sessions, and assumed if they are too few to tell.
+
+    If launches have two speeds, evidence that more are slow is REGRESSED, too. Limits have what it
+    leaves of the level: all if there is some, or if there could be none.
     """
     refused = _refuse_limits(limits, current, baseline)
     if refused is not None:
@@ -145,15 +149,17 @@ def _judge_limits(
     weights = [
         limit.kind.default_weight if limit.default else 1.0 for limit in limits
     ]
+    lowest = _find_lowest(limits)
+    speeds = _find_speeds(limits[lowest], current, baseline, drift, stretches)
+    most = _share_of_speeds([current, *baseline], level * share)
+    if speeds is not None and speeds.least_p_value <= most < speeds.p_value:
+        level *= 1 - _SPEEDS_SHARE
     comparisons = []
     for place, (limit, difference) in enumerate(
         zip(limits, found, strict=True)
     ):
         now = logs(limit, current)
-        fastest = None
-        if drift:
-            before = fmean(min(logs(limit, session)) for session in baseline)
-            fastest = _share(min(now) - before)
+        fastest = _fastest(limit, now, baseline) if drift else None
         p_values = [
             (each if difference.estimate > 0 else each.mirrored()).p_value()
             for each in found
@@ -165,11 +171,122 @@ def _judge_limits(
                 limit, fmean(now), difference, evidence, spent.enough, fastest
             )
         )
+    if speeds is not None:
+        comparisons[lowest] = _with_speeds(
+            comparisons[lowest], speeds, speeds.p_value <= most
+        )
     status = gravest(comparison.status for comparison in comparisons)
     return Verdict(
         status=status,
         reason=next(c.reason for c in comparisons if c.status is status),
         comparisons=tuple(comparisons),
+    )
+
+
+def _fastest(
+    limit: Limit, now: Sequence[float], baseline: Sequence[Measurement]
+) -> float:
+    """Return the relative change from the fastest launches of sessions to now's."""
+    before = fmean(min(logs(limit, session)) for session in baseline)
+    return _share(min(now) - before)
+
+
+# The share of slow launches is tested from so many launches of both sides on.
+_SPEEDS_LAUNCHES = 40
+# What it has of the error rate of a look: at the last one just so much that five of twenty are
+# evidence, if there were none before. Limits could do little with it, for launches of two speeds
+# differ much.
+_SPEEDS_SHARE = 7 / 8
+# If more slow launches are less likely than this by chance, there may be more.
+_SUSPECTED = 0.2
+
+
+def _share_of_speeds(sides: Sequence[Measurement], level: float) -> float:
+    """Return the largest p-value with which more slow launches are evidence."""
+    launches = sum(side.samples.launches for side in sides)
+    return _SPEEDS_SHARE * level if launches >= _SPEEDS_LAUNCHES else 0.0
+
+
+def _find_lowest(limits: Sequence[Limit]) -> int:
+    """Return the place of the limit on the lowest percentile, which other work on the machine
+    disturbs least."""
+    percentiles = [limit.kind.percentile for limit in limits]
+    return percentiles.index(min(percentiles))
+
+
+def _find_speeds(
+    limit: Limit,
+    current: Measurement,
+    baseline: Sequence[Measurement],
+    drift: Drift | None,
+    stretches: StretchLengths,
+) -> Speeds | None:
+    """Return the two speeds of launches, at the figure of a limit; None if there is but one.
+
+    A slow launch is slower than the fastest one of its session or, interleaved, than the other one
+    of its pair, by more than the limit and all differences between fast ones. So pairs of two slow
+    launches count as fast.
+    """
+    now = logs(limit, current)
+    if drift:
+        fastest = min(now)
+        sessions = [logs(limit, session) for session in baseline]
+        # as if sessions had no drift
+        before = [
+            each - min(session) + fastest
+            for session in sessions
+            for each in session
+        ]
+        apart = [each - fastest for each in now]
+        apart_before = [each - fastest for each in before]
+    else:
+        now, before = _paired(limit, current, baseline[0], stretches)
+        apart = [own - other for own, other in zip(now, before, strict=True)]
+        apart_before = [-each for each in apart]
+    every = [*apart, *apart_before]
+    slow_from = stats.find_gap(
+        [each for each in every if each >= 0], bound(limit, fmean(now))
+    )
+    if slow_from is None:
+        return None
+    slow = sum(each >= slow_from for each in apart)
+    slow_before = sum(each >= slow_from for each in apart_before)
+
+    def likely(slow: int, slow_before: int) -> float:
+        if drift:
+            return stats.fisher(slow, len(now), slow_before, len(before))
+        return stats.more_are_slower(slow, slow_before, len(now))
+
+    both = slow + slow_before
+    most = min(both, len(now))
+    by_speed: dict[bool, list[float]] = {False: [], True: []}
+    for each, distance in zip([*now, *before], every, strict=True):
+        by_speed[distance >= slow_from].append(each)
+    return Speeds(
+        fast_seconds=math.exp(fmean(by_speed[False])),
+        slow_seconds=math.exp(fmean(by_speed[True])),
+        slow=slow,
+        launches=len(now),
+        slow_before=slow_before,
+        launches_before=len(before),
+        p_value=likely(slow, slow_before),
+        least_p_value=likely(most, both - most),
+    )
+
+
+def _with_speeds(
+    comparison: Comparison, speeds: Speeds, enough: bool
+) -> Comparison:
+    """Return the comparison of launches with two speeds; `enough` is whether there is evidence, at
+    this look, that more are slow."""
+    comparison = replace(comparison, speeds=speeds)
+    if speeds.p_value > _SUSPECTED:
+        return comparison
+    status = Status.INCONCLUSIVE
+    if enough or comparison.status is Status.REGRESSED:
+        status = Status.REGRESSED
+    return replace(
+        comparison, status=status, reason=Reason.TWO_SPEEDS, settled=False
     )
 
 

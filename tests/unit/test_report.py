@@ -31,6 +31,7 @@ from pytest_ddpperf.records.samples import (
     Measurement,
     RankError,
     Samples,
+    Speeds,
     Status,
     TestId,
     Verdict,
@@ -516,6 +517,36 @@ def unknown(counter: str) -> Dropped:
     return Dropped(limit=limit, why="unknown now")
 
 
+def of_two_speeds(status: Status) -> Verdict:
+    speeds = Speeds(
+        fast_seconds=0.025,
+        slow_seconds=0.031,
+        slow=4,
+        launches=10,
+        slow_before=0,
+        launches_before=10,
+        p_value=0.03,
+        least_p_value=0.03,
+    )
+    compared = comparison(status, "p10", reason="two-speeds", speeds=speeds)
+    return verdict(status, "two-speeds", comparisons=(compared,))
+
+
+FOUR_SLOW = (
+    "4 of 10 launches are slow (31.0 ms instead of 25.0), 0 of 10 before"
+)
+
+
+def test_a_failure_counts_the_slow_launches() -> None:
+    failed = outcome(of_two_speeds(Status.REGRESSED))
+    said = sentences.gate_failure(failed).splitlines()
+    assert said[0].startswith("REGRESSED: step time p10 ")
+    assert said[1] == f"why: {FOUR_SLOW}"
+    assert sentences.headline(failed) == (
+        f"REGRESSED p10 +12 % (limit 10 %): {FOUR_SLOW}"
+    )
+
+
 NOISY = "too noisy for a 10 % limit: the smallest change it can detect is"
 SLOWER = comparison(
     Status.PASS, change=Interval(estimate=0.097, low=0.05, high=0.15)
@@ -532,6 +563,20 @@ SLOWER = comparison(
         (
             outcome(verdict(Status.INCONCLUSIVE, "recompiled")),
             "steps of most launches are not alike: see the notes",
+        ),
+        (
+            outcome(verdict(Status.INCONCLUSIVE, "two-speeds")),
+            (
+                "its launches have two speeds: in some, the allocator gives memory back in each"
+                " step (see page faults in docs/measurement.md)"
+            ),
+        ),
+        (
+            replace(
+                outcome(of_two_speeds(Status.INCONCLUSIVE)),
+                costs=(LaunchCost(),) * 10,
+            ),
+            f"{FOUR_SLOW}: raise --ddp-max-launches to 20",
         ),
         (
             outcome(verdict(Status.INCONCLUSIVE, "machine-slower")),

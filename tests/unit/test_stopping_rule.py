@@ -86,7 +86,7 @@ def follow(
 STEADY = (1.0, 1.001, 0.999, 1.0005, 0.9995) * 4
 SLOWER = (1.3, 1.31, 1.29, 1.3, 1.305) * 4
 STEADY_SECONDS = [0.01 * ratio for ratio in STEADY[:5]]
-OPEN = (1.0, 1.16, 1.0, 1.16, 1.0)  # within the limit, and not settled
+OPEN = (1.0, 1.16, 1.08, 1.12, 0.98)  # within the limit, and not settled
 
 
 @pytest.mark.parametrize(
@@ -104,6 +104,38 @@ def test_interleaved_launches_may_end_between_two_looks(
     verdict, taken, planned = follow(rule, pairs((*OPEN, 0.98, *STEADY[:14])))
     assert (taken, verdict.status) == (count, "PASS")
     assert planned == [5] * 5 + [10] * (count - 5), "of which look each is one"
+
+
+def test_slow_launches_are_counted_up_to_the_last_look() -> None:
+    """One of the first five pairs, so that these do not pass."""
+    slow = (1.0, 1.0, 1.25, 1.0, 1.0)
+    two = (*slow, 1.25, 1.0)
+    verdict, taken, _ = follow(INTERLEAVED, pairs((*two, *STEADY)))
+    assert (taken, verdict.status, verdict.reason) == (
+        20,
+        "INCONCLUSIVE",
+        "two-speeds",
+    )
+    verdict, taken, _ = follow(INTERLEAVED, pairs((*two, *slow * 4)))
+    assert (taken, verdict.status, verdict.reason) == (
+        20,
+        "REGRESSED",
+        "two-speeds",
+    )
+    # a single one is an exception
+    verdict, taken, _ = follow(INTERLEAVED, pairs((*slow, *STEADY)))
+    assert (taken, verdict.status) == (7, "PASS")
+
+
+def test_slow_launches_against_a_stored_baseline_are_counted_too() -> None:
+    rule = stored(JOB, *STEADY_SECONDS * 8)
+    slow = pairs((1.25, 1.0, 1.0, 1.25, 1.0) * 4)
+    verdict, taken, _ = follow(rule, slow)
+    assert (taken, verdict.status, verdict.reason) == (
+        20,
+        "REGRESSED",
+        "two-speeds",
+    )
 
 
 def drawn(seed: int, slower: float, spread: float) -> list[float]:
