@@ -486,7 +486,7 @@ def more_are_slower(slower: int, faster: int, pairs: int) -> float:
     def mcnemar(now: int, before: int) -> float:
         differ = now + before
         ways = sum(math.comb(differ, each) for each in range(now, differ + 1))
-        return ways / 2**differ
+        return ways / (1 << differ)
 
     p_value = mcnemar(slower, faster)
     if pairs > _FEW_PAIRS:
