@@ -208,6 +208,17 @@ def test_sessions_of_a_baseline_are_counted_together() -> None:
     assert (fewer, fewer.reason) == ("INCONCLUSIVE", "two-speeds")
 
 
+def test_more_slow_launches_are_suspected_however_little_the_mean_changes() -> (
+    None
+):
+    limit = replace(LIMITS[1], value=0.1)
+    found = judge(launches(10, 2), [launches(20, 0)], [limit])
+    (compared,) = found.comparisons
+    assert compared.change.estimate < 0.05
+    assert (found, found.reason) == ("INCONCLUSIVE", "two-speeds")
+    assert is_suspected(found)
+
+
 def test_a_session_that_is_slower_as_a_whole_has_one_speed() -> None:
     found = judged(launches(20, 0, 1.25), launches(10, 0), launches(10, 0, 1.2))
     assert of_p10(found).speeds is None
