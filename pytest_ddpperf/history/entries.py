@@ -75,6 +75,7 @@ class HistoryMeasurement:
         if own.better == "lower":
             return own.launches
         return tuple(1 / each for each in own.launches)
+
     why: str = ""  # its baseline was saved, as of `Recording`
 
 
