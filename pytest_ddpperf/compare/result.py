@@ -306,6 +306,12 @@ class Measured:
             notes.append(
                 f"measured one launch after the other: with both sides alive, {apart}"
             )
+        job = self.job
+        is_over_nodes = job.plan.nodes > 1 and not self.error
+        if is_over_nodes and job.settings.wants_stretches(job.plan):
+            notes.append(
+                "measured one launch after the other: the ranks are on several nodes"
+            )
         there = baseline_launches(self.rounds)
         for note in find_notes(there, self.other.job.plan, advise=advise):
             if note not in own:

@@ -20,8 +20,9 @@ def take_unreached(
 ) -> Measured | None:
     """Return a PASS after one launch of the current side, if it is certain that nothing runs there
     that differs; None if the sides have to be compared. Raises the errors of a launch."""
-    # What all processes of a command read is not known.
-    if not job.gate or job.plan.preload or job.plan.command:
+    # What all processes of a command, or of other nodes, read is not known.
+    is_unknown = job.plan.command or job.plan.nodes > 1
+    if not job.gate or job.plan.preload or is_unknown:
         return None
     if not base.is_unreached(job.nodeid):
         return None

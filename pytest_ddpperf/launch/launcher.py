@@ -209,6 +209,8 @@ class Launcher:
             delivery.opened.refuse_strays(self._trees)
             files = delivery.opened.digests(self._trees, self._began)
             own = {file for imported in every for file in imported.files}
+            # another node does not know what both versions have
+            own = {file for file in own if not self._trees.keeps(file)}
             files |= self._trees.digests(own)
         return collect(
             plan,

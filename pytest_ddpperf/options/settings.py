@@ -80,7 +80,12 @@ class Settings:
         return "--ddp-extend-baseline" if self.extend_baseline else ""
 
     def in_stretches(self, plan: Plan) -> bool:
-        """Say whether launches of both sides are interleaved while both are alive."""
+        """Say whether launches of both sides are interleaved while both are alive, which needs all
+        ranks on one node."""
+        return plan.nodes == 1 and self.wants_stretches(plan)
+
+    def wants_stretches(self, plan: Plan) -> bool:
+        """Say whether they would be, however many nodes there are."""
         # Rates that a program computes by the clock would count its pauses.
         if plan.rpc or self.disable or plan.figures or plan.command:
             return False

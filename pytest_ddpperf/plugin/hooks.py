@@ -107,8 +107,6 @@ def _check(run: Run) -> None:
     problem = ""
     if in_one_process and run.config.getoption("dist", "no") != "no":
         problem = f"{in_one_process} is not supported under xdist: add -n 0"
-    elif compares and over_nodes:
-        problem = f"{compares} is not supported over several nodes: use stored baselines"
     elif compares and (reason := why_not_compared()):
         problem = f"{compares} is {reason}"
     if problem:

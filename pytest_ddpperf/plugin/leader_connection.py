@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import time
 from collections.abc import Callable, Sequence
@@ -85,6 +86,12 @@ class LeaderConnection:
         self.trees = codec.decode(Trees, start.trees)
         self.folder = start.folder
         self.rpc = start.rpc
+        # to the other nodes that this pytest leads, by node
+        self.address = start.address
+        self.connections: dict[int, Lines] = {}
+        for node, descriptor in start.connections.items():
+            os.set_inheritable(descriptor, False)
+            self.connections[node] = Lines(socket.socket(fileno=descriptor))
         self.templates = Templates()
         if start.rank_server is not None:
             self.templates.add(start.rank_server, start.variables)

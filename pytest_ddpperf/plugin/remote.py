@@ -18,28 +18,37 @@ import pytest
 from pytest_ddpperf.launch.request import inherited
 from pytest_ddpperf.options.settings import read_settings
 from pytest_ddpperf.plugin.items import conftests, named_tests
+from pytest_ddpperf.plugin.leader_connection import LeaderConnection
 from pytest_ddpperf.plugin.process import PytestProcess
 from pytest_ddpperf.plugin.snapshot import take_snapshot
 from pytest_ddpperf.records.errors import DdpPerfError, NodesError
 from pytest_ddpperf.remote import rendezvous
 from pytest_ddpperf.remote.interfaces import interface_of
+from pytest_ddpperf.remote.node_pytests import NodePytests
 from pytest_ddpperf.remote.node_worker import NodeWorker
-from pytest_ddpperf.remote.nodes import OtherNodes, describe_node
-from pytest_ddpperf.remote.process import START_SECONDS, RemotePytest
+from pytest_ddpperf.remote.nodes import (
+    ConnectedNodes,
+    OtherNodes,
+    describe_node,
+)
+from pytest_ddpperf.remote.process import START_SECONDS
 from pytest_ddpperf.remote.torchrun import Role, TorchrunStore, role
 from pytest_ddpperf.remote.version import BaseSide, Invocation, spelt_out
-from pytest_ddpperf.remote.worktree import one_tree
 from pytest_ddpperf.version import __version__
 from pytest_ddpperf.wire.boot import die_with_parent
+from pytest_ddpperf.wire.channels import Lines
 
 
 def another_version(
-    run: PytestProcess, items: Sequence[pytest.Item]
+    run: PytestProcess,
+    items: Sequence[pytest.Item],
+    nodes: ConnectedNodes | None = None,
 ) -> BaseSide:
-    """Return the other version that was asked for, with the current tests; raises AgainstError."""
-    return BaseSide(
-        run.settings, _of_run(run, _kept(run, items)), run.templates
-    )
+    """Return the other version that was asked for, with the current tests, on this node and all
+    other `nodes`; raises AgainstError."""
+    assert nodes is None or isinstance(nodes, OtherNodes), "a worker leads none"
+    invocation = _of_run(run, _kept(run, items))
+    return BaseSide(run.settings, invocation, run.templates, nodes)
 
 
 def start_commit(run: PytestProcess, commit: str, seconds: float) -> BaseSide:
@@ -132,6 +141,7 @@ def main(config: pytest.Config) -> int | None:
     exit status; None if this pytest has to run as usual."""
     if _only_prints(config):
         return None
+    node = os.environ.get("GROUP_RANK")
     try:
         found = role(os.environ)
         if found is None or found.leads:
@@ -145,7 +155,7 @@ def main(config: pytest.Config) -> int | None:
         return pytest.ExitCode.INTERRUPTED
     except DdpPerfError as error:
         raise pytest.UsageError(
-            f"pytest-ddpperf, node {os.environ.get('GROUP_RANK')}: {error}"
+            f"pytest-ddpperf, node {node}: {error}"
         ) from None
 
 
@@ -168,6 +178,19 @@ def meet_nodes(run: PytestProcess) -> OtherNodes | None:
         raise pytest.UsageError(str(error)) from None
 
 
+def connected_nodes(
+    run: PytestProcess, leader: LeaderConnection
+) -> ConnectedNodes:
+    """Return the other nodes whose connections the leader gave to this pytest; raises
+    pytest.UsageError."""
+    nodes = ConnectedNodes(leader.address, run.settings.timeout_seconds)
+    try:
+        nodes.add(leader.connections)
+    except NodesError as error:
+        raise pytest.UsageError(str(error)) from None
+    return nodes
+
+
 def _versions() -> dict[str, str]:
     """Return the versions that have to be the same on all nodes."""
     return {
@@ -188,40 +211,37 @@ def _work_for_leader(config: pytest.Config, found: Role) -> int:
         reported = store.answer()["found"]
     key = (os.environ.get(rendezvous.VARIABLE) or reported["secret"]).encode()
     where = f"{reported['address']}, port {reported['port']}"
-    try:
-        leader = rendezvous.connect_to_leader(
-            reported["address"], reported["port"], key, found.node, seconds
+
+    def connect(port: int) -> Lines:
+        connected = rendezvous.connect_to_leader(
+            reported["address"], port, key, found.node, seconds
         )
+        connected.send(describe_node(_versions()))
+        return connected
+
+    try:
+        leader = connect(reported["port"])
     except (NodesError, OSError) as error:
         raise NodesError(f"the pytest of node 0 at {where}: {error}") from None
+    # what this process starts works for another job than torchrun's
+    for name in os.environ.keys() - inherited(os.environ).keys():
+        del os.environ[name]
+    environ = inherited(take_snapshot(config).environ)
+    called = replace(_invocation(config, ()), environ=environ)
+    place = {
+        "node": found.node,
+        "nodes": found.nodes,
+        "interface": interface_of(leader.socket.getsockname()[0]),
+    }
     with (
         leader.socket,
         tempfile.TemporaryDirectory(prefix="ddpperf-") as folder,
+        closing(
+            NodePytests(settings, called, place, Path(folder), connect)
+        ) as pytests,
     ):
-        leader.send(describe_node(_versions()))
-        interface = interface_of(leader.socket.getsockname()[0])
-
-        here = one_tree(config.rootpath)
-        environ = inherited(take_snapshot(config).environ)
-        asked = replace(_invocation(config, ()), environ=environ)
-
-        def start(further: Sequence[str]) -> RemotePytest:
-            variables = {**environ}
-            # its words are among the arguments
-            variables.pop("PYTEST_ADDOPTS", None)
-            remote_pytest = RemotePytest(
-                f"node {found.node}", sys.executable, variables, asked.folder
-            )
-            # to launch as the first node does
-            disabled = ["--ddp-disable"] if settings.disable else []
-            message = asked.start(here, [*further, *disabled], Path(folder))
-            node, nodes = found.node, found.nodes
-            remote_pytest.send(
-                replace(message, node=node, nodes=nodes, interface=interface)
-            )
-            return remote_pytest
-
-        status = NodeWorker(leader, start).run()
+        worker = NodeWorker(leader, pytests.start, pytests.serve_version)
+        status = worker.run()
     if status is None:
         print(
             f"pytest-ddpperf, node {found.node}: the pytest of node 0 is gone: it was at {where}",

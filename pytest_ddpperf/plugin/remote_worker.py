@@ -30,6 +30,7 @@ from pytest_ddpperf.records.messages import (
     Collected,
     ConftestFailed,
     Hello,
+    LaunchFailed,
     RunTest,
     ServerStarted,
     StartPytest,
@@ -58,7 +59,7 @@ def main(descriptor: int, fields: codec.Json) -> NoReturn:
     start = codec.decode(StartPytest, fields)
     if start.cores:
         os.sched_setaffinity(0, start.cores)
-    kind = NodeLeaderConnection if start.nodes > 1 else LeaderConnection
+    kind = NodeLeaderConnection if start.node else LeaderConnection
     leader = kind(lines, start)
     die_with_parent(start.parent, signal.SIGKILL)
     sys.argv[:] = start.argv
@@ -115,6 +116,11 @@ class WorkerPlugin:
         with suppress(DdpPerfError):  # each test will say it
             # starts the rank server while the other pytest starts its own
             facts = run.session.facts()
+        try:
+            run.role.await_others(run)
+        except DdpPerfError as error:
+            self._leader.send(LaunchFailed(str(error)))
+            return True
         self._leader.send(ServerStarted(facts))
         following: pytest.Item | None = None
         while True:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from pytest_ddpperf.records.outcome import Outcome
     from pytest_ddpperf.records.plan import Plan
     from pytest_ddpperf.records.samples import Scalar
-    from pytest_ddpperf.remote.nodes import OtherNodes
+    from pytest_ddpperf.remote.nodes import ConnectedNodes
     from pytest_ddpperf.remote.version import BaseSide
     from pytest_ddpperf.wire.source_trees import Trees
 
@@ -55,12 +55,17 @@ class PytestRole:
     # whether there will be RPC launches, if a leader says so
     rpc: bool | None = None
     folder = ""  # as `Launcher` has it
-    other_nodes: OtherNodes | None = None
+    other_nodes: ConnectedNodes | None = None
     # that ranks import from, if there is another version
     trees: Trees | None = None
     templates: Templates | None = None  # of rank servers, if a leader gave some
 
     # --- collection
+
+    def measuring_as(self, own: PytestRole) -> PytestRole:
+        """Return the role of a pytest that measures as `own` does, on all nodes that this one
+        has."""
+        return own
 
     def start(self, run: PytestProcess) -> None:
         """Let the others collect at the same time as this pytest; raises DdpPerfError."""
@@ -83,6 +88,10 @@ class PytestRole:
         return {}
 
     # --- a test
+
+    def observer(self, observer: Observer) -> Observer:
+        """Return what watches a launch: `observer`, unless it is the leader's to watch."""
+        return observer
 
     def call(
         self, call: Call, launcher: Launcher, observer: Observer
@@ -254,35 +263,54 @@ class LeadsVersion(LooksAtVersion):
 
 
 class LeadsNodes(PytestRole):
-    """A pytest on the first of several nodes, whose tests may have ranks on all of them."""
+    """A pytest on the first of several nodes, whose tests may have ranks on all of them. How it
+    measures is its `own` role: alone, next to another version, or for a leader."""
 
-    def __init__(self, other_nodes: OtherNodes) -> None:
-        self.other_nodes: OtherNodes = other_nodes
-        self.nodes = other_nodes.role.nodes
+    def __init__(self, other_nodes: ConnectedNodes, own: PytestRole) -> None:
+        self.other_nodes: ConnectedNodes = other_nodes
+        self.own = own
+        self.nodes = other_nodes.count
+        self.works_for_leader, self.rpc = own.works_for_leader, own.rpc
+        self.trees, self.folder = own.trees, own.folder
+        self.templates = own.templates
+
+    def measuring_as(self, own: PytestRole) -> PytestRole:
+        return LeadsNodes(self.other_nodes, own)
 
     def start(self, run: PytestProcess) -> None:
         from pytest_ddpperf.plugin import remote
 
         self.other_nodes.start(remote.seed(run.config))
+        self.own.start(run)
 
     def await_others(self, run: PytestProcess) -> None:
         from pytest_ddpperf.remote.worktree import one_tree, sources_here
 
-        here = sources_here(one_tree(run.config.rootpath))
+        # of the current code with its tests: the other version has copies
+        trees = one_tree(run.config.rootpath)
+        if self.works_for_leader and self.trees is not None:
+            trees = self.trees
+        here = sources_here(trees)
         self.other_nodes.collected(here, run.session.facts())
+        self.own.await_others(run)
 
-    def confirms(self, run: PytestProcess) -> str:
-        return "not supported over several nodes"
+    def confirms(self, run: PytestProcess) -> SideOf | str:
+        if isinstance(self.own, Alone):
+            return "not supported over several nodes"
+        return self.own.confirms(run)
 
     def facts(self) -> Mapping[str, Scalar]:
-        return {"machines": str(self.other_nodes)}
+        return {"machines": str(self.other_nodes), **self.own.facts()}
+
+    def environments(self) -> Mapping[str, Mapping[str, str]]:
+        return self.own.environments()
 
     def call(
         self, call: Call, launcher: Launcher, observer: Observer
     ) -> list[Any]:
         nodes, plan = self.other_nodes, call.plan
         if plan.nodes == 1:
-            return super().call(call, launcher, observer)
+            return self.own.call(call, launcher, observer)
         from pytest_ddpperf.launch.launcher import unpickle
         from pytest_ddpperf.plugin.leader_connection import ready_call
         from pytest_ddpperf.records.messages import EndCall
@@ -291,7 +319,8 @@ class LeadsNodes(PytestRole):
         ready = ready_call(plan, call.function)
         with nodes.together(call.nodeid, ready, plan.nodes) as end:
             task = payload.dumps("call", call.function, call.args)
-            results = launcher.call_for_bytes(plan, task, observer)
+            watches = self.own.observer(observer)
+            results = launcher.call_for_bytes(plan, task, watches)
             end(EndCall(results))
         return unpickle(results)
 
@@ -299,13 +328,13 @@ class LeadsNodes(PytestRole):
         self, job: Job, session: Session, observer: Observer
     ) -> Measured:
         if job.plan.nodes == 1:
-            return super().carry_out(job, session, observer)
+            return self.own.carry_out(job, session, observer)
         from pytest_ddpperf.plugin.leader_connection import ready_job
         from pytest_ddpperf.records.messages import EndMeasurement
 
         nodes = self.other_nodes
         with nodes.together(job.nodeid, ready_job(job), job.plan.nodes) as end:
-            measured = super().carry_out(job, session, observer)
+            measured = self.own.carry_out(job, session, observer)
             samples = tuple(
                 replace(launch, output=()) for launch in measured.launches
             )
@@ -314,13 +343,24 @@ class LeadsNodes(PytestRole):
 
     def end_test(self) -> list[str]:
         self.other_nodes.leave()
-        return self.other_nodes.failed()
+        return [*self.other_nodes.failed(), *self.own.end_test()]
+
+    def changed(self) -> Sequence[str]:
+        return self.own.changed()
 
     def messages(self) -> list[str]:
-        return self.other_nodes.reported
+        return [*self.other_nodes.reported, *self.own.messages()]
+
+    def guard(
+        self, run: PytestProcess, outcomes: Sequence[Outcome]
+    ) -> tuple[tuple[Loosened, ...], str]:
+        return self.own.guard(run, outcomes)
 
     def close(self, status: int) -> None:
-        self.other_nodes.close(status)
+        try:
+            self.own.close(status)
+        finally:
+            self.other_nodes.close(status)
 
 
 class WorksForLeader(PytestRole):
@@ -333,6 +373,9 @@ class WorksForLeader(PytestRole):
         self.nodes, self.rpc = leader.nodes, leader.rpc
         self.trees, self.folder = leader.trees, leader.folder
         self.templates = leader.templates
+
+    def observer(self, observer: Observer) -> Observer:
+        return self._leader.relay
 
     def call(
         self, call: Call, launcher: Launcher, observer: Observer
@@ -350,11 +393,16 @@ def choose_role(run: PytestProcess) -> PytestRole:
     version as soon as the tests that measure are known: see `Run.start_others`."""
     leader = run.config.stash.get(LEADER, None)
     if leader is not None:
-        return WorksForLeader(leader)
+        if not leader.connections:
+            return WorksForLeader(leader)
+        from pytest_ddpperf.plugin import remote
+
+        connected = remote.connected_nodes(run, leader)
+        return LeadsNodes(connected, WorksForLeader(leader))
     if "TORCHELASTIC_RUN_ID" in os.environ:
         from pytest_ddpperf.plugin import remote
 
         other_nodes = remote.meet_nodes(run)
         if other_nodes is not None:
-            return LeadsNodes(other_nodes)
+            return LeadsNodes(other_nodes, Alone())
     return Alone()

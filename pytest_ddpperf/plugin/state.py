@@ -128,17 +128,18 @@ class Run:
         if self.settings.comparison_option:
             from pytest_ddpperf.plugin import remote
 
-            side = remote.another_version(self, items)
+            nodes = self.role.other_nodes
+            side = remote.another_version(self, items, nodes)
             why, has_any = "", any(map(measures, self.items))
             if has_any:
                 why = side.nothing_to_compare()
             if why or not has_any:
-                self.role = LooksAtVersion(side)
+                self.role = self.role.measuring_as(LooksAtVersion(side))
                 self.role.start(self)
                 if why:
                     self._skip_measurements(why)
                 return
-            self.role = LeadsVersion(side)
+            self.role = self.role.measuring_as(LeadsVersion(side))
         # first: git opens files, of which some are watched from then on
         _ = self.report
         self.role.start(self)

@@ -233,6 +233,10 @@ class StartPytest:
     node: int = 0
     nodes: int = 1
     interface: str = ""  # to the other nodes
+    # Of a version's pytest that leads those on other nodes: the address by which they reach this
+    # one, and a descriptor of the connection to each, by node.
+    address: str = ""
+    connections: Mapping[int, int] = field(default_factory=dict)
     # that its ranks may run on: a test may have bound the process that started it; () for all
     cores: tuple[int, ...] = ()
 
@@ -351,6 +355,16 @@ class RunPytest(Message, frozen=True):
     arguments: tuple[str, ...]
 
 
+class ServeVersion(Message, frozen=True):
+    """Start a pytest of another version of the code, with a connection of its own: NodeJoined
+    there, and Died if this node has no such version."""
+
+    port: int  # where the leader awaits that connection
+    commit: str  # "" if it is no other commit
+    # as `Trees.kept`; what is in the repository begins at its top
+    kept: tuple[str, ...]
+
+
 class GiveUp(Message, frozen=True):
     """End the pytest, which was silent for so many seconds: Died."""
 
@@ -384,6 +398,7 @@ Order = (
     | CheckAlive
     | SendClock
     | RunPytest
+    | ServeVersion
     | GiveUp
     | Exit
 )
@@ -413,7 +428,8 @@ class ConftestFailed(Message, frozen=True):
 
 
 class ServerStarted(Message, frozen=True):
-    """The rank server has started and found these facts."""
+    """The rank server has started and found these facts. In its place LaunchFailed: another node
+    cannot be used."""
 
     facts: Mapping[str, Scalar]
 

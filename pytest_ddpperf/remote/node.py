@@ -87,6 +87,13 @@ class NodeLine(Line):
             self._watch()
         return super().arrived()
 
+    def check(self) -> None:
+        """Raise BaseSideError if the node is gone."""
+        self._watch()
+        if readable([self.socket], 0):
+            self._receive()
+        self._refuse_dead()
+
     def _arrives(self, patience: float) -> bool:
         return bool(self.dead) or self._arrives_by(time.monotonic() + patience)
 

@@ -17,6 +17,7 @@ from pytest_ddpperf.records.messages import (
     Order,
     RunPytest,
     SendClock,
+    ServeVersion,
 )
 from pytest_ddpperf.remote.clocks import send_clock
 from pytest_ddpperf.remote.process import RemotePytest
@@ -32,10 +33,15 @@ class NodeWorker:
     gone."""
 
     def __init__(
-        self, leader: Lines, start: Callable[[Sequence[str]], RemotePytest]
+        self,
+        leader: Lines,
+        start: Callable[[Sequence[str]], RemotePytest],
+        serve_version: Callable[[ServeVersion], None] | None = None,
     ) -> None:
-        """`start` starts this node's pytest, with further arguments."""
+        """`start` starts this node's pytest, with further arguments; `serve_version` begins to
+        serve with another one."""
         self._leader, self._start = leader, start
+        self._serve_version = serve_version
         self._pytest: RemotePytest | None = None
 
     def run(self) -> int | None:
@@ -82,10 +88,9 @@ class NodeWorker:
             case SendClock():
                 self._send_clock()
             case RunPytest(arguments):
-                try:
-                    self._pytest = self._start(arguments)
-                except (OSError, DdpPerfError) as error:
-                    self._died(error)
+                self.start(arguments)
+            case ServeVersion() if self._serve_version is not None:
+                self._serve_version(order)
             case _ if self._pytest is not None:
                 try:
                     if isinstance(order, GiveUp):
@@ -93,6 +98,13 @@ class NodeWorker:
                     self._pytest.send(order)
                 except BaseSideError as error:
                     self._died(error)
+
+    def start(self, arguments: Sequence[str]) -> None:
+        """Start the pytest of this node; the leader hears if that fails."""
+        try:
+            self._pytest = self._start(arguments)
+        except (OSError, DdpPerfError) as error:
+            self._died(error)
 
     def _relay(self, remote_pytest: RemotePytest) -> None:
         """Pass on the events of this node's pytest, and its end."""

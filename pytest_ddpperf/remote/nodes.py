@@ -6,7 +6,13 @@ import os
 import secrets
 import socket
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import (
+    Callable,
+    Collection,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from contextlib import (
     AbstractContextManager,
     ExitStack,
@@ -29,6 +35,7 @@ from pytest_ddpperf.records.messages import (
     Order,
     RaiseError,
     Ready,
+    ServeVersion,
     Sources,
 )
 from pytest_ddpperf.records.plan import Plan
@@ -40,12 +47,15 @@ from pytest_ddpperf.remote.node_launch import Parts, alone
 from pytest_ddpperf.remote.process import START_SECONDS
 from pytest_ddpperf.remote.torchrun import Role, TorchrunStore
 from pytest_ddpperf.wire.boot import contents, listen
+from pytest_ddpperf.wire.channels import Lines
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _STORE_SECONDS = 60.0  # for torchrun's store to answer
 _MOST_LINES = 10  # about untrusted connections
 # for nodes that have not come when all is over, so that they end, too
 _LAST_SECONDS = 30.0
+# While further connections are awaited: between looks at whether the nodes are still there.
+_LOOK_SECONDS = 1.0
 
 
 def _host_order() -> str:
@@ -60,47 +70,37 @@ def describe_node(versions: Mapping[str, str]) -> NodeJoined:
     return NodeJoined(socket.gethostname(), _host_order(), versions)
 
 
-class OtherNodes:
-    """The other nodes of one run. Raises NodesError if they cannot be used; `close` ends the run on
-    all."""
+class ConnectedNodes:
+    """The other nodes of one run, by the connections to them. Raises NodesError if they cannot be
+    used; `close` ends the run on all."""
 
-    def __init__(
-        self, role: Role, versions: Mapping[str, str], timeout_seconds: float
-    ) -> None:
-        """Listen, and publish the address in torchrun's store; `versions` as `describe_node` has
-        them."""
-        self.role, self._versions, self._timeout = (
-            role,
-            versions,
-            timeout_seconds,
-        )
+    def __init__(self, address: str, timeout_seconds: float) -> None:
+        """`address`: by which they reach this node."""
+        self.address, self.interface = address, interface_of(address)
+        self._timeout = timeout_seconds
         self.nodes: list[Node] = []
-        # untrusted connections, in words
-        self._dropped: dict[str, None] = {}
-        self._closing = ExitStack()
-        given = os.environ.get(rendezvous.VARIABLE)
-        reported = secrets.token_hex(32) if not given else ""
-        self._key = (given or reported).encode()
-        try:
-            self.address = address_of(role.address)
-            self._door = self._closing.enter_context(listen(self.address))
-        except OSError as error:
-            raise NodesError(
-                f"MASTER_ADDR {role.address}: it cannot be listened on here: {error}"
-            ) from None
-        self.interface = interface_of(self.address)
-        found = {
-            "address": self.address,
-            "port": self._door.getsockname()[1],
-            "secret": reported,
-        }
-        self._store = TorchrunStore(role, _STORE_SECONDS, found)
-        self._closing.callback(self._store.close)
-        self._awaited = False
         self._begun = ""  # the test that all nodes are in
         self._asked = 0  # how often it asked for something
         # what did on other nodes as the test was left there
         self._failed: list[str] = []
+
+    def add(self, connections: Mapping[int, Lines]) -> None:
+        """Add nodes that have connected, by number."""
+        with _as_nodes_error():
+            self.nodes += [
+                Node(number, lines, self._timeout)
+                for number, lines in sorted(connections.items())
+            ]
+
+    @property
+    def count(self) -> int:
+        """How many nodes the run has, this one included."""
+        return 1 + len(self.nodes)
+
+    @property
+    def reported(self) -> list[str]:
+        """What the end of the run says of them, each line once."""
+        return []
 
     @property
     def hosts(self) -> list[str]:
@@ -115,19 +115,6 @@ class OtherNodes:
             "network": link_of(self.interface),
             "topology_address": os.environ.get("SLURM_TOPOLOGY_ADDR"),
         }
-
-    def __str__(self) -> str:
-        where = (
-            f"{self.interface} ({self.address})"
-            if self.interface
-            else self.address
-        )
-        return f"{self.role.nodes} nodes over {where}: {', '.join(self.hosts)}"
-
-    @property
-    def reported(self) -> list[str]:
-        """What is to be said of it, each line once: who it is of may go on for ever."""
-        return list(self._dropped)[:_MOST_LINES]
 
     def _taking_part(self, nodes: int) -> list[Node]:
         return [node for node in self.nodes if node.number < nodes]
@@ -151,47 +138,7 @@ class OtherNodes:
         )
 
     def start(self, arguments: Sequence[str]) -> None:
-        """Wait for all nodes, and let their pytests collect: see `Node.start`."""
-        self._awaited = True
-        seconds = max(START_SECONDS, self._timeout)
-        self._admit(seconds)
-        missing = sorted(
-            set(range(1, self.role.nodes))
-            - {node.number for node in self.nodes}
-        )
-        if missing:
-            which = ", ".join(map(str, missing))
-            who = f"node {which}" if len(missing) == 1 else f"nodes {which}"
-            asked = " (--ddp-timeout)" if seconds > START_SECONDS else ""
-            problem = f"{who} of {self.role.nodes} did not come within {seconds:g} s{asked}"
-            raise NodesError("\n".join((problem, *self.reported)))
-        for node in self.nodes:
-            node.check(self._versions)
-        with _as_nodes_error():
-            for node in self.nodes:
-                node.start(arguments)
-
-    def _admit(self, seconds: float) -> None:
-        self._store.answer()  # first, for it may import torch meanwhile
-        until = time.monotonic() + seconds
-        wanted = set(range(1, self.role.nodes)) - {
-            node.number for node in self.nodes
-        }
-        came = rendezvous.admit(
-            self._door,
-            self._key,
-            wanted,
-            until,
-            lambda reported: self._dropped.setdefault(reported),
-        )
-        with _as_nodes_error():
-            self.nodes += [
-                Node(number, lines, self._timeout)
-                for number, lines in sorted(came.items())
-            ]
-        if len(came) == len(wanted):
-            self._door.close()
-            self._store.close()
+        """Let their pytests collect, with further `arguments`: these do already."""
 
     def collected(self, here: Sources, facts: Mapping[str, Scalar]) -> None:
         """Wait until all have collected the same as `here`, on machines with as many devices as the
@@ -199,7 +146,9 @@ class OtherNodes:
         until = time.monotonic() + START_SECONDS
         with _as_nodes_error():
             for node in self.nodes:
-                node.collected(here, facts, max(0.0, until - time.monotonic()))
+                left = max(0.0, until - time.monotonic())
+                with _named(node):
+                    node.collected(here, facts, left)
 
     # --- one test
 
@@ -261,12 +210,150 @@ class OtherNodes:
 
     def close(self, status: int) -> None:
         """All is over: every node exits with this status, too."""
+        for node in self.nodes:
+            node.line.close(status)
+
+
+class OtherNodes(ConnectedNodes):
+    """The other nodes that torchrun started, which connect with this one."""
+
+    def __init__(
+        self, role: Role, versions: Mapping[str, str], timeout_seconds: float
+    ) -> None:
+        """Listen, and publish the address in torchrun's store; `versions` as `describe_node` has
+        them."""
+        self.role, self._versions = role, versions
+        # untrusted connections, in words
+        self._dropped: dict[str, None] = {}
+        self._closing = ExitStack()
+        given = os.environ.get(rendezvous.VARIABLE)
+        reported = secrets.token_hex(32) if not given else ""
+        self._key = (given or reported).encode()
+        try:
+            address = address_of(role.address)
+            self._door = self._closing.enter_context(listen(address))
+        except OSError as error:
+            raise NodesError(
+                f"MASTER_ADDR {role.address}: it cannot be listened on here: {error}"
+            ) from None
+        super().__init__(address, timeout_seconds)
+        found = {
+            "address": address,
+            "port": self._door.getsockname()[1],
+            "secret": reported,
+        }
+        self._store = TorchrunStore(role, _STORE_SECONDS, found)
+        self._closing.callback(self._store.close)
+        self._awaited = False
+
+    @property
+    def count(self) -> int:
+        return self.role.nodes
+
+    def __str__(self) -> str:
+        where = (
+            f"{self.interface} ({self.address})"
+            if self.interface
+            else self.address
+        )
+        return f"{self.role.nodes} nodes over {where}: {', '.join(self.hosts)}"
+
+    @property
+    def reported(self) -> list[str]:
+        # who it is of may go on for ever
+        return list(self._dropped)[:_MOST_LINES]
+
+    def start(self, arguments: Sequence[str]) -> None:
+        """Wait for all nodes, and let their pytests collect: see `Node.start`."""
+        self._awaited = True
+        seconds = self._patience
+        self._admit(seconds)
+        self._refuse_missing({node.number for node in self.nodes})
+        for node in self.nodes:
+            node.check(self._versions)
+        with _as_nodes_error():
+            for node in self.nodes:
+                node.start(arguments)
+
+    @property
+    def _patience(self) -> float:
+        """The seconds that nodes have to come."""
+        return max(START_SECONDS, self._timeout)
+
+    def _refuse_missing(self, came: Collection[int]) -> None:
+        """Raise NodesError unless all nodes came."""
+        missing = sorted({*range(1, self.role.nodes)} - {*came})
+        if not missing:
+            return
+        seconds = self._patience
+        which = ", ".join(map(str, missing))
+        who = f"node {which}" if len(missing) == 1 else f"nodes {which}"
+        asked = " (--ddp-timeout)" if seconds > START_SECONDS else ""
+        problem = f"{who} of {self.role.nodes} did not come within {seconds:g} s{asked}"
+        raise NodesError("\n".join((problem, *self.reported)))
+
+    def _admit(self, seconds: float) -> None:
+        self._store.answer()  # first, for it may import torch meanwhile
+        until = time.monotonic() + seconds
+        wanted = {*range(1, self.role.nodes)} - {
+            node.number for node in self.nodes
+        }
+        came = rendezvous.admit(
+            self._door, self._key, wanted, until, self._drop
+        )
+        self.add(came)
+        if len(came) == len(wanted):
+            self._door.close()
+            self._store.close()
+
+    def _drop(self, reported: str) -> None:
+        """Note a connection that was dropped."""
+        self._dropped[reported] = None
+
+    @contextmanager
+    def serving_version(
+        self, commit: str, kept: Sequence[str]
+    ) -> Iterator[Callable[[], Mapping[int, Lines]]]:
+        """Let each node start a pytest of another version, in the background: see `ServeVersion`.
+        The function that is yielded waits for the connections of all; they are closed at the
+        end."""
+        with ExitStack() as closing, _as_nodes_error():
+            door = closing.enter_context(listen(self.address))
+            port = door.getsockname()[1]
+            order = ServeVersion(port, commit, tuple(kept))
+            for node in self.nodes:
+                node.line.send(order)
+
+            def connected() -> Mapping[int, Lines]:
+                came = self._admit_at(door)
+                for lines in came.values():
+                    closing.callback(lines.socket.close)
+                self._refuse_missing(came)
+                return came
+
+            yield connected
+
+    def _admit_at(self, door: socket.socket) -> dict[int, Lines]:
+        """Return the further connections that all nodes make; raises BaseSideError if one of them
+        is gone before."""
+        until = time.monotonic() + self._patience
+        came: dict[int, Lines] = {}
+        missing = {node.number for node in self.nodes}
+        while missing and (now := time.monotonic()) < until:
+            came |= rendezvous.admit(
+                door, self._key, missing, now + _LOOK_SECONDS, self._drop
+            )
+            missing -= came.keys()
+            for node in self.nodes:
+                node.line.check()
+        return came
+
+    def close(self, status: int) -> None:
         with self._closing:
             if not self._awaited:
                 with suppress(NodesError):
                     self._admit(_LAST_SECONDS)
-            for node in self.nodes:
-                node.line.close(status)
+            super().close(status)
 
 
 @contextmanager

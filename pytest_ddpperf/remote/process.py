@@ -251,15 +251,18 @@ class Tests:
         ]
         return errors[0] if errors else f"there is no such test: {nodeid}"
 
-    def started(self) -> Mapping[str, Scalar]:
+    def started(self, seconds: float = START_SECONDS) -> Mapping[str, Scalar]:
         """Wait for its rank server; return what that found there, the first time. Raises
         BaseSideError."""
         if self._started or self._line.dead:
             return {}
         self._started = True
-        started: ServerStarted
-        started = self._line.receive(Observer(), START_SECONDS, ServerStarted)
-        return started.facts
+        expected = ServerStarted | LaunchFailed
+        started = self._line.receive(Observer(), seconds, expected)
+        if isinstance(started, LaunchFailed):
+            raise BaseSideError(started.why)
+        facts: Mapping[str, Scalar] = started.facts
+        return facts
 
     def enter(self, nodeid: str) -> None:
         """Let a test run there, if it is not in it already, up to what it asks for; raises

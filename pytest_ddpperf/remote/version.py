@@ -60,6 +60,7 @@ from pytest_ddpperf.records.messages import (
 )
 from pytest_ddpperf.records.plan import Plan
 from pytest_ddpperf.records.samples import LaunchSamples
+from pytest_ddpperf.remote.nodes import OtherNodes
 from pytest_ddpperf.remote.process import START_SECONDS, RemotePytest, Tests
 from pytest_ddpperf.remote.whole_tree import move_variables
 from pytest_ddpperf.remote.worktree import Checkout, differing_files
@@ -322,6 +323,8 @@ class RemotePausedLaunch:
 
 # Beyond what a launch may take: whoever hangs there says so before we say it of the whole side.
 _SILENCE_SECONDS = 10.0
+# For a pytest that leads others to find out which one is gone, and to end what ranks are left.
+_NODES_SECONDS = 60.0
 
 
 class BaseSide:
@@ -329,10 +332,15 @@ class BaseSide:
     test at a time."""
 
     def __init__(
-        self, settings: Settings, invocation: Invocation, templates: Templates
+        self,
+        settings: Settings,
+        invocation: Invocation,
+        templates: Templates,
+        nodes: OtherNodes | None = None,
     ) -> None:
-        """`templates`: its rank server is forked from the same one as this pytest's. Raises
-        AgainstError."""
+        """`templates`: its rank server is forked from the same one as this pytest's. `nodes`: on
+        which it has a pytest, too. Raises AgainstError."""
+        self._nodes = nodes
         self._templates = templates
         self._settings, self._invocation = settings, invocation
         self._option = settings.comparison_option  # that asked for it
@@ -359,28 +367,73 @@ class BaseSide:
         self._until = math.inf
 
     def start(self, seconds: float | None = None) -> None:
-        """Check the version out and let its pytest collect, in the background; raises AgainstError.
-        `seconds`: that there are for both, and for what `collect` waits for."""
+        """Check the version out and let its pytest collect, in the background, on all nodes; raises
+        AgainstError and NodesError. `seconds`: that there are for both, and for what `collect`
+        waits for."""
         self._until = (
             math.inf if seconds is None else time.monotonic() + seconds
         )
+        if self._nodes is None:
+            self.check_out(self._look)
+            self._start_here()
+            return
+        kept = [self.trees.within(path) or path for path in self.trees.kept]
+        commit = self._checkout.other_commit
+        with self._nodes.serving_version(commit, kept) as connected:
+            self.check_out(self._look)
+            connections = {
+                node: lines.socket.fileno()
+                for node, lines in connected().items()
+            }
+            self._start_here(
+                nodes=self._nodes.count,
+                address=self._nodes.address,
+                connections=connections,
+            )
+
+    def check_out(self, look: Callable[[Trees], None] | None = None) -> None:
+        """Check the version out on this node; `close` removes it. `look` as in
+        `Checkout.check_out`. Raises AgainstError."""
         self._closing.callback(self._checkout.remove)
         self.tree = self._checkout.check_out(
-            self._invocation.environ, self._until, self._look
+            self._invocation.environ, self._until, look
         )
+
+    def _start_here(self, **place: Any) -> None:
+        """Let its pytest on this node collect; `place` as in `start_pytest`. Raises
+        AgainstError."""
         with suppress(OSError):
             if files := self._checkout.certain_files():
                 self._watch = FilesWatch(files)
                 self._closing.callback(self._watch.close)
-        self.remote_pytest, rank_server = self._process()
-        self._closing.callback(self.remote_pytest.close)
-        patience = self._settings.timeout_seconds + _SILENCE_SECONDS
-        self.tests = Tests(self.remote_pytest, patience)
+        self.remote_pytest = self.start_pytest(**place)
+        self.tests = Tests(self.remote_pytest, self._patience)
         try:
-            self.remote_pytest.send(self._first_message(rank_server))
             self.tests.hello(self._to_start)
         except BaseSideError as error:
             raise self._unlike_ours(error) from None
+
+    @property
+    def _patience(self) -> float:
+        """How long its pytest may say nothing of a test. It waits for those of other nodes as long
+        as this pytest does, and is the one to say that one of them does not answer."""
+        seconds = self._settings.timeout_seconds
+        if self._nodes is not None:
+            seconds = max(START_SECONDS, seconds) + _NODES_SECONDS
+        return seconds + _SILENCE_SECONDS
+
+    def start_pytest(self, **place: Any) -> RemotePytest:
+        """Start its pytest on this node, once it is checked out; `place` are fields of StartPytest
+        about the nodes. Raises AgainstError."""
+        connections = place.get("connections", {})
+        remote_pytest, rank_server = self._process(connections.values())
+        self._closing.callback(remote_pytest.close)
+        message = replace(self._first_message(rank_server), **place)
+        try:
+            remote_pytest.send(message)
+        except BaseSideError as error:
+            raise self._unlike_ours(error) from None
+        return remote_pytest
 
     def look(self) -> None:
         """Collect the version's own tests if any differ, and nothing more; raises AgainstError."""
@@ -458,10 +511,12 @@ class BaseSide:
         """The variables of its ranks, if conftests there set the same as here."""
         return self._checkout.environ(os.environ)
 
-    def _process(self) -> tuple[RemotePytest, int | None]:
-        """Start its pytest; return it, and its descriptor of the connection to a rank server that
-        it shall use, forked from the same template as ours. Another interpreter, or one with other
-        variables, starts its own."""
+    def _process(
+        self, descriptors: Iterable[int]
+    ) -> tuple[RemotePytest, int | None]:
+        """Start its pytest with further `descriptors`; return it, and its descriptor of the
+        connection to a rank server that it shall use, forked from the same template as ours.
+        Another interpreter, or one with other variables, starts its own."""
         python = sys.executable
         if self._settings.against_python is not None:
             python = os.path.abspath(
@@ -478,10 +533,10 @@ class BaseSide:
         try:
             # libraries may read variables when they are loaded
             if self.version.python or self.version.environ:
-                return start(), None
+                return start([*descriptors]), None
             with self._templates.fork_server(os.environ)[0] as rank_server:
                 number = rank_server.fileno()
-                return start([number]), number
+                return start([*descriptors, number]), number
         except OSError as error:
             raise AgainstError(
                 self._option, f"{python} cannot be started: {error}"
@@ -506,10 +561,12 @@ class BaseSide:
         return environ
 
     def collect(self, here: Sources | None) -> None:
-        """Wait until the other side has collected; raises AgainstError if it has the same code, and
-        nothing else differs from `here`."""
+        """Wait until the other side has collected, on all nodes; raises AgainstError if one of them
+        cannot be used, and if it has the same code, and nothing else differs from `here`."""
         try:
             self.tests.collect(self._to_start)
+            if self._nodes is not None:
+                self.tests.started(START_SECONDS + _NODES_SECONDS)
         except BaseSideError as error:
             if self.tests.lacks_conftest:
                 return  # which every test will report: it lacks the code

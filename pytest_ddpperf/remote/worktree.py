@@ -234,6 +234,11 @@ class Checkout:
             ) from None
 
     @property
+    def other_commit(self) -> str:
+        """The commit that is checked out; "" if it is no other one."""
+        return self.version.commit if self._another else ""
+
+    @property
     def assignments(self) -> dict[str, str]:
         """The variables that are to be otherwise."""
         asked = self._settings.against_env or ()
@@ -254,7 +259,7 @@ class Checkout:
         `environ` are the variables of the set-up, by default this process's; `until` is its end by
         the monotonic clock. `look` is called while the version has its own tests.
         """
-        commit = self.version.commit if self._another else ""
+        commit = self.other_commit
         try:
             folder = Worktree(
                 self.top, commit, offline=self._own_tests, timeout=_left(until)

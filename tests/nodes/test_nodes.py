@@ -468,22 +468,3 @@ def test_other_code_on_a_node_is_refused(machines: Machines) -> None:
         first.output,
     )
     assert second.output == ""
-
-
-def test_a_comparison_with_another_commit_is_refused(
-    machines: Machines,
-) -> None:
-    (machines.folder / "test_step.py").write_text(
-        "def test_a(ddp_run):\n    ddp_run(repr)\n"
-    )
-    first, second = (
-        machines.pytest(node, "--ddp-against=main", "test_step.py")
-        for node in range(2)
-    )
-    assert (first.wait(), second.wait()) == (4, 4)
-    print(first.output, second.output)
-    assert (
-        "--ddp-against is not supported over several nodes: use stored baselines"
-        in first.output
-    )
-    assert machines.left() == []

@@ -31,6 +31,7 @@ class Recorder:
     """A launcher and a leader that only note what is asked of them."""
 
     nodes, rpc, trees, folder, templates = 1, True, None, "", None
+    connections: dict[int, Any] = {}
 
     def __init__(self) -> None:
         self.asked: list[str] = []
@@ -51,7 +52,7 @@ class Recorder:
 class Nodes:
     """Another node, as the one that leads sees it."""
 
-    role = SimpleNamespace(nodes=2)
+    count = 2
     reported = ["a connection was dropped"]
 
     def __init__(self) -> None:
@@ -122,7 +123,7 @@ def test_another_version_is_left_with_each_test_and_closed_at_the_end() -> None:
 
 def test_other_nodes_take_part_in_what_has_ranks_on_them() -> None:
     nodes: Any = Nodes()
-    role, launcher = LeadsNodes(nodes), Recorder()
+    role, launcher = LeadsNodes(nodes, Alone()), Recorder()
     call = Call("test_a.py::test_a", PLAN, list, ())
     asked: Any = launcher
     assert role.call(call, asked, Observer()) == [0, 1]

@@ -1,0 +1,133 @@
+"""Two versions of the code, each with ranks on both of two nodes."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.git import git
+from tests.nodes.machines import MEET_IN_A_FILE, Machines
+
+TEST = """
+def training(ctx):
+    import torch, work
+    from torch.nn.parallel import DistributedDataParallel
+    model = DistributedDataParallel(torch.nn.Linear(64, 64))
+    data = torch.randn(32, 64)
+    def step():
+        work.load(ctx)
+        model(data).sum().backward()
+    return step
+
+def test_step(ddp_benchmark):
+    ddp_benchmark(training)
+"""
+
+# Of rank 1 alone, which is on node 1: what that node runs decides.
+WORK = """
+import time
+
+def load(ctx):
+    until = time.thread_time() + {seconds} * ctx.rank
+    while time.thread_time() < until:
+        pass
+"""
+
+
+@pytest.fixture
+def repository(machines: Machines) -> Machines:
+    """Two nodes with one repository, whose version v1 is faster than the working tree."""
+    folder = machines.folder
+    (folder / "conftest.py").write_text(MEET_IN_A_FILE)
+    (folder / "test_step.py").write_text(TEST)
+    (folder / "work.py").write_text(WORK.format(seconds=0.0))
+    (folder / ".gitignore").write_text("*.log\n*.json\n__pycache__\n")
+    git(folder, "init", "-q")
+    git(folder, "add", ".")
+    git(folder, "commit", "-qm", "fast")
+    git(folder, "tag", "v1")
+    (folder / "work.py").write_text(WORK.format(seconds=0.02))
+    return machines
+
+
+def worktrees(folder: Path) -> list[str]:
+    return git(folder, "worktree", "list").splitlines()
+
+
+def test_a_version_is_compared_over_two_nodes(repository: Machines) -> None:
+    first, second = repository.both(
+        repository.pytest, "--ddp-against=v1", "--ddp-json=all.json"
+    )
+    print(first.output, second.output)
+    assert (first.process.returncode, second.process.returncode) == (1, 1)
+    assert "REGRESSED" in first.output
+    assert re.search(r"why: rank 1 \(node 1, .+\): ", first.output)
+    assert re.search(r"changed: work.py( \(load .+\))?$", first.output, re.M)
+    assert "the ranks are on several nodes" in first.output
+    report = json.loads((repository.folder / "all.json").read_text())
+    (outcome,) = report["measurements"]
+    assert outcome["plan"]["nodes"] == 2
+    assert repository.left() == []
+    assert len(worktrees(repository.folder)) == 1
+
+
+def test_a_node_that_lacks_the_version_is_named(repository: Machines) -> None:
+    """Each node has a repository of its own, and that of the second was not fetched."""
+    other = repository.folder.parent / "other"
+    shutil.copytree(repository.folder, other)
+    (repository.folder / "work.py").write_text(WORK.format(seconds=0.01))
+    git(repository.folder, "commit", "-qam", "slower")
+    git(repository.folder, "tag", "v2")
+    for folder in (repository.folder, other):
+        (folder / "work.py").write_text(WORK.format(seconds=0.02))
+    first = repository.pytest(0, "--ddp-against=v2")
+    second = repository.pytest(1, "--ddp-against=v2", folder=other)
+    assert (first.wait(), second.wait()) == (4, 4)
+    print(first.output, second.output)
+    assert re.search(
+        r"ERROR: --ddp-against: node 1 \(.+\): .*[0-9a-f]{12}", first.output
+    )
+    assert "git fetch may bring it" in first.output
+    assert repository.left() == []
+    assert len(worktrees(repository.folder)) == len(worktrees(other)) == 1
+
+
+def test_a_node_whose_version_is_gone_has_no_baseline(
+    repository: Machines,
+) -> None:
+    """The version's pytest on node 1 ends in the middle of a launch. The current code is measured
+    there all the same."""
+    base = """
+import os, signal
+
+def load(ctx):
+    if ctx.rank:
+        # its rank server's parent is the template: the pytest is found by its worktree
+        for pid in filter(str.isdigit, os.listdir("/proc")):
+            try:
+                command = open(f"/proc/{pid}/cmdline").read()
+                cwd = os.readlink(f"/proc/{pid}/cwd")
+                same = os.readlink(f"/proc/{pid}/ns/net") == os.readlink("/proc/self/ns/net")
+            except OSError:
+                continue
+            if same and "plugin.remote_worker" in command and cwd == os.getcwd():
+                os.kill(int(pid), signal.SIGKILL)
+"""
+    (repository.folder / "work.py").write_text(base)
+    git(repository.folder, "commit", "-qam", "ends")
+    git(repository.folder, "tag", "ends")
+    (repository.folder / "work.py").write_text(WORK.format(seconds=0.0))
+    first, second = repository.both(repository.pytest, "--ddp-against=ends")
+    print(first.output, second.output)
+    assert (first.process.returncode, second.process.returncode) == (0, 0)
+    assert "NO BASELINE" in first.output
+    assert re.search(
+        r"rank 1 \(node 1, .+\) failed in the launch: pytest of .+ died: killed by SIGKILL",
+        first.output,
+    )
+    assert repository.left() == []
+    assert len(worktrees(repository.folder)) == 1
