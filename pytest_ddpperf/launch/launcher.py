@@ -18,6 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+from pytest_ddpperf import text
 from pytest_ddpperf.launch.collect import collect
 from pytest_ddpperf.launch.output import Observer
 from pytest_ddpperf.launch.paused_launch import PausedLaunch, dropping
@@ -35,7 +36,7 @@ from pytest_ddpperf.launch.run import (
 from pytest_ddpperf.launch.server_client import RankServer
 from pytest_ddpperf.launch.template import Templates, with_hash_seed
 from pytest_ddpperf.records import codec
-from pytest_ddpperf.records.errors import DdpPerfError
+from pytest_ddpperf.records.errors import DdpPerfError, NodesError
 from pytest_ddpperf.records.plan import Plan, Setup
 from pytest_ddpperf.records.samples import (
     Imported,
@@ -45,7 +46,8 @@ from pytest_ddpperf.records.samples import (
 )
 from pytest_ddpperf.wire import payload
 from pytest_ddpperf.wire.boot import listen
-from pytest_ddpperf.wire.source_trees import Trees
+from pytest_ddpperf.wire.opened import Opened
+from pytest_ddpperf.wire.source_trees import Trees, is_code
 
 # Imported for RPC launches only: it takes half a second.
 _RPC_PRELOAD = ("pytest_ddpperf.rank.rpc",)
@@ -157,7 +159,7 @@ class Launcher:
             self._files(plan, part, task) as files,
             LocalShareLaunch(self._server, files, Observer(), remote) as launch,
         ):
-            launch.serve(leader)
+            launch.serve(leader, self._digests)
 
     @contextmanager
     def pause(
@@ -206,22 +208,50 @@ class Launcher:
         facts |= read_by(imported.variables for imported in every)
         files: dict[str, str] = {}
         if self._trees is not None:
-            delivery.opened.refuse_strays(self._trees)
-            files = delivery.opened.digests(self._trees, self._began)
+            files = self._digests(delivery.opened)
             own = {file for imported in every for file in imported.files}
             # another node does not know what both versions have
             own = {file for file in own if not self._trees.keeps(file)}
             files |= self._trees.digests(own)
+        notes = (*delivery.notes, *self._compare_nodes(delivery.files))
         return collect(
             plan,
             windows,
-            delivery,
+            replace(delivery, notes=notes),
             facts=facts,
             files=dict(sorted(files.items())),
             others=tuple(
                 sorted({name for each in every for name in each.others})
             ),
         )
+
+    def _digests(self, opened: Opened) -> dict[str, str]:
+        """Return the digests of the files that processes of this node opened; raises BaseSideError
+        if one is of the other tree."""
+        if self._trees is None:
+            return {}
+        opened.refuse_strays(self._trees)
+        return opened.digests(self._trees, self._began)
+
+    def _compare_nodes(
+        self, files: Mapping[str, Mapping[str, str]]
+    ) -> Iterator[str]:
+        """Yield, in words, which nodes read other data than this one has, by the digests of what
+        their ranks opened; raises NodesError for code."""
+        for node, there in files.items():
+            here = self._trees.digests(there) if self._trees else {}
+            differing = [
+                file
+                for file, digest in here.items()
+                if digest and there[file] and digest != there[file]
+            ]
+            code = list(filter(is_code, differing))
+            if code:
+                raise NodesError(
+                    f"{node} has other files than the first node: {text.some(code)}"
+                )
+            if differing:
+                yield f"{node} reads other data than the first node: {text.some(differing)}"
 
     def _variables(self) -> Mapping[str, str]:
         """Return this process's variables. A path in either tree is the same fact on both sides."""

@@ -58,6 +58,8 @@ class RemoteRanks:
     results: Mapping[int, bytes] = {}  # by process
     output: Sequence[RankOutput] = ()
     notes: Sequence[str] = ()
+    # by the name of their node, the digests of the files that they opened
+    files: Mapping[str, Mapping[str, str]] = {}
 
     def __init__(self, *channels: socket.socket) -> None:
         self._channels = channels

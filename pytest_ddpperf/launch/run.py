@@ -74,6 +74,8 @@ class Delivery:
     output: tuple[RankOutput, ...]
     notes: tuple[str, ...]
     opened: Opened  # by the processes of this node
+    # of each other node, as `RemoteRanks.files`
+    files: Mapping[str, Mapping[str, str]]
     # of ranks on other nodes
     clocks_ahead_ns: Mapping[int, float]
 
@@ -205,6 +207,7 @@ class Launch:
             output=self._output(),
             notes=(*self._notes, *self._remote.notes),
             opened=Opened(str(self._folder)),
+            files=self._remote.files,
             clocks_ahead_ns=self._remote.clocks_ahead_ns(),
         )
 
@@ -431,9 +434,12 @@ class Leader(Protocol):
 class LocalShareLaunch(Launch):
     """This node's part of a Launch (TakeShare), without a deadline: that is the leader's."""
 
-    def serve(self, leader: Leader) -> None:
+    def serve(
+        self, leader: Leader, digests: Callable[[Opened], Mapping[str, str]]
+    ) -> None:
         """Start the ranks, report on them, and end them when the leader says so; raises
-        ServerError."""
+        ServerError. `digests` returns those of files that ranks opened; it raises
+        BaseSideError."""
         self.begin()
         reported: set[int] = set()
         settled = False
@@ -459,6 +465,7 @@ class LocalShareLaunch(Launch):
             output=self._output(),
             notes=tuple(self._notes),
             results={} if settled else self._results(),
+            files=digests(Opened(str(self._folder))),
         )
         leader.send(ended)
 

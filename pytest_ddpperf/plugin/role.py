@@ -262,9 +262,16 @@ class LeadsVersion(LooksAtVersion):
         self._side.close()
 
 
+class ComparesStored(PytestRole):
+    """What a pytest on several nodes does by itself: it compares with stored baselines."""
+
+    def confirms(self, run: PytestProcess) -> str:
+        return "not supported over several nodes"
+
+
 class LeadsNodes(PytestRole):
     """A pytest on the first of several nodes, whose tests may have ranks on all of them. How it
-    measures is its `own` role: alone, next to another version, or for a leader."""
+    measures is its `own` role: by itself, next to another version, or for a leader."""
 
     def __init__(self, other_nodes: ConnectedNodes, own: PytestRole) -> None:
         self.other_nodes: ConnectedNodes = other_nodes
@@ -295,8 +302,6 @@ class LeadsNodes(PytestRole):
         self.own.await_others(run)
 
     def confirms(self, run: PytestProcess) -> SideOf | str:
-        if isinstance(self.own, Alone):
-            return "not supported over several nodes"
         return self.own.confirms(run)
 
     def facts(self) -> Mapping[str, Scalar]:
@@ -404,5 +409,5 @@ def choose_role(run: PytestProcess) -> PytestRole:
 
         other_nodes = remote.meet_nodes(run)
         if other_nodes is not None:
-            return LeadsNodes(other_nodes, Alone())
+            return LeadsNodes(other_nodes, ComparesStored())
     return Alone()

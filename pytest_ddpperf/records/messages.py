@@ -533,6 +533,8 @@ class ShareEnded(Message, frozen=True):
     output: tuple[RankOutput, ...] = ()
     notes: tuple[str, ...] = ()
     results: Mapping[int, bytes] = {}  # by rank, unless ShareSettled was sent
+    # digests of what they opened of the repository, as `Opened.digests`
+    files: Mapping[str, str] = {}
 
 
 # Of the process that runs the pytest of a node.

@@ -76,6 +76,7 @@ class Parts(RemoteRanks):
         self.results: dict[int, bytes] = {}
         self.output: list[RankOutput] = []
         self.notes: list[str] = []
+        self.files: dict[str, Mapping[str, str]] = {}
 
     def channels(self) -> Sequence[socket.socket]:
         return [
@@ -136,6 +137,7 @@ class Parts(RemoteRanks):
         self._waiting += event.waiting
         self.output += event.output
         self.notes += event.notes
+        self.files[str(part.member)] = event.files
 
     def _failed(
         self, errors: Sequence[RankError], when: float = math.inf

@@ -60,12 +60,14 @@ def worktrees(folder: Path) -> list[str]:
 
 def test_a_version_is_compared_over_two_nodes(repository: Machines) -> None:
     first, second = repository.both(
-        repository.pytest, "--ddp-against=v1", "--ddp-json=all.json"
+        repository.pytest,
+        "--ddp-against=v1",
+        "--ddp-json=all.json",
+        "--ddp-threshold=cpu_p50:300%",
     )
     print(first.output, second.output)
     assert (first.process.returncode, second.process.returncode) == (1, 1)
     assert "REGRESSED" in first.output
-    assert re.search(r"why: rank 1 \(node 1, .+\): ", first.output)
     assert re.search(r"changed: work.py( \(load .+\))?$", first.output, re.M)
     assert "the ranks are on several nodes" in first.output
     report = json.loads((repository.folder / "all.json").read_text())
@@ -94,6 +96,24 @@ def test_a_node_that_lacks_the_version_is_named(repository: Machines) -> None:
     assert "git fetch may bring it" in first.output
     assert repository.left() == []
     assert len(worktrees(repository.folder)) == len(worktrees(other)) == 1
+
+
+def test_other_code_that_only_ranks_import_is_named(
+    repository: Machines,
+) -> None:
+    """When the tests are collected, no node has imported it."""
+    other = repository.folder.parent / "other"
+    shutil.copytree(repository.folder, other)
+    (other / "work.py").write_text(WORK.format(seconds=0.0) + "# another\n")
+    first = repository.pytest(0, "--ddp-against=v1")
+    second = repository.pytest(1, "--ddp-against=v1", folder=other)
+    assert (first.wait(), second.wait()) == (1, 1)
+    print(first.output, second.output)
+    assert re.search(
+        r"node 1 \(.+\) has other files than the first node: work.py",
+        first.output,
+    )
+    assert repository.left() == []
 
 
 def test_a_node_whose_version_is_gone_has_no_baseline(

@@ -16,6 +16,7 @@ from pytest_ddpperf.plugin.role import (
     LEADER,
     Alone,
     Call,
+    ComparesStored,
     LeadsNodes,
     LeadsVersion,
     WorksForLeader,
@@ -123,7 +124,7 @@ def test_another_version_is_left_with_each_test_and_closed_at_the_end() -> None:
 
 def test_other_nodes_take_part_in_what_has_ranks_on_them() -> None:
     nodes: Any = Nodes()
-    role, launcher = LeadsNodes(nodes, Alone()), Recorder()
+    role, launcher = LeadsNodes(nodes, ComparesStored()), Recorder()
     call = Call("test_a.py::test_a", PLAN, list, ())
     asked: Any = launcher
     assert role.call(call, asked, Observer()) == [0, 1]
