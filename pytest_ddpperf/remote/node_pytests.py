@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import sys
 import threading
@@ -25,9 +26,12 @@ from pytest_ddpperf.remote.node_worker import NodeWorker
 from pytest_ddpperf.remote.process import RemotePytest
 from pytest_ddpperf.remote.version import BaseSide, Invocation
 from pytest_ddpperf.remote.worktree import one_tree
+from pytest_ddpperf.wire import boot
 from pytest_ddpperf.wire.channels import Lines
 
 _Start = Callable[[Sequence[str]], RemotePytest]
+# Longer than a pytest takes that tears its fixtures down.
+_END_SECONDS = 45.0
 
 
 class NodePytests:
@@ -134,6 +138,12 @@ class NodePytests:
             with suppress(OSError):  # the leader has closed it
                 connected.shutdown(socket.SHUT_RDWR)
         for thread in self._threads:
+            thread.join(_END_SECONDS)
+            if thread.is_alive():
+                # git or a set-up, which then fails
+                for pid in boot.children():
+                    with suppress(ProcessLookupError, PermissionError):
+                        os.killpg(pid, signal.SIGKILL)
             thread.join()
         self._templates.close()
 

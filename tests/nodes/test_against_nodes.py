@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
+import signal
+import time
 from pathlib import Path
 
 import pytest
 
 from tests.git import git
-from tests.nodes.machines import MEET_IN_A_FILE, Machines
+from tests.nodes.machines import MEET_IN_A_FILE, SOON_SECONDS, Machines
 
 TEST = """
 def training(ctx):
@@ -114,6 +117,36 @@ def test_other_code_that_only_ranks_import_is_named(
         first.output,
     )
     assert repository.left() == []
+
+
+HASTY = """
+from pytest_ddpperf.remote import node_pytests
+node_pytests._END_SECONDS = 1.0
+"""
+
+
+def test_a_node_that_goes_while_it_checks_out_is_named_and_leaves_nothing(
+    repository: Machines,
+) -> None:
+    (repository.folder / "conftest.py").write_text(MEET_IN_A_FILE + HASTY)
+    asked = (
+        "--ddp-against=v1",
+        "--ddp-against-setup=test -z $HANGS || exec sleep 3600",
+    )
+    first = repository.pytest(0, *asked)
+    second = repository.pytest(1, *asked, variables={"HANGS": "1"})
+    until = time.monotonic() + SOON_SECONDS
+    while "sleep 3600 " not in repository.left():
+        assert time.monotonic() < until, first.output + second.output
+        time.sleep(0.1)
+    os.kill(repository.find(1, "pytest --ddp"), signal.SIGINT)
+    assert (first.wait(), second.wait()) == (4, 2)
+    print(first.output, second.output)
+    assert re.search(
+        r"ERROR: node 1 \(.+\) is gone: its connection ended", first.output
+    )
+    assert repository.left() == []
+    assert len(worktrees(repository.folder)) == 1
 
 
 def test_a_node_whose_version_is_gone_has_no_baseline(

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from pytest_ddpperf import __version__
-from pytest_ddpperf.launch import Observer
+from pytest_ddpperf.launch import Launcher, Observer
 from pytest_ddpperf.plugin import leader_connection as following
 from pytest_ddpperf.plugin import remote_worker as base_module
 from pytest_ddpperf.plugin import running
@@ -70,6 +70,7 @@ from pytest_ddpperf.remote.torchrun import Role, role
 from pytest_ddpperf.remote.version import remote_arguments
 from pytest_ddpperf.wire.boot import listen
 from pytest_ddpperf.wire.channels import Lines
+from pytest_ddpperf.wire.source_trees import Trees
 
 # --- roles
 
@@ -463,6 +464,24 @@ def led(nodes: Sequence[Node]) -> OtherNodes:
     other_nodes.nodes = list(nodes)
     other_nodes._begun, other_nodes._asked, other_nodes._failed = "", 0, []
     return other_nodes
+
+
+def test_other_code_that_ranks_of_a_node_opened_is_an_error_and_other_data_a_note(
+    tmp_path: Path,
+) -> None:
+    for name in ("a.py", "data.bin", "written.log"):
+        (tmp_path / name).write_text(name)
+    launcher = Launcher.__new__(Launcher)
+    launcher._trees = Trees(current=str(tmp_path), base=str(tmp_path), kept=())
+    there = launcher._trees.digests(["a.py"])
+    there |= {"data.bin": "other", "only_there.bin": "1", "written.log": ""}
+    assert list(launcher._compare_nodes({"node 1 (b)": there})) == [
+        "node 1 (b) reads other data than the first node: data.bin"
+    ]
+    there["a.py"] = "other"
+    problem = r"node 1 \(b\) has other files than the first node: a.py$"
+    with pytest.raises(NodesError, match=problem):
+        list(launcher._compare_nodes({"node 1 (b)": there}))
 
 
 # --- what comes of a test
