@@ -48,20 +48,14 @@ def carry_out(
 
     `steps` is the length of each window; with None the first launch decides. `confirm_seconds`
     limit a comparison that confirms a suspicion."""
-    max_seconds = MAX_SECONDS
-    if confirm_seconds is not None:
-        max_seconds = min(MAX_SECONDS, confirm_seconds)
-    confirms = confirm_seconds is not None
-    rule = Rule(job=job, max_seconds=max_seconds, confirms=confirms)
-    if job.reference is not None:
-        rule = replace(rule, other=OtherVersion(REFERENCE, job.reference))
+    rule = _first_rule(job, confirm_seconds)
     side: BaseSide | None = None
     rounds: Rounds = ()
     with ExitStack() as at_end:
         if base is not None and job.gate:
             # first, so that nothing works there while a current launch is timed
             other = begin(base, job)
-            if other.error and confirms:
+            if other.error and rule.confirms:
                 raise BaseSideError(other.error)
             rule = replace(rule, other=other)
             if not other.error:
@@ -90,9 +84,25 @@ def carry_out(
             other=rule.other,
         )
         expected = expect_seconds(rounds, len(rounds) + 1)
-        if side is not None and expected < max_seconds:
+        if side is not None and expected < rule.max_seconds:
             measured = with_stacks(measured, launcher, side, observer)
         return measured
+
+
+def _first_rule(job: Job, confirm_seconds: float | None) -> Rule:
+    """Return the rule of a measurement before it has another version or a stored baseline."""
+    max_seconds = MAX_SECONDS
+    if confirm_seconds is not None:
+        max_seconds = min(MAX_SECONDS, confirm_seconds)
+    other = None
+    if job.reference is not None:
+        other = OtherVersion(REFERENCE, job.reference)
+    return Rule(
+        job=job,
+        max_seconds=max_seconds,
+        confirms=confirm_seconds is not None,
+        other=other,
+    )
 
 
 def _with_lacking(found: Round, side: BaseSide) -> Round:

@@ -135,7 +135,7 @@ def counting(sent: int, seconds: float = 0.02) -> Launch:
 def test_a_counter_has_no_limit_unless_it_is_named() -> None:
     found = compared(counting(200), counting(100))
     assert found.verdict == "PASS"
-    assert not {*found.job.limits} & {*COUNTER_LIMITS}
+    assert not {*found.limits} & {*COUNTER_LIMITS}
     named = Limit(metric="all_reduce.bytes", value=0.0, unit="%")
     found = compared(counting(200), counting(100), limits=(P50, named))
     assert (found.verdict, found.verdict.reason) == (
