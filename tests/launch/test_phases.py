@@ -341,6 +341,7 @@ def test_a_wait_leads_to_the_rank_that_is_late(bench: Bench, kind: str) -> None:
     assert samples.phases.own[RANK_WAIT][0]
 
 
+@NEEDS_RECORDER
 def test_a_wait_for_whoever_sends_is_unknown(bench: Bench) -> None:
     def setup(ctx: Any) -> Any:
         value = torch.ones(1)
@@ -434,6 +435,7 @@ def test_waits_are_unknown_where_the_flight_recorder_is_off(
     )
 
 
+@NEEDS_RECORDER
 def test_a_full_recorder_leaves_the_phases_of_the_last_steps(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -452,6 +454,7 @@ def test_a_full_recorder_leaves_the_phases_of_the_last_steps(
     assert 1 <= found.steps < 8
 
 
+@NEEDS_RECORDER
 def test_phases_that_cannot_be_taken_leave_the_measurement_as_it_is(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:

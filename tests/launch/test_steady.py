@@ -152,6 +152,7 @@ def sending(counts: list[int]) -> Any:
     return setup
 
 
+@NEEDS_RECORDER
 @pytest.mark.parametrize(
     ("sent", "words"), [(1, "1 collective"), (3, "3 collectives")]
 )
@@ -162,6 +163,7 @@ def test_a_step_that_no_longer_sends_anything_is_doubted(
     assert bench.measure(sending([sent, 1]), warmup=4).doubts["sent"] == note
 
 
+@NEEDS_RECORDER
 def test_trainers_that_no_longer_send_anything_are_doubted(
     bench: Bench,
 ) -> None:
@@ -243,6 +245,7 @@ def with_ddp(kind: str) -> Any:
     return setup
 
 
+@NEEDS_RECORDER
 @pytest.mark.parametrize(
     ("setup", "plan", "is_silent"),
     [
@@ -268,6 +271,7 @@ def test_ranks_that_are_known_to_send_nothing_are_noticed(
     assert bench.measure(setup, **plan).is_silent is is_silent
 
 
+@NEEDS_RECORDER
 def test_trainers_over_rpc_may_send_nothing_to_each_other(bench: Bench) -> None:
     plan = replace(bench.plan(warmup=3), parameter_servers=1)
     samples = bench.launch(plan, lambda ctx: lambda: None, None, None)
