@@ -31,7 +31,7 @@ from pytest_ddpperf.records.samples import (
 from pytest_ddpperf.report import causes
 from pytest_ddpperf.report.json_report import Entry, StoredReport
 from pytest_ddpperf.verdict.decision import fails, judge
-from pytest_ddpperf.verdict.times import in_percentiles
+from pytest_ddpperf.verdict.observed import in_percentiles
 
 LIMITS = (
     Limit(metric="p10", value=0.1, unit="%"),

@@ -37,7 +37,7 @@ from pytest_ddpperf.records import codec
 from pytest_ddpperf.records.outcome import Outcome
 from pytest_ddpperf.records.plan import Limit
 from pytest_ddpperf.records.samples import Comparison, Recording, Scalar, Status
-from pytest_ddpperf.verdict import stats, times
+from pytest_ddpperf.verdict import observed, stats
 from pytest_ddpperf.wire.variables import concealed
 
 _ABOUT = """\
@@ -246,7 +246,7 @@ class CommitSearch:
             for each in outcome.verdict.comparisons:
                 with suppress(NotMeasured):
                     search = self._between_ends(key_of(outcome, each.limit))
-                    bound = times.bound(
+                    bound = observed.bound(
                         each.limit, math.log(each.baseline_seconds)
                     )
                     became_slower = search.became_slower(bound, each.level)
@@ -270,7 +270,7 @@ class CommitSearch:
         """
         first: list[int] = []
         with suppress(NotMeasured):
-            key = self._key[0], times.CPU_TIME.metric
+            key = self._key[0], observed.CPU_TIME.metric
             by_cpu_time = self._between_ends(key)
             if 2 * by_cpu_time.whole.estimate > found.whole.estimate:
                 self._search(by_cpu_time, key)

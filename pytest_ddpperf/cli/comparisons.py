@@ -24,7 +24,7 @@ from pytest_ddpperf.records.outcome import Outcome
 from pytest_ddpperf.records.plan import Limit
 from pytest_ddpperf.records.samples import Comparison
 from pytest_ddpperf.report import json_report, sentences
-from pytest_ddpperf.verdict import stats, times
+from pytest_ddpperf.verdict import observed, stats
 from pytest_ddpperf.version import __version__
 
 
@@ -168,7 +168,7 @@ class Compared:
         for outcome in self.outcomes:
             verdict, side = outcome.verdict, outcome.baseline_side
             if verdict and side and side.measurement:
-                for limit, now, other in times.paired_logs(
+                for limit, now, other in observed.paired_logs(
                     verdict, outcome.measured, side.measurement, side.stretches
                 ):
                     found[key_of(outcome, limit)] = now, other
@@ -206,7 +206,7 @@ def difference(looks: Sequence[Compared], key: Key) -> stats.Difference:
         [each for look in looks for each in look.logs[key][side]]
         for side in (0, 1)
     )
-    return stats.paired(now, other, trim=times.TRIM)
+    return stats.paired(now, other, trim=observed.TRIM)
 
 
 def compare(

@@ -25,7 +25,7 @@ from pytest_ddpperf.report.json_report import (
     gone_of,
     identity,
 )
-from pytest_ddpperf.verdict import decision, times
+from pytest_ddpperf.verdict import decision, observed, times
 
 
 def compare(
@@ -190,7 +190,7 @@ def _judged(
         now,
         verdict=verdict,
         notes=tuple(notes),
-        sessions=(times.in_percentiles(before, steps),),
+        sessions=(observed.in_percentiles(before, steps),),
         findings=findings,
         evidence=words,
     )

@@ -46,7 +46,7 @@ from pytest_ddpperf.records.samples import (
     Status,
     Verdict,
 )
-from pytest_ddpperf.verdict import stats, times
+from pytest_ddpperf.verdict import observed, stats, times
 from pytest_ddpperf.verdict.decision import (
     given_up,
     with_counters,
@@ -128,7 +128,7 @@ def is_futile(
         verdict.comparisons, differences, strict=True
     ):
         base = math.log(comparison.baseline_seconds)
-        bound = times.bound(comparison.limit, base)
+        bound = observed.bound(comparison.limit, base)
         chance = difference.chance_to_settle(
             bound,
             times.seen(bound),

@@ -30,7 +30,7 @@ from pytest_ddpperf.records.samples import (
     Verdict,
 )
 from pytest_ddpperf.remote.version import BaseSide, RemotePausedLaunch
-from pytest_ddpperf.verdict.times import in_percentiles
+from pytest_ddpperf.verdict.observed import in_percentiles
 
 PausedSide = PausedLaunch | RemotePausedLaunch
 

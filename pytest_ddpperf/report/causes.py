@@ -28,7 +28,7 @@ from pytest_ddpperf.records.samples import (
 from pytest_ddpperf.records.step_phases import EXPOSED, Finding
 from pytest_ddpperf.verdict import stats
 from pytest_ddpperf.verdict.decision import FAULT_SECONDS
-from pytest_ddpperf.verdict.times import of_one_length
+from pytest_ddpperf.verdict.observed import of_one_length
 
 # What makes up half of a change is its main cause; where it is less, more comes from something
 # else.

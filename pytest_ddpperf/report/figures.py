@@ -18,7 +18,7 @@ from pytest_ddpperf.records.outcome import Outcome
 from pytest_ddpperf.records.samples import Comparison
 from pytest_ddpperf.records.step_phases import PHASES, Means
 from pytest_ddpperf.verdict import stats
-from pytest_ddpperf.verdict.times import (
+from pytest_ddpperf.verdict.observed import (
     PERCENTILES,
     launch_figures,
     of_one_length,

@@ -28,11 +28,11 @@ from pytest_ddpperf.records.samples import (
     Status,
     Verdict,
 )
+from pytest_ddpperf.verdict.observed import bound
 from pytest_ddpperf.verdict.stats import difference, launch_quantiles
 from pytest_ddpperf.verdict.times import (
     LAUNCHES_NEEDED,
     TEST_LEVEL,
-    bound,
     gravest,
     judge_times,
 )

@@ -9,26 +9,38 @@ from dataclasses import replace
 from statistics import fmean
 
 from pytest_ddpperf.baseline.content import fact_changes
-from pytest_ddpperf.records.metric import MEAN
-from pytest_ddpperf.records.outcome import StoredSession
 from pytest_ddpperf.records.plan import Limit, is_asked
 from pytest_ddpperf.records.samples import (
     Comparison,
     Dropped,
     FactChange,
     Interval,
-    LaunchSteps,
     Measurement,
     Reason,
-    Recording,
-    Samples,
     Scalar,
-    Speeds,
     Status,
     StretchLengths,
     Verdict,
 )
 from pytest_ddpperf.verdict import stats
+from pytest_ddpperf.verdict.observed import (
+    TRIM,
+    alike,
+    bound,
+    by_stretches,
+    has_figure,
+    host,
+    joined,
+    logs,
+    paired,
+)
+from pytest_ddpperf.verdict.speeds import (
+    LEVEL_SHARE,
+    find_lowest,
+    find_speeds,
+    most_p_value,
+    with_speeds,
+)
 from pytest_ddpperf.verdict.stats import Difference, Drift, Evidence
 
 # How likely a test may be to call unchanged code regressed, over all its limits, however many tests
@@ -149,11 +161,14 @@ def _judge_limits(
     weights = [
         limit.kind.default_weight if limit.default else 1.0 for limit in limits
     ]
-    lowest = _find_lowest(limits)
-    speeds = _find_speeds(limits[lowest], current, baseline, drift, stretches)
-    most = _share_of_speeds([current, *baseline], level * share)
+    lowest = find_lowest(limits)
+    sides = current, baseline
+    speeds = find_speeds(
+        limits[lowest], *sides, stretches, interleaved=drift is None
+    )
+    most = most_p_value([current, *baseline], level * share)
     if speeds is not None and speeds.least_p_value <= most < speeds.p_value:
-        level *= 1 - _SPEEDS_SHARE
+        level *= 1 - LEVEL_SHARE
     comparisons = []
     for place, (limit, difference) in enumerate(
         zip(limits, found, strict=True)
@@ -172,7 +187,7 @@ def _judge_limits(
             )
         )
     if speeds is not None:
-        comparisons[lowest] = _with_speeds(
+        comparisons[lowest] = with_speeds(
             comparisons[lowest], speeds, speeds.p_value <= most
         )
     status = gravest(comparison.status for comparison in comparisons)
@@ -189,105 +204,6 @@ def _fastest(
     """Return the relative change from the fastest launches of sessions to now's."""
     before = fmean(min(logs(limit, session)) for session in baseline)
     return _share(min(now) - before)
-
-
-# The share of slow launches is tested from so many launches of both sides on.
-_SPEEDS_LAUNCHES = 40
-# What it has of the error rate of a look: at the last one just so much that five of twenty are
-# evidence, if there were none before. Limits could do little with it, for launches of two speeds
-# differ much.
-_SPEEDS_SHARE = 7 / 8
-# If more slow launches are less likely than this by chance, there may be more.
-_SUSPECTED = 0.2
-
-
-def _share_of_speeds(sides: Sequence[Measurement], level: float) -> float:
-    """Return the largest p-value with which more slow launches are evidence."""
-    launches = sum(side.samples.launches for side in sides)
-    return _SPEEDS_SHARE * level if launches >= _SPEEDS_LAUNCHES else 0.0
-
-
-def _find_lowest(limits: Sequence[Limit]) -> int:
-    """Return the place of the limit on the lowest percentile, which other work on the machine
-    disturbs least."""
-    percentiles = [limit.kind.percentile for limit in limits]
-    return percentiles.index(min(percentiles))
-
-
-def _find_speeds(
-    limit: Limit,
-    current: Measurement,
-    baseline: Sequence[Measurement],
-    drift: Drift | None,
-    stretches: StretchLengths,
-) -> Speeds | None:
-    """Return the two speeds of launches, at the figure of a limit; None if there is but one.
-
-    A slow launch is slower than the fastest one of its session or, interleaved, than the other one
-    of its pair, by more than the limit and all differences between fast ones. So pairs of two slow
-    launches count as fast.
-    """
-    now = logs(limit, current)
-    if drift:
-        fastest = min(now)
-        sessions = [logs(limit, session) for session in baseline]
-        # as if sessions had no drift
-        before = [
-            each - min(session) + fastest
-            for session in sessions
-            for each in session
-        ]
-        apart = [each - fastest for each in now]
-        apart_before = [each - fastest for each in before]
-    else:
-        now, before = _paired(limit, current, baseline[0], stretches)
-        apart = [own - other for own, other in zip(now, before, strict=True)]
-        apart_before = [-each for each in apart]
-    every = [*apart, *apart_before]
-    slow_from = stats.find_gap(
-        [each for each in every if each >= 0], bound(limit, fmean(now))
-    )
-    if slow_from is None:
-        return None
-    slow = sum(each >= slow_from for each in apart)
-    slow_before = sum(each >= slow_from for each in apart_before)
-
-    def likely(slow: int, slow_before: int) -> float:
-        if drift:
-            return stats.fisher(slow, len(now), slow_before, len(before))
-        return stats.more_are_slower(slow, slow_before, len(now))
-
-    both = slow + slow_before
-    most = min(both, len(now))
-    by_speed: dict[bool, list[float]] = {False: [], True: []}
-    for each, distance in zip([*now, *before], every, strict=True):
-        by_speed[distance >= slow_from].append(each)
-    return Speeds(
-        fast_seconds=math.exp(fmean(by_speed[False])),
-        slow_seconds=math.exp(fmean(by_speed[True])),
-        slow=slow,
-        launches=len(now),
-        slow_before=slow_before,
-        launches_before=len(before),
-        p_value=likely(slow, slow_before),
-        least_p_value=likely(most, both - most),
-    )
-
-
-def _with_speeds(
-    comparison: Comparison, speeds: Speeds, enough: bool
-) -> Comparison:
-    """Return the comparison of launches with two speeds; `enough` is whether there is evidence, at
-    this look, that more are slow."""
-    comparison = replace(comparison, speeds=speeds)
-    if speeds.p_value > _SUSPECTED:
-        return comparison
-    status = Status.INCONCLUSIVE
-    if enough or comparison.status is Status.REGRESSED:
-        status = Status.REGRESSED
-    return replace(
-        comparison, status=status, reason=Reason.TWO_SPEEDS, settled=False
-    )
 
 
 def _refuse_limits(
@@ -485,8 +401,8 @@ def _differences(
                 _across(logs(limit, current), sessions, here, hosts, drift)
             )
         else:
-            pairs = _paired(limit, current, baseline[0], stretches)
-            trim = TRIM if _by_stretches(limit, stretches) else 0.0
+            pairs = paired(limit, current, baseline[0], stretches)
+            trim = TRIM if by_stretches(limit, stretches) else 0.0
             found.append(stats.paired(*pairs, trim=trim))
     return found
 
@@ -510,39 +426,6 @@ def differences_of(
         None if interleaved else ASSUMED_DRIFT,
         stretches,
     )
-
-
-def paired_logs(
-    verdict: Verdict,
-    current: Measurement,
-    other: Measurement,
-    stretches: StretchLengths,
-) -> Iterator[tuple[Limit, list[float], list[float]]]:
-    """Yield the logarithms behind each comparison of interleaved launches, in pairs, and those of
-    the CPU time where it is known."""
-    current, other = alike([current, other])
-    limits = [comparison.limit for comparison in verdict.comparisons]
-    if has_figure(CPU_TIME, current) and has_figure(CPU_TIME, other):
-        limits.append(CPU_TIME)
-    for limit in limits:
-        yield limit, *_paired(limit, current, other, stretches)
-
-
-def _paired(
-    limit: Limit,
-    current: Measurement,
-    other: Measurement,
-    stretches: StretchLengths,
-) -> tuple[list[float], list[float]]:
-    now, base = logs(limit, current), logs(limit, other)
-    if _by_stretches(limit, stretches):
-        base = in_stretches(limit, now, base, current, other, stretches)
-    return now, base
-
-
-def _by_stretches(limit: Limit, stretches: StretchLengths) -> bool:
-    """Whether launches are compared stretch by stretch: both sides were interleaved within them."""
-    return limit.kind.is_in_stretches and any(len(own) > 1 for own in stretches)
 
 
 def _across(
@@ -657,124 +540,5 @@ def seen(allowed: float) -> float:
     return math.log1p(_SEEN_LIMITS * math.expm1(allowed))
 
 
-def bound(limit: Limit, base: float) -> float:
-    """The limit as a difference of logarithms; `base` is the logarithm of what it is a limit to, in
-    seconds."""
-    if limit.kind.lower_is_worse:
-        return -math.log1p(-limit.value)
-    return math.log1p(
-        limit.value if limit.unit == "%" else limit.value / math.exp(base)
-    )
-
-
 def _share(logarithm: float) -> float:
     return math.expm1(min(logarithm, 700.0))
-
-
-# Of the differences of pairs that are compared stretch by stretch, the share that is left out at
-# either end: steps come in modes, as the scheduler has it, and where a few stretches more than half
-# are in another one, a pair differs by all that lies between.
-TRIM = 0.2
-
-
-# Most work of a step shows in it, and hardly any work of others on the machine.
-CPU_TIME = Limit(metric="cpu_p50", value=0.0, unit="%")
-
-
-def logs(limit: Limit, measurement: Measurement) -> list[float]:
-    return [math.log(value) for value in limit.kind.figures(measurement)]
-
-
-def has_figure(limit: Limit, measurement: Measurement) -> bool:
-    """Whether each launch has what a limit is on, to take its logarithm: a rank that only waits may
-    use no CPU time in some steps, and not all phases of all steps are known."""
-    found = limit.kind.figures(measurement)
-    return len(found) == measurement.samples.launches and all(
-        0 < value < math.inf for value in found
-    )
-
-
-def in_stretches(
-    limit: Limit,
-    now: Sequence[float],
-    base: Sequence[float],
-    current: Measurement,
-    baseline: Measurement,
-    stretches: StretchLengths,
-) -> list[float]:
-    """The baseline's logarithms such that those of `now` differ from them by what the stretches
-    show."""
-    sides = zip(
-        current.samples.step_seconds, baseline.samples.step_seconds, strict=True
-    )
-    return [
-        own - stats.by_stretches(*steps, lengths, limit.kind.percentile)
-        if len(lengths) > 1
-        else other
-        for own, other, steps, lengths in zip(
-            now, base, sides, stretches, strict=True
-        )
-    ]
-
-
-def host(measurement: Measurement) -> Scalar:
-    return measurement.environment.recorded.get("host")
-
-
-def joined(
-    sessions: Sequence[Sequence[float]], hosts: Sequence[Scalar]
-) -> list[list[float]]:
-    """The sessions of each host as one."""
-    by_host: dict[Scalar, list[float]] = {}
-    for session, host in zip(sessions, hosts, strict=True):
-        by_host.setdefault(host, []).extend(session)
-    return [*by_host.values()]
-
-
-def alike(sides: Sequence[Measurement]) -> list[Measurement]:
-    """Return the sides with as many steps each."""
-    cut = of_one_length([side.samples for side in sides])
-    return [
-        replace(side, samples=samples)
-        for side, samples in zip(sides, cut, strict=True)
-    ]
-
-
-def of_one_length(sides: Sequence[Samples]) -> list[Samples]:
-    """Cut launches to the first steps, as many as the shortest side has: a percentile depends on
-    their number."""
-    steps = min(side.steps for side in sides)
-    return [
-        side if side.steps == steps else side.first(steps) for side in sides
-    ]
-
-
-# The percentiles of each launch that a report has: those that are limited, and enough to draw a
-# distribution.
-PERCENTILES = range(5, 100, 5)
-
-
-def launch_figures(launches: LaunchSteps) -> dict[str, tuple[float, ...]]:
-    """Return what a report draws of launches, in seconds, by metric: percentiles and the mean."""
-    # once, for sorting again costs next to nothing
-    ordered = [sorted(launch) for launch in launches]
-    return {
-        **{f"p{q}": stats.launch_quantiles(ordered, q) for q in PERCENTILES},
-        MEAN: stats.launch_means(launches),
-    }
-
-
-def in_percentiles(session: Recording, steps: int) -> StoredSession:
-    """A session by the percentiles of its launches, cut to so many steps, as they are compared."""
-    samples = session.measurement.samples.first(steps)
-    return StoredSession(
-        created=session.created,
-        commit=session.commit,
-        host=str(host(session.measurement) or ""),
-        steps=steps,
-        launch_seconds=launch_figures(samples.step_seconds),
-        phases=session.measurement.mean_phases,
-        limits=session.limits,
-        launches=session.launches,
-        why=session.why,
-    )

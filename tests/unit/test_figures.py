@@ -269,6 +269,15 @@ def test_the_direction_decides_what_is_worse(
     assert (before, after) == ("1,000", text.number(1002 * factor))
 
 
+def test_speeds_of_launches_are_not_looked_for_in_a_figure_that_is_no_time() -> (
+    None
+):
+    before = [1000.0 + k for k in range(20)]
+    now = [*before[:14], *[800.0 + k for k in range(6)]]
+    (found,) = on_tps(now, before, "higher").comparisons
+    assert found.speeds is None
+
+
 def test_a_figure_that_changed_its_direction_is_not_compared() -> None:
     sides = [
         measured(tps=values(figure, STEADY)) for figure in (SMALLER, FASTER)

@@ -15,7 +15,7 @@ from pytest_ddpperf.records.step_phases import (
     RANK_WAIT,
     StepPhases,
 )
-from pytest_ddpperf.verdict.times import bound
+from pytest_ddpperf.verdict.observed import bound
 
 LAUNCHES = ((1.0, 2.0, 3.0), (2.0, 4.0, 9.0))
 MEASURED = Measurement(

@@ -29,11 +29,11 @@ from pytest_ddpperf.records.step_phases import (
 from pytest_ddpperf.report import sentences
 from pytest_ddpperf.text import loss_change
 from pytest_ddpperf.verdict.decision import fails, judge
+from pytest_ddpperf.verdict.observed import of_one_length
 from pytest_ddpperf.verdict.stats import Drift
 from pytest_ddpperf.verdict.times import (
     ASSUMED_DRIFT,
     coarse,
-    of_one_length,
     resolutions,
     unsupported,
 )

@@ -1,0 +1,126 @@
+"""Launches of two speeds: how many are slow, and whether more are than before."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from statistics import fmean
+
+from pytest_ddpperf.records.plan import Limit
+from pytest_ddpperf.records.samples import (
+    Comparison,
+    Measurement,
+    Reason,
+    Speeds,
+    Status,
+    StretchLengths,
+)
+from pytest_ddpperf.verdict import stats
+from pytest_ddpperf.verdict.observed import bound, logs, paired
+
+# The share of slow launches is tested from so many launches of both sides on.
+_LAUNCHES = 40
+# What it has of the error rate of a look: at the last one just so much that five of twenty are
+# evidence, if there were none before. Limits could do little with it, for launches of two speeds
+# differ much.
+LEVEL_SHARE = 7 / 8
+# If more slow launches are less likely than this by chance, there may be more.
+_SUSPECTED = 0.2
+
+
+def most_p_value(sides: Sequence[Measurement], level: float) -> float:
+    """Return the largest p-value with which more slow launches are evidence."""
+    launches = sum(side.samples.launches for side in sides)
+    return LEVEL_SHARE * level if launches >= _LAUNCHES else 0.0
+
+
+def find_lowest(limits: Sequence[Limit]) -> int:
+    """Return the place of the limit on the lowest percentile, which other work on the machine
+    disturbs least. A limit on a figure of the user's own comes last: it is on no time."""
+
+    def rank(place: int) -> tuple[bool, float]:
+        kind = limits[place].kind
+        return kind.own_figure != "", kind.percentile
+
+    return min(range(len(limits)), key=rank)
+
+
+def find_speeds(
+    limit: Limit,
+    current: Measurement,
+    baseline: Sequence[Measurement],
+    stretches: StretchLengths,
+    *,
+    interleaved: bool,
+) -> Speeds | None:
+    """Return the two speeds of launches, at the time that a limit is on; None if there is but one,
+    or if the limit is on no time.
+
+    A slow launch is slower than the fastest one of its session or, interleaved, than the other one
+    of its pair, by more than the limit and all differences between fast ones. So pairs of two slow
+    launches count as fast.
+    """
+    if limit.kind.own_figure:
+        return None
+    now = logs(limit, current)
+    if not interleaved:
+        fastest = min(now)
+        sessions = [logs(limit, session) for session in baseline]
+        # as if sessions had no drift
+        before = [
+            each - min(session) + fastest
+            for session in sessions
+            for each in session
+        ]
+        apart = [each - fastest for each in now]
+        apart_before = [each - fastest for each in before]
+    else:
+        now, before = paired(limit, current, baseline[0], stretches)
+        apart = [own - other for own, other in zip(now, before, strict=True)]
+        apart_before = [-each for each in apart]
+    every = [*apart, *apart_before]
+    slow_from = stats.find_gap(
+        [each for each in every if each >= 0], bound(limit, fmean(now))
+    )
+    if slow_from is None:
+        return None
+    slow = sum(each >= slow_from for each in apart)
+    slow_before = sum(each >= slow_from for each in apart_before)
+
+    def likely(slow: int, slow_before: int) -> float:
+        if interleaved:
+            return stats.more_are_slower(slow, slow_before, len(now))
+        return stats.fisher(slow, len(now), slow_before, len(before))
+
+    both = slow + slow_before
+    most = min(both, len(now))
+    by_speed: dict[bool, list[float]] = {False: [], True: []}
+    for each, distance in zip([*now, *before], every, strict=True):
+        by_speed[distance >= slow_from].append(each)
+    return Speeds(
+        fast_seconds=math.exp(fmean(by_speed[False])),
+        slow_seconds=math.exp(fmean(by_speed[True])),
+        slow=slow,
+        launches=len(now),
+        slow_before=slow_before,
+        launches_before=len(before),
+        p_value=likely(slow, slow_before),
+        least_p_value=likely(most, both - most),
+    )
+
+
+def with_speeds(
+    comparison: Comparison, speeds: Speeds, enough: bool
+) -> Comparison:
+    """Return the comparison of launches with two speeds; `enough` is whether there is evidence, at
+    this look, that more are slow."""
+    comparison = replace(comparison, speeds=speeds)
+    if speeds.p_value > _SUSPECTED:
+        return comparison
+    status = Status.INCONCLUSIVE
+    if enough or comparison.status is Status.REGRESSED:
+        status = Status.REGRESSED
+    return replace(
+        comparison, status=status, reason=Reason.TWO_SPEEDS, settled=False
+    )
