@@ -61,6 +61,7 @@ class HistoryMeasurement:
     phases: Mapping[str, float] = field(default_factory=dict)
     # of the user's own
     figures: Mapping[str, HistoryFigure] = field(default_factory=dict)
+    why: str = ""  # its baseline was saved, as of `Recording`
 
     def kind(self, metric: str) -> Metric:
         """Return a metric in the direction that it has here."""
@@ -75,8 +76,6 @@ class HistoryMeasurement:
         if own.better == "lower":
             return own.launches
         return tuple(1 / each for each in own.launches)
-
-    why: str = ""  # its baseline was saved, as of `Recording`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,26 +16,25 @@ _PERCENTILE = re.compile(r"(.+)_p(\d+(?:\.\d+)?)", re.ASCII)
 
 
 def split_name(metric: str) -> tuple[str, float | None]:
-    """Return the figure that a metric is of, and the percentile, None for the
-    mean: "tps", "tps_p90"."""
+    """Return the figure that a metric is of ("tps"), and the percentile ("tps_p90"), None for the
+    mean."""
     match = _PERCENTILE.fullmatch(metric)
     return (match[1], float(match[2])) if match else (metric, None)
 
 
 def is_name(name: object) -> bool:
-    """Whether a limit can be on a figure of that name, or on a percentile of
-    it."""
+    """Whether a limit can be on a figure of that name, or on a percentile of it."""
     return isinstance(name, str) and _NAME.fullmatch(name) is not None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figure:
-    """A figure of the user's own, and where a program writes it: the part of
-    its output that matches `pattern`, or a `file`.
+    """A figure of the user's own, and where a program writes it: the part of its output that
+    matches `pattern`, or a `file`.
 
-    A `file` is a path from where the program runs, `*` and `**` included. With
-    `pattern` it is read as text; with `key` it is JSON lines, or TensorBoard's
-    event files. Raises TypeError without a direction, and ValueError."""
+    A `file` is a path from where the program runs, which may have `*` and `**`. With `pattern` it
+    is read as text; with `key` it is JSON lines, or TensorBoard's event files. Raises TypeError
+    without a direction, and ValueError."""
 
     #: which change is for the better; required
     better: Better = ""  # type: ignore[assignment]
@@ -85,17 +84,16 @@ class Figure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FigureValues:
-    """A figure and its values: those that a rank recorded in its timed steps,
-    or that a program wrote meanwhile."""
+    """A figure and its values: those that a rank recorded in its timed steps, or that a program
+    wrote meanwhile."""
 
     figure: Figure
     #: launch x rank x value; a rank without it has none
     values: tuple[tuple[tuple[float, ...], ...], ...]
 
     def by_launch(self, percentile: float | None = None) -> tuple[float, ...]:
-        """Return the figure of each launch: the mean, or a percentile from 0 to
-        100, of each rank that has it, and the mean over these. () if a launch
-        does not have it."""
+        """Return the figure of each launch: the mean, or a percentile from 0 to 100, of each rank
+        that has it, and the mean over these. () if a launch does not have it."""
         if not all(map(any, self.values)):
             return ()
         found = []
@@ -112,17 +110,15 @@ class FigureValues:
 
     @property
     def mean(self) -> float:
-        """The geometric mean over launches, as the verdict has it; raises
-        ValueError if a launch does not have it, or has one that is not above
-        0."""
+        """The geometric mean over launches, as the verdict has it; raises ValueError if a launch
+        does not have it, or has one that is not above 0."""
         return geometric_mean(self.by_launch())
 
 
 def figures_of(
     sides: Iterable[Mapping[str, FigureValues]],
 ) -> dict[str, Figure]:
-    """Return the figures of some sides by name; the first that has one says
-    what it is."""
+    """Return the figures of some sides by name; the first that has one says what it is."""
     found: dict[str, Figure] = {}
     for side in sides:
         for name, each in side.items():

@@ -337,8 +337,7 @@ class Counter(Metric):
 
 
 class OwnFigure(Metric):
-    """A figure of the user's own: its mean, "tps", or a percentile of it,
-    "tps_p50"."""
+    """A figure of the user's own: its mean, "tps", or a percentile of it, "tps_p50"."""
 
     unit = ""
     is_of_steps = False

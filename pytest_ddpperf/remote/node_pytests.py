@@ -63,9 +63,8 @@ class NodePytests:
         self._further = tuple(further)
         called = self._invocation
         variables = {**(called.environ or {})}
-        variables.pop(
-            "PYTEST_ADDOPTS", None
-        )  # its words are among the arguments
+        # its words are among the arguments
+        variables.pop("PYTEST_ADDOPTS", None)
         # to launch as the first node does
         disabled = ["--ddp-disable"] if self._settings.disable else []
         message = called.start(self._top, [*further, *disabled], self._folder)
