@@ -14,6 +14,7 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from types import CodeType, FrameType
 from typing import Any
 
@@ -41,7 +42,9 @@ def trace(step: Step, rank: TimedRank) -> str:
 
     Return a note on why there is no trace, else ""."""
     who = rank.plan.name(rank.ctx.rank)
-    path = f"{rank.plan.trace}-{who.replace(' ', '')}.json.gz"
+    process = replace(rank.plan, is_reference=False).name(rank.ctx.rank)
+    side = "reference-" if rank.plan.is_reference else ""
+    path = f"{rank.plan.trace}-{side}{process.replace(' ', '')}.json.gz"
     activities: Any = [ProfilerActivity.CPU]
     if not rank.on_cpu:
         activities = supported_activities()  # type: ignore[no-untyped-call]

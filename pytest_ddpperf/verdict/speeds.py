@@ -64,21 +64,14 @@ def find_speeds(
     if limit.kind.own_figure:
         return None
     now = logs(limit, current)
-    if not interleaved:
-        fastest = min(now)
-        sessions = [logs(limit, session) for session in baseline]
-        # as if sessions had no drift
-        before = [
-            each - min(session) + fastest
-            for session in sessions
-            for each in session
-        ]
-        apart = [each - fastest for each in now]
-        apart_before = [each - fastest for each in before]
-    else:
+    if interleaved:
         now, before = paired(limit, current, baseline[0], stretches)
         apart = [own - other for own, other in zip(now, before, strict=True)]
         apart_before = [-each for each in apart]
+    else:
+        before = _without_drift(limit, baseline, min(now))
+        apart = [each - min(now) for each in now]
+        apart_before = [each - min(now) for each in before]
     every = [*apart, *apart_before]
     slow_from = stats.find_gap(
         [each for each in every if each >= 0], bound(limit, fmean(now))
@@ -108,6 +101,18 @@ def find_speeds(
         p_value=likely(slow, slow_before),
         least_p_value=likely(most, both - most),
     )
+
+
+def _without_drift(
+    limit: Limit, baseline: Sequence[Measurement], fastest: float
+) -> list[float]:
+    """Return the logarithms of all launches of the baseline, as if the `fastest` one of each
+    session took as long."""
+    found = []
+    for session in baseline:
+        values = logs(limit, session)
+        found += [each - min(values) + fastest for each in values]
+    return found
 
 
 def with_speeds(

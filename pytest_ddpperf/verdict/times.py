@@ -158,21 +158,21 @@ def _judge_limits(
     if refused is not None:
         return refused
     found = _differences(limits, current, baseline, drift, stretches)
-    weights = [
-        limit.kind.default_weight if limit.default else 1.0 for limit in limits
-    ]
+    weights = list(map(_weight, limits))
     lowest = find_lowest(limits)
-    sides = current, baseline
     speeds = find_speeds(
-        limits[lowest], *sides, stretches, interleaved=drift is None
+        limits[lowest],
+        current,
+        baseline,
+        stretches,
+        interleaved=drift is None,
     )
     most = most_p_value([current, *baseline], level * share)
     if speeds is not None and speeds.least_p_value <= most < speeds.p_value:
         level *= 1 - LEVEL_SHARE
     comparisons = []
-    for place, (limit, difference) in enumerate(
-        zip(limits, found, strict=True)
-    ):
+    for place, limit in enumerate(limits):
+        difference = found[place]
         now = logs(limit, current)
         fastest = _fastest(limit, now, baseline) if drift else None
         p_values = [
@@ -190,12 +190,22 @@ def _judge_limits(
         comparisons[lowest] = with_speeds(
             comparisons[lowest], speeds, speeds.p_value <= most
         )
+    return _over_all(comparisons)
+
+
+def _over_all(comparisons: Sequence[Comparison]) -> Verdict:
+    """Return the verdict of the gravest comparison."""
     status = gravest(comparison.status for comparison in comparisons)
     return Verdict(
         status=status,
         reason=next(c.reason for c in comparisons if c.status is status),
         comparisons=tuple(comparisons),
     )
+
+
+def _weight(limit: Limit) -> float:
+    """Return a limit's share of the error rate, relative to those of others."""
+    return limit.kind.default_weight if limit.default else 1.0
 
 
 def _fastest(

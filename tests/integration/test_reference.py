@@ -91,6 +91,17 @@ def test_a_step_as_fast_as_its_reference_passes_and_has_no_baseline(
     assert (note in result.outlines) == ("--ddp-save-baseline" in options)
 
 
+def test_traces_of_the_reference_have_names_of_their_own(
+    run: Run, pytester: pytest.Pytester
+) -> None:
+    pytester.makepyfile(test_a=TEST.replace("MILLISECONDS", "5"))
+    run(*FEW, "--ddp-trace=traces").assert_outcomes(passed=1)
+    names = {path.name for path in Path("traces").rglob("*.json.gz")}
+    now = {"now-rank0.json.gz", "now-rank1.json.gz"}
+    reference = {"now-reference-rank0.json.gz", "now-reference-rank1.json.gz"}
+    assert names == now | reference
+
+
 def test_a_reference_that_fails_is_named_with_its_own_traceback(
     run: Run, pytester: pytest.Pytester
 ) -> None:
