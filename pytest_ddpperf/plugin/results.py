@@ -67,7 +67,8 @@ class RunResults:
     facts: Mapping[str, Scalar] = field(default_factory=dict)
     messages: list[str] = field(default_factory=list)  # about the whole run
     sections: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    unread: str = ""  # which files differ that no rank is known to have read
+    # what the run did not compare, said with -q, too
+    doubts: list[str] = field(default_factory=list)
     guard: tuple[Loosened, ...] = ()  # what is weaker than before
     too_weak: str = ""  # why that makes the run red; "" if it does not
     interrupted: str = ""  # which test, and what it was doing
@@ -136,10 +137,12 @@ class RunResults:
                 " editable?"
             )
         elif unread:
-            self.unread = f"no rank is known to have read what differs in {text.some(unread)}"
+            self.doubts.append(
+                f"no rank is known to have read what differs in {text.some(unread)}"
+            )
 
     def note_unused(self, limits: Sequence[Limit]) -> None:
-        """Add a message on limits of the run on figures of the user's own that no test has."""
+        """Add a doubt on limits of the run on figures of the user's own that no test has."""
         used = {each.metric for one in self.outcomes for each in one.limits}
         unused = [
             limit.metric
@@ -148,7 +151,7 @@ class RunResults:
         ]
         are_known = all(one.measurement is not None for one in self.outcomes)
         if unused and self._outcomes and are_known:
-            self.messages.append(
+            self.doubts.append(
                 f"no test has the figure {text.some(unused)}, which --ddp-threshold limits: is that"
                 " its name?"
             )
@@ -220,9 +223,8 @@ class RunResults:
     def lines(self, verbosity: int, width: int) -> Iterator[str]:
         """Yield the table, the problems and the counts."""
         run = self.run
-        messages = run.messages
-        if verbosity < 0 and self.outcomes:
-            messages = self._unread_files()
+        is_shown = verbosity >= 0 or not self.outcomes
+        messages = run.messages if is_shown else self.doubts
         every = [*messages, *self.unwritten, *guard.lines(run)]
         for problem in (self.interrupted, self.usage_error):
             if problem:
@@ -230,9 +232,6 @@ class RunResults:
         yield from terminal.report(
             self.outcomes, run, every, verbosity=verbosity, width=width
         )
-
-    def _unread_files(self) -> tuple[str, ...]:
-        return (self.unread,) if self.unread else ()
 
     @property
     def run(self) -> RunInfo:
@@ -250,7 +249,7 @@ class RunResults:
             problem=self.refused or self.usage_error,
             messages=(
                 *self.messages,
-                *self._unread_files(),
+                *self.doubts,
                 *terminal.unmeasured(self.never_measured),
             ),
             guard=self.guard,

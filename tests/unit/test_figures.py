@@ -486,12 +486,14 @@ def test_a_limit_of_the_run_that_no_test_has_a_figure_for_is_named() -> None:
     now = replace(now, limits=LIMITS)
     results.take(codec.encode({"outcomes": [now]}))
     results.note_unused(parse.limits("tps:5%,p90:5%"))
-    assert results.messages == []
+    assert results.doubts == []
     results.note_unused(parse.limits("tps:5%,tsp:5%"))
-    assert results.messages == [
+    (doubt,) = results.doubts
+    assert doubt == (
         "no test has the figure tsp, which --ddp-threshold limits: is that its"
         " name?"
-    ]
+    )
+    assert doubt in [*results.lines(-1, 100)], "with -q, too"
 
 
 # --- launches together, and what is stored
