@@ -108,10 +108,11 @@ class Templates:
             if given[0] == wanted:
                 return given[1], None
             given[1].close()
-        if (
-            wanted not in self._templates
-            or not self._templates[wanted].is_alive
-        ):
+        known = self._templates.get(wanted)
+        if known is not None and not known.is_alive:
+            # not left to the collector of garbage
+            self._templates.pop(wanted).close()
+        if wanted not in self._templates:
             # the first one may have forked a rank server for another pytest
             while len(self._templates) > 1:
                 self._templates.popitem()[1].close()

@@ -145,6 +145,8 @@ def test_a_template_that_is_killed_is_replaced(bench: Bench) -> None:
     assert bench.call(lambda ctx: ctx.rank) == [0, 1]
     template._child.kill()
     assert bench.call(lambda ctx: ctx.rank) == [0, 1]
+    assert template not in bench.launcher._templates._templates.values()
+    assert template._child.lines.socket.fileno() == -1, "closed"
 
 
 def test_page_faults_of_steps_are_counted(bench: Bench) -> None:

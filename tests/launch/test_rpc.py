@@ -230,7 +230,9 @@ def test_servers_clean_up_when_the_trainers_have_ended(bench: Bench) -> None:
         print(f"trainer cleans up {shared}")
 
     measure(bench, trainer, master=master, server=server)
-    assert sorted(line for _, _, line in bench.recorder.lines) == [
+    # torch may warn of trainers that have ended
+    lines = [line for _, _, line in bench.recorder.lines]
+    assert sorted(line for line in lines if "cleans up" in line) == [
         "master cleans up",
         "ps0 cleans up",
         "ps1 cleans up",
