@@ -10,21 +10,27 @@ from pytest_ddpperf.compare.rounds import Round, combine
 from pytest_ddpperf.compare.rule import Rule
 from pytest_ddpperf.compare.sides import CurrentSide, OtherVersion
 from pytest_ddpperf.launch import Launcher, Observer
+from pytest_ddpperf.remote.reach import Imports
 from pytest_ddpperf.remote.version import BaseSide
 from pytest_ddpperf.verdict import decision
 from pytest_ddpperf.wire.source_trees import is_code
 
 
 def take_unreached(
-    job: Job, launcher: Launcher, base: BaseSide, observer: Observer
+    job: Job,
+    launcher: Launcher,
+    base: BaseSide,
+    imports: Imports,
+    observer: Observer,
 ) -> Measured | None:
     """Return a PASS after one launch of the current side, if it is certain that nothing runs there
-    that differs; None if the sides have to be compared. Raises the errors of a launch."""
+    that differs; None if the sides have to be compared. `imports`: what the code of the test
+    imports. Raises the errors of a launch."""
     # What all processes of a command, or of other nodes, read is not known.
     is_unknown = job.plan.command or job.plan.nodes > 1
     if not job.gate or job.plan.preload or is_unknown:
         return None
-    if not base.is_unreached(job.nodeid):
+    if not base.is_unreached(job.nodeid, imports):
         return None
     observer.begin(0, 1)
     now = CurrentSide(job, launcher, 0).measure(observer, None)
@@ -36,7 +42,9 @@ def take_unreached(
     is_whole = not base.lacking(now.files, ())
     if not (uses_code and is_gated and is_whole):
         return None
-    if {*now.files} & {*base.changed()} or not base.is_unreached(job.nodeid):
+    if {*now.files} & {*base.changed()} or not base.is_unreached(
+        job.nodeid, imports
+    ):
         return None
     base.pass_over(job.test.label)
     why = (

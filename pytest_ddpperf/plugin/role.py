@@ -14,7 +14,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 
-from pytest_ddpperf.plugin.items import leaves_tests_out, selects_tests
+from pytest_ddpperf.plugin.items import (
+    leaves_tests_out,
+    nodeid_of,
+    selects_tests,
+)
 from pytest_ddpperf.plugin.snapshot import why_not_compared
 
 if TYPE_CHECKING:
@@ -223,6 +227,7 @@ class LeadsVersion(LooksAtVersion):
     def __init__(self, side: BaseSide) -> None:
         super().__init__(side)
         self.trees = side.trees
+        self._items: Sequence[pytest.Item] = ()
 
     def start(self, run: PytestProcess) -> None:
         self._side.start()
@@ -234,6 +239,7 @@ class LeadsVersion(LooksAtVersion):
     def await_others(self, run: PytestProcess) -> None:
         from pytest_ddpperf.remote.worktree import sources_here
 
+        self._items = run.items
         self._side.collect(sources_here(self._side.trees))
 
     def facts(self) -> Mapping[str, Scalar]:
@@ -251,8 +257,20 @@ class LeadsVersion(LooksAtVersion):
         if job.reference is not None:
             side.pass_over(job.test.label)
             return session.comparison(job, observer)()
-        unreached = take_unreached(job, session.launcher, side, observer)
+        imports = partial(self._imports, job.nodeid)
+        unreached = take_unreached(
+            job, session.launcher, side, imports, observer
+        )
         return unreached or session.comparison(job, observer)(side)
+
+    def _imports(self, nodeid: str) -> frozenset[str] | None:
+        """Return what the code of a test imports, as `imported_files` does."""
+        from pytest_ddpperf.plugin.imports import imported_files
+
+        for item in self._items:
+            if nodeid_of(item) == nodeid:
+                return imported_files(item, self._side.trees)
+        return None
 
     def end_test(self) -> list[str]:
         self._side.leave()

@@ -62,11 +62,11 @@ from pytest_ddpperf.records.plan import Plan
 from pytest_ddpperf.records.samples import LaunchSamples
 from pytest_ddpperf.remote.nodes import OtherNodes
 from pytest_ddpperf.remote.process import START_SECONDS, RemotePytest, Tests
+from pytest_ddpperf.remote.reach import Imports, Reach
 from pytest_ddpperf.remote.whole_tree import move_variables
 from pytest_ddpperf.remote.worktree import Checkout, differing_files
 from pytest_ddpperf.version import __version__
 from pytest_ddpperf.wire import boot
-from pytest_ddpperf.wire.inotify import FilesWatch
 from pytest_ddpperf.wire.source_trees import Trees
 
 # By how much of the command line follows an option as its value. Both sides would write the same
@@ -360,7 +360,7 @@ class BaseSide:
         self.changed_tests: Sequence[str] = ()
         self._closing = ExitStack()
         # what differs, if all of it is known; None: anything may
-        self._watch: FilesWatch | None = None
+        self._reach: Reach | None = None
         # measurements of the test that were not compared, by label
         self._passed_over: set[str] = set()
         # when it has to have collected, by the monotonic clock
@@ -404,8 +404,8 @@ class BaseSide:
         AgainstError."""
         with suppress(OSError):
             if files := self._checkout.certain_files():
-                self._watch = FilesWatch(files)
-                self._closing.callback(self._watch.close)
+                self._reach = Reach(files)
+                self._closing.callback(self._reach.close)
         self.remote_pytest = self.start_pytest(**place)
         self.tests = Tests(self.remote_pytest, self._patience)
         try:
@@ -571,6 +571,8 @@ class BaseSide:
             if self.tests.lacks_conftest:
                 return  # which every test will report: it lacks the code
             raise AgainstError(self._option, str(error)) from None
+        if self._reach is not None:
+            self._reach.collected(here.files if here is not None else ())
         there = self.tests.sources
         if self.version.ref or here is None or there is None:
             return
@@ -610,12 +612,12 @@ class BaseSide:
 
     # --- one test
 
-    def is_unreached(self, nodeid: str) -> bool:
-        """Say whether it is certain that nobody opened a file that differs, of either side, since
-        before this side collected its tests; the test is among them."""
-        if self._watch is None or self.tests.why_missing(nodeid):
+    def is_unreached(self, nodeid: str, imports: Imports) -> bool:
+        """Say whether it is certain that no file that differs has a part in the test so far, which
+        is among those of this side. `imports`: what its code imports."""
+        if self._reach is None or self.tests.why_missing(nodeid):
             return False
-        return not self._watch.is_used()
+        return not self._reach.reaches(imports)
 
     def pass_over(self, label: str) -> None:
         """Let a later measurement of the same test begin after this one."""
@@ -694,6 +696,8 @@ class BaseSide:
         """End the test there, and wait for it."""
         self._passed_over.clear()
         self.tests.leave()
+        if self._reach is not None:
+            self._reach.end_test()
 
     def close(self) -> None:
         """End the process, and remove the worktree."""

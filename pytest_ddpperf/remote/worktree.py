@@ -388,29 +388,29 @@ class Checkout:
                 f"git cannot compare with {self.version}: {error}",
             ) from None
 
-    def certain_files(self) -> list[Path]:
+    def certain_files(self) -> dict[Path, str]:
         """Return files of both sides, one of which has to be opened to run or read anything that
-        differs: all of that is Python source or documentation that both sides have. [] if more may
-        differ. Raises GitError."""
+        differs: all of that is Python source or documentation that both sides have. Each with the
+        one that differs, from the top, or "" for any. {} if more may differ. Raises GitError."""
         has_more = self._otherwise or self._own_tests or sys.pycache_prefix
         if self._folder is None or has_more:
-            return []
-        found: list[Path] = []
+            return {}
+        found: dict[Path, str] = {}
         for file in self._differing:
             if self.current_trees.keeps(file):
                 continue
             here, there = self.top / file, self._folder.tree / file
             is_known = file.endswith(".py") or is_documentation(file)
             if not is_known or not _are_alike(here, there):
-                return []
+                return {}
             for source in (here, there):
                 # of an import that finds it, the source is not opened
                 name = f"{glob.escape(source.stem)}.*.pyc"
                 compiled = (source.parent / "__pycache__").glob(name)
-                found += [source, *compiled]
+                found |= dict.fromkeys((source, *compiled), file)
         if found:
             # by which git begins, for what it shows of a commit
-            found.append(git.own_folder(self.top) / "HEAD")
+            found[git.own_folder(self.top) / "HEAD"] = ""
         return found
 
     @property

@@ -1,16 +1,21 @@
-"""Whether any process of this machine opens some files, in whichever language it is written, by
+"""Which of some files any process of this machine opens, in whichever language it is written, by
 inotify(7) of Linux. Standard library only."""
 
 from __future__ import annotations
 
 import ctypes
 import os
+import struct
 from collections.abc import Iterable
 from contextlib import suppress
 
 # of <sys/inotify.h>: opened, modified, other metadata, moved, removed
 _ANY_USE = 0x20 | 0x2 | 0x4 | 0x800 | 0x400
-_EVENTS_BYTES = 4096
+_OVERFLOW = 0x4000  # events were lost
+_EVENT = struct.Struct(
+    "iIII"
+)  # the watch, what happened, two more; without a name for a file
+_EVENTS_BYTES = 256 * _EVENT.size
 
 
 class FilesWatch:
@@ -21,22 +26,30 @@ class FilesWatch:
         library = ctypes.CDLL(None, use_errno=True)
         if not hasattr(library, "inotify_init1"):
             raise OSError("this system has no inotify")
-        self._used = False
+        self._files: dict[int, str] = {}
         self._events = library.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
         if self._events < 0:
             raise OSError(ctypes.get_errno(), "inotify_init1")
         for file in files:
             name = os.fsencode(file)
-            if library.inotify_add_watch(self._events, name, _ANY_USE) < 0:
+            watch = library.inotify_add_watch(self._events, name, _ANY_USE)
+            if watch < 0:
                 self.close()
                 raise OSError(ctypes.get_errno(), "inotify_add_watch")
+            self._files[watch] = os.fsdecode(file)
 
-    def is_used(self) -> bool:
-        """Say whether any of the files was opened, or changed, since the watch was made."""
+    def used(self) -> set[str]:
+        """Return the files that were opened, or changed, since this was last asked, or since the
+        watch was made."""
+        found: set[str] = set()
         with suppress(BlockingIOError):
-            os.read(self._events, _EVENTS_BYTES)
-            self._used = True
-        return self._used
+            while events := os.read(self._events, _EVENTS_BYTES):
+                for watch, happened, _, _ in _EVENT.iter_unpack(events):
+                    if happened & _OVERFLOW:
+                        found.update(self._files.values())
+                    elif watch in self._files:
+                        found.add(self._files[watch])
+        return found
 
     def close(self) -> None:
         os.close(self._events)

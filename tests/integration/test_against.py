@@ -534,7 +534,7 @@ def test_what_cannot_reach_a_file_that_differs_passes_after_one_launch(
     # By the path of the working tree: the other side reads the same file, which is refused.
     assert found[2][0] == "second"
     assert found[2][1] == "no-baseline"
-    # From then on it is not certain who knows the file.
+    # Its module may have other ways to the file than to import it.
     assert found[3][1] == "within-limit"
     side = report["measurements"][0]["baseline_side"]
     assert side["read"] == ["python code/src/speed/__init__.py"]
@@ -546,6 +546,40 @@ def test_what_cannot_reach_a_file_that_differs_passes_after_one_launch(
             f" from {against}",
         ]
     )
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux says so")
+def test_a_test_that_imports_another_file_than_the_one_that_differs_passes_after_one_launch(
+    repository: Repository, run: Run
+) -> None:
+    """Both modules are imported when the tests are collected, before any of them runs."""
+    repository.write("src/speed/one.py", "MILLISECONDS = 5\n")
+    repository.write("src/speed/other.py", "MILLISECONDS = 5\n")
+    for name in ("one", "other"):
+        repository.write(
+            f"tests/test_{name}.py",
+            STEP,
+            f"""
+            from speed import {name}
+
+            def stepping(ctx):
+                return lasting(ctx, {name}.MILLISECONDS)
+
+            def test_{name}(ddp_benchmark):
+                ddp_benchmark(stepping)
+            """,
+        )
+    repository.commit()
+    repository.write("src/speed/one.py", "MILLISECONDS = 60\n")
+    repository.commit()
+    with repository.untouched():
+        run("--ddp-against=HEAD~1", *FEW, "--ddp-json=out/run.json")
+    report = json.loads((repository.root / "out/run.json").read_text())
+    found = {
+        each["test"]["name"]: each["verdict"]["reason"]
+        for each in report["measurements"]
+    }
+    assert found == {"test_one": "beyond-limit", "test_other": "unreached"}
 
 
 def test_of_several_files_that_changed_the_one_whose_functions_take_longer_comes_first(

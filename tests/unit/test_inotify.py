@@ -65,11 +65,11 @@ def test_each_way_to_run_or_read_a_file_opens_it(
 ) -> None:
     monkeypatch.chdir(source.parent)
     python(source, "import sys")
-    assert not watch.is_used()
+    assert not watch.used()
     code = code.format(source=str(source))
     python(source, f"import sys; sys.path.append('.'); {code}")
-    assert watch.is_used()
-    assert watch.is_used(), "from then on"
+    assert {Path(file).name.split(".")[0] for file in watch.used()} == {"slow"}
+    assert not watch.used(), "since then"
 
 
 def test_a_file_is_used_if_another_language_maps_or_changes_or_replaces_it(
@@ -88,10 +88,20 @@ def test_a_file_is_used_if_another_language_maps_or_changes_or_replaces_it(
 
     for use in (map_it, run_it, replace):
         watch = FilesWatch([source])
-        assert not watch.is_used()
+        assert not watch.used()
         use()
-        assert watch.is_used()
+        assert watch.used() == {str(source)}
         watch.close()
+
+
+def test_the_file_that_was_used_is_named(source: Path) -> None:
+    other = source.with_name("other.py")
+    other.touch()
+    watch = FilesWatch([source, other])
+    for _ in range(1000):
+        other.read_bytes()
+    assert watch.used() == {str(other)}
+    watch.close()
 
 
 def test_whoever_only_asks_for_a_file_does_not_use_it(
@@ -99,7 +109,7 @@ def test_whoever_only_asks_for_a_file_does_not_use_it(
 ) -> None:
     assert source.stat().st_size
     assert "slow.py" in os.listdir(source.parent)
-    assert not watch.is_used()
+    assert not watch.used()
 
 
 def test_a_file_that_cannot_be_watched_is_an_error(tmp_path: Path) -> None:

@@ -40,13 +40,13 @@ def taken(
     passed_over: list[str] = []
     base: Any = SimpleNamespace(
         version=VERSION,
-        is_unreached=lambda nodeid: not next(used),
+        is_unreached=lambda nodeid, imports: not next(used),
         changed=lambda: ("src/slow.py",),
         lacking=lambda files, own: lacking,
         pass_over=passed_over.append,
     )
     launcher: Any = SimpleNamespace(measure=measure)
-    found = take_unreached(job(**asked), launcher, base, Observer())
+    found = take_unreached(job(**asked), launcher, base, set, Observer())
     assert passed_over == [""] * (found is not None)
     return found, len(launches)
 
