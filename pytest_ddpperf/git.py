@@ -196,6 +196,18 @@ def commit_named(path: Path, ref: str, *, offline: bool = False) -> str:
     raise GitError(f"{ref!r} is no commit of {path}{reported}")
 
 
+def namesakes(path: Path, ref: str, commit: str) -> list[str]:
+    """Return the refs of the same name that are other commits than the one that git takes: it takes
+    a tag before a branch."""
+    found = []
+    for kind in ("tags", "heads", "remotes"):
+        name = f"refs/{kind}/{ref}"
+        with suppress(GitError):
+            if commit_named(path, name, offline=True) != commit:
+                found.append(name)
+    return found
+
+
 def tree_of(top: Path, without: Path, commit: str = "") -> str:
     """Return the git tree of a commit or, with "", of all files in the working tree that git does
     not ignore.

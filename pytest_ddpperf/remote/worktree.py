@@ -227,11 +227,17 @@ class Checkout:
 
     def _commit(self, ref: str) -> str:
         try:
-            return git.commit_named(self.top, ref, offline=self._own_tests)
+            commit = git.commit_named(self.top, ref, offline=self._own_tests)
         except GitError as error:
             raise AgainstError(
                 "--ddp-against", str(error), _remedy(self.top, ref)
             ) from None
+        if others := git.namesakes(self.top, ref, commit):
+            problem = f"{ref!r} is {commit[:12]}, and {text.some(others)} is another commit"
+            raise AgainstError(
+                "--ddp-against", problem, f"write {others[0]}, or delete one"
+            )
+        return commit
 
     @property
     def other_commit(self) -> str:

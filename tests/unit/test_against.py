@@ -977,6 +977,30 @@ def test_a_ref_that_names_no_commit_is_refused(top: Path, ref: str) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("tag", "other"),
+    [("main", "refs/heads/main"), ("origin/x", "refs/remotes/origin/x")],
+)
+def test_a_ref_that_names_two_commits_is_refused(
+    top: Path, tag: str, other: str
+) -> None:
+    """Git takes the tag, with no more than a warning."""
+    git(top, "update-ref", other, "main")
+    git(top, "tag", tag, other)
+    assert Checkout(settings(against=tag), top, ()).other_commit
+    git(top, "tag", "--force", tag, "v1")
+    option, problem, remedy = refusal(top, against=f"{tag}~0")
+    assert (option, remedy) == (
+        "--ddp-against",
+        f"write {other}~0, or delete one",
+    )
+    named = git(top, "rev-parse", "v1")[:12]
+    assert problem == (f"'{tag}~0' is {named}, and {other}~0 is another commit")
+    assert Checkout(settings(against=other), top, ()).other_commit == git(
+        top, "rev-parse", other
+    )
+
+
 def test_a_ref_of_no_repository_is_refused(
     tmp_path: Path, top: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
