@@ -11,7 +11,7 @@ import math
 import os
 import re
 import shlex
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from typing import Literal, cast
 
@@ -216,13 +216,15 @@ def modules(value: object) -> tuple[str, ...]:
     return cast("tuple[str, ...]", names)
 
 
-def fail_on(value: object) -> frozenset[str]:
+def fail_on(
+    value: object, allowed: Sequence[str] = FAIL_ON_NAMES
+) -> frozenset[str]:
     names = _items(value)
     for name in names:
-        if name not in FAIL_ON_NAMES:
-            raise Refused(name, f"not one of {near(name, FAIL_ON_NAMES)}")
+        if name not in allowed:
+            raise Refused(name, f"not one of {near(name, allowed)}")
     if not names:
-        raise ValueError(f"name at least one of {', '.join(FAIL_ON_NAMES)}")
+        raise ValueError(f"name at least one of {', '.join(allowed)}")
     return frozenset(cast("tuple[str, ...]", names))
 
 

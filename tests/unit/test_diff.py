@@ -169,6 +169,14 @@ def test_the_exit_status_is_that_of_the_verdicts(
     assert reported[-1].endswith(" (1 of 1 compared)")
 
 
+def test_what_weakens_a_gate_is_about_a_run_and_not_about_two(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = "--fail-on=loosened"
+    assert diff(tmp_path, [outcome(0.1)], [outcome(0.1)], asked) == 4
+    assert "'loosened': not one of regressed, " in capsys.readouterr().err
+
+
 def test_what_is_slower_has_its_evidence(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
