@@ -29,7 +29,6 @@ from pytest_ddpperf.plugin.items import (
 from pytest_ddpperf.plugin.process import PytestProcess
 from pytest_ddpperf.records.errors import MarkerError
 from pytest_ddpperf.records.guard import (
-    ALL_FILES,
     EVERY_SIZE,
     Judged,
     JudgedTest,
@@ -78,7 +77,7 @@ def differing_files(
         if name.endswith(".py") and (file in modules or is_helper):
             found.append(file)
     inipath = config.inipath
-    if before.ini != now.ini and ALL_FILES not in before.file_errors:
+    if before.ini and before.ini != now.ini:
         found.append(inipath.name if inipath is not None else "the ini file")
     return found
 
@@ -147,7 +146,7 @@ def _overridden(item: pytest.Item) -> Iterator[str]:
 def _function_of(item: pytest.Item) -> ast.FunctionDef | None:
     """Return the function of a test; None if its source is not known."""
     function: Any = getattr(item, "function", None)
-    with suppress(OSError, TypeError, SyntaxError):
+    with suppress(OSError, TypeError, SyntaxError, ValueError):
         source = inspect.getsource(inspect.unwrap(function))
         (node,) = ast.parse(textwrap.dedent(source)).body
         if isinstance(node, ast.FunctionDef):

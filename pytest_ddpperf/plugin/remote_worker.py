@@ -9,10 +9,8 @@ import socket
 import sys
 from collections.abc import Generator, Mapping
 from contextlib import suppress
-from dataclasses import replace
 from typing import NoReturn
 
-import msgspec
 import pytest
 from _pytest.config import ConftestImportFailure
 
@@ -105,13 +103,12 @@ class WorkerPlugin:
         }
         sources = sources_here(self._leader.trees)
         run = session.config.stash[RUN]
-        collected = Collected(tuple(items), self._errors, sources)
+        judged = read_judged(run, self._leader.trees)
+        self._leader.send(
+            Collected(tuple(items), self._errors, sources, judged)
+        )
         if session.config.option.collectonly:
-            judged = read_judged(run, self._leader.trees)
-            judged = replace(judged, file_errors=self._errors)
-            self._leader.send(msgspec.structs.replace(collected, judged=judged))
             return True
-        self._leader.send(collected)
         facts: Mapping[str, Scalar] = {}
         with suppress(DdpPerfError):  # each test will say it
             # starts the rank server while the other pytest starts its own

@@ -170,7 +170,7 @@ class LooksAtVersion(PytestRole):
 
     def __init__(self, side: BaseSide) -> None:
         self._side = side
-        self._judged: Judged | None = None  # the current tests, if they differ
+        self._judged: Judged | None = None  # the current tests
 
     def start(self, run: PytestProcess) -> None:
         self._side.look()
@@ -231,7 +231,6 @@ class LeadsVersion(LooksAtVersion):
 
     def start(self, run: PytestProcess) -> None:
         self._side.start()
-        self._read_judged(run)
 
     def changed(self) -> Sequence[str]:
         return self._side.changed()
@@ -241,6 +240,7 @@ class LeadsVersion(LooksAtVersion):
 
         self._items = run.items
         self._side.collect(sources_here(self._side.trees))
+        self._read_judged(run)
 
     def facts(self) -> Mapping[str, Scalar]:
         return {"against": str(self._side.version)}

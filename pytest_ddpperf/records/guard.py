@@ -40,7 +40,8 @@ class Judged:
     tests: tuple[JudgedTest, ...] = ()
     # what makes a run red, as --ddp-fail-on names it
     red: tuple[str, ...] = ()
-    ini: str = ""  # a digest of how the ini file selects tests
+    # a digest of how the ini file selects tests; "" if it is not known, or not another one
+    ini: str = ""
     # files that could not be collected, or ALL_FILES, and why
     file_errors: Mapping[str, str] = field(default_factory=dict)
 

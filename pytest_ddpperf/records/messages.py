@@ -419,7 +419,6 @@ class Collected(Message, frozen=True):
     tests: tuple[str, ...]  # node ids
     file_errors: Mapping[str, str]  # of collection, by file
     sources: Sources
-    # of a pytest that runs no test
     judged: Judged | None = None
 
 

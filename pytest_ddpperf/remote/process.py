@@ -208,8 +208,8 @@ class Tests:
         self.known: frozenset[str] = frozenset()
         # what it runs, once it has collected
         self.sources: Sources | None = None
-        self.judged: Judged | None = None  # of a pytest that runs no test
-        self._errors: Mapping[str, str] = {}  # of collection, by file
+        self.judged: Judged | None = None
+        self.errors: Mapping[str, str] = {}  # of collection, by file
         self.lacks_conftest = False  # whether it ended because of one
         self._started = False  # whether it has a rank server
         self._test = ""  # that it is in
@@ -233,7 +233,7 @@ class Tests:
             # raises, with what it wrote before it ended
             collected = self._line.receive(Observer(), seconds, Collected)
         self.known = frozenset(collected.tests)
-        self._errors = collected.file_errors
+        self.errors = collected.file_errors
         self.sources = collected.sources
         self.judged = collected.judged
 
@@ -247,7 +247,7 @@ class Tests:
         # a conftest's error is its folder's
         places = (place.as_posix() for place in (file, *file.parents))
         errors = [
-            self._errors[place] for place in places if place in self._errors
+            self.errors[place] for place in places if place in self.errors
         ]
         return errors[0] if errors else f"there is no such test: {nodeid}"
 

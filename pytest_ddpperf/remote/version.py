@@ -354,7 +354,8 @@ class BaseSide:
             self._checkout.version,
             self._checkout.current_trees,
         )
-        # how its own tests would be judged; None if they are not known to differ
+        # how its own tests would be judged or, if they are not known to differ, the current ones
+        # with its code; None if that is not known
         self.own_tests: Judged | None = None
         # files of tests, conftests and ini files that differ
         self.changed_tests: Sequence[str] = ()
@@ -475,7 +476,8 @@ class BaseSide:
             tests = Tests(remote_pytest, self._to_start)
             tests.hello(self._to_start)
             tests.collect(self._to_start)
-            self.own_tests = tests.judged
+            if tests.judged is not None:
+                self.own_tests = replace(tests.judged, file_errors=tests.errors)
         except BaseSideError as error:
             *_, last = str(error).splitlines() or [""]
             self.own_tests = Judged(file_errors={ALL_FILES: last})
@@ -574,6 +576,11 @@ class BaseSide:
         if self._reach is not None:
             self._reach.collected(here.files if here is not None else ())
         there = self.tests.sources
+        judged = self.tests.judged
+        is_other = self._checkout.other_commit and not self.version.option
+        if judged is not None and is_other and not self.changed_tests:
+            # its ini file is the current one
+            self.own_tests = replace(judged, ini="")
         if self.version.ref or here is None or there is None:
             return
         differ = self._checkout.assignments, self.version.option

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from pytest_ddpperf.remote.process import RemotePytest
 from tests.git import git
 from tests.integration.conftest import FEW, STEP, Run
 
@@ -236,19 +238,60 @@ def test_an_ini_file_that_sets_the_other_version_up_is_named(
     ]
 
 
+def test_what_the_code_under_test_does_to_tests_is_told(
+    top: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No file of tests differs: plugins and constants of the package do."""
+    plugin = "CASES, LIMIT = 'ab', 'p50:300%'\n"
+    tests = (
+        STEP
+        + """
+from speed import plugin
+
+@pytest.mark.ddp(threshold=plugin.LIMIT)
+@pytest.mark.parametrize("case", plugin.CASES)
+def test_case(ddp_benchmark, case):
+    ddp_benchmark(lasting)
+"""
+    )
+    write(top, "tests/test_step.py", tests)
+    write(top, "src/speed/plugin.py", plugin)
+    git(top, "add", "--all")
+    git(top, "commit", "--quiet", "-m", "a plugin")
+    write(top, "src/speed/plugin.py", plugin.replace("'ab'", "'bac'"))
+    result = run("--ddp-against=main", *FEW)
+    assert guard_lines(result) == []
+    weaker = plugin.replace("'ab'", "'b'").replace("300", "900")
+    write(top, "src/speed/plugin.py", weaker)
+    result = run("--ddp-against=main", *FEW)
+    assert result.ret == 0
+    assert guard_lines(result) == [
+        (
+            "guard: 1 test that main compared is not compared now: test_step.py::test_case[a]"
+            " (removed)"
+        ),
+        "guard: limit of test_step.py::test_case[b] raised: p50 300 % -> 900 % (marker)",
+    ]
+
+
 def test_of_tests_that_are_the_same_nothing_is_collected_or_told(
     top: Path, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nor of what the call itself left out, or of tests that are new."""
 
-    def refuse(*arguments: object) -> None:
-        raise AssertionError("it was not asked to collect its own tests")
+    started = []
+
+    class Counted(RemotePytest):
+        def __init__(self, *arguments: Any) -> None:
+            started.append(self)
+            super().__init__(*arguments)
 
     with monkeypatch.context() as patch:
-        patch.setattr("pytest_ddpperf.plugin.judged.read_judged", refuse)
+        patch.setattr("pytest_ddpperf.remote.version.RemotePytest", Counted)
         result = run("-ksecond", "--ddp-against=main", *FEW)
     assert result.ret == 0
     assert guard_lines(result) == []
+    assert len(started) == 1, "none to collect its own tests"
 
     write(
         top,
