@@ -33,14 +33,16 @@ from pytest_ddpperf.records.guard import (
     Judged,
     JudgedTest,
 )
+from pytest_ddpperf.records.plan import TIME_LIMITS, Limit
 from pytest_ddpperf.verdict.decision import red_names
 from pytest_ddpperf.verdict.guard import DESELECTED
 from pytest_ddpperf.wire.source_trees import Trees, digest
 
 # What a project's ini file selects tests by, what it loads, and what it does to the other version.
+# The last ones are of plugins that set variables, if there are any.
 _INI = """
     addopts python_files python_classes python_functions testpaths norecursedirs usefixtures
-    ddp_against_setup ddp_preload
+    ddp_against_setup ddp_preload env env_files
 """.split()
 _COLLECTIVE = "collective_benchmark"
 
@@ -52,13 +54,16 @@ def read_judged(run: PytestProcess, trees: Trees) -> Judged:
         for item in items:
             if measures(item):
                 tests.append(_read_test(item, run.settings, trees, why_not))
-    ini = repr([run.config.getini(name) for name in _INI])
+    ini = []
+    for name in _INI:
+        with suppress(ValueError):
+            ini.append(run.config.getini(name))
     return Judged(
         tests=tuple(tests),
         red=tuple(
             red_names(run.settings.fail_on, run.settings.baseline_missing)
         ),
-        ini=digest(ini.encode()),
+        ini=digest(repr(ini).encode()),
     )
 
 
@@ -104,21 +109,40 @@ def _read_test(
             source = inipath.name
         sizes = getattr(getattr(item, "callspec", None), "params", {})
         is_rpc = uses(item, {RPC})
+        servers = settings.parameter_servers if is_rpc else 0
         size = sizes.get(WORLD_SIZE, settings.world_sizes[0])
         return replace(
             test,
-            limits=settings.limits,
+            limits=_applying(item, settings.limits),
             limits_from=source,
             settings={
                 "ranks": settings.trainers if is_rpc else size,
+                "parameter-servers": servers,
                 "launches": settings.launches,
                 "max-launches": settings.max_launches,
                 "steps": settings.steps,
                 "min-time": settings.min_seconds,
                 "backend": settings.backend,
+                "device": settings.device,
+                "timing": settings.timing,
+                # more of it may hide slow steps, and less as well
+                "warmup": str(settings.warmup),
             },
         )
     return test
+
+
+def _applying(item: pytest.Item, limits: Sequence[Limit]) -> tuple[Limit, ...]:
+    """Return the limits that may apply to a test; the default ones if there is none."""
+    others = []
+    if not uses(item, {_COLLECTIVE}):
+        others.append("busbw")
+    if not uses(item, {RPC}):
+        others.append("rpc.")
+    found = [
+        limit for limit in limits if not limit.metric.startswith((*others,))
+    ]
+    return tuple(found) or TIME_LIMITS
 
 
 def _why_not(item: pytest.Item) -> str:

@@ -19,7 +19,7 @@ from pytest_ddpperf.records.guard import (
     Loosened,
 )
 from pytest_ddpperf.records.outcome import RunInfo
-from pytest_ddpperf.records.plan import Limit
+from pytest_ddpperf.records.plan import TIME_LIMITS, Limit
 from pytest_ddpperf.report import guard as words
 from pytest_ddpperf.verdict.guard import Guard, raised_limits
 from pytest_ddpperf.wire.source_trees import Trees
@@ -409,6 +409,26 @@ def test_limits_of_the_ini_file_have_its_name(
     assert (test.limits, test.limits_from) == ((limit("p50:7%"),), "tox.ini")
 
 
+def test_limits_on_what_a_test_lacks_leave_it_the_default_ones(
+    pytester: pytest.Pytester, judged: Callable[..., dict[str, JudgedTest]]
+) -> None:
+    pytester.makeini("[pytest]\nddp_threshold = busbw:5%,rpc.bytes:1%\n")
+    found = judged(
+        "def test_a(ddp_benchmark): ddp_benchmark(None)\n"
+        "def test_b(collective_benchmark): collective_benchmark('all_reduce')\n"
+        "def test_c(rpc_benchmark): rpc_benchmark(None)\n"
+    )
+    metrics = {
+        name: [each.metric for each in test.limits]
+        for name, test in found.items()
+    }
+    assert metrics == {
+        "test_a": [each.metric for each in TIME_LIMITS],
+        "test_b": ["busbw"],
+        "test_c": ["rpc.bytes"],
+    }
+
+
 def test_a_test_shows_what_it_is_judged_by(
     judged: Callable[..., dict[str, JudgedTest]],
 ) -> None:
@@ -433,11 +453,15 @@ def test_a_test_shows_what_it_is_judged_by(
     assert expected.why_not == 'expected to fail: "slow"'
     assert expected.settings == {
         "ranks": 4,
+        "parameter-servers": 0,
         "launches": 7,
         "max-launches": 20,
         "steps": 30,
         "min-time": 1.0,
         "backend": "gloo",
+        "device": "auto",
+        "timing": "auto",
+        "warmup": "5",
     }
     assert (expected.limits, expected.limits_from) == (
         (limit("p50:5%"),),
@@ -446,7 +470,8 @@ def test_a_test_shows_what_it_is_judged_by(
     assert expected.marks == ("ddp", "xfail")
     assert found["test_skipped"].why_not == 'skipped: "flaky"'
     assert found["test_typo"].settings == {}
-    assert found["TestClass::test_rpc"].settings["ranks"] == 2
+    rpc = found["TestClass::test_rpc"].settings
+    assert (rpc["ranks"], rpc["parameter-servers"]) == (2, 2)
     (overridden,) = found["TestClass::test_rpc"].overridden
     assert overridden.startswith("rpc_benchmark (test_a_test_shows")
     assert found["test_plain"].overridden == ()
