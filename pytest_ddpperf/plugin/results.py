@@ -129,6 +129,10 @@ class RunResults:
         for outcome in others:
             if outcome.baseline_side is not None:
                 read.update(outcome.baseline_side.read)
+        # a submodule was read if a file in it was
+        read.update(
+            str(folder) for file in [*read] for folder in Path(file).parents
+        )
         unread = [file for file in changed if file not in read]
         if not any(side.imported or not side.same for side in sides):
             self.usage_error = (

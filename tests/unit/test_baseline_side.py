@@ -54,9 +54,11 @@ def test_a_version_is_named_by_what_was_asked(
 SAME = replace(BESIDE, differing=())
 
 
-READ = replace(BESIDE, read=("src/data.json", "src/net.py"))
+READ = replace(
+    BESIDE, read=("src/data.json", "src/net.py", "a_submodule/net.py")
+)
 UNREAD = "no rank is known to have read what differs in "
-BOTH = f"{UNREAD}conf.yaml, src/net.py"
+BOTH = f"{UNREAD}a_submodule, conf.yaml, src/net.py"
 
 
 @pytest.mark.parametrize(
@@ -108,7 +110,7 @@ def test_a_run_says_which_files_that_differ_no_rank_is_known_to_have_read(
             ]
         }
     )
-    run.end(changed=("conf.yaml", "src/net.py"))
+    run.end(changed=("a_submodule", "conf.yaml", "src/net.py"))
     said = "no test imported a file that differs between origin/main (1a2b3c4) and the working tree"
     assert run.doubts == [reported] * bool(reported)
     if reported:
