@@ -46,18 +46,27 @@ def another_version(
 ) -> BaseSide:
     """Return the other version that was asked for, with the current tests, on this node and all
     other `nodes`; raises AgainstError."""
-    assert nodes is None or isinstance(nodes, OtherNodes), "a worker leads none"
     invocation = _of_run(run, _kept(run, items))
-    return BaseSide(run.settings, invocation, run.templates, nodes)
+    return BaseSide(run.settings, invocation, run.templates, _led(nodes))
 
 
-def start_commit(run: PytestProcess, commit: str, seconds: float) -> BaseSide:
-    """Start a commit's own tests, to be interleaved with today's, within so many seconds; raises
-    DdpPerfError."""
+def _led(nodes: ConnectedNodes | None) -> OtherNodes | None:
+    """Return the nodes of a pytest that works for no leader."""
+    assert nodes is None or isinstance(nodes, OtherNodes), "a worker leads none"
+    return nodes
+
+
+def start_commit(
+    run: PytestProcess,
+    nodes: ConnectedNodes | None,
+    commit: str,
+    seconds: float,
+) -> BaseSide:
+    """Start a commit's own tests, on this node and all other `nodes`, to be interleaved with
+    today's, within so many seconds; raises DdpPerfError."""
     invocation = replace(_of_run(run, ()), own_tests=True)
-    side = BaseSide(
-        replace(run.settings, against=commit), invocation, run.templates
-    )
+    settings = replace(run.settings, against=commit)
+    side = BaseSide(settings, invocation, run.templates, _led(nodes))
     try:
         side.start(seconds)
         side.collect(None)

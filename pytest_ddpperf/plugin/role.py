@@ -137,8 +137,12 @@ class PytestRole:
         """End the others, with the exit status of this pytest."""
 
 
-class Alone(PytestRole):
-    """A pytest without others, which may start the code of a baseline to confirm a suspicion."""
+class ComparesStored(PytestRole):
+    """A pytest that compares with stored baselines, and may start the code of one, on all nodes, to
+    confirm a suspicion."""
+
+    def __init__(self, other_nodes: ConnectedNodes | None = None) -> None:
+        self.other_nodes = other_nodes
 
     def guard(
         self, run: PytestProcess, outcomes: Sequence[Outcome]
@@ -150,8 +154,10 @@ class Alone(PytestRole):
         from pytest_ddpperf.verdict.guard import since_baseline, why_loosened
 
         found = tuple(since_baseline(outcomes))
-        # of xdist's workers it is not known what they left out
-        if run.items and not run.failed and not leaves_tests_out(run):
+        # Of xdist's workers it is not known what they left out; over nodes, tests of one node have
+        # baselines next to those of runs without the others.
+        is_whole = self.other_nodes is None and not leaves_tests_out(run)
+        if run.items and not run.failed and is_whole:
             found += tuple(run.session.find_lost(outcomes))
         return found, why_loosened(found, settings.fail_on or ())
 
@@ -162,7 +168,7 @@ class Alone(PytestRole):
             return "not supported under xdist: add -n 0"
         from pytest_ddpperf.plugin import remote
 
-        return partial(remote.start_commit, run)
+        return partial(remote.start_commit, run, self.other_nodes)
 
 
 class LooksAtVersion(PytestRole):
@@ -278,13 +284,6 @@ class LeadsVersion(LooksAtVersion):
 
     def close(self, status: int) -> None:
         self._side.close()
-
-
-class ComparesStored(PytestRole):
-    """What a pytest on several nodes does by itself: it compares with stored baselines."""
-
-    def confirms(self, run: PytestProcess) -> str:
-        return "not supported over several nodes"
 
 
 class LeadsNodes(PytestRole):
@@ -427,5 +426,5 @@ def choose_role(run: PytestProcess) -> PytestRole:
 
         other_nodes = remote.meet_nodes(run)
         if other_nodes is not None:
-            return LeadsNodes(other_nodes, ComparesStored())
-    return Alone()
+            return LeadsNodes(other_nodes, ComparesStored(other_nodes))
+    return ComparesStored()

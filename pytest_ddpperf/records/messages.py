@@ -363,6 +363,7 @@ class ServeVersion(Message, frozen=True):
     commit: str  # "" if it is no other commit
     # as `Trees.kept`; what is in the repository begins at its top
     kept: tuple[str, ...]
+    own_tests: bool = False  # as `StartPytest` has it
 
 
 class GiveUp(Message, frozen=True):

@@ -193,6 +193,13 @@ class Plan:
             return tuple(own)
         return (*own, *range(self.world_size, self.processes))
 
+    @property
+    def over_nodes(self) -> str:
+        """The group in words, "4 ranks on 2 nodes", if it has several nodes; else ""."""
+        if self.nodes == 1:
+            return ""
+        return f"{self.world_size} ranks on {self.nodes} nodes"
+
     def node_of(self, process: int) -> int:
         """The node that has a process."""
         if process >= self.world_size:

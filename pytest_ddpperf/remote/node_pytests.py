@@ -128,6 +128,7 @@ class NodePytests:
             called,
             arguments=(*called.arguments, *self._further),
             kept=tuple(os.path.join(top, path) for path in order.kept),
+            own_tests=order.own_tests,
         )
         return BaseSide(settings, called, self._templates)
 

@@ -268,7 +268,7 @@ class OtherNodes(ConnectedNodes):
         self._awaited = True
         seconds = self._patience
         self._admit(seconds)
-        self._refuse_missing({node.number for node in self.nodes})
+        self._refuse_missing({node.number for node in self.nodes}, seconds)
         for node in self.nodes:
             node.check(self._versions)
         with _as_nodes_error():
@@ -280,16 +280,15 @@ class OtherNodes(ConnectedNodes):
         """The seconds that nodes have to come."""
         return max(START_SECONDS, self._timeout)
 
-    def _refuse_missing(self, came: Collection[int]) -> None:
-        """Raise NodesError unless all nodes came."""
+    def _refuse_missing(self, came: Collection[int], seconds: float) -> None:
+        """Raise NodesError unless all nodes came within so many seconds."""
         missing = sorted({*range(1, self.role.nodes)} - {*came})
         if not missing:
             return
-        seconds = self._patience
         which = ", ".join(map(str, missing))
         who = f"node {which}" if len(missing) == 1 else f"nodes {which}"
         asked = " (--ddp-timeout)" if seconds > START_SECONDS else ""
-        problem = f"{who} of {self.role.nodes} did not come within {seconds:g} s{asked}"
+        problem = f"{who} of {self.role.nodes} did not come within {seconds:.0f} s{asked}"
         raise NodesError("\n".join((problem, *self.reported)))
 
     def _admit(self, seconds: float) -> None:
@@ -312,31 +311,34 @@ class OtherNodes(ConnectedNodes):
 
     @contextmanager
     def serving_version(
-        self, commit: str, kept: Sequence[str]
-    ) -> Iterator[Callable[[], Mapping[int, Lines]]]:
+        self, commit: str, kept: Sequence[str], *, own_tests: bool
+    ) -> Iterator[Callable[[float], Mapping[int, Lines]]]:
         """Let each node start a pytest of another version, in the background: see `ServeVersion`.
-        The function that is yielded waits for the connections of all; they are closed at the
-        end."""
+        The function that is yielded waits for the connections of all, at most so many seconds; they
+        are closed at the end."""
         with ExitStack() as closing, _as_nodes_error():
             door = closing.enter_context(listen(self.address))
             port = door.getsockname()[1]
-            order = ServeVersion(port, commit, tuple(kept))
+            order = ServeVersion(port, commit, tuple(kept), own_tests)
             for node in self.nodes:
                 node.line.send(order)
 
-            def connected() -> Mapping[int, Lines]:
-                came = self._admit_at(door)
+            def connected(seconds: float) -> Mapping[int, Lines]:
+                seconds = min(seconds, self._patience)
+                came = self._admit_at(door, seconds)
                 for lines in came.values():
                     closing.callback(lines.socket.close)
-                self._refuse_missing(came)
+                self._refuse_missing(came, seconds)
                 return came
 
             yield connected
 
-    def _admit_at(self, door: socket.socket) -> dict[int, Lines]:
-        """Return the further connections that all nodes make; raises BaseSideError if one of them
-        is gone before."""
-        until = time.monotonic() + self._patience
+    def _admit_at(
+        self, door: socket.socket, seconds: float
+    ) -> dict[int, Lines]:
+        """Return the further connections that nodes make within so many seconds; raises
+        BaseSideError if a node is gone before."""
+        until = time.monotonic() + seconds
         came: dict[int, Lines] = {}
         missing = {node.number for node in self.nodes}
         while missing and (now := time.monotonic()) < until:

@@ -380,11 +380,14 @@ class BaseSide:
             return
         kept = [self.trees.within(path) or path for path in self.trees.kept]
         commit = self._checkout.other_commit
-        with self._nodes.serving_version(commit, kept) as connected:
+        own_tests = self._invocation.own_tests
+        with self._nodes.serving_version(
+            commit, kept, own_tests=own_tests
+        ) as connected:
             self.check_out(self._look)
+            came = connected(self._left)
             connections = {
-                node: lines.socket.fileno()
-                for node, lines in connected().items()
+                node: lines.socket.fileno() for node, lines in came.items()
             }
             self._start_here(
                 nodes=self._nodes.count,
@@ -485,8 +488,12 @@ class BaseSide:
             remote_pytest.close()
 
     @property
+    def _left(self) -> float:
+        return max(0.0, self._until - time.monotonic())
+
+    @property
     def _to_start(self) -> float:
-        return max(0.0, min(START_SECONDS, self._until - time.monotonic()))
+        return min(START_SECONDS, self._left)
 
     def _first_message(self, rank_server: int | None) -> StartPytest:
         further = list(self._settings.against_option or ())
@@ -568,7 +575,8 @@ class BaseSide:
         try:
             self.tests.collect(self._to_start)
             if self._nodes is not None:
-                self.tests.started(START_SECONDS + _NODES_SECONDS)
+                patience = START_SECONDS + _NODES_SECONDS
+                self.tests.started(min(patience, self._left))
         except BaseSideError as error:
             if self.tests.lacks_conftest:
                 return  # which every test will report: it lacks the code
@@ -666,6 +674,12 @@ class BaseSide:
             if (plan.rpc, plan.master) != (here.rpc, here.master):
                 raise BaseSideError(
                     f"there the test has {plan.roles or 'ranks'}, here {here.roles or 'ranks'}"
+                )
+            # the nodes there have begun with their shares
+            shares, own_shares = plan.over_nodes, here.over_nodes
+            if shares != own_shares:
+                raise BaseSideError(
+                    f"there the test has {shares or 'one node'}, here {own_shares or 'one node'}"
                 )
             plan = plan.measured_as(here)
             self.remote_pytest.send(MeasureAs(plan))

@@ -25,7 +25,12 @@ from pytest_ddpperf.git import worktrees
 from pytest_ddpperf.launch import placement, template
 from pytest_ddpperf.launch.template import Templates
 from pytest_ddpperf.records.errors import AgainstError, BaseSideError, GitError
-from pytest_ddpperf.records.messages import Sources
+from pytest_ddpperf.records.messages import (
+    MeasureAs,
+    ReadyToMeasure,
+    Sources,
+)
+from pytest_ddpperf.records.plan import Plan
 from pytest_ddpperf.remote import process
 from pytest_ddpperf.remote import version as side
 from pytest_ddpperf.remote import worktree as folder_module
@@ -292,6 +297,40 @@ def test_the_sources_of_this_process_are_its_interpreter_and_the_files_of_a_tree
 
 
 # --- its process
+
+
+@pytest.mark.parametrize(
+    ("there", "here", "problem"),
+    [
+        ((4, 2), (4, 2), ""),
+        ((4, 1), (8, 1), ""),
+        ((4, 2), (8, 2), "there the test has 4 ranks on 2 nodes, here 8 ranks"),
+        (
+            (4, 1),
+            (4, 2),
+            "there the test has one node, here 4 ranks on 2 nodes",
+        ),
+    ],
+)
+def test_a_baselines_own_test_has_the_ranks_of_each_node_that_the_current_one_has(
+    there: tuple[int, int], here: tuple[int, int], problem: str
+) -> None:
+    plan, own = (
+        Plan(world_size=ranks, nodes=nodes, backend="gloo", device="cpu")
+        for ranks, nodes in (here, there)
+    )
+    base: Any = object.__new__(BaseSide)
+    base._invocation = MagicMock(own_tests=True)
+    base._passed_over = set()
+    base.tests, base.remote_pytest = MagicMock(), MagicMock()
+    base.tests.receive.return_value = ReadyToMeasure(label="", plan=own)
+    if problem:
+        with pytest.raises(BaseSideError, match=problem):
+            base.begin("test_a.py::test_a", "", plan)
+    else:
+        ready = base.begin("test_a.py::test_a", "", plan)
+        base.remote_pytest.send.assert_called_once_with(MeasureAs(ready.plan))
+        assert ready.plan.world_size == plan.world_size
 
 
 def test_interpreters_that_a_step_starts_find_the_versions_own_code(

@@ -17,7 +17,7 @@ from pytest_ddpperf.plugin.place import (
     nodes_for,
     resolve,
 )
-from pytest_ddpperf.plugin.role import Alone, LeadsVersion
+from pytest_ddpperf.plugin.role import ComparesStored, LeadsVersion
 from pytest_ddpperf.plugin.session import Session
 from pytest_ddpperf.records.errors import MarkerError, OptionError, Unavailable
 from pytest_ddpperf.records.plan import Limit
@@ -343,7 +343,7 @@ def test_who_shares_cores_is_reported_before_anything_is_measured(
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(placement, "usable_cores", lambda: (0, 1))
     monkeypatch.setattr(placement, "quota_cores", lambda root: None)
-    role = LeadsVersion(base()) if base is not None else Alone()
+    role = LeadsVersion(base()) if base is not None else ComparesStored()
     places = Places(settings(), role, lambda: CPU)
     places.find(settings(), 2)
     assert str(places).splitlines() == words

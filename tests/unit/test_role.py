@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 
 from pytest_ddpperf.launch import Observer
+from pytest_ddpperf.plugin import remote
+from pytest_ddpperf.plugin import role as role_module
 from pytest_ddpperf.plugin.role import (
     LEADER,
-    Alone,
     Call,
     ComparesStored,
     LeadsNodes,
@@ -22,8 +23,10 @@ from pytest_ddpperf.plugin.role import (
     WorksForLeader,
     choose_role,
 )
+from pytest_ddpperf.records.guard import Kind, Loosened
 from pytest_ddpperf.records.messages import EndCall, Order, ReadyToCall
 from pytest_ddpperf.records.plan import Plan
+from pytest_ddpperf.verdict import guard
 
 PLAN = Plan(world_size=2, backend="gloo", device="cpu")
 
@@ -86,7 +89,7 @@ def test_a_pytest_works_for_its_leader_or_else_alone(
 ) -> None:
     monkeypatch.delenv("TORCHELASTIC_RUN_ID", raising=False)
     config = pytester.parseconfig("-p", "no:randomly")
-    assert type(choose_role(run(config))) is Alone
+    assert type(choose_role(run(config))) is ComparesStored
     leader: Any = Recorder()
     config.stash[LEADER] = leader
     role = choose_role(run(config))
@@ -120,6 +123,50 @@ def test_another_version_is_left_with_each_test_and_closed_at_the_end() -> None:
     assert (role.end_test(), role.messages()) == ([], [])
     role.close(0)
     assert ended == ["test", "run"]
+
+
+def test_a_baseline_is_confirmed_on_all_nodes_of_the_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    nodes: Any = Nodes()
+    started: list[Any] = []
+    monkeypatch.setattr(
+        remote, "start_commit", lambda *all: started.append(all)
+    )
+    process = SimpleNamespace(worker=False)
+    confirms: Any = LeadsNodes(nodes, ComparesStored(nodes)).confirms
+    confirms(process)("1a2b", 60.0)
+    confirms = ComparesStored().confirms
+    confirms(process)("1a2b", 60.0)
+    assert started == [
+        (process, nodes, "1a2b", 60.0),
+        (process, None, "1a2b", 60.0),
+    ]
+
+
+def test_a_raised_limit_is_found_over_nodes_but_not_what_a_run_of_one_saved(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def lost(outcomes: Any) -> Any:
+        yield Loosened(kind=Kind.NOT_COMPARED, since="", test="b")
+
+    raised = Loosened(kind=Kind.LIMIT, since="", test="a")
+    monkeypatch.setattr(
+        guard, "since_baseline", lambda outcomes: iter([raised])
+    )
+    monkeypatch.setattr(role_module, "leaves_tests_out", lambda run: False)
+    process: Any = SimpleNamespace(
+        settings=SimpleNamespace(records=False, disable=False, fail_on=()),
+        items=["b"],
+        failed=set(),
+        session=SimpleNamespace(find_lost=lost),
+    )
+    nodes: Any = Nodes()
+    outcomes: Any = ["a"]
+    found = ComparesStored().guard(process, outcomes)[0]
+    assert [each.kind for each in found] == [Kind.LIMIT, Kind.NOT_COMPARED]
+    found = ComparesStored(nodes).guard(process, outcomes)[0]
+    assert [each.kind for each in found] == [Kind.LIMIT]
 
 
 def test_other_nodes_take_part_in_what_has_ranks_on_them() -> None:
