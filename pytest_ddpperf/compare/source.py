@@ -204,10 +204,12 @@ def find_changed_facts(
             now = current.get(name, digest(os.environ.get(variable)))
             if before != now:
                 yield f"{variable} {before} -> {now}"
-    host = current.get("host")
-    hosts = [facts.get("host") for facts in known]
-    if host not in hosts:
-        yield f"host {hosts[-1]} -> {host}"
+    # of several nodes, all of them
+    host = "hosts" if "hosts" in current else "host"
+    here = current.get(host)
+    hosts = [facts.get(host) for facts in known]
+    if here not in hosts:
+        yield f"{host} {hosts[-1]} -> {here}"
 
 
 def find_changed_distributions(

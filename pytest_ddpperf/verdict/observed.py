@@ -109,7 +109,9 @@ def by_stretches(limit: Limit, stretches: StretchLengths) -> bool:
 
 
 def host(measurement: Measurement) -> Scalar:
-    return measurement.environment.recorded.get("host")
+    """Return the host, or all hosts of several nodes."""
+    recorded = measurement.environment.recorded
+    return recorded.get("hosts") or recorded.get("host")
 
 
 def joined(

@@ -367,6 +367,30 @@ def test_what_else_differs_may_be_the_cause(
 
 
 @pytest.mark.parametrize(
+    ("recorded", "current", "found"),
+    [
+        ({"host": "a"}, {"host": "b"}, ["host a -> b"]),
+        (
+            {"host": "a", "hosts": "a, b"},
+            {"host": "a", "hosts": "a, c"},
+            ["hosts a, b -> a, c"],
+        ),
+        ({"host": "a", "hosts": "a, b"}, {"host": "a", "hosts": "a, b"}, []),
+    ],
+)
+def test_any_other_host_of_several_nodes_may_be_the_cause(
+    recorded: dict[str, str], current: dict[str, str], found: list[str]
+) -> None:
+    samples = Samples(step_seconds=((0.1,),), rank_seconds=(((0.1,),),))
+    session = Recording(
+        measurement=Measurement(
+            samples=samples, environment=Environment(recorded=recorded)
+        )
+    )
+    assert list(find_changed_facts([session], current)) == found
+
+
+@pytest.mark.parametrize(
     ("recorded", "now", "ratio"),
     [
         ((10, 10), 24, 0),

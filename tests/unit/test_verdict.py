@@ -472,6 +472,13 @@ def test_another_host_drifts_further_and_sessions_of_one_host_say_little_of_it()
         "what does not tell its host is taken for the same"
     )
     assert resolved(on("b"), own[0]) > 1.5 * one
+    on_nodes = [
+        measurement(times(1.0), recorded={"host": "a", "hosts": hosts})
+        for hosts in ("a, b", "a, c")
+    ]
+    assert resolved(*on_nodes) == pytest.approx(resolved(on("b"), own[0])), (
+        "another host of several nodes is another one"
+    )
     assert resolved(on("b"), *own) > 0.98 * resolved(on("b"), own[0]), (
         "three sessions of one host are one of another"
     )
