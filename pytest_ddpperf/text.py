@@ -146,13 +146,14 @@ def process(plan: Plan, environment: Environment, rank: int) -> str:
     name = plan.name(rank)
     if plan.nodes == 1:
         return name
+    return f"{name} ({node(environment, plan.node_of(rank))})"
+
+
+def node(environment: Environment, number: int) -> str:
+    """Return the name of a node: "node 1, host-b"."""
     hosts = str(environment.recorded.get("hosts") or "").split(", ")
-    node = plan.node_of(rank)
-    return (
-        f"{name} (node {node}, {hosts[node]})"
-        if node < len(hosts) and hosts[node]
-        else f"{name} (node {node})"
-    )
+    host = hosts[number] if number < len(hosts) else ""
+    return f"node {number}, {host}" if host else f"node {number}"
 
 
 def some(items: Sequence[str], most: int = 5) -> str:

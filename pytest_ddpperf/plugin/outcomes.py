@@ -13,6 +13,7 @@ from pytest_ddpperf.compare.result import Measured, Result
 from pytest_ddpperf.compare.rounds import recorded
 from pytest_ddpperf.compare.sides import shown
 from pytest_ddpperf.explain import find_slower_file
+from pytest_ddpperf.explain.slow_node import describe_slow_node
 from pytest_ddpperf.records.outcome import BaselineSide, Outcome
 from pytest_ddpperf.records.samples import Measurement, Status
 from pytest_ddpperf.records.step_phases import Finding
@@ -38,6 +39,10 @@ def build_outcome(
     suspected = found.suspected
     is_stored = side is None or suspected is not None
     accepts = is_stored and verdict.status is not Status.NOT_GATED
+    notes = found.notes(rootdir)
+    if side is not None and verdict.status.compared and job.plan.nodes > 1:
+        sides = found.measurement, *found.before
+        notes += tuple(describe_slow_node(job.plan, sides, job.level))
     return replace(
         build_failure(job, "", took),
         verdict=verdict,
@@ -55,7 +60,7 @@ def build_outcome(
         findings=findings,
         evidence=words,
         accept=accept_command if accepts else "",
-        notes=found.notes(rootdir),
+        notes=notes,
     )
 
 

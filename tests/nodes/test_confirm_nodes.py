@@ -87,6 +87,10 @@ def test_a_suspicion_is_confirmed_on_the_code_of_both_nodes(
     assert measured["verdict"]["reason"] == "machine-slower"
     assert measured["stored_verdict"]["status"] == "REGRESSED"
     assert "the machine is slower" in output
+    assert re.search(
+        r"node 1, \S+ \(rank 1\) is slower on both sides: the others wait",
+        " ".join(output.split()),
+    )
     project.flag.unlink()
     project.write(project.folder, 0.22)
     output, measured = project.run(*CONFIRM)
