@@ -108,6 +108,11 @@ def add_parser(subparsers: Any) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> int:
+    if os.environ.get("GROUP_WORLD_SIZE", "1") != "1":
+        raise console.UsageError(
+            "bisect does not run over several nodes: let torchrun start pytest, and compare with"
+            " one commit at a time by --ddp-against"
+        )
     # so that it ends the pytest that it started
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     runs = Runs(arguments.test, arguments.options)

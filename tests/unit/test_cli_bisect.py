@@ -752,3 +752,18 @@ def test_the_answer_is_added_to_a_history(
         "tests/perf/test_step::test_train",
         "Commit 2",
     )
+
+
+# --- several nodes
+
+
+def test_several_nodes_are_refused_before_anything_runs(
+    project: Project, bisect: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commits = project.commits([20.0, 23.0])
+    monkeypatch.setenv("GROUP_WORLD_SIZE", "2")
+    status, _, err = bisect("--good", commits[0])
+    assert (status, project.asked) == (4, [])
+    assert "error: bisect does not run over several nodes: let torchrun" in err
+    monkeypatch.setenv("GROUP_WORLD_SIZE", "1")
+    assert bisect("--good", commits[0])[0] == 0
