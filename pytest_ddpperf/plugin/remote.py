@@ -66,9 +66,11 @@ def start_commit(
     today's, within so many seconds; raises DdpPerfError."""
     invocation = replace(_of_run(run, ()), own_tests=True)
     settings = replace(run.settings, against=commit)
-    side = BaseSide(settings, invocation, run.templates, _led(nodes))
+    side = BaseSide(
+        settings, invocation, run.templates, _led(nodes), seconds=seconds
+    )
     try:
-        side.start(seconds)
+        side.start()
         side.collect(None)
     except BaseException:
         side.close()

@@ -359,11 +359,12 @@ class ServeVersion(Message, frozen=True):
     """Start a pytest of another version of the code, with a connection of its own: NodeJoined
     there, and Died if this node has no such version."""
 
-    port: int  # where the leader awaits that connection
     commit: str  # "" if it is no other commit
     # as `Trees.kept`; what is in the repository begins at its top
     kept: tuple[str, ...]
-    own_tests: bool = False  # as `StartPytest` has it
+    own_tests: bool  # as `StartPytest` has it
+    seconds: float | None  # to check it out; None: as long as it takes
+    port: int = 0  # where the leader awaits that connection
 
 
 class GiveUp(Message, frozen=True):

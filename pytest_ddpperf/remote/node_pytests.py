@@ -130,7 +130,8 @@ class NodePytests:
             kept=tuple(os.path.join(top, path) for path in order.kept),
             own_tests=order.own_tests,
         )
-        return BaseSide(settings, called, self._templates)
+        seconds = order.seconds
+        return BaseSide(settings, called, self._templates, seconds=seconds)
 
     def close(self) -> None:
         self._is_over = True

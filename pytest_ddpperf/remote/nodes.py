@@ -311,15 +311,15 @@ class OtherNodes(ConnectedNodes):
 
     @contextmanager
     def serving_version(
-        self, commit: str, kept: Sequence[str], *, own_tests: bool
+        self, order: ServeVersion
     ) -> Iterator[Callable[[float], Mapping[int, Lines]]]:
-        """Let each node start a pytest of another version, in the background: see `ServeVersion`.
-        The function that is yielded waits for the connections of all, at most so many seconds; they
-        are closed at the end."""
+        """Let each node start a pytest of another version, in the background. The function that is
+        yielded waits for the connections of all, at most so many seconds; they are closed at the
+        end."""
         with ExitStack() as closing, _as_nodes_error():
             door = closing.enter_context(listen(self.address))
             port = door.getsockname()[1]
-            order = ServeVersion(port, commit, tuple(kept), own_tests)
+            order = msgspec.structs.replace(order, port=port)
             for node in self.nodes:
                 node.line.send(order)
 

@@ -53,6 +53,7 @@ from pytest_ddpperf.records.messages import (
     ReadyToMeasure,
     RunStretch,
     SampleStacks,
+    ServeVersion,
     Sources,
     StartPytest,
     StretchDone,
@@ -337,10 +338,14 @@ class BaseSide:
         invocation: Invocation,
         templates: Templates,
         nodes: OtherNodes | None = None,
+        *,
+        seconds: float | None = None,
     ) -> None:
         """`templates`: its rank server is forked from the same one as this pytest's. `nodes`: on
-        which it has a pytest, too. Raises AgainstError."""
+        which it has a pytest, too. `seconds`: that there are to check it out and to collect. Raises
+        AgainstError."""
         self._nodes = nodes
+        self._seconds = seconds
         self._templates = templates
         self._settings, self._invocation = settings, invocation
         self._option = settings.comparison_option  # that asked for it
@@ -366,24 +371,24 @@ class BaseSide:
         self._passed_over: set[str] = set()
         # when it has to have collected, by the monotonic clock
         self._until = math.inf
+        if seconds is not None:
+            self._until = time.monotonic() + seconds
 
-    def start(self, seconds: float | None = None) -> None:
+    def start(self) -> None:
         """Check the version out and let its pytest collect, in the background, on all nodes; raises
-        AgainstError and NodesError. `seconds`: that there are for both, and for what `collect`
-        waits for."""
-        self._until = (
-            math.inf if seconds is None else time.monotonic() + seconds
-        )
+        AgainstError and NodesError."""
         if self._nodes is None:
             self.check_out(self._look)
             self._start_here()
             return
         kept = [self.trees.within(path) or path for path in self.trees.kept]
-        commit = self._checkout.other_commit
-        own_tests = self._invocation.own_tests
-        with self._nodes.serving_version(
-            commit, kept, own_tests=own_tests
-        ) as connected:
+        order = ServeVersion(
+            commit=self._checkout.other_commit,
+            kept=tuple(kept),
+            own_tests=self._invocation.own_tests,
+            seconds=self._seconds,
+        )
+        with self._nodes.serving_version(order) as connected:
             self.check_out(self._look)
             came = connected(self._left)
             connections = {

@@ -13,7 +13,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -28,12 +28,14 @@ from pytest_ddpperf.records.errors import AgainstError, BaseSideError, GitError
 from pytest_ddpperf.records.messages import (
     MeasureAs,
     ReadyToMeasure,
+    ServeVersion,
     Sources,
 )
 from pytest_ddpperf.records.plan import Plan
 from pytest_ddpperf.remote import process
 from pytest_ddpperf.remote import version as side
 from pytest_ddpperf.remote import worktree as folder_module
+from pytest_ddpperf.remote.node_pytests import NodePytests
 from pytest_ddpperf.remote.version import (
     BaseSide,
     Invocation,
@@ -297,6 +299,34 @@ def test_the_sources_of_this_process_are_its_interpreter_and_the_files_of_a_tree
 
 
 # --- its process
+
+
+def test_a_node_has_as_long_to_check_out_as_its_leader(
+    top: Path, tmp_path: Path
+) -> None:
+    invocation = Invocation(
+        arguments=(),
+        tests=(),
+        folder=top,
+        rootdir=top,
+        caches=False,
+        kept=(),
+    )
+    own = NodePytests(
+        settings(), invocation, {"node": 1}, tmp_path, MagicMock()
+    )
+    order = ServeVersion(
+        commit=git(top, "rev-parse", "v1"),
+        kept=(),
+        own_tests=True,
+        seconds=0.0,
+    )
+    with ExitStack() as closing:
+        start = own._prepare(order, closing)
+        with pytest.raises(
+            BaseSideError, match="git did not answer within 0 s"
+        ):
+            start(())
 
 
 @pytest.mark.parametrize(

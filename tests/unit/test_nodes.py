@@ -48,6 +48,7 @@ from pytest_ddpperf.records.messages import (
     ReleaseRanks,
     RunTest,
     ServerStarted,
+    ServeVersion,
     ShareEnded,
     ShareSettled,
     Sources,
@@ -482,6 +483,30 @@ def test_other_code_that_ranks_of_a_node_opened_is_an_error_and_other_data_a_not
     problem = r"node 1 \(b\) has other files than the first node: a.py$"
     with pytest.raises(NodesError, match=problem):
         list(launcher._compare_nodes({"node 1 (b)": there}))
+
+
+# --- another version
+
+
+def test_a_version_is_awaited_on_all_nodes_as_long_as_there_is_time(
+    closing: ExitStack,
+) -> None:
+    follows = Follows(closing)
+    nodes: Any = object.__new__(OtherNodes)
+    nodes.role, nodes.address = SimpleNamespace(nodes=2), "127.0.0.1"
+    nodes.nodes, nodes._timeout = [follows.node], SOON_SECONDS
+    nodes._key, nodes._dropped = b"key", {}
+    order = ServeVersion(commit="1a2b", kept=(), own_tests=True, seconds=0.0)
+    problem = "node 1 of 2 did not come within 0 s$"
+    with (
+        pytest.raises(NodesError, match=problem),
+        nodes.serving_version(order) as connected,
+    ):
+        connected(0.0)
+    (received,) = follows.received()
+    assert isinstance(received, ServeVersion)
+    assert (received.commit, received.own_tests) == ("1a2b", True)
+    assert received.port > 0
 
 
 # --- what comes of a test
