@@ -36,6 +36,11 @@ _LARGEST_OBJECT = 512
 # huge page: glibc aligns the heap of each thread to 64 MiB, and what lies below it depends on how
 # many of these the shift is.
 _SHIFT = 1 << 32
+# Python finds attributes of types in a cache of so many cells. Which one depends on where the name
+# lies, and on a number that types get in the order of their first use. One more class in the code,
+# and other lookups share a cell in each step: each of them then searches the type and its bases.
+_CELLS = 1 << 12
+_MOST_VERSIONS = 500  # of one type; Python 3.13 gives no more than 1,000
 
 # What a rank has drawn, as long as it lives.
 _kept: list[object] = []
@@ -43,7 +48,7 @@ _kept: list[object] = []
 
 def draw() -> None:
     """Give this rank a heap of its own: blocks of random sizes, a random number of which are free;
-    and random offsets of Python's small objects and of mappings."""
+    and random offsets of Python's small objects, of mappings, and of the versions of types."""
     source = random.Random(os.urandom(16))
     if sys.platform == "linux":
         libc = ctypes.CDLL(None)
@@ -73,6 +78,17 @@ def draw() -> None:
                 mmap.PROT_READ,
             )
         )
+    _skip_versions(source.randrange(_CELLS))
+
+
+def _skip_versions(count: int) -> None:
+    """Let Python give later versions to the types that it uses for the first time from here on."""
+    changed: Any = None
+    for number in range(count):
+        if number % _MOST_VERSIONS == 0:
+            changed = type("changed", (), {})
+        changed.number = number  # it has no version any more
+        hasattr(changed, "number")  # and gets the next one
 
 
 def call_from_random_frame(function: Callable[..., None], *args: Any) -> None:

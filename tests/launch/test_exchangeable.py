@@ -3,6 +3,7 @@ launch."""
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import mmap
 import multiprocessing
@@ -58,7 +59,7 @@ def test_the_hash_seed_is_the_same_in_every_session_unless_the_user_chooses_one(
 
 def places(ctx: Any) -> tuple[int, ...]:
     """Return where this process has a block of the heap, a Python object, and a block with a
-    mapping of its own; and how much of Python's stack its frames take."""
+    mapping of its own; how much of Python's stack its frames take; and the version of a type."""
     # the first ones fill what others have freed
     objects = [bytes(100) for _ in range(1_000)]
     stack = sum(
@@ -69,7 +70,19 @@ def places(ctx: Any) -> tuple[int, ...]:
         id(objects[-1]),
         torch.empty(1 << 20).data_ptr(),
         stack,
+        version_of_a_type(),
     )
+
+
+# of tp_version_tag in PyTypeObject, where a pointer has 8 bytes
+VERSION_OFFSET = 384
+
+
+def version_of_a_type() -> int:
+    """Return the number that Python gives to a type which it uses for the first time."""
+    used = type("used", (), {})
+    hasattr(used, "name")
+    return ctypes.c_uint.from_address(id(used) + VERSION_OFFSET).value
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="glibc's heap")
