@@ -156,7 +156,7 @@ class Launcher:
         # It looks up when the leader says something.
         remote = RemoteRanks(leader.socket)
         with (
-            self._files(plan, part, task) as files,
+            self._files(plan, part, task, master=part.store) as files,
             LocalShareLaunch(self._server, files, Observer(), remote) as launch,
         ):
             launch.serve(leader, self._digests)
@@ -365,9 +365,6 @@ class Launcher:
         part, remote = Part(processes=plan.part(0)), RemoteRanks()
         bound, master = None, None
         with ExitStack() as opened:
-            if plan.boundary:
-                bound = opened.enter_context(listen("127.0.0.1"))
-                master = bound.getsockname()
             if plan.nodes > 1:
                 nodes = self._other_nodes
                 bound = opened.enter_context(listen(nodes.address))
@@ -376,6 +373,10 @@ class Launcher:
                     part, store=(host, port), interface=nodes.interface
                 )
                 remote = nodes.parts(plan, (host, port))
+                master = part.store
+            elif plan.boundary:
+                bound = opened.enter_context(listen("127.0.0.1"))
+                master = bound.getsockname()
             further = {"master": master, "in_stretches": in_stretches}
             files = opened.enter_context(
                 self._files(plan, part, task, **further)

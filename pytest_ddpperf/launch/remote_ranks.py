@@ -58,6 +58,8 @@ class RemoteRanks:
     results: Mapping[int, bytes] = {}  # by process
     output: Sequence[RankOutput] = ()
     notes: Sequence[str] = ()
+    # of a program, that each process has taken
+    updates: Mapping[int, int] = {}
     # by the name of their node, the digests of the files that they opened
     files: Mapping[str, Mapping[str, str]] = {}
 
@@ -82,6 +84,9 @@ class RemoteRanks:
 
     def begin(self) -> None:
         """Let the other nodes start their ranks."""
+
+    def set_window(self, begin: int, steps: int) -> None:
+        """Say where the window of a program begins, 0 until that is known: `updates` follow."""
 
     def receive(self) -> None:
         """Take in what has arrived, without waiting."""

@@ -92,15 +92,15 @@ def for_command(environ: Mapping[str, str]) -> dict[str, str]:
     return {**inherited(with_hash_seed(environ)), "PATH": path}
 
 
-def _torchruns(world_size: int, address: str, port: int) -> dict[str, str]:
+def _torchruns(plan: Plan, address: str, port: int) -> dict[str, str]:
     """Return further variables of torchrun, with which a program forms its process group over a
     store that is there."""
     return {
         "MASTER_ADDR": address,
         "MASTER_PORT": str(port),
-        "GROUP_WORLD_SIZE": "1",
+        "GROUP_WORLD_SIZE": str(plan.nodes),
         "ROLE_NAME": "default",
-        "ROLE_WORLD_SIZE": str(world_size),
+        "ROLE_WORLD_SIZE": str(plan.world_size),
         "TORCHELASTIC_RUN_ID": "ddpperf",
         "TORCHELASTIC_USE_AGENT_STORE": "True",
         "TORCHELASTIC_RESTART_COUNT": "0",
@@ -165,7 +165,7 @@ def rank_request(
 
     `part` is what this node starts. `modules` are those that pytest collected: name -> file. The
     ranks and their children report what they use from `trees`. `master`: address and port of the
-    store for a program's own process group."""
+    store where the ranks of a program, or those of several nodes, meet."""
     placement = place(len(part.processes), os.environ)
     # Compiled code stays for the next launch; else each would compile anew.
     user = os.environ.get("USER", os.geteuid())
@@ -180,8 +180,8 @@ def rank_request(
         # would remove them.
         "TMPDIR": str(folder / "tmp"),
     }
-    if master is not None:
-        environ |= _torchruns(plan.world_size, *master)
+    if plan.boundary and master is not None:
+        environ |= _torchruns(plan, *master)
     if trees is not None or plan.boundary:
         environ |= opened.for_children(environ, folder)
     sys_path = boot.search_path()

@@ -43,7 +43,9 @@ from pytest_ddpperf.records.messages import (
     RankRequest,
     ReleaseRanks,
     ServerAnswer,
+    SetWindow,
     ShareEnded,
+    ShareProgress,
     ShareSettled,
     StopRanks,
 )
@@ -269,11 +271,8 @@ class Launch:
             self._wait(min(TICK_SECONDS, give_up - now))
             self._dismiss_servers()
             if self._plan.boundary:
-                first = self._ranks[0]
-                if own_group := contents(self._folder / OWN_GROUP):
-                    first.error = self._diagnosis.error_of_own_group(
-                        first, own_group
-                    )
+                self._share_window()
+                if self._has_own_group():
                     self._give_up(has_arrived, at_deadline=False)
                     return
                 if not failed and self._diagnosis.wait_in_vain(pending):
@@ -285,6 +284,26 @@ class Launch:
                 if all(error.lost_connection for error in errors):
                     grace = _CAUSE_GRACE_SECONDS
                 give_up = min(self._deadline, time.monotonic() + grace)
+
+    def _share_window(self) -> None:
+        """Let the ranks of a program on other nodes know its window, which rank 0 decides by the
+        updates that they have taken."""
+        board = self._board
+        steps = board.steps(0)
+        if steps:
+            self._remote.set_window(board.begin(0), steps)
+        for rank, updates in self._remote.updates.items():
+            board.row(rank)[Board.UPDATES_CELL] = updates
+            board.set_steps(rank, steps)
+
+    def _has_own_group(self) -> bool:
+        """Return whether what a rank of a program started formed a process group, which is the
+        error of that rank."""
+        first = self._ranks[0]
+        own_group = contents(self._folder / OWN_GROUP)
+        if own_group and first.error is None:
+            first.error = self._diagnosis.error_of_own_group(first, own_group)
+        return own_group != ""
 
     @property
     def _timed(self) -> list[Peer]:
@@ -443,8 +462,15 @@ class LocalShareLaunch(Launch):
         self.begin()
         reported: set[int] = set()
         settled = False
-        while (order := leader.order_by_now()) is None:
+        while True:
+            order = leader.order_by_now()
+            if isinstance(order, SetWindow):
+                leader.send(self._set_window(order))
+            elif order is not None:
+                break
             self._wait(TICK_SECONDS)
+            if self._plan.boundary:
+                self._has_own_group()
             for rank in self._ranks:
                 if rank.error is not None and rank.number not in reported:
                     reported.add(rank.number)
@@ -468,6 +494,15 @@ class LocalShareLaunch(Launch):
             files=digests(Opened(str(self._folder))),
         )
         leader.send(ended)
+
+    def _set_window(self, order: SetWindow) -> ShareProgress:
+        """Let the ranks of a program know its window; return how far they were then."""
+        board = self._board
+        board.set_steps(0, order.steps)
+        board.set_begin(0, order.begin)
+        updates = board.updates()
+        own = self._request.processes
+        return ShareProgress({rank: updates[rank] for rank in own})
 
     def _results(self) -> dict[int, bytes]:
         """Return the results that have come, by process."""

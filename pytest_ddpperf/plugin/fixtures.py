@@ -608,18 +608,13 @@ class DdpBenchmark(BenchmarkFixture):
         it need not match."""
         __tracebackhide__ = True
         arguments.check_boundary(boundary)
-        plan = self._plan(
+        return self._plan(
             self._settings,
             self._world_size,
             boundary=boundary,
             program=arguments.name_of(program) if reference is None else "",
             figures=figures,
         )
-        if plan.nodes > 1:
-            raise plain_failure(
-                "programs that own their loop are not supported over several nodes"
-            )
-        return plan
 
 
 class CollectiveBenchmark(BenchmarkFixture):

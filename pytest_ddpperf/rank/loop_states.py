@@ -38,6 +38,8 @@ from pytest_ddpperf.wire.channels import Board, Phase
 # So many steps more than the warm-up are enough for most programs: three show where steps end, and
 # in the others DDP rebuilds its buckets, say, and a rank gets ahead of the first one.
 _UNTIL_WINDOW = 7
+# Between looks at the board, while pytest agrees on the window with other nodes.
+_POLL_SECONDS = 0.001
 
 
 def _advise(rank: TimedRank) -> str:
@@ -116,10 +118,13 @@ class Warming:
                 self._counters = {}  # of a shorter step
             if rank.ctx.rank == 0 and not board.begin(0):
                 self._decide()
+        steps = board.steps(0)  # once, for they may be known any moment
+        while steps and not board.begin(0):
+            time.sleep(_POLL_SECONDS)
         if not is_free:
             self._steady.changed()
         beyond = rank.row[Board.UPDATES_CELL] - board.begin(0)
-        if board.steps(0) and beyond > 0:
+        if steps and beyond > 0:
             if beyond > 1:
                 raise DdpPerfError(board.describe_updates())
             usual = max(multimode(self._passes or [passes]))
@@ -152,7 +157,9 @@ class Warming:
         """Let the window begin soon after nothing changes any more, by what rank 0 sees.
 
         Ranks that synchronise in each update are as far as rank 0. Those that average their models
-        now and then may be ahead."""
+        now and then may be ahead. So all wait after their next update, and those of other nodes are
+        known when these have the number of steps."""
+        ctx = self._rank.ctx
         plan = self._rank.plan
         board = self._rank.board
         beyond = len(self._ended_ns) - plan.warmup
@@ -162,11 +169,14 @@ class Warming:
         if self._unsettled and beyond <= warm_up.WARMUP_BEYOND:
             return
         step_ns = max(self._step_ns(), 1)
+        board.set_steps(0, plan.steps_for(step_ns / 1e9))
+        others = range(ctx.local_world_size, ctx.world_size)
+        while not all(map(board.steps, others)):
+            time.sleep(_POLL_SECONDS)
         begin = max(board.updates()) + 1
         if plan.spreads:
             begin += warm_up.count_free_steps(step_ns)
         board.set_begin(0, begin)
-        board.set_steps(0, plan.steps_for(step_ns / 1e9))
 
     def _step_ns(self) -> int:
         """Return the shortest of the last steps that waited for the device."""

@@ -328,6 +328,14 @@ class TakeShare(Message, frozen=True):
     store: tuple[str, int]  # address and port where the ranks of all nodes meet
 
 
+class SetWindow(Message, frozen=True):
+    """Let the ranks of a program wait after their next step until it is known where their windows
+    begin, or let them begin there: ShareProgress."""
+
+    begin: int  # as `Board.begin` of rank 0
+    steps: int  # of each window
+
+
 class ReleaseRanks(Message, frozen=True):
     """Let the ranks end, for all nodes have delivered: ShareEnded."""
 
@@ -395,6 +403,7 @@ Order = (
     | AcquireLocks
     | ReleaseLocks
     | TakeShare
+    | SetWindow
     | ReleaseRanks
     | StopRanks
     | CheckAlive
@@ -519,6 +528,12 @@ class RankFailed(Message, frozen=True):
     error: RankError
 
 
+class ShareProgress(Message, frozen=True):
+    """How far the ranks of this node are in a program."""
+
+    updates: Mapping[int, int]  # by rank
+
+
 class ShareSettled(Message, frozen=True):
     """All ranks of this node have delivered."""
 
@@ -579,6 +594,7 @@ Event = (
     | WaitingForLock
     | LocksAcquired
     | RankFailed
+    | ShareProgress
     | ShareSettled
     | ShareEnded
     | NodeJoined

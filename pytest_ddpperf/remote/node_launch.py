@@ -27,7 +27,9 @@ from pytest_ddpperf.records.messages import (
     RankFailed,
     ReleaseLocks,
     ReleaseRanks,
+    SetWindow,
     ShareEnded,
+    ShareProgress,
     ShareSettled,
     StopRanks,
     TakeShare,
@@ -77,6 +79,8 @@ class Parts(RemoteRanks):
         self.output: list[RankOutput] = []
         self.notes: list[str] = []
         self.files: dict[str, Mapping[str, str]] = {}
+        self.updates: dict[int, int] = {}
+        self._window = SetWindow(0, 0)  # the last one that was sent
 
     def channels(self) -> Sequence[socket.socket]:
         return [
@@ -99,6 +103,12 @@ class Parts(RemoteRanks):
     def begin(self) -> None:
         self._send(TakeShare(self._plan, self._store))
 
+    def set_window(self, begin: int, steps: int) -> None:
+        window = SetWindow(begin, steps)
+        if window != self._window:
+            self._window = window
+            self._send(window)
+
     def _send(self, order: Order) -> None:
         for part in self._parts:
             with self._watched(part):
@@ -117,6 +127,8 @@ class Parts(RemoteRanks):
         match event:
             case RankFailed(error):
                 self._failed([error])
+            case ShareProgress(updates):
+                self.updates |= updates
             case ShareSettled(results):
                 part.settled = True
                 self.results |= results

@@ -194,7 +194,8 @@ class Board:
         return self.row(rank)[self._STEPS]
 
     def set_begin(self, rank: int, update: int) -> None:
-        """Say after which update of a program the window begins, before `set_steps`."""
+        """Say after which update of a program the window begins, once its steps are known: until
+        then ranks wait."""
         self.row(rank)[self._BEGIN] = update
 
     def begin(self, rank: int) -> int:

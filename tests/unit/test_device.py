@@ -428,14 +428,18 @@ class Loops:
 
     def __init__(self, **window: Any) -> None:
         self.begin = self.steps = 0
+        self.others = {"steps": 0, "updates": 0}  # of rank 1
         row = [0] * 10
         board: Any = SimpleNamespace(
             row=lambda rank: row,
             enter=lambda *place: None,
-            updates=lambda: [row[Board.UPDATES_CELL]],
+            updates=lambda: [
+                row[Board.UPDATES_CELL],
+                self.others["updates"],
+            ],
             begin=lambda rank: self.begin,
             set_begin=lambda rank, number: setattr(self, "begin", number),
-            steps=lambda rank: self.steps,
+            steps=lambda rank: self.others["steps"] if rank else self.steps,
             set_steps=lambda rank, number: setattr(self, "steps", number),
         )
         asked = {
@@ -447,9 +451,15 @@ class Loops:
         }
         plan = Plan(world_size=1, backend="nccl", device="cuda", **asked)
         ctx: Any = SimpleNamespace(
-            device=torch.device("cuda"), rank=0, figures={}, judged={}
+            device=torch.device("cuda"),
+            rank=0,
+            world_size=1,
+            local_world_size=1,
+            figures={},
+            judged={},
         )
 
+        self.ctx, self.board = ctx, board
         self.state: Any = loop_states.Learning(timed_rank(plan, ctx, board))
 
     def run(self, step: Callable[[], None]) -> Window:
@@ -487,6 +497,63 @@ def test_a_rank_that_is_behind_when_the_window_is_decided_still_knows_how_long_a
     # by rank 0, before this one has taken a step
     loops.begin, loops.steps = 5, 4
     assert loops.run(lambda: accelerator.work(4 * MS)).warmup == 6
+
+
+def test_the_window_begins_after_the_updates_that_ranks_of_other_nodes_have_taken(
+    accelerator: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rank 0 waits for them; the others wait for where the window begins."""
+    first = Loops(timing="step")
+    first.ctx.world_size = 2
+    other = Loops(timing="step")
+    other.ctx.rank = 1
+    waits: list[str] = []
+
+    def step() -> None:
+        accelerator.work(4 * MS)
+
+    def rank_0_waits(seconds: float) -> None:
+        waits.append(f"{first.steps} steps, begin {first.begin}")
+        if len(waits) == 2:
+            first.others.update(steps=first.steps, updates=20)
+
+    monkeypatch.setattr(time, "sleep", rank_0_waits)
+    while not first.begin:
+        step()
+        first.state = first.state.step_ended(1)
+    assert (first.begin, waits) == (21, ["4 steps, begin 0"] * 2)
+    assert first.run(step).warmup == 22
+    # which was at its 20th update when it learned that there will be a window
+    for _ in range(19):
+        step()
+        other.state = other.state.step_ended(1)
+    other.steps = 4
+
+    def rank_1_waits(seconds: float) -> None:
+        other.begin = first.begin
+
+    monkeypatch.setattr(time, "sleep", rank_1_waits)
+    assert other.run(step).warmup == 22
+
+
+def test_a_window_that_becomes_known_while_a_step_ends_begins_after_a_later_step(
+    accelerator: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loops = Loops(timing="step")
+    loops.ctx.rank = 1
+
+    def becomes_known(rank: int) -> int:
+        before = loops.steps
+        if loops.board.updates()[0] == 9:
+            loops.steps = 4
+        return before
+
+    def waits(seconds: float) -> None:
+        loops.begin = 11
+
+    loops.board.steps = becomes_known
+    monkeypatch.setattr(time, "sleep", waits)
+    assert loops.run(lambda: accelerator.work(4 * MS)).warmup == 12
 
 
 def test_a_program_that_allocates_device_memory_in_its_window_is_told(
