@@ -24,6 +24,7 @@ from pytest_ddpperf.launch.stacks import (
     without_our_frames,
 )
 from pytest_ddpperf.records.errors import DdpPerfError, LaunchError
+from pytest_ddpperf.records.messages import ShareProgress, Started
 from pytest_ddpperf.records.plan import Plan
 from pytest_ddpperf.records.samples import RankError, RankOutput
 from pytest_ddpperf.wire.channels import Board, Phase
@@ -104,11 +105,6 @@ _OF_DEVICE = re.compile(
 _OF_DEVICE_SHOWN = 300
 
 
-# By process group, what `recorder.started` returns: the number, name and bytes of each collective
-# that a rank has started.
-Started = Mapping[str, Sequence[tuple[int, str, int]]]
-
-
 class _Place(NamedTuple):
     """Where a rank is."""
 
@@ -130,10 +126,11 @@ class Diagnosis:
         """`dump` asks every rank for its stacks, `take_in` reads what has arrived from them."""
         self._folder, self._board, self._plan = folder, board, plan
         self._dump, self._take_in = dump, take_in
-        self.differing = ""  # in which collectives the ranks are that hang
+        # by rank, where some hang
+        self.started: Mapping[int, Started] = {}
         self._progress: list[int] = []  # that the ranks of a program have made
         self._progress_at = 0.0
-        self._late = f"did not end within {plan.timeout_seconds:g} s ({plan.timeout_setting})"
+        self.late = f"did not end within {plan.timeout_seconds:g} s ({plan.timeout_setting})"
 
     def _place(self, rank: Peer) -> _Place:
         serves = self._board.phase(rank.number) is Phase.LEADER
@@ -148,7 +145,7 @@ class Diagnosis:
     def notes_on_clean_up(self, ranks: Sequence[Peer]) -> list[str]:
         """Return notes on ranks that delivered their results and whose clean-up does not end."""
         return [
-            f"{self._plan.name(rank.number)}'s clean-up {self._late}; it was killed"
+            f"{self._plan.name(rank.number)}'s clean-up {self.late}; it was killed"
             for rank in ranks
             if not self._place(rank).serves
         ]
@@ -164,7 +161,7 @@ class Diagnosis:
             self._dump,
             lambda: [frames_written(self._stacks(rank)) for rank in ranks],
         )
-        self.differing = describe_differing(self._started())
+        self.started = self.ask_started()
         # Asking takes up to seconds, in which the cause may have come or, if it was no deadline,
         # what was waited for.
         self._take_in()
@@ -181,7 +178,7 @@ class Diagnosis:
                     continue
                 late = "was still running when the launch was stopped"
                 if at_deadline:
-                    late = self._late
+                    late = self.late
                 rank.error = self._error(rank, when, late, place, stacks)
 
     def _later(
@@ -191,30 +188,43 @@ class Diagnosis:
         handles the signal that asks for stacks, or ends by it."""
         summary = error.summary
         if at_deadline:
-            summary = f"{self._late}; then: {summary}"
+            summary = f"{self.late}; then: {summary}"
         # at that time at the latest: whoever waits for this rank comes after it
         return replace(error, when=min(error.when, when), summary=summary)
 
-    def wait_in_vain(self, ranks: Sequence[Peer]) -> bool:
+    def wait_in_vain(
+        self,
+        ranks: Sequence[Peer],
+        ask_others: Callable[[bool], Iterable[ShareProgress]],
+    ) -> bool:
         """Return whether `ranks` of a program are late because they wait in collectives for the
-        others, which have taken their updates and do nothing more."""
+        others, which have taken their updates and do nothing more. `ask_others` asks other nodes,
+        and is given whether some ranks of this one have delivered."""
         progress, now = self._board.updates(), time.monotonic()
         if progress != self._progress or len(ranks) == len(progress):
             self._progress, self._progress_at = progress, now
         if now < self._progress_at + _PROGRESS_SECONDS:
             return False
         self._progress_at = now
-        started = self._started()
-        waiting = [started.pop(rank.number, {}) for rank in ranks]
+        late = {rank.number for rank in ranks}
+        started: dict[int, Started] = {}
+        for answer in ask_others(len(ranks) < len(self._plan.part(0))):
+            self._board.set_updates(answer.updates)
+            late.update(answer.waiting)
+            started |= answer.started
+        if self._board.updates() != progress or len(late) == len(progress):
+            return False
+        started |= self.ask_started()
+        waiting = [started.pop(rank, {}) for rank in late]
         others = started.values()
         if not any(
             _is_ahead(each, other) for each in waiting for other in others
         ):
             return False
-        self._late = self._board.describe_updates()
+        self.late = self._board.describe_updates()
         return True
 
-    def _started(self) -> dict[int, Started]:
+    def ask_started(self) -> dict[int, Started]:
         """Return the collectives that each rank has started, of those that answer; see
         `recorder.started`."""
         if self._plan.rpc:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 from pytest_ddpperf.launch.output import Observer
+from pytest_ddpperf.records.messages import ShareProgress, Started
 from pytest_ddpperf.records.plan import Plan
 from pytest_ddpperf.records.samples import RankError, RankOutput, Scalar
 
@@ -58,8 +59,10 @@ class RemoteRanks:
     results: Mapping[int, bytes] = {}  # by process
     output: Sequence[RankOutput] = ()
     notes: Sequence[str] = ()
-    # of a program, that each process has taken
-    updates: Mapping[int, int] = {}
+    # by node, how far the ranks of a program were when it was asked
+    progress: Mapping[int, ShareProgress] = {}
+    # by process, the collectives of a launch that was given up
+    started: Mapping[int, Started] = {}
     # by the name of their node, the digests of the files that they opened
     files: Mapping[str, Mapping[str, str]] = {}
 
@@ -86,7 +89,11 @@ class RemoteRanks:
         """Let the other nodes start their ranks."""
 
     def set_window(self, begin: int, steps: int) -> None:
-        """Say where the window of a program begins, 0 until that is known: `updates` follow."""
+        """Say where the window of a program begins, 0 until that is known: `progress` follows."""
+
+    def ask_progress(self, some_delivered: bool) -> Iterable[ShareProgress]:
+        """Ask how far the ranks of a program are; `some_delivered`, of this node."""
+        return ()
 
     def receive(self) -> None:
         """Take in what has arrived, without waiting."""
@@ -94,9 +101,9 @@ class RemoteRanks:
     def release(self) -> None:
         """Let the processes end: everybody has delivered."""
 
-    def stop(self, when: float, *, at_deadline: bool) -> None:
+    def stop(self, when: float, late: str = "") -> None:
         """End the processes where they are: the launch was given up at that time, by this node's
-        clock."""
+        clock. `late` is said of those that hang at its deadline."""
 
     def await_end(self) -> None:
         """Wait until all ranks have ended, after `release` or `stop`."""

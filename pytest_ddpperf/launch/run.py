@@ -19,7 +19,11 @@ from pathlib import Path
 from typing import Protocol, TypeVar
 
 from pytest_ddpperf.launch import output
-from pytest_ddpperf.launch.failed_ranks import Diagnosis, launch_error
+from pytest_ddpperf.launch.failed_ranks import (
+    Diagnosis,
+    describe_differing,
+    launch_error,
+)
 from pytest_ddpperf.launch.ranks import Peer, wake
 from pytest_ddpperf.launch.remote_ranks import RemoteRanks
 from pytest_ddpperf.launch.server_client import (
@@ -29,6 +33,7 @@ from pytest_ddpperf.launch.server_client import (
 from pytest_ddpperf.records import codec
 from pytest_ddpperf.records.errors import ServerError
 from pytest_ddpperf.records.messages import (
+    AskProgress,
     BeginLaunch,
     DumpStacks,
     EndLaunch,
@@ -47,6 +52,7 @@ from pytest_ddpperf.records.messages import (
     ShareEnded,
     ShareProgress,
     ShareSettled,
+    Started,
     StopRanks,
 )
 from pytest_ddpperf.records.samples import LaunchCost, RankError, RankOutput
@@ -162,7 +168,7 @@ class Launch:
                 self._continue_groups()
         finally:
             # nothing, where it has ended
-            self._remote.stop(time.monotonic(), at_deadline=False)
+            self._remote.stop(time.monotonic())
             # what interrupts pytest waits for nobody
             if kind is None or issubclass(kind, Exception):
                 self._remote.await_end()
@@ -223,15 +229,16 @@ class Launch:
         if not self._errors():
             return
         self._stream.pump(last=True)
-        self._remote.stop(time.monotonic(), at_deadline=False)
-        self._end()
+        self._remote.stop(time.monotonic())
         self._remote.await_end()
+        self._end()
         own = (rank.error or self._diagnosis.idle(rank) for rank in self._ranks)
         named = (
             replace(one, name=self._remote.name(one.rank) or one.name)
             for one in (*own, *self._remote.errors)
         )
-        raise launch_error(named, self._output(), self._diagnosis.differing)
+        started = {**self._diagnosis.started, **self._remote.started}
+        raise launch_error(named, self._output(), describe_differing(started))
 
     def _errors(self) -> list[RankError]:
         """Return the errors so far, of all nodes."""
@@ -275,7 +282,9 @@ class Launch:
                 if self._has_own_group():
                     self._give_up(has_arrived, at_deadline=False)
                     return
-                if not failed and self._diagnosis.wait_in_vain(pending):
+                if not failed and self._diagnosis.wait_in_vain(
+                    pending, self._remote.ask_progress
+                ):
                     give_up = now
                     self._deadline = now
             errors = self._errors()
@@ -292,9 +301,10 @@ class Launch:
         steps = board.steps(0)
         if steps:
             self._remote.set_window(board.begin(0), steps)
-        for rank, updates in self._remote.updates.items():
-            board.row(rank)[Board.UPDATES_CELL] = updates
-            board.set_steps(rank, steps)
+        for answer in self._remote.progress.values():
+            board.set_updates(answer.updates)
+            for rank in answer.updates:
+                board.set_steps(rank, steps)
 
     def _has_own_group(self) -> bool:
         """Return whether what a rank of a program started formed a process group, which is the
@@ -375,8 +385,9 @@ class Launch:
         if not pending and self._remote.settled():
             return
         when = time.monotonic()
-        self._remote.stop(when, at_deadline=at_deadline)
+        late = self._diagnosis.late if at_deadline else ""
         if all(rank.result is not None for rank in self._timed):
+            self._remote.stop(when, late)
             self._remote.await_end()  # their results may be complete, too
             if self._remote.settled() and not self._errors():
                 # Every result is here; only clean-up hangs, and teardown is not what was asked to
@@ -386,6 +397,8 @@ class Launch:
                     rank.done = True
                 return
         self._diagnosis.add_hanging(pending, when, at_deadline=at_deadline)
+        # only now, for ranks here lose their connections with the ends of others
+        self._remote.stop(when, late)
 
     def _release(self) -> None:
         """Let the ranks end by themselves, for a moment."""
@@ -464,10 +477,17 @@ class LocalShareLaunch(Launch):
         settled = False
         while True:
             order = leader.order_by_now()
-            if isinstance(order, SetWindow):
-                leader.send(self._set_window(order))
-            elif order is not None:
-                break
+            match order:
+                case None:
+                    pass
+                case SetWindow(begin, steps):
+                    self._board.set_steps(0, steps)
+                    self._board.set_begin(0, begin)
+                    leader.send(self._progress())
+                case AskProgress(some_delivered):
+                    leader.send(self._progress(some_delivered))
+                case _:
+                    break
             self._wait(TICK_SECONDS)
             if self._plan.boundary:
                 self._has_own_group()
@@ -478,14 +498,19 @@ class LocalShareLaunch(Launch):
             if not settled and all(rank.done for rank in self._ranks):
                 settled = True
                 leader.send(ShareSettled(self._results()))
+        started: Mapping[int, Started] = {}
         if isinstance(order, ReleaseRanks):
             self._release()
         else:
-            at_deadline = isinstance(order, StopRanks) and order.at_deadline
-            self._give_up(lambda rank: rank.settled, at_deadline=at_deadline)
+            late = order.late if isinstance(order, StopRanks) else ""
+            if late:
+                self._diagnosis.late = late
+            self._give_up(lambda rank: rank.settled, at_deadline=late != "")
+            started = self._diagnosis.started or self._diagnosis.ask_started()
         self._end()
         waiting = [rank for rank in self._ranks if rank.error is None]
         ended = ShareEnded(
+            started=started,
             errors=tuple(self._errors()),
             waiting=tuple(map(self._diagnosis.idle, waiting)),
             output=self._output(),
@@ -495,14 +520,15 @@ class LocalShareLaunch(Launch):
         )
         leader.send(ended)
 
-    def _set_window(self, order: SetWindow) -> ShareProgress:
-        """Let the ranks of a program know its window; return how far they were then."""
-        board = self._board
-        board.set_steps(0, order.steps)
-        board.set_begin(0, order.begin)
-        updates = board.updates()
-        own = self._request.processes
-        return ShareProgress({rank: updates[rank] for rank in own})
+    def _progress(self, some_delivered: bool = False) -> ShareProgress:
+        """Return how far the ranks of a program are; `some_delivered`, on other nodes."""
+        waiting = [rank.number for rank in self._ranks if not rank.settled]
+        started: Mapping[int, Started] = {}
+        if some_delivered or len(waiting) < len(self._ranks):
+            started = self._diagnosis.ask_started()
+        updates = self._board.updates()
+        own = {rank.number: updates[rank.number] for rank in self._ranks}
+        return ShareProgress(own, tuple(waiting), started)
 
     def _results(self) -> dict[int, bytes]:
         """Return the results that have come, by process."""

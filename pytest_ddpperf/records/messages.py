@@ -9,7 +9,7 @@ its start. Last those between a leading pytest (`remote`) and a remote one
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -336,6 +336,13 @@ class SetWindow(Message, frozen=True):
     steps: int  # of each window
 
 
+class AskProgress(Message, frozen=True):
+    """Say how far the ranks of a program are: ShareProgress, with what they wait for if some ranks
+    of the launch have delivered."""
+
+    some_delivered: bool  # on other nodes
+
+
 class ReleaseRanks(Message, frozen=True):
     """Let the ranks end, for all nodes have delivered: ShareEnded."""
 
@@ -343,7 +350,8 @@ class ReleaseRanks(Message, frozen=True):
 class StopRanks(Message, frozen=True):
     """End the ranks where they are: ShareEnded."""
 
-    at_deadline: bool  # whether the time of the launch is over
+    # what to say of those that hang at the deadline of the launch; "" before it
+    late: str
 
 
 # To the process that runs the pytest of a node.
@@ -404,6 +412,7 @@ Order = (
     | ReleaseLocks
     | TakeShare
     | SetWindow
+    | AskProgress
     | ReleaseRanks
     | StopRanks
     | CheckAlive
@@ -521,6 +530,11 @@ class LocksAcquired(Message, frozen=True):
     resources: tuple[str, ...]  # paths
 
 
+# By process group, what `recorder.started` returns: the number, name and bytes of each collective
+# that a rank has started.
+Started = Mapping[str, Sequence[tuple[int, str, int]]]
+
+
 class RankFailed(Message, frozen=True):
     """A rank of this node has failed."""
 
@@ -532,6 +546,8 @@ class ShareProgress(Message, frozen=True):
     """How far the ranks of this node are in a program."""
 
     updates: Mapping[int, int]  # by rank
+    waiting: tuple[int, ...] = ()  # those that have not delivered
+    started: Mapping[int, Started] = {}  # by rank
 
 
 class ShareSettled(Message, frozen=True):
@@ -549,6 +565,7 @@ class ShareEnded(Message, frozen=True):
     output: tuple[RankOutput, ...] = ()
     notes: tuple[str, ...] = ()
     results: Mapping[int, bytes] = {}  # by rank, unless ShareSettled was sent
+    started: Mapping[int, Started] = {}  # by rank, after StopRanks
     # digests of what they opened of the repository, as `Opened.digests`
     files: Mapping[str, str] = {}
 

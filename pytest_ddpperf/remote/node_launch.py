@@ -20,6 +20,7 @@ from pytest_ddpperf.launch.remote_ranks import RemoteRanks
 from pytest_ddpperf.records.errors import BaseSideError
 from pytest_ddpperf.records.messages import (
     AcquireLocks,
+    AskProgress,
     Event,
     LaunchFailed,
     LocksAcquired,
@@ -31,6 +32,7 @@ from pytest_ddpperf.records.messages import (
     ShareEnded,
     ShareProgress,
     ShareSettled,
+    Started,
     StopRanks,
     TakeShare,
     TestEnded,
@@ -44,6 +46,8 @@ from pytest_ddpperf.wire.channels import readable
 # than `launch.run` gives the rank server there.
 _END_SECONDS = 45.0
 _TICK_SECONDS = 0.1
+# For a node to say how far its ranks are: longer than it waits for their answers.
+_ANSWER_SECONDS = 5.0
 
 
 @dataclass
@@ -79,7 +83,8 @@ class Parts(RemoteRanks):
         self.output: list[RankOutput] = []
         self.notes: list[str] = []
         self.files: dict[str, Mapping[str, str]] = {}
-        self.updates: dict[int, int] = {}
+        self.progress: dict[int, ShareProgress] = {}
+        self.started: dict[int, Started] = {}
         self._window = SetWindow(0, 0)  # the last one that was sent
 
     def channels(self) -> Sequence[socket.socket]:
@@ -109,6 +114,18 @@ class Parts(RemoteRanks):
             self._window = window
             self._send(window)
 
+    def ask_progress(self, some_delivered: bool) -> Iterable[ShareProgress]:
+        self.progress.clear()
+        self._send(AskProgress(some_delivered))
+        until = time.monotonic() + _ANSWER_SECONDS
+        while time.monotonic() < until:
+            asked = [part for part in self._parts if not part.over]
+            if len(self.progress) >= len(asked):
+                break
+            readable(self.channels(), _TICK_SECONDS)
+            self.receive()
+        return self.progress.values()
+
     def _send(self, order: Order) -> None:
         for part in self._parts:
             with self._watched(part):
@@ -127,8 +144,8 @@ class Parts(RemoteRanks):
         match event:
             case RankFailed(error):
                 self._failed([error])
-            case ShareProgress(updates):
-                self.updates |= updates
+            case ShareProgress():
+                self.progress[part.member.number] = event
             case ShareSettled(results):
                 part.settled = True
                 self.results |= results
@@ -149,6 +166,7 @@ class Parts(RemoteRanks):
         self._waiting += event.waiting
         self.output += event.output
         self.notes += event.notes
+        self.started |= event.started
         self.files[str(part.member)] = event.files
 
     def _failed(
@@ -188,10 +206,10 @@ class Parts(RemoteRanks):
                 self.errors.append(part.member.lost(self._plan, str(error)))
         self._end_ranks(ReleaseRanks())
 
-    def stop(self, when: float, *, at_deadline: bool) -> None:
+    def stop(self, when: float, late: str = "") -> None:
         if not self._reported:
             self._given_up = when
-        self._end_ranks(StopRanks(at_deadline))
+        self._end_ranks(StopRanks(late))
 
     def _end_ranks(self, order: ReleaseRanks | StopRanks) -> None:
         if not self._reported:

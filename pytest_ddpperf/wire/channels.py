@@ -13,7 +13,7 @@ import os
 import selectors
 import socket
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from enum import IntEnum
 from pathlib import Path
@@ -205,6 +205,11 @@ class Board:
     def updates(self) -> list[int]:
         """Return how many updates of a program have ended in each rank."""
         return self._cells[self.UPDATES_CELL :: self._row].tolist()
+
+    def set_updates(self, updates: Mapping[int, int]) -> None:
+        """Say how many updates have ended in ranks of another node."""
+        for rank, ended in updates.items():
+            self.row(rank)[self.UPDATES_CELL] = ended
 
     def describe_updates(self) -> str:
         """Say how many updates each rank of a program took, where they differ."""

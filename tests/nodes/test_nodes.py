@@ -356,6 +356,10 @@ def test_what_fails_on_another_node_is_reported_and_the_next_tests_run_until_ctr
         output,
     )
     assert "in hangs" in output
+    assert (
+        "rank 1 never entered all_reduce 1 (4 bytes); rank 0 waits for it"
+        in " ".join(output.split())
+    )
     assert re.search(
         r"node 1 \(.+\): the test asks for a measurement there, and for a call \(who\) on the"
         r" first",

@@ -130,6 +130,12 @@ def starts_ranks(ctx):
         subprocess.run([sys.executable, "-c", group])
     training(model, 10**9)
 
+def joins(ctx):
+    model = begin()
+    while True:
+        with model.join():
+            training(model, 8 - ctx.rank)
+
 def runs_ahead(ctx):
     dist.init_process_group("gloo")
     model = torch.nn.Linear(64, 64)
@@ -147,6 +153,9 @@ def test_ends(ddp_benchmark):
 def test_starts_ranks(ddp_benchmark):
     ddp_benchmark.loop(starts_ranks)
 
+def test_joins(ddp_benchmark):
+    ddp_benchmark.loop(joins)
+
 @pytest.mark.ddp(steps=120)
 def test_runs_ahead(ddp_benchmark):
     ddp_benchmark.loop(runs_ahead)
@@ -160,13 +169,14 @@ def test_programs_that_fail_on_another_node_are_named_with_their_output(
     first, second = programs.both(programs.pytest)
     print(first.output, second.output)
     assert (first.process.returncode, second.process.returncode) == (1, 1)
-    assert "3 failed, 1 passed" in first.output
+    assert "4 failed, 1 passed" in first.output
     assert 'raise ValueError("bad batch")' in first.output
     assert "the learning rate is odd" in first.output
     output = " ".join(first.output.split())
     for said in (
         "ValueError: bad batch",
-        "the program ended after",
+        "the program ended after .+ while other ranks went on; rank 1 never entered all_reduce",
+        "ranks take different numbers of updates: rank 0 took .+; rank 0 never entered",
         "the program starts ranks itself, 2 processes",
     ):
         assert re.search(

@@ -37,6 +37,7 @@ from pytest_ddpperf.launch.remote_ranks import Part, RemoteRanks
 from pytest_ddpperf.launch.request import for_ranks, recorded
 from pytest_ddpperf.launch.template import read_at_import
 from pytest_ddpperf.records.errors import DdpPerfError
+from pytest_ddpperf.records.messages import ShareProgress
 from pytest_ddpperf.records.plan import Plan
 from pytest_ddpperf.records.samples import RankError
 from pytest_ddpperf.wire.channels import Board
@@ -726,6 +727,52 @@ def test_a_launch_that_is_too_late_names_the_setting_of_its_timeout(
     assert rank.error.summary == f"did not end within 5 s ({setting})"
     (note,) = diagnosis.notes_on_clean_up([rank])
     assert f"did not end within 5 s ({setting});" in note
+
+
+@pytest.mark.parametrize(
+    ("answer", "is_late"),
+    [
+        # rank 1 waits in its 9th collective for rank 0, which has delivered
+        (ShareProgress({1: 8}, (1,), {1: {"0": [(9, "all_reduce", 4)]}}), True),
+        (
+            ShareProgress({1: 8}, (1,), {1: {"0": [(8, "all_reduce", 4)]}}),
+            False,
+        ),
+        # it has gone on meanwhile
+        (
+            ShareProgress({1: 9}, (1,), {1: {"0": [(9, "all_reduce", 4)]}}),
+            False,
+        ),
+        # it does not answer
+        (None, False),
+    ],
+)
+def test_a_rank_of_another_node_waits_in_vain(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    answer: ShareProgress | None,
+    is_late: bool,
+) -> None:
+    monkeypatch.setattr(failed_ranks, "_PROGRESS_SECONDS", 0.0)
+    plan = Plan(world_size=2, nodes=2, backend="gloo", device="cpu")
+    board = Board(tmp_path / "board", 2, 1)
+    board.set_updates({0: 10, 1: 8})
+    asked: list[bool] = []
+
+    def ask(some_delivered: bool) -> list[ShareProgress]:
+        asked.append(some_delivered)
+        return [answer] if answer is not None else []
+
+    diagnosis = failed_ranks.Diagnosis(
+        tmp_path, board, plan, lambda: None, lambda: None
+    )
+    monkeypatch.setattr(
+        diagnosis, "ask_started", lambda: {0: {"0": [(8, "all_reduce", 4)]}}
+    )
+    assert diagnosis.wait_in_vain([], ask) is is_late
+    assert asked == [True]
+    assert ("rank 0 took 10, rank 1 took 8" in diagnosis.late) is is_late
+    board.close()
 
 
 def test_a_result_that_comes_after_the_deadline_is_too_late(

@@ -29,6 +29,7 @@ from pytest_ddpperf.records.messages import (
     ServerAnswer,
     ServerRequest,
     ShareEnded,
+    ShareProgress,
     ShareSettled,
     TakeLaunch,
     TakeShare,
@@ -63,6 +64,12 @@ FAILED = RankError(
         ),
         (Order, TakeLaunch(steps=None)),
         (Order, TakeShare(PLAN, ("::1", 29500))),
+        (
+            Event,
+            ShareProgress(
+                {0: 7, 11: 0}, (11,), {11: {"0": [(8, "all_reduce", 4)]}}
+            ),
+        ),
         (
             Event,
             ShareEnded(

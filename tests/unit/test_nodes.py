@@ -27,6 +27,7 @@ from pytest_ddpperf.plugin.leader_connection import OVER as OVER_TEXT
 from pytest_ddpperf.records.errors import BaseSideError, NodesError
 from pytest_ddpperf.records.messages import (
     AcquireLocks,
+    AskProgress,
     CheckAlive,
     Collected,
     Died,
@@ -49,7 +50,9 @@ from pytest_ddpperf.records.messages import (
     RunTest,
     ServerStarted,
     ServeVersion,
+    SetWindow,
     ShareEnded,
+    ShareProgress,
     ShareSettled,
     Sources,
     StopRanks,
@@ -844,17 +847,51 @@ def test_an_error_is_in_the_order_in_which_it_arrives_whatever_the_other_clock_s
     assert parted.parts.name(found.rank) == "rank 3 (node 1)"
 
 
+def test_the_window_of_a_program_is_sent_once_and_again_when_its_begin_is_known(
+    parted: Parted,
+) -> None:
+    for begin in (0, 0, 12, 12):
+        parted.parts.set_window(begin, 30)
+    assert parted.follows.received() == [SetWindow(0, 30), SetWindow(12, 30)]
+    parted.follows.send(ShareProgress({2: 9, 3: 10}))
+    parted.receive(lambda: bool(parted.parts.progress))
+    assert parted.parts.progress[1].updates == {2: 9, 3: 10}
+
+
+def test_nodes_say_how_far_a_program_is_or_are_not_waited_for(
+    parted: Parted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = ShareProgress({2: 9, 3: 9})
+    parted.follows.send(before)
+    parted.receive(lambda: bool(parted.parts.progress))
+    now = ShareProgress(
+        {2: 12, 3: 12}, (3,), {3: {"0": [(7, "all_reduce", 4)]}}
+    )
+    parted.follows.send(now)
+    (answer,) = parted.parts.ask_progress(True)
+    assert answer.updates == {2: 12, 3: 12}
+    assert (answer.waiting, [*answer.started]) == ((3,), [3])
+    assert parted.follows.received() == [AskProgress(True)]
+    monkeypatch.setattr(parts_module, "_ANSWER_SECONDS", 0.0)
+    assert [*parted.parts.ask_progress(False)] == []
+
+
 def test_what_is_given_up_was_so_when_all_were(parted: Parted) -> None:
-    parted.parts.stop(9.0, at_deadline=True)
+    parted.parts.stop(9.0, "too late")
     parted.follows.send(
-        ShareEnded(errors=(error(2, 1012.0),), waiting=(error(3, math.inf),))
+        ShareEnded(
+            errors=(error(2, 1012.0),),
+            waiting=(error(3, math.inf),),
+            started={2: {"0": [(7, "all_reduce", 4)]}},
+        )
     )
     parted.parts.await_end()
     assert [(found.rank, found.when) for found in parted.parts.errors] == [
         (2, 9.0),
         (3, math.inf),
     ]
-    assert parted.follows.received() == [StopRanks(at_deadline=True)]
+    assert parted.follows.received() == [StopRanks("too late")]
+    assert [*parted.parts.started] == [2]
 
 
 def test_a_node_that_goes_after_it_delivered_is_an_error_for_its_clock_is_not_known(
@@ -885,7 +922,7 @@ def test_a_node_that_goes_is_an_error_and_not_a_wait(parted: Parted) -> None:
     parted.follows.go()
     parted.receive(lambda: bool(parted.parts.errors))
     assert "node 1 (b) is gone" in parted.parts.errors[0].summary
-    parted.parts.stop(1.0, at_deadline=False)
+    parted.parts.stop(1.0)
     parted.parts.await_end()
     assert parted.parts.channels() == []
 
@@ -894,6 +931,6 @@ def test_a_node_that_does_not_end_its_ranks_is_not_waited_for(
     parted: Parted, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(parts_module, "_END_SECONDS", 0.2)
-    parted.parts.stop(1.0, at_deadline=False)
+    parted.parts.stop(1.0)
     parted.parts.await_end()
     assert "did not end its ranks" in parted.parts.errors[0].summary
