@@ -411,6 +411,17 @@ def test_a_launch_without_a_figure_is_red(launch: Any, problem: str) -> None:
     check_launch(job(disable=True), launch)
 
 
+def test_a_command_without_its_figure_is_red_if_disabled_for_it_runs_to_its_end() -> (
+    None
+):
+    disabled = job(disable=True)
+    disabled.plan = replace(PLAN, command=True)
+    figure = Figure(better="higher", pattern="tok/s (.+)")
+    with pytest.raises(LaunchError, match='"tok/s .* matches nothing in the'):
+        check_launch(disabled, launched((), figure=figure))
+    check_launch(disabled, launched((2.0,), figure=figure))
+
+
 def test_a_launch_with_its_figures_is_not() -> None:
     check_launch(job(), launched((0.0, 2.0), ()))
 
