@@ -14,7 +14,13 @@ _RECIPES = Path(__file__).with_name("recipes")
 
 _TESTS = Path("tests/perf")
 _FIRST_TEST = '''\
-"""How long a training step takes, on real ranks: pytest tests/perf"""
+"""How long a training step takes, on real ranks: pytest tests/perf
+
+This test builds the step itself. To time a program as it is:
+- a script that torchrun starts: ddp_benchmark.script("train.py", args=["--lr=0.1"])
+- one with a launcher of its own: ddp_benchmark.command(["python", "launch.py"])
+The page "Programs that own their loop" of the documentation describes both.
+"""
 
 import torch
 from torch.nn.parallel import DistributedDataParallel as DDP

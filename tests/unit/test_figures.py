@@ -417,7 +417,7 @@ def test_a_command_without_its_figure_is_red_if_disabled_for_it_runs_to_its_end(
     disabled = job(disable=True)
     disabled.plan = replace(PLAN, command=True)
     figure = Figure(better="higher", pattern="tok/s (.+)")
-    with pytest.raises(LaunchError, match='"tok/s .* matches nothing in the'):
+    with pytest.raises(LaunchError, match="matches nothing in the"):
         check_launch(disabled, launched((), figure=figure))
     check_launch(disabled, launched((2.0,), figure=figure))
 
