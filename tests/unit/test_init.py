@@ -50,7 +50,11 @@ def test_it_writes_a_first_test_and_says_what_comes_next(
     project: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert lines_of(capsys) == [f"wrote  {FIRST}", NEXT]
-    assert "def test_train_step(ddp_benchmark):" in Path(FIRST).read_text()
+    first = Path(FIRST).read_text()
+    assert "def test_train_step(ddp_benchmark):" in first
+    # how a program is timed, for who has no step to call
+    assert "ddp_benchmark.script(" in first
+    assert "ddp_benchmark.command(" in first
     assert [path for path in project.rglob("*") if path.is_file()] == [
         project / FIRST
     ]
