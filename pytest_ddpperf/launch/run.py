@@ -279,9 +279,7 @@ class Launch:
             self._dismiss_servers()
             if self._plan.boundary:
                 self._share_window()
-                if self._has_own_group():
-                    self._give_up(has_arrived, at_deadline=False)
-                    return
+                self._refuse_own_group()
                 if not failed and self._diagnosis.wait_in_vain(
                     pending, self._remote.ask_progress
                 ):
@@ -306,14 +304,12 @@ class Launch:
             for rank in answer.updates:
                 board.set_steps(rank, steps)
 
-    def _has_own_group(self) -> bool:
-        """Return whether what a rank of a program started formed a process group, which is the
-        error of that rank."""
+    def _refuse_own_group(self) -> None:
+        """Give a rank of a program an error if what it started formed a process group."""
         first = self._ranks[0]
         own_group = contents(self._folder / OWN_GROUP)
-        if own_group and first.error is None:
+        if own_group:
             first.error = self._diagnosis.error_of_own_group(first, own_group)
-        return own_group != ""
 
     @property
     def _timed(self) -> list[Peer]:
@@ -490,7 +486,7 @@ class LocalShareLaunch(Launch):
                     break
             self._wait(TICK_SECONDS)
             if self._plan.boundary:
-                self._has_own_group()
+                self._refuse_own_group()
             for rank in self._ranks:
                 if rank.error is not None and rank.number not in reported:
                     reported.add(rank.number)
