@@ -4,6 +4,7 @@ data.
     python benchmarks/detection.py --traces DIR [--json OUT]
     python benchmarks/detection.py --traces DIR --metrics p25 --assume 0.05,0.5,6
     python benchmarks/detection.py --traces DIR --suspect 0.5
+    python benchmarks/detection.py --traces DIR --scopes across,history
     python benchmarks/detection.py --pairs FILE [--trim 0]
 
 --metrics and --assume: what another choice would do. --suspect: what is beyond that share of its
@@ -16,12 +17,13 @@ these are false alarms, where a slowdown was injected they are detections.
 The protocol, fixed beforehand. Only `pinned` recordings; the two sides of a trial share no launch.
 "within": both sides from one session, in alternation, identical code at most half of its launches a
 side. "across": the baseline is one other session. "history": the baseline is all other sessions, at
-least two. Every ordered choice of sessions is used equally often, where a side begins among a
-session's launches is drawn with a fixed seed, and every cell has at least 200 trials. "stretches"
-and "apart": pairs of one cell of the file in an order that is drawn anew for each trial, their
-sides swapped by chance where the code is the same. "modes": 30 % of the launches of neither side,
-of both, or of the current one are 25 % slower; "pairs" are launches of two sessions, each with the
-one that followed it.
+least two. "ddpperf, confirmed" is what a run says that has the baseline's own code: a suspicion is
+compared with launches of that code in the session at hand, interleaved. Every ordered choice of
+sessions is used equally often, where a side begins among a session's launches is drawn with a fixed
+seed, and every cell has at least 200 trials. "stretches" and "apart": pairs of one cell of the file
+in an order that is drawn anew for each trial, their sides swapped by chance where the code is the
+same. "modes": 30 % of the launches of neither side, of both, or of the current one are 25 % slower;
+"pairs" are launches of two sessions, each with the one that followed it.
 
 Intervals are of 95 %, by resampling sessions: trials of one session are not independent.
 """
@@ -56,7 +58,7 @@ from pytest_ddpperf.compare.rule import (
 from pytest_ddpperf.records.plan import Limit
 from pytest_ddpperf.records.samples import Verdict
 from pytest_ddpperf.verdict import times as observations
-from pytest_ddpperf.verdict.decision import is_suspected, judge
+from pytest_ddpperf.verdict.decision import confirm, is_suspected, judge
 from pytest_ddpperf.verdict.stats import Drift
 from pytest_ddpperf.verdict.times import ASSUMED_DRIFT, TEST_LEVEL
 
@@ -88,6 +90,8 @@ class Trial:
     drawn_from: tuple[Any, ...] = ()  # the sessions that make it one of many
     # by launch, where both sides took turns within it
     stretches: Sequence[Sequence[int]] = ()
+    # Launches of both versions in the session of `now`, which a suspicion is compared by.
+    today: tuple[Side, Side] | None = None
 
 
 def main() -> int:
@@ -125,6 +129,11 @@ def main() -> int:
         metavar="SHARE",
         help="count what is suspected, not what is regressed",
     )
+    parser.add_argument(
+        "--scopes",
+        type=lambda text: text.split(","),
+        default=[scope for scope in SCOPES if scope not in PAIRED],
+    )
     options = parser.parse_args()
     if options.trim is not None:
         observations.TRIM = options.trim
@@ -143,7 +152,10 @@ def main() -> int:
             if options.assume
             else ASSUMED_DRIFT
         )
-        rules = {"ddpperf": partial(ddpperf, metrics=metrics, drift=drift)}
+        rules = {
+            "ddpperf": partial(ddpperf, metrics=metrics, drift=drift),
+            CONFIRMED: partial(confirmed, metrics=metrics, drift=drift),
+        }
     if options.suspect is not None:
         rules = {"ddpperf": partial(suspicion, share=options.suspect)}
     began = time.monotonic()
@@ -159,8 +171,7 @@ def main() -> int:
             (w, scope, launches, rules, options.sessions)
             for w in read(options.traces)
             for launches in reversed(MOST_LAUNCHES)
-            for scope in SCOPES
-            if scope not in PAIRED
+            for scope in options.scopes
         ]
     rows: list[dict[str, Any]] = []
     with ProcessPoolExecutor(os.cpu_count()) as pool:
@@ -226,6 +237,8 @@ def cells(
                 for trial in trials
             ]
         for name, rule in rules.items():
+            if name == CONFIRMED and scope not in STORED:
+                continue
             for limit, value in limits_of(scope).items():
                 said = [rule(trial, value, scope) for trial in trials]
                 rows.append(
@@ -273,40 +286,52 @@ def within(
     }
     for _ in range(math.ceil(LEAST_TRIALS / max(1, len(sessions)))):
         for name, session in sessions.items():
-            same = session[0.0]
-            start = source.randrange(len(same))
-            if injected == 0:
-                pair = [
-                    turned(same, start)[side::2][: min(most, len(same) // 2)]
-                    for side in (0, 1)
-                ]
-                source.shuffle(pair)
-                now, base = pair
-                yield Trial(now[: len(base)], [base[: len(now)]], (name,))
-            else:
-                yield Trial(
-                    turned(session[injected], start)[:most],
-                    [turned(same, start)[:most]],
-                    (name,),
-                )
+            now, base = of_one_session(session, injected, most, source)
+            yield Trial(now, [base], (name,))
+
+
+def of_one_session(
+    session: dict[float, Side],
+    injected: float,
+    most: int,
+    source: random.Random,
+) -> tuple[Side, Side]:
+    same = session[0.0]
+    start = source.randrange(len(same))
+    if injected != 0:
+        slow = turned(session[injected], start)[:most]
+        return slow, turned(same, start)[:most]
+    pair = [
+        turned(same, start)[side::2][: min(most, len(same) // 2)]
+        for side in (0, 1)
+    ]
+    source.shuffle(pair)
+    now, base = pair
+    return now[: len(base)], base[: len(now)]
 
 
 def across(
     workload: Workload, injected: float, most: int, source: random.Random
 ) -> Iterator[Trial]:
-    sessions = workload.sessions
+    sessions = {
+        name: session
+        for name, session in workload.sessions.items()
+        if 0.0 in session
+    }
     pairs = [
         (now, base)
         for now in sessions
         for base in sessions
-        if now != base and injected in sessions[now] and 0.0 in sessions[base]
+        if now != base and injected in sessions[now]
     ]
+    later = random.Random(SEED)
     for _ in range(math.ceil(LEAST_TRIALS / max(1, len(pairs)))):
         for now, base in pairs:
             yield Trial(
                 drawn(sessions[now][injected], most, source),
                 [drawn(sessions[base][0.0], most, source)],
                 (now, base),
+                today=of_one_session(sessions[now], injected, most, later),
             )
 
 
@@ -321,6 +346,7 @@ def history(
     chosen = [name for name, session in sessions.items() if injected in session]
     if len(sessions) < 3:
         return
+    later = random.Random(SEED)
     for _ in range(math.ceil(LEAST_TRIALS / max(1, len(chosen)))):
         for now in chosen:
             others = [
@@ -329,7 +355,10 @@ def history(
                 if name != now
             ]
             yield Trial(
-                drawn(sessions[now][injected], most, source), others, (now,)
+                drawn(sessions[now][injected], most, source),
+                others,
+                (now,),
+                today=of_one_session(sessions[now], injected, most, later),
             )
 
 
@@ -414,6 +443,7 @@ SCOPES: dict[
 }
 PAIRED = ("stretches", "apart")
 INTERLEAVED = (*PAIRED, "modes pairs")
+STORED = ("across", "history")
 
 
 # --- rules
@@ -429,6 +459,26 @@ def ddpperf(
     """The plugin: a first look at 5 launches and further ones up to the most, a baseline of the
     most."""
     return str(judged(trial, limit, scope, metrics, drift))
+
+
+CONFIRMED = "ddpperf, confirmed"
+
+
+def confirmed(
+    trial: Trial,
+    limit: float,
+    scope: str,
+    metrics: Sequence[str] = METRICS,
+    drift: Drift = ASSUMED_DRIFT,
+) -> str:
+    """The plugin where the baseline's own code is there: it measures what is suspected again, and
+    that code with it."""
+    stored = judged(trial, limit, scope, metrics, drift)
+    if trial.today is None or not is_suspected(stored):
+        return str(stored)
+    now, base = trial.today
+    found = judged(Trial(now, [base]), limit, "within", metrics, drift)
+    return str(confirm(stored, found, ()) or stored)
 
 
 def suspicion(trial: Trial, limit: float, scope: str, *, share: float) -> str:
@@ -559,6 +609,7 @@ def bootstrapped(trial: Trial) -> float:
 
 RULES: Rules = {
     "ddpperf": ddpperf,
+    CONFIRMED: confirmed,
     "pytest-benchmark median": partial(ratio_rule, of=statistics.median),
     "ratio of minima": partial(ratio_rule, of=min),
     "Megatron": partial(ratio_rule, of=statistics.fmean, tolerance=0.05),
