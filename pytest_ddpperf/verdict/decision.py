@@ -151,7 +151,7 @@ def red_names(
 
 
 # A change beyond this share of its limit is worth the seconds of a confirmation.
-# docs/statistics.md has the rates.
+# docs/evidence.md has the rates.
 SUSPICIOUS = 0.5
 
 
