@@ -409,6 +409,23 @@ def test_limits_of_the_ini_file_have_its_name(
     assert (test.limits, test.limits_from) == ((limit("p50:7%"),), "tox.ini")
 
 
+def test_variables_that_the_ini_file_sets_by_a_plugin_are_a_part_of_it(
+    pytester: pytest.Pytester,
+) -> None:
+    pytester.makeconftest(
+        "def pytest_addoption(parser): parser.addini('env', '', 'linelist')"
+    )
+    pytester.makepyfile("def test_a(ddp_benchmark): ddp_benchmark(None)")
+    top = str(pytester.path)
+    trees = Trees(current=top, base=top, kept=())
+    found = []
+    for value in "112":
+        pytester.makeini(f"[pytest]\nenv = N={value}\n")
+        items, _ = pytester.inline_genitems("-p", "no:randomly")
+        found.append(read_judged(items[0].config.stash[RUN], trees).ini)
+    assert found[0] == found[1] != found[2]
+
+
 def test_limits_on_what_a_test_lacks_leave_it_the_default_ones(
     pytester: pytest.Pytester, judged: Callable[..., dict[str, JudgedTest]]
 ) -> None:
