@@ -1,5 +1,5 @@
-"""The files that the code of a test imports, by the import statements of its module, of conftests
-and of all that these import."""
+"""The files that the code of a test imports, by what its module, conftests and all that these
+import name."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ _OTHER_WAYS = frozenset(
         *("exec_module", "import_module", "importorskip", "load_module"),
         *("pytest_plugins", "reload", "run_module", "run_path"),
         *("spec_from_file_location", "Popen", "Process", "fork", "popen"),
+        *("entry_points", "getfixturevalue"),
         *("multiprocessing", "subprocess", "system"),
     )
 )
@@ -34,12 +35,14 @@ def imported_files(item: pytest.Item, trees: Trees) -> frozenset[str] | None:
     """Return the files of the repository, from its top, that the code of a test imports and that
     this process has imported; None if it may use others.
 
-    It may, too, where the environment or the search path is another one than at the start: a module
-    that is imported may have changed them.
+    It may, too, where the environment, the search path or the working directory is another one than
+    at the start: a module that is imported may have changed them.
     """
     start = take_snapshot(item.config)
-    has_changed = _differ(start.environ) or _differ_outside(
-        trees, start.sys_path
+    has_changed = (
+        _differ(start.environ)
+        or _differ_outside(trees, start.sys_path)
+        or Path.cwd() != item.config.invocation_params.dir
     )
     if has_changed or _shares_fixtures(item, trees):
         return None
@@ -61,27 +64,24 @@ def imported_files(item: pytest.Item, trees: Trees) -> frozenset[str] | None:
         found.add(within)
         if not file.endswith(".py"):
             return None
-        names = _imports(file, module.__package__ or "")
-        if names is None:
+        named = _imports(file, module.__package__ or "")
+        if named is None:
             return None
-        for name in names:
-            imported = sys.modules.get(name)
-            if imported is not None:
-                modules.append(imported)
+        names = {module.__name__, *named}
+        # parents first
+        for name in sorted(sys.modules):
+            parent, _, last = name.rpartition(".")
+            if parent in names and f".{last}" in names:
+                names.add(name)
+            if name in names:
+                modules.append(sys.modules[name])
     return frozenset(found)
 
 
 def _differ(environ: Mapping[str, str]) -> bool:
-    """Whether variables are other ones now, but for those that pytest sets."""
-
-    def own(variables: Mapping[str, str]) -> dict[str, str]:
-        return {
-            name: value
-            for name, value in variables.items()
-            if not name.startswith("PYTEST_")
-        }
-
-    return own(os.environ) != own(environ)
+    """Whether variables are other ones now, but for the one that pytest sets for each test."""
+    own = {"PYTEST_CURRENT_TEST": ""}
+    return {**os.environ, **own} != {**environ, **own}
 
 
 def _differ_outside(trees: Trees, sys_path: Sequence[str]) -> bool:
@@ -115,8 +115,8 @@ def _shares_fixtures(item: pytest.Item, trees: Trees) -> bool:
 
 @cache
 def _imports(file: str, package: str) -> frozenset[str] | None:
-    """Return the names that import statements of a file may import; None if it may import others.
-    `package`: of its module."""
+    """Return the names that a file may import; None if it may import others. With a dot before
+    them: names that it may take from a package. `package`: of its module."""
     tree = ast.parse(Path(file).read_bytes())
     found: set[str] = set()
     for node in ast.walk(tree):
@@ -129,16 +129,13 @@ def _imports(file: str, package: str) -> frozenset[str] | None:
             found.update(
                 ".".join(parts[: end + 1]) for end in range(len(parts))
             )
-    return frozenset(found)
+    return frozenset(found - {""})
 
 
 def _uses_other_ways(node: ast.AST) -> bool:
-    match node:
-        case ast.Name(id=name):
-            return name in _OTHER_WAYS or name in _BUILTINS
-        case ast.Attribute(attr=name):
-            return name in _OTHER_WAYS
-    return False
+    return isinstance(node, ast.Name) and (
+        node.id in _OTHER_WAYS or node.id in _BUILTINS
+    )
 
 
 def _named(node: ast.AST, package: str) -> Iterator[str]:
@@ -152,3 +149,9 @@ def _named(node: ast.AST, package: str) -> Iterator[str]:
             yield home
             for each in names:
                 yield f"{home}.{each.name}"
+        case ast.Attribute(attr=name):
+            yield f".{name}"
+        case ast.Constant(value=str(text)):
+            # of `getattr`, `sys.modules` or `pkgutil.resolve_name`
+            yield text.partition(":")[0]
+            yield f".{text}"

@@ -80,6 +80,7 @@ class Code:
 
     def __init__(self, top: Path, patch: pytest.MonkeyPatch) -> None:
         self.top, self._patch = top, patch
+        self.folder = Path.cwd()  # where pytest was called
         self.plugins: list[ModuleType] = []
         self.fixtures: dict[str, list[Any]] = {}
         self.start = SimpleNamespace(
@@ -102,7 +103,10 @@ class Code:
         manager = SimpleNamespace(get_plugins=lambda: self.plugins)
         item: Any = SimpleNamespace(
             module=self.module("test_it", code),
-            config=SimpleNamespace(pluginmanager=manager),
+            config=SimpleNamespace(
+                pluginmanager=manager,
+                invocation_params=SimpleNamespace(dir=self.folder),
+            ),
             _fixtureinfo=SimpleNamespace(name2fixturedefs=self.fixtures),
         )
         trees = Trees(current=str(self.top), base=str(self.top), kept=())
@@ -146,6 +150,28 @@ def test_import_statements_are_followed(
 @pytest.mark.parametrize(
     "written",
     [
+        "import mine\nmine.near.run()",
+        "import mine as x\ngetattr(x, 'near').run()",
+        "import sys\nsys.modules['mine.near'].run()",
+        "import pkgutil\npkgutil.resolve_name('mine.near:run')",
+        "import monkeypatch\nmonkeypatch.setattr('mine.near.run', 1)",
+        "import mine_lazy",
+    ],
+)
+def test_what_another_module_imported_may_be_used_without_an_import(
+    code: Code, written: str
+) -> None:
+    code.module("mine_lazy", "attach('near')")
+    code.module("mine_lazy.near", "import mine.near")
+    found = code.imported_by(written)
+    assert found is not None
+    assert "mine/near.py" in found
+    assert "mine/inner.py" not in found
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
         "import importlib\nimportlib.import_module('mine_' + 'net')",
         "from importlib import import_module",
         "exec(open('mine_net.py').read())",
@@ -154,6 +180,8 @@ def test_import_statements_are_followed(
         "import pytest\nnet = pytest.importorskip('mine_net')",
         "import subprocess\nserver = subprocess.Popen(['python', 'mine_net.py'])",
         "import os\nos.system('python mine_net.py &')",
+        "def fixture(request):\n    request.getfixturevalue('net')",
+        "from importlib.metadata import entry_points",
     ],
 )
 def test_code_that_may_use_files_in_other_ways_is_not_known(
@@ -181,6 +209,9 @@ def test_a_changed_environment_or_search_path_may_reach_any_test(
 ) -> None:
     monkeypatch.setenv("PYTEST_CURRENT_TEST", "test_it")
     assert code.imported_by("") is not None
+    monkeypatch.setenv("PYTEST_MINE", "1")
+    assert code.imported_by("") is None
+    monkeypatch.delenv("PYTEST_MINE")
     monkeypatch.syspath_prepend(code.top)
     assert code.imported_by("") is not None, "as pytest does for tests"
     monkeypatch.setenv("OMP_NUM_THREADS", "7")
@@ -188,6 +219,15 @@ def test_a_changed_environment_or_search_path_may_reach_any_test(
     code.start.environ["OMP_NUM_THREADS"] = "7"
     assert code.imported_by("") is not None
     monkeypatch.syspath_prepend("/elsewhere")
+    assert code.imported_by("") is None
+
+
+def test_another_working_directory_may_reach_any_test(
+    code: Code, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Ranks start there, and may read other files."""
+    assert code.imported_by("") is not None
+    monkeypatch.chdir(tmp_path)
     assert code.imported_by("") is None
 
 
