@@ -4,7 +4,7 @@
 
 Needs Linux and root: it makes network and time namespaces.
 
-Two nodes on one machine, joined by a pair of links, with a core each. In every round the same test
+Two nodes on one machine, joined by a bridge, with a core each. In every round the same test
 runs over both twice, in random order: with the monotonic clock of the second node 1,000 s ahead,
 and with the same clock on both. Shown are the step's p50 of both and their ratio with its 95 %
 interval over rounds.
@@ -19,15 +19,12 @@ import random
 import statistics
 import sys
 import tempfile
-from contextlib import ExitStack
 from pathlib import Path
 
 from _common import progress, spread, verdict
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
+from _nodes import AHEAD_SECONDS, missing, nodes
 
 from pytest_ddpperf.verdict.stats import t_quantile
-from tests.nodes.machines import AHEAD_SECONDS, Machines, missing
 
 TEST = """
 def training(ctx):
@@ -42,24 +39,26 @@ def training(ctx):
 def test_step(ddp_benchmark):
     ddp_benchmark(training)
 """
+OPTIONS = (
+    "--ddp-steps=10",
+    "--ddp-min-time=1",
+    "--ddp-launches=5",
+    "--ddp-max-launches=10",
+    "--ddp-warmup=2",
+    "--ddp-json=all.json",
+)
 
 
 def measured(ahead_seconds: int) -> float:
     """The logarithm of p50, mean over launches."""
-    with ExitStack() as closing:
-        folder = Path(closing.enter_context(tempfile.TemporaryDirectory()))
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
         (folder / "test_step.py").write_text(TEST)
         (folder / "pytest.ini").write_text("[pytest]\n")
-        machines = Machines(folder, closing, ahead_seconds=ahead_seconds)
-        asked = [
-            "--ddp-min-time=1",
-            "--ddp-launches=5",
-            "--ddp-max-launches=10",
-            "--ddp-json=all.json",
-            "test_step.py",
-        ]
-        for node in machines.both(machines.pytest, *asked):
-            assert node.process.returncode == 0, node.output
+        with nodes(folder, 2, ahead_seconds) as both:
+            ended = both.pytest(*OPTIONS, "test_step.py", cwd=folder)
+        for node in ended:
+            assert node.status == 0, node.output
         (outcome,) = json.loads((folder / "all.json").read_text())[
             "measurements"
         ]
