@@ -199,6 +199,7 @@ def compared(project: Project, over: Nodes, cell: Cell) -> Row:
         "red": any(node.status != 0 for node in ended),
         **judged("", measured["verdict"]),
         **judged("stored_", measured["stored_verdict"]),
+        "differing": (measured["baseline_side"] or {}).get("differing"),
         "launches": len(measured["costs"]),
         "p50_seconds": measured["percentile_seconds"]["p50"],
         "notes": measured["notes"],
@@ -213,6 +214,7 @@ def failed(ended: Sequence[Ended]) -> Row:
         **judged("", None),
         **judged("stored_", None),
         "status": NO_VERDICT,
+        "notes": [],
         "output": [(node.status, node.output[-SHOWN:]) for node in ended],
     }
 
@@ -344,10 +346,18 @@ def line(cell: Cell, chosen: Sequence[Row]) -> list[str]:
         f"{low:.0%} to {high:.0%}",
         str(statuses.count("INCONCLUSIVE")),
         str(statuses.count(NO_VERDICT)),
-        str(sum(row["stored_status"] is not None for row in chosen)),
+        str(sum(map(is_re_measured, chosen))),
         *shown,
         spread([row["seconds"] for row in chosen], "s"),
     ]
+
+
+def is_re_measured(row: Row) -> bool:
+    """Whether a suspicion was measured again, or a note says why that settled nothing."""
+    return row["stored_status"] is not None or any(
+        note.startswith("not confirmed with the baseline's own code")
+        for note in row["notes"]
+    )
 
 
 if __name__ == "__main__":
