@@ -272,7 +272,11 @@ def test_the_demo_fails_when_an_act_does_not_go_as_expected(
 def test_what_ends_the_demo_ends_its_pytest(
     signum: signal.Signals, tmp_path: Path
 ) -> None:
-    waits = "import os, time; print(os.getpid(), flush=True); time.sleep(600)"
+    # a moment later: a signal while the demo starts it would come before the demo waits
+    waits = (
+        "import os, time; time.sleep(0.5); print(os.getpid(), flush=True);"
+        " time.sleep(600)"
+    )
     code = f"""if True:
         import signal, sys, demo
         from pathlib import Path
@@ -293,6 +297,9 @@ def test_what_ends_the_demo_ends_its_pytest(
         assert process.stdout is not None
         pid = int(process.stdout.readline())
         process.send_signal(signum)
-        assert process.wait(60) == 128 + signum
+        try:
+            assert process.wait(60) == 128 + signum
+        finally:
+            process.kill()
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)

@@ -176,9 +176,9 @@ def test_git_opens_no_file_of_a_new_worktree_to_show_changes(
         watch = FilesWatch([tree / "src/a.py"])
         git(tree, "describe", "--dirty", "--always")
         git(tree, "status")
-        is_used = watch.is_used()
+        used = watch.used()
         watch.close()
-    assert not is_used
+    assert not used
 
 
 def test_what_a_sparse_tree_leaves_out_is_on_neither_side(
