@@ -113,7 +113,7 @@ def test_a_command_is_judged_by_its_figures_against_a_stored_baseline(
 def test_a_slower_command_is_found_next_to_its_last_commit(
     run: Run, folder: Path
 ) -> None:
-    write_program(folder, seconds=2)
+    write_program(folder, seconds=4)
     result = run("--ddp-against=HEAD", *WIDE)
     result.assert_outcomes(failed=1)
     result.stdout.fnmatch_lines(
