@@ -31,13 +31,18 @@ _OTHER_WAYS = frozenset(
 )
 
 
-def imported_files(item: pytest.Item, trees: Trees) -> frozenset[str] | None:
+def imported_files(
+    item: pytest.Item | None, trees: Trees
+) -> frozenset[str] | None:
     """Return the files of the repository, from its top, that the code of a test imports and that
-    this process has imported; None if it may use others.
+    this process has imported; None if it may use others, and without a test.
 
     It may, too, where the environment, the search path or the working directory is another one than
     at the start: a module that is imported may have changed them.
     """
+    module = getattr(item, "module", None)
+    if item is None or not isinstance(module, ModuleType):
+        return None
     start = take_snapshot(item.config)
     has_changed = (
         _differ(start.environ)
@@ -48,9 +53,6 @@ def imported_files(item: pytest.Item, trees: Trees) -> frozenset[str] | None:
         return None
     plugins = item.config.pluginmanager.get_plugins()
     modules = [plugin for plugin in plugins if isinstance(plugin, ModuleType)]
-    module = getattr(item, "module", None)
-    if not isinstance(module, ModuleType):
-        return None
     modules.append(module)
     found: set[str] = set()
     done: set[int] = set()
@@ -120,7 +122,7 @@ def _imports(file: str, package: str) -> frozenset[str] | None:
     tree = ast.parse(Path(file).read_bytes())
     found: set[str] = set()
     for node in ast.walk(tree):
-        if _uses_other_ways(node):
+        if isinstance(node, ast.Name) and node.id in _OTHER_WAYS | _BUILTINS:
             return None
         for name in _named(node, package):
             parts = name.split(".")
@@ -130,12 +132,6 @@ def _imports(file: str, package: str) -> frozenset[str] | None:
                 ".".join(parts[: end + 1]) for end in range(len(parts))
             )
     return frozenset(found - {""})
-
-
-def _uses_other_ways(node: ast.AST) -> bool:
-    return isinstance(node, ast.Name) and (
-        node.id in _OTHER_WAYS or node.id in _BUILTINS
-    )
 
 
 def _named(node: ast.AST, package: str) -> Iterator[str]:

@@ -233,7 +233,7 @@ class LeadsVersion(LooksAtVersion):
     def __init__(self, side: BaseSide) -> None:
         super().__init__(side)
         self.trees = side.trees
-        self._items: Sequence[pytest.Item] = ()
+        self._items: Mapping[str, pytest.Item] = {}  # by node id
 
     def start(self, run: PytestProcess) -> None:
         self._side.start()
@@ -244,7 +244,7 @@ class LeadsVersion(LooksAtVersion):
     def await_others(self, run: PytestProcess) -> None:
         from pytest_ddpperf.remote.worktree import sources_here
 
-        self._items = run.items
+        self._items = {nodeid_of(item): item for item in run.items}
         self._side.collect(sources_here(self._side.trees))
         self._read_judged(run)
 
@@ -258,25 +258,18 @@ class LeadsVersion(LooksAtVersion):
         self, job: Job, session: Session, observer: Observer
     ) -> Measured:
         from pytest_ddpperf.compare.unreached import take_unreached
+        from pytest_ddpperf.plugin.imports import imported_files
 
         side = self._side
         if job.reference is not None:
             side.pass_over(job.test.label)
             return session.comparison(job, observer)()
-        imports = partial(self._imports, job.nodeid)
+        item = self._items.get(job.nodeid)
+        imports = partial(imported_files, item, side.trees)
         unreached = take_unreached(
             job, session.launcher, side, imports, observer
         )
         return unreached or session.comparison(job, observer)(side)
-
-    def _imports(self, nodeid: str) -> frozenset[str] | None:
-        """Return what the code of a test imports, as `imported_files` does."""
-        from pytest_ddpperf.plugin.imports import imported_files
-
-        for item in self._items:
-            if nodeid_of(item) == nodeid:
-                return imported_files(item, self._side.trees)
-        return None
 
     def end_test(self) -> list[str]:
         self._side.leave()

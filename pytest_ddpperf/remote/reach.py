@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Collection, Mapping, Set
 from pathlib import Path
 
@@ -22,7 +21,7 @@ class Reach:
     def __init__(self, files: Mapping[Path, str]) -> None:
         """`files`: what has to be opened to use a file that differs, on either side, with that file
         from the top of the repository. Raises OSError if the system cannot say."""
-        self._files = {os.fspath(path): file for path, file in files.items()}
+        self._differing = {*files.values()}
         self._watch = FilesWatch(files)
         self._before: set[str] = set()  # opened before the test
         self._in_test: set[str] = set()
@@ -31,26 +30,26 @@ class Reach:
     def collected(self, imported: Collection[str]) -> None:
         """Say that the tests of both sides were collected; modules of this process are
         `imported`."""
-        self._before = self._opened()
+        self._before = self._watch.used()
         self._is_known = self._before.issubset(imported)
 
     def reaches(self, imports: Imports) -> bool:
         """Return False if it is certain that nothing that differs has a part in the test so far."""
-        self._in_test |= self._opened()
+        self._in_test |= self._watch.used()
         if self._in_test or not self._is_known:
             return True
         if not self._before:
             return False
         imported = imports()
-        return imported is None or not imported.isdisjoint(self._files.values())
+        return imported is None or not imported.isdisjoint(self._differing)
 
-    def end_test(self) -> None:
-        """Say that a test has ended, on both sides."""
-        self._before |= self._in_test | self._opened()
+    def end_test(self, files: Mapping[Path, str]) -> None:
+        """Say that a test has ended, on both sides; what it compiled is among the `files` now.
+        {} if more may differ. Raises OSError."""
+        self._before |= self._in_test | self._watch.used()
         self._in_test.clear()
-
-    def _opened(self) -> set[str]:
-        return {self._files[path] for path in self._watch.used()}
+        self._is_known &= bool(files)
+        self._watch.add(files)
 
     def close(self) -> None:
         self._watch.close()

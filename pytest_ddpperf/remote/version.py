@@ -723,7 +723,10 @@ class BaseSide:
         self._passed_over.clear()
         self.tests.leave()
         if self._reach is not None:
-            self._reach.end_test()
+            try:
+                self._reach.end_test(self._checkout.certain_files())
+            except (GitError, OSError):
+                self._reach = None
 
     def close(self) -> None:
         """End the process, and remove the worktree."""

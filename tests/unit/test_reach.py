@@ -17,24 +17,31 @@ from pytest_ddpperf.wire.source_trees import Trees
 
 
 @pytest.fixture
-def reach(tmp_path: Path) -> Iterator[Reach]:
+def files(tmp_path: Path) -> dict[Path, str]:
     """`net.py` and `data.py` differ."""
-    if sys.platform != "linux":
-        pytest.skip("only Linux says who opens a file")
     files = {}
     for name in ("net.py", "data.py", "HEAD"):
         file = tmp_path / name
         file.write_text("")
         files[file] = name if name.endswith(".py") else ""
+    return files
+
+
+@pytest.fixture
+def reach(files: dict[Path, str]) -> Iterator[Reach]:
+    if sys.platform != "linux":
+        pytest.skip("only Linux says who opens a file")
     reach = Reach(files)
     yield reach
     reach.close()
 
 
-def test_what_nobody_opens_reaches_no_test(reach: Reach) -> None:
+def test_what_nobody_opens_reaches_no_test(
+    reach: Reach, files: dict[Path, str]
+) -> None:
     reach.collected(())
     assert not reach.reaches(lambda: None), "whatever the test imports"
-    reach.end_test()
+    reach.end_test(files)
     assert not reach.reaches(lambda: None)
 
 
@@ -50,25 +57,45 @@ def test_a_module_that_was_imported_before_reaches_tests_that_import_it(
 
 
 def test_a_file_that_is_opened_in_a_test_reaches_it_and_not_the_next_one(
-    reach: Reach, tmp_path: Path
+    reach: Reach, files: dict[Path, str], tmp_path: Path
 ) -> None:
     reach.collected(())
     (tmp_path / "data.py").read_text()
     assert reach.reaches(set)
     assert reach.reaches(set), "a further measurement"
-    reach.end_test()
+    reach.end_test(files)
     assert not reach.reaches(set)
     assert reach.reaches(lambda: {"data.py"})
 
 
+def test_what_a_test_compiled_is_watched_from_its_end_on(
+    reach: Reach, files: dict[Path, str], tmp_path: Path
+) -> None:
+    reach.collected(())
+    compiled = tmp_path / "net.cpython-399.pyc"
+    compiled.touch()
+    reach.end_test({**files, compiled: "net.py"})
+    assert not reach.reaches(set)
+    compiled.read_bytes()
+    assert reach.reaches(set)
+
+
+def test_a_file_that_came_to_differ_in_a_test_may_reach_any_later_one(
+    reach: Reach,
+) -> None:
+    reach.collected(())
+    reach.end_test({})
+    assert reach.reaches(set)
+
+
 @pytest.mark.parametrize("name", ["net.py", "HEAD"])
 def test_what_was_opened_before_and_is_no_module_may_reach_any_test(
-    reach: Reach, tmp_path: Path, name: str
+    reach: Reach, files: dict[Path, str], tmp_path: Path, name: str
 ) -> None:
     (tmp_path / name).read_text()
     reach.collected(["data.py"])
     assert reach.reaches(set)
-    reach.end_test()
+    reach.end_test(files)
     assert reach.reaches(set)
 
 

@@ -173,7 +173,7 @@ def test_git_opens_no_file_of_a_new_worktree_to_show_changes(
     top: Path,
 ) -> None:
     with Version(top, "HEAD") as tree:
-        watch = FilesWatch([tree / "src/a.py"])
+        watch = FilesWatch({tree / "src/a.py": "a"})
         git(tree, "describe", "--dirty", "--always")
         git(tree, "status")
         used = watch.used()
