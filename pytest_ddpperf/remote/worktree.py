@@ -416,8 +416,13 @@ class Checkout:
                 found |= dict.fromkeys((source, *compiled), file)
         if found:
             # by which git begins, for what it shows of a commit
-            found[git.own_folder(self.top) / "HEAD"] = ""
+            found[self._head] = ""
         return found
+
+    @cached_property
+    def _head(self) -> Path:
+        # git opens it, too, which is no test's use
+        return git.own_folder(self.top) / "HEAD"
 
     @property
     def _otherwise(self) -> bool:
