@@ -182,12 +182,9 @@ def rank_request(
     }
     if plan.boundary and master is not None:
         environ |= _torchruns(plan, *master)
-    if trees is not None or plan.boundary:
-        environ |= opened.for_children(environ, folder)
-    sys_path = boot.search_path()
-    if trees is not None:
-        # At the end for what makes a PYTHONPATH of it, as torch.compile does for its workers.
-        sys_path.append(opened.CHILDREN)
+    environ |= opened.for_children(environ, folder)
+    # At the end for what makes a PYTHONPATH of it, as torch.compile does for its workers.
+    sys_path = [*boot.search_path(), opened.CHILDREN]
     on_cpu = plan.device == "cpu"
     devices: tuple[str, ...] = ()
     if plan.sees_one_device:

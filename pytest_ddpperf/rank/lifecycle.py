@@ -11,6 +11,7 @@ import faulthandler
 import json
 import multiprocessing
 import os
+import random
 import re
 import resource
 import signal
@@ -34,7 +35,6 @@ from pytest_ddpperf.rank import (
     counters,
     environment,
     group,
-    layout,
     operation,
     recorder,
     sampling,
@@ -49,7 +49,7 @@ from pytest_ddpperf.records.errors import DdpPerfError, EndedEarly, short_repr
 from pytest_ddpperf.records.messages import RankRequest
 from pytest_ddpperf.records.metric import KERNELS
 from pytest_ddpperf.records.samples import RankError, StackSamples, Window
-from pytest_ddpperf.wire import boot, opened, payload, variables
+from pytest_ddpperf.wire import boot, layout, opened, payload, variables
 from pytest_ddpperf.wire.channels import Board, Kind, Phase, send_frame
 from pytest_ddpperf.wire.source_trees import Trees
 
@@ -95,7 +95,7 @@ def run(rank: int, directory: str, channel: socket.socket) -> NoReturn:
         if plan.command:
             _run_command(this, folder, request)
         else:
-            layout.call_from_random_frame(_work, this, folder, request)
+            _call_from_random_frame(_work, this, folder, request)
         flush()
         # that everybody's results are there: an early end would look like a lost
         # connection
@@ -146,6 +146,23 @@ def _run_command(this: Rank, folder: Path, request: RankRequest) -> None:
     window = command.run(this, folder, request.environ)
     this.deliver(codec.to_json(window))
     this.end()
+
+
+def _call_from_random_frame(function: Callable[..., None], *args: Any) -> None:
+    """Call a function from a frame of random size: so its own frames lie elsewhere on Python's
+    stack in each rank."""
+
+    def call() -> None:
+        function(*args)
+
+    # Python (3.11 and later) keeps frames in chunks of 2,048 words. A call that begins a new chunk
+    # costs microseconds each time, and which call of a step does so depends on the sizes of all
+    # frames below it.
+    code = call.__code__
+    call.__code__ = code.replace(
+        co_stacksize=code.co_stacksize + random.randrange(2048)
+    )
+    call()
 
 
 CleanUp = Callable[[], None]

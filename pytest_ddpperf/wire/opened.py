@@ -20,6 +20,7 @@ from importlib.util import source_from_cache
 from typing import Any
 
 from pytest_ddpperf.records.errors import BaseSideError
+from pytest_ddpperf.wire import layout
 from pytest_ddpperf.wire.source_trees import (
     Trees,
     file_digest,
@@ -140,7 +141,9 @@ def begin_child(folder: str) -> None:
         return
 
     def hook(event: str, arguments: tuple[Any, ...]) -> None:
+        # in each process that imports torch: a command's ranks, workers that are not forked
         if event == "import" and arguments[0] == _GROUPS:
+            layout.draw()
             # now, before its functions have further names
             module: Any = importlib.import_module(_GROUPS)
             module.init_process_group = noting_group(

@@ -26,6 +26,8 @@ from pytest_ddpperf.records.samples import GOES_ON
 from pytest_ddpperf.wire.source_trees import Trees
 from tests.launch.conftest import Bench
 
+ROOT = Path(__file__).parents[2]
+
 
 def hash_of_a_name(ctx: Any) -> tuple[int, str | None]:
     """Return it as a rank has it, and the variable with which a process that the rank starts gets
@@ -92,6 +94,31 @@ def test_each_rank_of_each_launch_has_a_heap_and_a_stack_of_its_own(
     drawn = [rank for _ in range(4) for rank in bench.call(places)]
     for kind in zip(*drawn, strict=True):
         assert len({*kind}) > len(kind) / 2
+
+
+# where its blocks lie in their pages, and the version of a type
+IN_A_CHILD = """
+import torch
+from tests.launch.test_exchangeable import places
+
+tensor, small, *_, version = places(None)
+print(tensor % 4096, small % 4096, version)
+"""
+
+
+def places_in_a_child(ctx: Any) -> list[str]:
+    """Return what `places` returns in an interpreter that a rank starts."""
+    command = [sys.executable, "-c", IN_A_CHILD]
+    return subprocess.check_output(command, text=True, cwd=ROOT).split()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="glibc's heap")
+def test_each_interpreter_that_a_rank_starts_has_a_heap_of_its_own(
+    bench: Bench,
+) -> None:
+    drawn = [rank for _ in range(2) for rank in bench.call(places_in_a_child)]
+    for kind in zip(*drawn, strict=True):
+        assert len({*kind}) > 1
 
 
 def libraries(ctx: Any) -> list[str]:

@@ -1,11 +1,12 @@
-"""The heap of a rank: drawn anew in each launch, so that launches are exchangeable.
+"""The heap of a rank, and of an interpreter that it starts: drawn anew in each launch, so that
+launches are exchangeable.
 
 Processes that are forked from one share its heap, and where glibc puts the next block, and when it
 gives memory back to the system, depends on it: the same step may have 8,000 page faults in all
-launches of one side, and none in those of the other. So each rank makes holes of its own. Compare
-T. Mytkowicz et al., "Producing wrong data without doing anything obviously wrong", ASPLOS 2009, and
-C. Curtsinger and E. D. Berger, "STABILIZER: statistically sound performance evaluation", ASPLOS
-2013.
+launches of one side, and none in those of the other. So each process makes holes of its own.
+Compare T. Mytkowicz et al., "Producing wrong data without doing anything obviously wrong", ASPLOS
+2009, and C. Curtsinger and E. D. Berger, "STABILIZER: statistically sound performance evaluation",
+ASPLOS 2013.
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ import mmap
 import os
 import random
 import sys
-from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -42,13 +42,13 @@ _SHIFT = 1 << 32
 _CELLS = 1 << 12
 _MOST_VERSIONS = 500  # of one type; Python 3.13 gives no more than 1,000
 
-# What a rank has drawn, as long as it lives.
+# What this process has drawn, as long as it lives.
 _kept: list[object] = []
 
 
 def draw() -> None:
-    """Give this rank a heap of its own: blocks of random sizes, a random number of which are free;
-    and random offsets of Python's small objects, of mappings, and of the versions of types."""
+    """Give this process a heap of its own: blocks of random sizes, a random number of which are
+    free; and random offsets of Python's small objects, of mappings, and of versions of types."""
     source = random.Random(os.urandom(16))
     if sys.platform == "linux":
         libc = ctypes.CDLL(None)
@@ -89,20 +89,3 @@ def _skip_versions(count: int) -> None:
             changed = type("changed", (), {})
         changed.number = number  # it has no version any more
         hasattr(changed, "number")  # and gets the next one
-
-
-def call_from_random_frame(function: Callable[..., None], *args: Any) -> None:
-    """Call a function from a frame of random size: so its own frames lie elsewhere on Python's
-    stack in each rank."""
-
-    def call() -> None:
-        function(*args)
-
-    # Python (3.11 and later) keeps frames in chunks of 2,048 words. A call that begins a new chunk
-    # costs microseconds each time, and which call of a step does so depends on the sizes of all
-    # frames below it.
-    code = call.__code__
-    call.__code__ = code.replace(
-        co_stacksize=code.co_stacksize + random.randrange(2048)
-    )
-    call()
