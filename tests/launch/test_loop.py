@@ -814,7 +814,7 @@ if sys.argv[1:] == ["worker"]:
 elif __name__ == "__main__":
     START
 """
-    said = programs.fails(text.replace("START", start), begin="")
+    said = programs.fails(text.replace("START", start), begin="", ranks=1)
     assert (
         "the program starts ranks itself, 2 processes that form a group of their own: give the"
         " program of one" in said

@@ -24,6 +24,8 @@ def load(ctx):
     is_slower = os.path.exists({flag!r})
     time.sleep({seconds} * (2.2 if is_slower else 1.0) * ctx.rank)
 """
+SECONDS = 0.05
+SLOWER = 2.2 * SECONDS
 # far from both: code that is as fast, and code or a machine that is 2.2 times slower
 ASKED = ("--ddp-threshold=p50:40%", "--ddp-launches=3", "--ddp-max-launches=6")
 CONFIRM = ("--ddp-confirm=3600", "--ddp-json=all.json", *ASKED)
@@ -38,7 +40,7 @@ class Project:
         (self.folder / "conftest.py").write_text(MEET_IN_A_FILE)
         (self.folder / "test_step.py").write_text(TEST)
         (self.folder / ".gitignore").write_text("*.log\n*.json\n__pycache__\n")
-        self.write(self.folder, 0.1)
+        self.write(self.folder, SECONDS)
         commit(self.folder, "fast")
         self.run("--ddp-save-baseline", *ASKED)
 
@@ -92,7 +94,7 @@ def test_a_suspicion_is_confirmed_on_the_code_of_both_nodes(
         " ".join(output.split()),
     )
     project.flag.unlink()
-    project.write(project.folder, 0.22)
+    project.write(project.folder, SLOWER)
     output, measured = project.run(*CONFIRM)
     assert measured["verdict"]["reason"] == "confirmed"
     assert measured["baseline_side"]["version"]["commit"] == git(
@@ -110,7 +112,7 @@ def test_a_node_that_lacks_the_commit_of_a_baseline_is_named(
     shutil.rmtree(other / ".git")
     commit(other, "the same files in another repository")
     for folder in (project.folder, other):
-        project.write(folder, 0.22)
+        project.write(folder, SLOWER)
     output, measured = project.run(*CONFIRM, second_folder=other)
     assert measured["verdict"]["status"] == "REGRESSED"
     lacking = git(project.folder, "rev-parse", "HEAD")[:12]
