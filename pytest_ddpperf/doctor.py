@@ -36,18 +36,10 @@ _CPU = Path("sys/devices/system/cpu")
 _SAMPLE_SECONDS = 1.0
 _BUSY = 0.1  # of a core: below this, an idle system is that busy with itself
 
-_FIELDS = (
-    "index",
-    "name",
-    "persistence_mode",
-    "enforced.power.limit",
-    "clocks.sm",
-    "clocks.max.sm",
-    "utilization.gpu",
-    "mig.mode.current",
-    "compute_mode",
-    "ecc.errors.uncorrected.volatile.total",
-)
+_FIELDS = """
+    index name persistence_mode enforced.power.limit clocks.sm clocks.max.sm utilization.gpu
+    mig.mode.current compute_mode ecc.errors.uncorrected.volatile.total
+""".split()
 # The mask of what lowers the clocks. Drivers from 535 on use the first name; nvidia-smi answers
 # nothing at all if it is asked for a name that it does not know.
 _REASON_MASKS = "clocks_event_reasons.active", "clocks_throttle_reasons.active"

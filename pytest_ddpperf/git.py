@@ -23,16 +23,10 @@ _END_SECONDS = 5.0  # for a command to end after SIGTERM
 # a cold cache on a network disk; beyond it the run goes on without the commit
 _GIT_SECONDS = 10.0
 # Variables that git sets for its hooks: with them, every command would be about that repository.
-_OF_A_HOOK = (
-    "GIT_DIR",
-    "GIT_WORK_TREE",
-    "GIT_INDEX_FILE",
-    "GIT_OBJECT_DIRECTORY",
-    "GIT_COMMON_DIR",
-    "GIT_NAMESPACE",
-    "GIT_PREFIX",
-    "GIT_ALTERNATE_OBJECT_DIRECTORIES",
-)
+_OF_A_HOOK = """
+    GIT_DIR GIT_WORK_TREE GIT_INDEX_FILE GIT_OBJECT_DIRECTORY GIT_COMMON_DIR GIT_NAMESPACE
+    GIT_PREFIX GIT_ALTERNATE_OBJECT_DIRECTORIES
+""".split()
 
 
 # For a clone without all files: what is not there is missing, and not brought.
@@ -341,15 +335,10 @@ def changed_files(
     caches and those that git ignores. `timeout`: seconds for each command. Raises
     GitError."""
     # With --name-only git would not look at lines.
-    how = (
-        "--numstat",
-        "--relative",
-        "--ignore-cr-at-eol",
-        "--ignore-submodules=none",
-        "-z",
-        "--no-ext-diff",
-        "--no-renames",
-    )
+    how = """
+        --numstat --relative --ignore-cr-at-eol --ignore-submodules=none -z --no-ext-diff
+        --no-renames
+    """.split()
     # It writes what it finds into the index, even without optional locks: so it gets a copy.
     with tempfile.TemporaryDirectory() as folder:
         copy = {"GIT_INDEX_FILE": str(_copy_of_index(top, folder))}

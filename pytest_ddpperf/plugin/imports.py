@@ -19,15 +19,13 @@ from pytest_ddpperf.wire.source_trees import Trees
 
 # Code with one of these names may use a file that no import statement names, or leave a process
 # that does.
-_BUILTINS = frozenset(("__import__", "eval", "exec"))
+_BUILTINS = frozenset("__import__ eval exec".split())
 _OTHER_WAYS = frozenset(
-    (
-        *("exec_module", "import_module", "importorskip", "load_module"),
-        *("pytest_plugins", "reload", "run_module", "run_path"),
-        *("spec_from_file_location", "Popen", "Process", "fork", "popen"),
-        *("entry_points", "getfixturevalue"),
-        *("multiprocessing", "subprocess", "system"),
-    )
+    """
+    exec_module import_module importorskip load_module pytest_plugins reload run_module run_path
+    spec_from_file_location Popen Process fork popen entry_points getfixturevalue multiprocessing
+    subprocess system
+    """.split()
 )
 
 

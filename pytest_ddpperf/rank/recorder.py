@@ -15,16 +15,12 @@ from pytest_ddpperf.rank import torch_names
 from pytest_ddpperf.rank.group import NoGroup
 
 # What is read of an entry.
-_FIELDS = {
-    "record_id",
-    "time_created_ns",
-    "process_group",
-    "profiling_name",
-    "collective_seq_id",
-    "is_p2p",
-    "input_sizes",
-    "input_dtypes",
-}
+_FIELDS = frozenset(
+    """
+    record_id time_created_ns process_group profiling_name collective_seq_id is_p2p input_sizes
+    input_dtypes
+    """.split()
+)
 # NCCL's process group keeps a recorder of its own.
 _DUMPS = (
     "torch._C._distributed_c10d:_dump_fr_trace",
