@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Generator
-from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -62,10 +61,6 @@ class Reporter:
                 terminalreporter.write_line(line)
         if self._run.reported:
             self._summarise(terminalreporter)
-        config = self._run.config
-        is_shown = self._run.ran and config.getoption("verbose") >= 0
-        if is_shown and _covers_no_ranks(config):
-            terminalreporter.write_line(_NO_COVERAGE)
 
     def _summarise(self, terminalreporter: Any) -> None:
         from pytest_ddpperf.report import guard
@@ -88,25 +83,6 @@ class Reporter:
         terminalreporter.section("distributed performance")
         for line in (*lines, *report.lines(verbosity, terminal_width())):
             terminalreporter.write_line(line)
-
-
-# What measures the rank server, the ranks that it forks, and their end.
-_PATCHES = ("subprocess", "fork", "_exit")
-_NO_COVERAGE = (
-    f"coverage does not measure ranks: set patch = {', '.join(_PATCHES)} in its section run"
-    " (coverage 7.10)"
-)
-
-
-def _covers_no_ranks(config: pytest.Config) -> bool:
-    """Say whether pytest-cov measures this run, but not its ranks."""
-    plugin = config.pluginmanager.get_plugin("_cov")
-    controller: Any = getattr(plugin, "cov_controller", None)
-    patches: list[str] = []
-    # coverage.py before 7.10 refuses the name of the option
-    with suppress(Exception):
-        patches = controller.cov.get_option("run:patch")
-    return controller is not None and not {*_PATCHES} <= {*patches}
 
 
 def prepare_files(run: Run) -> None:

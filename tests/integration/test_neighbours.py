@@ -447,38 +447,3 @@ def test_a_debugger_opens_in_the_frame_of_the_test(
     assert [name for _, name in frames] == [
         name for name in tests for _ in (1, 2)
     ]
-
-
-PATCHED = "[run]\nparallel = true\npatch = subprocess, fork, _exit\n"
-NO_COVERAGE = (
-    "coverage does not measure ranks: set patch = subprocess, fork, _exit in its section run"
-    " (coverage 7.10)"
-)
-
-
-@pytest.mark.parametrize(
-    ("config", "arguments", "noted"),
-    [
-        ("", ["--cov=test_call"], True),
-        (PATCHED, ["--cov=test_call"], False),
-    ],
-    ids=["not set", "set"],
-)
-def test_a_run_says_that_coverage_does_not_measure_ranks(
-    pytester: pytest.Pytester,
-    run: Run,
-    config: str,
-    arguments: list[str],
-    noted: bool,
-) -> None:
-    pytest.importorskip("pytest_cov")
-    (pytester.path / ".coveragerc").write_text(config)
-    pytester.makepyfile(
-        test_call="""
-import pytest
-def test_call(ddp_run): ddp_run(lambda ctx: None)
-"""
-    )
-    result = run(*arguments, own=True)
-    assert result.ret == 0
-    assert (NO_COVERAGE in result.outlines) is noted
