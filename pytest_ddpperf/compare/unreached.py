@@ -39,7 +39,7 @@ def take_unreached(
     rounds = (Round(now),)
     uses_code = any(map(is_code, now.files))
     is_gated = Rule(job=job, max_seconds=0.0).not_gated(rounds) is None
-    is_whole = not base.lacking(now.files, ())
+    is_whole = not base.lacking(now.files, {})
     if not (uses_code and is_gated and is_whole):
         return None
     if {*now.files} & {*base.changed()} or not base.is_unreached(

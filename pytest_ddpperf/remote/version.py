@@ -563,13 +563,13 @@ class BaseSide:
         environ = self._checkout.environ(moved)
         environ.pop("PYTEST_ADDOPTS", None)  # they are among the arguments
         folders: list[str] = []
-        # what an editable install put there, for interpreters that a step may start
-        if not self.version.python:
-            for entry in boot.search_path(self._invocation.sys_path):
-                if os.path.isabs(entry) and self.tree.followed(entry) != entry:
-                    folders.append(self.tree.followed(entry))
         if "PYTHONPATH" in environ:
             folders += environ["PYTHONPATH"].split(os.pathsep)
+        # what an editable install adds, for interpreters that tests may start
+        if not self.version.python:
+            for entry in boot.search_path_of_new():
+                if os.path.isabs(entry) and self.tree.followed(entry) != entry:
+                    folders.append(self.tree.followed(entry))
         if folders:
             environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(folders))
         return environ
@@ -614,9 +614,9 @@ class BaseSide:
         """Return the `Checkout.changed`; raises AgainstError."""
         return self._checkout.changed
 
-    def lacking(self, files: Iterable[str], own: Iterable[str]) -> str:
+    def lacking(self, files: Mapping[str, str], own: Mapping[str, str]) -> str:
         """Return, in words, which of the `files` that the current side used git ignores and this
-        side lacks, or the other way which of its `own`; or ""."""
+        side lacks, or the other way which of its `own`, by their digests; or ""."""
         try:
             lacking = self._checkout.lacking(files)
             here = self._checkout.lacking(own, are_current=False)

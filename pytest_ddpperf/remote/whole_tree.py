@@ -10,6 +10,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 from pytest_ddpperf import git
@@ -24,6 +25,8 @@ _POINTER = re.compile(
 _POINTER_BYTES = 1024  # at most
 _TEMPORARY = ("TMPDIR", "TEMP", "TMP")
 _INDEX_SECONDS = 2.0  # git may compare whole seconds
+# Of an ignored folder, so that a virtual environment costs no second.
+_MOST_FILES = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,17 +166,41 @@ def _has(folder: Path, commit: str) -> bool:
 
 
 def link_ignored(trees: Trees) -> list[Path]:
-    """Let the version's tree have the data that git ignores, but no code; return the links. Raises
-    GitError and OSError."""
+    """Let the version's tree have the data that git ignores, but no code; return the links, and
+    folders of links. Raises GitError and OSError."""
     links = []
     for entry in git.all_ignored(Path(trees.current)):
         there = Path(trees.base, entry)
         if there.name == "__pycache__" or is_code(entry):
             continue
         if there.parent.is_dir() and not os.path.lexists(there):
-            there.symlink_to(Path(trees.current, entry))
             links.append(there)
+            here = Path(trees.current, entry)
+            if _can_be_mirrored(here):
+                _mirror(here, there)
+            else:
+                there.symlink_to(here)
     return links
+
+
+def _can_be_mirrored(folder: Path) -> bool:
+    """Whether it is a folder that can be read as a whole, and has not too many files."""
+    errors: list[OSError] = []
+    tree = os.walk(folder, onerror=errors.append)
+    files = (file for *_, files in tree for file in files)
+    has_more = next(islice(files, _MOST_FILES, None), None) is not None
+    return folder.is_dir() and not (folder.is_symlink() or has_more or errors)
+
+
+def _mirror(here: Path, there: Path) -> None:
+    """Make a folder of links to what is in another: what walks along folders, as `os.walk`, goes
+    into no link to a folder."""
+    there.mkdir()
+    for entry in os.scandir(here):
+        if entry.is_dir(follow_symlinks=False):
+            _mirror(Path(entry), there / entry.name)
+        else:
+            (there / entry.name).symlink_to(entry)
 
 
 def move_variables(trees: Trees, environ: Mapping[str, str]) -> dict[str, str]:

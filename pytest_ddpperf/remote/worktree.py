@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from fnmatch import fnmatch
 from functools import cached_property
@@ -302,10 +302,10 @@ class Checkout:
         return trees
 
     def lacking(
-        self, files: Iterable[str], *, are_current: bool = True
+        self, files: Mapping[str, str], *, are_current: bool = True
     ) -> list[str]:
-        """Return those of one side's files that git ignores and the other side lacks; raises
-        GitError."""
+        """Return those of one side's files, with their digests, that git ignores and the other side
+        lacks, but for what the run wrote itself; raises GitError."""
         if self._folder is None or not self._another:
             return []
         own, other = self.top, self._folder.tree
@@ -313,8 +313,9 @@ class Checkout:
             own, other = other, own
         found = [
             file
-            for file in files
-            if (own / file).exists()
+            for file, digest in files.items()
+            if digest
+            and (own / file).exists()
             and not (other / file).exists()
             and not _is_made_alike(file)
         ]
@@ -505,7 +506,10 @@ def with_ignored(trees: Trees) -> Iterator[None]:
         yield
     finally:
         for link in links:
-            link.unlink(missing_ok=True)
+            if link.is_symlink():
+                link.unlink()
+            else:
+                shutil.rmtree(link, ignore_errors=True)
 
 
 def _left(until: float) -> float | None:

@@ -51,6 +51,13 @@ def search_path(entries: Sequence[str] | None = None) -> list[str]:
     return list(dict.fromkeys(found))
 
 
+def search_path_of_new() -> list[str]:
+    """Return sys.path of a new interpreter, without PYTHONPATH."""
+    code = "import sys; print(*sys.path, sep='\\n')"
+    ask = [sys.executable, "-E", "-c", code]
+    return subprocess.check_output(ask, text=True).splitlines()
+
+
 def command(python: str, module: str, descriptor: int) -> list[str]:
     """Calls `main(descriptor, start)` of a module: `start` is the first message that came over the
     socket `descriptor`, as `Lines` sends it. Its `sys_path` is None for the interpreter's own. It

@@ -43,6 +43,7 @@ from pytest_ddpperf.remote.version import (
     remote_arguments,
 )
 from pytest_ddpperf.remote.worktree import Checkout, Worktree, sources_here
+from pytest_ddpperf.wire import boot
 from pytest_ddpperf.wire.source_trees import Trees
 from tests.git import git
 from tests.processes import descendants, ended, gone, until
@@ -366,7 +367,9 @@ def test_a_baselines_own_test_has_the_ranks_of_each_node_that_the_current_one_ha
 def test_interpreters_that_a_step_starts_find_the_versions_own_code(
     top: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Folders of sys.path that an editable install put there are in nobody's PYTHONPATH."""
+    """By the folders that an editable install adds to sys.path, not by those of pytest."""
+    search_path = ["", str(top / "src"), "/lib"]
+    monkeypatch.setattr(boot, "search_path_of_new", lambda: search_path)
     monkeypatch.chdir(top)  # which an empty entry means
     monkeypatch.setenv(
         "PYTHONPATH", os.pathsep.join(["/elsewhere", "", str(top / "tests")])
@@ -391,7 +394,7 @@ def test_interpreters_that_a_step_starts_find_the_versions_own_code(
         rootdir=top,
         caches=False,
         kept=(),
-        sys_path=["", str(top / "src"), "/lib"],
+        sys_path=["", str(top / "src"), str(top / "other"), "/lib"],
     )
     monkeypatch.setattr(template, "Template", MagicMock())
     base = BaseSide(settings(against="v1"), invocation, Templates())
@@ -402,7 +405,7 @@ def test_interpreters_that_a_step_starts_find_the_versions_own_code(
     finally:
         base.close()
     assert [environ["PYTHONPATH"].split(os.pathsep) for environ in given] == [
-        [f"{tree}/src", "/elsewhere", "", f"{tree}/tests"]
+        ["/elsewhere", "", f"{tree}/tests", f"{tree}/src"]
     ]
 
 
@@ -836,6 +839,7 @@ def test_the_version_gets_the_current_tests_and_ignored_data(
     (top / ".gitignore").write_text("data\n*.bin\n*.so\n")
     for file, text in {
         "data/train.csv": "1",
+        "data/images/1.png": "6",
         "src/weights.bin": "2",
         "src/fast.so": "3",
         "tests/data.bin": "4",
@@ -843,8 +847,9 @@ def test_the_version_gets_the_current_tests_and_ignored_data(
         "pytest.ini": "[pytest]",
         "src/a.py": "now",
     }.items():
-        (top / file).parent.mkdir(exist_ok=True)
+        (top / file).parent.mkdir(parents=True, exist_ok=True)
         (top / file).write_text(text)
+    (top / "data/linked").symlink_to(top / "data/images")
     (top / "src/conftest.py").write_text("")
     git(top, "add", "src/conftest.py")
     git(top, "commit", "-q", "-m", "a conftest")
@@ -853,7 +858,13 @@ def test_the_version_gets_the_current_tests_and_ignored_data(
     checkout = Checkout(settings(against="HEAD"), top, kept)
     try:
         tree = Path(checkout.check_out().base)
-        assert (tree / "data/train.csv").read_text() == "1"
+        walked = [[*os.walk(each)] for each in (top / "data", tree / "data")]
+        found, linked = (
+            [(sorted(folders), sorted(files)) for _, folders, files in each]
+            for each in walked
+        )
+        assert found == linked
+        assert (tree / "data/linked/1.png").read_text() == "6"
         assert (tree / "src/weights.bin").read_text() == "2"
         assert (tree / "tests/data.bin").read_text() == "4"
         assert (tree / "tests/test_new.py").read_text() == "5"
@@ -869,7 +880,14 @@ def test_the_version_gets_the_current_tests_and_ignored_data(
         tree = Path(own.check_out().base)
         assert (tree / "data/train.csv").read_text() == "1"
         assert (tree / "src/conftest.py").exists()
-        files = ["data/train.csv", "src/fast.so", "src/a.py", "gone.bin"]
+        files = {
+            "data/train.csv": "digest",
+            "src/fast.so": "digest",
+            "src/a.py": "digest",
+            "gone.bin": "digest",
+            "src/built.so": "",  # by the run itself
+        }
+        (top / "src/built.so").touch()
         assert own.lacking(files) == ["src/fast.so"]
     finally:
         own.remove()
