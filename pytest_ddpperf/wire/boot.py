@@ -52,10 +52,9 @@ def search_path(entries: Sequence[str] | None = None) -> list[str]:
 
 
 def search_path_of_new() -> list[str]:
-    """Return sys.path of a new interpreter, without PYTHONPATH."""
+    """Return sys.path of a new interpreter, without PYTHONPATH; [] if it cannot start."""
     code = "import sys; print(*sys.path, sep='\\n')"
-    ask = [sys.executable, "-E", "-c", code]
-    return subprocess.check_output(ask, text=True).splitlines()
+    return output_of(sys.executable, "-E", "-c", code).splitlines()
 
 
 def command(python: str, module: str, descriptor: int) -> list[str]:
