@@ -26,7 +26,7 @@ def needs_torch(release: str, why: str) -> pytest.MarkDecorator:
 
 NEEDS_RECORDER = needs_torch("2.7", "Gloo has no flight recorder in 2.6")
 RECORDS_BY_DEFAULT = needs_torch(
-    "2.13", "the flight recorder is off by default in 2.10"
+    "2.11", "the flight recorder is off by default in 2.10"
 )
 COUNTS_IN_COMPILED_CODE = needs_torch("2.10", "else counting ends compiling")
 QUIET_GLOO = needs_torch(
