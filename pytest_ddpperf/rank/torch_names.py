@@ -128,8 +128,7 @@ _SINCE = {
     "torch.backends.mkldnn:matmul.fp32_precision": "2.9",
     "torch.backends.cudnn:conv.fp32_precision": "2.9",
     "torch._C._distributed_c10d:_dump_fr_trace": "2.7",
-    # or 2.9, which was not tried
-    "torch.utils._python_dispatch:TorchDispatchMode.ignore_compile_internals": "2.10",
+    "torch.utils._python_dispatch:TorchDispatchMode.ignore_compile_internals": "2.9",
     "torch.distributed:ProcessGroup.register_pre_hook": "2.14",
     "torch.distributed.distributed_c10d:_is_torchcomms_backend": "2.14",
 }

@@ -36,6 +36,7 @@ from pytest_ddpperf.records.step_phases import (
 )
 from tests.launch.conftest import Bench, Recorder
 from tests.torch_version import (
+    COMPILES_ONCE,
     COUNTS_IN_COMPILED_CODE,
     NEEDS_RECORDER,
     needs_torch,
@@ -149,6 +150,7 @@ def test_all_phases_of_a_training_step_are_known_and_add_up(
     )
 
 
+@COMPILES_ONCE
 def test_stamps_compile_nothing_in_a_module_that_is_compiled_in_place(
     bench: Bench,
 ) -> None:
@@ -355,6 +357,7 @@ def test_a_wait_for_whoever_sends_is_unknown(bench: Bench) -> None:
     assert (samples.phases.path, samples.phases.own[EXPOSED][0]) == ({}, None)
 
 
+@COMPILES_ONCE
 @COUNTS_IN_COMPILED_CODE
 @NEEDS_RECORDER
 def test_waits_in_compiled_code_are_unknown(bench: Bench) -> None:
