@@ -32,6 +32,9 @@ COUNTS_IN_COMPILED_CODE = needs_torch("2.9", "else counting ends compiling")
 COMPILES_ONCE = pytest.mark.skipif(
     TORCH == (2, 9), reason="torch 2.9 compiles anew what is counted"
 )
+PIPELINES_WORK = pytest.mark.skipif(
+    TORCH == (2, 9), reason="a pipeline over Gloo aborts by itself in 2.9"
+)
 QUIET_GLOO = needs_torch(
     "2.11", "Gloo prints its connections to stdout in 2.10"
 )

@@ -39,6 +39,7 @@ from tests.torch_version import (
     COMPILES_ONCE,
     COUNTS_IN_COMPILED_CODE,
     NEEDS_RECORDER,
+    PIPELINES_WORK,
     needs_torch,
 )
 
@@ -283,7 +284,14 @@ def on_critical_path(samples: LaunchSamples, phase: str) -> list[float]:
 
 
 @NEEDS_RECORDER
-@pytest.mark.parametrize("kind", ["pipeline", "blocking", "tensor parallel"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pytest.param("pipeline", marks=PIPELINES_WORK),
+        "blocking",
+        "tensor parallel",
+    ],
+)
 def test_a_wait_leads_to_the_rank_that_is_late(bench: Bench, kind: str) -> None:
     """Of messages, and of functional collectives, which DTensor uses."""
 
