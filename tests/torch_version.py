@@ -24,7 +24,7 @@ def needs_torch(release: str, why: str) -> pytest.MarkDecorator:
     )
 
 
-NEEDS_RECORDER = needs_torch("2.7", "Gloo has no flight recorder in 2.6")
+NEEDS_RECORDER = needs_torch("2.8", "Gloo has no flight recorder in 2.7")
 RECORDS_BY_DEFAULT = needs_torch(
     "2.11", "the flight recorder is off by default in 2.10"
 )

@@ -127,7 +127,7 @@ _SINCE = {
     "torch.backends.cuda:matmul.fp32_precision": "2.9",
     "torch.backends.mkldnn:matmul.fp32_precision": "2.9",
     "torch.backends.cudnn:conv.fp32_precision": "2.9",
-    "torch._C._distributed_c10d:_dump_fr_trace": "2.7",
+    "torch._C._distributed_c10d:_dump_fr_trace": "2.8",
     "torch.utils._python_dispatch:TorchDispatchMode.ignore_compile_internals": "2.9",
     "torch.distributed:ProcessGroup.register_pre_hook": "2.14",
     "torch.distributed.distributed_c10d:_is_torchcomms_backend": "2.14",
