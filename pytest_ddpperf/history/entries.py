@@ -32,7 +32,7 @@ MAX_LAUNCHES = 16
 # significant ones: a tenth of what the quietest machine can distinguish
 _DIGITS = 5
 # Facts that may explain a change point. The rest is in the JSON report of the run.
-_RECORDED = ("python", "torch", "cuda", "hip", "nccl", "driver", "host")
+_RECORDED = "python torch cuda hip nccl driver host".split()
 _VARIABLE = "env:"
 _COMMIT = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 

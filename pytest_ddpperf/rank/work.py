@@ -20,10 +20,9 @@ _MULTIPLIES = re.compile(
     r"(?:_|$)"
 )
 # Whose operators are torch's own. What others do is not known.
-_OF_TORCH = (
-    *("aten", "prim", "prims", "profiler", "inductor"),
-    *("c10d", "_c10d_functional", "fsdp", "_dtensor"),
-)
+_OF_TORCH = """
+    aten prim prims profiler inductor c10d _c10d_functional fsdp _dtensor
+""".split()
 # Attention on CPU has arguments as on a device, and torch has a formula for that alone.
 _ON_CPU = "_for_cpu"
 

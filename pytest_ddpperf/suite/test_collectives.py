@@ -9,15 +9,9 @@ from pytest_ddpperf import CollectiveBenchmark
 from pytest_ddpperf.suite.tables import Tables
 from pytest_ddpperf.suite.workloads import Need, Size, free_memory
 
-OPS = (
-    "all_reduce",
-    "all_gather",
-    "reduce_scatter",
-    "broadcast",
-    "reduce",
-    "all_to_all",
-    "send_recv",
-)
+OPS = """
+    all_reduce all_gather reduce_scatter broadcast reduce all_to_all send_recv
+""".split()
 MEGABYTES = (1, 10, 100, 1000)
 RANKS = (2, 4, 6)
 # By their names in rows; NCCL is compared with Gloo on CUDA devices.

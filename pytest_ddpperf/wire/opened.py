@@ -42,7 +42,7 @@ _REMEMBERED = 100_000  # paths that a process need not look at again
 _WRITES = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
 _FILE, _LIBRARY, _PROCESS = "fxp"  # what a line is about
 _PYTHON = re.compile(r"([^-].*/)?python[\d.]*")
-_SHELLS = ("sh", "bash", "dash", "ksh", "zsh")
+_SHELLS = "sh bash dash ksh zsh".split()
 # Of the system, and of the interpreter.
 _LIBRARIES = (
     "/lib/",
