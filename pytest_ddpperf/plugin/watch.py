@@ -22,9 +22,10 @@ from pytest_ddpperf.verdict.stats import quantile
 from pytest_ddpperf.wire.channels import Phase
 
 _REDRAW_SECONDS = 0.25
-# Others' launches last seconds. A longer wait is reported if there is no line to redraw, again when
-# it has doubled.
+# Where there is no line to redraw, what takes longer is reported, and again when it has doubled: a
+# wait for others, whose launches last seconds, and a measurement.
 _FIRST_REPORT_SECONDS = 10.0
+_FIRST_LAUNCH_SECONDS = 60.0
 
 
 class Watcher(Observer):
@@ -61,11 +62,18 @@ class Watcher(Observer):
         self._drawn = 0.0
         self._waits_since = 0.0
         self._next_report = _FIRST_REPORT_SECONDS
+        self._next_launch = _FIRST_LAUNCH_SECONDS
 
     def begin(self, launch: int, launches: int) -> None:
         self.launch, self.launches = launch + 1, launches
         self._waits_since = 0.0
         self._launch_began = time.monotonic()
+        seconds = self._launch_began - self._began
+        if self._writer is None and seconds >= self._next_launch:
+            self._next_launch *= 2
+            self._report(
+                f"launch {self.launch} of {launches} begins after {seconds:.0f} s"
+            )
 
     @property
     def took(self) -> Took:
@@ -88,16 +96,22 @@ class Watcher(Observer):
             line = waiting_line(resource, placement.holder(resource), waited)
             what, comma, seconds = line.rpartition(",")
             self._draw(what, comma + seconds)
-        elif self._reporter is not None and waited >= self._next_report:
+        elif waited >= self._next_report:
             self._next_report *= 2
-            line = waiting_line(resource, placement.holder(resource), waited)
-            with self._uncaptured():
-                self._reporter.ensure_newline()
-                # Under -q there are letters for tests on a line without a path.
-                if self._config.get_terminal_writer().width_of_current_line > 0:
-                    line = f"\n{line}"
-                self._reporter.write_line(line)
-                self._reporter.flush()
+            self._report(
+                waiting_line(resource, placement.holder(resource), waited)
+            )
+
+    def _report(self, line: str) -> None:
+        if self._reporter is None:
+            return
+        with self._uncaptured():
+            self._reporter.ensure_newline()
+            # Under -q there are letters for tests on a line without a path.
+            if self._config.get_terminal_writer().width_of_current_line > 0:
+                line = f"\n{line}"
+            self._reporter.write_line(line)
+            self._reporter.flush()
 
     def line(self, p50_seconds: float | None = None) -> str:
         """Return what goes on, in words."""

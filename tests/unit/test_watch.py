@@ -88,6 +88,33 @@ def test_in_a_worker_of_xdist_nothing_is_reported(
     assert "waiting" not in result.stdout.str()
 
 
+# Twelve launches of 25 seconds each.
+MEASURES = """
+from pytest_ddpperf.plugin import watch
+
+def test_measures(request, monkeypatch):
+    clock = [100.0]
+    monkeypatch.setattr(watch.time, "monotonic", lambda: clock[0])
+    watcher = watch.Watcher(request.config, warmup=1)
+    for launch in range(12):
+        watcher.begin(launch, 12)
+        clock[0] += 25
+    monkeypatch.undo()
+"""
+
+
+def test_without_a_terminal_a_long_measurement_says_rarely_how_far_it_is(
+    pytester: pytest.Pytester,
+) -> None:
+    pytester.makepyfile(test_measures=MEASURES)
+    result = pytester.runpytest_subprocess(*ARGUMENTS)
+    assert [text for text in result.outlines if text.startswith("launch")] == [
+        "launch 4 of 12 begins after 75 s",
+        "launch 6 of 12 begins after 125 s",
+        "launch 11 of 12 begins after 250 s",
+    ]
+
+
 @pytest.mark.parametrize("terminal", ["xterm", "dumb"])
 def test_a_terminal_shows_a_wait_while_it_lasts_and_a_dumb_one_in_lines(
     pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, terminal: str
