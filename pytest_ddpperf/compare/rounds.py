@@ -112,6 +112,7 @@ def find_notes(
     if plan.command:
         notes.append(
             "its ranks are its own: their steps, phases, counters and device time are unknown"
+            " (ddp_benchmark.script measures them, if torchrun could start the program)"
         )
     unfit = [launch.unfit for launch in launches if launch.unfit]
     if unfit:
