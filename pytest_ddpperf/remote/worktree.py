@@ -305,7 +305,7 @@ class Checkout:
         self, files: Mapping[str, str], *, are_current: bool = True
     ) -> list[str]:
         """Return those of one side's files, with their digests, that git ignores and the other side
-        lacks, but for what the run wrote itself; raises GitError."""
+        lacks, but for data that the run wrote itself; raises GitError."""
         if self._folder is None or not self._another:
             return []
         own, other = self.top, self._folder.tree
@@ -314,7 +314,7 @@ class Checkout:
         found = [
             file
             for file, digest in files.items()
-            if digest
+            if (digest or is_code(file))
             and (own / file).exists()
             and not (other / file).exists()
             and not _is_made_alike(file)
@@ -422,7 +422,7 @@ class Checkout:
 
     @cached_property
     def _head(self) -> Path:
-        # git opens it, too, which is no test's use
+        # asked once: git opens this file, which would count as a use by the test
         return git.own_folder(self.top) / "HEAD"
 
     @property
@@ -506,10 +506,10 @@ def with_ignored(trees: Trees) -> Iterator[None]:
         yield
     finally:
         for link in links:
-            if link.is_symlink():
-                link.unlink()
+            if link.is_dir() and not link.is_symlink():
+                shutil.rmtree(link)
             else:
-                shutil.rmtree(link, ignore_errors=True)
+                link.unlink(missing_ok=True)
 
 
 def _left(until: float) -> float | None:

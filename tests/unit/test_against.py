@@ -885,10 +885,13 @@ def test_the_version_gets_the_current_tests_and_ignored_data(
             "src/fast.so": "digest",
             "src/a.py": "digest",
             "gone.bin": "digest",
-            "src/built.so": "",  # by the run itself
+            # by the run itself
+            "src/built.so": "",
+            "src/run.bin": "",
         }
         (top / "src/built.so").touch()
-        assert own.lacking(files) == ["src/fast.so"]
+        (top / "src/run.bin").touch()
+        assert own.lacking(files) == ["src/fast.so", "src/built.so"]
     finally:
         own.remove()
 
