@@ -17,9 +17,9 @@ _FIRST_TEST = '''\
 """How long a training step takes, on real ranks: pytest tests/perf
 
 This test builds the step itself. To time a program as it is:
-- one that torchrun starts, or could start, because its launcher only sets RANK and its like:
+- a program that torchrun starts, or could start (its launcher only sets RANK and the like):
   ddp_benchmark.script("train.py", args=["--lr=0.1"])
-- one that needs its own launcher, which takes much longer to compare:
+- a program that needs its own launcher; this takes much longer to compare:
   ddp_benchmark.command(["python", "launch.py"])
 The page "Programs that own their loop" of the documentation describes both.
 """

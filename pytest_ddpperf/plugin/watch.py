@@ -22,8 +22,8 @@ from pytest_ddpperf.verdict.stats import quantile
 from pytest_ddpperf.wire.channels import Phase
 
 _REDRAW_SECONDS = 0.25
-# Where there is no line to redraw, what takes longer is reported, and again when it has doubled: a
-# wait for others, whose launches last seconds, and a measurement.
+# Without a line to redraw, a long wait for other runs is reported, whose launches last seconds, and
+# a long measurement: first after so many seconds, again each time that they have doubled.
 _FIRST_REPORT_SECONDS = 10.0
 _FIRST_LAUNCH_SECONDS = 60.0
 
