@@ -25,8 +25,8 @@ _POINTER = re.compile(
 _POINTER_BYTES = 1024  # at most
 _TEMPORARY = ("TMPDIR", "TEMP", "TMP")
 _INDEX_SECONDS = 2.0  # git may compare whole seconds
-# Of an ignored folder, so that a virtual environment costs no second.
-_MOST_FILES = 10_000
+# In all ignored folders that are mirrored: a virtual environment would cost seconds.
+_TOO_MANY_FILES = 10_001
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +169,7 @@ def link_ignored(trees: Trees) -> list[Path]:
     """Let the version's tree have the data that git ignores, but no code; return the links, and
     folders of links. Raises GitError and OSError."""
     links = []
+    left = _TOO_MANY_FILES
     for entry in git.all_ignored(Path(trees.current)):
         there = Path(trees.base, entry)
         if there.name == "__pycache__" or is_code(entry):
@@ -176,20 +177,23 @@ def link_ignored(trees: Trees) -> list[Path]:
         if there.parent.is_dir() and not os.path.lexists(there):
             links.append(there)
             here = Path(trees.current, entry)
-            if _can_be_mirrored(here):
+            count = _count_files(here)
+            if count < left:
+                left -= count
                 _mirror(here, there)
             else:
                 there.symlink_to(here)
     return links
 
 
-def _can_be_mirrored(folder: Path) -> bool:
-    """Whether it is a folder that can be read as a whole, and has not too many files."""
+def _count_files(folder: Path) -> int:
+    """Return how many files a folder has; too many if it is no folder, or a link, or cannot be read
+    as a whole."""
     errors: list[OSError] = []
     tree = os.walk(folder, onerror=errors.append)
     files = (file for *_, files in tree for file in files)
-    has_more = next(islice(files, _MOST_FILES, None), None) is not None
-    return folder.is_dir() and not (folder.is_symlink() or has_more or errors)
+    count = len([*islice(files, _TOO_MANY_FILES)])
+    return _TOO_MANY_FILES if errors or folder.is_symlink() else count
 
 
 def _mirror(here: Path, there: Path) -> None:

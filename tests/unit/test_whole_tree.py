@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from pytest_ddpperf.records.errors import AgainstError
+from pytest_ddpperf.remote import whole_tree
 from pytest_ddpperf.remote.whole_tree import complete, move_variables
 from pytest_ddpperf.remote.worktree import Checkout
 from pytest_ddpperf.wire.inotify import FilesWatch
@@ -214,6 +215,23 @@ def test_what_submodules_ignore_is_linked_or_named(nested: Path) -> None:
         files = [f"third party/outer/{file}" for file in ("old.py", "old.so")]
         used = dict.fromkeys(files, "digest")
         assert lacking(used, are_current=False) == files[1:]
+
+
+def test_large_ignored_folders_are_links_themselves(
+    top: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Counted over all of them, by name."""
+    (top / ".gitignore").write_text("data*\n")
+    for folder, files in {"data1": 2, "data2": 4, "data3": 1}.items():
+        (top / folder).mkdir()
+        for number in range(files):
+            (top / folder / str(number)).touch()
+    (top / "data4").symlink_to(top / "data1")
+    monkeypatch.setattr(whole_tree, "_TOO_MANY_FILES", 5)
+    with Version(top, "HEAD") as tree:
+        links = [each.name for each in tree.glob("data*") if each.is_symlink()]
+        assert sorted(links) == ["data2", "data4"]
+        assert len([*(tree / "data2").iterdir()]) == 4
 
 
 def test_what_only_the_version_has_although_git_ignores_it_is_named(
