@@ -74,3 +74,15 @@ def test_a_process_is_told_more_than_an_argument_may_hold(module: str) -> None:
     path = [OURS, *sys.path, "", "x" * 200_000, "a\nb", "\udc80", module]
     start = {"sys_path": path, "kept": ["y" * 200] * 5000}
     assert reported(module, start) == {"start": start, "sys_path": path}
+
+
+def test_the_search_path_of_a_new_interpreter_is_not_that_of_pytest(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "variable"))
+    monkeypatch.syspath_prepend(str(tmp_path / "pytest"))
+    found = boot.search_path_of_new()
+    assert os.path.dirname(os.__file__) in found
+    assert not any(entry.startswith(str(tmp_path)) for entry in found)
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "missing"))
+    assert boot.search_path_of_new() == []
