@@ -72,7 +72,7 @@ class Watcher(Observer):
         if self._writer is None and seconds >= self._next_launch:
             self._next_launch *= 2
             self._report(
-                f"launch {self.launch} of {launches} begins after {seconds:.0f} s"
+                f"launch {launch + 1} of {launches} begins after {seconds:.0f} s"
             )
 
     @property
