@@ -15,6 +15,7 @@ _RECIPES = Path(__file__).with_name("recipes")
 _TESTS = Path("tests/perf")
 _FIRST_TEST = '''\
 """How long a training step takes, on real ranks: pytest tests/perf
+(it finds modules of yours that are installed, or with `pythonpath = .` in pytest.ini)
 
 This test builds the step itself. To time a program as it is:
 - a program that torchrun starts, or could start (its launcher only sets RANK and the like):

@@ -117,8 +117,18 @@ def test_a_service_without_a_recipe_is_refused_with_those_that_have_one(
 # --- the recipes
 
 
-def test_workflows_can_be_read_and_find_each_other() -> None:
-    folder = "github/.github/workflows"
+def test_both_workflows_for_pull_requests_have_the_same_comment() -> None:
+    comment = ".github/workflows/perf-comment.yml"
+    shared, own = (
+        (RECIPES / service / comment).read_text("utf-8")
+        for service in ("github", "github-cpu")
+    )
+    assert shared == own
+
+
+@pytest.mark.parametrize("service", ["github", "github-cpu"])
+def test_workflows_can_be_read_and_find_each_other(service: str) -> None:
+    folder = f"{service}/.github/workflows"
     first, comment = map(
         recipe, (f"{folder}/perf.yml", f"{folder}/perf-comment.yml")
     )

@@ -345,6 +345,7 @@ RECIPES = "pytest_ddpperf/cli/recipes"
         "README.md",
         "docs/ci.md",
         f"{RECIPES}/github/.github/workflows/perf.yml",
+        f"{RECIPES}/github-cpu/.github/workflows/perf.yml",
         f"{RECIPES}/github-main/.github/workflows/perf-main.yml",
         f"{RECIPES}/gitlab/.gitlab/perf.yml",
         f"{RECIPES}/jenkins/Jenkinsfile.perf",
