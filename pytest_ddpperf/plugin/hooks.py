@@ -55,7 +55,9 @@ def pytest_load_initial_conftests(
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_cmdline_main(config: pytest.Config) -> int | None:
-    if "TORCHELASTIC_RUN_ID" not in os.environ:
+    is_torchruns = "TORCHELASTIC_RUN_ID" in os.environ
+    is_step = os.environ.get("SLURM_STEP_NUM_TASKS", "1") != "1"
+    if not is_torchruns and not (is_step and definitions.given(config)):
         return None
     from pytest_ddpperf.plugin import remote
 

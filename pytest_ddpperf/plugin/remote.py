@@ -32,7 +32,7 @@ from pytest_ddpperf.remote.nodes import (
     describe_node,
 )
 from pytest_ddpperf.remote.process import START_SECONDS
-from pytest_ddpperf.remote.torchrun import Role, TorchrunStore, role
+from pytest_ddpperf.remote.torchrun import Role, TorchrunStore, join_step, role
 from pytest_ddpperf.remote.version import BaseSide, Invocation, spelt_out
 from pytest_ddpperf.version import __version__
 from pytest_ddpperf.wire.boot import die_with_parent
@@ -148,12 +148,13 @@ _PRINTS_ONLY = """
 
 
 def main(config: pytest.Config) -> int | None:
-    """Work for the first node's pytest if torchrun started this one on another node, and return the
-    exit status; None if this pytest has to run as usual."""
+    """Work for the first node's pytest if torchrun or srun started this one on another node, and
+    return the exit status; None if this pytest has to run as usual."""
     if _only_prints(config):
         return None
-    node = os.environ.get("GROUP_RANK")
+    node = os.environ.get("GROUP_RANK", os.environ.get("SLURM_NODEID"))
     try:
+        join_step(os.environ)
         found = role(os.environ)
         if found is None or found.leads:
             return None

@@ -5,9 +5,10 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
 
+from pytest_ddpperf import text
 from pytest_ddpperf.launch.request import inherited
 from pytest_ddpperf.records.codec import Json
 from pytest_ddpperf.records.errors import NodesError
@@ -65,6 +66,26 @@ def role(environ: Mapping[str, str]) -> Role | None:
     if environ.get("TORCHELASTIC_MAX_RESTARTS", "0") != "0":
         raise NodesError("torchrun --max-restarts is not supported: use 0")
     return found
+
+
+def join_step(environ: MutableMapping[str, str]) -> None:
+    """Give a process that srun started without torchrun the variables that torchrun would; raises
+    NodesError."""
+    if "TORCHELASTIC_RUN_ID" in environ:
+        return
+    tasks = environ["SLURM_STEP_NUM_TASKS"]
+    nodes = environ.get("SLURM_STEP_NUM_NODES", "1")
+    has_meeting = "MASTER_ADDR" in environ and "MASTER_PORT" in environ
+    if tasks != nodes or not has_meeting:
+        raise NodesError(
+            f"srun started {tasks} pytests on {text.several(int(nodes), 'node')}: start one on each"
+            " (--ntasks-per-node=1), with MASTER_ADDR, the name of the first node, and MASTER_PORT,"
+            " a free port there"
+        )
+    environ["GROUP_RANK"] = environ["SLURM_NODEID"]
+    environ["GROUP_WORLD_SIZE"] = nodes
+    environ["LOCAL_RANK"] = environ["SLURM_LOCALID"]
+    environ["TORCHELASTIC_RUN_ID"] = environ["SLURM_JOB_ID"]
 
 
 _END_SECONDS = 5.0

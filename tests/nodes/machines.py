@@ -224,6 +224,21 @@ class Machines:
             node, command, {**place, **(variables or {})}, folder, f"node{node}"
         )
 
+    def srun(self, node: int, *arguments: str) -> Node:
+        """As `srun --ntasks-per-node=1` starts it."""
+        place = {
+            "SLURM_JOB_ID": "7",
+            "SLURM_STEP_NUM_TASKS": "2",
+            "SLURM_STEP_NUM_NODES": "2",
+            "SLURM_NODEID": str(node),
+            "SLURM_LOCALID": "0",
+            "SLURM_PROCID": str(node),
+            "MASTER_ADDR": ADDRESSES[0],
+            "MASTER_PORT": str(_PORT),
+        }
+        command = [sys.executable, "-m", "pytest", *SMALL, *arguments]
+        return self.start(node, command, place)
+
     def both(
         self, start: Callable[..., Node], *arguments: str
     ) -> tuple[Node, Node]:

@@ -153,6 +153,25 @@ def test_same(ddp_benchmark):
     assert machines.left() == []
 
 
+def test_srun_without_torchrun_starts_one_run(machines: Machines) -> None:
+    (machines.folder / "test_step.py").write_text(
+        STEP
+        + """
+def test_step(ddp_run, ddp_benchmark):
+    assert ddp_benchmark(training).verdict == "NOT GATED"
+    first, second = ddp_run(who)
+    assert first != second
+"""
+    )
+    first, second = machines.both(machines.srun, "--ddp-save-baseline")
+    print(first.output, second.output)
+    assert "ddpperf: 2 nodes over dp" in first.output
+    assert "1 passed" in first.output
+    assert second.output == ""
+    assert (first.process.returncode, second.process.returncode) == (0, 0)
+    assert machines.left() == []
+
+
 FAILING = (
     STEP
     + """

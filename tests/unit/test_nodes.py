@@ -70,7 +70,7 @@ from pytest_ddpperf.remote.clocks import closest, compare_clocks, send_clock
 from pytest_ddpperf.remote.node import Node
 from pytest_ddpperf.remote.node_launch import Parts, alone
 from pytest_ddpperf.remote.nodes import OtherNodes
-from pytest_ddpperf.remote.torchrun import Role, role
+from pytest_ddpperf.remote.torchrun import Role, join_step, role
 from pytest_ddpperf.remote.version import remote_arguments
 from pytest_ddpperf.wire.boot import listen
 from pytest_ddpperf.wire.channels import Lines
@@ -128,6 +128,54 @@ def test_restarts_are_refused() -> None:
 def test_variables_that_are_not_whole_are_told(wrong: dict[str, str]) -> None:
     with pytest.raises(NodesError, match="torchrun's variables"):
         role({**TORCHRUN, **wrong})
+
+
+STEP = {
+    "SLURM_JOB_ID": "7",
+    "SLURM_STEP_NUM_TASKS": "2",
+    "SLURM_STEP_NUM_NODES": "2",
+    "SLURM_NODEID": "1",
+    "SLURM_LOCALID": "0",
+    "MASTER_ADDR": "head",
+    "MASTER_PORT": "29500",
+}
+
+
+def test_a_task_of_srun_has_the_role_that_torchrun_would_give_it() -> None:
+    environ = dict(STEP)
+    join_step(environ)
+    assert role(environ) == replace(role(TORCHRUN), hosted=False)
+
+
+def test_a_step_that_starts_torchrun_is_torchruns() -> None:
+    environ = {**STEP, **TORCHRUN, "SLURM_NODEID": "0"}
+    join_step(environ)
+    assert role(environ) == role(TORCHRUN)
+
+
+@pytest.mark.parametrize(
+    ("changed", "seen"),
+    [
+        ({"SLURM_STEP_NUM_TASKS": "8"}, "8 pytests on 2 nodes"),
+        ({"SLURM_STEP_NUM_NODES": "1"}, "2 pytests on 1 node"),
+        ({"MASTER_ADDR": None}, "2 pytests on 2 nodes"),
+        ({"MASTER_PORT": None}, "2 pytests on 2 nodes"),
+    ],
+)
+def test_a_step_whose_tasks_cannot_meet_says_how_to_start_it(
+    changed: dict[str, str | None], seen: str
+) -> None:
+    environ = {
+        name: value
+        for name, value in {**STEP, **changed}.items()
+        if value is not None
+    }
+    with pytest.raises(NodesError) as caught:
+        join_step(environ)
+    said = str(caught.value)
+    assert said.startswith(f"srun started {seen}: start one on each")
+    assert "MASTER_ADDR" in said
+    assert "MASTER_PORT" in said
 
 
 # --- parts of a plan
