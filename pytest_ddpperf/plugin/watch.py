@@ -71,8 +71,10 @@ class Watcher(Observer):
         seconds = self._launch_began - self._began
         if self._writer is None and seconds >= self._next_launch:
             self._next_launch *= 2
+            minutes = seconds / max(launch, 1) * (launches - launch) / 60
             self._report(
-                f"launch {launch + 1} of {launches} begins after {seconds:.0f} s"
+                f"launch {launch + 1} of {launches} begins after {seconds:.0f} s, about"
+                f" {minutes:.0f} min left"
             )
 
     @property
