@@ -312,7 +312,10 @@ def _remedy(outcome: Outcome, coarse: Sequence[Comparison]) -> str:
     if needed and max(needed) <= most:
         minutes = outcome.seconds * max(needed) / max(launches, 1) / 60
         about = f" (about {minutes:.0f} min)" if minutes >= 1 else ""
-        return f"; raise --ddp-launches to {max(needed)}{about}"
+        return (
+            f"; raise --ddp-launches to {max(needed)}{about}, or make the machine quieter"
+            " (ddpperf doctor)"
+        )
     other = "compare with --ddp-against" if stored else "use a quieter machine"
     return f"; {other}, or raise the limit"
 

@@ -548,6 +548,7 @@ def test_a_failure_counts_the_slow_launches() -> None:
 
 
 NOISY = "too noisy for a 10 % limit: the smallest change it can detect is"
+QUIETER = ", or make the machine quieter (ddpperf doctor)"
 SLOWER = comparison(
     Status.PASS, change=Interval(estimate=0.097, low=0.05, high=0.15)
 )
@@ -588,7 +589,7 @@ SLOWER = comparison(
         ),
         (
             coarse(p11=40, p50=80),
-            f"{NOISY} 11 % (p11), 50 % (p50); raise --ddp-launches to 80",
+            f"{NOISY} 11 % (p11), 50 % (p50); raise --ddp-launches to 80{QUIETER}",
         ),
         (
             coarse(p11=40, p50=None),
@@ -604,11 +605,11 @@ SLOWER = comparison(
         ),
         (
             replace(coarse(p50=300), costs=(LaunchCost(),) * 80),
-            f"{NOISY} 50 % (p50); raise --ddp-launches to 300",
+            f"{NOISY} 50 % (p50); raise --ddp-launches to 300{QUIETER}",
         ),
         (
             replace(coarse(p50=300), costs=(LaunchCost(),) * 80, seconds=240.0),
-            f"{NOISY} 50 % (p50); raise --ddp-launches to 300 (about 15 min)",
+            f"{NOISY} 50 % (p50); raise --ddp-launches to 300 (about 15 min){QUIETER}",
         ),
         (replace(coarse(p50=300), baseline_path=""), f"{NOISY} 50 % (p50)"),
         (
