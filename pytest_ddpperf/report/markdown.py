@@ -129,8 +129,8 @@ def _table(rows: Sequence[str], outcomes: Sequence[Outcome]) -> str:
     """Return a table of three columns: a phone shows no more."""
     if not rows:
         return ""
-    p50 = f"p50: {sentences.base_name(outcomes)} -> now"
-    return "\n".join([f"| result | test | {p50} |", "|---|---|--:|", *rows])
+    column = sentences.column(outcomes)
+    return "\n".join([f"| result | test | {column} |", "|---|---|--:|", *rows])
 
 
 def _row(outcome: Outcome) -> str:
@@ -140,11 +140,11 @@ def _row(outcome: Outcome) -> str:
     result = status
     if summary.concern(outcome) is summary.Concern.FAILS:
         result = f"**{status}**"
-    p50 = ""
+    sides = ""
     if outcome.measurement:
-        p50 = " -> ".join(filter(None, terminal.p50(outcome)))
+        sides = " -> ".join(filter(None, terminal.both_sides(outcome)))
     test = _code(f"{text.name(outcome)} on {text.ranks(outcome.plan)}")
-    return f"| {result} {_code(said) if said else ''} | {test} | {p50} |"
+    return f"| {result} {_code(said) if said else ''} | {test} | {sides} |"
 
 
 def _gone(gone: Gone) -> str:

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from pytest_ddpperf import text
-from pytest_ddpperf.records.metric import DEVICE, FLOPS, without_totals
+from pytest_ddpperf.records.metric import DEVICE, FLOPS, WALL, without_totals
 from pytest_ddpperf.records.outcome import DIVERGED, Outcome
 from pytest_ddpperf.records.plan import Plan
 from pytest_ddpperf.records.samples import (
@@ -55,6 +55,14 @@ def base_name(outcomes: Sequence[Outcome]) -> str:
     if kinds == {True}:
         return "reference"
     return "base" if True in kinds else "before"
+
+
+def column(outcomes: Sequence[Outcome]) -> str:
+    """Return the title of a column of step times, "p50: before -> now"; those of commands are wall
+    times."""
+    kinds = {bool(outcome.plan.command) for outcome in outcomes}
+    shown = WALL if kinds == {True} else "p50"
+    return f"{shown}: {base_name(outcomes)} -> now"
 
 
 def decided_on(outcome: Outcome) -> Change | None:

@@ -8,7 +8,7 @@ from dataclasses import fields
 from statistics import fmean, median
 
 from pytest_ddpperf import text
-from pytest_ddpperf.records.metric import WALL, metric_of
+from pytest_ddpperf.records.metric import WALL, OwnFigure, metric_of
 from pytest_ddpperf.records.outcome import Outcome, RunInfo
 from pytest_ddpperf.records.plan import Collective
 from pytest_ddpperf.records.samples import (
@@ -93,15 +93,13 @@ def table(
     outcomes = [outcome for outcome in outcomes if outcome.measurement]
     if not outcomes:
         return
-    are_commands = all(outcome.plan.command for outcome in outcomes)
-    shown = WALL if are_commands else "p50"
-    column = f"{shown}: {sentences.base_name(outcomes)} -> now"
+    column = sentences.column(outcomes)
     titles = ("ranks", column, "change [range]", "verdict")
     rows = [titles, *(tuple(_cells(outcome)) for outcome in outcomes)]
     compared = any(change for _, _, change, _ in rows[1:])
     if not compared:
         rows = [
-            ("ranks", shown, "verdict"),
+            ("ranks", column.partition(":")[0], "verdict"),
             *((ranks, now, verdict) for ranks, now, _, verdict in rows[1:]),
         ]
     elif _room(rows, width) < _LEAST_NAME:
@@ -121,7 +119,7 @@ def _room(rows: Sequence[Sequence[str]], width: int) -> int:
 
 
 def _cells(outcome: Outcome) -> Iterator[str]:
-    before, now = p50(outcome)
+    before, now = both_sides(outcome)
     if outcome.plan.rpc:
         yield text.several(outcome.plan.world_size, "trainer")
     else:
@@ -131,9 +129,14 @@ def _cells(outcome: Outcome) -> Iterator[str]:
     yield outcome.shown_status
 
 
-def p50(outcome: Outcome) -> tuple[str, str]:
+def both_sides(outcome: Outcome) -> tuple[str, str]:
     """Return the step time at p50 on the baseline side, "" if there is none, and now, with the unit
-    of both."""
+    of both; a figure of the user's own, with its name, if its change is shown."""
+    verdict = outcome.verdict
+    shown = verdict.shown if verdict else None
+    if shown and isinstance(shown.limit.kind, OwnFigure):
+        before, now = text.both_sides(shown, None)
+        return f"{shown.limit.metric} {before}", now
     for compared in outcome.comparisons:
         if compared.limit.metric in ("p50", WALL):
             return text.both_sides(compared, None)

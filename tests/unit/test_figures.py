@@ -278,6 +278,15 @@ def test_speeds_of_launches_are_not_looked_for_in_a_figure_that_is_no_time() -> 
     assert found.speeds is None
 
 
+def test_a_row_shows_both_sides_of_the_figure_whose_change_it_shows() -> None:
+    worse = [0.8 * level for level in STEADY]
+    verdict = on_tps(worse, STEADY, "higher")
+    now = measured(tps=values(FASTER, worse))
+    found = outcome("test_a", Drawn(), verdict, now)
+    _, row = terminal.table([found])
+    assert "  tps 1,000 -> 800  tps -20 % [" in row
+
+
 def test_a_figure_that_changed_its_direction_is_not_compared() -> None:
     sides = [
         measured(tps=values(figure, STEADY)) for figure in (SMALLER, FASTER)
