@@ -117,11 +117,12 @@ def _text(data: Json, indent: str, durations: bool) -> str:
         ]
         return _block("{", items, "}", indent)
     if isinstance(data, (list, tuple)) and data:
-        items = [_text(item, inner, durations) for item in data]
-        if all(type(item) in (int, float) for item in data):
-            return "[" + ", ".join(items) + "]"
-        return _block("[", items, "]", indent)
-    if durations and isinstance(data, float):
+        if not all(type(item) in (int, float) for item in data):
+            items = [_text(item, inner, durations) for item in data]
+            return _block("[", items, "]", indent)
+        if durations:
+            data = [round(item, 9) for item in data]
+    elif durations and isinstance(data, float):
         data = round(data, 9)
     return json.dumps(data, allow_nan=False)
 
