@@ -94,9 +94,9 @@ def progress(done: int, of: int, what: str) -> None:
 
 def verdict(promises: Sequence[tuple[str, bool]]) -> int:
     """Print what was promised and whether it held; the exit status."""
-    for promise, paused in promises:
-        print(f"{'held  ' if paused else 'BROKEN'}  {promise}")
-    return 0 if all(paused for _, paused in promises) else 1
+    for promise, holds in promises:
+        print(f"{'held  ' if holds else 'BROKEN'}  {promise}")
+    return 0 if all(holds for _, holds in promises) else 1
 
 
 def binomial_interval(count: int, of: int) -> tuple[float, float]:

@@ -278,10 +278,10 @@ class Live:
                 launches.append(self._launch(setup, asked))
             steps = [launch.step_seconds for launch in launches]
             ended = [
-                judged(steps, before[-paused:], rule, LOOKS[:number])[1]
+                judged(steps, before[-kept:], rule, LOOKS[:number])[1]
                 for rule in RULES.values()
-                for paused in SESSIONS
-                if len(before) >= paused
+                for kept in SESSIONS
+                if len(before) >= kept
             ]
             if kind == "unchanged":
                 ended.append(not coarse(measurement(steps), limits(STORED)))
@@ -501,15 +501,15 @@ def outcomes(rows: Sequence[Row]) -> Iterator[Judged]:
                 rows, row["machine"], row["model"], row["began"]
             )
         ]
-        for paused, (name, rule) in product(SESSIONS, RULES.items()):
-            if len(before) < paused:
+        for kept, (name, rule) in product(SESSIONS, RULES.items()):
+            if len(before) < kept:
                 continue
-            verdict, launches = reported(steps_of(row), before[-paused:], rule)
+            verdict, launches = reported(steps_of(row), before[-kept:], rule)
             seconds = sum(row["seconds"][:launches])
             mode = ", ".join(
                 filter(
                     None,
-                    ("stored", f"{paused} session{'s' * (paused > 1)}", name),
+                    ("stored", f"{kept} session{'s' * (kept > 1)}", name),
                 )
             )
             yield Judged(

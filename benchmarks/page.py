@@ -62,8 +62,8 @@ def main() -> int:
             wall, cpu = zip(
                 *_timed([*command, str(page)], asked.rounds, what), strict=True
             )
-            paused = page.stat().st_size
-            size = f"{paused / 1e6:.2f} MB"
+            taken = page.stat().st_size
+            size = f"{taken / 1e6:.2f} MB"
             rows.append(
                 (
                     what,
@@ -71,7 +71,7 @@ def main() -> int:
                     spread(cpu, "s"),
                     spread(wall, "s"),
                     size,
-                    f"{paused / 1e3 / number:.0f} kB",
+                    f"{taken / 1e3 / number:.0f} kB",
                 )
             )
             if not asked.history:
@@ -84,7 +84,7 @@ def main() -> int:
             promises.append(
                 (
                     f"{what}: at most {MOST_BYTES / 1e6:g} MB",
-                    paused <= MOST_BYTES,
+                    taken <= MOST_BYTES,
                 )
             )
     print(table(rows))

@@ -48,8 +48,8 @@ def with_thread(ctx: Any) -> Any:
 
 
 def with_destructor(ctx: Any) -> Any:
-    paused, step = SlowToDie(), setup(ctx)
-    return lambda: (step(), paused)
+    kept, step = SlowToDie(), setup(ctx)
+    return lambda: (step(), kept)
 
 
 def with_clean_up(ctx: Any) -> Any:
