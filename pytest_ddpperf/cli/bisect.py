@@ -36,7 +36,7 @@ from pytest_ddpperf.history import bisection, entries
 from pytest_ddpperf.records import codec
 from pytest_ddpperf.records.outcome import Outcome
 from pytest_ddpperf.records.plan import Limit
-from pytest_ddpperf.records.samples import Comparison, Recording, Scalar, Status
+from pytest_ddpperf.records.samples import Comparison, Facts, Recording, Status
 from pytest_ddpperf.verdict import observed, stats
 from pytest_ddpperf.wire.variables import concealed
 
@@ -615,9 +615,7 @@ def _compare_with(
 _VARIABLE = "env:"
 
 
-def _facts(
-    session: Recording, now: Mapping[str, Scalar]
-) -> list[tuple[str, str, str]]:
+def _facts(session: Recording, now: Facts) -> list[tuple[str, str, str]]:
     """Return the variables and distributions that differ: name, before and now, "" for none."""
     from importlib import metadata  # costs more than all else here
 

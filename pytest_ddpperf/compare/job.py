@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pytest_ddpperf import baseline
@@ -17,8 +17,8 @@ from pytest_ddpperf.records.plan import (
 )
 from pytest_ddpperf.records.samples import (
     Environment,
+    Facts,
     Measurement,
-    Scalar,
     TestId,
     Verdict,
 )
@@ -41,7 +41,7 @@ class Job:
     batch_size: int | None
     gate: bool
     # recorded with the measurement, beyond what the ranks report
-    facts: Mapping[str, Scalar]
+    facts: Facts
     trace: str = ""  # as `Plan` has it, for the first launch; "" for no traces
     notes: tuple[str, ...] = ()
     # what it is compared with in the same run: the same, but for what ranks run
@@ -62,7 +62,7 @@ class Job:
             return found
         return tuple(limit for limit in found if limit not in COUNTER_LIMITS)
 
-    def environment(self, facts: Mapping[str, Scalar]) -> Environment:
+    def environment(self, facts: Facts) -> Environment:
         """Return the environment of launches that reported these facts."""
         every = {**facts, **self.facts}
         return baseline.environment(

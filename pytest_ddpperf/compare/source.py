@@ -27,8 +27,8 @@ from pytest_ddpperf.git import (
 from pytest_ddpperf.records.errors import GitError
 from pytest_ddpperf.records.samples import (
     Distribution,
+    Facts,
     Recording,
-    Scalar,
 )
 from pytest_ddpperf.wire.source_trees import file_digest, is_code
 from pytest_ddpperf.wire.variables import READ, digest
@@ -183,7 +183,7 @@ _VARIABLE, _OPTION = "env:", "--"
 
 
 def find_changed_facts(
-    sessions: Sequence[Recording], current: Mapping[str, Scalar]
+    sessions: Sequence[Recording], current: Facts
 ) -> Iterator[str]:
     """Yield, in words, which facts may make the same code slower and are not as they were
     recorded. `current` are the recorded facts of today's environment."""

@@ -22,7 +22,7 @@ from pytest_ddpperf.records.errors import FileError
 from pytest_ddpperf.records.figure import Better
 from pytest_ddpperf.records.metric import Metric, metric_of
 from pytest_ddpperf.records.outcome import Outcome, RunInfo
-from pytest_ddpperf.records.samples import Interval, Reason, Scalar, TestId
+from pytest_ddpperf.records.samples import Facts, Interval, Reason, TestId
 from pytest_ddpperf.verdict.stats import launch_quantiles
 
 SCHEMA = 1
@@ -52,8 +52,8 @@ class HistoryMeasurement:
     test: TestId
     environment: str  # the name of its folder below the baselines
     # with "steps": the number of steps behind each percentile
-    must_match: Mapping[str, Scalar]
-    recorded: Mapping[str, Scalar]
+    must_match: Facts
+    recorded: Facts
     counters: Mapping[str, int]
     # by METRICS, one value per launch
     launch_seconds: Mapping[str, tuple[float, ...]]
@@ -95,7 +95,7 @@ class AcceptedChange:
     commit: str  # the first one that was measured after it
     test: TestId
     environment: str
-    must_match: Mapping[str, Scalar]
+    must_match: Facts
     metric: str
     change: Interval  # relative, with its 95 % interval when it was accepted
     why: str

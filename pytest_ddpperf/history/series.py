@@ -27,7 +27,7 @@ from pytest_ddpperf.history.entries import (
 )
 from pytest_ddpperf.records.metric import MEMORY_COUNTERS, Metric
 from pytest_ddpperf.records.plan import Limit
-from pytest_ddpperf.records.samples import Interval, Scalar, TestId
+from pytest_ddpperf.records.samples import Facts, Interval, Scalar, TestId
 from pytest_ddpperf.records.step_phases import PHASES
 from pytest_ddpperf.verdict.stats import Part, holm, variance
 
@@ -45,7 +45,7 @@ class Series:
 
     test: TestId
     environment: str
-    must_match: Mapping[str, Scalar]
+    must_match: Facts
     runs: tuple[HistoryEntry, ...]
     measurements: tuple[HistoryMeasurement, ...]  # one of each run
     # The must-match facts that differ from other series of the same test and environment.
@@ -190,8 +190,8 @@ def _mean_of(phase: str, runs: Sequence[Mapping[str, float]]) -> float:
 
 def _differences(
     names: Sequence[str],
-    before: Mapping[str, Scalar],
-    after: Mapping[str, Scalar],
+    before: Facts,
+    after: Facts,
 ) -> Iterator[str]:
     for name in names:
         old = before.get(name, "unset")

@@ -17,9 +17,9 @@ from pytest_ddpperf.records.metric import COUNTERS, POINT_TO_POINT
 from pytest_ddpperf.records.plan import Plan
 from pytest_ddpperf.records.samples import (
     GOES_ON,
+    Facts,
     LaunchSamples,
     RankFigures,
-    Scalar,
     StackSamples,
     Window,
 )
@@ -30,7 +30,7 @@ def collect(
     windows: Sequence[Window],
     delivery: Delivery,
     *,
-    facts: Mapping[str, Scalar],
+    facts: Facts,
     files: Mapping[str, str],
     others: tuple[str, ...],
 ) -> LaunchSamples:

@@ -39,6 +39,7 @@ from pytest_ddpperf.records import codec
 from pytest_ddpperf.records.errors import DdpPerfError, NodesError
 from pytest_ddpperf.records.plan import Plan, Setup
 from pytest_ddpperf.records.samples import (
+    Facts,
     Imported,
     LaunchSamples,
     Scalar,
@@ -112,9 +113,7 @@ class Launcher:
         # of accelerators, by CUDA, when facts were asked for
         self._visible: str | None = None
 
-    def probe(
-        self, preload: Sequence[str], timeout: float
-    ) -> Mapping[str, Scalar]:
+    def probe(self, preload: Sequence[str], timeout: float) -> Facts:
         """Return what the machine and its torch offer (see `rank.environment.probe`), from one
         launch."""
         if self._facts is None:

@@ -12,7 +12,7 @@ from typing import Protocol
 from pytest_ddpperf.launch.output import Observer
 from pytest_ddpperf.records.messages import ShareProgress, Started
 from pytest_ddpperf.records.plan import Plan
-from pytest_ddpperf.records.samples import RankError, RankOutput, Scalar
+from pytest_ddpperf.records.samples import Facts, RankError, RankOutput
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +33,7 @@ class Nodes(Protocol):
     interface: str
 
     @property
-    def facts(self) -> Mapping[str, Scalar]:
+    def facts(self) -> Facts:
         """Of the nodes and of the network between them."""
 
     def parts(self, plan: Plan, store: tuple[str, int]) -> RemoteRanks:

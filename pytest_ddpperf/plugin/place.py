@@ -20,7 +20,7 @@ from pytest_ddpperf.records.plan import (
     NCCL,
     backends_by_device,
 )
-from pytest_ddpperf.records.samples import Scalar
+from pytest_ddpperf.records.samples import Facts
 
 # As --ddp-device: each rank sees its own CUDA device alone.
 _ONE_DEVICE = "cuda:0"
@@ -44,7 +44,7 @@ class Places:
         self,
         of_run: Settings,
         role: PytestRole,
-        facts: Callable[[], Mapping[str, Scalar]],
+        facts: Callable[[], Facts],
     ) -> None:
         """`facts` returns those of the machine, from a probe rank."""
         self._of_run, self._role, self._facts = of_run, role, facts
@@ -140,7 +140,7 @@ def nodes_for(
 class _Machine:
     """The facts of `rank.environment.probe` that decide a place."""
 
-    def __init__(self, facts: Mapping[str, Scalar]) -> None:
+    def __init__(self, facts: Facts) -> None:
         self.torch = facts["torch"]
         self.backends = str(facts["backends"]).split(",")
         self.device = str(facts["device_type"])
@@ -158,7 +158,7 @@ class _Machine:
 def resolve(
     settings: Settings,
     world_size: int,
-    facts: Mapping[str, Scalar],
+    facts: Facts,
     nodes: int = 1,
     field: str = "world_sizes",
 ) -> Place:

@@ -7,7 +7,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Generator, Mapping
+from collections.abc import Generator
 from contextlib import suppress
 from typing import NoReturn
 
@@ -34,7 +34,7 @@ from pytest_ddpperf.records.messages import (
     StartPytest,
     TestEnded,
 )
-from pytest_ddpperf.records.samples import Scalar
+from pytest_ddpperf.records.samples import Facts
 from pytest_ddpperf.remote.worktree import sources_here
 from pytest_ddpperf.version import __version__
 from pytest_ddpperf.wire.boot import die_with_parent
@@ -109,7 +109,7 @@ class WorkerPlugin:
         )
         if session.config.option.collectonly:
             return True
-        facts: Mapping[str, Scalar] = {}
+        facts: Facts = {}
         with suppress(DdpPerfError):  # each test will say it
             # starts the rank server while the other pytest starts its own
             facts = run.session.facts()

@@ -20,7 +20,7 @@ from pytest_ddpperf.records.errors import DdpPerfError, GitError
 from pytest_ddpperf.records.guard import Loosened
 from pytest_ddpperf.records.outcome import Outcome, RunInfo
 from pytest_ddpperf.records.plan import Limit
-from pytest_ddpperf.records.samples import Scalar
+from pytest_ddpperf.records.samples import Facts
 from pytest_ddpperf.report import guard, json_report, terminal
 from pytest_ddpperf.text import terminal_width
 from pytest_ddpperf.version import __version__
@@ -49,7 +49,7 @@ class TestResults:
     skipped: bool = False
     # its node id, if it passed without a call of its fixture
     never_measured: str = ""
-    facts: Mapping[str, Scalar] = field(default_factory=dict)  # of its machine
+    facts: Facts = field(default_factory=dict)  # of its machine
     usage_error: str = ""
 
 
@@ -64,7 +64,7 @@ class RunResults:
     _outcomes: dict[tuple[str, str], Outcome] = field(default_factory=dict)
     skipped: int = 0
     never_measured: list[str] = field(default_factory=list)  # node ids
-    facts: Mapping[str, Scalar] = field(default_factory=dict)
+    facts: Facts = field(default_factory=dict)
     messages: list[str] = field(default_factory=list)  # about the whole run
     sections: dict[str, tuple[str, ...]] = field(default_factory=dict)
     # what the run did not compare, said with -q, too

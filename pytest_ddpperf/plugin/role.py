@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from pytest_ddpperf.records.guard import Judged, Loosened
     from pytest_ddpperf.records.outcome import Outcome
     from pytest_ddpperf.records.plan import Plan
-    from pytest_ddpperf.records.samples import Scalar
+    from pytest_ddpperf.records.samples import Facts
     from pytest_ddpperf.remote.nodes import ConnectedNodes
     from pytest_ddpperf.remote.version import BaseSide
     from pytest_ddpperf.wire.source_trees import Trees
@@ -83,7 +83,7 @@ class PytestRole:
         "" if nothing is confirmed in this role."""
         return ""
 
-    def facts(self) -> Mapping[str, Scalar]:
+    def facts(self) -> Facts:
         """Return what the machine line says of the others."""
         return {}
 
@@ -248,7 +248,7 @@ class LeadsVersion(LooksAtVersion):
         self._side.collect(sources_here(self._side.trees))
         self._read_judged(run)
 
-    def facts(self) -> Mapping[str, Scalar]:
+    def facts(self) -> Facts:
         return {"against": str(self._side.version)}
 
     def environments(self) -> Mapping[str, Mapping[str, str]]:
@@ -314,7 +314,7 @@ class LeadsNodes(PytestRole):
     def confirms(self, run: PytestProcess) -> SideOf | str:
         return self.own.confirms(run)
 
-    def facts(self) -> Mapping[str, Scalar]:
+    def facts(self) -> Facts:
         return {"machines": str(self.other_nodes), **self.own.facts()}
 
     def environments(self) -> Mapping[str, Mapping[str, str]]:

@@ -4,7 +4,7 @@ pytest."""
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime, timezone
@@ -26,7 +26,7 @@ from pytest_ddpperf.records.errors import BaselineError, GitError
 from pytest_ddpperf.records.guard import BASELINE, Kind, Loosened
 from pytest_ddpperf.records.outcome import Outcome
 from pytest_ddpperf.records.reason import Reason
-from pytest_ddpperf.records.samples import Scalar, Status
+from pytest_ddpperf.records.samples import Facts, Status
 from pytest_ddpperf.report import sentences
 from pytest_ddpperf.verdict import decision
 from pytest_ddpperf.verdict.guard import GATE_OFF
@@ -68,7 +68,7 @@ class Session:
             return real.relative_to(self._top).as_posix()
         return str(file)
 
-    def facts(self) -> Mapping[str, Scalar]:
+    def facts(self) -> Facts:
         """Return what the machine offers, from a probe rank; raises the errors of a launch."""
         settings = self._settings
         return self.launcher.probe(settings.preload, settings.timeout_seconds)

@@ -18,10 +18,10 @@ from msgspec import Struct
 from pytest_ddpperf.records.guard import Judged
 from pytest_ddpperf.records.plan import Plan
 from pytest_ddpperf.records.samples import (
+    Facts,
     LaunchSamples,
     RankError,
     RankOutput,
-    Scalar,
     Verdict,
 )
 
@@ -450,7 +450,7 @@ class ServerStarted(Message, frozen=True):
     """The rank server has started and found these facts. In its place LaunchFailed: another node
     cannot be used."""
 
-    facts: Mapping[str, Scalar]
+    facts: Facts
 
 
 class ReadyToCall(Message, frozen=True):
@@ -468,7 +468,7 @@ class ReadyToMeasure(Message, frozen=True):
     plan: Plan
     number: int = 0  # as in ReadyToCall
     batch_size: int | None = None
-    facts: Mapping[str, Scalar] = {}
+    facts: Facts = {}
 
 
 Ready = ReadyToCall | ReadyToMeasure

@@ -29,7 +29,7 @@ from pytest_ddpperf.records.messages import (
     Sources,
 )
 from pytest_ddpperf.records.plan import Plan
-from pytest_ddpperf.records.samples import RankError, Scalar
+from pytest_ddpperf.records.samples import Facts, RankError
 from pytest_ddpperf.remote.clocks import compare_clocks
 from pytest_ddpperf.remote.process import START_SECONDS, Line, Tests
 from pytest_ddpperf.remote.worktree import differing_files
@@ -222,9 +222,7 @@ class Node:
         """Let its pytest collect, with further `arguments`; raises BaseSideError."""
         self.line.send(RunPytest(tuple(arguments)))
 
-    def collected(
-        self, here: Sources, facts: Mapping[str, Scalar], seconds: float
-    ) -> None:
+    def collected(self, here: Sources, facts: Facts, seconds: float) -> None:
         """Wait until it has; raises BaseSideError, and NodesError if it runs other code than is
         `here`, or has other devices than the `facts` of this node tell."""
         until = time.monotonic() + seconds

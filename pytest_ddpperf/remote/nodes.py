@@ -39,7 +39,7 @@ from pytest_ddpperf.records.messages import (
     Sources,
 )
 from pytest_ddpperf.records.plan import Plan
-from pytest_ddpperf.records.samples import Scalar
+from pytest_ddpperf.records.samples import Facts
 from pytest_ddpperf.remote import rendezvous
 from pytest_ddpperf.remote.interfaces import address_of, interface_of, link_of
 from pytest_ddpperf.remote.node import Node
@@ -108,7 +108,7 @@ class ConnectedNodes:
         return [socket.gethostname(), *(node.host for node in self.nodes)]
 
     @property
-    def facts(self) -> Mapping[str, Scalar]:
+    def facts(self) -> Facts:
         return {
             "hosts": ", ".join(self.hosts),
             "interface": self.interface,
@@ -140,7 +140,7 @@ class ConnectedNodes:
     def start(self, arguments: Sequence[str]) -> None:
         """Let their pytests collect, with further `arguments`: these do already."""
 
-    def collected(self, here: Sources, facts: Mapping[str, Scalar]) -> None:
+    def collected(self, here: Sources, facts: Facts) -> None:
         """Wait until all have collected the same as `here`, on machines with as many devices as the
         `facts` tell."""
         until = time.monotonic() + START_SECONDS

@@ -36,7 +36,7 @@ from pytest_ddpperf.records.messages import (
     TestEnded,
     WaitingForLock,
 )
-from pytest_ddpperf.records.samples import Scalar
+from pytest_ddpperf.records.samples import Facts
 from pytest_ddpperf.version import __version__
 from pytest_ddpperf.wire import boot
 from pytest_ddpperf.wire.channels import Lines, Phase, readable
@@ -251,7 +251,7 @@ class Tests:
         ]
         return errors[0] if errors else f"there is no such test: {nodeid}"
 
-    def started(self, seconds: float = START_SECONDS) -> Mapping[str, Scalar]:
+    def started(self, seconds: float = START_SECONDS) -> Facts:
         """Wait for its rank server; return what that found there, the first time. Raises
         BaseSideError."""
         if self._started or self._line.dead:
@@ -261,7 +261,7 @@ class Tests:
         started = self._line.receive(Observer(), seconds, expected)
         if isinstance(started, LaunchFailed):
             raise BaseSideError(started.why)
-        facts: Mapping[str, Scalar] = started.facts
+        facts: Facts = started.facts
         return facts
 
     def enter(self, nodeid: str) -> None:
