@@ -15,6 +15,7 @@ from pytest_ddpperf.records.errors import DdpPerfError
 from pytest_ddpperf.records.figure import FigureValues, figures_of
 from pytest_ddpperf.records.metric import COUNTERS, POINT_TO_POINT
 from pytest_ddpperf.records.plan import Plan
+from pytest_ddpperf.records.quantiles import RankSteps
 from pytest_ddpperf.records.samples import (
     GOES_ON,
     Facts,
@@ -89,7 +90,7 @@ def _by_rank(plan: Plan, seen: Sequence[float]) -> tuple[float, ...] | None:
 
 def _cpu_seconds(
     windows: Sequence[Window],
-) -> tuple[tuple[float, ...], ...] | None:
+) -> RankSteps | None:
     """Return the CPU time of each step by rank; None if a rank has none."""
     known = [each.cpu_ns for each in windows if each.cpu_ns is not None]
     if len(known) < len(windows):

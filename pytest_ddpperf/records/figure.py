@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from statistics import fmean, geometric_mean
 from typing import Literal, get_args
 
-from pytest_ddpperf.records.quantiles import quantile
+from pytest_ddpperf.records.quantiles import LaunchRankSteps, quantile
 
 Better = Literal["higher", "lower"]
 _NAME = re.compile(r"[A-Za-z_][\w./-]*", re.ASCII)
@@ -89,7 +89,7 @@ class FigureValues:
 
     figure: Figure
     #: launch x rank x value; a rank without it has none
-    values: tuple[tuple[tuple[float, ...], ...], ...]
+    values: LaunchRankSteps
 
     def by_launch(self, percentile: float | None = None) -> tuple[float, ...]:
         """Return the figure of each launch: the mean, or a percentile from 0 to 100, of each rank

@@ -12,6 +12,10 @@ from typing import Protocol
 
 from pytest_ddpperf.records.figure import FigureValues, is_name, split_name
 from pytest_ddpperf.records.quantiles import (
+    LaunchRanks,
+    LaunchRankSteps,
+    LaunchSteps,
+    OfLaunches,
     launch_means,
     launch_quantiles,
     quantile,
@@ -89,13 +93,11 @@ class PlannedLaunch(Protocol):
 
 class StepTimes(Protocol):
     @property
-    def step_seconds(self) -> tuple[tuple[float, ...], ...]: ...
+    def step_seconds(self) -> LaunchSteps: ...
     @property
-    def cpu_seconds(
-        self,
-    ) -> tuple[tuple[tuple[float, ...], ...], ...] | None: ...
+    def cpu_seconds(self) -> LaunchRankSteps | None: ...
     @property
-    def device_seconds(self) -> tuple[tuple[float, ...], ...] | None: ...
+    def device_seconds(self) -> LaunchRanks | None: ...
     @property
     def figures(self) -> Mapping[str, FigureValues]: ...
 
@@ -149,7 +151,7 @@ class Metric:
         """Whether such launches have it; else the default limits hold instead of one on it."""
         return not plan.command
 
-    def figures(self, measurement: MeasuredLaunches) -> tuple[float, ...]:
+    def figures(self, measurement: MeasuredLaunches) -> OfLaunches:
         """Return the figure of each launch, in seconds; () if it is unknown, 0 for a launch
         that does not know it."""
         raise ValueError(f"{self.name} is no figure of a launch")
@@ -161,9 +163,7 @@ class Metric:
         return figure
 
 
-def _step_seconds(
-    measurement: MeasuredLaunches,
-) -> tuple[tuple[float, ...], ...]:
+def _step_seconds(measurement: MeasuredLaunches) -> LaunchSteps:
     """Return the step times of each launch; raises ValueError if one is no duration."""
     launches = measurement.samples.step_seconds
     for value in chain.from_iterable(launches):
@@ -204,7 +204,7 @@ class StepPercentile(Percentile):
         super().__init__(name)
         self.is_in_stretches = _MIDDLE[0] <= self.percentile <= _MIDDLE[1]
 
-    def figures(self, measurement: MeasuredLaunches) -> tuple[float, ...]:
+    def figures(self, measurement: MeasuredLaunches) -> OfLaunches:
         return launch_quantiles(_step_seconds(measurement), self.percentile)
 
 
@@ -216,7 +216,7 @@ class CpuPercentile(Percentile):
     on_cpu_only = "CPU time is"
     unknown = (Reason.NO_CPU_TIME_NOW, Reason.NO_CPU_TIME)
 
-    def figures(self, measurement: MeasuredLaunches) -> tuple[float, ...]:
+    def figures(self, measurement: MeasuredLaunches) -> OfLaunches:
         return tuple(
             max(quantile(rank, self.percentile) for rank in launch)
             for launch in measurement.samples.cpu_seconds or ()
@@ -233,7 +233,7 @@ class Mean(Metric):
     # It is wide, for few steps that are much slower, and the others lose hardly any power by it.
     default_weight = 0.1
 
-    def figures(self, measurement: MeasuredLaunches) -> tuple[float, ...]:
+    def figures(self, measurement: MeasuredLaunches) -> OfLaunches:
         return launch_means(_step_seconds(measurement))
 
 
@@ -246,7 +246,7 @@ class Wall(Metric):
     def applies_to(self, plan: PlannedLaunch) -> bool:
         return plan.command
 
-    def figures(self, measurement: MeasuredLaunches) -> tuple[float, ...]:
+    def figures(self, measurement: MeasuredLaunches) -> OfLaunches:
         return launch_means(_step_seconds(measurement))
 
 
@@ -265,7 +265,7 @@ class DeviceTime(Metric):
     def applies_to(self, plan: PlannedLaunch) -> bool:
         return plan.has_device_time
 
-    def figures(self, measurement: MeasuredLaunches) -> tuple[float, ...]:
+    def figures(self, measurement: MeasuredLaunches) -> OfLaunches:
         return tuple(map(max, measurement.samples.device_seconds or ()))
 
 
@@ -281,7 +281,7 @@ class Phase(Metric):
         others = plan.rpc, plan.collective, plan.command
         return not any(others)
 
-    def figures(self, measurement: MeasuredLaunches) -> tuple[float, ...]:
+    def figures(self, measurement: MeasuredLaunches) -> OfLaunches:
         return tuple(
             max(seconds or 0.0 for seconds in launch.own[self.name])
             for launch in measurement.phases
@@ -300,7 +300,7 @@ class Bandwidth(Metric):
     def applies_to(self, plan: PlannedLaunch) -> bool:
         return plan.collective is not None
 
-    def figures(self, measurement: MeasuredLaunches) -> tuple[float, ...]:
+    def figures(self, measurement: MeasuredLaunches) -> OfLaunches:
         return launch_quantiles(_step_seconds(measurement), self.percentile)
 
     def shown(
@@ -350,7 +350,7 @@ class OwnFigure(Metric):
         self.percentile = self._percentile or self.percentile
         self.lower_is_worse = better == "higher"
 
-    def figures(self, measurement: MeasuredLaunches) -> tuple[float, ...]:
+    def figures(self, measurement: MeasuredLaunches) -> OfLaunches:
         found = measurement.samples.figures.get(self.own_figure)
         if found is None:
             return ()

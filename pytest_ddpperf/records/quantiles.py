@@ -6,6 +6,12 @@ import math
 from collections.abc import Sequence
 from statistics import fmean
 
+OfLaunches = tuple[float, ...]  # one of each launch
+LaunchRanks = tuple[tuple[float, ...], ...]  # launch x rank
+LaunchSteps = tuple[tuple[float, ...], ...]  # launch x step
+RankSteps = tuple[tuple[float, ...], ...]  # rank x step
+LaunchRankSteps = tuple[RankSteps, ...]  # launch x rank x step
+
 
 def quantile(values: Sequence[float], q: float) -> float:
     """The q-th percentile (0 to 100) by linear interpolation: type 7 of Hyndman and Fan, "Sample
@@ -20,12 +26,12 @@ def quantile(values: Sequence[float], q: float) -> float:
 
 def launch_quantiles(
     launches: Sequence[Sequence[float]], q: float
-) -> tuple[float, ...]:
+) -> OfLaunches:
     """The q-th percentile of each launch: the launch is the unit of replication, its steps are
     correlated."""
     return tuple(quantile(launch, q) for launch in launches)
 
 
-def launch_means(launches: Sequence[Sequence[float]]) -> tuple[float, ...]:
+def launch_means(launches: Sequence[Sequence[float]]) -> OfLaunches:
     """The mean of each launch: of step times, the time that its window takes per step."""
     return tuple(map(fmean, launches))

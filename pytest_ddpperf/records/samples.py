@@ -11,6 +11,9 @@ from typing import Any
 from pytest_ddpperf.records.device import DeviceWork, Kernel
 from pytest_ddpperf.records.figure import FigureValues
 from pytest_ddpperf.records.plan import Limit
+from pytest_ddpperf.records.quantiles import LaunchRanks, RankSteps
+from pytest_ddpperf.records.quantiles import LaunchRankSteps as LaunchRankSteps
+from pytest_ddpperf.records.quantiles import LaunchSteps as LaunchSteps
 from pytest_ddpperf.records.reason import Reason as Reason
 from pytest_ddpperf.records.step_phases import (
     Means,
@@ -24,11 +27,8 @@ Scalar = str | int | float | bool | None
 Facts = Mapping[str, Scalar]  # about a machine, a run or a measurement, by name
 # of each pair of launches, how many steps were taken in a row each time
 StretchLengths = Sequence[Sequence[int]]
-LaunchSteps = tuple[tuple[float, ...], ...]  # launch x step
 # by COUNTERS: of a step, the largest over ranks; None where it is unknown
 Counters = Mapping[str, int | None]
-# launch x rank x step
-LaunchRankSteps = tuple[tuple[tuple[float, ...], ...], ...]
 # rank x step; None where a step recorded none
 RankFigures = tuple[tuple[float | None, ...], ...]
 # by the name of the figure, launch x rank x step
@@ -85,13 +85,13 @@ class Samples:
     # not finite.
     losses: tuple[tuple[float | None, ...], ...] | None = None
     # launch x rank: minor ones, the mean over steps
-    page_faults: tuple[tuple[float, ...], ...] | None = None
+    page_faults: LaunchRanks | None = None
     # launch x rank: of Python's garbage collector, the mean over steps
-    collector_seconds: tuple[tuple[float, ...], ...] | None = None
+    collector_seconds: LaunchRanks | None = None
     # Launch x rank, of a step: computation and copies on the device, and how long it did either;
     # None where they are unknown.
-    device_seconds: tuple[tuple[float, ...], ...] | None = None
-    busy_seconds: tuple[tuple[float, ...], ...] | None = None
+    device_seconds: LaunchRanks | None = None
+    busy_seconds: LaunchRanks | None = None
     # of the user's own, by name
     figures: Mapping[str, FigureValues] = field(default_factory=dict)
 
@@ -568,12 +568,12 @@ class LaunchSamples:
     """What one launch brought back."""
 
     step_seconds: tuple[float, ...]  # of several nodes, on the first's clock
-    rank_seconds: tuple[tuple[float, ...], ...]  # rank x step
+    rank_seconds: RankSteps  # rank x step
     # of the steps, how many were taken in a row each time
     stretches: tuple[int, ...]
-    cpu_seconds: tuple[tuple[float, ...], ...] | None  # rank x step
+    cpu_seconds: RankSteps | None  # rank x step
     examples: tuple[tuple[int, ...], ...] | None  # rank x step
-    blocked_seconds: tuple[tuple[float, ...], ...] | None  # trainer x step
+    blocked_seconds: RankSteps | None  # trainer x step
     counters: Counters
     cost: LaunchCost
     # the environment: rank 0's, the machine's, the user's variables
