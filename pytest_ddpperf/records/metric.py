@@ -154,7 +154,7 @@ class Metric:
     def figures(self, measurement: MeasuredLaunches) -> OfLaunches:
         """Return the figure of each launch, in seconds; () if it is unknown, 0 for a launch
         that does not know it."""
-        raise ValueError(f"{self.name} is no figure of a launch")
+        return launch_quantiles(_step_seconds(measurement), self.percentile)
 
     def shown(
         self, figure: float, collective: PlannedCollective | None
@@ -204,9 +204,6 @@ class StepPercentile(Percentile):
         super().__init__(name)
         self.is_in_stretches = _MIDDLE[0] <= self.percentile <= _MIDDLE[1]
 
-    def figures(self, measurement: MeasuredLaunches) -> OfLaunches:
-        return launch_quantiles(_step_seconds(measurement), self.percentile)
-
 
 class CpuPercentile(Percentile):
     """A percentile of the CPU time of a step, of the rank that uses the most: "cpu_p50"."""
@@ -238,16 +235,13 @@ class Mean(Metric):
 
 
 class Wall(Metric):
-    """The wall time of a command, of which a launch is one run."""
+    """The wall time of a command, of which a launch is one run: one step."""
 
     names = (WALL,)
     is_of_steps = False
 
     def applies_to(self, plan: PlannedLaunch) -> bool:
         return plan.command
-
-    def figures(self, measurement: MeasuredLaunches) -> OfLaunches:
-        return launch_means(_step_seconds(measurement))
 
 
 class DeviceTime(Metric):
@@ -300,9 +294,6 @@ class Bandwidth(Metric):
     def applies_to(self, plan: PlannedLaunch) -> bool:
         return plan.collective is not None
 
-    def figures(self, measurement: MeasuredLaunches) -> OfLaunches:
-        return launch_quantiles(_step_seconds(measurement), self.percentile)
-
     def shown(
         self, figure: float, collective: PlannedCollective | None
     ) -> float:
@@ -334,6 +325,9 @@ class Counter(Metric):
         if plan.command:
             return False
         return plan.rpc or not self.name.startswith("rpc.")
+
+    def figures(self, measurement: MeasuredLaunches) -> OfLaunches:
+        raise ValueError(f"{self.name} is no figure of a launch")
 
 
 class OwnFigure(Metric):
