@@ -10,7 +10,7 @@ import shutil
 import signal
 import subprocess
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from datetime import datetime, timezone
 from functools import partial
@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from pytest_ddpperf.records.errors import GitError
+from pytest_ddpperf.records.plan import Variables
 
 _END_SECONDS = 5.0  # for a command to end after SIGTERM
 # a cold cache on a network disk; beyond it the run goes on without the commit
@@ -39,7 +40,7 @@ def git(
     timeout: float | None = None,
     given: bytes = b"",
     offline: bool = False,
-    variables: Mapping[str, str] | None = None,
+    variables: Variables | None = None,
 ) -> str:
     """Return what a git command that reads what is `given` prints; raises GitError.
 
@@ -79,7 +80,7 @@ def git(
 
 
 def outside_of_hooks(
-    environ: Mapping[str, str] | None = None,
+    environ: Variables | None = None,
 ) -> dict[str, str]:
     """Return an environment, by default this process's, without the variables that git sets for a
     hook."""
@@ -91,7 +92,7 @@ def outside_of_hooks(
 
 def run_whole(
     command: Sequence[Any] | str,
-    environ: Mapping[str, str],
+    environ: Variables,
     *,
     folder: Path | None = None,
     timeout: float | None = None,

@@ -26,6 +26,7 @@ from pytest_ddpperf.git import (
 )
 from pytest_ddpperf.records.errors import GitError
 from pytest_ddpperf.records.samples import (
+    Digests,
     Distribution,
     Facts,
     Recording,
@@ -145,7 +146,7 @@ def select_code(names: Iterable[str]) -> list[str]:
 
 
 def find_changed_inputs(
-    top: Path, recorded: Mapping[str, str], launches: Launches
+    top: Path, recorded: Digests, launches: Launches
 ) -> Iterator[str]:
     """Yield, in words, which inputs are not as they were recorded; raises GitError."""
     current = find_inputs(top, launches)

@@ -18,6 +18,7 @@ from pytest_ddpperf.records.plan import Plan
 from pytest_ddpperf.records.quantiles import RankSteps
 from pytest_ddpperf.records.samples import (
     GOES_ON,
+    Digests,
     Facts,
     LaunchSamples,
     RankFigures,
@@ -32,7 +33,7 @@ def collect(
     delivery: Delivery,
     *,
     facts: Facts,
-    files: Mapping[str, str],
+    files: Digests,
     others: tuple[str, ...],
 ) -> LaunchSamples:
     """`windows` by rank; `facts`, `files` and `others` as LaunchSamples has them."""

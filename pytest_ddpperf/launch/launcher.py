@@ -37,8 +37,9 @@ from pytest_ddpperf.launch.server_client import RankServer
 from pytest_ddpperf.launch.template import Templates, with_hash_seed
 from pytest_ddpperf.records import codec
 from pytest_ddpperf.records.errors import DdpPerfError, NodesError
-from pytest_ddpperf.records.plan import Plan, Setup
+from pytest_ddpperf.records.plan import Plan, Setup, Variables
 from pytest_ddpperf.records.samples import (
+    Digests,
     Facts,
     Imported,
     LaunchSamples,
@@ -232,9 +233,7 @@ class Launcher:
         opened.refuse_strays(self._trees)
         return opened.digests(self._trees, self._began)
 
-    def _compare_nodes(
-        self, files: Mapping[str, Mapping[str, str]]
-    ) -> Iterator[str]:
+    def _compare_nodes(self, files: Mapping[str, Digests]) -> Iterator[str]:
         """Yield, in words, which nodes read other data than this one has, by the digests of what
         their ranks opened; raises NodesError for code."""
         for node, there in files.items():
@@ -252,7 +251,7 @@ class Launcher:
             if differing:
                 yield f"{node} reads other data than the first node: {text.some(differing)}"
 
-    def _variables(self) -> Mapping[str, str]:
+    def _variables(self) -> Variables:
         """Return this process's variables. A path in either tree is the same fact on both sides."""
         environ = with_hash_seed(os.environ)
         if self._trees is None:

@@ -10,12 +10,13 @@ import os
 import random
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path, PurePosixPath
 
+from pytest_ddpperf.records.plan import Variables
 from pytest_ddpperf.wire.boot import contents
 
 _CPUS = Path("/sys/devices/system/cpu")
@@ -58,7 +59,7 @@ def usable_cores() -> tuple[int, ...]:
 
 def place(
     world_size: int,
-    environ: Mapping[str, str],
+    environ: Variables,
     usable: tuple[int, ...] | None = None,
     quota: float | None = None,
 ) -> Placement:
@@ -100,7 +101,7 @@ def place(
     )
 
 
-def _threads(environ: Mapping[str, str]) -> int:
+def _threads(environ: Variables) -> int:
     """Return the first number of OMP_NUM_THREADS, which may be a list by depth; 0 if there is
     none."""
     match = re.match(r"\s*\d+", environ.get("OMP_NUM_THREADS", ""))

@@ -12,7 +12,7 @@ from typing import Protocol
 from pytest_ddpperf.launch.output import Observer
 from pytest_ddpperf.records.messages import ShareProgress, Started
 from pytest_ddpperf.records.plan import Plan
-from pytest_ddpperf.records.samples import Facts, RankError, RankOutput
+from pytest_ddpperf.records.samples import Digests, Facts, RankError, RankOutput
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +64,7 @@ class RemoteRanks:
     # by process, the collectives of a launch that was given up
     started: Mapping[int, Started] = {}
     # by the name of their node, the digests of the files that they opened
-    files: Mapping[str, Mapping[str, str]] = {}
+    files: Mapping[str, Digests] = {}
 
     def __init__(self, *channels: socket.socket) -> None:
         self._channels = channels

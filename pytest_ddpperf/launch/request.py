@@ -20,7 +20,7 @@ from pytest_ddpperf.launch.template import with_hash_seed
 from pytest_ddpperf.records import codec
 from pytest_ddpperf.records.errors import DdpPerfError
 from pytest_ddpperf.records.messages import RankRequest
-from pytest_ddpperf.records.plan import Plan
+from pytest_ddpperf.records.plan import Plan, Variables
 from pytest_ddpperf.records.samples import Scalar
 from pytest_ddpperf.wire import boot, opened
 from pytest_ddpperf.wire.source_trees import Trees
@@ -50,7 +50,7 @@ _NOT_RECORDED = re.compile("REDIS|URL|_DIR$")
 LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
 
 
-def inherited(environ: Mapping[str, str]) -> dict[str, str]:
+def inherited(environ: Variables) -> dict[str, str]:
     """Return `environ` without what an outer launcher set for another job than ours."""
     return {
         name: value
@@ -60,7 +60,7 @@ def inherited(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def for_ranks(
-    environ: Mapping[str, str], world_size: int, part: Part
+    environ: Variables, world_size: int, part: Part
 ) -> dict[str, str]:
     """Return the variables of all ranks of this node: torchrun's, without RANK and LOCAL_RANK, and
     the interface.
@@ -81,7 +81,7 @@ def for_ranks(
     }
 
 
-def for_command(environ: Mapping[str, str]) -> dict[str, str]:
+def for_command(environ: Variables) -> dict[str, str]:
     """Return the variables of a command that starts ranks itself. Programs are found as in the
     active virtual environment of pytest's interpreter."""
     folders = environ.get("PATH", os.defpath).split(os.pathsep)
@@ -108,7 +108,7 @@ def _torchruns(plan: Plan, address: str, port: int) -> dict[str, str]:
     }
 
 
-def recorded(environ: Mapping[str, str]) -> dict[str, Scalar]:
+def recorded(environ: Variables) -> dict[str, Scalar]:
     """Return the user's variables that belong to a measurement, as "env:NAME"."""
     return {
         f"env:{name}": concealed(name, value)
@@ -117,7 +117,7 @@ def recorded(environ: Mapping[str, str]) -> dict[str, Scalar]:
     }
 
 
-def read_by(processes: Iterable[Mapping[str, str]]) -> dict[str, Scalar]:
+def read_by(processes: Iterable[Variables]) -> dict[str, Scalar]:
     """Return the digests of the variables that processes read, as "read:NAME"; without those that
     are recorded with their value, those that differ by process or run, and CI, which is often not
     set where a baseline is saved."""
@@ -133,13 +133,13 @@ def read_by(processes: Iterable[Mapping[str, str]]) -> dict[str, Scalar]:
     }
 
 
-def visible_devices(environ: Mapping[str, str]) -> tuple[str, ...]:
+def visible_devices(environ: Variables) -> tuple[str, ...]:
     """Return what CUDA_VISIBLE_DEVICES lists, numbers or UUIDs; () if it is not set."""
     listed = environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
     return tuple(name for each in listed if (name := each.strip()))
 
 
-def own_devices(environ: Mapping[str, str], ranks: int) -> tuple[str, ...]:
+def own_devices(environ: Variables, ranks: int) -> tuple[str, ...]:
     """Return the device of each of so many ranks as its own CUDA_VISIBLE_DEVICES; raises
     DdpPerfError."""
     visible = visible_devices(environ) or tuple(map(str, range(ranks)))

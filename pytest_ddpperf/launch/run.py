@@ -55,7 +55,12 @@ from pytest_ddpperf.records.messages import (
     Started,
     StopRanks,
 )
-from pytest_ddpperf.records.samples import LaunchCost, RankError, RankOutput
+from pytest_ddpperf.records.samples import (
+    Digests,
+    LaunchCost,
+    RankError,
+    RankOutput,
+)
 from pytest_ddpperf.wire.boot import contents
 from pytest_ddpperf.wire.channels import Board, Phase, readable
 from pytest_ddpperf.wire.opened import OWN_GROUP, Opened
@@ -83,7 +88,7 @@ class Delivery:
     notes: tuple[str, ...]
     opened: Opened  # by the processes of this node
     # of each other node, as `RemoteRanks.files`
-    files: Mapping[str, Mapping[str, str]]
+    files: Mapping[str, Digests]
     # of ranks on other nodes
     clocks_ahead_ns: Mapping[int, float]
 
@@ -463,7 +468,7 @@ class LocalShareLaunch(Launch):
     """This node's part of a Launch (TakeShare), without a deadline: that is the leader's."""
 
     def serve(
-        self, leader: Leader, digests: Callable[[Opened], Mapping[str, str]]
+        self, leader: Leader, digests: Callable[[Opened], Digests]
     ) -> None:
         """Start the ranks, report on them, and end them when the leader says so; raises
         ServerError. `digests` returns those of files that ranks opened; it raises

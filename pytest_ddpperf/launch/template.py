@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import socket
 import sys
-from collections.abc import Mapping
 
 from pytest_ddpperf.records.messages import (
     ForkServer,
     ServerEnded,
     StartTemplate,
 )
+from pytest_ddpperf.records.plan import Variables
 from pytest_ddpperf.wire import boot
 from pytest_ddpperf.wire.channels import readable
 
@@ -27,7 +27,7 @@ _READ_LATER = ("PYTHONPATH", "PREFIX", "_DIR", "_HOME")
 _END_SECONDS = 10.0
 
 
-def with_hash_seed(environ: Mapping[str, str]) -> dict[str, str]:
+def with_hash_seed(environ: Variables) -> dict[str, str]:
     """Return the variables with the hash seed of all ranks, unless the user chose one, or random
     ones.
 
@@ -36,7 +36,7 @@ def with_hash_seed(environ: Mapping[str, str]) -> dict[str, str]:
     return {"PYTHONHASHSEED": "0", **environ}
 
 
-def read_at_import(environ: Mapping[str, str]) -> dict[str, str]:
+def read_at_import(environ: Variables) -> dict[str, str]:
     """Return the variables whose change needs another template."""
     return {
         name: value
@@ -48,7 +48,7 @@ def read_at_import(environ: Mapping[str, str]) -> dict[str, str]:
 class Template:
     """One process, from which rank servers are forked."""
 
-    def __init__(self, variables: Mapping[str, str]) -> None:
+    def __init__(self, variables: Variables) -> None:
         """Start it; raises OSError."""
         self._child = boot.Child(
             sys.executable,
@@ -93,13 +93,13 @@ class Templates:
         self._templates: dict[str, Template] = {}  # by `_key`
         self._given: tuple[str, socket.socket] | None = None
 
-    def add(self, descriptor: int, variables: Mapping[str, str]) -> None:
+    def add(self, descriptor: int, variables: Variables) -> None:
         """Add the connection to a rank server of another pytest's template."""
         os.set_inheritable(descriptor, False)
         self._given = _key(variables), socket.socket(fileno=descriptor)
 
     def fork_server(
-        self, variables: Mapping[str, str]
+        self, variables: Variables
     ) -> tuple[socket.socket, Template | None]:
         """Return the connection to a new rank server with these variables, and its template, unless
         that is another pytest's. Raises OSError."""
@@ -125,5 +125,5 @@ class Templates:
             self._templates.popitem()[1].close()
 
 
-def _key(variables: Mapping[str, str]) -> str:
+def _key(variables: Variables) -> str:
     return repr(sorted(read_at_import(with_hash_seed(variables)).items()))

@@ -29,6 +29,7 @@ from pytest_ddpperf.records.plan import (
     Plan,
     Program,
     Setup,
+    Variables,
 )
 from pytest_ddpperf.wire import payload
 from pytest_ddpperf.wire.variables import concealed_words, digest
@@ -290,7 +291,7 @@ def check_limits_of_command(limits: Sequence[Limit], plan: Plan) -> None:
             )
 
 
-def shown_variables(env: Mapping[str, str]) -> list[str]:
+def shown_variables(env: Variables) -> list[str]:
     """Return variables as a file may hold them: values may be secret."""
     return [f"{name}={digest(value)}" for name, value in sorted(env.items())]
 

@@ -4,7 +4,7 @@ pytest."""
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from pytest_ddpperf import text
@@ -18,6 +18,7 @@ from pytest_ddpperf.records.errors import MarkerError, OptionError, Unavailable
 from pytest_ddpperf.records.plan import (
     KNOWN_BACKENDS,
     NCCL,
+    Variables,
     backends_by_device,
 )
 from pytest_ddpperf.records.samples import Facts
@@ -191,7 +192,7 @@ def resolve(
     return place
 
 
-def _mig_devices(environ: Mapping[str, str]) -> int:
+def _mig_devices(environ: Variables) -> int:
     """Return how many MIG devices are listed: a process sees the first of them alone."""
     listed = visible_devices(environ)
     return sum(name.startswith("MIG-") for name in listed)
@@ -245,7 +246,7 @@ def _check_devices(
 
 
 def described(
-    place: Place, who: str, processes: int, environ: Mapping[str, str]
+    place: Place, who: str, processes: int, environ: Variables
 ) -> str:
     """Say where ranks run: "2 ranks over gloo (auto: no CUDA device), each pinned to 1 core of 2".
     `who` are all, `processes` those of this node."""

@@ -7,19 +7,18 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Mapping
 from pathlib import Path
 
 from pytest_ddpperf.rank.process import Rank
 from pytest_ddpperf.records.errors import DdpPerfError
-from pytest_ddpperf.records.plan import Command
+from pytest_ddpperf.records.plan import Command, Variables
 from pytest_ddpperf.records.samples import Window
 from pytest_ddpperf.wire import opened, payload
 from pytest_ddpperf.wire.channels import Phase
 from pytest_ddpperf.wire.figures import FigureReader
 
 
-def run(rank: Rank, folder: Path, environ: Mapping[str, str]) -> Window:
+def run(rank: Rank, folder: Path, environ: Variables) -> Window:
     """Run the command of a launch, with these variables, to its end; return its wall time as that
     of the only step, and its figures. Raises DdpPerfError if it does not exit with status 0."""
     _, command, _ = payload.loads((folder / "payload").read_bytes())
@@ -48,7 +47,7 @@ def run(rank: Rank, folder: Path, environ: Mapping[str, str]) -> Window:
     )
 
 
-def _run_to_end(command: Command, environ: Mapping[str, str]) -> int:
+def _run_to_end(command: Command, environ: Variables) -> int:
     """Return the exit status, negative for a signal; raises DdpPerfError."""
     try:
         child = subprocess.Popen(

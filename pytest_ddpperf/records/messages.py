@@ -16,8 +16,9 @@ from typing import Any
 from msgspec import Struct
 
 from pytest_ddpperf.records.guard import Judged
-from pytest_ddpperf.records.plan import Plan
+from pytest_ddpperf.records.plan import Plan, Variables
 from pytest_ddpperf.records.samples import (
+    Digests,
     Facts,
     LaunchSamples,
     RankError,
@@ -61,7 +62,7 @@ class StartServer(Message, frozen=True):
     its output comes along."""
 
     sys_path: list[str]
-    environ: Mapping[str, str]
+    environ: Variables
     cwd: str
     preload: tuple[str, ...]
     # the fields of `wire.source_trees.Trees` if there are two
@@ -168,7 +169,7 @@ class RankRequest:
 
     plan: Plan
     in_stretches: bool  # whether they pause between stretches of their window
-    environ: Mapping[str, str]  # without RANK and LOCAL_RANK
+    environ: Variables  # without RANK and LOCAL_RANK
     node: int
     processes: tuple[int, ...]  # those of the plan that this node starts
     store: tuple[str, int] | None  # address and port where the nodes meet
@@ -205,7 +206,7 @@ class Sources:
     # of the interpreter's environment: virtual ones share an interpreter
     prefix: str
     # those of the user's package that were imported by now: path -> digest
-    files: Mapping[str, str]
+    files: Digests
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -229,7 +230,7 @@ class StartPytest:
     # a descriptor: the connection to a rank server of the leader's template
     rank_server: int | None = None
     # under which that has imported torch
-    variables: Mapping[str, str] = field(default_factory=dict)
+    variables: Variables = field(default_factory=dict)
     node: int = 0
     nodes: int = 1
     interface: str = ""  # to the other nodes
@@ -567,7 +568,7 @@ class ShareEnded(Message, frozen=True):
     results: Mapping[int, bytes] = {}  # by rank, unless ShareSettled was sent
     started: Mapping[int, Started] = {}  # by rank, after StopRanks
     # digests of what they opened of the repository, as `Opened.digests`
-    files: Mapping[str, str] = {}
+    files: Digests = {}
 
 
 # Of the process that runs the pytest of a node.

@@ -84,6 +84,9 @@ def backends_by_device(asked: str) -> dict[str, str]:
 UPDATE, MARK = "update", "mark"
 
 
+Variables = Mapping[str, str]  # of the environment
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Program:
     """A Python program, as it is called."""
@@ -92,7 +95,7 @@ class Program:
     is_module: bool  # as after `python -m`
     args: tuple[str, ...]
     cwd: str  # absolute
-    env: Mapping[str, str]  # variables beyond those of pytest
+    env: Variables  # variables beyond those of pytest
 
     def __str__(self) -> str:
         """The command line."""
@@ -108,7 +111,7 @@ class Command:
 
     words: tuple[str, ...]
     cwd: str  # absolute
-    env: Mapping[str, str]  # variables beyond those of pytest
+    env: Variables  # variables beyond those of pytest
 
 
 # what ranks run; None if the plan says everything

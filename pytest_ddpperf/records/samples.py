@@ -24,6 +24,7 @@ from pytest_ddpperf.records.step_phases import (
 )
 
 Scalar = str | int | float | bool | None
+Digests = Mapping[str, str]  # of files, by path or by name
 Facts = Mapping[str, Scalar]  # about a machine, a run or a measurement, by name
 # of each pair of launches, how many steps were taken in a row each time
 StretchLengths = Sequence[Sequence[int]]
@@ -225,7 +226,7 @@ class Recording:
     # by name, those that ranks imported from
     distributions: Mapping[str, Distribution] = field(default_factory=dict)
     # files in no commit that ranks read: path -> digest
-    inputs: Mapping[str, str] = field(default_factory=dict)
+    inputs: Digests = field(default_factory=dict)
     why: str = ""  # it was saved, in the user's words; "" if nobody said
 
 
@@ -605,7 +606,7 @@ class LaunchSamples:
     # by rank, of a launch that samples them
     stacks: tuple[StackSamples, ...] = ()
     # of the repository: path from its top -> digest
-    files: Mapping[str, str] = field(default_factory=dict)
+    files: Digests = field(default_factory=dict)
     # other shared libraries: name -> digest
-    libraries: Mapping[str, str] = field(default_factory=dict)
+    libraries: Digests = field(default_factory=dict)
     others: tuple[str, ...] = ()  # `Imported.others` of any process

@@ -38,7 +38,7 @@ from pytest_ddpperf.records.messages import (
     TestEnded,
 )
 from pytest_ddpperf.records.plan import Plan
-from pytest_ddpperf.records.samples import RankError, RankOutput
+from pytest_ddpperf.records.samples import Digests, RankError, RankOutput
 from pytest_ddpperf.remote.node import Node
 from pytest_ddpperf.wire.channels import readable
 
@@ -82,7 +82,7 @@ class Parts(RemoteRanks):
         self.results: dict[int, bytes] = {}
         self.output: list[RankOutput] = []
         self.notes: list[str] = []
-        self.files: dict[str, Mapping[str, str]] = {}
+        self.files: dict[str, Digests] = {}
         self.progress: dict[int, ShareProgress] = {}
         self.started: dict[int, Started] = {}
         self._window = SetWindow(0, 0)  # the last one that was sent

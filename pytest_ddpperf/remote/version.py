@@ -14,7 +14,6 @@ from collections.abc import (
     Collection,
     Iterable,
     Iterator,
-    Mapping,
     Sequence,
 )
 from contextlib import ExitStack, contextmanager, suppress
@@ -59,8 +58,8 @@ from pytest_ddpperf.records.messages import (
     StretchDone,
     TakeLaunch,
 )
-from pytest_ddpperf.records.plan import Plan
-from pytest_ddpperf.records.samples import LaunchSamples
+from pytest_ddpperf.records.plan import Plan, Variables
+from pytest_ddpperf.records.samples import Digests, LaunchSamples
 from pytest_ddpperf.remote.nodes import OtherNodes
 from pytest_ddpperf.remote.process import START_SECONDS, RemotePytest, Tests
 from pytest_ddpperf.remote.reach import Imports, Reach
@@ -171,7 +170,7 @@ class Invocation:
     rpc: bool | None = None  # as `StartPytest` has it
     # As they were before conftests and tests, which may have changed them by now; None: as they
     # are.
-    environ: Mapping[str, str] | None = None
+    environ: Variables | None = None
     sys_path: Sequence[str] | None = None
 
     def arguments_in(self, trees: Trees) -> list[str]:
@@ -278,7 +277,7 @@ def _there(trees: Trees, path: Path | str) -> str:
 def nothing_differs(
     current: Sources,
     base: Sources,
-    environ: Mapping[str, str],
+    environ: Variables,
     option: Sequence[str],
 ) -> bool:
     """Whether both sides of one tree seem to run the same, before anything ran: `environ` and
@@ -614,7 +613,7 @@ class BaseSide:
         """Return the `Checkout.changed`; raises AgainstError."""
         return self._checkout.changed
 
-    def lacking(self, files: Mapping[str, str], own: Mapping[str, str]) -> str:
+    def lacking(self, files: Digests, own: Digests) -> str:
         """Return, in words, which of the `files` that the current side used git ignores and this
         side lacks, or the other way which of its `own`, by their digests; or ""."""
         try:
