@@ -27,7 +27,9 @@ from pytest_ddpperf.suite.workloads import (
 )
 from pytest_ddpperf.suite.wrappers import Blocking, Bucketed, Wrapper
 
-VARIANTS: dict[str, Callable[[nn.Module], Wrapper]] = {
+Wrap = Callable[[nn.Module], Wrapper]
+
+VARIANTS: dict[str, Wrap] = {
     "Naive": partial(Blocking, flat=False),
     "Flat": partial(Blocking, flat=True),
     "Overlap": partial(Bucketed, bucket_mb=0),
@@ -78,39 +80,34 @@ _STEP = "ddpperf step"
 Interval = tuple[float, float]
 
 
-def profiled(
-    ctx: Context, step: Callable[[], object], steps: int
-) -> list[tuple[float, float]]:
-    """Return the seconds of each step, and of the communication in it during which nothing is
+def profiled(ctx: Context, step: Callable[[], object]) -> tuple[float, float]:
+    """Return the seconds of a step, and of the communication in it during which nothing is
     computed."""
     on_cpu = ctx.device.type == "cpu"
     activities = [ProfilerActivity.CPU]
     if not on_cpu:
         activities.append(ProfilerActivity.CUDA)
-    with profile(activities=activities) as taken:
-        for _ in range(steps):
-            with record_function(_STEP):
-                step()
-                if not on_cpu:
-                    torch.accelerator.synchronize()
+    with profile(activities=activities) as taken, record_function(_STEP):
+        step()
+        if not on_cpu:
+            torch.accelerator.synchronize()
     events = list(taken.events() or ())
-    timed_steps = [event for event in events if _is_step(event)]
-    (thread,) = {event.thread for event in timed_steps}
+    (timed,) = [event for event in events if _is_step(event)]
     computation: list[Interval] = []
     communication: list[Interval] = []
     for event in events:
         if _is_communication(event, ctx.backend):
             communication.append(_interval(event))
         elif (
-            _is_kernel(event) if not on_cpu else _is_computation(event, thread)
+            _is_kernel(event)
+            if not on_cpu
+            else _is_computation(event, timed.thread)
         ):
             computation.append(_interval(event))
-    waits = []
-    for began, ended in map(_interval, timed_steps):
-        busy = _covered([*communication, *computation], (began, ended))
-        exposed = busy - _covered(computation, (began, ended))
-        waits.append(((ended - began) / 1e6, max(0.0, exposed) / 1e6))
-    return waits
+    began, ended = _interval(timed)
+    busy = _covered([*communication, *computation], (began, ended))
+    exposed = busy - _covered(computation, (began, ended))
+    return (ended - began) / 1e6, max(0.0, exposed) / 1e6
 
 
 def _covered(intervals: Iterable[Interval], within: Interval) -> float:
@@ -162,9 +159,7 @@ def _is_kernel(event: Any) -> bool:
 # --- experiments
 
 
-def written_out(
-    ctx: Context, model: str, wrap: Callable[[nn.Module], Wrapper], size: Size
-) -> Step:
+def written_out(ctx: Context, model: str, wrap: Wrap, size: Size) -> Step:
     net, loss = workload(ctx, model, size)
     wrapped = wrap(net)
     optimizer = torch.optim.SGD(wrapped.parameters(), lr=0.01, momentum=0.9)
@@ -186,23 +181,21 @@ def torchs_profiled(ctx: Context, model: str, size: Size) -> Step:
     step = ddp_training(ctx, model, size)
 
     def observed() -> None:
-        ((seconds, waited),) = profiled(ctx, step, 1)
+        seconds, waited = profiled(ctx, step)
         ctx.record("seconds", seconds, better=None)
         ctx.record("comm_seconds", waited, better=None)
 
     return observed
 
 
-Measured = Callable[[str, str, Callable[[nn.Module], Wrapper]], Result]
+Measured = Callable[[str, str, Wrap], Result]
 
 
 @pytest.fixture
 def measured(timed: Timed, size: Size, tables: Tables) -> Measured:
     """Call it with a model, the name of a variant and its wrapper."""
 
-    def measure(
-        model: str, variant: str, wrap: Callable[[nn.Module], Wrapper]
-    ) -> Result:
+    def measure(model: str, variant: str, wrap: Wrap) -> Result:
         result = timed(lambda ctx: written_out(ctx, model, wrap, size), model)
         waited: list[float] = []
         for launch in slowest_ranks(result.recorded["comm_seconds"]):
