@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from statistics import fmean, median, mode
-from typing import Any
+from typing import Any, TypeVar
 
 from pytest_ddpperf.launch.phases import step_phases
 from pytest_ddpperf.launch.run import Delivery
@@ -18,18 +18,22 @@ from pytest_ddpperf.records.plan import Plan
 from pytest_ddpperf.records.quantiles import RankSteps
 from pytest_ddpperf.records.samples import (
     GOES_ON,
+    Counters,
     Digests,
     Facts,
     LaunchSamples,
     RankFigures,
     StackSamples,
     Window,
+    Windows,
 )
+
+T = TypeVar("T")
 
 
 def collect(
     plan: Plan,
-    windows: Sequence[Window],
+    windows: Windows,
     delivery: Delivery,
     *,
     facts: Facts,
@@ -89,34 +93,38 @@ def _by_rank(plan: Plan, seen: Sequence[float]) -> tuple[float, ...] | None:
     return None if plan.command else tuple(seen)
 
 
+def _known_by_all(ranks: Sequence[T | None]) -> list[T] | None:
+    """Return what ranks say; None if one does not know."""
+    known = [each for each in ranks if each is not None]
+    return known if len(known) == len(ranks) else None
+
+
 def _cpu_seconds(
-    windows: Sequence[Window],
+    windows: Windows,
 ) -> RankSteps | None:
     """Return the CPU time of each step by rank; None if a rank has none."""
-    known = [each.cpu_ns for each in windows if each.cpu_ns is not None]
-    if len(known) < len(windows):
-        return None
-    return tuple(map(_seconds, known))
+    known = _known_by_all([each.cpu_ns for each in windows])
+    return None if known is None else tuple(map(_seconds, known))
 
 
 def _examples(
-    windows: Sequence[Window],
+    windows: Windows,
 ) -> tuple[tuple[int, ...], ...] | None:
     """Return the examples of each step by rank; None if a rank does not know."""
-    known = [each.examples for each in windows if each.examples is not None]
-    return tuple(known) if len(known) == len(windows) else None
+    known = _known_by_all([each.examples for each in windows])
+    return None if known is None else tuple(known)
 
 
-def _stacks(windows: Sequence[Window]) -> tuple[StackSamples, ...]:
+def _stacks(windows: Windows) -> tuple[StackSamples, ...]:
     """Return what ranks sampled of their stacks."""
     return tuple(each.stacks for each in windows if each.stacks is not None)
 
 
-def _of_devices(windows: Sequence[Window]) -> dict[str, Any]:
+def _of_devices(windows: Windows) -> dict[str, Any]:
     """Return what a step gave the device of each rank to do, as LaunchSamples has it; {} if a rank
     does not know."""
-    known = [each.device for each in windows if each.device is not None]
-    if len(known) < len(windows):
+    known = _known_by_all([each.device for each in windows])
+    if known is None:
         return {}
     return {
         "device_seconds": tuple(each.seconds for each in known),
@@ -146,7 +154,7 @@ def on_our_clock(window: Window, ahead_ns: float) -> Window:
     return replace(window, marks_ns=marks, phases=phases)
 
 
-def _step_seconds(windows: Sequence[Window]) -> tuple[float, ...]:
+def _step_seconds(windows: Windows) -> tuple[float, ...]:
     # stretch x rank x mark
     stretches = zip(*(window.marks_ns for window in windows), strict=True)
     return _seconds(ns for marks in stretches for ns in completions(marks))
@@ -168,9 +176,7 @@ def completions(marks: Sequence[Sequence[float]]) -> tuple[float, ...]:
     return _differences([max(each) for each in zip(*marks, strict=True)])
 
 
-def _is_silent(
-    plan: Plan, windows: Sequence[Window], counters: Mapping[str, int | None]
-) -> bool:
+def _is_silent(plan: Plan, windows: Windows, counters: Counters) -> bool:
     """Return whether several ranks are known to send nothing to each other; of those over RPC it is
     not asked."""
     if plan.world_size == 1 or plan.rpc:
@@ -191,7 +197,7 @@ def _is_silent(
 _FIRST_RATIO = 10
 
 
-def _doubts(windows: Sequence[Window]) -> dict[str, str]:
+def _doubts(windows: Windows) -> dict[str, str]:
     """Return, by kind, what suggests that steps differ in their work, which all ranks must show, or
     that a rank leaves some of it behind."""
     found: dict[str, str] = {}
@@ -220,7 +226,7 @@ _LONG, _DIFFERING = 3, 0.1
 
 
 def _of_program(
-    windows: Sequence[Window], step_seconds: Sequence[float]
+    windows: Windows, step_seconds: Sequence[float]
 ) -> dict[str, str]:
     """Return, by kind, what is to be known of the steps of a program that owns its loop."""
     found: dict[str, str] = {}
@@ -251,20 +257,16 @@ def _of_program(
     return found
 
 
-def _counters(windows: Sequence[Window]) -> dict[str, int | None]:
+def _counters(windows: Windows) -> dict[str, int | None]:
     """Return the largest counts over ranks; unknown if one rank does not know."""
     found: dict[str, int | None] = {}
     for name in {**dict.fromkeys(COUNTERS), **windows[0].counters}:
-        known = [
-            count
-            for window in windows
-            if (count := window.counters.get(name)) is not None
-        ]
-        found[name] = max(known) if len(known) == len(windows) else None
+        known = _known_by_all([each.counters.get(name) for each in windows])
+        found[name] = None if known is None else max(known)
     return found
 
 
-def _recorded(windows: Sequence[Window]) -> dict[str, RankFigures]:
+def _recorded(windows: Windows) -> dict[str, RankFigures]:
     """Return the figures that any rank recorded, of all ranks."""
     names = dict.fromkeys(
         name for window in windows for name in window.recorded
@@ -276,7 +278,7 @@ def _recorded(windows: Sequence[Window]) -> dict[str, RankFigures]:
     }
 
 
-def _figures(windows: Sequence[Window]) -> dict[str, FigureValues]:
+def _figures(windows: Windows) -> dict[str, FigureValues]:
     """Return the figures of the user's own that any rank has, of all ranks; raises DdpPerfError if
     ranks differ in what one is."""
     found = {}
@@ -295,7 +297,7 @@ def _figures(windows: Sequence[Window]) -> dict[str, FigureValues]:
     return found
 
 
-def _losses(windows: Sequence[Window]) -> tuple[float | None, ...] | None:
+def _losses(windows: Windows) -> tuple[float | None, ...] | None:
     """Return the mean over ranks of the first losses, None where one is not finite; None if no rank
     recorded them."""
     ranks = [window.losses for window in windows if window.losses]

@@ -45,6 +45,7 @@ from pytest_ddpperf.records.samples import (
     LaunchSamples,
     Scalar,
     Window,
+    Windows,
 )
 from pytest_ddpperf.wire import payload
 from pytest_ddpperf.wire.boot import listen
@@ -66,7 +67,7 @@ _OF_MACHINE = """
 _L = TypeVar("_L", bound=Launch)
 
 
-def _facts(windows: Sequence[Window]) -> dict[str, Scalar]:
+def _facts(windows: Windows) -> dict[str, Scalar]:
     """Return the first rank's facts; where the devices of ranks differ, those of all: "NVIDIA A100
     + NVIDIA H100"."""
     found = dict(windows[0].facts)

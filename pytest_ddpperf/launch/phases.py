@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from pytest_ddpperf.records.samples import Window
+from pytest_ddpperf.records.samples import Window, Windows
 from pytest_ddpperf.records.step_phases import (
     EXPOSED,
     PHASES,
@@ -28,7 +28,7 @@ class Piece:
     end: float
 
 
-def step_phases(windows: Sequence[Window]) -> StepPhases | None:
+def step_phases(windows: Windows) -> StepPhases | None:
     """Return what the windows of all ranks, which are on one clock, say together; None if a rank
     does not know its phases."""
     found = [window.phases for window in windows if window.phases is not None]

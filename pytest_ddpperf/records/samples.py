@@ -564,6 +564,9 @@ class Window:
     imported: Imported = Imported()
 
 
+Windows = Sequence[Window]  # of a launch, by rank
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchSamples:
     """What one launch brought back."""
