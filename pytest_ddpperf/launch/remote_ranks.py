@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Protocol
 
 from pytest_ddpperf.launch.output import Observer
-from pytest_ddpperf.records.messages import ShareProgress, Started
+from pytest_ddpperf.records.messages import Address, ShareProgress, Started
 from pytest_ddpperf.records.plan import Plan
 from pytest_ddpperf.records.samples import Digests, Facts, RankError, RankOutput
 
@@ -22,7 +22,7 @@ class Part:
     processes: tuple[int, ...]  # of the plan
     node: int = 0
     # address and port where the parts meet; None where there is one part
-    store: tuple[str, int] | None = None
+    store: Address | None = None
     interface: str = ""  # over which this node reaches the others
 
 
@@ -36,7 +36,7 @@ class Nodes(Protocol):
     def facts(self) -> Facts:
         """Of the nodes and of the network between them."""
 
-    def parts(self, plan: Plan, store: tuple[str, int]) -> RemoteRanks:
+    def parts(self, plan: Plan, store: Address) -> RemoteRanks:
         """Those of a launch whose processes meet at `store`."""
 
     def alone(

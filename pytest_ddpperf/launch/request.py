@@ -19,7 +19,7 @@ from pytest_ddpperf.launch.remote_ranks import Part
 from pytest_ddpperf.launch.template import with_hash_seed
 from pytest_ddpperf.records import codec
 from pytest_ddpperf.records.errors import DdpPerfError
-from pytest_ddpperf.records.messages import RankRequest
+from pytest_ddpperf.records.messages import Address, RankRequest
 from pytest_ddpperf.records.plan import Plan, Variables
 from pytest_ddpperf.records.samples import Scalar
 from pytest_ddpperf.wire import boot, opened
@@ -157,7 +157,7 @@ def rank_request(
     *,
     modules: Mapping[str, str],
     trees: Trees | None = None,
-    master: tuple[str, int] | None = None,
+    master: Address | None = None,
     in_stretches: bool = False,
 ) -> RankRequest:
     """Return what the ranks of a launch of `plan` read in its `folder`, with this process's

@@ -14,9 +14,9 @@ import torch
 from pytest_ddpperf.rank import modules, recorder, torch_names
 from pytest_ddpperf.rank.context import noting
 from pytest_ddpperf.rank.group import NoGroup, OwnGroup
+from pytest_ddpperf.rank.modules import Figures
 from pytest_ddpperf.rank.sent import SENT_IS, Sent
 
-Figures = dict[str, int | None]
 _MEMORY_IS = "peak_memory.bytes is"  # of a note
 
 

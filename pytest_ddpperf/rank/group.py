@@ -25,6 +25,7 @@ from pytest_ddpperf.rank import torch_names
 from pytest_ddpperf.rank.context import Context
 from pytest_ddpperf.rank.environment import pci_address
 from pytest_ddpperf.records.codec import Json
+from pytest_ddpperf.records.messages import Address
 from pytest_ddpperf.records.plan import NCCL, Plan
 from pytest_ddpperf.wire import boot, opened
 from pytest_ddpperf.wire.channels import Lines
@@ -61,7 +62,7 @@ def store_of(
     name: str,
     size: int,
     folder: Path,
-    address: tuple[str, int] | None,
+    address: Address | None,
     timeout: timedelta,
 ) -> Any:
     """Return the store of a group of so many ranks: a file in `folder` or, on several nodes, at
@@ -78,7 +79,7 @@ def url_of(
     name: str,
     size: int,
     folder: Path,
-    address: tuple[str, int] | None,
+    address: Address | None,
     timeout: timedelta,
 ) -> str:
     """Return the URL of such a store, for what takes an `init_method` only."""
@@ -178,7 +179,7 @@ class ProcessPlace:
     index: int  # of those on its node
     node: int
     folder: Path  # of the launch, on this node
-    store: tuple[str, int] | None  # where ranks of several nodes meet
+    store: Address | None  # where ranks of several nodes meet
     threads: int  # unless the environment asks for others; 0: torch's choice
 
 

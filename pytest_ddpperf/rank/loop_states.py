@@ -11,7 +11,7 @@ the next one.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from contextlib import ExitStack
 from dataclasses import replace
 from itertools import pairwise
@@ -32,7 +32,7 @@ from pytest_ddpperf.records.plan import (
     Plan,
     backends_by_device,
 )
-from pytest_ddpperf.records.samples import Window
+from pytest_ddpperf.records.samples import Counters, Window
 from pytest_ddpperf.wire.channels import Board, Phase
 
 # So many steps more than the warm-up are enough for most programs: three show where steps end, and
@@ -90,7 +90,7 @@ class Warming:
         self._passes: list[int] = []
         self._losses: list[Any] = []
         self._within = ExitStack()  # what lasts for the step under way
-        self._counters: Mapping[str, int | None] = {}
+        self._counters: Counters = {}
         self._steady = warm_up.Steadiness(rank.ctx.device)
         self._is_slowed = False
         self._unsettled = ""

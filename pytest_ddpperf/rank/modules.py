@@ -13,6 +13,8 @@ from torch.nn.parameter import is_lazy
 
 from pytest_ddpperf.rank import torch_names
 
+Figures = dict[str, int | None]  # as Counters, of one rank
+
 
 def find_objects(kind: type) -> list[Any]:
     """Return the objects of this process that are of a type; no code of theirs runs."""
@@ -54,7 +56,7 @@ def reducing(before: Mapping[int, list[int]]) -> list[Mapping[str, Any]] | None:
 
 def gradient_sizes(
     logged: list[Mapping[str, Any]] | None,
-) -> dict[str, int | None]:
+) -> Figures:
     """Return the bytes of the gradients that DDP synchronised, and its buckets, by what `reducing`
     returned. DDP logs the buckets that it rebuilt one forward later."""
     if logged is None:

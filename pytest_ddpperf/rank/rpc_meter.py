@@ -21,7 +21,8 @@ from torch.distributed.rpc import internal
 
 from pytest_ddpperf.rank import torch_names
 from pytest_ddpperf.rank.context import noting
-from pytest_ddpperf.rank.counters import Figures, Meter
+from pytest_ddpperf.rank.counters import Meter
+from pytest_ddpperf.rank.modules import Figures
 
 ROLES = ("trainer", "parameter_server", "master")
 _RPC = "torch.distributed.rpc"

@@ -23,7 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from pytest_ddpperf.rank import recorder, torch_names
 from pytest_ddpperf.rank.context import noting
 from pytest_ddpperf.rank.group import NoGroup
-from pytest_ddpperf.rank.modules import bytes_of
+from pytest_ddpperf.rank.modules import Figures, bytes_of
 from pytest_ddpperf.rank.work import Work
 from pytest_ddpperf.records.metric import COPIES, POINT_TO_POINT, SENT
 
@@ -254,14 +254,14 @@ class Sent:
             ):
                 self._issued.append(operation)
 
-    def copies(self) -> dict[str, int | None]:
+    def copies(self) -> Figures:
         """Return what the step copied between the host and a device, and how often the host
         waited for it; {} if that is unknown."""
         if self._is_hidden or self.problems:
             return {}
         return {name: self._dispatched.copies[name] for name in COPIES}
 
-    def work(self, *, has_compiled: bool) -> dict[str, int | None]:
+    def work(self, *, has_compiled: bool) -> Figures:
         """Return how many operators the step called, and their floating-point operations: unknown
         of compiled code and replayed graphs, which call what no source sees. {} if nothing was
         counted."""
@@ -274,9 +274,7 @@ class Sent:
             "flops": work.flops if is_seen else None,
         }
 
-    def figures(
-        self, reducing: Iterable[Mapping[str, Any]]
-    ) -> dict[str, int | None]:
+    def figures(self, reducing: Iterable[Mapping[str, Any]]) -> Figures:
         """Return how many operations of each kind the step issued and their bytes, None where the
         sources differ. `reducing` is as `modules.reducing` returns it."""
         issued = self._dispatched.operations
@@ -299,7 +297,7 @@ def _figures(
     issued: list[Operation],
     seen: list[Operation] | None,
     reducing: Iterable[Mapping[str, Any]],
-) -> dict[str, int | None]:
+) -> Figures:
     one = _amounts(issued)
     other = _amounts(seen or ())
     differing = {amount[0] for amount in (one - other) | (other - one)}
@@ -309,7 +307,7 @@ def _figures(
         for module in reducing
         if module["find_unused_parameters"]
     ]
-    figures: dict[str, int | None] = {}
+    figures: Figures = {}
     for kind in (*SENT, "collectives"):
         if kind == "collectives":
             differs = bool(differing)

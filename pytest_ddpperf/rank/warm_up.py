@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -18,6 +18,7 @@ from pytest_ddpperf.rank.counters import compilation_state
 from pytest_ddpperf.rank.group import NoGroup
 from pytest_ddpperf.rank.sent import recorded
 from pytest_ddpperf.rank.timed_rank import TimedRank
+from pytest_ddpperf.records.samples import Counters
 from pytest_ddpperf.wire.channels import Board, Phase
 
 Step = Callable[[], Any]
@@ -28,7 +29,7 @@ class WarmUp:
     steps: int  # it took
     unsettled: str  # what its last step still changed, in words
     # of a step; nothing is known of less than three
-    counters: Mapping[str, int | None]
+    counters: Counters
     notes: Sequence[str]  # those of the meter, which may become more
     sent: Sequence[int] = ()  # as `Window` has it
     # of the steps beyond those asked, None where one recorded none
@@ -53,7 +54,7 @@ def warm_up(step: Step, rank: TimedRank) -> WarmUp:
     own = rank.own
     asked = rank.plan.warmup
     rank.enter(Phase.WARMUP)
-    counters: Mapping[str, int | None] = {}
+    counters: Counters = {}
     if asked == 0:
         return WarmUp(
             steps=0,

@@ -26,6 +26,8 @@ from pytest_ddpperf.records.samples import (
     Verdict,
 )
 
+Address = tuple[str, int]  # and port
+
 
 class Message(
     Struct, frozen=True, tag_field="kind", tag=True, omit_defaults=True
@@ -172,7 +174,7 @@ class RankRequest:
     environ: Variables  # without RANK and LOCAL_RANK
     node: int
     processes: tuple[int, ...]  # those of the plan that this node starts
-    store: tuple[str, int] | None  # address and port where the nodes meet
+    store: Address | None  # address and port where the nodes meet
     cwd: str
     sys_path: list[str]
     argv: list[str]
@@ -326,7 +328,7 @@ class TakeShare(Message, frozen=True):
     when all have delivered, LaunchFailed if they cannot be started."""
 
     plan: Plan
-    store: tuple[str, int]  # address and port where the ranks of all nodes meet
+    store: Address  # address and port where the ranks of all nodes meet
 
 
 class SetWindow(Message, frozen=True):

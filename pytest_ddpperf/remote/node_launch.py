@@ -20,6 +20,7 @@ from pytest_ddpperf.launch.remote_ranks import RemoteRanks
 from pytest_ddpperf.records.errors import BaseSideError
 from pytest_ddpperf.records.messages import (
     AcquireLocks,
+    Address,
     AskProgress,
     Event,
     LaunchFailed,
@@ -67,7 +68,7 @@ class Parts(RemoteRanks):
     def __init__(
         self,
         plan: Plan,
-        store: tuple[str, int],
+        store: Address,
         members: Sequence[Node],
         names: Mapping[int, str],
     ) -> None:
@@ -247,9 +248,9 @@ def alone(
 ) -> Iterator[None]:
     """Hold the locks of this node, by `here`, and of all others, in the order of their hosts;
     `order` is this one's."""
-    places: dict[
-        tuple[str, int], Node | AbstractContextManager[Iterable[object]]
-    ] = {(member.order, member.number): member for member in members}
+    places: dict[Address, Node | AbstractContextManager[Iterable[object]]] = {
+        (member.order, member.number): member for member in members
+    }
     places[order, 0] = here
     taken: dict[tuple[str, str], str] = {}  # by host and resource, who has it
     with ExitStack() as late, ExitStack() as paused:

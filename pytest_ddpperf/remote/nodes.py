@@ -31,6 +31,7 @@ from pytest_ddpperf.records.errors import (
     NodesError,
 )
 from pytest_ddpperf.records.messages import (
+    Address,
     NodeJoined,
     Order,
     RaiseError,
@@ -119,7 +120,7 @@ class ConnectedNodes:
     def _taking_part(self, nodes: int) -> list[Node]:
         return [node for node in self.nodes if node.number < nodes]
 
-    def parts(self, plan: Plan, store: tuple[str, int]) -> RemoteRanks:
+    def parts(self, plan: Plan, store: Address) -> RemoteRanks:
         names = {
             process: f"{plan.name(process)} (node {node}, {self.hosts[node]})"
             for node in range(plan.nodes)
