@@ -195,6 +195,24 @@ class Signals:
         os.close(self._write)
 
 
+def fork_to_serve(
+    control: Lines, signals: Signals, run: Callable[[int], NoReturn]
+) -> int:
+    """Fork a child that does nothing but `run`, with the descriptor that came along; return its
+    pid."""
+    descriptor = control.take_descriptor()
+
+    def child() -> NoReturn:
+        # What belongs to this process alone.
+        signals.close()
+        control.socket.close()
+        run(descriptor)
+
+    pid = fork(child)
+    os.close(descriptor)
+    return pid
+
+
 class _Server:
     def __init__(self, control: Lines, folder: str) -> None:
         self._control = control
@@ -275,16 +293,7 @@ class _Server:
     def _fork(self, run: Callable[[int], NoReturn]) -> int:
         """Fork a child that does nothing but `run`, with the descriptor that came along; returns
         its pid."""
-        descriptor = self._control.take_descriptor()
-
-        def child() -> NoReturn:
-            # What belongs to this process alone.
-            self._signals.close()
-            self._control.socket.close()
-            run(descriptor)
-
-        pid = fork(child)
-        os.close(descriptor)
+        pid = fork_to_serve(self._control, self._signals, run)
         self._ranks.add(pid)
         return pid
 

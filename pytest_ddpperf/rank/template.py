@@ -11,6 +11,7 @@ import os
 import signal
 import socket
 import traceback
+from functools import partial
 from typing import NoReturn
 
 from pytest_ddpperf.rank import fork_server
@@ -40,6 +41,8 @@ def main(descriptor: int, fields: codec.Json) -> NoReturn:
     failure = fork_server.import_modules(PRELOAD)
     fork_server.keep_shared()
     signals = fork_server.Signals()
+    # what a rank server does, which only reports a failure
+    serve = partial(fork_server.serve, template=os.getpid(), failure=failure)
     servers: set[int] = set()  # pids
     try:
         while signal.SIGTERM not in signals.arrived():
@@ -51,7 +54,7 @@ def main(descriptor: int, fields: codec.Json) -> NoReturn:
             if received is None:
                 break
             for _ in received:
-                servers.add(_fork_server(control, signals, failure))
+                servers.add(fork_server.fork_to_serve(control, signals, serve))
         for pid in servers:
             os.kill(pid, signal.SIGTERM)  # which ends its ranks, then itself
             os.waitpid(pid, 0)
@@ -69,20 +72,3 @@ def _report_ended(servers: set[int], control: Lines) -> None:
             servers.remove(pid)
         if status:
             control.send(ServerEnded(pid, os.waitstatus_to_exitcode(status)))
-
-
-def _fork_server(
-    control: Lines, signals: fork_server.Signals, failure: str | None
-) -> int:
-    """Fork a rank server that serves over the descriptor that came along, or reports a `failure`;
-    return its pid."""
-    descriptor, template = control.take_descriptor(), os.getpid()
-
-    def server() -> NoReturn:
-        signals.close()
-        control.socket.close()
-        fork_server.serve(descriptor, template, failure)
-
-    pid = fork_server.fork(server)
-    os.close(descriptor)
-    return pid
