@@ -79,6 +79,11 @@ def git(
     return os.fsdecode(ended.stdout)
 
 
+def entries(said: str) -> list[str]:
+    """Return what git ended with a zero byte each, as it does with -z."""
+    return said.split("\0")[:-1]
+
+
 def outside_of_hooks(
     environ: Variables | None = None,
 ) -> dict[str, str]:
@@ -289,7 +294,7 @@ def ignored_files(top: Path, files: Sequence[str]) -> list[str]:
         if str(error):
             raise
         return []  # how git says that there are none
-    return said.split("\0")[:-1]
+    return entries(said)
 
 
 def all_ignored(top: Path) -> list[str]:
@@ -304,8 +309,8 @@ def all_ignored(top: Path) -> list[str]:
         "--directory",
         "-z",
     )
-    found = [entry.rstrip("/") for entry in said.split("\0")[:-1]]
-    for entry in git(top, "ls-files", "--stage", "-z").split("\0")[:-1]:
+    found = [entry.rstrip("/") for entry in entries(said)]
+    for entry in entries(git(top, "ls-files", "--stage", "-z")):
         facts, path = entry.split("\t", 1)
         # the mode of a submodule
         if facts.startswith("160000 ") and (top / path / ".git").exists():
@@ -352,10 +357,10 @@ def changed_files(
             apart("update-index", "--no-skip-worktree", "--", *present)
         apart("update-index", "-q", "--really-refresh")
         counted = apart("diff", *how, commit, "--")
-    differing = [line.split("\t", 2)[2] for line in counted.split("\0")[:-1]]
+    differing = [line.split("\t", 2)[2] for line in entries(counted)]
     which = ("--others", "--exclude-standard", "--exclude=*.pyc")
     untracked = git(top, "ls-files", *which, "-z", timeout=timeout)
-    return sorted({*differing, *untracked.split("\0")[:-1]})
+    return sorted({*differing, *entries(untracked)})
 
 
 def first_changed_line(commit: str, file: str) -> int:
@@ -423,6 +428,5 @@ def files_between(top: Path, before: str, after: str) -> list[str]:
     raises GitError."""
     if not after:
         return changed_files(top, before)
-    return git(
-        top, "diff", "--name-only", "--no-renames", "-z", before, after
-    ).split("\0")[:-1]
+    how = ("--name-only", "--no-renames", "-z")
+    return entries(git(top, "diff", *how, before, after))
