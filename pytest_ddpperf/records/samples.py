@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import astuple, dataclass, field, replace
 from enum import Enum
 from statistics import fmean
 from typing import Any
@@ -454,14 +454,8 @@ class LaunchCost:
 
     @property
     def total(self) -> float:
-        return (
-            self.start
-            + self.group
-            + self.setup
-            + self.warmup
-            + self.steps
-            + self.end
-        )
+        total: float = sum(astuple(self))
+        return total
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
