@@ -7,6 +7,7 @@ import re
 import shutil
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from datetime import datetime, timezone
 
 from pytest_ddpperf.records.metric import Metric
 from pytest_ddpperf.records.outcome import Outcome
@@ -127,6 +128,11 @@ def commit(recorded: str) -> str:
     """Return a recorded commit in seven digits: "1a2b3c4", "1a2b3c4 with uncommitted changes"."""
     digits, dirty, _ = recorded.partition("-dirty")
     return f"{digits[:7]} with uncommitted changes" if dirty else digits[:7]
+
+
+def now() -> str:
+    """Return the time as files have it: ISO 8601, UTC."""
+    return datetime.now(timezone.utc).isoformat(timespec="seconds")
 
 
 def date(recorded: str) -> str:

@@ -8,7 +8,6 @@ import signal
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from datetime import datetime, timezone
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, TextIO, TypeVar
@@ -94,10 +93,9 @@ _SCHEMA = 1
 
 def write_json(path: Path, answer: Mapping[str, Any]) -> None:
     """Write what a command found, with the time and the version, or raise UsageError."""
-    created = datetime.now(timezone.utc).isoformat(timespec="seconds")
     content = {
         "schema": _SCHEMA,
-        "created": created,
+        "created": text.now(),
         "version": __version__,
         **answer,
     }

@@ -6,7 +6,6 @@ import os
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -241,8 +240,7 @@ class RunResults:
     def run(self) -> RunInfo:
         """Return what all outcomes share. The run ends at the first call, for all reports alike."""
         if not self._ended:
-            now = datetime.now(timezone.utc)
-            self._ended = now.isoformat(timespec="seconds")
+            self._ended = text.now()
         return replace(
             self.begun,
             created=self._ended,

@@ -7,7 +7,6 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from datetime import datetime, timezone
 from functools import cached_property, partial
 from pathlib import Path
 
@@ -81,7 +80,7 @@ class Session:
     def save(self, measured: Measured) -> int:
         """Write a baseline, in place of the one before or in addition to it, and return how many
         sessions it now has. Raises BaselineError."""
-        created = datetime.now(timezone.utc).isoformat(timespec="seconds")
+        created = text.now()
         tree, inputs = self._code_and_inputs(measured.launches)
         candidate = measured.candidate
         (measured_now,) = candidate.sessions
