@@ -15,7 +15,7 @@ import shutil
 import signal
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
@@ -137,8 +137,7 @@ def _run(arguments: argparse.Namespace) -> int:
     return console.OK if answer.found else console.NAMED_VERDICT
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
+class Answer(NamedTuple):
     """What a command found, in words and as JSON."""
 
     found: bool

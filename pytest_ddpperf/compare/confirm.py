@@ -11,9 +11,9 @@ import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from pytest_ddpperf import text
 from pytest_ddpperf.compare.result import Measured
@@ -48,15 +48,13 @@ _CHANGED = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Decided:
+class Decided(NamedTuple):
     """The comparison with the baseline's own code decides the verdict."""
 
     measured: Measured
 
 
-@dataclass(frozen=True, slots=True)
-class Stands:
+class Stands(NamedTuple):
     """The stored verdict stands, and why, in words."""
 
     why: str

@@ -21,6 +21,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from pytest_ddpperf.compare.job import Job
 from pytest_ddpperf.compare.rounds import (
@@ -73,8 +74,7 @@ def schedule(first: int, most: int) -> tuple[int, ...]:
     return tuple(looks)
 
 
-@dataclass(frozen=True, slots=True)
-class Spending:
+class Spending(NamedTuple):
     """What evidence costs after some launches."""
 
     level: float  # the error rate of the last look
@@ -145,15 +145,13 @@ def is_futile(
 # --- the rule
 
 
-@dataclass(frozen=True, slots=True)
-class Take:
+class Take(NamedTuple):
     """A further round is to be taken, of so many until the next look."""
 
     planned: int
 
 
-@dataclass(frozen=True, slots=True)
-class Stop:
+class Stop(NamedTuple):
     """The measurement ends with this verdict."""
 
     verdict: Verdict

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from statistics import fmean, median
+from typing import NamedTuple
 
 from pytest_ddpperf.verdict.stats import Part, pooled, t_quantile
 
@@ -331,8 +332,7 @@ class Observations:
     unlikely_move: float = math.inf
 
 
-@dataclass(frozen=True, slots=True)
-class FilteredLevel:
+class FilteredLevel(NamedTuple):
     """Observations under one share: the variance of a usual move over that of usual noise.
 
     The lists have one item per point. All figures are relative to the scale of the noise.

@@ -6,8 +6,8 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from statistics import fmean
+from typing import NamedTuple
 
 from pytest_ddpperf.records.samples import Window, Windows
 from pytest_ddpperf.records.step_phases import (
@@ -19,8 +19,7 @@ from pytest_ddpperf.records.step_phases import (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
+class Piece(NamedTuple):
     """A part of one rank's step, in nanoseconds."""
 
     phase: str

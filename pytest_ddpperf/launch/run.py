@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
 from pytest_ddpperf.launch import output
 from pytest_ddpperf.launch.failed_ranks import (
@@ -93,8 +93,7 @@ class Delivery:
     clocks_ahead_ns: Mapping[int, float]
 
 
-@dataclass(frozen=True, slots=True)
-class LaunchFiles:
+class LaunchFiles(NamedTuple):
     """What ranks and pytest share in a launch."""
 
     folder: Path

@@ -12,10 +12,10 @@ import shlex
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from pytest_ddpperf.options.settings import Settings
 from pytest_ddpperf.records.errors import short_repr
@@ -46,8 +46,7 @@ _WHAT_SETUP_DOES = {
 _OPTIONAL = ("master", "parameter_server", "reference")
 
 
-@dataclass(frozen=True, slots=True)
-class Reference:
+class Reference(NamedTuple):
     """What a call compares its measurement with in the same run."""
 
     setup: Setup

@@ -22,8 +22,7 @@ from pytest_ddpperf.verdict.stats import geometric_mean, launch_means
 from pytest_ddpperf.verdict.times import TEST_LEVEL
 
 
-@dataclass(frozen=True, slots=True)
-class Took:
+class Took(NamedTuple):
     """The times of a measurement, as `Outcome` has them."""
 
     seconds: float

@@ -9,9 +9,9 @@ import shutil
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
+from typing import NamedTuple
 
 from pytest_ddpperf import git
 from pytest_ddpperf.records.errors import GitError
@@ -29,8 +29,7 @@ _INDEX_SECONDS = 2.0  # git may compare whole seconds
 _TOO_MANY_FILES = 10_001
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
+class Part(NamedTuple):
     """The repository, or one of its submodules, in both trees."""
 
     folder: Path  # git's own

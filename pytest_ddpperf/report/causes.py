@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from statistics import median
+from typing import NamedTuple
 
 from pytest_ddpperf import text
 from pytest_ddpperf.explain import find
@@ -293,8 +293,7 @@ def _slow_steps(
     return [f"1 of {round(1 / slow.share)} steps takes {typical}"]
 
 
-@dataclass(frozen=True, slots=True)
-class _SlowSteps:
+class _SlowSteps(NamedTuple):
     """The slow steps of a measurement."""
 
     seconds: list[float]  # their durations

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from statistics import NormalDist, fmean
-from typing import Any
+from typing import Any, NamedTuple
 
 # Others find all statistics here.
 from pytest_ddpperf.records.quantiles import launch_means as launch_means
@@ -111,8 +111,7 @@ def geometric_mean(values: Sequence[float]) -> float:
     return math.exp(fmean(map(math.log, values)))
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
+class Part(NamedTuple):
     """An estimated variance and the degrees of freedom it was estimated with."""
 
     variance: float
@@ -389,8 +388,7 @@ def pooled(parts: Sequence[Part]) -> Part:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Evidence:
+class Evidence(NamedTuple):
     """Whether a p-value is evidence among several."""
 
     enough: bool
