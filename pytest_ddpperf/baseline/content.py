@@ -24,6 +24,7 @@ from pytest_ddpperf.records.samples import (
     Environment,
     FactChange,
     Facts,
+    FoundFacts,
     Samples,
     Scalar,
     TestId,
@@ -77,7 +78,7 @@ def environment(
     recorded only. Facts without `nodes` and `devices_per_node` are those of one host, with a device
     a rank.
     """
-    asked: dict[str, Scalar] = {
+    asked: FoundFacts = {
         "device_type": plan.device,
         "backend": plan.backend,
         "visible_devices": "one a rank" if plan.sees_one_device else "",
@@ -91,7 +92,7 @@ def environment(
         "program": plan.program,
         **{OF_TEST + name: value for name, value in plan.facts.items()},
     }
-    one_host: dict[str, Scalar] = {
+    one_host: FoundFacts = {
         "nodes": 1,
         "devices_per_node": plan.world_size,
     }
@@ -107,7 +108,7 @@ def environment(
     if isinstance(memory, float):
         known["device_memory_gib"] = round(memory)
 
-    def taken(*names: str) -> dict[str, Scalar]:
+    def taken(*names: str) -> FoundFacts:
         return {name: known.pop(name) for name in names if name in known}
 
     of_device = _CPU_KEY if plan.device == "cpu" else _ACCELERATOR_KEY

@@ -27,8 +27,8 @@ from pytest_ddpperf.records.samples import (
     Baseline,
     Environment,
     Facts,
+    FoundFacts,
     Measurement,
-    Scalar,
     TestId,
 )
 
@@ -210,7 +210,7 @@ class Store:
 _SAME_WORK = ("backend", "world_size", "roles")
 
 
-def _same_work(environment: Environment) -> dict[str, Scalar]:
+def _same_work(environment: Environment) -> FoundFacts:
     facts = {**environment.key, **environment.must_match}
     return {
         name: fact

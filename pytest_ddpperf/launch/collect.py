@@ -22,8 +22,10 @@ from pytest_ddpperf.records.samples import (
     Digests,
     Facts,
     LaunchSamples,
+    RankCounts,
     RankFigures,
     StackSamples,
+    StepFigures,
     Window,
     Windows,
 )
@@ -109,7 +111,7 @@ def _cpu_seconds(
 
 def _examples(
     windows: Windows,
-) -> tuple[tuple[int, ...], ...] | None:
+) -> RankCounts | None:
     """Return the examples of each step by rank; None if a rank does not know."""
     known = _known_by_all([each.examples for each in windows])
     return None if known is None else tuple(known)
@@ -297,7 +299,7 @@ def _figures(windows: Windows) -> dict[str, FigureValues]:
     return found
 
 
-def _losses(windows: Windows) -> tuple[float | None, ...] | None:
+def _losses(windows: Windows) -> StepFigures | None:
     """Return the mean over ranks of the first losses, None where one is not finite; None if no rank
     recorded them."""
     ranks = [window.losses for window in windows if window.losses]

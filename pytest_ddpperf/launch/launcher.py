@@ -41,9 +41,9 @@ from pytest_ddpperf.records.plan import Plan, Setup, Variables
 from pytest_ddpperf.records.samples import (
     Digests,
     Facts,
+    FoundFacts,
     Imported,
     LaunchSamples,
-    Scalar,
     Window,
     Windows,
 )
@@ -67,7 +67,7 @@ _OF_MACHINE = """
 _L = TypeVar("_L", bound=Launch)
 
 
-def _facts(windows: Windows) -> dict[str, Scalar]:
+def _facts(windows: Windows) -> FoundFacts:
     """Return the first rank's facts; where the devices of ranks differ, those of all: "NVIDIA A100
     + NVIDIA H100"."""
     found = dict(windows[0].facts)
@@ -111,7 +111,7 @@ class Launcher:
         self._server = RankServer(self._templates, trees, folder)
         self._reference_server = RankServer(self._templates, trees, folder)
         self._began = time.time()
-        self._facts: dict[str, Scalar] | None = None
+        self._facts: FoundFacts | None = None
         # of accelerators, by CUDA, when facts were asked for
         self._visible: str | None = None
 
@@ -184,7 +184,7 @@ class Launcher:
         timed = delivery.results[: plan.world_size]
         windows = [codec.from_json(Window, result) for result in timed]
         placement = place(len(plan.part(0)), os.environ)
-        facts: dict[str, Scalar] = {
+        facts: FoundFacts = {
             **_facts(windows),
             "interconnect": self._interconnect(plan),
             **recorded(self._variables()),

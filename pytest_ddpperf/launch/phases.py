@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import NamedTuple
 
-from pytest_ddpperf.records.samples import Window, Windows
+from pytest_ddpperf.records.samples import StepFigures, Window, Windows
 from pytest_ddpperf.records.step_phases import (
     EXPOSED,
     PHASES,
@@ -100,7 +100,7 @@ def _own(
     phase: str,
     ranks: Sequence[RankPhases],
     steps: Sequence[Sequence[Sequence[Piece]]],
-) -> tuple[float | None, ...]:
+) -> StepFigures:
     """Return each rank's mean seconds in a phase; None where it is not seen."""
     found: list[float | None] = []
     for rank, phases in enumerate(ranks):

@@ -21,7 +21,7 @@ from pytest_ddpperf.records import codec
 from pytest_ddpperf.records.errors import DdpPerfError
 from pytest_ddpperf.records.messages import Address, RankRequest
 from pytest_ddpperf.records.plan import Plan, Variables
-from pytest_ddpperf.records.samples import Scalar
+from pytest_ddpperf.records.samples import FoundFacts
 from pytest_ddpperf.wire import boot, opened
 from pytest_ddpperf.wire.source_trees import Trees
 from pytest_ddpperf.wire.variables import READ, concealed
@@ -108,7 +108,7 @@ def _torchruns(plan: Plan, address: str, port: int) -> dict[str, str]:
     }
 
 
-def recorded(environ: Variables) -> dict[str, Scalar]:
+def recorded(environ: Variables) -> FoundFacts:
     """Return the user's variables that belong to a measurement, as "env:NAME"."""
     return {
         f"env:{name}": concealed(name, value)
@@ -117,7 +117,7 @@ def recorded(environ: Variables) -> dict[str, Scalar]:
     }
 
 
-def read_by(processes: Iterable[Variables]) -> dict[str, Scalar]:
+def read_by(processes: Iterable[Variables]) -> FoundFacts:
     """Return the digests of the variables that processes read, as "read:NAME"; without those that
     are recorded with their value, those that differ by process or run, and CI, which is often not
     set where a baseline is saved."""

@@ -64,7 +64,11 @@ from pytest_ddpperf.records.plan import (
     in_words,
 )
 from pytest_ddpperf.records.reason import Reason
-from pytest_ddpperf.records.samples import RankOutput, Scalar, TestId
+from pytest_ddpperf.records.samples import (
+    FoundFacts,
+    RankOutput,
+    TestId,
+)
 from pytest_ddpperf.report import sentences, summary
 from pytest_ddpperf.wire import payload
 
@@ -388,8 +392,8 @@ class BenchmarkFixture(DistributedFixture):
             )
         return tuple(notes)
 
-    def _facts(self) -> dict[str, Scalar]:
-        facts: dict[str, Scalar] = {**own_options(self._run.config)}
+    def _facts(self) -> FoundFacts:
+        facts: FoundFacts = {**own_options(self._run.config)}
         workers = getattr(self._run.config, "workerinput", {}).get(
             "workercount", 0
         )

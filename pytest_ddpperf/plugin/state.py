@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pytest_ddpperf.plugin.place import Places
     from pytest_ddpperf.plugin.results import RunResults
     from pytest_ddpperf.plugin.session import Session
-    from pytest_ddpperf.records.samples import Scalar
+    from pytest_ddpperf.records.samples import FoundFacts
 
 
 class Run:
@@ -117,7 +117,7 @@ class Run:
 
         return Places(self.settings, self.role, self.session.facts)
 
-    def machine(self) -> dict[str, Scalar]:
+    def machine(self) -> FoundFacts:
         """Return the facts, with the places that tests were given so far, in words."""
         facts = self.session.facts()
         return {**facts, "places": str(self.places), **self.role.facts()}

@@ -21,6 +21,7 @@ import torch
 from pytest_ddpperf.records.errors import DdpPerfError, short_repr
 from pytest_ddpperf.records.figure import Better, Figure, FigureValues
 from pytest_ddpperf.records.metric import why_no_figure
+from pytest_ddpperf.records.samples import StepFigures
 
 # So many losses of a launch are compared and kept in a baseline: their mean is steadier than one.
 LOSSES = 10
@@ -28,7 +29,7 @@ LOSSES = 10
 _LARGEST_LOSS = 1e150
 
 
-def first_losses(steps: Sequence[Any]) -> tuple[float | None, ...]:
+def first_losses(steps: Sequence[Any]) -> StepFigures:
     """Return the losses of the first steps, up to one that recorded none; None for one that is not
     finite."""
     known = takewhile(lambda loss: loss is not None, steps[:LOSSES])
@@ -40,7 +41,7 @@ def first_losses(steps: Sequence[Any]) -> tuple[float | None, ...]:
 
 def figures_by_name(
     steps: Sequence[Mapping[str, Any]],
-) -> dict[str, tuple[float | None, ...]]:
+) -> dict[str, StepFigures]:
     """Return each figure by step: None where the step recorded none, or one that is not finite."""
     names = dict.fromkeys(name for said in steps for name in said)
     return {

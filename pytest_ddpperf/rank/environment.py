@@ -19,14 +19,14 @@ import torch.distributed as dist
 from pytest_ddpperf.rank import torch_names
 from pytest_ddpperf.rank.context import Context, noting
 from pytest_ddpperf.records.plan import KNOWN_BACKENDS, NCCL
-from pytest_ddpperf.records.samples import Scalar
+from pytest_ddpperf.records.samples import FoundFacts
 from pytest_ddpperf.wire.boot import contents, number_in, nvidia_smi, output_of
 
 
-def of_rank(ctx: Context, notes: list[str]) -> dict[str, Scalar]:
+def of_rank(ctx: Context, notes: list[str]) -> FoundFacts:
     """Return the facts of a rank after its window: its device and, of the first rank, what is the
     same for all. `notes` say which are unknown."""
-    facts: dict[str, Scalar] = {}
+    facts: FoundFacts = {}
     with noting("facts of the device are", notes):
         facts |= device(ctx.device)
     if ctx.rank == 0:
@@ -38,7 +38,7 @@ def of_rank(ctx: Context, notes: list[str]) -> dict[str, Scalar]:
     return facts
 
 
-def versions() -> dict[str, Scalar]:
+def versions() -> FoundFacts:
     """Software and host, the same for every launch of a session."""
     return {
         "python": platform.python_version(),
@@ -52,7 +52,7 @@ def versions() -> dict[str, Scalar]:
     }
 
 
-def state() -> dict[str, Scalar]:
+def state() -> FoundFacts:
     """Switches that the user's code may have set by now."""
     return {
         "matmul_precision": _matmul_precision(),
@@ -95,13 +95,13 @@ def _precision(switch: str) -> str | None:
     return None if found is None else str(found)
 
 
-def device(place: torch.device) -> dict[str, Scalar]:
+def device(place: torch.device) -> FoundFacts:
     """Return the state of an accelerator: model, memory, and limits, clocks and temperature by
     nvidia-smi."""
     if place.type != "cuda":
         return {"device_model": None if place.type == "cpu" else place.type}
     properties = torch.cuda.get_device_properties(place)
-    facts: dict[str, Scalar] = {
+    facts: FoundFacts = {
         "device_model": properties.name,
         "device_memory_gib": round(properties.total_memory / 2**30),
         "mig_profile": properties.name.partition(" MIG ")[2] or None,
@@ -126,7 +126,7 @@ _SMI_FIELDS = {
 _SLOWED = 0x8 | 0x20 | 0x40 | 0x80
 
 
-def _nvidia_smi(device: str) -> dict[str, Scalar]:
+def _nvidia_smi(device: str) -> FoundFacts:
     """Return what nvidia-smi says of a device; what it does not tell, as "[N/A]" and its kin, is
     None."""
     fields = [*_SMI_FIELDS.values()]
@@ -140,9 +140,7 @@ def _nvidia_smi(device: str) -> dict[str, Scalar]:
     reasons = (
         int(said["slowdown"], 16) if said["slowdown"].startswith("0x") else 0
     )
-    facts: dict[str, Scalar] = {
-        name: number_in(text) for name, text in said.items()
-    }
+    facts: FoundFacts = {name: number_in(text) for name, text in said.items()}
     return facts | {
         "driver": said["driver"] or None,
         "slowdown": "heat or power" if reasons & _SLOWED else None,
@@ -153,7 +151,7 @@ _CPUINFO = Path("/proc/cpuinfo")
 _ESCAPES = re.compile(r"\x1b\[[0-9;]*m")
 
 
-def probe() -> dict[str, Scalar]:
+def probe() -> FoundFacts:
     """Return what this machine and this torch offer; run in a rank without a process group."""
     accelerator: Any = torch.accelerator
     kind = "cpu"

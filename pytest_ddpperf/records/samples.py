@@ -26,12 +26,15 @@ from pytest_ddpperf.records.step_phases import (
 Scalar = str | int | float | bool | None
 Digests = Mapping[str, str]  # of files, by path or by name
 Facts = Mapping[str, Scalar]  # about a machine, a run or a measurement, by name
+FoundFacts = dict[str, Scalar]  # facts, while they are gathered
 # of each pair of launches, how many steps were taken in a row each time
 StretchLengths = Sequence[Sequence[int]]
 # by COUNTERS: of a step, the largest over ranks; None where it is unknown
 Counters = Mapping[str, int | None]
+StepFigures = tuple[float | None, ...]  # by step; None where there is none
+RankCounts = tuple[tuple[int, ...], ...]  # rank x step
 # rank x step; None where a step recorded none
-RankFigures = tuple[tuple[float | None, ...], ...]
+RankFigures = tuple[StepFigures, ...]
 # by the name of the figure, launch x rank x step
 Recorded = Mapping[str, tuple[RankFigures, ...]]
 
@@ -79,12 +82,12 @@ class Samples:
     # CPU time of each rank's Python threads; None off CPU
     cpu_seconds: LaunchRankSteps | None = None
     # launch x rank x step, if steps return it
-    examples: tuple[tuple[tuple[int, ...], ...], ...] | None = None
+    examples: tuple[RankCounts, ...] | None = None
     # each trainer's wait for RPC; None where there is none
     blocked_seconds: LaunchRankSteps | None = None
     # Launch x step: the first after the asked warm-up, each the mean over ranks; None where it is
     # not finite.
-    losses: tuple[tuple[float | None, ...], ...] | None = None
+    losses: tuple[StepFigures, ...] | None = None
     # launch x rank: minor ones, the mean over steps
     page_faults: LaunchRanks | None = None
     # launch x rank: of Python's garbage collector, the mean over steps
@@ -531,14 +534,12 @@ class Window:
     # of the first timed step to the median of the others; 0 if it says nothing
     first_ratio: float = 0.0
     # by name and step
-    recorded: Mapping[str, tuple[float | None, ...]] = field(
-        default_factory=dict
-    )
+    recorded: Mapping[str, StepFigures] = field(default_factory=dict)
     # of one launch and one rank: those that have a direction, and those of a program
     figures: Mapping[str, FigureValues] = field(default_factory=dict)
     phases: RankPhases | None = None  # None where they are unknown
     # of the first steps after the asked warm-up; None: not finite
-    losses: tuple[float | None, ...] = ()
+    losses: StepFigures = ()
     stacks: StackSamples | None = None  # of a launch that samples them
     page_faults: float = 0.0  # minor ones, the mean over steps
     collector_seconds: float = 0.0  # as `Samples` has it
@@ -570,7 +571,7 @@ class LaunchSamples:
     # of the steps, how many were taken in a row each time
     stretches: tuple[int, ...]
     cpu_seconds: RankSteps | None  # rank x step
-    examples: tuple[tuple[int, ...], ...] | None  # rank x step
+    examples: RankCounts | None  # rank x step
     blocked_seconds: RankSteps | None  # trainer x step
     counters: Counters
     cost: LaunchCost
@@ -581,7 +582,7 @@ class LaunchSamples:
     recorded: Mapping[str, RankFigures] = field(default_factory=dict)
     # of one launch: those that are judged
     figures: Mapping[str, FigureValues] = field(default_factory=dict)
-    losses: tuple[float | None, ...] | None = None  # as `Samples` has them
+    losses: StepFigures | None = None  # as `Samples` has them
     # by rank: minor ones, the mean over steps
     page_faults: tuple[float, ...] | None = None
     collector_seconds: tuple[float, ...] | None = None  # by rank

@@ -14,7 +14,7 @@ from pytest_ddpperf import text
 from pytest_ddpperf.records.errors import FileError
 from pytest_ddpperf.records.outcome import Outcome, RunInfo
 from pytest_ddpperf.records.plan import OF_TEST
-from pytest_ddpperf.records.samples import Facts, Scalar, Status
+from pytest_ddpperf.records.samples import Facts, FoundFacts, Status
 from pytest_ddpperf.report import sentences, terminal
 from pytest_ddpperf.report.json_report import Entry, StoredReport
 from pytest_ddpperf.report.summary import last_line
@@ -235,7 +235,7 @@ def _of_test(outcome: Outcome) -> Facts:
     }
 
 
-def _facts(entry: Entry) -> dict[str, Scalar]:
+def _facts(entry: Entry) -> FoundFacts:
     """Return the configuration, by the names of the original if it has one."""
     plan, run = entry.outcome.plan, entry.run
     facts = {
