@@ -17,7 +17,7 @@ from pytest_ddpperf.options.definitions import FAIL_ON_NAMES
 from pytest_ddpperf.records import codec
 from pytest_ddpperf.records.figure import Figure, figures_of
 from pytest_ddpperf.records.outcome import Outcome
-from pytest_ddpperf.records.plan import TIME_LIMITS, Limit, limits_for
+from pytest_ddpperf.records.plan import TIME_LIMITS, Limits, limits_for
 from pytest_ddpperf.records.samples import Reason, Recording, Status, Verdict
 from pytest_ddpperf.report import causes, diff_report, json_report
 from pytest_ddpperf.report.json_report import (
@@ -32,7 +32,7 @@ from pytest_ddpperf.verdict import decision, observed, times
 def compare(
     base: StoredReport,
     now: StoredReport,
-    limits: tuple[Limit, ...] | None,
+    limits: Limits | None,
     fail_on: frozenset[str],
 ) -> StoredReport:
     """Return `now`, each measurement with the verdict against the same test in `base`.
@@ -119,9 +119,7 @@ def _partners(base: StoredReport, now: StoredReport) -> dict[int, int]:
     return found
 
 
-def _with_verdict(
-    now: Outcome, other: Entry | None, limits: tuple[Limit, ...]
-) -> Outcome:
+def _with_verdict(now: Outcome, other: Entry | None, limits: Limits) -> Outcome:
     """Return a measurement with the new verdict, without traces of the comparison in its own
     run."""
     fresh = replace(

@@ -26,7 +26,7 @@ from pytest_ddpperf.history.series import (
 )
 from pytest_ddpperf.options import parse
 from pytest_ddpperf.records.errors import FileError, GitError
-from pytest_ddpperf.records.plan import Limit
+from pytest_ddpperf.records.plan import Limit, Limits
 from pytest_ddpperf.report import figures, history_report, json_report
 
 _DESCRIPTION = """\
@@ -136,7 +136,7 @@ def _add_threshold(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _limits(words: str) -> tuple[Limit, ...]:
+def _limits(words: str) -> Limits:
     limits = parse.limits(words)
     for limit in limits:
         is_own = limit.kind.own_figure == limit.metric

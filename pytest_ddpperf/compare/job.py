@@ -10,7 +10,7 @@ from pytest_ddpperf.options.settings import Settings
 from pytest_ddpperf.records.figure import figures_of
 from pytest_ddpperf.records.plan import (
     COUNTER_LIMITS,
-    Limit,
+    Limits,
     Plan,
     Setup,
     limits_for,
@@ -52,7 +52,7 @@ class Job:
         """How many launches there are before the first look."""
         return self.settings.launches
 
-    def limits(self, sides: Sequence[Measurement]) -> tuple[Limit, ...]:
+    def limits(self, sides: Sequence[Measurement]) -> Limits:
         """Return the limits that apply to its plan, and to the figures of the user's own that
         these sides have. A reference may send, or compute, something else: its counters have no
         limits but those that are named."""

@@ -28,7 +28,11 @@ from pytest_ddpperf.compare.sides import (
 )
 from pytest_ddpperf.records.figure import FigureValues
 from pytest_ddpperf.records.outcome import BaselineSide
-from pytest_ddpperf.records.plan import COUNTER_LIMITS, Collective, Limit
+from pytest_ddpperf.records.plan import (
+    COUNTER_LIMITS,
+    Collective,
+    Limits,
+)
 from pytest_ddpperf.records.samples import (
     Baseline,
     Counters,
@@ -36,7 +40,7 @@ from pytest_ddpperf.records.samples import (
     LaunchRankSteps,
     LaunchSteps,
     Measurement,
-    RankOutput,
+    Outputs,
     Ratio,
     Recorded,
     Recording,
@@ -173,7 +177,7 @@ class Measured:
         return current_launches(self.rounds)
 
     @property
-    def limits(self) -> tuple[Limit, ...]:
+    def limits(self) -> Limits:
         """The limits that it is judged by."""
         return self.job.limits([self.measurement, *self.before])
 
@@ -222,7 +226,7 @@ class Measured:
         )
 
     @property
-    def output(self) -> tuple[tuple[RankOutput, ...], ...]:
+    def output(self) -> tuple[Outputs, ...]:
         """What ranks wrote, launch x rank."""
         before = self.suspected.output if self.suspected is not None else ()
         return (*before, *(launch.output for launch in self.launches))

@@ -26,7 +26,7 @@ from pytest_ddpperf.launch.stacks import (
 from pytest_ddpperf.records.errors import DdpPerfError, LaunchError
 from pytest_ddpperf.records.messages import ShareProgress, Started
 from pytest_ddpperf.records.plan import Plan
-from pytest_ddpperf.records.samples import RankError, RankOutput
+from pytest_ddpperf.records.samples import Outputs, RankError
 from pytest_ddpperf.wire.channels import Board, Phase
 
 
@@ -54,7 +54,7 @@ def describe_end(status: int) -> str:
 
 def launch_error(
     errors: Iterable[RankError],
-    output: tuple[RankOutput, ...],
+    output: Outputs,
     differing: str = "",
 ) -> LaunchError:
     """Return the error of a launch, with the first cause first: the earliest one that is not a lost

@@ -37,7 +37,7 @@ from pytest_ddpperf.launch.server_client import RankServer
 from pytest_ddpperf.launch.template import Templates, with_hash_seed
 from pytest_ddpperf.records import codec
 from pytest_ddpperf.records.errors import DdpPerfError, NodesError
-from pytest_ddpperf.records.plan import Plan, Setup, Variables
+from pytest_ddpperf.records.plan import Function, Plan, Setup, Variables
 from pytest_ddpperf.records.samples import (
     Digests,
     Facts,
@@ -263,7 +263,7 @@ class Launcher:
     def call(
         self,
         plan: Plan,
-        function: Callable[..., Any],
+        function: Function,
         args: Sequence[Any],
         observer: Observer,
     ) -> list[Any]:

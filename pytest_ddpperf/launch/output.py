@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from pytest_ddpperf.records.samples import LaunchSamples, RankOutput
+from pytest_ddpperf.records.samples import LaunchSamples, Outputs, RankOutput
 from pytest_ddpperf.wire.channels import Phase
 
 
@@ -39,7 +39,7 @@ class Observer:
 _KEEP_BYTES = 32_000
 
 
-def read(folder: Path, names: Mapping[int, str]) -> tuple[RankOutput, ...]:
+def read(folder: Path, names: Mapping[int, str]) -> Outputs:
     """Return the output of the ranks that have these names."""
     return tuple(
         RankOutput(

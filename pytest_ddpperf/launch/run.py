@@ -58,8 +58,8 @@ from pytest_ddpperf.records.messages import (
 from pytest_ddpperf.records.samples import (
     Digests,
     LaunchCost,
+    Outputs,
     RankError,
-    RankOutput,
 )
 from pytest_ddpperf.wire.boot import contents
 from pytest_ddpperf.wire.channels import Board, Phase, readable
@@ -84,7 +84,7 @@ class Delivery:
 
     results: tuple[bytes, ...]  # by rank
     cost: LaunchCost
-    output: tuple[RankOutput, ...]
+    output: Outputs
     notes: tuple[str, ...]
     opened: Opened  # by the processes of this node
     # of each other node, as `RemoteRanks.files`
@@ -223,7 +223,7 @@ class Launch:
             clocks_ahead_ns=self._remote.clocks_ahead_ns(),
         )
 
-    def _output(self) -> tuple[RankOutput, ...]:
+    def _output(self) -> Outputs:
         """Return the output of all processes, once they have ended."""
         every = (*output.read(self._folder, self._names), *self._remote.output)
         return tuple(sorted(every, key=lambda one: one.rank))

@@ -18,7 +18,7 @@ from typing import Literal, cast
 from pytest_ddpperf.options.definitions import FAIL_ON_NAMES
 from pytest_ddpperf.records.figure import split_name
 from pytest_ddpperf.records.metric import NAMED, why_no_figure
-from pytest_ddpperf.records.plan import Limit
+from pytest_ddpperf.records.plan import Limit, Limits
 from pytest_ddpperf.text import printable
 
 # of whatever is counted: more would take days, or more memory than there is
@@ -190,7 +190,7 @@ def _check_own(item: object, metric: str) -> None:
         raise Refused(item, f"{metric}: percentiles are p1 to p99")
 
 
-def limits(value: object) -> tuple[Limit, ...]:
+def limits(value: object) -> Limits:
     parsed = tuple(_limit(item) for item in _items(value))
     if not parsed:
         raise ValueError(f"no limit given: {_LIMIT_FORM}, separated by commas")

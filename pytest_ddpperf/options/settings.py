@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from pytest_ddpperf.options import parse
 from pytest_ddpperf.options.definitions import BY_ARGUMENT, MARKER, ROWS, Row
 from pytest_ddpperf.records.errors import MarkerError, OptionError
-from pytest_ddpperf.records.plan import Limit, Plan
+from pytest_ddpperf.records.plan import Limits, Plan
 
 if TYPE_CHECKING:
     import pytest
@@ -40,7 +40,7 @@ class Settings:
     min_seconds: float
     launches: int  # before the first look
     max_launches: int  # at least twice `launches`
-    limits: tuple[Limit, ...]
+    limits: Limits
     timing: Literal["auto", "free", "step"]
     turns: Literal["auto", "stretches", "launches"]
     timeout_seconds: float  # for one launch

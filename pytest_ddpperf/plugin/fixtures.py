@@ -7,7 +7,7 @@ What may raise between a test and its failure hides its frame, so that --pdb ope
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -51,11 +51,12 @@ from pytest_ddpperf.records.errors import (
     Unavailable,
     short_repr,
 )
-from pytest_ddpperf.records.figure import Figure
+from pytest_ddpperf.records.figure import NamedFigures
 from pytest_ddpperf.records.outcome import Outcome
 from pytest_ddpperf.records.plan import (
     UPDATE,
     Collective,
+    Function,
     Plan,
     Setup,
     Variables,
@@ -66,7 +67,7 @@ from pytest_ddpperf.records.plan import (
 from pytest_ddpperf.records.reason import Reason
 from pytest_ddpperf.records.samples import (
     FoundFacts,
-    RankOutput,
+    Outputs,
     TestId,
 )
 from pytest_ddpperf.report import sentences, summary
@@ -155,7 +156,7 @@ class DistributedFixture:
     def _show(
         self,
         plan: Plan,
-        launches: tuple[tuple[RankOutput, ...], ...],
+        launches: tuple[Outputs, ...],
         most: int = text.MOST_LINES,
     ) -> None:
         """Add the end of the ranks' output to the report, at -v all; under -s this node's was
@@ -186,7 +187,7 @@ class DdpRun(DistributedFixture):
 
     _name = "ddp_run"
 
-    def __call__(self, fn: Callable[..., Any], *args: Any) -> list[Any]:
+    def __call__(self, fn: Function, *args: Any) -> list[Any]:
         """Call `fn(ctx, *args)` on every rank of a fresh process group.
 
         Returns the results by rank, tensors on the CPU. A rank that raises, dies, hangs or delivers
@@ -409,13 +410,13 @@ class DdpBenchmark(BenchmarkFixture):
 
     def __call__(
         self,
-        setup: Callable[..., Any],
+        setup: Function,
         *,
         batch_size: int | None = None,
         facts: Mapping[str, str | int | float | bool] | None = None,
         name: str | None = None,
         gate: bool = True,
-        reference: Callable[..., Any] | None = None,
+        reference: Function | None = None,
         threshold: str | None = None,
     ) -> Result:
         """Launch ranks, time the step that `setup(ctx)` returns, and compare it with the baseline.
@@ -444,14 +445,14 @@ class DdpBenchmark(BenchmarkFixture):
 
     def loop(
         self,
-        main: Callable[..., Any],
+        main: Function,
         *,
         batch_size: int | None = None,
         name: str | None = None,
         gate: bool = True,
         boundary: str = UPDATE,
-        figures: Mapping[str, Figure] | None = None,
-        reference: Callable[..., Any] | None = None,
+        figures: NamedFigures | None = None,
+        reference: Function | None = None,
         threshold: str | None = None,
     ) -> Result:
         """Launch ranks that call `main(ctx)`, a function that trains in a loop of its own, and time
@@ -488,7 +489,7 @@ class DdpBenchmark(BenchmarkFixture):
         name: str | None = None,
         gate: bool = True,
         boundary: str = UPDATE,
-        figures: Mapping[str, Figure] | None = None,
+        figures: NamedFigures | None = None,
         reference: str | Path | Sequence[str] | None = None,
         threshold: str | None = None,
     ) -> Result:
@@ -526,7 +527,7 @@ class DdpBenchmark(BenchmarkFixture):
         env: Variables | None = None,
         name: str | None = None,
         gate: bool = True,
-        figures: Mapping[str, Figure] | None = None,
+        figures: NamedFigures | None = None,
     ) -> Result:
         """Run a command that starts its ranks itself, and judge its wall time and its figures.
 
@@ -607,7 +608,7 @@ class DdpBenchmark(BenchmarkFixture):
         boundary: str,
         program: Setup,
         reference: Reference | None,
-        figures: Mapping[str, Figure],
+        figures: NamedFigures,
     ) -> Plan:
         """Return the plan of a program that owns its loop. A reference may be another one, so then
         it need not match."""
@@ -705,10 +706,10 @@ class RpcBenchmark(BenchmarkFixture):
 
     def __call__(
         self,
-        trainer: Callable[..., Any],
+        trainer: Function,
         *,
-        master: Callable[..., Any] | None = None,
-        parameter_server: Callable[..., Any] | None = None,
+        master: Function | None = None,
+        parameter_server: Function | None = None,
         trainers: int | None = None,
         parameter_servers: int | None = None,
         batch_size: int | None = None,

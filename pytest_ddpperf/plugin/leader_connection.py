@@ -56,7 +56,7 @@ from pytest_ddpperf.records.messages import (
     TakeShare,
     WaitingForLock,
 )
-from pytest_ddpperf.records.plan import Plan
+from pytest_ddpperf.records.plan import Function, Plan
 from pytest_ddpperf.records.samples import (
     LaunchSamples,
     Reason,
@@ -189,7 +189,7 @@ class LeaderConnection:
     def call(
         self,
         plan: Plan,
-        function: Callable[..., Any],
+        function: Function,
         args: Sequence[Any],
         launcher: Launcher,
     ) -> list[Any]:
@@ -251,7 +251,7 @@ def ready_job(job: Job) -> ReadyToMeasure:
     )
 
 
-def ready_call(plan: Plan, function: Callable[..., Any]) -> ReadyToCall:
+def ready_call(plan: Plan, function: Function) -> ReadyToCall:
     """Return the event that a test asks for a call."""
     return ReadyToCall(payload.name_of(function), plan)
 
@@ -283,7 +283,7 @@ class NodeLeaderConnection(LeaderConnection):
     def call(
         self,
         plan: Plan,
-        function: Callable[..., Any],
+        function: Function,
         args: Sequence[Any],
         launcher: Launcher,
     ) -> list[Any]:

@@ -7,7 +7,7 @@ Every pytest run imports this: what measures is imported when a test does.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from pytest_ddpperf.plugin.process import PytestProcess
     from pytest_ddpperf.plugin.session import Session
     from pytest_ddpperf.records.guard import Judged, Loosened
-    from pytest_ddpperf.records.outcome import Outcome
-    from pytest_ddpperf.records.plan import Plan
+    from pytest_ddpperf.records.outcome import Outcomes
+    from pytest_ddpperf.records.plan import Function, Plan
     from pytest_ddpperf.records.samples import Facts
     from pytest_ddpperf.remote.nodes import ConnectedNodes
     from pytest_ddpperf.remote.version import BaseSide
@@ -47,7 +47,7 @@ class Call(NamedTuple):
 
     nodeid: str  # of the test
     plan: Plan
-    function: Callable[..., Any]
+    function: Function
     args: Sequence[Any]
 
 
@@ -128,7 +128,7 @@ class PytestRole:
         return []
 
     def guard(
-        self, run: PytestProcess, outcomes: Sequence[Outcome]
+        self, run: PytestProcess, outcomes: Outcomes
     ) -> tuple[tuple[Loosened, ...], str]:
         """Return what is weaker than before, and why that makes the run red; "" if it does not."""
         return (), ""
@@ -145,7 +145,7 @@ class ComparesStored(PytestRole):
         self.other_nodes = other_nodes
 
     def guard(
-        self, run: PytestProcess, outcomes: Sequence[Outcome]
+        self, run: PytestProcess, outcomes: Outcomes
     ) -> tuple[tuple[Loosened, ...], str]:
         settings = run.settings
         # whoever saves accepts
@@ -189,7 +189,7 @@ class LooksAtVersion(PytestRole):
             self._judged = read_judged(run, self._side.trees)
 
     def guard(
-        self, run: PytestProcess, outcomes: Sequence[Outcome]
+        self, run: PytestProcess, outcomes: Outcomes
     ) -> tuple[tuple[Loosened, ...], str]:
         before, now = self._side.own_tests, self._judged
         if before is None or now is None:
@@ -367,7 +367,7 @@ class LeadsNodes(PytestRole):
         return [*self.other_nodes.reported, *self.own.messages()]
 
     def guard(
-        self, run: PytestProcess, outcomes: Sequence[Outcome]
+        self, run: PytestProcess, outcomes: Outcomes
     ) -> tuple[tuple[Loosened, ...], str]:
         return self.own.guard(run, outcomes)
 

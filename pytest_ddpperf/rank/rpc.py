@@ -21,9 +21,9 @@ import torch.distributed.rpc as rpc
 from pytest_ddpperf.rank import group, sampling
 from pytest_ddpperf.rank.context import Role, RpcContext
 from pytest_ddpperf.rank.rpc_meter import ROLES, RpcMeter
-from pytest_ddpperf.records.plan import Plan
+from pytest_ddpperf.records.plan import Function, Plan
 
-Setup = Callable[..., Any]
+Setup = Function
 
 meter = RpcMeter()
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from pytest_ddpperf.records.samples import RankError, RankOutput
+from pytest_ddpperf.records.samples import Outputs, RankError
 
 
 def short_repr(value: object) -> str:
@@ -126,7 +126,7 @@ class LaunchError(DdpPerfError):
 
     cause: RankError
     others: tuple[RankError, ...]
-    output: tuple[RankOutput, ...]
+    output: Outputs
 
     def __str__(self) -> str:
         place = f" in {self.cause.phase}" if self.cause.phase else ""

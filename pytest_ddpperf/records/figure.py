@@ -82,6 +82,9 @@ class Figure:
         return ", ".join([*words, f"{self.better} is better"])
 
 
+NamedFigures = Mapping[str, Figure]  # by name
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FigureValues:
     """A figure and its values: those that a rank recorded in its timed steps, or that a program

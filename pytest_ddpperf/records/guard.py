@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
-from pytest_ddpperf.records.plan import Limit
+from pytest_ddpperf.records.plan import Limits
 
 # The label of all measurements of a collective: there is one for each size.
 EVERY_SIZE = "*"
@@ -23,7 +23,7 @@ class JudgedTest:
     why_not: str
     # of its measurements that have a gate; () if its function does not show them
     labels: tuple[str, ...] = ()
-    limits: tuple[Limit, ...] = ()
+    limits: Limits = ()
     limits_from: str = ""  # "pytest.ini", "marker", "command line" or "default"
     # "launches", "steps", "ranks", "backend", ...; {} if its marker is invalid
     settings: Mapping[str, float | str] = field(default_factory=dict)

@@ -21,8 +21,8 @@ from pytest_ddpperf.records.samples import (
     Digests,
     Facts,
     LaunchSamples,
+    Outputs,
     RankError,
-    RankOutput,
     Verdict,
 )
 
@@ -565,7 +565,7 @@ class ShareEnded(Message, frozen=True):
     errors: tuple[RankError, ...] = ()
     # of ranks that had not failed, but waited for others
     waiting: tuple[RankError, ...] = ()
-    output: tuple[RankOutput, ...] = ()
+    output: Outputs = ()
     notes: tuple[str, ...] = ()
     results: Mapping[int, bytes] = {}  # by rank, unless ShareSettled was sent
     started: Mapping[int, Started] = {}  # by rank, after StopRanks

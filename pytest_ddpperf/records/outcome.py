@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from pytest_ddpperf.records.guard import Loosened
-from pytest_ddpperf.records.plan import Limit, Plan
+from pytest_ddpperf.records.plan import Limits, Plan
 from pytest_ddpperf.records.samples import (
     Comparison,
     Facts,
@@ -105,7 +105,7 @@ class StoredSession:
     # "p5", "p10", ... "p95" of a launch's step times, a launch each
     launch_seconds: Mapping[str, tuple[float, ...]]
     phases: Means = field(default_factory=dict)  # the mean over ranks
-    limits: tuple[Limit, ...] = ()  # as of `Recording`
+    limits: Limits = ()  # as of `Recording`
     launches: int = 0  # as of `Recording`
     why: str = ""  # as of `Recording`
 
@@ -180,7 +180,7 @@ class Outcome:
     file: str = ""
     line: int = 0  # in it, from 1; 0 if it is unknown
     # that it was compared with, or would have been
-    limits: tuple[Limit, ...] = ()
+    limits: Limits = ()
     level: float | None = None  # the error rate of the measurement
     # of the stored baseline that it was compared with
     sessions: tuple[StoredSession, ...] = ()
@@ -232,3 +232,6 @@ class Outcome:
         if fails and verdict.diverged and verdict.status not in others:
             return DIVERGED
         return verdict.status.value
+
+
+Outcomes = Sequence[Outcome]

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from pytest_ddpperf.records.figure import Figure
+from pytest_ddpperf.records.figure import NamedFigures
 from pytest_ddpperf.records.metric import METRICS, WALL, Metric, metric_of
 
 
@@ -37,7 +37,10 @@ class Limit:
         return f"{self.metric}:{self.value * scale:.10g}{self.unit}"
 
 
-def _default_limits(*, is_exact: bool) -> tuple[Limit, ...]:
+Limits = tuple[Limit, ...]
+
+
+def _default_limits(*, is_exact: bool) -> Limits:
     return tuple(
         Limit(metric=name, value=share, unit="%", default=True)
         for kind in METRICS
@@ -114,8 +117,9 @@ class Command:
     env: Variables  # variables beyond those of pytest
 
 
+Function = Callable[..., Any]
 # what ranks run; None if the plan says everything
-Setup = Callable[..., Any] | Program | Command | None
+Setup = Function | Program | Command | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,7 +168,7 @@ class Plan:
     # That the test gives by name, and that must match the baseline's.
     facts: Mapping[str, str | int | float | bool] = field(default_factory=dict)
     # that a program writes, by name
-    figures: Mapping[str, Figure] = field(default_factory=dict)
+    figures: NamedFigures = field(default_factory=dict)
 
     @property
     def device_backend(self) -> str:
@@ -277,8 +281,8 @@ OWN_LIMIT = 0.1
 
 
 def limits_for(
-    plan: Plan, asked: Sequence[Limit], figures: Mapping[str, Figure]
-) -> tuple[Limit, ...]:
+    plan: Plan, asked: Sequence[Limit], figures: NamedFigures
+) -> Limits:
     """Return the limits that apply to this plan and these figures of the user's own: those that
     were asked for and, if none of them does, the default ones on time; and the default ones on
     other figures and counters."""

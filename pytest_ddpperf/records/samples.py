@@ -10,7 +10,7 @@ from typing import Any
 
 from pytest_ddpperf.records.device import DeviceWork, Kernel
 from pytest_ddpperf.records.figure import FigureValues
-from pytest_ddpperf.records.plan import Limit
+from pytest_ddpperf.records.plan import Limit, Limits
 from pytest_ddpperf.records.quantiles import LaunchRanks, RankSteps
 from pytest_ddpperf.records.quantiles import LaunchRankSteps as LaunchRankSteps
 from pytest_ddpperf.records.quantiles import LaunchSteps as LaunchSteps
@@ -184,6 +184,9 @@ class Measurement:
         return min(fmean(shares), 1.0)
 
 
+Measurements = Sequence[Measurement]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TestId:
     """Whose measurement it is, independent of how pytest was called."""
@@ -221,7 +224,7 @@ class Recording:
     # by metric, as `Comparison.resolution`
     resolution: Mapping[str, float] = field(default_factory=dict)
     # that it is judged by, and how many launches were asked for; () and 0 if it does not say
-    limits: tuple[Limit, ...] = ()
+    limits: Limits = ()
     launches: int = 0
     # git's, of all files in the repository but baselines; "" if it does not identify
     # the code
@@ -493,6 +496,9 @@ class RankOutput:
     stderr: str
 
 
+Outputs = tuple[RankOutput, ...]  # of the ranks of a launch
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Imported:
     """Where the modules of one process came from, where that is asked; and which variables its code
@@ -577,7 +583,7 @@ class LaunchSamples:
     cost: LaunchCost
     # the environment: rank 0's, the machine's, the user's variables
     facts: Facts
-    output: tuple[RankOutput, ...]
+    output: Outputs
     # by name, what steps recorded
     recorded: Mapping[str, RankFigures] = field(default_factory=dict)
     # of one launch: those that are judged

@@ -58,7 +58,7 @@ from pytest_ddpperf.records.messages import (
     StretchDone,
     TakeLaunch,
 )
-from pytest_ddpperf.records.plan import Plan, Variables
+from pytest_ddpperf.records.plan import Function, Plan, Variables
 from pytest_ddpperf.records.samples import Digests, LaunchSamples
 from pytest_ddpperf.remote.nodes import OtherNodes
 from pytest_ddpperf.remote.process import START_SECONDS, RemotePytest, Tests
@@ -292,7 +292,7 @@ def nothing_differs(
 class RemotePausedLaunch:
     over = False
 
-    def __init__(self, paused: Paused, ask: Callable[..., Any]) -> None:
+    def __init__(self, paused: Paused, ask: Function) -> None:
         """`ask` sends an order and returns the answer, which has to be of a kind, or raises
         BaseSideError."""
         self.steps, self.step_seconds = paused.steps, paused.step_seconds

@@ -22,6 +22,7 @@ from pytest_ddpperf.records.samples import (
     LaunchRankSteps,
     LaunchSteps,
     Measurement,
+    Measurements,
     Status,
     Verdict,
 )
@@ -40,7 +41,7 @@ def explain(
     verdict: Verdict,
     plan: Plan,
     now: Measurement,
-    baseline: Sequence[Measurement],
+    baseline: Measurements,
     level: float,
     side: BaselineSide | None = None,
 ) -> tuple[tuple[Finding, ...], tuple[str, ...]]:
@@ -81,7 +82,7 @@ def find_causes(
     verdict: Verdict,
     plan: Plan,
     now: Measurement,
-    baseline: Sequence[Measurement],
+    baseline: Measurements,
     found: Sequence[Finding] = (),
 ) -> tuple[str, ...]:
     """Return what explains a change, in words; () if nothing is known. `found` is of

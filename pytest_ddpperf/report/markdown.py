@@ -15,7 +15,7 @@ from html import escape
 from pathlib import Path
 
 from pytest_ddpperf import text
-from pytest_ddpperf.records.outcome import Outcome, RunInfo
+from pytest_ddpperf.records.outcome import Outcome, Outcomes, RunInfo
 from pytest_ddpperf.records.samples import Status
 from pytest_ddpperf.report import (
     diff_report,
@@ -84,7 +84,7 @@ def _section(title: str, lines: Sequence[str]) -> str:
     return _folded(name, _fenced("\n".join(lines), _LONGEST_SECTION))
 
 
-def _quiet(outcomes: Sequence[Outcome], most: int, *, open_: bool) -> str:
+def _quiet(outcomes: Outcomes, most: int, *, open_: bool) -> str:
     """Return a folded section of at most `most` measurements that need no attention."""
     statuses = Counter(str(outcome.verdict) for outcome in outcomes)
     summary = ", ".join(
@@ -125,7 +125,7 @@ def appends(path: Path) -> bool:
     return summary != "" and os.path.realpath(summary) == os.path.realpath(path)
 
 
-def _table(rows: Sequence[str], outcomes: Sequence[Outcome]) -> str:
+def _table(rows: Sequence[str], outcomes: Outcomes) -> str:
     """Return a table of three columns: a phone shows no more."""
     if not rows:
         return ""

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from pytest_ddpperf import text
 from pytest_ddpperf.records.metric import DEVICE, FLOPS, WALL, without_totals
-from pytest_ddpperf.records.outcome import DIVERGED, Outcome
+from pytest_ddpperf.records.outcome import DIVERGED, Outcome, Outcomes
 from pytest_ddpperf.records.plan import Plan
 from pytest_ddpperf.records.samples import (
     EXAMPLES,
@@ -45,7 +45,7 @@ _WHY_INCONCLUSIVE = {
 }
 
 
-def base_name(outcomes: Sequence[Outcome]) -> str:
+def base_name(outcomes: Outcomes) -> str:
     """Return what the figures of the other side are called: "before", or "reference" if that is
     what all were compared with; "base" if some were."""
     kinds = set()
@@ -57,7 +57,7 @@ def base_name(outcomes: Sequence[Outcome]) -> str:
     return "base" if True in kinds else "before"
 
 
-def column(outcomes: Sequence[Outcome]) -> str:
+def column(outcomes: Outcomes) -> str:
     """Return the title of a column of step times, "p50: before -> now"; those of commands are wall
     times."""
     kinds = {bool(outcome.plan.command) for outcome in outcomes}
@@ -350,7 +350,7 @@ def _slower_within_limit(verdict: Verdict) -> str:
 
 
 def problems(
-    outcomes: Sequence[Outcome], *, reasons: bool = True, quiet: bool = False
+    outcomes: Outcomes, *, reasons: bool = True, quiet: bool = False
 ) -> Iterator[str]:
     """Yield what the table does not say, a line each; a line that holds for several tests appears
     once.

@@ -14,6 +14,7 @@ from pytest_ddpperf.records.outcome import (
     FAILED,
     SAVED,
     Outcome,
+    Outcomes,
     RunInfo,
 )
 from pytest_ddpperf.records.samples import CounterChange, Reason, Status
@@ -45,7 +46,7 @@ _SHOWN = {
 }
 
 
-def count(outcomes: Sequence[Outcome], *runs: RunInfo) -> dict[str, int]:
+def count(outcomes: Outcomes, *runs: RunInfo) -> dict[str, int]:
     """Return how many outcomes were measured and compared, how many have which verdict, and the
     counts of the runs. Those that failed have no figures: a rank failed, or a baseline could not be
     read."""
@@ -65,7 +66,7 @@ def count(outcomes: Sequence[Outcome], *runs: RunInfo) -> dict[str, int]:
 
 
 def last_line(
-    outcomes: Sequence[Outcome],
+    outcomes: Outcomes,
     *runs: RunInfo,
     only_before: int = 0,
     with_cost: bool = False,
@@ -107,7 +108,7 @@ def _is_unreached(outcome: Outcome) -> bool:
     return verdict is not None and verdict.reason == Reason.UNREACHED
 
 
-def _cost(outcomes: Sequence[Outcome]) -> str:
+def _cost(outcomes: Outcomes) -> str:
     seconds = sum(outcome.seconds for outcome in outcomes)
     waited = sum(outcome.waited_seconds for outcome in outcomes)
     if seconds < 1:
@@ -117,7 +118,7 @@ def _cost(outcomes: Sequence[Outcome]) -> str:
     return f" in {seconds:.0f} s ({waited:.0f} s of it waiting for other runs)"
 
 
-def _base(outcomes: Sequence[Outcome]) -> str:
+def _base(outcomes: Outcomes) -> str:
     """Return what most reports name once: the other version or stored baselines, and references of
     tests."""
     others = [each for each in outcomes if not each.has_reference]
@@ -177,7 +178,7 @@ _ORDER = (
 )
 
 
-def concerning(outcomes: Sequence[Outcome]) -> list[Outcome]:
+def concerning(outcomes: Outcomes) -> list[Outcome]:
     """Return those that need attention, the worst first."""
     return [
         each
@@ -186,7 +187,7 @@ def concerning(outcomes: Sequence[Outcome]) -> list[Outcome]:
     ]
 
 
-def worst_first(outcomes: Sequence[Outcome]) -> list[Outcome]:
+def worst_first(outcomes: Outcomes) -> list[Outcome]:
     """Return the worst first: by concern, verdict and the size of the change; what is alike stays
     in its order."""
 
@@ -223,7 +224,7 @@ _COMMANDS = {
 _LONGEST_LINE = 1_000  # characters
 
 
-def annotated(outcomes: Sequence[Outcome]) -> Iterator[str]:
+def annotated(outcomes: Outcomes) -> Iterator[str]:
     """Yield a workflow command for each of the worst ten; the last one says how many more there
     are."""
     ordered = concerning(outcomes)

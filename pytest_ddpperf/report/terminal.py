@@ -9,7 +9,7 @@ from statistics import fmean, median
 
 from pytest_ddpperf import text
 from pytest_ddpperf.records.metric import WALL, OwnFigure, metric_of
-from pytest_ddpperf.records.outcome import Outcome, RunInfo
+from pytest_ddpperf.records.outcome import Outcome, Outcomes, RunInfo
 from pytest_ddpperf.records.plan import Collective
 from pytest_ddpperf.records.samples import (
     Baseline,
@@ -58,7 +58,7 @@ def header(facts: Facts, *, verbose: bool, width: int) -> Iterator[str]:
 
 
 def report(
-    outcomes: Sequence[Outcome],
+    outcomes: Outcomes,
     run: RunInfo,
     messages: Sequence[str],
     *,
@@ -86,9 +86,7 @@ _GAP = 2  # between columns
 _LEAST_NAME = 15
 
 
-def table(
-    outcomes: Sequence[Outcome], *, width: int = text.WIDTH
-) -> Iterator[str]:
+def table(outcomes: Outcomes, *, width: int = text.WIDTH) -> Iterator[str]:
     """Yield a row per measurement: who, step time at p50 before and now, change, verdict."""
     outcomes = [outcome for outcome in outcomes if outcome.measurement]
     if not outcomes:
@@ -163,9 +161,7 @@ def unmeasured(nodeids: Sequence[str]) -> Iterator[str]:
         yield f"{nodeid}: never measured: it does not call its fixture"
 
 
-def details(
-    outcomes: Sequence[Outcome], width: int = text.WIDTH
-) -> Iterator[str]:
+def details(outcomes: Outcomes, width: int = text.WIDTH) -> Iterator[str]:
     """Yield the percentiles and rates of each measurement, of the group and by rank; counters;
     costs; error rates."""
     for outcome in outcomes:
@@ -345,7 +341,7 @@ _COLLECTIVE_UNITS = (
 )
 
 
-def collective_table(outcomes: Sequence[Outcome]) -> Iterator[str]:
+def collective_table(outcomes: Outcomes) -> Iterator[str]:
     """Yield the tables of nccl-tests, one for each test and group, a row per size, at p50."""
     tables: dict[str, list[tuple[str, ...]]] = {}
     for outcome in outcomes:

@@ -24,6 +24,7 @@ from pytest_ddpperf.records.samples import (
     Fall,
     LossChange,
     Measurement,
+    Measurements,
     Reason,
     Status,
     Verdict,
@@ -40,7 +41,7 @@ from pytest_ddpperf.verdict.times import (
 
 def judge(
     current: Measurement,
-    baseline: Sequence[Measurement],
+    baseline: Measurements,
     limits: Sequence[Limit],
     *,
     level: float = TEST_LEVEL,
@@ -99,7 +100,7 @@ _SPEEDS = 0.1
 
 
 def with_two_speeds(
-    verdict: Verdict, current: Measurement, baseline: Sequence[Measurement]
+    verdict: Verdict, current: Measurement, baseline: Measurements
 ) -> Verdict:
     """Return the verdict; an INCONCLUSIVE of launches of two speeds has these as its reason,
     unless they recompile or leave work behind."""
@@ -183,9 +184,7 @@ def is_suspected(verdict: Verdict, share: float = SUSPICIOUS) -> bool:
 _PLAUSIBLE = 2.5
 
 
-def implausible_ratio(
-    recorded: Sequence[Measurement], now: Measurement
-) -> float:
+def implausible_ratio(recorded: Measurements, now: Measurement) -> float:
     """Return how many times its recorded time the baseline's code takes now, if no drift of the
     machine explains it: then it does not do what it did when it was recorded. Else return 0.
 
@@ -295,7 +294,7 @@ def _bound(comparison: Comparison) -> float:
 def with_counters(
     verdict: Verdict,
     current: Measurement,
-    baseline: Sequence[Measurement],
+    baseline: Measurements,
     limits: Sequence[Limit],
 ) -> Verdict:
     """Add the verdict on counters to that on times. Limited counters are compared with the
@@ -446,7 +445,7 @@ _FELL = 0.995
 
 
 def with_work(
-    verdict: Verdict, current: Measurement, baseline: Sequence[Measurement]
+    verdict: Verdict, current: Measurement, baseline: Measurements
 ) -> Verdict:
     """Add what a step does less of than that of the baseline's last session: then a shorter step
     is no faster code.
@@ -506,7 +505,7 @@ _SAME_LOSS = 1e-6
 def with_losses(
     verdict: Verdict,
     current: Measurement,
-    baseline: Sequence[Measurement],
+    baseline: Measurements,
     level: float,
 ) -> Verdict:
     """Add whether the losses differ from those of the baseline's last session, over the first steps

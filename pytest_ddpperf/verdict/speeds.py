@@ -11,6 +11,7 @@ from pytest_ddpperf.records.plan import Limit
 from pytest_ddpperf.records.samples import (
     Comparison,
     Measurement,
+    Measurements,
     Reason,
     Speeds,
     Status,
@@ -29,7 +30,7 @@ LEVEL_SHARE = 7 / 8
 _SUSPECTED = 0.2
 
 
-def most_p_value(sides: Sequence[Measurement], level: float) -> float:
+def most_p_value(sides: Measurements, level: float) -> float:
     """Return the largest p-value with which more slow launches are evidence."""
     launches = sum(side.samples.launches for side in sides)
     return LEVEL_SHARE * level if launches >= _LAUNCHES else 0.0
@@ -49,7 +50,7 @@ def find_lowest(limits: Sequence[Limit]) -> int:
 def find_speeds(
     limit: Limit,
     current: Measurement,
-    baseline: Sequence[Measurement],
+    baseline: Measurements,
     stretches: StretchLengths,
     *,
     interleaved: bool,
@@ -104,7 +105,7 @@ def find_speeds(
 
 
 def _without_drift(
-    limit: Limit, baseline: Sequence[Measurement], fastest: float
+    limit: Limit, baseline: Measurements, fastest: float
 ) -> list[float]:
     """Return the logarithms of all launches of the baseline, as if the `fastest` one of each
     session took as long."""

@@ -16,6 +16,7 @@ from pytest_ddpperf.records.samples import (
     FactChange,
     Interval,
     Measurement,
+    Measurements,
     Reason,
     Scalar,
     Status,
@@ -74,7 +75,7 @@ def unsupported(limit: Limit, *, steps: int, launches: int) -> str | None:
 
 def judge_times(
     current: Measurement,
-    baseline: Sequence[Measurement],
+    baseline: Measurements,
     limits: Sequence[Limit],
     *,
     not_gated: Reason | None = None,
@@ -136,7 +137,7 @@ def judge_times(
 def _judge_limits(
     limits: Sequence[Limit],
     current: Measurement,
-    baseline: Sequence[Measurement],
+    baseline: Measurements,
     level: float,
     share: float,
     drift: Drift | None,
@@ -209,7 +210,7 @@ def _weight(limit: Limit) -> float:
 
 
 def _fastest(
-    limit: Limit, now: Sequence[float], baseline: Sequence[Measurement]
+    limit: Limit, now: Sequence[float], baseline: Measurements
 ) -> float:
     """Return the relative change from the fastest launches of sessions to now's."""
     before = fmean(min(logs(limit, session)) for session in baseline)
@@ -219,7 +220,7 @@ def _fastest(
 def _refuse_limits(
     limits: Sequence[Limit],
     current: Measurement,
-    baseline: Sequence[Measurement],
+    baseline: Measurements,
 ) -> Verdict | None:
     """Return why sides cannot be compared by these limits; None if they can."""
     thin = [
@@ -249,7 +250,7 @@ def _refuse_limits(
 
 
 def _check_launches(
-    current: Measurement, baseline: Sequence[Measurement], *, interleaved: bool
+    current: Measurement, baseline: Measurements, *, interleaved: bool
 ) -> None:
     """Raise ValueError if the baseline has too few launches, or others than were interleaved."""
     launches = [session.samples.launches for session in baseline]
@@ -375,7 +376,7 @@ def _supported(
 
 
 def _known(
-    limits: Iterable[Limit], sides: Sequence[Measurement]
+    limits: Iterable[Limit], sides: Measurements
 ) -> tuple[list[Limit], tuple[Dropped, ...]]:
     """Return the limits without default ones whose figures a side lacks, and those. A note of its
     launches says why the current side lacks them; one of the user's own must not get lost."""
@@ -395,7 +396,7 @@ def _known(
 def _differences(
     limits: Sequence[Limit],
     current: Measurement,
-    baseline: Sequence[Measurement],
+    baseline: Measurements,
     drift: Drift | None,
     stretches: StretchLengths,
 ) -> list[Difference]:
@@ -420,7 +421,7 @@ def _differences(
 def differences_of(
     verdict: Verdict,
     current: Measurement,
-    baseline: Sequence[Measurement],
+    baseline: Measurements,
     *,
     interleaved: bool,
     stretches: StretchLengths,

@@ -17,7 +17,7 @@ from pytest_ddpperf.records.errors import (
     MissingExtraError,
     short_repr,
 )
-from pytest_ddpperf.records.figure import Figure, FigureValues
+from pytest_ddpperf.records.figure import Figure, FigureValues, NamedFigures
 
 # What was in files before that which counts, by path.
 _Before = Mapping[str, bytes]
@@ -29,7 +29,7 @@ class FigureReader:
     """Reads the figures that a process, or a program of several, writes from a moment on."""
 
     def __init__(
-        self, figures: Mapping[str, Figure], folder: str, logs: Sequence[str]
+        self, figures: NamedFigures, folder: str, logs: Sequence[str]
     ) -> None:
         """`logs` are the files of its output; paths of figures begin at `folder`."""
         self._figures = figures
