@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from enum import Enum
 
 from pytest_ddpperf.records.plan import Limits
+from pytest_ddpperf.records.reason import Text
 
 # The label of all measurements of a collective: there is one for each size.
 EVERY_SIZE = "*"
@@ -46,7 +46,7 @@ class Judged:
     file_errors: Mapping[str, str] = field(default_factory=dict)
 
 
-class Kind(str, Enum):
+class Kind(Text):
     """What is weaker; a str, so that it serialises as its text."""
 
     NOT_COMPARED = "not-compared"
@@ -58,9 +58,6 @@ class Kind(str, Enum):
     RENAMED = "renamed"
     FILE = "file"
     NOT_COLLECTED = "not-collected"
-
-    def __str__(self) -> str:
-        return self.value
 
 
 UNSURE = (Kind.RENAMED, Kind.FILE, Kind.NOT_COLLECTED)

@@ -5,8 +5,15 @@ from __future__ import annotations
 from enum import Enum
 
 
-class Reason(str, Enum):
-    """Why a verdict has its status; a str, so that it compares and serialises as its text."""
+class Text(str, Enum):
+    """One of several words; a str, so that it compares and serialises as its text."""
+
+    def __str__(self) -> str:
+        return str.__str__(self)
+
+
+class Reason(Text):
+    """Why a verdict has its status."""
 
     # PASS, IMPROVED, REGRESSED, INCONCLUSIVE
     WITHIN_LIMIT = "within-limit"
@@ -50,6 +57,3 @@ class Reason(str, Enum):
     NO_SUPPORTED_LIMIT = "no-supported-limit"
     BASE_SIDE = "base-side"  # the leader of this pytest judges
     FOLLOWS = "follows"  # the pytest of the first node judges
-
-    def __str__(self) -> str:
-        return self.value

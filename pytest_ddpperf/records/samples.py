@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass, field, replace
-from enum import Enum
-from statistics import fmean
+from statistics import fmean, median
 from typing import Any
 
 from pytest_ddpperf.records.device import DeviceWork, Kernel
@@ -15,6 +14,7 @@ from pytest_ddpperf.records.quantiles import LaunchRanks, RankSteps
 from pytest_ddpperf.records.quantiles import LaunchRankSteps as LaunchRankSteps
 from pytest_ddpperf.records.quantiles import LaunchSteps as LaunchSteps
 from pytest_ddpperf.records.reason import Reason as Reason
+from pytest_ddpperf.records.reason import Text
 from pytest_ddpperf.records.step_phases import (
     Means,
     RankPhases,
@@ -46,8 +46,8 @@ GOES_ON = "goes on"
 SESSIONS_KEPT = 10
 
 
-class Status(str, Enum):
-    """What a measurement came to; a str, so that it compares and serialises as its text."""
+class Status(Text):
+    """What a measurement came to."""
 
     PASS = "PASS"
     IMPROVED = "IMPROVED"
@@ -56,9 +56,6 @@ class Status(str, Enum):
     NO_BASELINE = "NO BASELINE"
     INCOMPARABLE = "INCOMPARABLE"
     NOT_GATED = "NOT GATED"
-
-    def __str__(self) -> str:
-        return self.value
 
     @property
     def compared(self) -> bool:
