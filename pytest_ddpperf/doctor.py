@@ -65,6 +65,9 @@ class Check:
     advice: str = ""  # "" if there is nothing to change
 
 
+Checks = Iterator[Check]
+
+
 def run_checks(
     root: Path = Path("/"), seconds: float = _SAMPLE_SECONDS
 ) -> tuple[Check, ...]:
@@ -83,7 +86,7 @@ def run_checks(
     )
 
 
-def _versions() -> Iterator[Check]:
+def _versions() -> Checks:
     """Read the versions without importing torch, which takes seconds."""
     found = []
     for name in ("torch", "pytest", "pytest-ddpperf"):
@@ -98,7 +101,7 @@ def _versions() -> Iterator[Check]:
     )
 
 
-def _cores(root: Path, usable: Sequence[int]) -> Iterator[Check]:
+def _cores(root: Path, usable: Sequence[int]) -> Checks:
     info = contents(root / "proc/cpuinfo")
     model = re.search(r"^model name\s*:\s*(.+)$", info, re.MULTILINE)
     online = len(kernel_numbers(contents(root / _CPU / "online"))) or len(
@@ -133,12 +136,12 @@ def _siblings(root: Path, core: int, usable: Sequence[int]) -> tuple[int, ...]:
     return tuple(each for each in listed if each in usable)
 
 
-def _allocator() -> Iterator[Check]:
+def _allocator() -> Checks:
     if found := os.environ.get("LD_PRELOAD") or platform.libc_ver()[0]:
         yield Check("allocator", found)
 
 
-def _quota(root: Path, usable: Sequence[int]) -> Iterator[Check]:
+def _quota(root: Path, usable: Sequence[int]) -> Checks:
     quota = quota_cores(root)
     if quota is not None and quota < len(usable):
         fact = f"the cgroup allows the time of {quota:g} cores on {len(usable)}"
@@ -152,7 +155,7 @@ def _quota(root: Path, usable: Sequence[int]) -> Iterator[Check]:
         yield Check("quota", "no limit on CPU time")
 
 
-def _clocks(root: Path, usable: Sequence[int]) -> Iterator[Check]:
+def _clocks(root: Path, usable: Sequence[int]) -> Checks:
     governors = {
         contents(root / _CPU / f"cpu{core}/cpufreq/scaling_governor")
         for core in usable
@@ -164,7 +167,7 @@ def _clocks(root: Path, usable: Sequence[int]) -> Iterator[Check]:
         yield Check("governor", ", ".join(sorted(governors)), advice)
 
 
-def _load(root: Path, usable: Sequence[int], seconds: float) -> Iterator[Check]:
+def _load(root: Path, usable: Sequence[int], seconds: float) -> Checks:
     """Sample what other processes and the hypervisor use of the cores."""
     before = _ticks(root, usable)
     if not before:
@@ -221,7 +224,7 @@ def _ticks(
     return found
 
 
-def _shared_memory(root: Path) -> Iterator[Check]:
+def _shared_memory(root: Path) -> Checks:
     """Yield a check where there is little, as in a container that nobody gave more."""
     with suppress(OSError):
         there = os.statvfs(root / "dev/shm")
@@ -234,7 +237,7 @@ def _shared_memory(root: Path) -> Iterator[Check]:
             yield Check("shared memory", fact, "docker run --shm-size=1g")
 
 
-def _gpus() -> Iterator[Check]:
+def _gpus() -> Checks:
     """Yield the checks of NVIDIA GPUs, as nvidia-smi reports them; nothing if it is missing."""
     rows = _query()
     for row in rows:

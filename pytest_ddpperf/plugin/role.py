@@ -32,11 +32,14 @@ if TYPE_CHECKING:
     from pytest_ddpperf.plugin.session import Session
     from pytest_ddpperf.records.guard import Judged, Loosened
     from pytest_ddpperf.records.outcome import Outcomes
-    from pytest_ddpperf.records.plan import Function, Plan
+    from pytest_ddpperf.records.plan import Function, Plan, Variables
     from pytest_ddpperf.records.samples import Facts
     from pytest_ddpperf.remote.nodes import ConnectedNodes
     from pytest_ddpperf.remote.version import BaseSide
     from pytest_ddpperf.wire.source_trees import Trees
+
+    # what is weaker than before, and why that fails the run
+    Weaker = tuple[tuple[Loosened, ...], str]
 
 # The pytest that asked for this one.
 LEADER: pytest.StashKey[LeaderConnection] = pytest.StashKey()
@@ -87,7 +90,7 @@ class PytestRole:
         """Return what the machine line says of the others."""
         return {}
 
-    def environments(self) -> Mapping[str, Mapping[str, str]]:
+    def environments(self) -> Mapping[str, Variables]:
         """Return the variables of ranks of other versions, by version."""
         return {}
 
@@ -127,9 +130,7 @@ class PytestRole:
         """Return what the end of the run says of the others."""
         return []
 
-    def guard(
-        self, run: PytestProcess, outcomes: Outcomes
-    ) -> tuple[tuple[Loosened, ...], str]:
+    def guard(self, run: PytestProcess, outcomes: Outcomes) -> Weaker:
         """Return what is weaker than before, and why that makes the run red; "" if it does not."""
         return (), ""
 
@@ -144,9 +145,7 @@ class ComparesStored(PytestRole):
     def __init__(self, other_nodes: ConnectedNodes | None = None) -> None:
         self.other_nodes = other_nodes
 
-    def guard(
-        self, run: PytestProcess, outcomes: Outcomes
-    ) -> tuple[tuple[Loosened, ...], str]:
+    def guard(self, run: PytestProcess, outcomes: Outcomes) -> Weaker:
         settings = run.settings
         # whoever saves accepts
         if not outcomes or settings.records or settings.disable:
@@ -188,9 +187,7 @@ class LooksAtVersion(PytestRole):
 
             self._judged = read_judged(run, self._side.trees)
 
-    def guard(
-        self, run: PytestProcess, outcomes: Outcomes
-    ) -> tuple[tuple[Loosened, ...], str]:
+    def guard(self, run: PytestProcess, outcomes: Outcomes) -> Weaker:
         before, now = self._side.own_tests, self._judged
         if before is None or now is None:
             return (), ""
@@ -251,7 +248,7 @@ class LeadsVersion(LooksAtVersion):
     def facts(self) -> Facts:
         return {"against": str(self._side.version)}
 
-    def environments(self) -> Mapping[str, Mapping[str, str]]:
+    def environments(self) -> Mapping[str, Variables]:
         return {str(self._side.version): self._side.environ}
 
     def carry_out(
@@ -317,7 +314,7 @@ class LeadsNodes(PytestRole):
     def facts(self) -> Facts:
         return {"machines": str(self.other_nodes), **self.own.facts()}
 
-    def environments(self) -> Mapping[str, Mapping[str, str]]:
+    def environments(self) -> Mapping[str, Variables]:
         return self.own.environments()
 
     def call(
@@ -366,9 +363,7 @@ class LeadsNodes(PytestRole):
     def messages(self) -> list[str]:
         return [*self.other_nodes.reported, *self.own.messages()]
 
-    def guard(
-        self, run: PytestProcess, outcomes: Outcomes
-    ) -> tuple[tuple[Loosened, ...], str]:
+    def guard(self, run: PytestProcess, outcomes: Outcomes) -> Weaker:
         return self.own.guard(run, outcomes)
 
     def close(self, status: int) -> None:
