@@ -26,7 +26,7 @@ from pytest_ddpperf.history.entries import (
     HistoryMeasurement,
 )
 from pytest_ddpperf.records.metric import MEMORY_COUNTERS, Metric
-from pytest_ddpperf.records.plan import Limit
+from pytest_ddpperf.records.plan import Limit, Limits
 from pytest_ddpperf.records.samples import Facts, Interval, Scalar, TestId
 from pytest_ddpperf.records.step_phases import PHASES
 from pytest_ddpperf.verdict.stats import Part, holm, variance
@@ -253,7 +253,7 @@ def build_series(entries: Sequence[HistoryEntry]) -> list[Series]:
 
 def analyze(
     series: Sequence[Series],
-    limits: Sequence[Limit],
+    limits: Limits,
     accepted: Sequence[AcceptedChange] = (),
 ) -> HistoryAnalysis:
     """Find the change points of all series in the metrics of `limits`.

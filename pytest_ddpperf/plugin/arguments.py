@@ -11,7 +11,7 @@ import re
 import shlex
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
@@ -25,7 +25,7 @@ from pytest_ddpperf.records.plan import (
     MARK,
     UPDATE,
     Command,
-    Limit,
+    Limits,
     Plan,
     Program,
     Setup,
@@ -279,7 +279,7 @@ def read_command(
     )
 
 
-def check_limits_of_command(limits: Sequence[Limit], plan: Plan) -> None:
+def check_limits_of_command(limits: Limits, plan: Plan) -> None:
     """Raise ValueError for a limit of a test's own that its command cannot have."""
     __tracebackhide__ = True
     for limit in limits:

@@ -33,7 +33,7 @@ from pytest_ddpperf.records.guard import (
     Judged,
     JudgedTest,
 )
-from pytest_ddpperf.records.plan import TIME_LIMITS, Limit, Limits
+from pytest_ddpperf.records.plan import TIME_LIMITS, Limits
 from pytest_ddpperf.verdict.decision import red_names
 from pytest_ddpperf.verdict.guard import DESELECTED
 from pytest_ddpperf.wire.source_trees import Trees, digest
@@ -132,7 +132,7 @@ def _read_test(
     return test
 
 
-def _applying(item: pytest.Item, limits: Sequence[Limit]) -> Limits:
+def _applying(item: pytest.Item, limits: Limits) -> Limits:
     """Return the limits that may apply to a test; the default ones if there is none."""
     others = []
     if not uses(item, {_COLLECTIVE}):

@@ -18,7 +18,7 @@ from pytest_ddpperf.records import codec
 from pytest_ddpperf.records.errors import DdpPerfError, GitError
 from pytest_ddpperf.records.guard import Loosened
 from pytest_ddpperf.records.outcome import Outcome, RunInfo
-from pytest_ddpperf.records.plan import Limit
+from pytest_ddpperf.records.plan import Limits
 from pytest_ddpperf.records.samples import Facts
 from pytest_ddpperf.report import guard, json_report, terminal
 from pytest_ddpperf.text import terminal_width
@@ -144,7 +144,7 @@ class RunResults:
                 f"no rank is known to have read what differs in {text.some(unread)}"
             )
 
-    def note_unused(self, limits: Sequence[Limit]) -> None:
+    def note_unused(self, limits: Limits) -> None:
         """Add a doubt on limits of the run on figures of the user's own that no test has."""
         used = {each.metric for one in self.outcomes for each in one.limits}
         unused = [

@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from pytest_ddpperf.baseline.content import fact_changes
 from pytest_ddpperf.records.metric import FLOPS, SENT
-from pytest_ddpperf.records.plan import Limit
+from pytest_ddpperf.records.plan import Limit, Limits
 from pytest_ddpperf.records.samples import (
     EXAMPLES,
     Comparison,
@@ -42,7 +42,7 @@ from pytest_ddpperf.verdict.times import (
 def judge(
     current: Measurement,
     baseline: Measurements,
-    limits: Sequence[Limit],
+    limits: Limits,
     *,
     level: float = TEST_LEVEL,
     **how: Any,
@@ -295,7 +295,7 @@ def with_counters(
     verdict: Verdict,
     current: Measurement,
     baseline: Measurements,
-    limits: Sequence[Limit],
+    limits: Limits,
 ) -> Verdict:
     """Add the verdict on counters to that on times. Limited counters are compared with the
     baseline's last session.
@@ -338,7 +338,7 @@ def _count(
     verdict: Verdict,
     current: Measurement,
     before: Measurement,
-    limits: Sequence[Limit],
+    limits: Limits,
 ) -> tuple[Verdict, Reason]:
     """Add to a verdict what became of limited counters, and those that are unknown; and return the
     reason code of the latter."""
@@ -399,7 +399,7 @@ _SENT_COUNTS = tuple(f"{kind}.count" for kind in (*SENT, "collectives"))
 
 
 def _lost_traffic(
-    current: Measurement, before: Measurement, limits: Sequence[Limit]
+    current: Measurement, before: Measurement, limits: Limits
 ) -> str:
     """Return, in words, that a step sends nothing any more though the baseline's does; "" if it
     sends something, or the user limits one of the counters that fell. Launches of RPC and of one

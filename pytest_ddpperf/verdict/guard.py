@@ -18,7 +18,7 @@ from pytest_ddpperf.records.guard import (
     Loosened,
 )
 from pytest_ddpperf.records.outcome import Outcome
-from pytest_ddpperf.records.plan import COUNTER_LIMITS, Limit
+from pytest_ddpperf.records.plan import COUNTER_LIMITS, Limit, Limits
 
 REMOVED = "removed"
 DESELECTED = "deselected"
@@ -187,9 +187,7 @@ def _reduced(
             yield name, str(old), str(new)
 
 
-def raised_limits(
-    before: Sequence[Limit], now: Sequence[Limit]
-) -> Iterator[Change]:
+def raised_limits(before: Limits, now: Limits) -> Iterator[Change]:
     """Yield the limits that are not as strict any more, by metric. Limits in another unit cannot be
     compared, so they count. If none are known of one side, nothing is yielded."""
     if not before or not now:
@@ -203,7 +201,7 @@ def raised_limits(
             yield metric, text.limit(limit), text.limit(other)
 
 
-def _by_metric(limits: Sequence[Limit]) -> dict[str, Limit]:
+def _by_metric(limits: Limits) -> dict[str, Limit]:
     # those on counters hold unless others are named
     return {limit.metric: limit for limit in (*COUNTER_LIMITS, *limits)}
 
