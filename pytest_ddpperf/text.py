@@ -39,6 +39,9 @@ _LONGEST_NAME = 160
 WIDTH = 100
 
 
+Lines = Iterator[str]  # of a report
+
+
 def name(outcome: Outcome) -> str:
     """Return the name of a measurement on one line: node id and label."""
     return shortened(
@@ -99,7 +102,7 @@ def wrapped(line: str, width: int = WIDTH, indent: str = "  ") -> list[str]:
     return [each.replace("\u00a0", " ") for each in lines] or [""]
 
 
-def wrap_text(lines: str, width: int = WIDTH) -> Iterator[str]:
+def wrap_text(lines: str, width: int = WIDTH) -> Lines:
     """Yield lines of at most `width` characters, but for those of a traceback."""
     for line in lines.split("\n"):
         is_code = line.startswith(("    ", '  File "'))
@@ -115,7 +118,7 @@ def terminal_width() -> int:
     return min(WIDTH, shutil.get_terminal_size((WIDTH, 0)).columns)
 
 
-def wrap_for_terminal(lines: Iterable[str]) -> Iterator[str]:
+def wrap_for_terminal(lines: Iterable[str]) -> Lines:
     """Yield lines wrapped to the columns of the terminal. A file or a program gets them whole."""
     width = shutil.get_terminal_size((0, 0)).columns
     for line in lines:
@@ -350,9 +353,7 @@ def both_sides(
     return before, f"{now} {unit}"
 
 
-def aligned(
-    rows: Sequence[Sequence[str]], left: Sequence[int] = ()
-) -> Iterator[str]:
+def aligned(rows: Sequence[Sequence[str]], left: Sequence[int] = ()) -> Lines:
     """Yield a line per row. The first column, the last one and those in `left` go to the left,
     others to the right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,13 +18,14 @@ from pytest_ddpperf.records.samples import Facts, FoundFacts, Status
 from pytest_ddpperf.report import sentences, terminal
 from pytest_ddpperf.report.json_report import Entry, StoredReport
 from pytest_ddpperf.report.summary import last_line
+from pytest_ddpperf.text import Lines
 from pytest_ddpperf.verdict import stats
 
 _LONGEST_LINE = 1_000  # characters, of facts about a machine
 ONLY_BEFORE = "only in the base"
 
 
-def lines(base: StoredReport, now: StoredReport) -> Iterator[str]:
+def lines(base: StoredReport, now: StoredReport) -> Lines:
     """Yield the comparison. `now` has the verdicts against `base`."""
     for name, report in (("base:", base), ("now:", now)):
         yield from (
@@ -40,7 +41,7 @@ def lines(base: StoredReport, now: StoredReport) -> Iterator[str]:
     yield from summary_lines(now)
 
 
-def summary_lines(now: StoredReport) -> Iterator[str]:
+def summary_lines(now: StoredReport) -> Lines:
     """Yield the lines below the figures; the counts are the last line."""
     for outcome in now.outcomes:
         if outcome.verdict == Status.REGRESSED:
@@ -73,7 +74,7 @@ def _run(run: RunInfo) -> str:
     return text.shortened(", ".join(filter(None, facts)), _LONGEST_LINE)
 
 
-def remarks(outcomes: Sequence[Outcome]) -> Iterator[str]:
+def remarks(outcomes: Sequence[Outcome]) -> Lines:
     """Yield what differs in the environment, and what was assumed about drift, once for all that
     share it."""
     verdicts = [
@@ -306,7 +307,7 @@ def in_common(base: Sweep, now: Sweep) -> bool:
     )
 
 
-def side_by_side(base: Sweep, now: Sweep) -> Iterator[str]:
+def side_by_side(base: Sweep, now: Sweep) -> Lines:
     """Yield the form, line by line."""
     yield f"{'':20s} {'baseline':>20s}      {'test':>20s}"
     yield f"{'':20s} {'-' * 20:>20s}      {'-' * 20:>20s}"
@@ -323,7 +324,7 @@ def side_by_side(base: Sweep, now: Sweep) -> Iterator[str]:
         yield ""
 
 
-def _table(base: Rows, now: Rows, batch_size: int | None) -> Iterator[str]:
+def _table(base: Rows, now: Rows, batch_size: int | None) -> Lines:
     yield f"{'':>10s}" + f"{'sec/iter':>16s}{'ex/sec':>10s}{'diff':>10s}" * len(
         _PERCENTILES
     )

@@ -3,7 +3,7 @@ same in every report."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from pytest_ddpperf import text
 from pytest_ddpperf.records.metric import DEVICE, FLOPS, WALL, without_totals
@@ -19,6 +19,7 @@ from pytest_ddpperf.records.samples import (
     Status,
     Verdict,
 )
+from pytest_ddpperf.text import Lines
 from pytest_ddpperf.verdict import stats
 
 # A reason code in words, with the next step.
@@ -351,7 +352,7 @@ def _slower_within_limit(verdict: Verdict) -> str:
 
 def problems(
     outcomes: Outcomes, *, reasons: bool = True, quiet: bool = False
-) -> Iterator[str]:
+) -> Lines:
     """Yield what the table does not say, a line each; a line that holds for several tests appears
     once.
 
@@ -378,7 +379,7 @@ def _short_name(outcome: Outcome) -> str:
     return text.shortened(name + label, 60)
 
 
-def _reasons(outcome: Outcome) -> Iterator[str]:
+def _reasons(outcome: Outcome) -> Lines:
     verdict, side = outcome.verdict, outcome.baseline_side
     # A failure is shown above, and a missing baseline is counted below, with what to do.
     counted = False
@@ -396,7 +397,7 @@ def _reasons(outcome: Outcome) -> Iterator[str]:
         yield outcome.error
 
 
-def _essentials(outcome: Outcome) -> Iterator[str]:
+def _essentials(outcome: Outcome) -> Lines:
     """Yield why a verdict decides nothing; of others what a PASS may have missed, and what was not
     compared."""
     verdict = outcome.verdict
@@ -433,7 +434,7 @@ _LESS = {
 }
 
 
-def left_out(verdict: Verdict, whose: str = "before") -> Iterator[str]:
+def left_out(verdict: Verdict, whose: str = "before") -> Lines:
     """Yield what was not compared: default limits without support; which counters fell to 0, and
     what a step does less of."""
     fell = {
@@ -492,7 +493,7 @@ def gate_failure(outcome: Outcome, width: int = text.WIDTH) -> str:
     return "\n".join(_gate_failure(outcome, width))
 
 
-def _gate_failure(outcome: Outcome, width: int) -> Iterator[str]:
+def _gate_failure(outcome: Outcome, width: int) -> Lines:
     verdict, compared = outcome.verdict, decided_on(outcome)
     assert verdict is not None
     if compared is None:
@@ -525,7 +526,7 @@ def _comparison(
     verdict: Verdict,
     compared: Change,
     width: int,
-) -> Iterator[str]:
+) -> Lines:
     """Yield the result, the reason, the metrics, and what was measured."""
     if verdict.diverged and outcome.shown_status == DIVERGED:
         yield f"DIVERGED: loss {text.loss_change(verdict.diverged)}"

@@ -24,13 +24,14 @@ from pytest_ddpperf.records.samples import (
 )
 from pytest_ddpperf.report import sentences
 from pytest_ddpperf.report.summary import last_line
+from pytest_ddpperf.text import Lines
 from pytest_ddpperf.verdict import stats
 from pytest_ddpperf.verdict.times import TEST_LEVEL
 
 _PERCENTILES = (50, 75, 90, 95)
 
 
-def about(facts: Facts) -> Iterator[str]:
+def about(facts: Facts) -> Lines:
     """Yield what runs the ranks, from the facts of a probe rank, and where each world size runs."""
     versions = [f"torch {facts.get('torch')}", f"Python {facts.get('python')}"]
     for key, name in (("cuda", "CUDA"), ("nccl", "NCCL")):
@@ -48,7 +49,7 @@ def about(facts: Facts) -> Iterator[str]:
         yield f"against {facts['against']}"
 
 
-def header(facts: Facts, *, verbose: bool, width: int) -> Iterator[str]:
+def header(facts: Facts, *, verbose: bool, width: int) -> Lines:
     """Yield the lines about a run at its begin."""
     for line in about(facts):
         yield from text.wrapped(f"ddpperf: {line}", width, " " * 9)
@@ -64,7 +65,7 @@ def report(
     *,
     verbosity: int,
     width: int,
-) -> Iterator[str]:
+) -> Lines:
     """Yield the table, a line for each problem, the `messages` and the counts. At -q only those
     problems are shown that leave a verdict in doubt, at -v details are. No line is wider than
     `width`."""
@@ -86,7 +87,7 @@ _GAP = 2  # between columns
 _LEAST_NAME = 15
 
 
-def table(outcomes: Outcomes, *, width: int = text.WIDTH) -> Iterator[str]:
+def table(outcomes: Outcomes, *, width: int = text.WIDTH) -> Lines:
     """Yield a row per measurement: who, step time at p50 before and now, change, verdict."""
     outcomes = [outcome for outcome in outcomes if outcome.measurement]
     if not outcomes:
@@ -155,13 +156,13 @@ def change(outcome: Outcome) -> str:
     return metric + sentences.change_of(shown)
 
 
-def unmeasured(nodeids: Sequence[str]) -> Iterator[str]:
+def unmeasured(nodeids: Sequence[str]) -> Lines:
     """Yield a line for each test that passed and measured nothing."""
     for nodeid in nodeids:
         yield f"{nodeid}: never measured: it does not call its fixture"
 
 
-def details(outcomes: Outcomes, width: int = text.WIDTH) -> Iterator[str]:
+def details(outcomes: Outcomes, width: int = text.WIDTH) -> Lines:
     """Yield the percentiles and rates of each measurement, of the group and by rank; counters;
     costs; error rates."""
     for outcome in outcomes:
@@ -184,7 +185,7 @@ def details(outcomes: Outcomes, width: int = text.WIDTH) -> Iterator[str]:
     )
 
 
-def _error_rates(verdicts: Sequence[Verdict]) -> Iterator[str]:
+def _error_rates(verdicts: Sequence[Verdict]) -> Lines:
     """Yield how many false alarms a run of several tests has on average, by its noise and limits,
     and what was assumed of the drift between sessions."""
     if len(verdicts) > 1:
@@ -235,7 +236,7 @@ def _durations(samples: Samples, rank: int | None) -> LaunchSteps:
     return tuple(launch[rank] for launch in samples.rank_seconds)
 
 
-def _details(outcome: Outcome) -> Iterator[str]:
+def _details(outcome: Outcome) -> Lines:
     samples = outcome.measured.samples
     if outcome.comparisons:
         smallest = text.resolutions(outcome.comparisons)
@@ -268,7 +269,7 @@ def _details(outcome: Outcome) -> Iterator[str]:
         yield f"cost: {took}; a launch (median): {', '.join(costs)}"
 
 
-def device(measured: Measurement) -> Iterator[str]:
+def device(measured: Measurement) -> Lines:
     """Yield the device time of a step and for which share of it the device is busy, if they are
     known."""
     of_ranks, busy = measured.samples.device_seconds, measured.busy_share
@@ -279,7 +280,7 @@ def device(measured: Measurement) -> Iterator[str]:
 
 def _percentiles(
     outcome: Outcome, percentiles: Sequence[int] = _PERCENTILES
-) -> Iterator[str]:
+) -> Lines:
     """Yield step times and rates at percentiles as PyTorch's DDP benchmark has them: of the group,
     then of each rank's own steps, with their CPU time. In an RPC launch the ranks are the trainers.
     """
@@ -341,7 +342,7 @@ _COLLECTIVE_UNITS = (
 )
 
 
-def collective_table(outcomes: Outcomes) -> Iterator[str]:
+def collective_table(outcomes: Outcomes) -> Lines:
     """Yield the tables of nccl-tests, one for each test and group, a row per size, at p50."""
     tables: dict[str, list[tuple[str, ...]]] = {}
     for outcome in outcomes:
@@ -390,7 +391,7 @@ def baseline_table(
     environment: str,
     baselines: Sequence[Baseline],
     gone: Collection[TestId] = (),
-) -> Iterator[str]:
+) -> Lines:
     """Yield the baselines of one environment, a row per test, with the figures of its last
     session, and below it why sessions were saved. Tests that are `gone` are marked."""
     rows = []

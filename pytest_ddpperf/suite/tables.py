@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 
+Lines = Iterator[str]  # of a report
 PHASES = ("forward", "backward", "optimizer")
 ALONE = "without communication"
 OVERLAPPED = "overlapped"
@@ -57,7 +58,7 @@ class Tables:
         """Add a table that is text already."""
         self._texts.append(text)
 
-    def lines(self) -> Iterator[str]:
+    def lines(self) -> Lines:
         """Yield all tables, then what was skipped and drawn."""
         texts = [
             *self._texts,
@@ -74,7 +75,7 @@ class Tables:
         if self.problem:
             yield self.problem
 
-    def _plain_table(self, title: str) -> Iterator[str]:
+    def _plain_table(self, title: str) -> Lines:
         table: list[Sequence[str]] = [list(self._rows[title][0])]
         for row in self._rows[title]:
             table.append([str(cell) for cell in row.values()])
@@ -83,7 +84,7 @@ class Tables:
         yield title
         yield from markdown(table)
 
-    def _not_measured(self) -> Iterator[str]:
+    def _not_measured(self) -> Lines:
         """Yield a line per test and reason, with all parameters that have it."""
         alike: dict[tuple[str, str], list[str]] = {}
         for name, reason in sorted(self.skipped):
@@ -102,7 +103,7 @@ class Tables:
         yield from self.plots
 
 
-def markdown(rows: Sequence[Sequence[str]]) -> Iterator[str]:
+def markdown(rows: Sequence[Sequence[str]]) -> Lines:
     """Yield a Markdown table; the first row has the titles."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     line_below_titles = [":".ljust(width, "-") for width in widths]
@@ -116,7 +117,7 @@ def markdown(rows: Sequence[Sequence[str]]) -> Iterator[str]:
 _ESCAPE = re.compile(r"\x1b\[[0-9;]*m")
 
 
-def describe(result: Result, *further: str, heading: str) -> Iterator[str]:
+def describe(result: Result, *further: str, heading: str) -> Lines:
     """Yield versions and, below the heading, the topology, in the form of PyTorch's benchmarks."""
     facts = result.environment.recorded
     yield f"* PyTorch version: {facts.get('torch')}"
@@ -218,7 +219,7 @@ class Latencies:
         timing = Timing(spread_of(result, iterations), steps)
         by_ranks.setdefault(result.world_size, {})[variant] = timing
 
-    def lines(self) -> Iterator[str]:
+    def lines(self) -> Lines:
         for experiment, by_ranks in self._taken.items():
             for ranks, taken in sorted(by_ranks.items()):
                 yield (
@@ -257,7 +258,7 @@ class Scaling:
         by_ranks = self._spreads.setdefault(f"{model}, {result.backend}", {})
         by_ranks[result.world_size] = spread_of(result)
 
-    def lines(self) -> Iterator[str]:
+    def lines(self) -> Lines:
         yield (
             "Latency over ranks (p50; from the fastest launch to the slowest; efficiency: compared"
             " with the fewest)"
@@ -317,7 +318,7 @@ class Breakdown:
                 mean["optimizer"] = mean.pop("optimizer")  # which comes last
         return parts
 
-    def lines(self) -> Iterator[str]:
+    def lines(self) -> Lines:
         for trained in self._taken:
             yield (
                 f"Latency breakdown, {trained} (p50 of each phase; communication: what it adds to"
@@ -369,7 +370,7 @@ class BestBuckets:
         by_model = self._taken.setdefault(where, {})
         by_model.setdefault((gradients, model), {})[bucket] = result.p50
 
-    def lines(self) -> Iterator[str]:
+    def lines(self) -> Lines:
         for where, by_model in self._taken.items():
             best = []
             for (gradients, model), p50 in sorted(by_model.items()):
