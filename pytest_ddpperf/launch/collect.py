@@ -22,7 +22,6 @@ from pytest_ddpperf.records.samples import (
     Digests,
     Facts,
     LaunchSamples,
-    RankCounts,
     RankFigures,
     StackSamples,
     StepFigures,
@@ -62,7 +61,7 @@ def collect(
         rank_seconds=() if plan.command else tuple(map(_rank_seconds, windows)),
         stretches=windows[0].stretches,
         cpu_seconds=_cpu_seconds(windows),
-        examples=_examples(windows),
+        examples=_known_by_all([each.examples for each in windows]),
         blocked_seconds=blocked if plan.rpc else None,
         counters=counters,
         recorded=_recorded(windows),
@@ -95,9 +94,9 @@ def _by_rank(plan: Plan, seen: Sequence[float]) -> tuple[float, ...] | None:
     return None if plan.command else tuple(seen)
 
 
-def _known_by_all(ranks: Sequence[T | None]) -> list[T] | None:
+def _known_by_all(ranks: Sequence[T | None]) -> tuple[T, ...] | None:
     """Return what ranks say; None if one does not know."""
-    known = [each for each in ranks if each is not None]
+    known = tuple(each for each in ranks if each is not None)
     return known if len(known) == len(ranks) else None
 
 
@@ -107,14 +106,6 @@ def _cpu_seconds(
     """Return the CPU time of each step by rank; None if a rank has none."""
     known = _known_by_all([each.cpu_ns for each in windows])
     return None if known is None else tuple(map(_seconds, known))
-
-
-def _examples(
-    windows: Windows,
-) -> RankCounts | None:
-    """Return the examples of each step by rank; None if a rank does not know."""
-    known = _known_by_all([each.examples for each in windows])
-    return None if known is None else tuple(known)
 
 
 def _stacks(windows: Windows) -> tuple[StackSamples, ...]:
