@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 
 from pytest_ddpperf.records import codec
 from pytest_ddpperf.records.messages import Resting
@@ -12,19 +13,18 @@ from pytest_ddpperf.records.samples import RankError
 from pytest_ddpperf.wire.channels import Kind, send_word, take_frames
 
 
+@dataclass(eq=False)
 class Peer:
-    def __init__(self, number: int, channel: socket.socket) -> None:
-        """`channel` does not block."""
-        self.number = number
-        self.channel = channel
-        self.pid = 0  # until it has started
-        self.result: bytes | None = None
-        self.resting: Resting | None = None  # what it said when it came to rest
-        self.error: RankError | None = None
-        self.done = False  # its clean-up is over
-        self.exited = False
-        self.silent = False  # its channel has ended
-        self._arrived = bytearray()
+    number: int
+    channel: socket.socket  # does not block
+    pid: int = 0  # until it has started
+    result: bytes | None = None
+    resting: Resting | None = None  # what it said when it came to rest
+    error: RankError | None = None
+    done: bool = False  # its clean-up is over
+    exited: bool = False
+    silent: bool = False  # its channel has ended
+    _arrived: bytearray = field(default_factory=bytearray)
 
     @property
     def settled(self) -> bool:
