@@ -65,6 +65,7 @@ _count = partial(
     Row, parser="count", allowed=(1,), metavar="N", ini="int", marker=True
 )
 _choice = partial(Row, default="auto", parser="choice", ini="string")
+_seconds = partial(Row, parser="seconds", metavar="S", ini="float", marker=True)
 _file = partial(Row, parser="file", metavar="PATH")
 _folder = partial(Row, parser="folder", metavar="DIR")
 
@@ -135,15 +136,11 @@ ROWS = (
     _count(
         "--ddp-steps", default="30", help="timed steps per launch, at least"
     ),
-    Row(
+    _seconds(
         "--ddp-min-time",
         name="min_seconds",
         default="1",
-        parser="seconds",
         allowed=(0.0,),
-        metavar="S",
-        ini="float",
-        marker=True,
         help="seconds of timed steps per launch, if --ddp-steps take less; 0: exactly --ddp-steps",
     ),
     _count(
@@ -190,14 +187,10 @@ ROWS = (
             " devices and for RPC"
         ),
     ),
-    Row(
+    _seconds(
         "--ddp-timeout",
         name="timeout_seconds",
         default="300",
-        parser="seconds",
-        metavar="S",
-        ini="float",
-        marker=True,
         help="seconds for one launch; waiting for a lock does not count",
     ),
     Row(
