@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass, field, replace
-from statistics import fmean, median
+from statistics import fmean
 from typing import Any
 
 from pytest_ddpperf.records.device import DeviceWork, Kernel
