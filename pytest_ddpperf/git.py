@@ -318,6 +318,14 @@ def all_ignored(top: Path) -> list[str]:
     return found
 
 
+def untracked_folders(top: Path) -> list[str]:
+    """Return the folders in the working tree of which git has no file, empty ones among them;
+    raises GitError."""
+    which = ("--others", "--exclude-standard", "--directory")
+    untracked = entries(git(top, "ls-files", *which, "-z"))
+    return [entry for entry in untracked if entry.endswith("/")]
+
+
 def last_change(top: Path, file: Path) -> str:
     """Return the last commit in this clone that changed a file; "" if there is none. Raises
     GitError."""

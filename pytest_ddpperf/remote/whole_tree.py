@@ -8,7 +8,7 @@ import re
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
@@ -165,17 +165,20 @@ def _has(folder: Path, commit: str) -> bool:
 
 
 def link_ignored(trees: Trees) -> list[Path]:
-    """Let the version's tree have the data that git ignores, but no code; return the links, and
-    folders of links. Raises GitError and OSError."""
+    """Let the version's tree have the data that git ignores, but no code, and empty folders; return
+    the links, and folders of links. Raises GitError and OSError."""
     links = []
     left = _TOO_MANY_FILES
-    for entry in git.all_ignored(Path(trees.current)):
+    top = Path(trees.current)
+    untracked = git.untracked_folders(top)
+    empty = [folder for folder in untracked if not _count_files(top / folder)]
+    for entry in (*git.all_ignored(top), *empty):
         there = Path(trees.base, entry)
         if there.name == "__pycache__" or is_code(entry):
             continue
         if there.parent.is_dir() and not os.path.lexists(there):
             links.append(there)
-            here = Path(trees.current, entry)
+            here = top / entry
             count = _count_files(here)
             if count < left:
                 left -= count
@@ -197,11 +200,31 @@ def _count_files(folder: Path) -> int:
 
 def _mirror(here: Path, there: Path) -> None:
     """Make a folder of links to what is in another: what walks along folders, as `os.walk`, goes
-    into no link to a folder."""
-    there.mkdir()
-    for entry in os.scandir(here):
+    into no link to a folder. It is as old as the other, and lists the same in the same order.
+
+    No hard links: of two, SQLite would damage a database."""
+    entries = [*os.scandir(here)]
+    _link(entries, there)
+    if os.listdir(there) != [entry.name for entry in entries]:
+        # some file systems list what was made last first
+        for made in [*os.scandir(there)]:
+            remove = (
+                os.rmdir if made.is_dir(follow_symlinks=False) else os.unlink
+            )
+            remove(made)
+        _link(entries[::-1], there)
+    for entry in entries:
         if entry.is_dir(follow_symlinks=False):
             _mirror(Path(entry), there / entry.name)
+    status = here.stat()
+    os.utime(there, ns=(status.st_atime_ns, status.st_mtime_ns))
+
+
+def _link(entries: Sequence[os.DirEntry[str]], there: Path) -> None:
+    there.mkdir(exist_ok=True)
+    for entry in entries:
+        if entry.is_dir(follow_symlinks=False):
+            (there / entry.name).mkdir()
         else:
             (there / entry.name).symlink_to(entry)
 

@@ -56,7 +56,7 @@ _LIBRARIES = (
 
 # What git ignores is behind a link in a worktree, and one side's folders may lie deeper: to resolve
 # the whole path of each file, or of each folder, would make that side slower.
-@lru_cache(1_000)
+@lru_cache(10_000)
 def _real_folder(path: str) -> str:
     """Return the path of a folder without links; what is above it has often been resolved."""
     return path if os.path.dirname(path) == path else _real_file(path)

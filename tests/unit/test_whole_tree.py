@@ -7,6 +7,7 @@ import hashlib
 import os
 import shutil
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -232,6 +233,58 @@ def test_large_ignored_folders_are_links_themselves(
         links = [each.name for each in tree.glob("data*") if each.is_symlink()]
         assert sorted(links) == ["data2", "data4"]
         assert len([*(tree / "data2").iterdir()]) == 4
+
+
+def test_folders_that_git_ignores_are_as_old_in_the_version(top: Path) -> None:
+    """So that code finds the same one to be the last."""
+    (top / ".gitignore").write_text("runs/*\n!runs/.gitkeep\n")
+    for age, name in enumerate(("run-b", "run-a", "run-c")):
+        folder = top / "runs" / name / "checkpoints"
+        folder.mkdir(parents=True)
+        (folder / "model.pt").write_text(name)
+        for each in (folder, folder.parent):
+            os.utime(each, (1e9 - age, 1e9 - age))
+    (top / "runs/.gitkeep").touch()
+    commit(top)
+    with Version(top, "HEAD") as tree:
+        for path in (top / "runs").rglob("*"):
+            there = tree / path.relative_to(top)
+            if path.name != ".gitkeep":
+                assert there.stat().st_mtime == path.stat().st_mtime
+
+
+def test_empty_folders_are_in_the_version_too(top: Path) -> None:
+    (top / "results/today").mkdir(parents=True)
+    (top / "src/debug").mkdir()
+    (top / "further").mkdir()
+    (top / "further/new.py").touch()
+    version = Version(top, "HEAD")
+    with version as tree:
+        assert (tree / "results/today").is_dir()
+        assert (tree / "src/debug").is_dir()
+        assert not (tree / "further").exists()
+        assert git(tree, "status", "--porcelain") == ""
+
+
+@pytest.mark.skipif(
+    not os.access("/dev/shm", os.W_OK), reason="there is no such tmpfs"
+)
+def test_a_folder_lists_the_same_in_the_same_order_where_the_last_comes_first() -> (
+    None
+):
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as name:
+        here, there = Path(name, "here"), Path(name, "there")
+        for number in (3, 1, 2):
+            (here / f"folder{number}").mkdir(parents=True)
+            (here / f"file{number}").touch()
+            for inner in (5, 4, 6):
+                (here / f"folder{number}/{inner}").touch()
+        whole_tree._mirror(here, there)
+        assert os.listdir(there) == os.listdir(here)
+        for number in (3, 1, 2):
+            inside = f"folder{number}"
+            assert os.listdir(there / inside) == os.listdir(here / inside)
+        assert (there / "file3").is_symlink()
 
 
 def test_what_only_the_version_has_although_git_ignores_it_is_named(
