@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import gc
 import resource
+import sys
 import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
@@ -131,16 +132,22 @@ class CollectorClock:
     def __init__(self) -> None:
         self._ns = 0
         self._began = 0
+        self._callback: Callable[[str, object], None] = self._collect
+        # A collection may begin in code that torch.compile leaves to Python. There it would compile
+        # the callback, too, and the window would be unfit. Not imported here: it costs a second.
+        if "torch._dynamo" in sys.modules:
+            compiler: Any = torch.compiler
+            self._callback = compiler.disable(self._collect)
 
     def start(self) -> None:
         self._began = time.monotonic_ns()  # of a collection that runs now
-        gc.callbacks.append(self._collect)
+        gc.callbacks.append(self._callback)
 
     def stop(self) -> int:
         """Return the time so far, in nanoseconds."""
         # unless a step cleared them
         with suppress(ValueError):
-            gc.callbacks.remove(self._collect)
+            gc.callbacks.remove(self._callback)
         return self._ns
 
     def _collect(self, phase: str, info: object) -> None:

@@ -286,7 +286,7 @@ class Sent:
             seen = None if unhooked else self._hooked
         elif self._recorded is None:
             self.problems.append(
-                f"{SENT_IS} unknown: torch's flight recorder is off (torch 2.6 has none on Gloo)"
+                f"{SENT_IS} unknown: torch's flight recorder is off (Gloo has it from torch 2.8 on)"
             )
         if self._is_hidden or self.problems:
             seen = None

@@ -614,6 +614,7 @@ while True:
     assert samples.recorded["loss"] == ((2.0,) * 6,) * 2
 
 
+@NEEDS_RECORDER
 def test_the_last_update_of_an_epoch_of_a_trainer_is_left_out(
     programs: Programs, tmp_path: Path
 ) -> None:

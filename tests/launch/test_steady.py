@@ -3,6 +3,7 @@ never by times."""
 
 from __future__ import annotations
 
+import gc
 import itertools
 import logging
 import time
@@ -107,6 +108,27 @@ def test_a_recompilation_in_the_window_is_told_with_its_step(
     setup = compiling({5}, rank=1, fullgraph=fullgraph)
     samples = bench.measure(setup, warmup=2, steps=4)
     assert samples.unfit == "rank 1 recompiled at step 3: raise --ddp-warmup"
+
+
+def test_a_collection_in_what_torch_compile_leaves_to_python_is_no_compilation(
+    bench: Bench,
+) -> None:
+    def setup(ctx: Any) -> Any:
+        def add(x: torch.Tensor) -> torch.Tensor:
+            x = x + 1
+            gc.collect()
+            return x + 1
+
+        compiled = torch.compile(add, backend="eager")
+
+        def step() -> None:
+            dist.all_reduce(compiled(torch.ones(2)))
+
+        return step
+
+    samples = bench.measure(setup, warmup=4, steps=4)
+    assert samples.unfit == ""
+    assert all(samples.collector_seconds or ())
 
 
 @pytest.mark.parametrize("logged", [True, False])
