@@ -20,7 +20,9 @@ _FIRST_TEST = '''\
 This test builds the step itself. To time a program as it is:
 - a program that torchrun starts, or could start (its launcher only sets RANK and the like):
   ddp_benchmark.script("train.py", args=["--lr=0.1"])
-- a program that needs its own launcher; this takes much longer to compare:
+- one whose launcher sets variables with other names: set them in a function, and call
+  ddp_benchmark.loop(main)
+- one that only its own launcher can start; this takes much longer to compare:
   ddp_benchmark.command(["python", "launch.py"])
 The page "Programs that own their loop" of the documentation describes both.
 """
@@ -79,10 +81,15 @@ def _init(arguments: argparse.Namespace) -> int:
             contents[file.relative_to(recipe)] = file.read_text("utf-8")
     for path, content in contents.items():
         if os.path.lexists(path):
-            lines.append(f"kept   {path}: it exists")
+            same = path.is_file() and path.read_bytes() == content.encode()
+            but = "" if same else ", with other content"
+            lines.append(f"kept   {path}: it exists{but}")
         else:
             console.write(path, content)
             lines.append(f"wrote  {path}")
-    lines.append(f"next   change what is marked `adapt`, then: pytest {_TESTS}")
+    if arguments.ci is not None and not os.path.lexists(".git"):
+        lines.append("note   services read this at the top of a git repository")
+    command = f"python -m pytest {_TESTS}"
+    lines.append(f"next   change what is marked `adapt`, then: {command}")
     console.say(lines)
     return console.OK

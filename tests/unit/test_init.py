@@ -18,6 +18,10 @@ FILES = {
         ".github/workflows/perf-comment.yml",
         ".github/workflows/perf.yml",
     ],
+    "github-cpu": [
+        ".github/workflows/perf-comment.yml",
+        ".github/workflows/perf.yml",
+    ],
     "github-main": [
         ".github/workflows/perf-history.yml",
         ".github/workflows/perf-main.yml",
@@ -27,12 +31,13 @@ FILES = {
     "slurm": ["perf.sbatch"],
 }
 FIRST = "tests/perf/test_train_step.py"
-NEXT = "next   change what is marked `adapt`, then: pytest tests/perf"
+NEXT = "next   change what is marked `adapt`, then: python -m pytest tests/perf"
 
 
 @pytest.fixture(autouse=True)
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
+    (tmp_path / ".git").mkdir()
     return tmp_path
 
 
@@ -54,6 +59,7 @@ def test_it_writes_a_first_test_and_says_what_comes_next(
     assert "def test_train_step(ddp_benchmark):" in first
     # how a program is timed, for who has no step to call
     assert "ddp_benchmark.script(" in first
+    assert "ddp_benchmark.loop(" in first
     assert "ddp_benchmark.command(" in first
     assert [path for path in project.rglob("*") if path.is_file()] == [
         project / FIRST
@@ -87,14 +93,33 @@ def test_what_exists_stays_as_it_is(
     other.write_text("")
     assert lines_of(capsys, "--ci=github") == [
         "kept   tests/perf: it has tests",
-        f"kept   {dangling}: it exists",
-        f"kept   {mine}: it exists",
+        f"kept   {dangling}: it exists, with other content",
+        f"kept   {mine}: it exists, with other content",
         NEXT,
     ]
     assert mine.read_text() == "mine"
     assert dangling.is_symlink()
     assert not dangling.exists()
     assert not Path(FIRST).exists()
+
+
+def test_a_second_call_keeps_all_that_the_first_wrote(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    lines_of(capsys, "--ci=gitlab")
+    assert lines_of(capsys, "--ci=gitlab") == [
+        "kept   tests/perf: it has tests",
+        "kept   .gitlab/perf.yml: it exists",
+        NEXT,
+    ]
+
+
+def test_a_recipe_outside_of_the_top_of_a_repository_is_noted(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (project / ".git").rmdir()
+    *_, note, _ = lines_of(capsys, "--ci=jenkins")
+    assert note == "note   services read this at the top of a git repository"
 
 
 def test_a_file_that_cannot_be_written_is_named(
@@ -150,7 +175,9 @@ def test_workflows_can_be_read_and_find_each_other(service: str) -> None:
 
 def test_the_job_of_gitlab_can_be_read() -> None:
     job = recipe("gitlab/.gitlab/perf.yml")["perf"]
-    assert job["script"][1].startswith("pytest tests/perf --ddp-world-size 8 ")
+    assert job["script"][1].startswith(
+        "python -m pytest tests/perf --ddp-world-size 8 "
+    )
     assert job["artifacts"]["reports"]["junit"] in job["script"][1]
 
 
