@@ -12,6 +12,7 @@ from pytest_ddpperf import text
 from pytest_ddpperf.compare.job import Job
 from pytest_ddpperf.compare.packages import distributions
 from pytest_ddpperf.compare.rounds import (
+    SILENT,
     Launches,
     Rounds,
     baseline_launches,
@@ -317,7 +318,10 @@ class Measured:
                 "measured one launch after the other: the ranks are on several nodes"
             )
         there = baseline_launches(self.rounds)
+        version = self.other.version
+        # a reference may be without communication on purpose
+        said = {*own, SILENT} if version.is_reference else {*own}
         for note in find_notes(there, self.other.job.plan, advise=advise):
-            if note not in own:
-                notes.append(f"{self.other.version}: {note}")
+            if note not in said:
+                notes.append(f"{version}: {note}")
         return (*notes, *self.further_notes)

@@ -95,6 +95,7 @@ def find_doubts(launches: Launches) -> dict[str, str]:
     return found
 
 
+SILENT = "no collective in a step: is the model wrapped in DDP?"
 # The clock and the loop take 1.5 to 3 us a step.
 _TINY_SECONDS = 20e-6
 
@@ -112,7 +113,8 @@ def find_notes(
     if plan.command:
         notes.append(
             "its ranks are its own: their steps, phases, counters and device time are unknown"
-            " (ddp_benchmark.script measures them, if torchrun could start the program)"
+            " (ddp_benchmark.script measures them, if torchrun could start the program, and"
+            " ddp_benchmark.loop, if it reads other variables)"
         )
     unfit = [launch.unfit for launch in launches if launch.unfit]
     if unfit:
@@ -124,7 +126,7 @@ def find_notes(
             f" {unsettled.unsettled}"
         )
     if all(launch.is_silent for launch in launches):
-        notes.append("no collective in a step: is the model wrapped in DDP?")
+        notes.append(SILENT)
     typical = median(median(launch.step_seconds) for launch in launches)
     if plan.collective is None and typical < _TINY_SECONDS:
         notes.append(

@@ -271,7 +271,7 @@ class Diagnosis:
         first cause."""
         remedy = (
             "give the program of one rank, which runs as under torchrun, with RANK and "
-            "WORLD_SIZE"
+            "WORLD_SIZE; with other variables, set them in ddp_benchmark.loop"
         )
         summary = (
             f"the program starts ranks itself, {size} processes that form a group of their own:"
