@@ -183,6 +183,8 @@ def _check_own(item: object, metric: str) -> None:
     mistake."""
     name, percentile = split_name(metric)
     guess = _guess(metric, _METRICS, _MISTAKE)
+    if metric == "median":
+        guess = _guess("p50", _METRICS)
     if guess or why_no_figure(name):
         guess = guess or _guess(metric, _METRICS) or f": {_LIMIT_FORM}"
         raise Refused(item, f"unknown metric {metric}{guess}")

@@ -73,8 +73,8 @@ class Watcher(Observer):
             self._next_launch *= 2
             minutes = seconds / max(launch, 1) * (launches - launch) / 60
             self._report(
-                f"launch {launch + 1} of {launches} begins after {seconds:.0f} s, about"
-                f" {minutes:.0f} min left"
+                f"{seconds:.0f} s so far: launch {launch + 1} of {launches} begins, about"
+                f" {minutes:.0f} min left, more if the verdict is open then"
             )
 
     @property
