@@ -69,9 +69,11 @@ class Watcher(Observer):
         self._waits_since = 0.0
         self._launch_began = time.monotonic()
         seconds = self._launch_began - self._began
-        if self._writer is None and seconds >= self._next_launch:
+        is_due = launch > 0 and seconds >= self._next_launch
+        if self._writer is None and is_due:
             self._next_launch *= 2
-            minutes = seconds / max(launch, 1) * (launches - launch) / 60
+            taken = seconds - sum(self._waits.values())
+            minutes = taken / launch * (launches - launch) / 60
             self._report(
                 f"{seconds:.0f} s so far: launch {launch + 1} of {launches} begins, about"
                 f" {minutes:.0f} min left, more if the verdict is open then"

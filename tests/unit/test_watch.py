@@ -96,6 +96,9 @@ def test_measures(request, monkeypatch):
     clock = [100.0]
     monkeypatch.setattr(watch.time, "monotonic", lambda: clock[0])
     watcher = watch.Watcher(request.config, warmup=1)
+    if WAITED:  # for another run, before the first launch
+        watcher._waits[clock[0]] = WAITED
+        clock[0] += WAITED
     for launch in range(12):
         watcher.begin(launch, 12)
         clock[0] += 25
@@ -106,13 +109,24 @@ def test_measures(request, monkeypatch):
 def test_without_a_terminal_a_long_measurement_says_rarely_how_far_it_is(
     pytester: pytest.Pytester,
 ) -> None:
-    pytester.makepyfile(test_measures=MEASURES)
+    pytester.makepyfile(test_measures=MEASURES.replace("WAITED", "0"))
     result = pytester.runpytest_subprocess(*ARGUMENTS)
     assert [text for text in result.outlines if "launch" in text] == [
         "75 s so far: launch 4 of 12 begins, about 4 min left, more if the verdict is open then",
         "125 s so far: launch 6 of 12 begins, about 3 min left, more if the verdict is open then",
         "250 s so far: launch 11 of 12 begins, about 1 min left, more if the verdict is open then",
     ]
+
+
+def test_a_wait_for_other_runs_is_no_part_of_what_is_left(
+    pytester: pytest.Pytester,
+) -> None:
+    pytester.makepyfile(test_measures=MEASURES.replace("WAITED", "300"))
+    result = pytester.runpytest_subprocess(*ARGUMENTS)
+    first, *_ = [text for text in result.outlines if "launch" in text]
+    assert first.startswith(
+        "325 s so far: launch 2 of 12 begins, about 5 min left"
+    )
 
 
 @pytest.mark.parametrize("terminal", ["xterm", "dumb"])
