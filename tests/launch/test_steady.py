@@ -128,7 +128,8 @@ def test_a_collection_in_what_torch_compile_leaves_to_python_is_no_compilation(
 
     samples = bench.measure(setup, warmup=4, steps=4)
     assert samples.unfit == ""
-    assert all(samples.collector_seconds or ())
+    assert samples.collector_seconds is not None
+    assert min(samples.collector_seconds) > 0
 
 
 @pytest.mark.parametrize("logged", [True, False])

@@ -172,6 +172,14 @@ def test_another_version_is_named_with_the_files_that_differ() -> None:
     assert "- `against origin/main (1a2b3c4)`\n" in reported
 
 
+def test_the_column_of_commands_has_wall_times() -> None:
+    red = outcome(verdict(Status.REGRESSED))
+    assert "| result | test | p50: before -> now |" in report(red)
+    plan = replace(red.plan, command=True)
+    reported = report(replace(red, plan=plan))
+    assert "| result | test | wall: before -> now |" in reported
+
+
 def test_the_recipe_for_comments_looks_for_the_marker() -> None:
     recipe = (
         Path(init.__file__).with_name("recipes")

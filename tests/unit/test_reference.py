@@ -15,6 +15,7 @@ from pytest_ddpperf.baseline import Store
 from pytest_ddpperf.cli import comparisons
 from pytest_ddpperf.cli.console import UsageError
 from pytest_ddpperf.compare.result import Measured
+from pytest_ddpperf.compare.rounds import SILENT
 from pytest_ddpperf.compare.run import carry_out
 from pytest_ddpperf.launch import Launcher, Observer
 from pytest_ddpperf.plugin.arguments import Reference, read_reference
@@ -51,6 +52,24 @@ def compared(
 
     launcher: Any = SimpleNamespace(measure=measure)
     return carry_out(own, launcher, Store(Path("/none")), Observer())
+
+
+@pytest.mark.parametrize(
+    ("silent", "notes"),
+    [("plain", 0), ("wrapped", 1), ("plain wrapped", 1)],
+)
+def test_a_reference_that_sends_nothing_is_no_note(
+    silent: str, notes: int
+) -> None:
+    def launch(name: str) -> Launch:
+        def measured(plan: Plan) -> LaunchSamples:
+            return replace(lasting(0.02)(plan), is_silent=name in silent)
+
+        return measured
+
+    found = compared(launch("wrapped"), launch("plain")).notes(Path("/"))
+    assert [*found].count(SILENT) == notes
+    assert sum(SILENT in note for note in found) == notes
 
 
 def outcome_of(found: Measured) -> Outcome:
