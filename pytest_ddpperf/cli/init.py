@@ -14,8 +14,7 @@ _RECIPES = Path(__file__).with_name("recipes")
 
 _TESTS = Path("tests/perf")
 _FIRST_TEST = '''\
-"""How long a training step takes, on real ranks: pytest tests/perf
-(it finds modules of yours that are installed, or with `pythonpath = .` in pytest.ini)
+"""How long a training step takes, on real ranks: python -m pytest tests/perf
 
 This test builds the step itself. To time a program as it is:
 - a program that torchrun starts, or could start (its launcher only sets RANK and the like):
@@ -24,7 +23,7 @@ This test builds the step itself. To time a program as it is:
   ddp_benchmark.loop(main)
 - one that only its own launcher can start; this takes much longer to compare:
   ddp_benchmark.command(["python", "launch.py"])
-The page "Programs that own their loop" of the documentation describes both.
+The page "Programs that own their loop" of the documentation describes them.
 """
 
 import torch
