@@ -80,7 +80,7 @@ def git(
 
 
 def entries(said: str) -> list[str]:
-    """Return what git ended with a zero byte each, as it does with -z."""
+    """Return the entries that git printed with -z: each ends with a zero byte."""
     return said.split("\0")[:-1]
 
 
@@ -319,8 +319,8 @@ def all_ignored(top: Path) -> list[str]:
 
 
 def untracked_folders(top: Path) -> list[str]:
-    """Return the folders in the working tree of which git has no file, empty ones among them;
-    raises GitError."""
+    """Return the folders in the working tree in which git tracks no file, empty ones, too; raises
+    GitError."""
     which = ("--others", "--exclude-standard", "--directory")
     untracked = entries(git(top, "ls-files", *which, "-z"))
     return [entry for entry in untracked if entry.endswith("/")]

@@ -41,7 +41,7 @@ def main(descriptor: int, fields: codec.Json) -> NoReturn:
     failure = fork_server.import_modules(PRELOAD)
     fork_server.keep_shared()
     signals = fork_server.Signals()
-    # what a rank server does, which only reports a failure
+    # for each rank server; if the imports failed, it only reports that
     serve = partial(fork_server.serve, template=os.getpid(), failure=failure)
     servers: set[int] = set()  # pids
     try:

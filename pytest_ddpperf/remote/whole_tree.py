@@ -202,11 +202,11 @@ def _mirror(here: Path, there: Path) -> None:
     """Make a folder of links to what is in another: what walks along folders, as `os.walk`, goes
     into no link to a folder. It is as old as the other, and lists the same in the same order.
 
-    No hard links: of two, SQLite would damage a database."""
+    No hard links: SQLite can damage a database that has two."""
     entries = [*os.scandir(here)]
     _link(entries, there)
     if os.listdir(there) != [entry.name for entry in entries]:
-        # some file systems list what was made last first
+        # some file systems list the newest first
         for made in [*os.scandir(there)]:
             remove = (
                 os.rmdir if made.is_dir(follow_symlinks=False) else os.unlink
