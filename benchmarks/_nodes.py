@@ -48,7 +48,7 @@ class Ended(NamedTuple):
 
 
 class Nodes:
-    """The namespaces; `pytest` runs one on each of them, started by torchrun's agents."""
+    """The namespaces; `run` starts a process on each of them, by torchrun's agents."""
 
     def __init__(self, folder: Path, names: list[str], ahead_seconds: int):
         self._folder, self._names = folder, names
@@ -56,6 +56,12 @@ class Nodes:
 
     def pytest(self, *arguments: str, cwd: Path) -> list[Ended]:
         """Run pytest over all nodes, and return how it ended on each."""
+        without = ("randomly", "benchmark", "cacheprovider")
+        options = [f"-pno:{name}" for name in without]
+        return self.run("pytest", *options, *arguments, cwd=cwd)
+
+    def run(self, *arguments: str, cwd: Path) -> list[Ended]:
+        """Run a module over all nodes, and return how it ended on each."""
         with ExitStack() as closing:
             # the processes end before their logs are closed
             logs = [
@@ -90,9 +96,7 @@ class Nodes:
             *(sys.executable, "-m", "torch.distributed.run"),
             *("--nnodes", str(len(self._names)), "--nproc-per-node", "1"),
             *("--node-rank", str(node), "--master-addr", _address(0)),
-            *("--master-port", str(_PORT), "-m", "pytest"),
-            *("-p", "no:randomly", "-p", "no:benchmark"),
-            *("-p", "no:cacheprovider", *arguments),
+            *("--master-port", str(_PORT), "-m", *arguments),
         ]
         return subprocess.Popen(
             [

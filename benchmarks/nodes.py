@@ -8,10 +8,11 @@ cores, and a clock 1,000 s ahead of the one before. A repository has two commits
 a comment ("unchanged"), or its step computes 20 % more ("slower"). Both are compared by
 --ddp-against HEAD~1, as a step of DDP (the kinds "unchanged" and "slower"), and as a script that
 owns its loop ("program"). "stored": the first commit is saved as a baseline over all nodes, and the
-second is compared with that; suspicions are confirmed on the first one's code.
+second is compared with that; suspicions are confirmed on the first one's code. "bisect": of eight
+commits, one has the slower step, and `ddpperf bisect` searches for it.
 
-Unchanged code must not fail, and slower code must be REGRESSED. Each measurement is a line of the
-results file, and a run goes on where the last one ended.
+Unchanged code must not fail, slower code must be REGRESSED, and the slower commit found. Each
+measurement is a line of the results file, and a run goes on where the last one ended.
 """
 
 from __future__ import annotations
@@ -44,10 +45,12 @@ KINDS = {
     "slower": (("against", "slower"),),
     "program": (("program", "unchanged"), ("program", "slower")),
     "stored": (("stored", "unchanged"), ("stored", "slower")),
+    "bisect": (("bisect", "slower"),),
 }
 # Most of a step is these rounds, so that 20 % more of them are nearly 20 % of a step.
 WORK = "ROUNDS = {rounds}  # {comment}\n"
 ROUNDS, SLOWER_ROUNDS = 50, 60
+COMMITS, SLOWER_FROM = 8, 4  # of a search
 TRAINING = """
 import torch
 from torch.nn.parallel import DistributedDataParallel
@@ -171,7 +174,8 @@ def outcome(cell: Cell) -> Row:
         project = Project(Path(folder))
         project.commit(ROUNDS, "a comment")
         with nodes(project.folder, cell.nodes) as over:
-            row = compared(project, over, cell)
+            how = searched if cell.way == "bisect" else compared
+            row = how(project, over, cell)
         left = project.left()
     return {**row, "left": left, "seconds": round(time.monotonic() - began, 1)}
 
@@ -205,6 +209,24 @@ def compared(project: Project, over: Nodes, cell: Cell) -> Row:
         "notes": measured["notes"],
         "output": "",
     }
+
+
+def searched(project: Project, over: Nodes, cell: Cell) -> Row:
+    """Search for the slower one of several commits."""
+    for number in range(1, COMMITS):
+        is_slower = number >= SLOWER_FROM
+        rounds = SLOWER_ROUNDS if is_slower else ROUNDS
+        project.commit(rounds, f"commit {number}")
+    ended = project.bisect(over, cell, COMMITS - 1)
+    if not project.reported.exists():
+        return failed(ended)
+    answer = json.loads(project.reported.read_text())
+    found = [each["subject"] for each in answer["found"]]
+    row = failed(ended)
+    if found == [f"commit {SLOWER_FROM}"]:
+        row.update(status="REGRESSED", output="")
+    row["red"] = any(node.status != 0 for node in ended)
+    return row
 
 
 def failed(ended: Sequence[Ended]) -> Row:
@@ -248,12 +270,17 @@ class Project:
         self._git("commit", "--quiet", "--message", comment)
 
     def pytest(self, over: Nodes, cell: Cell, *options: str) -> list[Ended]:
-        test = "test_program" if cell.way == "program" else "test_step"
-        return over.pytest(
-            "--ddp-backend=gloo",
-            f"--ddp-world-size={cell.nodes}",
-            *options,
-            f"tests/test_nodes.py::{test}",
+        name = "test_program" if cell.way == "program" else "test_step"
+        ranks = _ranks(cell)
+        return over.pytest(*ranks, *options, _test(name), cwd=self._top)
+
+    def bisect(self, over: Nodes, cell: Cell, commits: int) -> list[Ended]:
+        """Search the last commits."""
+        return over.run(
+            *("pytest_ddpperf", "bisect", _test("test_step")),
+            f"--good=HEAD~{commits}",
+            f"--json={self.reported}",
+            *("--", "-pno:randomly", "-pno:benchmark", *_ranks(cell)),
             cwd=self._top,
         )
 
@@ -272,6 +299,14 @@ class Project:
             command, check=True, capture_output=True, text=True
         )
         return ended.stdout
+
+
+def _ranks(cell: Cell) -> list[str]:
+    return ["--ddp-backend=gloo", f"--ddp-world-size={cell.nodes}"]
+
+
+def _test(name: str) -> str:
+    return f"tests/test_nodes.py::{name}"
 
 
 # --- the table

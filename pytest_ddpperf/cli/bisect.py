@@ -29,14 +29,17 @@ from pytest_ddpperf.cli.comparisons import (
     Runs,
     compare,
     difference,
+    follow,
     key_of,
     progress,
 )
 from pytest_ddpperf.history import bisection, entries
 from pytest_ddpperf.records import codec
+from pytest_ddpperf.records.errors import DdpPerfError
 from pytest_ddpperf.records.outcome import Outcome
 from pytest_ddpperf.records.plan import Limit
 from pytest_ddpperf.records.samples import Comparison, Facts, Recording, Status
+from pytest_ddpperf.remote.torchrun import Role, role
 from pytest_ddpperf.verdict import observed, stats
 from pytest_ddpperf.wire.variables import concealed
 
@@ -108,25 +111,28 @@ def add_parser(subparsers: Any) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    if os.environ.get("GROUP_WORLD_SIZE", "1") != "1":
-        raise console.UsageError(
-            "bisect does not run over several nodes: let torchrun start pytest, and compare with"
-            " one commit at a time by --ddp-against"
-        )
+    place = _place(arguments)
     # so that it ends the pytest that it started
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    runs = Runs(arguments.test, arguments.options)
+    if place is not None and not place.leads:
+        if place.follows:
+            follow(arguments.test, arguments.options, place)
+        return console.OK
+    runs = Runs(arguments.test, arguments.options, place)
     search = _of_facts if arguments.facts else _of_commits
     try:
         answer = search(arguments, runs)
-    except console.UsageError:
-        # what stands in the way may be outside the repository, and soon be otherwise
-        runs.forget()
-        raise
     except KeyboardInterrupt:
         progress("")
         console.complain("interrupted: the same command goes on from here")
         raise
+    except DdpPerfError as error:
+        runs.end_nodes()
+        # what stands in the way may be outside the repository, and soon be otherwise
+        if isinstance(error, console.UsageError):
+            runs.forget()
+        raise
+    runs.end_nodes()
     progress("")
     console.say(answer.lines)
     if arguments.json is not None:
@@ -135,6 +141,20 @@ def _run(arguments: argparse.Namespace) -> int:
         )
     runs.forget()
     return console.OK if answer.found else console.NAMED_VERDICT
+
+
+def _place(arguments: argparse.Namespace) -> Role | None:
+    """Return the place among several nodes, if torchrun started this process on each; raises
+    UsageError and NodesError."""
+    place = role(os.environ)
+    is_alone = os.environ.get("SLURM_STEP_NUM_TASKS", "1") == "1"
+    if not (is_alone if place is None else place.hosted):
+        raise console.UsageError(
+            "over several nodes, start bisect by torchrun, whose store stays between comparisons"
+        )
+    if place is not None and arguments.facts:
+        raise console.UsageError("--facts does not run over several nodes")
+    return place
 
 
 class Answer(NamedTuple):

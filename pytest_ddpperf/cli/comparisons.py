@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
+import json
 import os
 import shlex
 import shutil
@@ -11,21 +13,27 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, suppress
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from typing import IO
 
 from pytest_ddpperf import git, text
 from pytest_ddpperf.cli import console
 from pytest_ddpperf.history.bisection import SAME
-from pytest_ddpperf.records.errors import NOTHING_DIFFERS
+from pytest_ddpperf.records.errors import NOTHING_DIFFERS, NodesError
 from pytest_ddpperf.records.outcome import Outcome
 from pytest_ddpperf.records.plan import Limit
 from pytest_ddpperf.records.samples import Comparison
+from pytest_ddpperf.remote.process import START_SECONDS
+from pytest_ddpperf.remote.torchrun import MEETING, Role, TorchrunStore
 from pytest_ddpperf.report import json_report, sentences
 from pytest_ddpperf.verdict import observed, stats
 from pytest_ddpperf.version import __version__
+
+_END_SECONDS = 60.0  # for the other nodes to hear that the search is over
 
 
 def progress(words: str) -> None:
@@ -54,10 +62,13 @@ class Runs:
     Their reports are kept in the user's cache until there is an answer, so that the same command
     goes on after it was interrupted."""
 
-    def __init__(self, test: str, options: Sequence[str]) -> None:
-        """Raises GitError."""
+    def __init__(
+        self, test: str, options: Sequence[str], place: Role | None = None
+    ) -> None:
+        """`place` is this node's among several. Raises GitError."""
         self.top = git.top_level(Path.cwd())
         self._test, self._options = test, tuple(options)
+        self._meetings = _meetings(place) if place else None
         cache = (
             Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
             / "pytest-ddpperf"
@@ -102,31 +113,12 @@ class Runs:
             f"--ddp-json={new}",
             "--ddp-confirm=never",
         )
-        command = [
-            sys.executable,
-            "-m",
-            "pytest",
-            self._test,
-            *ours,
-            *asked,
-            *self._options,
-        ]
+        command = _command(self._test, *ours, *asked, *self._options)
+        variables = {}
+        if self._meetings:
+            variables["TORCHELASTIC_RUN_ID"] = next(self._meetings).run
         with self._output.open("w") as file:
-            # A session of its own, so that Ctrl-C ends it once, and it can remove what it made.
-            process = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=file,
-                stderr=file,
-                start_new_session=True,
-                preexec_fn=console.end_with_us(),
-            )
-            try:
-                process.wait()
-            except BaseException:
-                process.send_signal(signal.SIGINT)
-                process.wait()
-                raise
+            _run(command, variables, file)
         if not new.exists():
             raise console.UsageError(
                 f"{shlex.join(command)}\n{chr(10).join(self.output())}"
@@ -144,6 +136,63 @@ class Runs:
     def forget(self) -> None:
         """Remove the reports."""
         shutil.rmtree(self.folder, ignore_errors=True)
+
+    def end_nodes(self) -> None:
+        """Let the other nodes end, if there are any."""
+        if self._meetings:
+            meeting = next(self._meetings)
+            # one that is gone hears nothing, and does not change the answer
+            with (
+                suppress(NodesError),
+                closing(TorchrunStore(meeting, _END_SECONDS, {})) as store,
+            ):
+                store.answer()
+
+
+def follow(test: str, options: Sequence[str], place: Role) -> None:
+    """Run pytest on this node whenever the first one does, until that has an answer. Raises
+    GitError, as the first one does, and NodesError."""
+    git.top_level(Path.cwd())
+    for meeting in _meetings(place):
+        with closing(TorchrunStore(meeting, START_SECONDS)) as store:
+            found = store.answer()["found"]
+        if not found:
+            return
+        variables = {MEETING: json.dumps(found)}
+        _run(_command(test, "-q", *options), variables)
+
+
+def _meetings(place: Role) -> Iterator[Role]:
+    """Yield the place in each comparison. Each has an id of its own in torchrun's store."""
+    for number in itertools.count():
+        yield replace(place, run=f"{place.run}-{number}")
+
+
+def _command(test: str, *options: str) -> list[str]:
+    return [sys.executable, "-m", "pytest", test, *options]
+
+
+def _run(
+    command: Sequence[str],
+    variables: Mapping[str, str],
+    output: IO[str] | None = None,
+) -> None:
+    # A session of its own, so that Ctrl-C ends it once, and it can remove what it made.
+    process = subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=output,
+        start_new_session=True,
+        env={**os.environ, **variables},
+        preexec_fn=console.end_with_us(),
+    )
+    try:
+        process.wait()
+    except BaseException:
+        process.send_signal(signal.SIGINT)
+        process.wait()
+        raise
 
 
 def _digest(*words: str) -> str:

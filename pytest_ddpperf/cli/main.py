@@ -17,6 +17,7 @@ _NAMED = (
     errors.FileError,
     errors.GitError,
     errors.MissingExtraError,
+    errors.NodesError,
     errors.OptionError,
 )
 _USERS = (console.UsageError, *_NAMED)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import platform
+import re
 import shlex
 import signal
 import sys
@@ -32,8 +34,19 @@ from pytest_ddpperf.remote.nodes import (
     describe_node,
 )
 from pytest_ddpperf.remote.process import START_SECONDS
-from pytest_ddpperf.remote.torchrun import Role, TorchrunStore, join_step, role
-from pytest_ddpperf.remote.version import BaseSide, Invocation, spelt_out
+from pytest_ddpperf.remote.torchrun import (
+    MEETING,
+    Role,
+    TorchrunStore,
+    join_step,
+    role,
+)
+from pytest_ddpperf.remote.version import (
+    BaseSide,
+    Invocation,
+    remote_arguments,
+    spelt_out,
+)
 from pytest_ddpperf.version import __version__
 from pytest_ddpperf.wire.boot import die_with_parent
 from pytest_ddpperf.wire.channels import Lines
@@ -141,6 +154,14 @@ def seed(config: pytest.Config) -> list[str]:
     return [f"--randomly-seed={number}"] if isinstance(number, int) else []
 
 
+def for_nodes(config: pytest.Config) -> list[str]:
+    """Return the options that the pytests of other nodes get from this one: a seed, and settings,
+    for `ddpperf bisect` has those of a comparison on the first node only."""
+    words = map(str, config.invocation_params.args)
+    given = [word for word in words if re.match("--ddp-.*=", word)]
+    return [*seed(config), *remote_arguments(given, ())]
+
+
 # Options with which pytest prints something and runs no test, on each node for itself.
 _PRINTS_ONLY = """
     help version markers showfixtures show_fixtures_per_test cacheshow
@@ -219,8 +240,11 @@ def _work_for_leader(config: pytest.Config, found: Role) -> int:
     settings = read_settings(config)
     # the first node may begin later by as much
     seconds = max(START_SECONDS, settings.timeout_seconds)
-    with closing(TorchrunStore(found, seconds)) as store:
-        reported = store.answer()["found"]
+    if MEETING in os.environ:
+        reported = json.loads(os.environ[MEETING])
+    else:
+        with closing(TorchrunStore(found, seconds)) as store:
+            reported = store.answer()["found"]
     key = (os.environ.get(rendezvous.VARIABLE) or reported["secret"]).encode()
     where = f"{reported['address']}, port {reported['port']}"
 

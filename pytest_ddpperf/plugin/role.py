@@ -294,7 +294,7 @@ class LeadsNodes(PytestRole):
     def start(self, run: PytestProcess) -> None:
         from pytest_ddpperf.plugin import remote
 
-        self.other_nodes.start(remote.seed(run.config))
+        self.other_nodes.start(remote.for_nodes(run.config))
         self.own.start(run)
 
     def await_others(self, run: PytestProcess) -> None:

@@ -141,7 +141,7 @@ def main(descriptor: int, start: Json) -> NoReturn:
         store = None
     while control.receive() is not None:
         pass
-    if start["tell"] is not None and store is not None:
+    if start["tell"] and store is not None:
         with suppress(Exception):  # it may be gone, and nobody asks
             # a second pytest of the same run would find the first one
             store.delete_key(start["key"])
@@ -161,9 +161,17 @@ def _asked(start: Json) -> tuple[Any, Json]:
         store = _tcp_store(start["address"], start["port"], timeout=timeout)
     if start["tell"] is not None:
         store.set(start["key"], json.dumps(start["tell"]))
+        if not start["tell"]:
+            heard = [
+                f"{start['key']}/{node}" for node in range(1, start["nodes"])
+            ]
+            store.wait(heard, timeout)
         return store, {"set": True}
     store.wait([start["key"]], timeout)
-    return store, {"found": json.loads(store.get(start["key"]))}
+    found = json.loads(store.get(start["key"]))
+    if not found:
+        store.set(f"{start['key']}/{start['node']}", "")
+    return store, {"found": found}
 
 
 # The timeouts of process group and RPC must not fire before ours, which dumps every rank's stack

@@ -176,7 +176,13 @@ class Machines:
         self._closing.callback(_end, process)
         return Node(process, written)
 
-    def torchrun(self, node: int, *arguments: str) -> Node:
+    def torchrun(
+        self,
+        node: int,
+        *arguments: str,
+        module: Sequence[str] = ("pytest", *SMALL),
+        variables: Mapping[str, str] | None = None,
+    ) -> Node:
         static = (
             "--node-rank",
             str(node),
@@ -194,9 +200,8 @@ class Machines:
             "--nproc-per-node",
             "1",
         )
-        return self.start(
-            node, [*launcher, *static, "-m", "pytest", *SMALL, *arguments]
-        )
+        command = [*launcher, *static, "-m", *module, *arguments]
+        return self.start(node, command, variables)
 
     def pytest(
         self,

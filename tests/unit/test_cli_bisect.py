@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,7 +17,7 @@ from pytest_ddpperf.baseline import Store
 from pytest_ddpperf.cli import comparisons, main
 from pytest_ddpperf.history.entries import BisectedChange, read_changes
 from pytest_ddpperf.records import codec
-from pytest_ddpperf.records.errors import NOTHING_DIFFERS
+from pytest_ddpperf.records.errors import NOTHING_DIFFERS, NodesError
 from pytest_ddpperf.records.outcome import Outcome
 from pytest_ddpperf.records.plan import Limit
 from pytest_ddpperf.records.samples import (
@@ -28,6 +29,7 @@ from pytest_ddpperf.records.samples import (
     TestId,
     Verdict,
 )
+from pytest_ddpperf.remote.torchrun import MEETING, Role
 from pytest_ddpperf.report import json_report
 from tests.git import git
 from tests.reports import RUN, Drawn, in_turns, measurement, outcome
@@ -757,13 +759,142 @@ def test_the_answer_is_added_to_a_history(
 # --- several nodes
 
 
-def test_several_nodes_are_refused_before_anything_runs(
+TORCHRUN = {
+    "TORCHELASTIC_RUN_ID": "7",
+    "TORCHELASTIC_USE_AGENT_STORE": "True",
+    "GROUP_RANK": "0",
+    "GROUP_WORLD_SIZE": "2",
+    "LOCAL_RANK": "0",
+    "MASTER_ADDR": "head",
+    "MASTER_PORT": "29500",
+}
+
+
+@pytest.mark.parametrize(
+    ("variables", "asked", "seen"),
+    [
+        (
+            {"TORCHELASTIC_USE_AGENT_STORE": "False"},
+            [],
+            "error: over several nodes, start bisect by torchrun, whose store",
+        ),
+        ({}, ["--facts"], "error: --facts does not run over several nodes"),
+        (
+            {"TORCHELASTIC_MAX_RESTARTS": "3"},
+            [],
+            "error: torchrun --max-restarts is not supported: use 0",
+        ),
+    ],
+)
+def test_what_several_nodes_cannot_do_is_refused_before_anything_runs(
+    variables: dict[str, str],
+    asked: list[str],
+    seen: str,
+    project: Project,
+    bisect: Call,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    commits = project.commits([20.0, 23.0])
+    for name, value in {**TORCHRUN, **variables}.items():
+        monkeypatch.setenv(name, value)
+    status, _, err = bisect("--good", commits[0], *asked)
+    assert (status, project.asked) == (4, [])
+    assert seen in err
+
+
+def test_srun_alone_is_refused(
     project: Project, bisect: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     commits = project.commits([20.0, 23.0])
-    monkeypatch.setenv("GROUP_WORLD_SIZE", "2")
+    monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "2")
     status, _, err = bisect("--good", commits[0])
     assert (status, project.asked) == (4, [])
-    assert "error: bisect does not run over several nodes: let torchrun" in err
-    monkeypatch.setenv("GROUP_WORLD_SIZE", "1")
+    assert "start bisect by torchrun" in err
+    monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "1")
     assert bisect("--good", commits[0])[0] == 0
+
+
+class Meetings:
+    """torchrun's store; `says` is what it answers to the other nodes, one after the other."""
+
+    def __init__(self, *says: dict[str, object]) -> None:
+        self.says = list(says)
+        self.asked: list[tuple[str, object]] = []
+
+    def __call__(
+        self, place: Role, seconds: float, reported: object = None
+    ) -> Meetings:
+        self.asked.append((place.run, reported))
+        return self
+
+    def answer(self) -> dict[str, object]:
+        return {"found": self.says.pop(0)} if self.says else {"set": True}
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_the_first_node_tells_the_others_when_it_is_over(
+    fails: bool,
+    project: Project,
+    bisect: Call,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    commits = project.commits([20.0, 20.0, 23.0])
+    meetings = Meetings()
+    monkeypatch.setattr(comparisons, "TorchrunStore", meetings)
+    for name, value in TORCHRUN.items():
+        monkeypatch.setenv(name, value)
+    good = "no-such-commit" if fails else commits[0]
+    status, out, _ = bisect("--good", good)
+    assert (status, f"slower at {commits[2][:12]}" in out) == (
+        (4, False) if fails else (0, True)
+    )
+    # the number after those of real runs of pytest, of which there was none
+    assert meetings.asked == [("7-0", {})]
+
+
+def test_an_answer_stands_if_another_node_does_not_hear_that_it_is_over(
+    project: Project, bisect: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def gone(*_: object) -> object:
+        raise NodesError("torchrun's store did not answer")
+
+    commits = project.commits([20.0, 23.0])
+    monkeypatch.setattr(comparisons, "TorchrunStore", gone)
+    for name, value in TORCHRUN.items():
+        monkeypatch.setenv(name, value)
+    status, out, _ = bisect("--good", commits[0])
+    assert (status, f"slower at {commits[1][:12]}" in out) == (0, True)
+
+
+def test_another_node_runs_pytest_as_often_as_the_first(
+    project: Project, bisect: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    project.commit(20.0)
+    where = {"address": "head", "port": 1234, "secret": "s"}
+    meetings = Meetings(where, {**where, "port": 1235}, {})
+    monkeypatch.setattr(comparisons, "TorchrunStore", meetings)
+    for name, value in {**TORCHRUN, "GROUP_RANK": "1"}.items():
+        monkeypatch.setenv(name, value)
+    started: list[tuple[list[str], dict[str, str]]] = []
+    monkeypatch.setattr(comparisons, "_run", lambda *how: started.append(how))
+    assert bisect("--", "--ddp-world-size=4") == (0, "", "")
+    assert meetings.asked == [("7-0", None), ("7-1", None), ("7-2", None)]
+    command = [sys.executable, "-m", "pytest", TEST, "-q", "--ddp-world-size=4"]
+    assert [each for each, _ in started] == [command, command]
+    assert [json.loads(each[MEETING])["port"] for _, each in started] == [
+        1234,
+        1235,
+    ]
+
+
+def test_further_processes_of_a_node_have_nothing_to_do(
+    project: Project, bisect: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    project.commit(20.0)
+    for name, value in {**TORCHRUN, "LOCAL_RANK": "1"}.items():
+        monkeypatch.setenv(name, value)
+    assert bisect() == (0, "", "")
+    assert project.asked == []
