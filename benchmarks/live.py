@@ -65,7 +65,7 @@ from pytest_ddpperf.records.samples import (
     Verdict,
 )
 from pytest_ddpperf.remote.worktree import one_tree
-from pytest_ddpperf.verdict import times as observations
+from pytest_ddpperf.verdict import observed as observations
 from pytest_ddpperf.verdict.stats import Drift
 from pytest_ddpperf.verdict.times import (
     ASSUMED_DRIFT,
