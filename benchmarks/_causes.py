@@ -171,15 +171,16 @@ def sharded_waits(ctx: Any, changed: bool) -> Step:
     from torch.distributed.fsdp import fully_shard
 
     torch.manual_seed(0)
-    blocks = (
+    blocks = [
         torch.nn.Sequential(*(torch.nn.Linear(64, 64) for _ in range(4)))
         for _ in range(8)
-    )
+    ]
     model = torch.nn.Sequential(*blocks)
-    for block in model:
+    for block in blocks:
         fully_shard(block)
-        for layer in block if changed and ctx.rank == 1 else ():
-            layer.register_forward_hook(lambda *_: time.sleep(0.001))
+        if changed and ctx.rank == 1:
+            for layer in block:
+                layer.register_forward_hook(lambda *_: time.sleep(0.001))
     return training(None, wrapped=fully_shard(model), width=64)
 
 
@@ -217,9 +218,9 @@ def recompiling(ctx: Any, changed: bool) -> Step:
     def step() -> None:
         train()
         if changed and (number := next(numbers)) >= 0:
-            torch.compile(eval(f"lambda x: x + {number}"), backend="eager")(
-                torch.ones(2)
-            )
+            added = eval(f"lambda x: x + {number}")
+            compiled: Any = torch.compile(added, backend="eager")
+            compiled(torch.ones(2))
 
     return step
 

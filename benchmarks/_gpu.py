@@ -232,12 +232,10 @@ def test_p50_is_that_of_a_bare_loop(
             event.record()
             step()
         torch.cuda.synchronize()
-        return (
-            median(
-                first.elapsed_time(second) for first, second in pairwise(events)
-            )
-            * MS
+        times = (
+            first.elapsed_time(second) for first, second in pairwise(events)
         )
+        return float(median(times) * MS)
 
     measured, loops = [], []
     for number in range(5):  # in turn

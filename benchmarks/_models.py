@@ -90,7 +90,7 @@ def step_of(model: str) -> Step:
 
     def train() -> None:
         optimizer.zero_grad()
-        nn.functional.cross_entropy(ddp(inputs), targets).backward()  # type: ignore[no-untyped-call]
+        nn.functional.cross_entropy(ddp(inputs), targets).backward()
         optimizer.step()
 
     return train

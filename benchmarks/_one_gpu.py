@@ -30,10 +30,9 @@ def _share(plan: Any, index: int, threads: int) -> torch.device:
 
 
 def _count() -> dict[str, Any]:
-    facts = _probe()
-    return facts | {
-        "device_count": max(facts["device_count"], int(os.environ["GPU_RANKS"]))
-    }  # type: ignore[type-var]
+    facts: dict[str, Any] = {**_probe()}
+    ranks = int(os.environ["GPU_RANKS"])
+    return facts | {"device_count": max(facts["device_count"], ranks)}
 
 
 group.prepare, environment.probe = _share, _count

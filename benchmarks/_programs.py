@@ -142,11 +142,12 @@ def tensor_parallel() -> Step:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor.parallel import (
         ColwiseParallel,
+        ParallelStyle,
         RowwiseParallel,
         parallelize_module,
     )
 
-    plan = {
+    plan: dict[str, ParallelStyle] = {
         str(number): RowwiseParallel() if number % 2 else ColwiseParallel()
         for number in range(8)
     }

@@ -115,7 +115,7 @@ def main() -> int:
             "--ddp-steps=3",
         )
         command = [
-            Path(sys.executable).with_name("pytest"),
+            str(Path(sys.executable).with_name("pytest")),
             *OPTIONS,
             *often,
             f"--ddp-json={report}",

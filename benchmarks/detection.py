@@ -136,7 +136,7 @@ def main() -> int:
     )
     options = parser.parse_args()
     if options.trim is not None:
-        observations.TRIM = options.trim
+        observations.TRIM = options.trim  # type: ignore[attr-defined]
     rules, others = (
         dict(RULES),
         [
@@ -221,7 +221,10 @@ def cells(
     of_modes = scope.startswith("modes")
     if of_modes:
         rules = {"ddpperf": rules["ddpperf"]}
-    for injected in SLOW_SIDES if of_modes else sorted(workload.injected):
+    levels: Sequence[Any] = (
+        SLOW_SIDES if of_modes else sorted(workload.injected)
+    )
+    for injected in levels:
         source = random.Random(f"{SEED} {scope} {workload}")
         trials = list(
             SCOPES[scope.partition(", ")[0]](
@@ -496,7 +499,7 @@ def judged(
     trial: Trial, limit: float, scope: str, metrics: Sequence[str], drift: Drift
 ) -> Verdict:
     named = (metric.partition(":") for metric in metrics)
-    limits = [
+    limits = tuple(
         Limit(
             metric=name,
             value=float(value or limit),
@@ -504,7 +507,7 @@ def judged(
             default=bool(value),
         )
         for name, _, value in named
-    ]
+    )
     interleaved = is_interleaved(scope)
     stored = [measurement(session) for session in trial.sessions]
 

@@ -208,7 +208,7 @@ def pytest(project: Path, *arguments: str) -> Row:
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.json"
         command = [
-            Path(sys.executable).with_name("pytest"),
+            str(Path(sys.executable).with_name("pytest")),
             *OPTIONS,
             f"--ddp-json={report}",
             *arguments,

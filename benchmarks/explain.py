@@ -261,7 +261,7 @@ class Project:
             for each in self._sampled.iterdir():
                 each.unlink()
             command = [
-                Path(sys.executable).with_name("pytest"),
+                str(Path(sys.executable).with_name("pytest")),
                 *OPTIONS,
                 f"--ddp-json={report}",
                 *arguments,

@@ -171,7 +171,7 @@ class Run:
             )
 
     def _measure(
-        self, what: str, *options: str, **environ: str
+        self, what: str, *options: str, **environ: Any
     ) -> dict[str, Any]:
         """Return the measurement of the step of known work; {} if there is none."""
         report = self._project / "device.json"

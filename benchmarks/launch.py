@@ -101,18 +101,18 @@ def test_launch(ddp_run: Any) -> None:
     rows = [["ranks", *launchers, "spawn / ddpperf", "torchrun / ddpperf"]]
     faster: dict[int, float] = {}
     for world_size in sizes:
-        mine = quartiles(seconds["ddpperf", world_size]).median
-        ratios = {
-            name: [s / mine for s in seconds[name, world_size]]
+        least = quartiles(seconds["ddpperf", world_size]).median
+        times_ours = {
+            name: [s / least for s in seconds[name, world_size]]
             for name in ("mp.spawn", "torchrun")
         }
-        faster[world_size] = quartiles(ratios["mp.spawn"]).median
+        faster[world_size] = quartiles(times_ours["mp.spawn"]).median
         rows.append(
             [
                 str(world_size),
                 *(spread(seconds[name, world_size], "s") for name in launchers),
             ]
-            + [spread(ratio, "x") for ratio in ratios.values()]
+            + [spread(ratio, "x") for ratio in times_ours.values()]
         )
     mine, others = rpc_seconds(session.launcher, rounds)
     ratios = [seconds / quartiles(mine).median for seconds in others]
@@ -154,9 +154,9 @@ def test_launch(ddp_run: Any) -> None:
 
 def rpc_seconds(launcher: Any, rounds: int) -> tuple[list[float], list[float]]:
     """What an RPC world takes, ours and by mp.spawn, interleaved."""
-    import torch.multiprocessing
     from _common import progress
     from _workload import RPC_NAMES, spawned_rpc
+    from torch.multiprocessing import spawn  # type: ignore[attr-defined]
 
     from pytest_ddpperf.launch import Observer
     from pytest_ddpperf.records.plan import Plan
@@ -177,9 +177,7 @@ def rpc_seconds(launcher: Any, rounds: int) -> tuple[list[float], list[float]]:
         launcher.measure(plan, rpc_trainer, Observer(), (rpc_master, None))
         ended = time.perf_counter()
         with tempfile.TemporaryDirectory() as folder:
-            torch.multiprocessing.spawn(
-                spawned_rpc, args=(folder,), nprocs=len(RPC_NAMES)
-            )
+            spawn(spawned_rpc, args=(folder,), nprocs=len(RPC_NAMES))
         if done >= 0:
             ours.append(ended - began)
             theirs.append(time.perf_counter() - ended)
@@ -204,13 +202,11 @@ def in_rank(ctx: Any) -> float:
 
 
 def by_spawn(world_size: int) -> None:
-    import torch.multiprocessing
     from _workload import spawned
+    from torch.multiprocessing import spawn  # type: ignore[attr-defined]
 
     with tempfile.TemporaryDirectory() as folder:
-        torch.multiprocessing.spawn(
-            spawned, args=(world_size, f"{folder}/store"), nprocs=world_size
-        )
+        spawn(spawned, args=(world_size, f"{folder}/store"), nprocs=world_size)
 
 
 def by_torchrun(world_size: int) -> None:

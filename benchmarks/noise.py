@@ -62,10 +62,10 @@ def main() -> int:
     lines = [["p10 of the first", *(f"{steps} steps" for steps in STEPS)]]
     for workload in workloads:
         same = [session[0.0] for session in workload.sessions.values()]
-        spreads = (
+        spreads = [
             spread([logs(launches, 10, steps) for launches in same])
             for steps in STEPS
-        )
+        ]
         lines.append([str(workload), *(f"{value:.3f}" for value in spreads)])
     print("\n" + table(lines))
     free = {str(workload): workload for workload in read(traces, "unpinned")}

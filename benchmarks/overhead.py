@@ -79,7 +79,7 @@ def training(ctx: Any, stamped: bool) -> Callable[[], None]:
 
     def step() -> None:
         optimizer.zero_grad()
-        model(x).square().mean().backward()  # type: ignore[no-untyped-call]
+        model(x).square().mean().backward()
         optimizer.step()
 
     return step

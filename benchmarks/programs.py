@@ -389,7 +389,7 @@ def pytest(project: Path, *arguments: str, tests: Sequence[str]) -> list[Row]:
             test if "::" in test else f"test_kinds.py::{test}" for test in tests
         ]
         command = [
-            Path(sys.executable).with_name("pytest"),
+            str(Path(sys.executable).with_name("pytest")),
             *OPTIONS,
             f"--ddp-json={report}",
             *arguments,

@@ -58,7 +58,7 @@ _AHEAD_NS = (
 )  # of a node's clock, compared with that of the node before
 _SLOWER = 1.1  # the current side
 _NOISE = 0.02
-_LIMITS = [Limit(metric="p50", value=0.05, unit="%")]
+_LIMITS = (Limit(metric="p50", value=0.05, unit="%"),)
 # Of the largest compared with the smallest number of ranks, for each rank.
 _MOST_GROWTH = 1.5
 _MOST_REPORT_SECONDS = 1.0
@@ -225,7 +225,9 @@ def _follow(recorded: Path, asked: argparse.Namespace) -> dict[str, Any]:
             launches.append(launcher._samples(plan, delivery))
             taken["launch"] += time.process_time() - began
             del delivery
-        sides.append(combine(launches, Environment(key={"backend": "gloo"})))
+        sides.append(
+            combine(tuple(launches), Environment(key={"backend": "gloo"}))
+        )
     taken["launch"] /= 2 * asked.launches
     base, now = sides
     began = time.process_time()

@@ -282,10 +282,10 @@ def one(
     ]
     turns = session(cell, source, MOST, 0.0, cell.slow_before)
     now = session(cell, source, MOST, cell.slowdown, cell.slow)
-    limits = [
+    limits = tuple(
         Limit(metric=metric, value=cell.limit, unit="%")
         for metric in ("p10", "p50")
-    ]
+    )
 
     def verdict(launches: int, spends: Spending) -> Verdict:
         base = stored or [part(turns, 0, launches)]

@@ -146,19 +146,15 @@ def launch(launcher: Launcher, planted: Any, ranks: int, rpc: bool) -> None:
 
 def what_is_there(launcher: Launcher, folder: Path) -> dict[str, int]:
     """What a launch could leave: counts of this process and its rank server."""
-    server = launcher._server._process
-    assert server is not None
+    server = launcher._server.pid
+    assert server
     children = (
-        Path(f"/proc/{server.pid}/task/{server.pid}/children")
-        .read_text()
-        .split()
+        Path(f"/proc/{server}/task/{server}/children").read_text().split()
     )
     return {
         "processes below the rank server": len(children),
         "descriptors of pytest": len(os.listdir("/proc/self/fd")),
-        "descriptors of the rank server": len(
-            os.listdir(f"/proc/{server.pid}/fd")
-        ),
+        "descriptors of the rank server": len(os.listdir(f"/proc/{server}/fd")),
         "files in the temporary folder": sum(
             entry.name != "torchinductor_root" for entry in folder.iterdir()
         ),

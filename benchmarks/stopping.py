@@ -243,7 +243,7 @@ def difference(row: Row, metric: str, pair: int) -> float:
 
 def launches(row: Row, start: int, stop: int, side: int) -> list[Launch]:
     """With windows of two equal stretches that differ from those of side 0 as the pairs did."""
-    made = []
+    made: list[Launch] = []
     for pair in range(start, stop):
         low, middle, mean = (
             math.exp(side * difference(row, metric, pair)) for metric in METRICS

@@ -46,7 +46,7 @@ def main() -> int:
             f"--ddp-suite-plots={figures}",
         )
         command = [
-            Path(sys.executable).with_name("pytest"),
+            str(Path(sys.executable).with_name("pytest")),
             "--pyargs",
             "pytest_ddpperf.suite",
             *options,

@@ -243,7 +243,7 @@ def against_baseline(
     reported = outcome(
         name,
         now,
-        judge(measured, found, limits),
+        judge(measured, found, tuple(limits)),
         measured,
         baseline_path=f"baselines/cpu/tests/perf/test_step/{name}.json",
         sessions=tuple(

@@ -291,7 +291,7 @@ class _ResultPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle 
                     "cpu", copy=True, memory_format=torch.contiguous_format
                 )
                 own.requires_grad_(obj.requires_grad)
-                return own.__reduce_ex__(pickle.HIGHEST_PROTOCOL)  # type: ignore[no-untyped-call]
+                return own.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
         return super().reducer_override(obj)
 
 

@@ -237,7 +237,7 @@ def _implementation(place: torch.device) -> str | None:
 def _nccl_version() -> str | None:
     if not (dist.is_nccl_available() and torch.cuda.is_available()):
         return None
-    return ".".join(map(str, torch.cuda.nccl.version()))  # type: ignore[no-untyped-call]
+    return ".".join(map(str, torch.cuda.nccl.version()))
 
 
 def _cpu_model() -> str:

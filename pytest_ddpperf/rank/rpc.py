@@ -58,7 +58,7 @@ def start(plan: Plan, place: group.ProcessPlace) -> RpcContext:
         warnings.filterwarnings(
             "ignore", "You are using a Backend", UserWarning
         )
-        rpc.init_rpc(  # type: ignore[no-untyped-call]
+        rpc.init_rpc(
             plan.name(process),
             rank=process,
             world_size=plan.processes,

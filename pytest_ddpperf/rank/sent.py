@@ -72,7 +72,7 @@ def _kind(name: str) -> str:
     return _OTHER_KINDS.get(match[1], match[1]) if match else ""
 
 
-class Dispatched(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class Dispatched(TorchDispatchMode):
     """Records the operations that the dispatcher sees, and counts their work and what they copy
     between the host and a device."""
 

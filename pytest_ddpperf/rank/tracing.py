@@ -47,7 +47,7 @@ def trace(step: Step, rank: TimedRank) -> str:
     path = f"{rank.plan.trace}-{side}{process.replace(' ', '')}.json.gz"
     activities: Any = [ProfilerActivity.CPU]
     if not rank.on_cpu:
-        activities = supported_activities()  # type: ignore[no-untyped-call]
+        activities = supported_activities()
     # Without shapes and stacks, which would make it large.
     with profile(activities=activities) as profiler:
         # or the first step would wait for profilers that start later
