@@ -89,6 +89,7 @@ ELSEWHERE = (
     "rpc.calls",
     "rpc.bytes",
     "host_syncs",
+    "kernels.count",
     "h2d.bytes",
     "d2h.bytes",
     "peak_memory.bytes",
