@@ -328,9 +328,12 @@ class Checkout:
         return self._folder.path
 
     def _unavailable(self, error: Exception) -> str:
-        """Why there is no tree, in one line: git's last says what is wrong."""
-        *_, said = str(error).splitlines() or [""]
-        if "promisor" in said:
+        """Why there is no tree, in one line: git's first error and its last line say what is
+        wrong."""
+        *errors, last = str(error).splitlines() or [""]
+        errors = [line for line in errors if line.startswith("error: ")]
+        said = "; ".join([*errors[:1], last])
+        if "promisor" in last:
             said += f"; git diff --stat HEAD {self.version.commit} brings it"
         return f"{self.version} cannot be checked out: {said}"
 

@@ -7,7 +7,9 @@ import os
 import re
 import shutil
 import signal
+import subprocess
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -33,6 +35,7 @@ def test_step(ddp_benchmark):
 # Of rank 1 alone, which is on node 1: what that node runs decides.
 WORK = """
 import time
+from collections.abc import Iterator
 
 def load(ctx):
     until = time.thread_time() + {seconds} * ctx.rank
@@ -183,4 +186,40 @@ def load(ctx):
         first.output,
     )
     assert repository.left() == []
+    assert len(worktrees(repository.folder)) == 1
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A folder on a file system of 2 MB."""
+    folder = tmp_path / "small"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(folder)]
+    if subprocess.run(mount, capture_output=True).returncode:
+        pytest.skip("needs the right to mount")
+    yield folder
+    subprocess.run(["umount", str(folder)], check=True)
+
+
+def test_a_node_without_room_for_the_version_is_named(
+    repository: Machines, small_disk: Path
+) -> None:
+    folder = repository.folder
+    (folder / "data.bin").write_bytes(os.urandom(4_000_000))
+    git(folder, "add", "data.bin")
+    git(folder, "commit", "-qm", "data")
+    meet = MEET_IN_A_FILE.replace("tempfile.gettempdir()", repr(str(folder)))
+    (folder / "conftest.py").write_text(meet)
+    first = repository.pytest(0, "--ddp-against=HEAD")
+    second = repository.pytest(
+        1, "--ddp-against=HEAD", variables={"TMPDIR": str(small_disk)}
+    )
+    assert (first.wait(), second.wait()) == (4, 4)
+    print(first.output, second.output)
+    assert re.search(
+        r"ERROR: --ddp-against: node 1 \(.+\): .+ cannot be checked out: "
+        "error: unable to write file data.bin",
+        first.output,
+    )
+    assert list(small_disk.glob("ddpperf-*")) == []
     assert len(worktrees(repository.folder)) == 1
