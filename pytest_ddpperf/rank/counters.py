@@ -12,6 +12,7 @@ from contextlib import contextmanager
 import torch
 
 from pytest_ddpperf.rank import modules, recorder, torch_names
+from pytest_ddpperf.rank.clock import full_collections
 from pytest_ddpperf.rank.context import noting
 from pytest_ddpperf.rank.group import NoGroup, OwnGroup
 from pytest_ddpperf.rank.modules import Figures
@@ -25,6 +26,7 @@ class Meter:
 
     def __init__(self) -> None:
         self.notes: list[str] = []  # on what is unknown
+        self.full_collections = full_collections()  # none of them by a step
 
     def blocked_ns(self) -> int:
         """Return how long this process has waited for RPC so far."""
@@ -38,6 +40,7 @@ class Meter:
         if not isinstance(own, OwnGroup):
             recorder.record_something()
         gc.collect()  # modules that a set-up made and dropped live in cycles
+        self.full_collections = full_collections()
         own.barrier()  # so that the recorder holds something, if it is on
         sent = Sent(own, has_compiled=has_compiled())
         reduced: dict[int, list[int]] = {}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import inspect
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -75,7 +74,6 @@ def measure(step: Step, rank: TimedRank) -> Window:
     on_board = rank.stretches is None and not plan.spreads
     taken = []
     counted = 0
-    gc.collect()
     rank.begin_window()
     for length in lengths:
         marks = board.marks(number) if on_board else new_marks(length)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from pytest_ddpperf import text
+from pytest_ddpperf.rank.clock import full_collections
 from pytest_ddpperf.rank.context import Context
 from pytest_ddpperf.rank.counters import Meter
 from pytest_ddpperf.rank.group import NoGroup, cores
@@ -43,8 +45,13 @@ class TimedRank:
         self.on_cpu = self.ctx.device.type == "cpu"
 
     def begin_window(self) -> None:
-        """Stamp phases from here on, and note if the user's code or a library, as NCCL does, has
-        pinned this thread to other cores than it had."""
+        """Collect garbage, stamp phases from here on, and note if the user's code or a library, as
+        NCCL does, has pinned this thread to other cores than it had."""
+        if full_collections() > self.meter.full_collections:
+            # A step looks through all objects: those that were imported before the fork count, too,
+            # as in training. In every rank that would cost tenths of a second.
+            gc.unfreeze()
+        gc.collect()
         now = cores()
         if now != self.pinned_to:
             name = self.plan.name(self.ctx.rank)

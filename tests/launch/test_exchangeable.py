@@ -205,6 +205,31 @@ def test_page_faults_of_steps_are_counted(bench: Bench) -> None:
     assert 300 <= many < 400
 
 
+def looked_through(bench: Bench, *, collects: bool) -> float:
+    """Through how many objects Python's garbage collector looks in a step of the window."""
+
+    def setup(ctx: Any) -> Any:
+        def step() -> None:
+            if collects:
+                gc.collect()
+            ctx.record("objects", len(gc.get_objects()), better=None)
+
+        return step
+
+    measured = bench.measure(setup, ranks=1, steps=3, warmup=3)
+    (counted,) = measured.recorded["objects"]
+    return min(filter(None, counted))
+
+
+def test_a_step_that_collects_looks_through_as_much_as_in_training(
+    bench: Bench,
+) -> None:
+    """Also through what was imported before the fork, which a rank otherwise does not touch."""
+    most = looked_through(bench, collects=True)
+    least = looked_through(bench, collects=False)
+    assert 0 < least < most / 5
+
+
 def test_the_garbage_collector_is_as_the_code_has_set_it(bench: Bench) -> None:
     def setup(ctx: Any) -> Any:
         if ctx.rank == 0:
