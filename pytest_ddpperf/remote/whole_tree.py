@@ -241,9 +241,11 @@ def move_variables(trees: Trees, environ: Mapping[str, str]) -> dict[str, str]:
         parts = value.split(os.pathsep)
         for number, part in enumerate(parts):
             # what follows "file:" is no path
-            if os.path.isabs(part) and not part.startswith("//"):
-                parts[number] = trees.followed(part)
-            else:
+            is_path = os.path.isabs(part) and not part.startswith("//")
+            # As it is written: a link in the tree has a target of its own on each side.
+            if trees.within(part) is not None or not is_path:
                 parts[number] = place.sub(trees.base, part)
+            else:
+                parts[number] = trees.followed(part)
         found[name] = os.pathsep.join(parts)
     return found

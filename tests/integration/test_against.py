@@ -859,6 +859,7 @@ def test_both_sides_have_the_same_hash_seed_layout_cores_folder_and_variables(
             if ours["variables"].get(name) != theirs["variables"].get(name)
         }
         folders = {
+            "NUMBA_CACHE_DIR",
             "PYTHONPATH",
             "PYTEST_DDPPERF_LAUNCH",
             "TMPDIR",

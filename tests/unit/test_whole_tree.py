@@ -310,6 +310,7 @@ def test_variables_lead_into_the_versions_tree(
     (here / "venv/bin").mkdir(parents=True)
     link = here.parent / "link"
     link.symlink_to(here)
+    (here / "active").symlink_to("small")
     monkeypatch.setattr(
         "pytest_ddpperf.wire.source_trees._PREFIXES", {str(here / "venv")}
     )
@@ -317,6 +318,9 @@ def test_variables_lead_into_the_versions_tree(
     moved = {
         f"{here}": "/t/a repo",
         f"{here}/data": "/t/a repo/data",
+        f"{here}/data/": "/t/a repo/data/",
+        f"{here}/active": "/t/a repo/active",
+        f"{here}/a.bin,{here}/b.bin": "/t/a repo/a.bin,/t/a repo/b.bin",
         f"{link}/data": "/t/a repo/data",
         f"/usr/bin:{here}/tools": "/usr/bin:/t/a repo/tools",
         f"--model={here}/m.pt --n=1": "--model=/t/a repo/m.pt --n=1",
