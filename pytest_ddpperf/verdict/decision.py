@@ -396,24 +396,38 @@ def _counted_decision(
 
 
 _SENT_COUNTS = tuple(f"{kind}.count" for kind in (*SENT, "collectives"))
+_SENT = (
+    *_SENT_COUNTS,
+    "gradient_bytes",
+    *(f"{kind}.bytes" for kind in SENT),
+)
+# As a share: without gradients no more is left. A logged loss has a few bytes.
+_HARDLY_ANY = 0.01
 
 
 def _lost_traffic(
     current: Measurement, before: Measurement, limits: Limits
 ) -> str:
-    """Return, in words, that a step sends nothing any more though the baseline's does; "" if it
-    sends something, or the user limits one of the counters that fell. Launches of RPC and of one
-    collective synchronise no gradients."""
-    environment, now = current.environment, current.counters
+    """Return, in words, that a step sends nothing any more, or hardly anything and no gradients,
+    though the baseline's does; "" if it sends more, or the user limits one of the counters that
+    fell. Launches of RPC and of one collective synchronise no gradients."""
+    environment, now, base = (
+        current.environment,
+        current.counters,
+        before.counters,
+    )
     excepted = (
         "roles" in environment.key or "collective" in environment.must_match
     )
-    sent = [
-        name
-        for name in (*_SENT_COUNTS, "gradient_bytes")
-        if before.counters.get(name)
-    ]
-    if excepted or not sent or any(now.get(name) != 0 for name in _SENT_COUNTS):
+    sent = [name for name in _SENT if base.get(name)]
+    is_unknown = None in map(now.get, _SENT_COUNTS)
+    if excepted or not sent or is_unknown or now.get("gradient_bytes"):
+        return ""
+    amount, before_amount = (
+        sum(counters.get(name) or 0 for name in _SENT)
+        for counters in (now, base)
+    )
+    if amount > _HARDLY_ANY * before_amount:
         return ""
     if any(limit.metric in sent for limit in limits if not limit.default):
         return ""
@@ -423,11 +437,9 @@ def _lost_traffic(
         if reduced & {*sent}
         else "a step no longer sends anything"
     )
-    left = now.get(sent[0])
-    return (
-        f"{what}: {sent[0]} {before.counters[sent[0]]:,} -> "
-        f"{'unknown' if left is None else left}"
-    )
+    fell = min(sent, key=lambda name: (now.get(name) or 0) / (base[name] or 1))
+    left = now.get(fell)
+    return f"{what}: {fell} {base[fell]:,} -> {'unknown' if left is None else left}"
 
 
 def _counter_change(limit: Limit, before: int, now: int) -> CounterChange:

@@ -1195,6 +1195,21 @@ FSDP = {
 }
 BROADCASTS = {**NO_DDP, "broadcast.count": 2, "collectives.count": 2}
 LOST = "gradients are no longer synchronised: all_reduce.count 1 -> 0"
+# gradients, and a loss that is logged
+WITH_LOSS = {
+    **DDP,
+    "all_reduce.count": 2,
+    "all_reduce.bytes": 1_000_004,
+    "collectives.count": 2,
+    "gradient_bytes": 1_000_000,
+}
+LOSS_ALONE = {
+    **NO_DDP,
+    "all_reduce.count": 1,
+    "all_reduce.bytes": 4,
+    "collectives.count": 1,
+    "gradient_bytes": 0,
+}
 
 
 @pytest.mark.parametrize(
@@ -1217,6 +1232,27 @@ LOST = "gradients are no longer synchronised: all_reduce.count 1 -> 0"
             0.2,
             "INCOMPARABLE",
             "a step no longer sends anything: broadcast.count 2 -> 0",
+        ),
+        (
+            WITH_LOSS,
+            LOSS_ALONE,
+            0.2,
+            "INCOMPARABLE",
+            "gradients are no longer synchronised: gradient_bytes 1,000,000 -> 0",
+        ),
+        (
+            {**WITH_LOSS, "gradient_bytes": None},
+            {**LOSS_ALONE, "gradient_bytes": None},
+            0.2,
+            "INCOMPARABLE",
+            "gradients are no longer synchronised: all_reduce.bytes 1,000,004 -> 4",
+        ),
+        (  # PowerSGD
+            WITH_LOSS,
+            {**WITH_LOSS, "all_reduce.bytes": 4000},
+            0.2,
+            "IMPROVED",
+            "",
         ),
         (DDP, FSDP, 0.2, "REGRESSED", ""),  # it sends more of another kind
         (DDP, dict.fromkeys(COUNTS), 0.2, "IMPROVED", ""),
