@@ -133,9 +133,9 @@ class StackSampler:
     def _run(self) -> None:
         times = random.Random()  # the program's own stay as they are seeded
         while not self._over.wait(times.expovariate(1 / _EVERY_SECONDS)):
-            frame = sys._current_frames().get(self._observed)
-            if frame is not None and self._is_timed():
-                self._take(frame)
+            # No frame is kept meanwhile: with one of `Tensor.__iter__`, iterating would raise.
+            if self._is_timed():
+                self._take(sys._current_frames().get(self._observed))
 
     def _take(self, frame: FrameType | None) -> None:
         """Count the innermost function of the repository, unless what it called hides whose time

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,6 +15,7 @@ import torch
 from pytest_ddpperf.rank import tracing
 from pytest_ddpperf.rank.group import NoGroup
 from pytest_ddpperf.records.plan import Plan
+from pytest_ddpperf.wire.source_trees import Trees
 
 
 def traced(prefix: Path) -> str:
@@ -60,3 +62,14 @@ def test_a_trace_that_is_large_or_cannot_be_written_is_noted(
         == "the trace of rank 1 was removed: 0 MB of at most 0 MB"
     )
     assert list(tmp_path.iterdir()) == [file]
+
+
+def test_sampled_code_may_print_tensors() -> None:
+    """`Tensor.__iter__`, by which it is done, raises while something else keeps its frame."""
+    trees = Trees(current="/nowhere", base="/nowhere", kept=())
+    weights = torch.ones(64, 64, requires_grad=True)
+    until = time.monotonic() + 2
+    with tracing.StackSampler(trees, lambda: True) as sampler:
+        while time.monotonic() < until:
+            assert str(weights)
+    assert sampler.samples.taken > 0
