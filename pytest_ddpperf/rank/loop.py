@@ -168,7 +168,7 @@ def _run(program: Program) -> None:
 
 def _last_line() -> str:
     """Return the last line that this process wrote to its error output."""
-    with suppress(OSError, ValueError):
+    with suppress(Exception):
         sys.stderr.flush()
         with open(os.readlink("/proc/self/fd/2"), errors="replace") as log:
             lines = [line.strip() for line in log if line.strip()]

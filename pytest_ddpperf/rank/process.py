@@ -108,6 +108,6 @@ class Rank:
 def flush() -> None:
     """Write out what this process has printed."""
     for stream in (sys.stdout, sys.stderr):
-        # closed by the user's code, or no space for the log
-        with suppress(OSError, ValueError):
+        # closed or replaced by the user's code, or no space for the log
+        with suppress(Exception):
             stream.flush()

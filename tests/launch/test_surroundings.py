@@ -181,10 +181,12 @@ def test_temporary_files_of_a_launch_end_with_it(bench: Bench) -> None:
             tempfile.mkdtemp(),
             len(os.listdir(tempfile.gettempdir())),
             os.environ["TORCHINDUCTOR_CACHE_DIR"],
+            os.environ["NUMBA_CACHE_DIR"] == tempfile.gettempdir(),
         )
 
-    ((before, first, entries, cache),) = bench.call(function, ranks=1)
-    ((again, second, _, _),) = bench.call(function, ranks=1)
+    ((before, first, entries, cache, is_own),) = bench.call(function, ranks=1)
+    ((again, second, *_),) = bench.call(function, ranks=1)
+    assert is_own
     assert before == again == []
     assert entries == 3
     assert first != second
@@ -357,3 +359,19 @@ def test_ctrl_c_leaves_nothing(bench: Bench) -> None:
     pytest_pid = os.getpid()
     with pytest.raises(KeyboardInterrupt):
         bench.call(function)
+
+
+class Tee:
+    """A stream that can do nothing but write."""
+
+    def write(self, text: str) -> int:
+        return len(text)
+
+
+def test_ranks_may_replace_their_output_or_have_none(bench: Bench) -> None:
+    def setup(ctx: Any) -> Any:
+        sys.stdout = None if ctx.rank else Tee()  # type: ignore[assignment]
+        return lambda: print("a step")
+
+    samples = bench.measure(setup, steps=3)
+    assert len(samples.step_seconds) == 3
