@@ -275,7 +275,7 @@ def _change(verdict: Verdict) -> Comparison | None:
 # to most of them.
 _SLOW = 2.0
 # Of all steps, at most as many are few.
-_FEW = 0.25
+_FEW = 0.35
 
 
 def _slow_steps(

@@ -389,6 +389,7 @@ def with_slow_steps(*launches: Sequence[int]) -> Measurement:
     [
         (((3, 7, 21), (11, 12, 28)), "1 of 10 steps takes 150 ms"),
         (((0,), (17,)), "1 of 30 steps takes 150 ms"),
+        ((range(0, 30, 3), range(0, 30, 3)), "1 of 3 steps takes 150 ms"),
     ],
 )
 def test_few_slow_steps_are_named_with_their_share(
