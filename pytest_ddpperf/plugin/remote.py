@@ -143,7 +143,7 @@ def _holds_tests_only(folder: Path) -> bool:
         return True
     if (folder / "__init__.py").exists():
         return False
-    packages = [file.parent.name for file in folder.glob("*/__init__.py")]
+    packages = [file.parent.name for file in folder.rglob("__init__.py")]
     return all(name.startswith("test") for name in packages)
 
 
@@ -158,8 +158,8 @@ def for_nodes(config: pytest.Config) -> list[str]:
     """Return the options that the pytests of other nodes get from this one: a seed, and settings,
     for `ddpperf bisect` has those of a comparison on the first node only."""
     words = map(str, config.invocation_params.args)
-    given = [word for word in words if re.match("--ddp-.*=", word)]
-    return [*seed(config), *remote_arguments(given, ())]
+    given = filter(re.compile("--ddp-.*=").match, words)
+    return [*seed(config), *remote_arguments([*given], ())]
 
 
 # Options with which pytest prints something and runs no test, on each node for itself.

@@ -363,6 +363,7 @@ class BaseSide:
         self.own_tests: Judged | None = None
         # files of tests, conftests and ini files that differ
         self.changed_tests: Sequence[str] = ()
+        self._looks_always = False
         self._closing = ExitStack()
         # what differs, if all of it is known; None: anything may
         self._reach: Reach | None = None
@@ -443,9 +444,13 @@ class BaseSide:
             raise self._unlike_ours(error) from None
         return remote_pytest
 
-    def look(self) -> None:
-        """Collect the version's own tests if any differ, and nothing more; raises AgainstError."""
-        if not self._checkout.changed_tests(self._invocation.patterns):
+    def look(self, *, always: bool) -> None:
+        """Collect the version's own tests, if any differ or `always`, and nothing more; raises
+        AgainstError."""
+        self._looks_always = always
+        if not (
+            always or self._checkout.changed_tests(self._invocation.patterns)
+        ):
             return
         try:
             self._checkout.check_out(
@@ -463,7 +468,7 @@ class BaseSide:
         )
         invocation = self._invocation.to_collect_own_tests(trees)
         if (
-            not self.changed_tests
+            not (self.changed_tests or self._looks_always)
             or invocation is None
             or self._invocation.own_tests
         ):

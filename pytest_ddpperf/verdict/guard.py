@@ -3,6 +3,7 @@ here is measured or read."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -17,6 +18,7 @@ from pytest_ddpperf.records.guard import (
     Kind,
     Loosened,
 )
+from pytest_ddpperf.records.metric import DEVICE
 from pytest_ddpperf.records.outcome import Outcome
 from pytest_ddpperf.records.plan import COUNTER_LIMITS, Limit, Limits
 
@@ -46,6 +48,7 @@ class Guard:
     lacking: Collection[str] = ()
     # whether the call itself selected some tests, of which the other version has others
     selects: bool = False
+    has_device: bool = True  # whether any was measured on an accelerator
 
     def find(self) -> Iterator[Loosened]:
         """Yield all that is weaker, then what else differs."""
@@ -112,6 +115,8 @@ class Guard:
         self, before: JudgedTest, now: JudgedTest
     ) -> Iterator[Loosened]:
         for name, old, new in raised_limits(before.limits, now.limits):
+            if name == DEVICE and not self.has_device:
+                continue
             yield self._found(
                 Kind.LIMIT,
                 now.nodeid,
@@ -169,8 +174,11 @@ def _pair_renamed(
     return renamed
 
 
-def _key(test: JudgedTest) -> tuple[str, str]:
-    return test.body, test.nodeid.partition("[")[2]
+def _key(test: JudgedTest) -> tuple[object, ...]:
+    words = re.split(r"[-\]]", test.nodeid.partition("[")[2])
+    # an id has the number of ranks where the test has several
+    parameters = [word for word in words if not re.fullmatch(r"(ws\d+)?", word)]
+    return test.body, *parameters, test.settings.get("ranks")
 
 
 def _reduced(

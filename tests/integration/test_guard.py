@@ -209,6 +209,25 @@ def test_a_run_without_any_test_that_was_compared_is_red_in_ci(
     result.stdout.fnmatch_lines(["no distributed test to compare: *nonesuch*"])
 
 
+def test_a_test_module_that_needs_code_which_is_gone_is_red_in_ci(
+    top: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The module is the same in both versions, so nothing else tells."""
+    step = (top / "tests/test_step.py").read_text()
+    write(top, "src/speed/fast.py", "")
+    needs = 'import pytest\npytest.importorskip("speed.fast")\n'
+    write(top, "tests/test_step.py", needs + step)
+    write(top, "tests/test_plain.py", "def test_other():\n    pass\n")
+    git(top, "add", "--all")
+    git(top, "commit", "--quiet", "-m", "fast")
+    (top / "src/speed/fast.py").unlink()
+    monkeypatch.setenv("CI", "true")
+    result = run("tests", "--ddp-against=main")
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+    *_, told = guard_lines(result)
+    assert told == "guard: the run fails: nothing is compared any more"
+
+
 def test_a_conftest_is_named_whatever_names_test_modules_have(
     top: Path, run: Run
 ) -> None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from pytest_ddpperf.plugin import remote
 from pytest_ddpperf.plugin.judged import read_judged
 from pytest_ddpperf.plugin.state import RUN
 from pytest_ddpperf.records.guard import (
@@ -161,6 +163,34 @@ def test_a_renamed_test_is_paired_by_its_function_and_parameters() -> None:
         assert lines(None, others=[other]) == not_compared("removed")
     copy = judged_test("tests/test_b.py::test_copy")
     assert lines(BEFORE, others=[copy]) == []
+
+
+def test_a_test_that_gets_several_numbers_of_ranks_is_the_one_with_as_many() -> (
+    None
+):
+    before = judged_test("tests/test_a.py::test_a[bf16]", settings={"ranks": 2})
+    others = [
+        judged_test(
+            f"tests/test_a.py::test_a[{name}]", settings={"ranks": ranks}
+        )
+        for name, ranks in (
+            ("ws1-bf16", 1),
+            ("ws2-bf16", 2),
+            ("ws2-fp32", 2),
+            ("ws4-bf16", 4),
+        )
+    ]
+    assert lines(None, before=before, others=others) == [
+        "renamed since main: test_a.py::test_a[bf16] -> test_a.py::test_a[ws2-bf16]"
+    ]
+
+
+def test_a_limit_on_the_device_is_none_where_all_run_on_the_cpu() -> None:
+    before = judged_test(limits=(limit("p50:10%"), limit("device:3%")))
+    assert lines(before=before, has_device=False) == []
+    assert lines(before=before) == [
+        "limit of test_a.py::test_a raised: device 3 % -> none"
+    ]
 
 
 def test_a_test_is_deselected_by_what_differs_not_by_a_plugin_that_shards() -> (
@@ -495,3 +525,17 @@ def test_a_test_shows_what_it_is_judged_by(
     body = found["test_plain"].body
     assert body == found["test_skipped"].body == expected.body
     assert body != found["test_expected_body[1]"].body
+
+
+def test_a_folder_with_a_package_below_it_holds_more_than_tests(
+    tmp_path: Path,
+) -> None:
+    folder = tmp_path / "src"
+    folder.mkdir()
+    (folder / "conftest.py").touch()
+    assert remote._holds_tests_only(folder)
+    # of a namespace
+    package = folder / "acme/net"
+    package.mkdir(parents=True)
+    (package / "__init__.py").touch()
+    assert not remote._holds_tests_only(folder)
