@@ -147,8 +147,8 @@ def _place(arguments: argparse.Namespace) -> Role | None:
     """Return the place among several nodes, if torchrun started this process on each; raises
     UsageError and NodesError."""
     place = role(os.environ)
-    is_alone = os.environ.get("SLURM_STEP_NUM_TASKS", "1") == "1"
-    if not (is_alone if place is None else place.hosted):
+    is_step = os.environ.get("SLURM_STEP_NUM_TASKS", "1") != "1"
+    if not place.hosted if place else is_step:
         raise console.UsageError(
             "over several nodes, start bisect by torchrun, whose store stays between comparisons"
         )

@@ -219,7 +219,8 @@ class Board:
         )
         return (
             f"ranks take different numbers of updates: {', '.join(took)} (give all ranks"
-            ' equally many batches, or let a step be an epoch: boundary="mark")'
+            " equally many batches, or mark the end of each step, if one has another optimizer:"
+            ' boundary="mark")'
         )
 
     def marks(self, rank: int) -> memoryview:
