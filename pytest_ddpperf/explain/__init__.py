@@ -150,7 +150,7 @@ def _know_the_same(
     }
     if min(len(now), len(before)) < 2 or len(ranks) > 1 or len(known) > 1:
         return False
-    return any(known.pop())
+    return any(known.pop()[:2])
 
 
 def _phases(sides: Sides) -> Iterator[Finding]:

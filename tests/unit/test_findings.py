@@ -286,21 +286,6 @@ def test_sides_that_know_different_phases_are_not_compared(phase: str) -> None:
     assert named(now, 2, one) == []
 
 
-def test_a_step_without_modules_has_a_late_rank() -> None:
-    """Neither a forward nor a backward pass is known, but who waits for whom is."""
-    unknown = (None, None)
-
-    def without(measured: Measurement) -> Measurement:
-        phases = [
-            replace(each, own={**each.own, FORWARD: unknown, BACKWARD: unknown})
-            for each in measured.phases
-        ]
-        return replace(measured, phases=tuple(phases))
-
-    now = without(side({}, {OTHER: 2}))
-    assert named(now, 2, without(BEFORE)) == [((OTHER,), 1, ())]
-
-
 def test_an_optimizer_that_appears_is_found() -> None:
     without = [
         replace(each, own={**each.own, OPTIMIZER: (None, None)})
