@@ -61,7 +61,7 @@ def unsupported(limit: Limit, *, steps: int, launches: int) -> str | None:
     """What a limit needs, where the asked steps and launches cannot support it; None where they
     can."""
     if launches < LAUNCHES_NEEDED:
-        return f"a limit needs at least {LAUNCHES_NEEDED}, {launches} was asked"
+        return f"a limit needs at least {LAUNCHES_NEEDED} launches, {launches} was asked"
     if not limit.kind.is_of_steps:
         return None
     needed, asked = stats.steps_needed(limit.kind.percentile), steps * launches

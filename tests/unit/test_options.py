@@ -703,7 +703,7 @@ def test_a_limit_needs_more_than_one_launch(
     pytester.makeini("[pytest]\nddp_threshold = p50:5%\n")
     assert (
         refusal("--ddp-launches=1")
-        == "ini key ddp_threshold: 'p50:5%': a limit needs at least 2, 1 was asked"
+        == "ini key ddp_threshold: 'p50:5%': a limit needs at least 2 launches, 1 was asked"
     )
 
 
