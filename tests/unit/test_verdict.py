@@ -436,7 +436,7 @@ def test_with_no_limit_left_nothing_is_gated() -> None:
         Status.NOT_GATED,
         "no-supported-limit",
     )
-    assert "needs at least 2, 1 was asked" in verdict.dropped[0]
+    assert "needs at least 2 launches, 1 was asked" in verdict.dropped[0]
 
 
 # --- sessions, resolution, several limits
