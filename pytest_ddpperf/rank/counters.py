@@ -26,7 +26,8 @@ class Meter:
 
     def __init__(self) -> None:
         self.notes: list[str] = []  # on what is unknown
-        self.full_collections = full_collections()  # none of them by a step
+        # before the step that was counted: until then none is a step's
+        self.full_collections = sys.maxsize
 
     def blocked_ns(self) -> int:
         """Return how long this process has waited for RPC so far."""
