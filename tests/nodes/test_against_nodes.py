@@ -35,7 +35,6 @@ def test_step(ddp_benchmark):
 # Of rank 1 alone, which is on node 1: what that node runs decides.
 WORK = """
 import time
-from collections.abc import Iterator
 
 def load(ctx):
     until = time.thread_time() + {seconds} * ctx.rank
