@@ -396,11 +396,7 @@ def _counted_decision(
 
 
 _SENT_COUNTS = tuple(f"{kind}.count" for kind in (*SENT, "collectives"))
-_SENT = (
-    *_SENT_COUNTS,
-    "gradient_bytes",
-    *(f"{kind}.bytes" for kind in SENT),
-)
+_SENT_BYTES = tuple(f"{kind}.bytes" for kind in SENT)
 # As a share: without gradients no more is left. A logged loss has a few bytes.
 _HARDLY_ANY = 0.01
 
@@ -419,15 +415,17 @@ def _lost_traffic(
     excepted = (
         "roles" in environment.key or "collective" in environment.must_match
     )
-    sent = [name for name in _SENT if base.get(name)]
-    is_unknown = None in map(now.get, _SENT_COUNTS)
-    if excepted or not sent or is_unknown or now.get("gradient_bytes"):
+    names = (*_SENT_COUNTS, "gradient_bytes", *_SENT_BYTES)
+    sent = [name for name in names if base.get(name)]
+    if excepted or not sent or None in map(now.get, _SENT_COUNTS):
         return ""
-    amount, before_amount = (
-        sum(counters.get(name) or 0 for name in _SENT)
+    left, before_left = (
+        sum(counters.get(name) or 0 for name in (*_SENT_COUNTS, *_SENT_BYTES))
         for counters in (now, base)
     )
-    if amount > _HARDLY_ANY * before_amount:
+    # DDP may have gradients that its hook sends to nobody
+    share = 0 if now.get("gradient_bytes") else _HARDLY_ANY
+    if left > share * before_left:
         return ""
     if any(limit.metric in sent for limit in limits if not limit.default):
         return ""
@@ -438,8 +436,8 @@ def _lost_traffic(
         else "a step no longer sends anything"
     )
     fell = min(sent, key=lambda name: (now.get(name) or 0) / (base[name] or 1))
-    left = now.get(fell)
-    return f"{what}: {fell} {base[fell]:,} -> {'unknown' if left is None else left}"
+    count = now.get(fell)
+    return f"{what}: {fell} {base[fell]:,} -> {'unknown' if count is None else count}"
 
 
 def _counter_change(limit: Limit, before: int, now: int) -> CounterChange:

@@ -1247,6 +1247,13 @@ LOSS_ALONE = {
             "INCOMPARABLE",
             "gradients are no longer synchronised: all_reduce.bytes 1,000,004 -> 4",
         ),
+        (  # a hook of DDP that sends nothing
+            WITH_LOSS,
+            {**NO_DDP, "gradient_bytes": 1_000_000},
+            0.2,
+            "INCOMPARABLE",
+            "gradients are no longer synchronised: all_reduce.count 2 -> 0",
+        ),
         (  # PowerSGD
             WITH_LOSS,
             {**WITH_LOSS, "all_reduce.bytes": 4000},
