@@ -226,7 +226,7 @@ def _of_program(
     steps, usual = len(step_seconds), median(step_seconds)
     if left_out := windows[0].left_out:
         found["left out"] = (
-            f"{left_out} of {steps + left_out} steps left out: other numbers of backward passes"
+            f"{left_out} of {steps + left_out} steps with fewer backward passes are left out"
         )
     if long := sum(each > _LONG * usual for each in step_seconds):
         took = f"took more than {_LONG}x the median (evaluation, checkpoints, logging?)"

@@ -204,9 +204,8 @@ ENDS_OTHERWISE = "steps end otherwise than in the warm-up: raise --ddp-warmup"
 
 
 class Timing:
-    """The window. A step that is shorter or longer than the usual ones is left out, and its stretch
-    goes on after it, in another part; not the next one, for epochs end otherwise, nor many longer
-    ones, which may be what the code has come to do."""
+    """The window. A step that is shorter than the usual ones is left out, and its stretch goes on
+    after it, in another part; not the next one, for epochs end otherwise."""
 
     def __init__(
         self, rank: TimedRank, warmed: warm_up.WarmUp, usual: int, unfit: str
@@ -220,8 +219,7 @@ class Timing:
         # steps of each stretch that was asked for
         self._counted: list[int] = []
         self._left_out = 0
-        self._longer = 0
-        self._is_odd = False  # the last step was left out
+        self._is_short = False  # the last step was left out
 
     def begin(self) -> Timing | Window:
         rank, steps = self._rank, self._rank.board.steps(0)
@@ -247,11 +245,8 @@ class Timing:
         part.mark()
         row[Board.UPDATES_CELL] += 1
         row[Board.STEP_CELL] += 1
-        # One in ten may be longer, as after an update that was skipped for its gradients.
-        self._longer += passes > self._usual
-        is_over = self._is_odd or self._longer > 1 + row[Board.STEP_CELL] / 10
-        self._is_odd = passes != self._usual and not is_over
-        if self._is_odd:
+        self._is_short = passes < self._usual and not self._is_short
+        if self._is_short:
             self._left_out += 1
             kept = part.steps - 1
             missing = part.length - kept
@@ -260,9 +255,8 @@ class Timing:
             return self
         if passes != self._usual:
             self._unfit = (
-                f"update {row[Board.UPDATES_CELL]} had {passes} backward passes, and most others"
-                f" {self._usual}: raise --ddp-warmup, or mark the end of each step"
-                ' (boundary="mark")'
+                f"update {row[Board.UPDATES_CELL]} had {passes} backward passes, and those"
+                f" before {self._usual}: raise --ddp-warmup"
             )
         if part.steps == part.length:
             self._end_part(part.steps)

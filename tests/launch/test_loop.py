@@ -143,7 +143,7 @@ def test_a_step_of_several_backward_passes_ends_with_the_update_and_shorter_ones
     assert milliseconds(samples) == [4] * 6
     assert (
         samples.doubts["left out"]
-        == "3 of 9 steps left out: other numbers of backward passes"
+        == "3 of 9 steps with fewer backward passes are left out"
     )
     assert samples.counters["all_reduce.count"] == 4
 
@@ -279,7 +279,10 @@ def test_a_stage_that_comes_again_within_the_window_makes_a_launch_unfit_and_doe
 ) -> None:
     samples = programs.run(STAGES.format("8 <= update < 11"))
     assert len(samples.step_seconds) == 6
-    assert "raise --ddp-warmup" in samples.unfit
+    assert re.fullmatch(
+        r"update \d+ had \d+ backward passes, and those before \d+: raise --ddp-warmup",
+        samples.unfit,
+    )
 
 
 def test_a_stage_may_form_its_process_group_anew(programs: Programs) -> None:
@@ -656,7 +659,7 @@ def test_the_last_update_of_an_epoch_of_a_trainer_is_left_out(
     assert len(samples.step_seconds) == 10
     assert (
         samples.doubts["left out"]
-        == "5 of 15 steps left out: other numbers of backward passes"
+        == "5 of 15 steps with fewer backward passes are left out"
     )
     assert samples.counters["collectives.count"]
 
@@ -1099,37 +1102,6 @@ def test_of_a_rank_that_ends_alone_the_place_is_said(
     assert "more steps" not in found
 
 
-@pytest.mark.parametrize(
-    ("every", "fits"), [(100, True), (12, True), (4, False)]
-)
-def test_updates_after_one_that_was_skipped_are_left_out_if_they_are_few(
-    programs: Programs, every: int, fits: bool
-) -> None:
-    """As where gradients that are not finite are not applied."""
-    samples = programs.run(
-        f"""
-model = begin()
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-for step in range(10**9):
-    lasts(5)
-    model(x).sum().backward()
-    if (step - 12) % {every}:
-        optimizer.step()
-        optimizer.zero_grad()
-""",
-        steps=30,
-    )
-    assert (samples.unfit == "") == fits
-    if fits:
-        assert milliseconds(samples) == [5] * 30
-        assert (
-            "left out: other numbers of backward passes"
-            in samples.doubts["left out"]
-        )
-    else:
-        assert "had 2 backward passes, and most others 1" in samples.unfit
-
-
 def test_steps_that_come_to_have_more_backward_passes_make_a_launch_unfit(
     programs: Programs,
 ) -> None:
@@ -1143,7 +1115,7 @@ for step in range(10**9):
     optimizer.step()
 """)
     assert re.fullmatch(
-        r"update \d+ had 2 backward passes, and most others 1: raise --ddp-warmup, .+",
+        r"update \d+ had 2 backward passes, and those before 1: raise --ddp-warmup",
         samples.unfit,
     )
 
