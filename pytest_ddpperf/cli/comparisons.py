@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-import json
 import os
 import shlex
 import shutil
@@ -13,7 +12,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -28,7 +27,7 @@ from pytest_ddpperf.records.outcome import Outcome
 from pytest_ddpperf.records.plan import Limit
 from pytest_ddpperf.records.samples import Comparison
 from pytest_ddpperf.remote.process import START_SECONDS
-from pytest_ddpperf.remote.torchrun import MEETING, Role, TorchrunStore
+from pytest_ddpperf.remote.torchrun import Role, TorchrunStore
 from pytest_ddpperf.report import json_report, sentences
 from pytest_ddpperf.verdict import observed, stats
 from pytest_ddpperf.version import __version__
@@ -114,11 +113,9 @@ class Runs:
             "--ddp-confirm=never",
         )
         command = _command(self._test, *ours, *asked, *self._options)
-        variables = {}
-        if self._meetings:
-            variables["TORCHELASTIC_RUN_ID"] = next(self._meetings).run
+        meeting = next(self._meetings) if self._meetings else None
         with self._output.open("w") as file:
-            _run(command, variables, file)
+            _run(command, meeting, file)
         if not new.exists():
             raise console.UsageError(
                 f"{shlex.join(command)}\n{chr(10).join(self.output())}"
@@ -158,12 +155,11 @@ def follow(test: str, options: Sequence[str], place: Role) -> None:
             found = store.answer()["found"]
         if not found:
             return
-        variables = {MEETING: json.dumps(found)}
-        _run(_command(test, "-q", *options), variables)
+        _run(_command(test, "-q", *options), meeting)
 
 
 def _meetings(place: Role) -> Iterator[Role]:
-    """Yield the place in each comparison. Each has an id of its own in torchrun's store."""
+    """Yield the place in each comparison, which has an id of its own in torchrun's store."""
     for number in itertools.count():
         yield replace(place, run=f"{place.run}-{number}")
 
@@ -174,9 +170,12 @@ def _command(test: str, *options: str) -> list[str]:
 
 def _run(
     command: Sequence[str],
-    variables: Mapping[str, str],
+    meeting: Role | None,
     output: IO[str] | None = None,
 ) -> None:
+    environ = {**os.environ}
+    if meeting:
+        environ["TORCHELASTIC_RUN_ID"] = meeting.run
     # A session of its own, so that Ctrl-C ends it once, and it can remove what it made.
     process = subprocess.Popen(
         command,
@@ -184,7 +183,7 @@ def _run(
         stdout=output,
         stderr=output,
         start_new_session=True,
-        env={**os.environ, **variables},
+        env=environ,
         preexec_fn=console.end_with_us(),
     )
     try:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 import re
@@ -34,13 +33,7 @@ from pytest_ddpperf.remote.nodes import (
     describe_node,
 )
 from pytest_ddpperf.remote.process import START_SECONDS
-from pytest_ddpperf.remote.torchrun import (
-    MEETING,
-    Role,
-    TorchrunStore,
-    join_step,
-    role,
-)
+from pytest_ddpperf.remote.torchrun import Role, TorchrunStore, join_step, role
 from pytest_ddpperf.remote.version import (
     BaseSide,
     Invocation,
@@ -240,11 +233,8 @@ def _work_for_leader(config: pytest.Config, found: Role) -> int:
     settings = read_settings(config)
     # the first node may begin later by as much
     seconds = max(START_SECONDS, settings.timeout_seconds)
-    if MEETING in os.environ:
-        reported = json.loads(os.environ[MEETING])
-    else:
-        with closing(TorchrunStore(found, seconds)) as store:
-            reported = store.answer()["found"]
+    with closing(TorchrunStore(found, seconds)) as store:
+        reported = store.answer()["found"]
     key = (os.environ.get(rendezvous.VARIABLE) or reported["secret"]).encode()
     where = f"{reported['address']}, port {reported['port']}"
 

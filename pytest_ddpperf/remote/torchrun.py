@@ -88,9 +88,6 @@ def join_step(environ: MutableMapping[str, str]) -> None:
     environ["TORCHELASTIC_RUN_ID"] = environ["SLURM_JOB_ID"]
 
 
-# What the store says, for a pytest on another node that need not ask it. As all variables with this
-# prefix, it is not for ranks.
-MEETING = "TORCHELASTIC_DDPPERF_MEETING"
 _END_SECONDS = 5.0
 _LONGER_SECONDS = 60.0  # than it was asked for: to import torch, and to say so
 _SHOWN = 4000  # characters of what it wrote
@@ -100,8 +97,8 @@ class TorchrunStore:
     """torchrun's store, asked by a process of its own, which imports torch; `close` ends it.
 
     With `reported`, where the first node listens, the process says that to the others until it
-    ends; without, it waits for it. An empty one says that there is nothing to come for, and the
-    process waits until all have heard it.
+    ends; without, it waits for it. An empty one tells them to end, and the process waits until all
+    have read it.
     """
 
     def __init__(

@@ -175,10 +175,9 @@ def _pair_renamed(
 
 
 def _key(test: JudgedTest) -> tuple[object, ...]:
-    words = re.split(r"[-\]]", test.nodeid.partition("[")[2])
     # an id has the number of ranks where the test has several
-    parameters = [word for word in words if not re.fullmatch(r"(ws\d+)?", word)]
-    return test.body, *parameters, test.settings.get("ranks")
+    parameters = re.sub(r"\bws\d+|[-\]]", "", test.nodeid.partition("[")[2])
+    return test.body, parameters, test.settings.get("ranks")
 
 
 def _reduced(

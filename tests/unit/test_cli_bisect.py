@@ -29,7 +29,7 @@ from pytest_ddpperf.records.samples import (
     TestId,
     Verdict,
 )
-from pytest_ddpperf.remote.torchrun import MEETING, Role
+from pytest_ddpperf.remote.torchrun import Role
 from pytest_ddpperf.report import json_report
 from tests.git import git
 from tests.reports import RUN, Drawn, in_turns, measurement, outcome
@@ -878,16 +878,13 @@ def test_another_node_runs_pytest_as_often_as_the_first(
     monkeypatch.setattr(comparisons, "TorchrunStore", meetings)
     for name, value in {**TORCHRUN, "GROUP_RANK": "1"}.items():
         monkeypatch.setenv(name, value)
-    started: list[tuple[list[str], dict[str, str]]] = []
+    started: list[tuple[list[str], Role]] = []
     monkeypatch.setattr(comparisons, "_run", lambda *how: started.append(how))
     assert bisect("--", "--ddp-world-size=4") == (0, "", "")
     assert meetings.asked == [("7-0", None), ("7-1", None), ("7-2", None)]
     command = [sys.executable, "-m", "pytest", TEST, "-q", "--ddp-world-size=4"]
     assert [each for each, _ in started] == [command, command]
-    assert [json.loads(each[MEETING])["port"] for _, each in started] == [
-        1234,
-        1235,
-    ]
+    assert [meeting.run for _, meeting in started] == ["7-0", "7-1"]
 
 
 def test_further_processes_of_a_node_have_nothing_to_do(
