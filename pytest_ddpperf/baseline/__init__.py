@@ -1,20 +1,6 @@
 """The store of baselines, made for code review. Knows records and files; nothing of pytest or
 torch."""
 
-from pytest_ddpperf.baseline.content import (
-    environment,
-    environment_name,
-    file_name,
-    module_folder,
-    nonsense,
-)
 from pytest_ddpperf.baseline.store import Store
 
-__all__ = [
-    "Store",
-    "environment",
-    "environment_name",
-    "file_name",
-    "module_folder",
-    "nonsense",
-]
+__all__ = ["Store"]

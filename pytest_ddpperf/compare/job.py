@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pytest_ddpperf import baseline
+from pytest_ddpperf.baseline import content
 from pytest_ddpperf.options.settings import Settings
 from pytest_ddpperf.records.figure import figures_of
 from pytest_ddpperf.records.plan import (
@@ -65,9 +65,7 @@ class Job:
     def environment(self, facts: Facts) -> Environment:
         """Return the environment of launches that reported these facts."""
         every = {**facts, **self.facts}
-        return baseline.environment(
-            every, self.plan, batch_size=self.batch_size
-        )
+        return content.environment(every, self.plan, batch_size=self.batch_size)
 
     def is_failed_by(self, verdict: Verdict) -> bool:
         """Return whether a verdict fails the test."""

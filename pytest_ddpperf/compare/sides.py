@@ -13,7 +13,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
-from pytest_ddpperf.baseline import Store, environment_name
+from pytest_ddpperf.baseline import Store
+from pytest_ddpperf.baseline.content import environment_name
 from pytest_ddpperf.compare.job import Job
 from pytest_ddpperf.launch import Launcher, Observer
 from pytest_ddpperf.launch.paused_launch import PausedLaunch

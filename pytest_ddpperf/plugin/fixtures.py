@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 
 from pytest_ddpperf import text
-from pytest_ddpperf.baseline import file_name, module_folder
+from pytest_ddpperf.baseline.content import file_name, module_folder
 from pytest_ddpperf.compare.job import Job
 from pytest_ddpperf.compare.result import CollectiveResult, Measured, Result
 from pytest_ddpperf.compare.rounds import baseline_launches

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from pytest_ddpperf import text
-from pytest_ddpperf.baseline import nonsense
+from pytest_ddpperf.baseline.content import nonsense
 from pytest_ddpperf.records import codec
 from pytest_ddpperf.records.errors import FileError
 from pytest_ddpperf.records.outcome import Outcome, RunInfo

@@ -12,13 +12,13 @@ from typing import Any
 import filelock
 import pytest
 
-from pytest_ddpperf.baseline import (
-    Store,
+from pytest_ddpperf.baseline import Store
+from pytest_ddpperf.baseline import store as store_module
+from pytest_ddpperf.baseline.content import (
     environment,
     environment_name,
     file_name,
 )
-from pytest_ddpperf.baseline import store as store_module
 from pytest_ddpperf.records.errors import BaselineError
 from pytest_ddpperf.records.plan import Plan
 from pytest_ddpperf.records.samples import (

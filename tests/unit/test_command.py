@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from pytest_ddpperf import Figure, text
-from pytest_ddpperf.baseline import environment, nonsense
+from pytest_ddpperf.baseline.content import environment, nonsense
 from pytest_ddpperf.launch.request import for_command
 from pytest_ddpperf.options import parse
 from pytest_ddpperf.plugin import arguments

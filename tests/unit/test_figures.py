@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from pytest_ddpperf import Figure, text
-from pytest_ddpperf.baseline import nonsense
+from pytest_ddpperf.baseline.content import nonsense
 from pytest_ddpperf.cli.diff import compare
 from pytest_ddpperf.compare.own_figures import check_launch, check_measurement
 from pytest_ddpperf.compare.rounds import combine
