@@ -20,6 +20,7 @@ from pytest_ddpperf.records.samples import (
     EXAMPLES,
     Comparison,
     CounterChange,
+    Counters,
     Dropped,
     Fall,
     LossChange,
@@ -407,37 +408,37 @@ def _lost_traffic(
     """Return, in words, that a step sends nothing any more, or hardly anything and no gradients,
     though the baseline's does; "" if it sends more, or the user limits one of the counters that
     fell. Launches of RPC and of one collective synchronise no gradients."""
-    environment, now, base = (
-        current.environment,
-        current.counters,
-        before.counters,
-    )
-    excepted = (
-        "roles" in environment.key or "collective" in environment.must_match
+    now, base = current.counters, before.counters
+    is_other = (
+        "roles" in current.environment.key
+        or "collective" in current.environment.must_match
     )
     names = (*_SENT_COUNTS, "gradient_bytes", *_SENT_BYTES)
-    sent = [name for name in names if base.get(name)]
-    if excepted or not sent or None in map(now.get, _SENT_COUNTS):
+    sent = {name: count for name in names if (count := base.get(name))}
+    if is_other or not sent or None in map(now.get, _SENT_COUNTS):
         return ""
-    left, before_left = (
-        sum(counters.get(name) or 0 for name in (*_SENT_COUNTS, *_SENT_BYTES))
-        for counters in (now, base)
-    )
     # DDP may have gradients that its hook sends to nobody
     share = 0 if now.get("gradient_bytes") else _HARDLY_ANY
-    if left > share * before_left:
+    if _amount(now) > share * _amount(base):
         return ""
     if any(limit.metric in sent for limit in limits if not limit.default):
         return ""
     reduced = {"all_reduce.count", "reduce_scatter.count", "gradient_bytes"}
     what = (
         "gradients are no longer synchronised"
-        if reduced & {*sent}
+        if reduced & sent.keys()
         else "a step no longer sends anything"
     )
-    fell = min(sent, key=lambda name: (now.get(name) or 0) / (base[name] or 1))
-    count = now.get(fell)
-    return f"{what}: {fell} {base[fell]:,} -> {'unknown' if count is None else count}"
+    fell = min(sent, key=lambda name: (now.get(name) or 0) / sent[name])
+    left = now.get(fell)
+    return f"{what}: {fell} {sent[fell]:,} -> {'unknown' if left is None else left}"
+
+
+def _amount(counters: Counters) -> int:
+    """Return what a step sends, in bytes and operations."""
+    return sum(
+        counters.get(name) or 0 for name in (*_SENT_COUNTS, *_SENT_BYTES)
+    )
 
 
 def _counter_change(limit: Limit, before: int, now: int) -> CounterChange:
