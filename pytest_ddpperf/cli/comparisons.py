@@ -112,13 +112,13 @@ class Runs:
             f"--ddp-json={new}",
             "--ddp-confirm=never",
         )
-        command = _command(self._test, *ours, *asked, *self._options)
+        words = (self._test, *ours, *asked, *self._options)
         meeting = next(self._meetings) if self._meetings else None
         with self._output.open("w") as file:
-            _run(command, meeting, file)
+            _run(words, meeting, file)
         if not new.exists():
             raise console.UsageError(
-                f"{shlex.join(command)}\n{chr(10).join(self.output())}"
+                f"pytest {shlex.join(words)}\n{chr(10).join(self.output())}"
             )
         new.rename(path)
 
@@ -155,7 +155,7 @@ def follow(test: str, options: Sequence[str], place: Role) -> None:
             found = store.answer()["found"]
         if not found:
             return
-        _run(_command(test, "-q", *options), meeting)
+        _run((test, "-q", *options), meeting)
 
 
 def _meetings(place: Role) -> Iterator[Role]:
@@ -164,12 +164,8 @@ def _meetings(place: Role) -> Iterator[Role]:
         yield replace(place, run=f"{place.run}-{number}")
 
 
-def _command(test: str, *options: str) -> list[str]:
-    return [sys.executable, "-m", "pytest", test, *options]
-
-
 def _run(
-    command: Sequence[str],
+    words: Sequence[str],
     meeting: Role | None,
     output: IO[str] | None = None,
 ) -> None:
@@ -178,7 +174,7 @@ def _run(
         environ["TORCHELASTIC_RUN_ID"] = meeting.run
     # A session of its own, so that Ctrl-C ends it once, and it can remove what it made.
     process = subprocess.Popen(
-        command,
+        [sys.executable, "-m", "pytest", *words],
         stdin=subprocess.DEVNULL,
         stdout=output,
         stderr=output,

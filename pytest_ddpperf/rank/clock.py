@@ -126,11 +126,6 @@ class CpuClock:
         return time.thread_time_ns() + sum(self._others_ns.values())
 
 
-def full_collections() -> int:
-    """Return how often Python's garbage collector has looked through all objects so far."""
-    return int(gc.get_stats()[-1]["collections"])
-
-
 class CollectorClock:
     """The time that Python's garbage collector takes in this process, from `start` to `stop`."""
 

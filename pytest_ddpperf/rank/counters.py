@@ -12,7 +12,6 @@ from contextlib import contextmanager
 import torch
 
 from pytest_ddpperf.rank import modules, recorder, torch_names
-from pytest_ddpperf.rank.clock import full_collections
 from pytest_ddpperf.rank.context import noting
 from pytest_ddpperf.rank.group import NoGroup, OwnGroup
 from pytest_ddpperf.rank.modules import Figures
@@ -26,8 +25,8 @@ class Meter:
 
     def __init__(self) -> None:
         self.notes: list[str] = []  # on what is unknown
-        # before the step that was counted: until then none is a step's
-        self.full_collections = sys.maxsize
+        # of all objects, by Python, before the step that was counted
+        self.collections = sys.maxsize
 
     def blocked_ns(self) -> int:
         """Return how long this process has waited for RPC so far."""
@@ -41,7 +40,7 @@ class Meter:
         if not isinstance(own, OwnGroup):
             recorder.record_something()
         gc.collect()  # modules that a set-up made and dropped live in cycles
-        self.full_collections = full_collections()
+        self.collections = gc.get_stats()[-1]["collections"]
         own.barrier()  # so that the recorder holds something, if it is on
         sent = Sent(own, has_compiled=has_compiled())
         reduced: dict[int, list[int]] = {}

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from pytest_ddpperf import text
-from pytest_ddpperf.rank.clock import full_collections
 from pytest_ddpperf.rank.context import Context
 from pytest_ddpperf.rank.counters import Meter
 from pytest_ddpperf.rank.group import NoGroup, cores
@@ -47,9 +46,9 @@ class TimedRank:
     def begin_window(self) -> None:
         """Collect garbage, stamp phases from here on, and note if the user's code or a library, as
         NCCL does, has pinned this thread to other cores than it had."""
-        if full_collections() > self.meter.full_collections:
-            # A step looks through all objects: those that were imported before the fork count, too,
-            # as in training. In every rank that would cost tenths of a second.
+        if gc.get_stats()[-1]["collections"] > self.meter.collections:
+            # A step lets Python look through all objects. As in training, what was imported before
+            # the fork is among them. Other ranks are spared the tenths of a second that it takes.
             gc.unfreeze()
         gc.collect()
         now = cores()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import random
-import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -878,12 +877,12 @@ def test_another_node_runs_pytest_as_often_as_the_first(
     monkeypatch.setattr(comparisons, "TorchrunStore", meetings)
     for name, value in {**TORCHRUN, "GROUP_RANK": "1"}.items():
         monkeypatch.setenv(name, value)
-    started: list[tuple[list[str], Role]] = []
+    started: list[tuple[Sequence[str], Role]] = []
     monkeypatch.setattr(comparisons, "_run", lambda *how: started.append(how))
     assert bisect("--", "--ddp-world-size=4") == (0, "", "")
     assert meetings.asked == [("7-0", None), ("7-1", None), ("7-2", None)]
-    command = [sys.executable, "-m", "pytest", TEST, "-q", "--ddp-world-size=4"]
-    assert [each for each, _ in started] == [command, command]
+    words = (TEST, "-q", "--ddp-world-size=4")
+    assert [each for each, _ in started] == [words, words]
     assert [meeting.run for _, meeting in started] == ["7-0", "7-1"]
 
 
