@@ -136,6 +136,7 @@ def main() -> int:
     )
     options = parser.parse_args()
     if options.trim is not None:
+        # where it is used; `observed` defines it
         observations.TRIM = options.trim  # type: ignore[attr-defined]
     rules, others = (
         dict(RULES),

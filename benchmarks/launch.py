@@ -156,7 +156,7 @@ def rpc_seconds(launcher: Any, rounds: int) -> tuple[list[float], list[float]]:
     """What an RPC world takes, ours and by mp.spawn, interleaved."""
     from _common import progress
     from _workload import RPC_NAMES, spawned_rpc
-    from torch.multiprocessing import spawn  # type: ignore[attr-defined]
+    from torch.multiprocessing.spawn import spawn
 
     from pytest_ddpperf.launch import Observer
     from pytest_ddpperf.records.plan import Plan
@@ -203,7 +203,7 @@ def in_rank(ctx: Any) -> float:
 
 def by_spawn(world_size: int) -> None:
     from _workload import spawned
-    from torch.multiprocessing import spawn  # type: ignore[attr-defined]
+    from torch.multiprocessing.spawn import spawn
 
     with tempfile.TemporaryDirectory() as folder:
         spawn(spawned, args=(world_size, f"{folder}/store"), nprocs=world_size)

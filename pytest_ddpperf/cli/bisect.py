@@ -150,7 +150,7 @@ def _place(arguments: argparse.Namespace) -> Role | None:
     is_step = os.environ.get("SLURM_STEP_NUM_TASKS", "1") != "1"
     if not place.hosted if place else is_step:
         raise console.UsageError(
-            "over several nodes, start bisect by torchrun, whose store stays between comparisons"
+            "bisect over several nodes has to be started by torchrun: it uses its agent's store"
         )
     if place is not None and arguments.facts:
         raise console.UsageError("--facts does not run over several nodes")

@@ -175,7 +175,8 @@ def rank_request(
         own = for_command(os.environ)
     environ = {
         "TORCHINDUCTOR_CACHE_DIR": cache,
-        # What it keeps next to sources is of one side only, and may be of other sources.
+        # Else the current side alone would run what numba keeps next to the sources, which may be
+        # out of date.
         "NUMBA_CACHE_DIR": str(folder / "tmp"),
         **own,
         # In the folder of the launch, with which it is removed: a rank ends hard, so nobody else

@@ -97,7 +97,7 @@ class TorchrunStore:
     """torchrun's store, asked by a process of its own, which imports torch; `close` ends it.
 
     With `reported`, where the first node listens, the process says that to the others until it
-    ends; without, it waits for it. An empty one tells them to end, and the process waits until all
+    ends; without, it waits for it. An empty one asks them to end, and the process waits until all
     have read it.
     """
 

@@ -219,8 +219,8 @@ class Board:
         )
         return (
             f"ranks take different numbers of updates: {', '.join(took)} (give all ranks"
-            " equally many batches, or mark the end of each step, if one has another optimizer:"
-            ' boundary="mark")'
+            ' equally many batches, or mark where steps end, boundary="mark": the end of an epoch,'
+            " or of each iteration if one rank has another optimizer)"
         )
 
     def marks(self, rank: int) -> memoryview:

@@ -370,7 +370,8 @@ class Tee:
 
 def test_ranks_may_replace_their_output_or_have_none(bench: Bench) -> None:
     def setup(ctx: Any) -> Any:
-        sys.stdout = None if ctx.rank else Tee()  # type: ignore[assignment]
+        output: Any = None if ctx.rank else Tee()
+        sys.stdout = output
         return lambda: print("a step")
 
     samples = bench.measure(setup, steps=3)

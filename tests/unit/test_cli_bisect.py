@@ -775,7 +775,7 @@ TORCHRUN = {
         (
             {"TORCHELASTIC_USE_AGENT_STORE": "False"},
             [],
-            "error: over several nodes, start bisect by torchrun, whose store",
+            "error: bisect over several nodes has to be started by torchrun: it",
         ),
         ({}, ["--facts"], "error: --facts does not run over several nodes"),
         (
@@ -808,7 +808,7 @@ def test_srun_alone_is_refused(
     monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "2")
     status, _, err = bisect("--good", commits[0])
     assert (status, project.asked) == (4, [])
-    assert "start bisect by torchrun" in err
+    assert "has to be started by torchrun" in err
     monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "1")
     assert bisect("--good", commits[0])[0] == 0
 

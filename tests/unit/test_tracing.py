@@ -65,7 +65,7 @@ def test_a_trace_that_is_large_or_cannot_be_written_is_noted(
 
 
 def test_sampled_code_may_print_tensors() -> None:
-    """`Tensor.__iter__`, by which it is done, raises while something else keeps its frame."""
+    """Printing iterates over tensors, which raises while something else keeps that frame."""
     trees = Trees(current="/nowhere", base="/nowhere", kept=())
     weights = torch.ones(64, 64, requires_grad=True)
     until = time.monotonic() + 2
