@@ -76,7 +76,7 @@ class Watcher(Observer):
             minutes = taken / launch * (launches - launch) / 60
             self._report(
                 f"{seconds:.0f} s so far: launch {launch + 1} of {launches} begins, about"
-                f" {minutes:.0f} min left, more if the verdict is open then"
+                f" {max(minutes, 1):.0f} min left, more if the verdict is open then"
             )
 
     @property

@@ -100,7 +100,7 @@ def test_measures(request, monkeypatch):
         watcher._waits[clock[0]] = WAITED
         clock[0] += WAITED
     for launch in range(12):
-        watcher.begin(launch, 12)
+        watcher.begin(launch, LAUNCHES)
         clock[0] += 25
     monkeypatch.undo()
 """
@@ -109,7 +109,9 @@ def test_measures(request, monkeypatch):
 def test_without_a_terminal_a_long_measurement_says_rarely_how_far_it_is(
     pytester: pytest.Pytester,
 ) -> None:
-    pytester.makepyfile(test_measures=MEASURES.replace("WAITED", "0"))
+    pytester.makepyfile(
+        test_measures=MEASURES.replace("WAITED", "0").replace("LAUNCHES", "12")
+    )
     result = pytester.runpytest_subprocess(*ARGUMENTS)
     assert [text for text in result.outlines if "launch" in text] == [
         "75 s so far: launch 4 of 12 begins, about 4 min left, more if the verdict is open then",
@@ -118,10 +120,25 @@ def test_without_a_terminal_a_long_measurement_says_rarely_how_far_it_is(
     ]
 
 
+def test_the_last_launch_is_never_said_to_take_no_time(
+    pytester: pytest.Pytester,
+) -> None:
+    source = MEASURES.replace("WAITED", "0").replace("LAUNCHES", "launch + 1")
+    pytester.makepyfile(test_measures=source.replace("+= 25", "+= 7"))
+    result = pytester.runpytest_subprocess(*ARGUMENTS)
+    assert [text for text in result.outlines if "launch 10" in text] == [
+        "63 s so far: launch 10 of 10 begins, about 1 min left, more if the verdict is open then",
+    ]
+
+
 def test_a_wait_for_other_runs_is_no_part_of_what_is_left(
     pytester: pytest.Pytester,
 ) -> None:
-    pytester.makepyfile(test_measures=MEASURES.replace("WAITED", "300"))
+    pytester.makepyfile(
+        test_measures=MEASURES.replace("WAITED", "300").replace(
+            "LAUNCHES", "12"
+        )
+    )
     result = pytester.runpytest_subprocess(*ARGUMENTS)
     first, *_ = [text for text in result.outlines if "launch" in text]
     assert first.startswith(
