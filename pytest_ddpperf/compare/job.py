@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from pytest_ddpperf.baseline import content
 from pytest_ddpperf.options.settings import Settings
@@ -15,6 +14,7 @@ from pytest_ddpperf.records.plan import (
     Setup,
     limits_for,
 )
+from pytest_ddpperf.records.record import record
 from pytest_ddpperf.records.samples import (
     Environment,
     Facts,
@@ -25,7 +25,7 @@ from pytest_ddpperf.records.samples import (
 from pytest_ddpperf.verdict import decision
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Job:
     """What one call of a test measures."""
 

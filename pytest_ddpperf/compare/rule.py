@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from pytest_ddpperf.compare.job import Job
@@ -40,6 +39,7 @@ from pytest_ddpperf.compare.sides import (
     StoredBaseline,
 )
 from pytest_ddpperf.records.reason import Reason
+from pytest_ddpperf.records.record import record
 from pytest_ddpperf.records.samples import (
     GOES_ON,
     Environment,
@@ -165,7 +165,7 @@ _DEBUGGING: Mapping[str, tuple[str, ...]] = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Rule:
     """What decides after each round: how a job is judged, and what it is compared with."""
 

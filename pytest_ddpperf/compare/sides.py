@@ -22,6 +22,7 @@ from pytest_ddpperf.records.errors import BaseSideError
 from pytest_ddpperf.records.outcome import StoredSession, Version
 from pytest_ddpperf.records.plan import Plan
 from pytest_ddpperf.records.reason import Reason
+from pytest_ddpperf.records.record import record
 from pytest_ddpperf.records.samples import (
     Environment,
     LaunchSamples,
@@ -110,7 +111,7 @@ def begin(base: BaseSide, job: Job) -> OtherVersion:
 _MUCH_LONGER = 2
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class StoredBaseline:
     """What the store has of a test, as read after the first look."""
 

@@ -9,7 +9,6 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 from pytest_ddpperf import text
@@ -25,6 +24,7 @@ from pytest_ddpperf.git import (
     tree_of,
 )
 from pytest_ddpperf.records.errors import GitError
+from pytest_ddpperf.records.record import record
 from pytest_ddpperf.records.samples import (
     Digests,
     Distribution,
@@ -35,7 +35,7 @@ from pytest_ddpperf.wire.source_trees import file_digest, is_code
 from pytest_ddpperf.wire.variables import READ, digest
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Source:
     """The commit that has a session's code or, with commit "", why there is none."""
 

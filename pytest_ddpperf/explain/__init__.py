@@ -5,11 +5,12 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import sqrt
 from statistics import NormalDist, fmean, median
 
 from pytest_ddpperf.records.metric import COPIES, WORK, without_totals
+from pytest_ddpperf.records.record import record
 from pytest_ddpperf.records.samples import Counters, Measurement, StackSamples
 from pytest_ddpperf.records.step_phases import (
     BACKWARD,
@@ -46,7 +47,7 @@ _FIRST = (*_MODEL, *_COMPILER, "buckets")
 _NOT_CAUSES = ("peak_rss.bytes", "peak_memory.bytes", "buckets.largest_bytes")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Sides:
     """Both sides of a comparison, and how they are compared."""
 

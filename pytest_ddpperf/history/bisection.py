@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
+from pytest_ddpperf.records.record import record
 from pytest_ddpperf.records.samples import Interval
 from pytest_ddpperf.verdict.stats import NOTHING, Difference
 
@@ -29,7 +30,7 @@ SAME = Difference(
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Gap:
     """Two measured commits, by their places, with none between them that was measured, and the rise
     from one to the other."""

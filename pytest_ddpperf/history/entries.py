@@ -10,7 +10,7 @@ import hashlib
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, TypeVar
@@ -22,6 +22,7 @@ from pytest_ddpperf.records.errors import FileError
 from pytest_ddpperf.records.figure import Better
 from pytest_ddpperf.records.metric import Metric, metric_of
 from pytest_ddpperf.records.outcome import Outcome, RunInfo
+from pytest_ddpperf.records.record import record
 from pytest_ddpperf.records.samples import Facts, Interval, Reason, TestId
 from pytest_ddpperf.verdict.stats import launch_quantiles
 
@@ -37,7 +38,7 @@ _VARIABLE = "env:"
 _COMMIT = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class HistoryFigure:
     """A figure of the user's own."""
 
@@ -45,7 +46,7 @@ class HistoryFigure:
     launches: tuple[float, ...]  # its mean in each
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class HistoryMeasurement:
     """One measurement of a run, without its samples."""
 
@@ -78,7 +79,7 @@ class HistoryMeasurement:
         return tuple(1 / each for each in own.launches)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class HistoryEntry:
     """One run of one commit."""
 
@@ -88,7 +89,7 @@ class HistoryEntry:
     measurements: tuple[HistoryMeasurement, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class AcceptedChange:
     """A change point of one series that is meant to stay."""
 
@@ -101,7 +102,7 @@ class AcceptedChange:
     why: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class BisectedChange:
     """A commit that `ddpperf bisect` found between two others, at which a test became slower."""
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime
 from enum import Enum
 from itertools import pairwise
@@ -27,6 +27,7 @@ from pytest_ddpperf.history.entries import (
 )
 from pytest_ddpperf.records.metric import MEMORY_COUNTERS, Metric
 from pytest_ddpperf.records.plan import Limit, Limits
+from pytest_ddpperf.records.record import record
 from pytest_ddpperf.records.samples import Facts, Interval, Scalar, TestId
 from pytest_ddpperf.records.step_phases import PHASES
 from pytest_ddpperf.verdict.stats import Part, holm, variance
@@ -39,7 +40,7 @@ _RUNS_BEFORE = 5  # for the time before a change point
 _MAIN_PART = 0.5  # of a change, that a phase makes up to be named
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Series:
     """Comparable runs in the order of their commits."""
 
@@ -105,7 +106,7 @@ class ChangeStatus(Enum):
     WITHIN_LIMIT = "WITHIN LIMIT"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class HistoryChange:
     """A change point with its meaning."""
 
@@ -200,7 +201,7 @@ def _differences(
             yield f"{name.removeprefix('env:')} {old} -> {new}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class HistoryAnalysis:
     """The series of a history and their change points."""
 

@@ -12,18 +12,18 @@ import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path, PurePosixPath
 
 from pytest_ddpperf.records.plan import Variables
+from pytest_ddpperf.records.record import record
 from pytest_ddpperf.wire.boot import contents
 
 _CPUS = Path("/sys/devices/system/cpu")
 _PCI = Path("/sys/bus/pci/devices")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Placement:
     """The cores of every rank; empty tuples where the platform cannot pin (macOS)."""
 

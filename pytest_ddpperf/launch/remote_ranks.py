@@ -5,17 +5,17 @@ from __future__ import annotations
 import socket
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 from pytest_ddpperf.launch.output import Observer
 from pytest_ddpperf.records.messages import Address, ShareProgress, Started
 from pytest_ddpperf.records.plan import Plan
+from pytest_ddpperf.records.record import record
 from pytest_ddpperf.records.samples import Digests, Facts, RankError, RankOutput
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Part:
     """The part of a launch that this process starts."""
 

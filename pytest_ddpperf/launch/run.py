@@ -12,7 +12,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -55,6 +55,7 @@ from pytest_ddpperf.records.messages import (
     Started,
     StopRanks,
 )
+from pytest_ddpperf.records.record import record
 from pytest_ddpperf.records.samples import (
     Digests,
     LaunchCost,
@@ -78,7 +79,7 @@ _EXIT_SECONDS = 1.0
 _END_SECONDS = 30.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Delivery:
     """The results of a launch, still in bytes."""
 

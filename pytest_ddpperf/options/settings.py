@@ -10,7 +10,7 @@ import os
 import shutil
 import warnings
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -18,12 +18,13 @@ from pytest_ddpperf.options import parse
 from pytest_ddpperf.options.definitions import BY_ARGUMENT, MARKER, ROWS, Row
 from pytest_ddpperf.records.errors import MarkerError, OptionError
 from pytest_ddpperf.records.plan import Limits, Plan
+from pytest_ddpperf.records.record import record
 
 if TYPE_CHECKING:
     import pytest
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Settings:
     """The settings of a run or, with its markers, of one test."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from pytest_ddpperf import text
 from pytest_ddpperf.launch.placement import place as cores_of
@@ -21,13 +21,14 @@ from pytest_ddpperf.records.plan import (
     Variables,
     backends_by_device,
 )
+from pytest_ddpperf.records.record import record
 from pytest_ddpperf.records.samples import Facts
 
 # As --ddp-device: each rank sees its own CUDA device alone.
 _ONE_DEVICE = "cuda:0"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Place:
     """What "auto" came to."""
 

@@ -19,6 +19,7 @@ from pytest_ddpperf.records.errors import DdpPerfError, GitError
 from pytest_ddpperf.records.guard import Loosened
 from pytest_ddpperf.records.outcome import Outcome, RunInfo
 from pytest_ddpperf.records.plan import Limits
+from pytest_ddpperf.records.record import record
 from pytest_ddpperf.records.samples import Facts
 from pytest_ddpperf.report import guard, json_report, terminal
 from pytest_ddpperf.text import terminal_width
@@ -38,7 +39,7 @@ def uncommitted_files(rootdir: Path) -> set[str] | None:
         return None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class TestResults:
     """What one test adds to a run. Crosses from a worker of xdist's as plain values."""
 

@@ -10,7 +10,7 @@ import pickle
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import field
 from itertools import takewhile
 from types import FrameType
 from typing import Any, Literal, get_args
@@ -21,6 +21,7 @@ import torch
 from pytest_ddpperf.records.errors import DdpPerfError, short_repr
 from pytest_ddpperf.records.figure import Better, Figure, FigureValues
 from pytest_ddpperf.records.metric import why_no_figure
+from pytest_ddpperf.records.record import record
 from pytest_ddpperf.records.samples import StepFigures
 
 # So many losses of a launch are compared and kept in a baseline: their mean is steadier than one.
@@ -91,7 +92,7 @@ def noting(what: str, notes: list[str]) -> Iterator[None]:
         notes.append(f"{what} unknown: {type(error).__name__}: {error}")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Context:
     """The `ctx` that `setup(ctx)` and `fn(ctx, ...)` receive in every rank. Names and meanings are
     torchrun's."""
@@ -194,7 +195,7 @@ def _declared(name: str, better: Any, constant: bool) -> Figure | None:
 Role = Literal["trainer", "parameter_server", "master"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class RpcContext(Context):
     """The `ctx` of an RPC launch. `rank` and `world_size` count the processes of the same role,
     which have a process group of their own; the master has none."""

@@ -11,7 +11,6 @@ import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from datetime import timedelta
 from itertools import count
 from pathlib import Path
@@ -27,6 +26,7 @@ from pytest_ddpperf.rank.environment import pci_address
 from pytest_ddpperf.records.codec import Json
 from pytest_ddpperf.records.messages import Address
 from pytest_ddpperf.records.plan import NCCL, Plan
+from pytest_ddpperf.records.record import record
 from pytest_ddpperf.wire import boot, opened
 from pytest_ddpperf.wire.channels import Lines
 
@@ -179,7 +179,7 @@ def _asked(start: Json) -> tuple[Any, Json]:
 GRACE = timedelta(seconds=60)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class ProcessPlace:
     """The place of a process in its launch."""
 

@@ -7,7 +7,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any
 
 import torch
@@ -18,13 +18,14 @@ from pytest_ddpperf.rank.counters import compilation_state
 from pytest_ddpperf.rank.group import NoGroup
 from pytest_ddpperf.rank.sent import recorded
 from pytest_ddpperf.rank.timed_rank import TimedRank
+from pytest_ddpperf.records.record import record
 from pytest_ddpperf.records.samples import Counters
 from pytest_ddpperf.wire.channels import Board, Phase
 
 Step = Callable[[], Any]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class WarmUp:
     steps: int  # it took
     unsettled: str  # what its last step still changed, in words

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+from pytest_ddpperf.records.record import record
 
 COMPUTATION = "computation"
 # Their durations contain waiting for other ranks.
@@ -11,7 +12,7 @@ COMMUNICATION = "communication"
 COPY = "copy"  # also what sets memory
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Kernel:
     """All calls of one kernel in a step, or of one kind of copy."""
 
@@ -21,7 +22,7 @@ class Kernel:
     total_seconds: float  # of these calls together
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class DeviceWork:
     """What a step gave one rank's device to do: the mean over the profiled steps."""
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from statistics import fmean, geometric_mean
 from typing import Literal, get_args
 
 from pytest_ddpperf.records.quantiles import LaunchRankSteps, quantile
+from pytest_ddpperf.records.record import record
 
 Better = Literal["higher", "lower"]
 _NAME = re.compile(r"[A-Za-z_][\w./-]*", re.ASCII)
@@ -27,7 +27,7 @@ def is_name(name: object) -> bool:
     return isinstance(name, str) and _NAME.fullmatch(name) is not None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Figure:
     """A figure of the user's own, and where a program writes it: the part of its output that
     matches `pattern`, or a `file`.
@@ -85,7 +85,7 @@ class Figure:
 NamedFigures = Mapping[str, Figure]  # by name
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class FigureValues:
     """A figure and its values: those that a rank recorded in its timed steps, or that a program
     wrote meanwhile."""

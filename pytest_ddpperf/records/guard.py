@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from pytest_ddpperf.records.plan import Limits
 from pytest_ddpperf.records.reason import Text
+from pytest_ddpperf.records.record import record
 
 # The label of all measurements of a collective: there is one for each size.
 EVERY_SIZE = "*"
 ALL_FILES = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class JudgedTest:
     """How one test would be measured and judged, known from its collection."""
 
@@ -33,7 +34,7 @@ class JudgedTest:
     body: str = ""  # a digest of its function, without its name and decorators
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Judged:
     """How all tests of a version would be judged."""
 
@@ -64,7 +65,7 @@ UNSURE = (Kind.RENAMED, Kind.FILE, Kind.NOT_COLLECTED)
 BASELINE = "the baseline"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Loosened:
     """One thing that is weaker than in the other version, or than when a baseline was saved."""
 

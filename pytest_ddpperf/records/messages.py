@@ -10,13 +10,14 @@ its start. Last those between a leading pytest (`remote`) and a remote one
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from msgspec import Struct
 
 from pytest_ddpperf.records.guard import Judged
 from pytest_ddpperf.records.plan import Plan, Variables
+from pytest_ddpperf.records.record import record
 from pytest_ddpperf.records.samples import (
     Digests,
     Facts,
@@ -165,7 +166,7 @@ ServerAnswer = (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class RankRequest:
     """What the ranks of a launch on this node read at their start, from a file in its folder."""
 
@@ -189,7 +190,7 @@ class RankRequest:
     trees: dict[str, Any] | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Resting:
     """What a rank of a paused launch says when it has come to rest."""
 
@@ -200,7 +201,7 @@ class Resting:
 # --- between a leading pytest and a remote one
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Sources:
     """What a side runs."""
 
@@ -211,7 +212,7 @@ class Sources:
     files: Digests
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class StartPytest:
     """The first message to a remote pytest: collect these tests, then do what the leader orders.
     Answer: Hello."""

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from pytest_ddpperf.records.guard import Loosened
 from pytest_ddpperf.records.plan import Limits, Plan
+from pytest_ddpperf.records.record import record
 from pytest_ddpperf.records.samples import (
     Comparison,
     Facts,
@@ -21,7 +22,7 @@ from pytest_ddpperf.records.samples import (
 from pytest_ddpperf.records.step_phases import Finding, Means
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Version:
     """The other version that a run is compared with, if it is measured and not stored."""
 
@@ -61,7 +62,7 @@ class Version:
 REFERENCE = Version(ref="", commit="", now="", is_reference=True)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class BaselineSide:
     """The baseline side of a measurement whose launches were interleaved."""
 
@@ -93,7 +94,7 @@ class BaselineSide:
         return not (otherwise or self.differing or self.error)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class StoredSession:
     """A session of a stored baseline as reports know it: by percentiles, for its samples are in the
     baseline."""
@@ -110,7 +111,7 @@ class StoredSession:
     why: str = ""  # as of `Recording`
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class RunInfo:
     """What all measurements of a run share."""
 
@@ -145,7 +146,7 @@ DIVERGED = "DIVERGED"
 FAILED = "failed"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Outcome:
     """One measurement as the reports know it. Crosses from an xdist worker as JSON (see
     `codec`)."""

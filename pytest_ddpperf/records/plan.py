@@ -7,14 +7,15 @@ import os
 import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any, Literal
 
 from pytest_ddpperf.records.figure import NamedFigures
 from pytest_ddpperf.records.metric import METRICS, WALL, Metric, metric_of
+from pytest_ddpperf.records.record import record
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Limit:
     """How much worse than the baseline one metric may get: `p50:5%`, `mean:25%`, `cpu_p50:5%`,
     `rpc.bytes:0%`."""
@@ -90,7 +91,7 @@ UPDATE, MARK = "update", "mark"
 Variables = Mapping[str, str]  # of the environment
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Program:
     """A Python program, as it is called."""
 
@@ -108,7 +109,7 @@ class Program:
         return shlex.join([*name, *self.args])
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Command:
     """A command that brings its own launcher, as it is called."""
 
@@ -122,7 +123,7 @@ Function = Callable[..., Any]
 Setup = Function | Program | Command | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Plan:
     """All that a launch needs to know; the same for every launch of a test but for the window: see
     `exactly`."""
@@ -329,7 +330,7 @@ _ROOTED = ("broadcast", "reduce")
 _DTYPE = r"bool|(?:float|bfloat|int|uint|complex)(\d+)(?:_[a-z0-9]+)?"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Collective:
     """One operation over buffers of one size."""
 

@@ -15,6 +15,7 @@ from pytest_ddpperf.records.quantiles import LaunchRankSteps as LaunchRankSteps
 from pytest_ddpperf.records.quantiles import LaunchSteps as LaunchSteps
 from pytest_ddpperf.records.reason import Reason as Reason
 from pytest_ddpperf.records.reason import Text
+from pytest_ddpperf.records.record import record
 from pytest_ddpperf.records.step_phases import (
     Means,
     RankPhases,
@@ -68,7 +69,7 @@ class Status(Text):
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Samples:
     """The raw durations of a measurement, in seconds. All launches have the same ranks and
     steps."""
@@ -135,7 +136,7 @@ class Samples:
         return replace(self, **tables)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Environment:
     """Facts about where figures were taken, in the three classes that decide what may be
     compared."""
@@ -148,7 +149,7 @@ class Environment:
     recorded: Facts = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Measurement:
     """One side of a comparison."""
 
@@ -184,7 +185,7 @@ class Measurement:
 Measurements = Sequence[Measurement]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class TestId:
     """Whose measurement it is, independent of how pytest was called."""
 
@@ -201,7 +202,7 @@ class TestId:
         return f"{self.module}::{self.name}{label}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Distribution:
     """An installed distribution."""
 
@@ -210,7 +211,7 @@ class Distribution:
     digest: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Recording:
     """What one session left in a baseline, and where it came from."""
 
@@ -233,7 +234,7 @@ class Recording:
     why: str = ""  # it was saved, in the user's words; "" if nobody said
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Baseline:
     """What is stored of one test in one environment: its sessions, oldest first, at least one."""
 
@@ -250,7 +251,7 @@ class Baseline:
         return self.sessions[0].measurement.environment
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Interval:
     """A relative change between two one-sided bounds: 0.05 is 5 % slower."""
 
@@ -259,7 +260,7 @@ class Interval:
     high: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Ratio:
     """The step time of a test over that of its reference, between two one-sided bounds: 1.05 is 5 %
     slower."""
@@ -269,7 +270,7 @@ class Ratio:
     upper: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Speeds:
     """The launches of both sides have two speeds: how many have the slow one."""
 
@@ -283,7 +284,7 @@ class Speeds:
     least_p_value: float  #: the same, if all slow ones that it can were of now
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Comparison:
     """One limit, applied to figures."""
 
@@ -312,7 +313,7 @@ class Comparison:
     speeds: Speeds | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class CounterChange:
     """One limit on a counter, compared with the baseline's. Counts have no noise: there is no
     evidence to weigh."""
@@ -334,7 +335,7 @@ class CounterChange:
 Change = Comparison | CounterChange
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class LossChange:
     """The means of the losses of both sides, which differ by more than launches of the same code
     do."""
@@ -346,7 +347,7 @@ class LossChange:
 EXAMPLES = "examples"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Fall:
     """What a step does less of than the baseline's: "flops", "gradient_bytes" or EXAMPLES."""
 
@@ -355,7 +356,7 @@ class Fall:
     now: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class FactChange:
     """A fact of the environment that differs."""
 
@@ -368,7 +369,7 @@ class FactChange:
         return f"{self.name} {self.before} -> {self.now}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Dropped:
     """A limit that is not applied."""
 
@@ -444,7 +445,7 @@ class Verdict:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class LaunchCost:
     """What one launch cost, in seconds, by phase: from the request until every rank had ended."""
 
@@ -461,7 +462,7 @@ class LaunchCost:
         return total
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class RankError:
     """Why one rank did not deliver, as the rank or the rank server saw it."""
 
@@ -483,7 +484,7 @@ class RankError:
         return self.name or f"rank {self.rank}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class RankOutput:
     """What a rank wrote, cut in the middle where it was long."""
 
@@ -496,7 +497,7 @@ class RankOutput:
 Outputs = tuple[RankOutput, ...]  # of the ranks of a launch
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Imported:
     """Where the modules of one process came from, where that is asked; and which variables its code
     read."""
@@ -508,7 +509,7 @@ class Imported:
     variables: Mapping[str, str] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class StackSamples:
     """Where one rank's training thread was while its steps were timed, at random times."""
 
@@ -518,7 +519,7 @@ class StackSamples:
     functions: tuple[tuple[str, str, str, int], ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Window:
     """What one rank measured, as it delivers it."""
 
@@ -565,7 +566,7 @@ class Window:
 Windows = Sequence[Window]  # of a launch, by rank
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class LaunchSamples:
     """What one launch brought back."""
 

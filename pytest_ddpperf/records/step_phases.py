@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from statistics import fmean
+
+from pytest_ddpperf.records.record import record
 
 DATA = "data"  # before a forward pass: the loader, `zero_grad`
 FORWARD = "forward"  # from the first module of a pass to the backward pass
@@ -21,7 +22,7 @@ PHASES = (DATA, FORWARD, BACKWARD, EXPOSED, OPTIMIZER, OTHER)
 Pieces = tuple[tuple[int, int], ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class RankPhases:
     """The phases of one rank's last timed steps, as it delivers them; times are as those of
     `Window.marks_ns`."""
@@ -33,7 +34,7 @@ class RankPhases:
     arrivals: tuple[tuple[int, str], ...] | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class StepPhases:
     """Where the time of a launch's steps went, in seconds: the mean over the middle half of them,
     by duration."""
@@ -81,7 +82,7 @@ def _mean(values: Sequence[float | None]) -> float | None:
 ChangedCounter = tuple[str, int, int]  # name, before, after
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Finding:
     """A part of a change of the step time, and what is known of its cause."""
 

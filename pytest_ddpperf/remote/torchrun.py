@@ -6,17 +6,17 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping, MutableMapping
-from dataclasses import dataclass
 
 from pytest_ddpperf import text
 from pytest_ddpperf.launch.request import inherited
 from pytest_ddpperf.records.codec import Json
 from pytest_ddpperf.records.errors import NodesError
+from pytest_ddpperf.records.record import record
 from pytest_ddpperf.wire import boot
 from pytest_ddpperf.wire.channels import readable
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Role:
     """The place of one pytest among those of several nodes."""
 

@@ -17,7 +17,7 @@ from collections.abc import (
     Sequence,
 )
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -59,6 +59,7 @@ from pytest_ddpperf.records.messages import (
     TakeLaunch,
 )
 from pytest_ddpperf.records.plan import Function, Plan, Variables
+from pytest_ddpperf.records.record import record
 from pytest_ddpperf.records.samples import Digests, LaunchSamples
 from pytest_ddpperf.remote.nodes import OtherNodes
 from pytest_ddpperf.remote.process import START_SECONDS, RemotePytest, Tests
@@ -148,7 +149,7 @@ def spelt_out(words: Iterable[str], folder: Path) -> Iterator[str]:
             )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Invocation:
     """How this pytest was called."""
 

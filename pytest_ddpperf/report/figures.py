@@ -8,13 +8,13 @@ import io
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from pytest_ddpperf import text
 from pytest_ddpperf.records.errors import MissingExtraError
 from pytest_ddpperf.records.outcome import Outcome
+from pytest_ddpperf.records.record import record
 from pytest_ddpperf.records.samples import Comparison
 from pytest_ddpperf.records.step_phases import PHASES, Means
 from pytest_ddpperf.verdict import stats
@@ -114,7 +114,7 @@ def show_seconds(axis: Axis) -> None:
     axis.set_major_formatter(EngFormatter(unit="s"))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Side:
     """One side of a comparison: the sessions of a stored baseline, or one session."""
 

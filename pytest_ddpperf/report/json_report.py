@@ -4,7 +4,7 @@ shards of a CI job."""
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -13,6 +13,7 @@ from pytest_ddpperf.baseline.content import nonsense
 from pytest_ddpperf.records import codec
 from pytest_ddpperf.records.errors import FileError
 from pytest_ddpperf.records.outcome import Outcome, RunInfo
+from pytest_ddpperf.records.record import record
 from pytest_ddpperf.report.summary import count
 from pytest_ddpperf.verdict import stats
 
@@ -62,7 +63,7 @@ def _measurement(outcome: Outcome) -> dict[str, Any]:
     return data
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Entry:
     """A measurement and its run."""
 
@@ -70,7 +71,7 @@ class Entry:
     run: RunInfo
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Gone:
     """A measurement that only the baseline run has."""
 
@@ -78,7 +79,7 @@ class Gone:
     ranks: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class StoredReport:
     """The content of one or several files."""
 

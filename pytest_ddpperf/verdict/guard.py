@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 
 from pytest_ddpperf import text
@@ -21,6 +20,7 @@ from pytest_ddpperf.records.guard import (
 from pytest_ddpperf.records.metric import DEVICE
 from pytest_ddpperf.records.outcome import Outcome
 from pytest_ddpperf.records.plan import COUNTER_LIMITS, Limit, Limits
+from pytest_ddpperf.records.record import record
 
 REMOVED = "removed"
 DESELECTED = "deselected"
@@ -30,7 +30,7 @@ LOOSENED = "--ddp-fail-on loosened"
 Change = tuple[str, str, str]  # of what, before and now
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Guard:
     """The comparison of how tests are judged `now` with how the other version's own tests would be,
     `before`."""

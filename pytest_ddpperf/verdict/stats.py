@@ -15,6 +15,7 @@ from pytest_ddpperf.records.quantiles import (
     launch_quantiles as launch_quantiles,
 )
 from pytest_ddpperf.records.quantiles import quantile as quantile
+from pytest_ddpperf.records.record import record
 
 _NORMAL = NormalDist()
 # Beyond it the two differ by less than 1e-5, and the continued fraction loses digits.
@@ -146,7 +147,7 @@ class Drift:
         return self.floor**2 + busy + self.share**2 * launches
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Difference:
     """A difference of means and what makes it uncertain, as independent parts."""
 
