@@ -176,8 +176,9 @@ def link_ignored(trees: Trees) -> list[Path]:
         there = Path(trees.base, entry)
         if there.name == "__pycache__" or is_code(entry):
             continue
-        if there.parent.is_dir() and not os.path.lexists(there):
+        if not os.path.lexists(there):
             links.append(there)
+            there.parent.mkdir(parents=True, exist_ok=True)
             here = top / entry
             count = _count_files(here)
             if count < left:
@@ -199,11 +200,16 @@ def _count_files(folder: Path) -> int:
 
 
 def _mirror(here: Path, there: Path) -> None:
-    """Make a folder of links to what is in another: what walks along folders, as `os.walk`, goes
+    """Make a folder of links to the data in another: what walks along folders, as `os.walk`, goes
     into no link to a folder. It is as old as the other, and lists the same in the same order.
 
     No hard links: SQLite can damage a database that has two."""
-    entries = [*os.scandir(here)]
+    entries = [
+        entry
+        for entry in os.scandir(here)
+        # temporary files, and the version's tree with them, may be in it
+        if not is_code(entry.name) and Path(entry) not in there.parents
+    ]
     _link(entries, there)
     if os.listdir(there) != [entry.name for entry in entries]:
         # some file systems list the newest first
@@ -223,16 +229,23 @@ def _mirror(here: Path, there: Path) -> None:
 def _link(entries: Sequence[os.DirEntry[str]], there: Path) -> None:
     there.mkdir(exist_ok=True)
     for entry in entries:
+        made = there / entry.name
         if entry.is_dir(follow_symlinks=False):
-            (there / entry.name).mkdir()
+            made.mkdir()
+        elif made.suffix == ".lock" and not os.path.getsize(entry):
+            # what locks files, as filelock, opens no link
+            made.touch()
         else:
-            (there / entry.name).symlink_to(entry)
+            made.symlink_to(entry)
 
 
 def move_variables(trees: Trees, environ: Mapping[str, str]) -> dict[str, str]:
     """Return variables in which all paths in the current tree lead into the version's, but those
     of the folder for temporary files: both sides write into one."""
-    place = re.compile(rf"(?<![\w.-]){re.escape(trees.current)}(?![\w.-])")
+    # "/repository/.." leads out of it
+    place = re.compile(
+        rf"(?<![\w.-]){re.escape(trees.current)}(?![\w.-]|/\.\.)"
+    )
     found = {}
     for name, value in environ.items():
         if name in _TEMPORARY:
@@ -243,7 +256,8 @@ def move_variables(trees: Trees, environ: Mapping[str, str]) -> dict[str, str]:
             # what follows "file:" is no path
             is_path = os.path.isabs(part) and not part.startswith("//")
             # As it is written: a link in the tree has a target of its own on each side.
-            if trees.within(part) is not None or not is_path:
+            normal = os.path.normpath(part)
+            if trees.within(normal) is not None or not is_path:
                 parts[number] = place.sub(trees.base, part)
             else:
                 parts[number] = trees.followed(part)

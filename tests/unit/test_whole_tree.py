@@ -287,6 +287,50 @@ def test_a_folder_lists_the_same_in_the_same_order_where_the_last_comes_first() 
         assert (there / "file3").is_symlink()
 
 
+def test_ignored_caches_have_no_code_and_own_locks_in_the_version(
+    top: Path,
+) -> None:
+    """What locks files opens no link, and each version has its own code."""
+    (top / ".gitignore").write_text("cache\n")
+    commit(top)
+    cache = top / "cache/inner"
+    cache.mkdir(parents=True)
+    for file in ("a.lock", "empty"):
+        (cache / file).touch()
+    for file in ("code.py", "a.bin", "poetry.lock"):
+        (cache / file).write_text("1")
+    with Version(top, "HEAD") as tree:
+        there = tree / "cache/inner"
+        assert (there / "a.lock").is_file()
+        links = [each.name for each in there.iterdir() if each.is_symlink()]
+        assert sorted(links) == ["a.bin", "empty", "poetry.lock"]
+        assert not (there / "a.lock").is_symlink()
+        assert not (there / "code.py").exists()
+
+
+def test_ignored_data_has_its_folder_in_a_version_without_it(top: Path) -> None:
+    (top / ".gitignore").write_text("*.npy\n")
+    commit(top)
+    (top / "data").mkdir()
+    for file in ("x.npy", "notes"):
+        (top / "data" / file).write_text("1")
+    with Version(top, "HEAD") as tree:
+        assert (tree / "data/x.npy").read_text() == "1"
+        assert not (tree / "data/notes").exists()
+
+
+def test_temporary_files_may_lie_in_the_repository(
+    top: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (top / ".gitignore").write_text("tmp\n")
+    commit(top)
+    (top / "tmp").mkdir()
+    (top / "tmp/data").touch()
+    monkeypatch.setattr("tempfile.tempdir", str(top / "tmp"))
+    with Version(top, "HEAD") as tree:
+        assert [each.name for each in (tree / "tmp").iterdir()] == ["data"]
+
+
 def test_what_only_the_version_has_although_git_ignores_it_is_named(
     top: Path,
 ) -> None:
@@ -333,6 +377,9 @@ def test_variables_lead_into_the_versions_tree(
         "/usr/bin",
         str(here.parent),
         f"{here}2/data",
+        f"{here}/../data",
+        f"{here}/data/../../data",
+        f"--data={here}/../data",
         f"{here}/venv",
         f"{here}/venv/bin:/bin",
     ]
