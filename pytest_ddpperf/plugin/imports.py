@@ -25,6 +25,7 @@ _OTHER_WAYS = frozenset(
     exec_module import_module importorskip load_module pytest_plugins reload run_module run_path
     spec_from_file_location Popen Process fork popen entry_points getfixturevalue multiprocessing
     subprocess system
+    pickle cloudpickle dill joblib unsafe_load instantiate locate
     """.split()
 )
 

@@ -73,8 +73,11 @@ def named_tests(config: pytest.Config) -> tuple[str, ...]:
 
 def selects_tests(config: pytest.Config) -> bool:
     """Say whether the call names single tests, or those that the last run left."""
-    by_last_run = [config.getoption(name, None) for name in ("lf", "stepwise")]
-    return any("::" in word for word in named_tests(config)) or any(by_last_run)
+    by_last_run = re.compile(r"--(lf|last-failed|sw|stepwise)\b")
+    called_with = map(str, config.invocation_params.args)
+    return any("::" in word for word in named_tests(config)) or any(
+        map(by_last_run.match, called_with)
+    )
 
 
 def leaves_tests_out(run: PytestProcess) -> bool:

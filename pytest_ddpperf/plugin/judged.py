@@ -34,6 +34,7 @@ from pytest_ddpperf.records.guard import (
     JudgedTest,
 )
 from pytest_ddpperf.records.plan import TIME_LIMITS, Limits
+from pytest_ddpperf.remote.worktree import INI_FILES
 from pytest_ddpperf.verdict.decision import red_names
 from pytest_ddpperf.verdict.guard import DESELECTED
 from pytest_ddpperf.wire.source_trees import Trees, digest
@@ -71,7 +72,7 @@ def differing_files(
     config: pytest.Config, files: Sequence[str], before: Judged, now: Judged
 ) -> list[str]:
     """Return those of the files that may have a part in distributed tests: their modules,
-    conftests, other code next to tests, and the ini file if it selects other tests."""
+    conftests, whatever else is next to tests, and the ini file if it selects other tests."""
     patterns = config.getini("python_files")
     modules = {test.file for test in before.tests}
     found = []
@@ -79,7 +80,7 @@ def differing_files(
         name = Path(file).name
         is_test = any(fnmatch(name, pattern) for pattern in patterns)
         is_helper = not is_test or name == "conftest.py"
-        if name.endswith(".py") and (file in modules or is_helper):
+        if name not in INI_FILES and (file in modules or is_helper):
             found.append(file)
     inipath = config.inipath
     if before.ini and before.ini != now.ini:
@@ -125,6 +126,7 @@ def _read_test(
                 "backend": settings.backend,
                 "device": settings.device,
                 "timing": settings.timing,
+                "turns": settings.turns,
                 # more of it may hide slow steps, and less as well
                 "warmup": str(settings.warmup),
             },

@@ -467,12 +467,14 @@ class BaseSide:
         self.changed_tests = self._checkout.changed_tests(
             self._invocation.patterns
         )
-        invocation = self._invocation.to_collect_own_tests(trees)
-        if (
-            not (self.changed_tests or self._looks_always)
-            or invocation is None
-            or self._invocation.own_tests
+        if self._invocation.own_tests or not (
+            self.changed_tests or self._looks_always
         ):
+            return
+        invocation = self._invocation.to_collect_own_tests(trees)
+        if invocation is None:
+            why = "it has none of the tests that the call names"
+            self.own_tests = Judged(file_errors={ALL_FILES: why})
             return
         folder = self._checkout.folder
         message = invocation.start(trees, ["--collect-only"], folder)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 
 from pytest_ddpperf import text
@@ -19,7 +20,13 @@ from pytest_ddpperf.records.guard import (
 )
 from pytest_ddpperf.records.metric import DEVICE
 from pytest_ddpperf.records.outcome import Outcome
-from pytest_ddpperf.records.plan import COUNTER_LIMITS, Limit, Limits
+from pytest_ddpperf.records.plan import (
+    COMMAND_LIMITS,
+    COUNTER_LIMITS,
+    OWN_LIMIT,
+    Limit,
+    Limits,
+)
 from pytest_ddpperf.records.record import record
 
 REMOVED = "removed"
@@ -199,7 +206,13 @@ def raised_limits(before: Limits, now: Limits) -> Iterator[Change]:
     compared, so they count. If none are known of one side, nothing is yielded."""
     if not before or not now:
         return
-    old, new = _by_metric(before), _by_metric(now)
+    # figures of one's own have a limit of ours unless it is named
+    own = [
+        replace(limit, value=OWN_LIMIT, unit="%")
+        for limit in now
+        if limit.kind.own_figure
+    ]
+    old, new = _by_metric((*own, *before)), _by_metric(now)
     for metric, limit in old.items():
         other = new.get(metric)
         if other is None:
@@ -209,8 +222,9 @@ def raised_limits(before: Limits, now: Limits) -> Iterator[Change]:
 
 
 def _by_metric(limits: Limits) -> dict[str, Limit]:
-    # those on counters hold unless others are named
-    return {limit.metric: limit for limit in (*COUNTER_LIMITS, *limits)}
+    # these hold unless others are named
+    default = (*COUNTER_LIMITS, *COMMAND_LIMITS)
+    return {limit.metric: limit for limit in (*default, *limits)}
 
 
 def since_baseline(outcomes: Sequence[Outcome]) -> Iterator[Loosened]:

@@ -322,6 +322,20 @@ def test_of_tests_that_are_the_same_nothing_is_collected_or_told(
     assert guard_lines(result) == []
 
 
+def test_a_call_that_names_none_of_the_other_versions_tests_says_so(
+    top: Path, run: Run
+) -> None:
+    (top / "tests/test_step.py").rename(top / "tests/test_renamed.py")
+    result = run(
+        "tests/test_renamed.py", "--ddp-against=main", "-ksecond", *FEW
+    )
+    assert result.ret == 0
+    assert (
+        "guard: what main's own tests are judged by is unknown, because they cannot be collected:"
+        " it has none of the tests that the call names"
+    ) in guard_lines(result)
+
+
 def test_what_cannot_be_collected_is_told(top: Path, run: Run) -> None:
     write(top, "tests/conftest.py", "import nonesuch\n")
     git(top, "add", "tests")

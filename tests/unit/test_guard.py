@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from pytest_ddpperf.plugin import remote
+from pytest_ddpperf.plugin.items import selects_tests
 from pytest_ddpperf.plugin.judged import read_judged
 from pytest_ddpperf.plugin.state import RUN
 from pytest_ddpperf.records.guard import (
@@ -334,6 +336,39 @@ def test_a_run_is_red_by_the_settings_of_either_side(
     assert (f"guard: the run fails: {why}" in words.lines(info)) is bool(why)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "selects"),
+    [
+        ((), False),
+        (("--lf",), True),
+        (("--stepwise",), True),
+        (("--sw-skip",), True),
+        (("-o", "addopts=--lf"), False),
+        (("test_a.py::test_a",), True),
+        (("test_a.py",), False),
+    ],
+)
+def test_the_last_run_selects_tests_if_the_call_says_so(
+    arguments: tuple[str, ...], selects: bool
+) -> None:
+    """What the ini file says holds for everybody."""
+    config: Any = SimpleNamespace(
+        args=[each for each in arguments if each.startswith("test_a")],
+        ArgsSource=pytest.Config.ArgsSource,
+        args_source=pytest.Config.ArgsSource.ARGS,
+        invocation_params=SimpleNamespace(args=arguments),
+    )
+    assert selects_tests(config) is selects
+
+
+def test_limits_that_hold_unless_they_are_named_can_be_raised() -> None:
+    now = limit("p50:10%"), limit("wall:500%"), limit("tps:90%")
+    assert [*raised_limits((now[0],), now)] == [
+        ("wall", "10 %", "500 %"),
+        ("tps", "10 %", "90 %"),
+    ]
+
+
 def test_nothing_is_known_of_limits_that_were_not_kept() -> None:
     assert [*raised_limits((), (limit("p50:10%"),))] == []
 
@@ -508,6 +543,7 @@ def test_a_test_shows_what_it_is_judged_by(
         "backend": "gloo",
         "device": "auto",
         "timing": "auto",
+        "turns": "auto",
         "warmup": "5",
     }
     assert (expected.limits, expected.limits_from) == (
