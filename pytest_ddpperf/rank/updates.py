@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import wraps
 from typing import Any
 from weakref import ref
@@ -22,6 +22,9 @@ from pytest_ddpperf.records.errors import DdpPerfError
 # So many updates show how a program's steps end. An event that ends steps is over if others have
 # come for so many times as long as it usually takes.
 _RUNS = 3
+# So many, at most, if an optimizer has not taken a step yet: that of a GAN's generator comes after
+# several of the other.
+_MOST_RUNS = 10
 # So many of the last runs are kept: many more than a step has.
 _KEPT = 1_000
 # So many backward passes without an optimizer that is seen show that there is none, and so many
@@ -54,6 +57,12 @@ class StepEnd:
             self.event = event  # every update ends a step, this one, too
         self._known.add(event)
         return event == self.event
+
+    def awaits_any_of(self, events: Sequence[object]) -> bool:
+        """Return whether some of these events have not happened, and may be the rarest ones."""
+        return len(self._runs) < _MOST_RUNS and not self._known.issuperset(
+            events
+        )
 
     def is_overdue(self, event: object) -> bool:
         """Note how a run ended; return whether the event that ends a step should have come by
@@ -162,6 +171,15 @@ def _is_fsdp(module: object) -> bool:
     """Whether it is an FSDP2 module, by its type: a module's own `__getattr__` may raise
     anything."""
     return hasattr(type(module), "_get_fsdp_state")
+
+
+def _optimizers() -> list[object]:
+    """Return the events of the optimizers whose steps are seen: not of those that wrap another."""
+    return [
+        ref(each)
+        for each in find_objects(torch.optim.Optimizer)
+        if hasattr(type(each).step, "hooked")
+    ]
 
 
 class Updates:
@@ -298,6 +316,8 @@ class Updates:
         if not end.is_overdue(event):
             return
         if end.event is None:
+            if end.awaits_any_of(_optimizers()):
+                return
             end.learn()
             ends = [
                 when for each, when in self._first_runs if each == end.event

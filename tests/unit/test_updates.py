@@ -65,6 +65,37 @@ def test_the_rarest_of_two_kinds_of_updates_ends_a_step() -> None:
     assert training.ended[-2:] == [12, 16]
 
 
+@pytest.mark.parametrize(("critics", "ends"), [(5, 12), (50, 11)])
+def test_an_optimizer_that_took_no_step_yet_is_awaited_for_ten_updates(
+    monkeypatch: pytest.MonkeyPatch, critics: int, ends: int
+) -> None:
+    """A GAN whose generator is updated after so many updates of its critic: the first step that is
+    seen to end."""
+    training, critic, generator = Training(), Optimizer(), Optimizer()
+    found = [ref(critic), ref(generator)]
+    monkeypatch.setattr(updates, "_optimizers", lambda: found)
+    for _ in range(3):
+        for _ in range(critics):
+            training.update(critic)
+        training.update(generator)
+    assert training.ended[0] == ends
+
+
+def test_optimizers_whose_steps_are_not_seen_are_not_awaited() -> None:
+    class Wrapper(torch.optim.Optimizer):
+        def __init__(self, wrapped: torch.optim.Optimizer) -> None:
+            self.wrapped = wrapped
+
+        def step(self, closure: Any = None) -> None:
+            self.wrapped.step()
+
+    inner = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1)
+    outer = Wrapper(inner)
+    found = updates._optimizers()
+    assert ref(inner) in found
+    assert ref(outer) not in found
+
+
 def test_another_optimizer_goes_on_with_the_steps() -> None:
     training = Training()
     for optimizer in (Optimizer(), Optimizer()):
