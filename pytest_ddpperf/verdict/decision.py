@@ -400,6 +400,8 @@ _SENT_COUNTS = tuple(f"{kind}.count" for kind in (*SENT, "collectives"))
 _SENT_BYTES = tuple(f"{kind}.bytes" for kind in SENT)
 # As a share: without gradients no more is left. A logged loss has a few bytes.
 _HARDLY_ANY = 0.01
+# Of the gradients' bytes, what is sent less if nothing sends them: figures of the training are.
+_NEARLY_ALL = 0.9
 
 
 def _lost_traffic(
@@ -417,9 +419,13 @@ def _lost_traffic(
     sent = {name: count for name in names if (count := base.get(name))}
     if is_other or not sent or None in map(now.get, _SENT_COUNTS):
         return ""
-    # DDP may have gradients that its hook sends to nobody
-    share = 0 if now.get("gradient_bytes") else _HARDLY_ANY
-    if _amount(now) > share * _amount(base):
+    gradients = base.get("gradient_bytes") or 0
+    most = _HARDLY_ANY * _amount(base)
+    if now.get("gradient_bytes"):
+        most = 0  # DDP may have gradients that its hook sends to nobody
+    elif gradients:
+        most = max(most, _amount(base) - _NEARLY_ALL * gradients)
+    if _amount(now) > most:
         return ""
     if any(limit.metric in sent for limit in limits if not limit.default):
         return ""

@@ -1247,6 +1247,20 @@ LOSS_ALONE = {
             "INCOMPARABLE",
             "gradients are no longer synchronised: all_reduce.bytes 1,000,004 -> 4",
         ),
+        (  # figures of the training alone
+            WITH_LOSS,
+            {**LOSS_ALONE, "all_reduce.bytes": 50_000},
+            0.2,
+            "INCOMPARABLE",
+            "gradients are no longer synchronised: gradient_bytes 1,000,000 -> 0",
+        ),
+        (  # gradients that are sent in another way, as fewer bytes
+            WITH_LOSS,
+            {**LOSS_ALONE, "all_reduce.bytes": 250_000},
+            0.2,
+            "IMPROVED",
+            "",
+        ),
         (  # a hook of DDP that sends nothing
             WITH_LOSS,
             {**NO_DDP, "gradient_bytes": 1_000_000},
