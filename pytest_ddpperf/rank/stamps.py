@@ -98,6 +98,7 @@ class Stamps:
             torch_names.replace(name, self._around(IN_BACKWARD))
         # Of every collective that Python waits for, also in a `dist.all_reduce` without `async_op`.
         torch_names.replace(f"{_C10D}:Work.wait", self._around(IN_WAIT))
+        torch_names.replace("torch._C:Future.wait", self._around(IN_WAIT))
         if self._device.type == "cpu":
             # Of a functional collective, as DTensor uses them.
             torch_names.replace(

@@ -31,6 +31,7 @@ _NAMES = {
         "torch.autograd:backward": "see backward passes",
         "torch.autograd:grad": "see backward passes",
         "torch._C._distributed_c10d:Work.wait": "see waits for collectives",
+        "torch._C:Future.wait": "see waits for futures",
         "torch.distributed._functional_collectives:wait_tensor": (
             "see waits for functional collectives"
         ),
