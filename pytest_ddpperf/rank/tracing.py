@@ -15,7 +15,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
-from types import CodeType, FrameType
+from types import CodeType
 from typing import Any
 
 import torch
@@ -77,6 +77,7 @@ def trace(step: Step, rank: TimedRank) -> str:
 
 _EVERY_SECONDS = 0.002  # on average
 _OURS = __name__.partition(".")[0]
+Stack = list[tuple[CodeType, str]]
 # Within these a thread waits, or C++ and other processes do what no Python stack shows. Other
 # functions of the same packages work for their caller: a tensor's `__deepcopy__`,
 # `default_collate`, an average of weights, a checkpoint.
@@ -133,49 +134,41 @@ class StackSampler:
     def _run(self) -> None:
         times = random.Random()  # the program's own stay as they are seeded
         while not self._over.wait(times.expovariate(1 / _EVERY_SECONDS)):
-            # No frame is kept meanwhile: with one of `Tensor.__iter__`, iterating would raise.
             if self._is_timed():
-                self._take(sys._current_frames().get(self._observed))
+                self._count(_stack_of(self._observed))
 
-    def _take(self, frame: FrameType | None) -> None:
+    def _count(self, stack: Stack) -> None:
         """Count the innermost function of the repository, unless what it called hides whose time
         this is."""
         self._taken += 1
-        called = ""  # module and function of the frame that this one called
-        while frame is not None and (file := self._file(frame)) is None:
-            called = (
-                f"{frame.f_globals.get('__name__', '')}:{frame.f_code.co_name}"
-            )
+        called = ""  # module and function that this one called
+        frames = iter(stack)
+        for code, module in frames:
+            if (file := self._file(code, module)) is not None:
+                break
+            called = f"{module}:{code.co_name}"
             if _HIDDEN.match(called):
                 return
-            frame = frame.f_back
-        if frame is None:
+        else:
             return
-        function = _name(frame.f_code)
-        outer = frame.f_back
+        outer = [*frames]
         # A step that calls a model of another package's class: who wrote the model is not known.
-        of_module = (
-            outer is not None and outer.f_globals.get("__name__") == _MODULE
-        )
+        of_module = outer[:1] and outer[0][1] == _MODULE
         if called == _CALLS_MODULE and not of_module:
             return
-        while outer is not None and (of_outer := self._file(outer)) is None:
-            outer = outer.f_back
-        self._counted[
-            file or "",
-            function,
-            f"{of_outer}:{_name(outer.f_code)}" if outer is not None else "",
-        ] += 1
+        callers = (
+            f"{of_outer}:{_name(each)}"
+            for each, module in outer
+            if (of_outer := self._file(each, module)) is not None
+        )
+        self._counted[file, _name(code), next(callers, "")] += 1
 
-    def _file(self, frame: FrameType) -> str | None:
+    def _file(self, code: CodeType, module: str) -> str | None:
         """Return the path of the code from the top of the repository; None if it is not of the
         user's."""
-        name = frame.f_code.co_filename
+        name = code.co_filename
         if name not in self._files:
-            is_ours = (
-                str(frame.f_globals.get("__name__", "")).partition(".")[0]
-                == _OURS
-            )
+            is_ours = module.partition(".")[0] == _OURS
             is_generated = name.startswith("<")  # "<string>"
             self._files[name] = (
                 None
@@ -183,6 +176,17 @@ class StackSampler:
                 else self._trees.within(real_path(name))
             )
         return self._files[name]
+
+
+def _stack_of(thread: int) -> Stack:
+    """Return code and module of what a thread is in, the innermost first. It is quick, and keeps no
+    frame: while something has one of `Tensor.__iter__`, iterating raises."""
+    found = []
+    frame = sys._current_frames().get(thread)
+    while frame is not None:
+        found.append((frame.f_code, str(frame.f_globals.get("__name__", ""))))
+        frame = frame.f_back
+    return found
 
 
 def _name(code: CodeType) -> str:

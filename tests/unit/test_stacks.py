@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -15,7 +14,7 @@ import pytest
 import torch
 from torch import nn
 
-from pytest_ddpperf.rank.tracing import StackSampler
+from pytest_ddpperf.rank.tracing import StackSampler, _stack_of
 from pytest_ddpperf.wire.source_trees import Trees
 
 CODE = """
@@ -139,7 +138,7 @@ def seen(
     )
 
     def look() -> None:
-        sampler._take(sys._getframe(1))
+        sampler._count(_stack_of(threading.get_ident())[2:])
 
     made: Any = module
     made.look, made.Looks = look, lambda: Looks(look)
@@ -198,7 +197,9 @@ def test_a_thread_that_waits_in_torch_counts_for_no_function(
     top = str(Path(__file__).parents[2])
     sampler = StackSampler(Trees(current=top, base=top, kept=()), lambda: True)
     # of this test, which is of the repository
-    outside["backward"](lambda: sampler._take(sys._getframe(1)))
+    outside["backward"](
+        lambda: sampler._count(_stack_of(threading.get_ident())[2:])
+    )
     assert (sampler.samples.taken, sampler.samples.functions) == (1, ())
 
 
