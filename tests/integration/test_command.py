@@ -132,7 +132,10 @@ def test_both_sides_run_in_their_own_trees_one_after_the_other(
     (folder / "package.py").write_text("SIDE = 'before'\n")
     # It would fail if another launch were alive.
     (folder / "train.py").write_text(
-        "import os, package, time\n"
+        "import os, sys, time\n"
+        # as an editable install does
+        f"sys.path.insert(0, {str(folder)!r})\n"
+        "import package\n"
         f"os.mkdir({str(tmp_path / 'alive')!r})\n"
         "time.sleep(0.1)\n"
         f"with open({str(tmp_path / 'log')!r}, 'a') as log:\n"
@@ -141,7 +144,7 @@ def test_both_sides_run_in_their_own_trees_one_after_the_other(
     )
     write_test(
         folder,
-        'ddp_benchmark.command(["python", "train.py"], env={"OWN": "mine"})',
+        'ddp_benchmark.command(["python", "train.py"], env={"OWN": "mine", "PYTHONPATH": "own"})',
     )
     git(folder, "add", "--all")
     git(folder, "commit", "--quiet", "-m", "another commit")
