@@ -383,7 +383,8 @@ def phases(means: Means) -> str:
 # Lines of each stream of a rank, in the report of a red test: the end of it, and the cause above
 # stays in sight.
 MOST_LINES = 25
-MOST_LINES_OF_FAILURE = 100  # of a launch that failed
+MOST_LINES_OF_FAILURE = 50  # of a launch that failed
+_LONGEST_LINE = 1_000
 
 
 def last_lines(texts: Iterable[str], most: int) -> str:
@@ -396,4 +397,7 @@ def last_lines(texts: Iterable[str], most: int) -> str:
             f"(of the last launch, at most {most} lines: -v shows more)",
             *lines[-most:],
         ]
-    return "\n".join(lines)
+    return "\n".join(
+        line if len(line) <= _LONGEST_LINE else shortened(line, _LONGEST_LINE)
+        for line in lines
+    )

@@ -55,7 +55,8 @@ class Peer:
             case Kind.RESTING:
                 self.resting = codec.from_json(Resting, content)
             case Kind.ERROR:
-                self.error = codec.from_json(RankError, content)
+                # what comes after it is of its end
+                self.error = self.error or codec.from_json(RankError, content)
 
 
 def wake(ranks: Sequence[Peer], number: int = 0) -> None:

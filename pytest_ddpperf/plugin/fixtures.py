@@ -647,6 +647,7 @@ class CollectiveBenchmark(BenchmarkFixture):
         those that failed.
         """
         __tracebackhide__ = True
+        arguments.check_name(name)
         asked = self._collectives(op, sizes, str(dtype), name)
         plan = self._plan(self._settings, self._world_size)
         level = self._state.count_gate(gate) / len(asked)
@@ -681,7 +682,7 @@ class CollectiveBenchmark(BenchmarkFixture):
     ) -> list[tuple[str, Collective]]:
         """Return the collective of each size, with its label; raises ValueError."""
         __tracebackhide__ = True
-        if not isinstance(sizes, Iterable) or isinstance(sizes, str):
+        if not isinstance(sizes, Iterable) or isinstance(sizes, str | bytes):
             raise ValueError(
                 f'sizes={short_repr(sizes)}: give a list: [1024, "8K", "1MiB"]'
             )

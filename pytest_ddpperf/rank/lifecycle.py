@@ -420,6 +420,9 @@ _TASKS: dict[str, Callable[..., CleanUp | None]] = {
 }
 
 
+_HALF = 5_000  # characters, of what is written of an error
+
+
 def _report(error: BaseException, rank: Rank) -> None:
     when = time.monotonic()
     _drop_our_frames(error, set())
@@ -427,7 +430,7 @@ def _report(error: BaseException, rank: Rank) -> None:
     written = ""
     # An error of ours says in its text what is wrong; its frames are ours too.
     if not isinstance(error, DdpPerfError):
-        written = "".join(traceback.format_exception(error))
+        written = _bounded("".join(traceback.format_exception(error)))
     report = RankError(
         rank=rank.number,
         name=plan.name(rank.number),
@@ -446,7 +449,18 @@ def _summary(error: BaseException) -> str:
         return str(error)
     if isinstance(error, SystemExit):
         return f"sys.exit({short_repr(error.code)}) was called"
-    return next(iter(_words(error).splitlines()), type(error).__name__)
+    first = next(iter(_words(error).splitlines()), type(error).__name__)
+    return _bounded(first)
+
+
+def _bounded(words: str) -> str:
+    """Return what is written of an error; of a long text, its beginning and its end."""
+    left_out = len(words) - 2 * _HALF
+    if left_out <= 0:
+        return words
+    return (
+        f"{words[:_HALF]}\n... ({left_out:,} characters) ...\n{words[-_HALF:]}"
+    )
 
 
 def _words(error: BaseException) -> str:
@@ -467,15 +481,21 @@ def is_lost_connection(error: BaseException) -> bool:
 
 
 def _drop_our_frames(error: BaseException, seen: set[int]) -> None:
-    """Let the traceback begin in the user's code, in the causes and contexts too."""
+    """Let the traceback show the code of others only, in the causes and contexts too."""
     seen.add(id(error))
-    frame: TracebackType | None = error.__traceback__
-    while frame is not None and frame.tb_frame.f_code.co_filename.startswith(
-        _OURS
-    ):
-        frame = frame.tb_next
-    if frame is not None:
-        error.__traceback__ = frame
+    frame = error.__traceback__
+    kept: TracebackType | None = None
+    while frame is not None:
+        after = frame.tb_next
+        if not frame.tb_frame.f_code.co_filename.startswith(_OURS):
+            if kept is None:
+                error.__traceback__ = frame
+            else:
+                kept.tb_next = frame
+            kept = frame
+        frame = after
+    if kept is not None:
+        kept.tb_next = None
     for linked in (error.__cause__, error.__context__):
         if linked is not None and id(linked) not in seen:
             _drop_our_frames(linked, seen)

@@ -58,9 +58,13 @@ class Figure:
             raise ValueError(
                 f"Figure(skip={self.skip!r}): a whole number from 0"
             )
+        for name in ("pattern", "file", "key"):
+            value = getattr(self, name)
+            if not isinstance(value, str):
+                raise ValueError(f"Figure({name}={value!r}): must be a str")
         try:
             groups = re.compile(self.pattern).groups
-        except (re.error, TypeError) as error:
+        except re.error as error:
             raise ValueError(
                 f"Figure(pattern={self.pattern!r}): {error}"
             ) from None

@@ -51,6 +51,33 @@ def raise_value_error() -> None:
     raise ValueError("bad shape")
 
 
+def raise_in_backward() -> None:
+    leaf = torch.ones(2, requires_grad=True)
+    leaf.register_hook(lambda _: raise_value_error())
+    leaf.sum().backward()
+
+
+def test_a_traceback_through_what_is_timed_has_no_frames_of_ours(
+    bench: Bench,
+) -> None:
+    error = failure(bench, in_step(raise_in_backward))
+    assert "in raise_in_backward" in error.cause.traceback
+    assert "in raise_value_error" in error.cause.traceback
+    assert "pytest_ddpperf/rank" not in error.cause.traceback
+
+
+def raise_long() -> None:
+    raise ValueError("z" * 100_000)
+
+
+def test_of_a_long_error_its_beginning_and_end_are_shown(bench: Bench) -> None:
+    error = failure(bench, in_step(raise_long))
+    assert "in raise_long" in error.cause.traceback
+    assert len(error.cause.traceback) < 11_000
+    assert len(error.cause.summary) < 11_000
+    assert "characters) ..." in error.cause.summary
+
+
 def test_a_step_that_raises_is_shown_with_its_place_and_its_own_traceback(
     bench: Bench,
 ) -> None:

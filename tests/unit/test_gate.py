@@ -37,6 +37,7 @@ from tests.unit.test_report import verdict
             ["a\n", "b\n", ""],
             "(of the last launch, at most 2 lines: -v shows more)\nb",
         ),
+        (["a" * 1001], f"{'a' * 333}...{'a' * 664}"),
     ],
 )
 def test_the_last_lines_of_one_launch_are_shown(
