@@ -274,10 +274,26 @@ for update in range(10**9):
     assert samples.unfit == ""
 
 
-def test_a_stage_that_comes_again_within_the_window_makes_a_launch_unfit_and_does_not_stop_it(
+def test_a_stage_that_ends_before_the_window_does_not_stop_the_steps(
     programs: Programs,
 ) -> None:
     samples = programs.run(STAGES.format("8 <= update < 11"))
+    assert milliseconds(samples) == [5] * 6
+    assert samples.unfit == ""
+
+
+def test_a_critic_with_five_updates_for_one_of_the_generator_is_timed_by_the_generators(
+    programs: Programs,
+) -> None:
+    samples = programs.run(STAGES.format("update % 6 == 5"))
+    assert milliseconds(samples) == [30] * 6
+    assert samples.unfit == ""
+
+
+def test_a_stage_that_comes_again_within_the_window_makes_a_launch_unfit_and_does_not_stop_it(
+    programs: Programs,
+) -> None:
+    samples = programs.run(STAGES.format("14 <= update < 17"))
     assert len(samples.step_seconds) == 6
     assert re.fullmatch(
         r"update \d+ had \d+ backward passes, and those before \d+: raise --ddp-warmup",
