@@ -728,8 +728,8 @@ class RpcBenchmark(BenchmarkFixture):
         """
         __tracebackhide__ = True
         setups = {
-            "trainer": trainer,
             "master": master,
+            "trainer": trainer,
             "parameter_server": parameter_server,
         }
         label = self._begin_measurement(setups, batch_size, name, gate)

@@ -133,10 +133,15 @@ def _mark_steps(
         return
     module, _, path = boundary.partition(":")
     *owners, last = path.split(".")
-    owner: Any = importlib.import_module(module)
-    for each in owners:
-        owner = getattr(owner, each)
-    found = inspect.getattr_static(owner, last)
+    try:
+        owner: Any = importlib.import_module(module)
+        for each in owners:
+            owner = getattr(owner, each)
+        found = inspect.getattr_static(owner, last)
+    except (ModuleNotFoundError, AttributeError) as error:
+        raise DdpPerfError(
+            f'boundary="{boundary}" does not exist: {error}'
+        ) from None
     # of a class method or static method
     function = getattr(found, "__func__", found)
 

@@ -177,6 +177,14 @@ def test_a_script_that_both_sides_would_have_from_the_working_tree_is_refused(
             '*boundary=*epoch*: must be "update", "mark" or "module:function"',
         ),
         (
+            'script("train.py", boundary="os:nope")',
+            '*: boundary="os:nope" does not exist: nope',
+        ),
+        (
+            'script("train.py", boundary="nowhere:step")',
+            """*: boundary="nowhere:step" does not exist: No module named 'nowhere'""",
+        ),
+        (
             "loop(3)",
             "*main must be a function, not int: main(ctx) trains in a loop of its own",
         ),

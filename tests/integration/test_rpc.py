@@ -159,6 +159,8 @@ def test_mistakes(rpc_benchmark):
         rpc_benchmark(None)
     with pytest.raises(TypeError, match="master must be a function, not int"):
         rpc_benchmark(lambda ctx, shared: None, master=7)
+    with pytest.raises(TypeError, match="master must be a function, not int"):
+        rpc_benchmark(trainer, master=7)
     with pytest.raises(TypeError, match="trainer is called with ctx and shared, which trainer does not take: trainer"):
         rpc_benchmark(trainer, master=parameter_server)
     with pytest.raises(TypeError, match="parameter_server is called with ctx, which end does not take: parameter_ser"):
