@@ -12,8 +12,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from pytest_ddpperf.baseline import Store
 from pytest_ddpperf.compare import run
 from pytest_ddpperf.compare.job import Job
@@ -55,6 +53,7 @@ from pytest_ddpperf.records.messages import (
     TakeLaunch,
     TakeShare,
     WaitingForLock,
+    changed,
 )
 from pytest_ddpperf.records.plan import Function, Plan
 from pytest_ddpperf.records.samples import (
@@ -305,7 +304,7 @@ class NodeLeaderConnection(LeaderConnection):
         launcher.ready_for(ready.plan)
         # a plugin may run the test again here, and not at the leader
         self._asked += 1
-        self.send(msgspec.structs.replace(ready, number=self._asked))
+        self.send(changed(ready, number=self._asked))
         processes = ready.plan.part(self.node)
         with ExitStack() as locks:
             while True:

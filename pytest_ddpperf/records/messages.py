@@ -11,9 +11,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import field
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from pytest_ddpperf.records.guard import Judged
 from pytest_ddpperf.records.plan import Plan, Variables
@@ -30,27 +30,41 @@ from pytest_ddpperf.records.samples import (
 Address = tuple[str, int]  # and port
 
 
-class Message(
-    Struct, frozen=True, tag_field="kind", tag=True, omit_defaults=True
-):
-    """A message; "kind" in its JSON is the name of its class."""
+M = TypeVar("M")
+
+if TYPE_CHECKING:
+    from typing_extensions import dataclass_transform
+
+    @dataclass_transform(frozen_default=True)
+    class Message:
+        """A message, which cannot change; "kind" in its JSON is the name of its class."""
+
+    def changed(message: M, **fields: Any) -> M:
+        """Return a message with other values of some fields."""
+else:
+    changed = structs.replace
+
+    class Message(
+        Struct, frozen=True, tag_field="kind", tag=True, omit_defaults=True
+    ):
+        """A message, which cannot change; "kind" in its JSON is the name of its class."""
 
 
 # --- between pytest and a template (`rank.template`), from which rank servers are forked
 
 
-class StartTemplate(Message, frozen=True):
+class StartTemplate(Message):
     """The first message to a template: import what all ranks need."""
 
     sys_path: list[str]
     parent: int  # pytest's pid: the template dies with it
 
 
-class ForkServer(Message, frozen=True):
+class ForkServer(Message):
     """Fork a rank server. Its end of its connection comes along."""
 
 
-class ServerEnded(Message, frozen=True):
+class ServerEnded(Message):
     """A rank server has ended."""
 
     pid: int
@@ -60,7 +74,7 @@ class ServerEnded(Message, frozen=True):
 # --- between pytest and its rank server
 
 
-class StartServer(Message, frozen=True):
+class StartServer(Message):
     """The first message to a rank server: import the modules to `preload`, then serve. The file for
     its output comes along."""
 
@@ -73,39 +87,39 @@ class StartServer(Message, frozen=True):
     folder: str  # removed if pytest goes without a word; "" for none
 
 
-class BeginLaunch(Message, frozen=True):
+class BeginLaunch(Message):
     """Ranks find their `RankRequest` in `folder`, which the server removes if pytest cannot."""
 
     folder: str
 
 
-class ForkRank(Message, frozen=True):
+class ForkRank(Message):
     """Fork a rank: RankForked. Its end of its channel comes along."""
 
     rank: int
 
 
-class HoldStore(Message, frozen=True):
+class HoldStore(Message):
     """Fork a process that holds the store of several nodes. A bound socket comes along."""
 
 
-class PauseRanks(Message, frozen=True):
+class PauseRanks(Message):
     """Send SIGSTOP to the ranks and to all that they started: RanksPaused."""
 
 
-class ResumeRanks(Message, frozen=True):
+class ResumeRanks(Message):
     """Send SIGCONT to the ranks and to all that they started."""
 
 
-class DumpStacks(Message, frozen=True):
+class DumpStacks(Message):
     """Resume the ranks and send SIGQUIT to each: faulthandler writes its stacks."""
 
 
-class EndLaunch(Message, frozen=True):
+class EndLaunch(Message):
     """Kill what is left of the launch: LaunchEnded."""
 
 
-class StopServer(Message, frozen=True):
+class StopServer(Message):
     """Nothing more will come: pytest ends this server, or itself, in order."""
 
 
@@ -121,26 +135,26 @@ ServerRequest = (
 )
 
 
-class ServerReady(Message, frozen=True):
+class ServerReady(Message):
     """All modules are imported, in the process `pid`."""
 
     pid: int
 
 
-class ServerFailed(Message, frozen=True):
+class ServerFailed(Message):
     """A module could not be imported; the server has ended."""
 
     traceback: str
 
 
-class RankForked(Message, frozen=True):
+class RankForked(Message):
     """A rank has started."""
 
     rank: int
     pid: int
 
 
-class RankEnded(Message, frozen=True):
+class RankEnded(Message):
     """A process of the launch has ended by itself."""
 
     pid: int
@@ -148,11 +162,11 @@ class RankEnded(Message, frozen=True):
     when: float  # seconds of the monotonic clock
 
 
-class RanksPaused(Message, frozen=True):
+class RanksPaused(Message):
     """The signals of PauseRanks were sent."""
 
 
-class LaunchEnded(Message, frozen=True):
+class LaunchEnded(Message):
     """No process of the launch is left."""
 
 
@@ -248,51 +262,51 @@ class StartPytest:
 # The orders of a leader. The docstring of each names the event that answers it.
 
 
-class RunTest(Message, frozen=True):
+class RunTest(Message):
     """Run a test: Ready when it asks for a measurement or a call, TestEnded at its end."""
 
     nodeid: str
 
 
-class MeasureAs(Message, frozen=True):
+class MeasureAs(Message):
     """Use this plan instead of the one in ReadyToMeasure."""
 
     plan: Plan
 
 
-class TakeLaunch(Message, frozen=True):
+class TakeLaunch(Message):
     """Take one launch of so many steps: Launched or LaunchFailed."""
 
     steps: int | None  # None: the launch decides by its plan
 
 
-class PauseLaunch(Message, frozen=True):
+class PauseLaunch(Message):
     """Start a launch and pause it after its warm-up: Paused or LaunchFailed."""
 
     steps: int | None  # as in TakeLaunch
 
 
-class RunStretch(Message, frozen=True):
+class RunStretch(Message):
     """Run so many steps of the paused launch: StretchDone or LaunchFailed."""
 
     steps: int
 
 
-class SampleStacks(Message, frozen=True):
+class SampleStacks(Message):
     """Take a launch of `plan`, which does not count: Launched or LaunchFailed."""
 
     plan: Plan
 
 
-class Deliver(Message, frozen=True):
+class Deliver(Message):
     """End the paused launch: Launched or LaunchFailed."""
 
 
-class Drop(Message, frozen=True):
+class Drop(Message):
     """End the paused launch, whatever comes of it: Dropped."""
 
 
-class EndMeasurement(Message, frozen=True):
+class EndMeasurement(Message):
     """Go on with the test, on several nodes with what the leader got."""
 
     samples: tuple[LaunchSamples, ...] = ()
@@ -300,31 +314,31 @@ class EndMeasurement(Message, frozen=True):
     fails: bool = False  # whether the test fails by its verdict
 
 
-class EndCall(Message, frozen=True):
+class EndCall(Message):
     """Go on with the test that asked for a call."""
 
     results: tuple[bytes, ...]  # pickled, by rank
 
 
-class RaiseError(Message, frozen=True):
+class RaiseError(Message):
     """Raise the error of the leader in the test, in place of a measurement or a result."""
 
     error: str
 
 
-class LeaveTest(Message, frozen=True):
+class LeaveTest(Message):
     """Give up what the test asked for: TestEnded."""
 
 
-class AcquireLocks(Message, frozen=True):
+class AcquireLocks(Message):
     """Lock the node's cores or devices: LocksAcquired or LaunchFailed."""
 
 
-class ReleaseLocks(Message, frozen=True):
+class ReleaseLocks(Message):
     """Release the locks of AcquireLocks."""
 
 
-class TakeShare(Message, frozen=True):
+class TakeShare(Message):
     """Start this node's ranks of a launch of `plan`: RankFailed for each that fails, ShareSettled
     when all have delivered, LaunchFailed if they cannot be started."""
 
@@ -332,7 +346,7 @@ class TakeShare(Message, frozen=True):
     store: Address  # address and port where the ranks of all nodes meet
 
 
-class SetWindow(Message, frozen=True):
+class SetWindow(Message):
     """Let the ranks of a program wait after their next step until it is known where their windows
     begin, or let them begin there: ShareProgress."""
 
@@ -340,18 +354,18 @@ class SetWindow(Message, frozen=True):
     steps: int  # of each window
 
 
-class AskProgress(Message, frozen=True):
+class AskProgress(Message):
     """Say how far the ranks of a program are: ShareProgress, with what they wait for if some ranks
     of the launch have delivered."""
 
     some_delivered: bool  # on other nodes
 
 
-class ReleaseRanks(Message, frozen=True):
+class ReleaseRanks(Message):
     """Let the ranks end, for all nodes have delivered: ShareEnded."""
 
 
-class StopRanks(Message, frozen=True):
+class StopRanks(Message):
     """End the ranks where they are: ShareEnded."""
 
     # what to say of those that hang at the deadline of the launch; "" before it
@@ -361,21 +375,21 @@ class StopRanks(Message, frozen=True):
 # To the process that runs the pytest of a node.
 
 
-class CheckAlive(Message, frozen=True):
+class CheckAlive(Message):
     """Give a sign of life: Alive."""
 
 
-class SendClock(Message, frozen=True):
+class SendClock(Message):
     """Send ClockReady, then the time for each byte that comes."""
 
 
-class RunPytest(Message, frozen=True):
+class RunPytest(Message):
     """Start the pytest of the node, with further arguments."""
 
     arguments: tuple[str, ...]
 
 
-class ServeVersion(Message, frozen=True):
+class ServeVersion(Message):
     """Start a pytest of another version of the code, with a connection of its own: NodeJoined
     there, and Died if this node has no such version."""
 
@@ -387,13 +401,13 @@ class ServeVersion(Message, frozen=True):
     port: int = 0  # where the leader awaits that connection
 
 
-class GiveUp(Message, frozen=True):
+class GiveUp(Message):
     """End the pytest, which was silent for so many seconds: Died."""
 
     seconds: float
 
 
-class Exit(Message, frozen=True):
+class Exit(Message):
     """End the pytest, then exit with the status of the leader's process."""
 
     status: int
@@ -431,13 +445,13 @@ Order = (
 # The events that a remote pytest reports to its leader.
 
 
-class Hello(Message, frozen=True):
+class Hello(Message):
     """The process has started, with this version of the plugin."""
 
     version: str
 
 
-class Collected(Message, frozen=True):
+class Collected(Message):
     """The tests are collected."""
 
     tests: tuple[str, ...]  # node ids
@@ -446,18 +460,18 @@ class Collected(Message, frozen=True):
     judged: Judged | None = None
 
 
-class ConftestFailed(Message, frozen=True):
+class ConftestFailed(Message):
     """A conftest at the root of what is collected cannot be loaded: the process ends."""
 
 
-class ServerStarted(Message, frozen=True):
+class ServerStarted(Message):
     """The rank server has started and found these facts. In its place LaunchFailed: another node
     cannot be used."""
 
     facts: Facts
 
 
-class ReadyToCall(Message, frozen=True):
+class ReadyToCall(Message):
     """The test asks for a call of the function `label`."""
 
     label: str
@@ -465,7 +479,7 @@ class ReadyToCall(Message, frozen=True):
     number: int = 0  # of several nodes: of what the test asked for, from 1 on
 
 
-class ReadyToMeasure(Message, frozen=True):
+class ReadyToMeasure(Message):
     """The test asks for the measurement `label`."""
 
     label: str
@@ -478,34 +492,34 @@ class ReadyToMeasure(Message, frozen=True):
 Ready = ReadyToCall | ReadyToMeasure
 
 
-class Launched(Message, frozen=True):
+class Launched(Message):
     """The launch has ended."""
 
     samples: LaunchSamples
 
 
-class LaunchFailed(Message, frozen=True):
+class LaunchFailed(Message):
     """What was ordered failed."""
 
     why: str
 
 
-class Paused(Message, frozen=True):
+class Paused(Message):
     """The launch has warmed up: its window has `steps`."""
 
     steps: int
     step_seconds: float  # of each, about
 
 
-class StretchDone(Message, frozen=True):
+class StretchDone(Message):
     """All ranks rest again."""
 
 
-class Dropped(Message, frozen=True):
+class Dropped(Message):
     """The paused launch has ended."""
 
 
-class TestEnded(Message, frozen=True):
+class TestEnded(Message):
     """The test has ended."""
 
     __test__ = False  # it is no test of pytest's
@@ -514,7 +528,7 @@ class TestEnded(Message, frozen=True):
     apart: str = ""  # what failed outside of the test's call, again
 
 
-class Progress(Message, frozen=True):
+class Progress(Message):
     """Where the first rank of the launch under way is."""
 
     phase: int  # a `wire.channels.Phase`
@@ -522,13 +536,13 @@ class Progress(Message, frozen=True):
     steps: int
 
 
-class WaitingForLock(Message, frozen=True):
+class WaitingForLock(Message):
     """Another process has the lock."""
 
     resource: str  # a core or a device, as a path
 
 
-class LocksAcquired(Message, frozen=True):
+class LocksAcquired(Message):
     """This node has locked these cores or devices."""
 
     resources: tuple[str, ...]  # paths
@@ -539,14 +553,14 @@ class LocksAcquired(Message, frozen=True):
 Started = Mapping[str, Sequence[tuple[int, str, int]]]
 
 
-class RankFailed(Message, frozen=True):
+class RankFailed(Message):
     """A rank of this node has failed."""
 
     # `when` is by the clock of the node, as in ShareEnded: the leader takes the time of arrival
     error: RankError
 
 
-class ShareProgress(Message, frozen=True):
+class ShareProgress(Message):
     """How far the ranks of this node are in a program."""
 
     updates: Mapping[int, int]  # by rank
@@ -554,13 +568,13 @@ class ShareProgress(Message, frozen=True):
     started: Mapping[int, Started] = {}  # by rank
 
 
-class ShareSettled(Message, frozen=True):
+class ShareSettled(Message):
     """All ranks of this node have delivered."""
 
     results: Mapping[int, bytes]  # by rank
 
 
-class ShareEnded(Message, frozen=True):
+class ShareEnded(Message):
     """All ranks of this node have ended."""
 
     errors: tuple[RankError, ...] = ()
@@ -577,7 +591,7 @@ class ShareEnded(Message, frozen=True):
 # Of the process that runs the pytest of a node.
 
 
-class NodeJoined(Message, frozen=True):
+class NodeJoined(Message):
     """The first event of a node."""
 
     host: str
@@ -585,15 +599,15 @@ class NodeJoined(Message, frozen=True):
     versions: Mapping[str, str]  # of what has to be the same on all nodes
 
 
-class Alive(Message, frozen=True):
+class Alive(Message):
     """The sign of life of CheckAlive."""
 
 
-class ClockReady(Message, frozen=True):
+class ClockReady(Message):
     """What follows is no event, but the time."""
 
 
-class Died(Message, frozen=True):
+class Died(Message):
     """The pytest there ended, or could not be started."""
 
     why: str

@@ -21,8 +21,6 @@ from contextlib import (
 )
 from pathlib import Path
 
-import msgspec
-
 from pytest_ddpperf.launch import Observer
 from pytest_ddpperf.launch.remote_ranks import RemoteRanks
 from pytest_ddpperf.records.errors import (
@@ -38,6 +36,7 @@ from pytest_ddpperf.records.messages import (
     Ready,
     ServeVersion,
     Sources,
+    changed,
 )
 from pytest_ddpperf.records.plan import Plan
 from pytest_ddpperf.records.samples import Facts
@@ -170,9 +169,7 @@ class ConnectedNodes:
                     node.begin(nodeid)
             for node in taking_part:
                 with _named(node):
-                    node.await_ready(
-                        msgspec.structs.replace(ready, number=self._asked)
-                    )
+                    node.await_ready(changed(ready, number=self._asked))
         except BaseSideError:
             self._end_test()  # else some would wait for what comes of it
             raise
@@ -320,7 +317,7 @@ class OtherNodes(ConnectedNodes):
         with ExitStack() as closing, _as_nodes_error():
             door = closing.enter_context(listen(self.address))
             port = door.getsockname()[1]
-            order = msgspec.structs.replace(order, port=port)
+            order = changed(order, port=port)
             for node in self.nodes:
                 node.line.send(order)
 

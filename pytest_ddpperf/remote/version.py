@@ -22,8 +22,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from pytest_ddpperf import text
 from pytest_ddpperf.launch import Observer
 from pytest_ddpperf.launch.paused_launch import dropping
@@ -57,6 +55,7 @@ from pytest_ddpperf.records.messages import (
     StartPytest,
     StretchDone,
     TakeLaunch,
+    changed,
 )
 from pytest_ddpperf.records.plan import Function, Plan, Variables
 from pytest_ddpperf.records.record import record
