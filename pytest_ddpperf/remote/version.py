@@ -63,7 +63,6 @@ from pytest_ddpperf.records.samples import Digests, LaunchSamples
 from pytest_ddpperf.remote.nodes import OtherNodes
 from pytest_ddpperf.remote.process import START_SECONDS, RemotePytest, Tests
 from pytest_ddpperf.remote.reach import Imports, Reach
-from pytest_ddpperf.remote.whole_tree import move_variables
 from pytest_ddpperf.remote.worktree import Checkout, differing_files
 from pytest_ddpperf.version import __version__
 from pytest_ddpperf.wire import boot
@@ -694,7 +693,7 @@ class BaseSide:
                 )
             plan = plan.measured_as(here)
             self.remote_pytest.send(MeasureAs(plan))
-        return msgspec.structs.replace(ready, plan=plan)
+        return changed(ready, plan=plan)
 
     def measure(self, observer: Observer, steps: int | None) -> LaunchSamples:
         """Take one launch of the measurement that `begin` reached; raises BaseSideError.

@@ -185,7 +185,7 @@ def link_ignored(trees: Trees) -> list[Path]:
                 left -= count
                 _mirror(here, there)
             else:
-                there.symlink_to(here)
+                _link_file(here, there)
     return links
 
 
@@ -232,19 +232,25 @@ def _link(entries: Sequence[os.DirEntry[str]], there: Path) -> None:
         made = there / entry.name
         if entry.is_dir(follow_symlinks=False):
             made.mkdir()
-        elif made.suffix == ".lock" and not os.path.getsize(entry):
-            # what locks files, as filelock, opens no link
-            made.touch()
         else:
-            made.symlink_to(entry)
+            _link_file(Path(entry), made)
+
+
+def _link_file(here: Path, there: Path) -> None:
+    """Link data; an empty file is the version's own: what locks files, as filelock, opens no
+    link."""
+    if here.is_file() and not here.lstat().st_size:
+        shutil.copy2(here, there)
+    else:
+        there.symlink_to(here)
 
 
 def move_variables(trees: Trees, environ: Mapping[str, str]) -> dict[str, str]:
     """Return variables in which all paths in the current tree lead into the version's, but those
     of the folder for temporary files: both sides write into one."""
-    # "/repository/.." leads out of it
+    # "/repository/.." leads out of it; "-I/repository" leads there
     place = re.compile(
-        rf"(?<![\w.-]){re.escape(trees.current)}(?![\w.-]|/\.\.)"
+        rf"((?:^|[^\w.-])(?:-[a-zA-Z]+)?){re.escape(trees.current)}(?![\w.-]|/\.\.)"
     )
     found = {}
     for name, value in environ.items():
@@ -258,7 +264,9 @@ def move_variables(trees: Trees, environ: Mapping[str, str]) -> dict[str, str]:
             # As it is written: a link in the tree has a target of its own on each side.
             normal = os.path.normpath(part)
             if trees.within(normal) is not None or not is_path:
-                parts[number] = place.sub(trees.base, part)
+                parts[number] = place.sub(
+                    lambda found: found[1] + trees.base, part
+                )
             else:
                 parts[number] = trees.followed(part)
         found[name] = os.pathsep.join(parts)

@@ -32,9 +32,10 @@ from pytest_ddpperf.records.outcome import Version
 from pytest_ddpperf.remote.whole_tree import (
     complete,
     link_ignored,
+    move_variables,
     still_lacks,
 )
-from pytest_ddpperf.wire.boot import contents
+from pytest_ddpperf.wire.boot import contents, search_path_of_new
 from pytest_ddpperf.wire.source_trees import Trees, is_code
 from pytest_ddpperf.wire.variables import concealed_words
 
@@ -254,6 +255,23 @@ class Checkout:
         """The variables `outside`, with those that are to be otherwise."""
         return {**outside, **self.assignments}
 
+    def environ_in(
+        self, trees: Trees, outside: Mapping[str, str]
+    ) -> dict[str, str]:
+        """The variables `outside` as processes in the version's tree have them."""
+        environ = self.environ(move_variables(trees, outside))
+        folders: list[str] = []
+        if "PYTHONPATH" in environ:
+            folders += environ["PYTHONPATH"].split(os.pathsep)
+        # what an editable install adds, for interpreters that they may start
+        if not self.version.python:
+            for entry in search_path_of_new():
+                if os.path.isabs(entry) and trees.followed(entry) != entry:
+                    folders.append(trees.followed(entry))
+        if folders:
+            environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(folders))
+        return environ
+
     def check_out(
         self,
         environ: Mapping[str, str] | None = None,
@@ -279,7 +297,7 @@ class Checkout:
             lacking = complete(trees, commit)
             if self._settings.against_setup is not None:
                 self._set_up(
-                    self._settings.against_setup, folder.tree, environ, until
+                    self._settings.against_setup, trees, environ, until
                 )
             lacking = [
                 path for path in lacking if still_lacks(folder.tree / path)
@@ -340,7 +358,7 @@ class Checkout:
     def _set_up(
         self,
         command: str,
-        folder: Path,
+        trees: Trees,
         environ: Mapping[str, str] | None,
         until: float,
     ) -> None:
@@ -348,8 +366,8 @@ class Checkout:
         try:
             ended = git.run_whole(
                 command,
-                self.environ(git.outside_of_hooks(environ)),
-                folder=folder,
+                self.environ_in(trees, git.outside_of_hooks(environ)),
+                folder=Path(trees.base),
                 timeout=seconds,
             )
         except subprocess.TimeoutExpired:
@@ -494,7 +512,7 @@ def copy_tests(trees: Trees) -> None:
                 path,
                 base / within,
                 symlinks=True,
-                ignore=shutil.ignore_patterns("__pycache__"),
+                ignore=shutil.ignore_patterns("__pycache__", "*.sock"),
             )
         else:
             (base / within).parent.mkdir(parents=True, exist_ok=True)

@@ -43,7 +43,6 @@ from pytest_ddpperf.remote.version import (
     remote_arguments,
 )
 from pytest_ddpperf.remote.worktree import Checkout, Worktree, sources_here
-from pytest_ddpperf.wire import boot
 from pytest_ddpperf.wire.source_trees import Trees
 from tests.git import git
 from tests.processes import descendants, ended, gone, until
@@ -369,7 +368,9 @@ def test_interpreters_that_a_step_starts_find_the_versions_own_code(
 ) -> None:
     """By the folders that an editable install adds to sys.path, not by those of pytest."""
     search_path = ["", str(top / "src"), "/lib"]
-    monkeypatch.setattr(boot, "search_path_of_new", lambda: search_path)
+    monkeypatch.setattr(
+        folder_module, "search_path_of_new", lambda: search_path
+    )
     monkeypatch.chdir(top)  # which an empty entry means
     monkeypatch.setenv(
         "PYTHONPATH", os.pathsep.join(["/elsewhere", "", str(top / "tests")])
@@ -1252,6 +1253,29 @@ def test_a_version_is_set_up_at_the_top_of_its_worktree_with_its_variables(
     assert Path(trees.base, "src/built.py").read_text() == "a b\n"
     assert not (top / "src/built.py").exists()
     checkout.remove()
+
+
+def test_what_sets_a_version_up_reads_and_imports_that_version(
+    top: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where an editable install leads to the working tree."""
+    (top / "src/a.py").write_text("today's")
+    monkeypatch.setenv("CFLAGS", f"-O2 -I{top}/src")
+    monkeypatch.setattr(
+        folder_module,
+        "search_path_of_new",
+        lambda: ["/usr/lib", str(top / "src")],
+    )
+    command = 'printf "%s\n" "$CFLAGS" "$PYTHONPATH" > built'
+    asked = settings(against="v1", against_setup=command)
+    checkout = Checkout(asked, top, ())
+    tree = checkout.check_out().base
+    built = Path(tree, "built").read_text()
+    checkout.remove()
+    flags, paths = built.splitlines()
+    assert flags == f"-O2 -I{tree}/src"
+    assert f"{tree}/src" in paths.split(os.pathsep)
+    assert f"{top}/src" not in paths.split(os.pathsep)
 
 
 @pytest.mark.parametrize(

@@ -276,7 +276,7 @@ def test_a_folder_lists_the_same_in_the_same_order_where_the_last_comes_first() 
         here, there = Path(name, "here"), Path(name, "there")
         for number in (3, 1, 2):
             (here / f"folder{number}").mkdir(parents=True)
-            (here / f"file{number}").touch()
+            (here / f"file{number}").write_text("1")
             for inner in (5, 4, 6):
                 (here / f"folder{number}/{inner}").touch()
         whole_tree._mirror(here, there)
@@ -291,20 +291,26 @@ def test_ignored_caches_have_no_code_and_own_locks_in_the_version(
     top: Path,
 ) -> None:
     """What locks files opens no link, and each version has its own code."""
-    (top / ".gitignore").write_text("cache\n")
-    commit(top)
+    (top / ".gitignore").write_text("cache\n*.lock\n")
+    commit(top, src__b="1")
+    for file in ("root.lock", "src/.lock"):
+        (top / file).touch()
     cache = top / "cache/inner"
     cache.mkdir(parents=True)
-    for file in ("a.lock", "empty"):
+    for file in ("a.lock", "LOCK", ".lock"):
         (cache / file).touch()
+    (cache / "link").symlink_to("a.lock")
     for file in ("code.py", "a.bin", "poetry.lock"):
         (cache / file).write_text("1")
     with Version(top, "HEAD") as tree:
         there = tree / "cache/inner"
-        assert (there / "a.lock").is_file()
         links = [each.name for each in there.iterdir() if each.is_symlink()]
-        assert sorted(links) == ["a.bin", "empty", "poetry.lock"]
-        assert not (there / "a.lock").is_symlink()
+        assert sorted(links) == ["a.bin", "link", "poetry.lock"]
+        for own in ("a.lock", "LOCK", ".lock"):
+            assert (there / own).is_file()
+        for own in (tree / "root.lock", tree / "src/.lock"):
+            assert own.is_file()
+            assert not own.is_symlink()
         assert not (there / "code.py").exists()
 
 
@@ -369,6 +375,8 @@ def test_variables_lead_into_the_versions_tree(
         f"/usr/bin:{here}/tools": "/usr/bin:/t/a repo/tools",
         f"--model={here}/m.pt --n=1": "--model=/t/a repo/m.pt --n=1",
         f"sqlite:///{here}/x.db": "sqlite:////t/a repo/x.db",
+        f"-O2 -I{here}/include -isystem{here}": "-O2 -I/t/a repo/include -isystem/t/a repo",
+        f"-Wl,-rpath,{here}/lib -L{here},{here}": "-Wl,-rpath,/t/a repo/lib -L/t/a repo,/t/a repo",
         f"file://{here}": "file:///t/a repo",
     }
     same = [
@@ -380,6 +388,7 @@ def test_variables_lead_into_the_versions_tree(
         f"{here}/../data",
         f"{here}/data/../../data",
         f"--data={here}/../data",
+        f"-I/elsewhere{here}",
         f"{here}/venv",
         f"{here}/venv/bin:/bin",
     ]
