@@ -278,6 +278,12 @@ class BenchmarkFixture(DistributedFixture):
             notes=self._notes(),
         )
         if reference is not None:
+            if reference.setup == setups[0]:
+                said = (
+                    "it is compared with itself: reference= is the same (a program with other"
+                    ' arguments is a list: reference=["train.py", "--old"])'
+                )
+                job = replace(job, notes=(*job.notes, said))
             job = self._with_reference(job, reference)
         watcher = Watcher(self._run.config, warmup=plan.warmup)
         try:

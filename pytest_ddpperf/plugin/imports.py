@@ -65,7 +65,7 @@ def imported_files(
         found.add(within)
         if not file.endswith(".py"):
             return None
-        named = _imports(file, module.__package__ or "")
+        named = imported_names(file, module.__package__ or "")
         if named is None:
             return None
         names = {module.__name__, *named}
@@ -115,7 +115,7 @@ def _shares_fixtures(item: pytest.Item, trees: Trees) -> bool:
 
 
 @cache
-def _imports(file: str, package: str) -> frozenset[str] | None:
+def imported_names(file: str, package: str) -> frozenset[str] | None:
     """Return the names that a file may import; None if it may import others. With a dot before
     them: names that it may take from a package. `package`: of its module."""
     tree = ast.parse(Path(file).read_bytes())

@@ -17,12 +17,15 @@ import pytest
 from _pytest.skipping import evaluate_skip_marks, evaluate_xfail_marks
 
 from pytest_ddpperf.options.settings import Settings
+from pytest_ddpperf.plugin.imports import imported_names
 from pytest_ddpperf.plugin.items import (
     BENCHMARKS,
     RPC,
     WORLD_SIZE,
     marked_settings,
     measures,
+    module_of,
+    name_of,
     nodeid_of,
     uses,
 )
@@ -68,24 +71,44 @@ def read_judged(run: PytestProcess, trees: Trees) -> Judged:
     )
 
 
+def skipped_tests(run: PytestProcess) -> Iterator[tuple[str, str]]:
+    """Yield module and name of the tests that a condition skips: of the machine, or of the day."""
+    for item in run.items:
+        if any(item.iter_markers("skipif")) and _why_not(item):
+            for size in run.settings.world_sizes:
+                yield module_of(run.config, item), name_of(item, size)
+
+
 def differing_files(
-    config: pytest.Config, files: Sequence[str], before: Judged, now: Judged
+    run: PytestProcess, files: Sequence[str], before: Judged, now: Judged
 ) -> list[str]:
     """Return those of the files that may have a part in distributed tests: their modules,
-    conftests, whatever else is next to tests, and the ini file if it selects other tests."""
-    patterns = config.getini("python_files")
+    conftests, whatever else is next to tests, and the ini file if it selects other tests. First
+    those that the modules import, also if their names are those of test modules."""
+    patterns = run.config.getini("python_files")
     modules = {test.file for test in before.tests}
+    imported = {*_imported(run)}
     found = []
     for file in files:
         name = Path(file).name
         is_test = any(fnmatch(name, pattern) for pattern in patterns)
-        is_helper = not is_test or name == "conftest.py"
+        is_helper = not is_test or name in {"conftest.py", *imported}
         if name not in INI_FILES and (file in modules or is_helper):
             found.append(file)
-    inipath = config.inipath
+    inipath = run.config.inipath
     if before.ini and before.ini != now.ini:
         found.append(inipath.name if inipath is not None else "the ini file")
-    return found
+    return sorted(found, key=lambda file: Path(file).name not in imported)
+
+
+def _imported(run: PytestProcess) -> Iterator[str]:
+    """Yield the names of the files that modules of distributed tests may import."""
+    for item in run.items:
+        module = getattr(item, "module", None)
+        if measures(item) and module is not None:
+            names = imported_names(module.__file__, module.__package__ or "")
+            for name in names or ():
+                yield name.rpartition(".")[2] + ".py"
 
 
 def _read_test(

@@ -89,10 +89,16 @@ def _invocation(config: pytest.Config, kept: tuple[str, ...]) -> Invocation:
     call, snapshot = config.invocation_params, take_snapshot(config)
     called_with = (
         *shlex.split(os.environ.get("PYTEST_ADDOPTS", "")),
-        *spelt_out(map(str, call.args), call.dir),
+        *map(str, call.args),
     )
+    files = [
+        Path(word[1:]).name for word in called_with if word.startswith("@")
+    ]
     return Invocation(
-        arguments=(*config.getini("addopts"), *called_with),
+        arguments=(
+            *config.getini("addopts"),
+            *spelt_out(called_with, call.dir),
+        ),
         called_with=called_with,
         caches=config.pluginmanager.hasplugin("cacheprovider"),
         tests=named_tests(config),
@@ -100,7 +106,7 @@ def _invocation(config: pytest.Config, kept: tuple[str, ...]) -> Invocation:
         rootdir=config.rootpath,
         kept=kept,
         ini=config.inipath,
-        patterns=tuple(config.getini("python_files")),
+        patterns=(*config.getini("python_files"), *files),
         environ=snapshot.environ,
         sys_path=snapshot.sys_path,
     )

@@ -158,7 +158,10 @@ class ComparesStored(PytestRole):
         # baselines next to those of runs without the others.
         is_whole = self.other_nodes is None and not leaves_tests_out(run)
         if run.items and not run.failed and is_whole:
-            found += tuple(run.session.find_lost(outcomes))
+            from pytest_ddpperf.plugin.judged import skipped_tests
+
+            skipped = {*skipped_tests(run)}
+            found += tuple(run.session.find_lost(outcomes, skipped))
         return found, why_loosened(found, settings.fail_on or ())
 
     def confirms(self, run: PytestProcess) -> SideOf | str:
@@ -197,7 +200,7 @@ class LooksAtVersion(PytestRole):
         from pytest_ddpperf.records.reason import Reason
         from pytest_ddpperf.verdict.guard import Guard
 
-        config, compared = run.config, 0
+        compared = 0
         references: set[tuple[str, str]] = set()
         measured: dict[str, dict[str, bool]]
         measured = {nodeid: {} for nodeid in run.begun - run.failed}
@@ -214,13 +217,11 @@ class LooksAtVersion(PytestRole):
             before=before,
             now=now,
             since=self._side.version.ref,
-            files=differing_files(
-                config, self._side.changed_tests, before, now
-            ),
+            files=differing_files(run, self._side.changed_tests, before, now),
             measured=measured,
             references=references,
             lacking=run.lacking,
-            selects=selects_tests(config),
+            selects=selects_tests(run.config),
             has_device=any(each.plan.device != "cpu" for each in outcomes),
         )
         found = tuple(guard.find())

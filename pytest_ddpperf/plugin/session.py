@@ -4,7 +4,7 @@ pytest."""
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property, partial
@@ -28,7 +28,7 @@ from pytest_ddpperf.records.reason import Reason
 from pytest_ddpperf.records.samples import Facts, Status
 from pytest_ddpperf.report import sentences
 from pytest_ddpperf.verdict import decision
-from pytest_ddpperf.verdict.guard import GATE_OFF
+from pytest_ddpperf.verdict.guard import GATE_OFF, HAS_REFERENCE
 from pytest_ddpperf.wire.source_trees import Trees
 
 
@@ -128,29 +128,36 @@ class Session:
                 "measure again, or accept it with --ddp-save-baseline",
             )
 
-    def find_lost(self, outcomes: Sequence[Outcome]) -> Iterator[Loosened]:
+    def find_lost(
+        self, outcomes: Sequence[Outcome], skipped: Collection[tuple[str, str]]
+    ) -> Iterator[Loosened]:
         """Yield the baselines of the environments and modules of a run whose measurements it did
-        not compare."""
-        known = {
-            self._rootdir / outcome.baseline_path: outcome
-            for outcome in outcomes
-            if outcome.baseline_path
-        }
+        not compare; `skipped`: modules and names of tests that may be skipped."""
+        known: dict[Path, str] = {}
+        for outcome in outcomes:
+            path, why = self._rootdir / outcome.baseline_path, ""
+            if outcome.has_reference and outcome.measurement is not None:
+                environment = outcome.measurement.environment
+                path = self.store.path(environment, outcome.test)
+                why = HAS_REFERENCE
+            verdict = outcome.verdict
+            if verdict is not None and verdict.reason == Reason.GATE_OFF:
+                why = GATE_OFF
+            if path != self._rootdir:
+                known[path] = why
         for folder in sorted({path.parent for path in known}):
             for path in sorted(folder.glob("*.json")):
-                why = "not measured"
-                if path in known:
-                    verdict = known[path].verdict
-                    if verdict is None or verdict.reason != Reason.GATE_OFF:
-                        continue
-                    why = GATE_OFF
+                why = known.get(path, "not measured")
                 with suppress(BaselineError):
-                    yield Loosened(
-                        kind=Kind.NOT_COMPARED,
-                        since=BASELINE,
-                        test=str(self.store.read_file(path).test),
-                        now=why,
-                    )
+                    test = self.store.read_file(path).test
+                    is_skipped = (test.module, test.name) in skipped
+                    if why and (path in known or not is_skipped):
+                        yield Loosened(
+                            kind=Kind.NOT_COMPARED,
+                            since=BASELINE,
+                            test=str(test),
+                            now=why,
+                        )
 
     def _code_and_inputs(
         self, launches: Launches

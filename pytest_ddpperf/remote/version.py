@@ -135,16 +135,17 @@ def remote_arguments(
     return kept
 
 
-def spelt_out(words: Iterable[str], folder: Path) -> Iterator[str]:
-    """With the lines of a file in place of "@file", as pytest reads them from where it is called. A
-    pipe was read."""
+def spelt_out(words: Iterable[str], *folders: Path) -> Iterator[str]:
+    """With the lines of a file in place of "@file", as pytest reads them from where it is called:
+    the first of these folders that has it. A pipe was read."""
     for word in words:
         if not word.startswith("@"):
             yield word
-        elif (file := folder / word[1:]).is_file():
-            yield from spelt_out(
-                os.fsdecode(file.read_bytes()).splitlines(), folder
-            )
+            continue
+        files = [folder / word[1:] for folder in folders]
+        for file in [*filter(Path.is_file, files)][:1]:
+            lines = os.fsdecode(file.read_bytes()).splitlines()
+            yield from spelt_out(lines, *folders)
 
 
 @record
@@ -153,7 +154,7 @@ class Invocation:
 
     # all of them: of the ini file, of the environment, of the command line
     arguments: tuple[str, ...]
-    # of them, those that are not of the ini file
+    # of them, those that are not of the ini file; "@file" as it was given
     called_with: tuple[str, ...] = ()
     # whether it has the `addopts` of its own ini file
     reads_addopts: bool = False
@@ -163,7 +164,8 @@ class Invocation:
     caches: bool  # whether pytest's cache is on
     kept: tuple[str, ...]  # as `Trees.kept`: tests, and the ini file
     ini: Path | None = None  # which pytest read
-    patterns: tuple[str, ...] = ()  # of the names of test modules
+    # of the names of test modules, and of files of arguments
+    patterns: tuple[str, ...] = ()
     # whether the other version runs its own tests and conftests
     own_tests: bool = False
     rpc: bool | None = None  # as `StartPytest` has it
@@ -222,10 +224,10 @@ class Invocation:
         ]
         if gone and len(gone) == len(self.tests):
             return None
-        words = [word for word in self.called_with if word not in gone]
-        return replace(
-            self, arguments=tuple(words), own_tests=True, reads_addopts=True
-        )
+        folders = self.folder_in(trees), self.folder
+        words = spelt_out(self.called_with, *folders)
+        left = tuple(word for word in words if word not in gone)
+        return replace(self, arguments=left, own_tests=True, reads_addopts=True)
 
     def _moved(self, trees: Trees, words: Iterable[str]) -> Iterator[str]:
         """Yield the words of a command line, with paths in the repository moved to the version's
@@ -564,19 +566,8 @@ class BaseSide:
     def _environ(self) -> dict[str, str]:
         """Return the variables of its pytest."""
         outside = self._invocation.environ or os.environ
-        moved = move_variables(self.tree, outside)
-        environ = self._checkout.environ(moved)
+        environ = self._checkout.environ_in(self.tree, outside)
         environ.pop("PYTEST_ADDOPTS", None)  # they are among the arguments
-        folders: list[str] = []
-        if "PYTHONPATH" in environ:
-            folders += environ["PYTHONPATH"].split(os.pathsep)
-        # what an editable install adds, for interpreters that tests may start
-        if not self.version.python:
-            for entry in boot.search_path_of_new():
-                if os.path.isabs(entry) and self.tree.followed(entry) != entry:
-                    folders.append(self.tree.followed(entry))
-        if folders:
-            environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(folders))
         return environ
 
     def collect(self, here: Sources | None) -> None:

@@ -243,6 +243,71 @@ def test_a_conftest_is_named_whatever_names_test_modules_have(
     ]
 
 
+def test_a_helper_with_the_name_of_a_test_module_and_files_of_arguments_are_named(
+    top: Path, run: Run
+) -> None:
+    """First what ranks have read. A plain test is not."""
+    write(top, "tests/test_models.py", "SIZE = 1\n")
+    write(top, "tests/test_plain.py", "def test_plain():\n    pass\n")
+    write(top, "tests/test_step.py", TESTS + "\nimport test_models\n")
+    for name in ("a.txt", "b.txt", "c.txt"):
+        write(top, f"tests/{name}", "")
+    write(top, "perf.txt", "--ddp-threshold=p50:300%\n")
+    git(top, "add", "--all")
+    git(top, "commit", "--quiet", "-m", "helpers")
+    write(top, "tests/test_models.py", "SIZE = 2\n")
+    write(top, "tests/test_plain.py", "def test_plain():\n    assert 1\n")
+    for name in ("a.txt", "b.txt", "c.txt"):
+        write(top, f"tests/{name}", "changed")
+    write(top, "perf.txt", "--ddp-threshold=p50:900%\n")
+    write(top, "src/speed/__init__.py", PACKAGE + "# changed again\n")
+    result = run("tests", "-ksecond", "@perf.txt", "--ddp-against=HEAD", *FEW)
+    assert result.ret == 0
+    assert guard_lines(result) == [
+        (
+            "guard: limit of test_step.py::test_second raised:"
+            " p50 300 % -> 900 % (command line)"
+        ),
+        (
+            "guard: tests/test_models.py, perf.txt, tests/a.txt, ... differ from HEAD's; both sides"
+            " ran the current ones"
+        ),
+    ]
+
+
+def test_a_baseline_is_told_whose_test_got_a_reference_but_not_one_of_the_night(
+    pytester: pytest.Pytester, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tests = (
+        STEP
+        + """
+def test_day(ddp_benchmark):
+    ddp_benchmark(lasting)
+
+@pytest.mark.skipif("NIGHT" not in os.environ, reason="at night")
+def test_night(ddp_benchmark):
+    ddp_benchmark(lasting)
+"""
+    )
+    (pytester.path / "test_step.py").write_text(tests)
+    monkeypatch.setenv("NIGHT", "1")
+    run("--ddp-save-baseline", *FEW).assert_outcomes(passed=2)
+    monkeypatch.delenv("NIGHT")
+    strict = *FEW, "--ddp-fail-on=regressed,loosened"
+    result = run(*strict)
+    assert (result.ret, guard_lines(result)) == (0, [])
+    other = "lasting, reference=lambda ctx: lasting(ctx)"
+    changed = tests.replace("(lasting)", f"({other})", 1)
+    (pytester.path / "test_step.py").write_text(changed)
+    result = run(*strict)
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+    assert guard_lines(result) == [
+        "guard: tests that have baselines are not compared now: test_step::test_day (it has a"
+        " reference)",
+        "guard: the run fails: --ddp-fail-on loosened",
+    ]
+
+
 def test_an_ini_file_that_sets_the_other_version_up_is_named(
     top: Path, run: Run
 ) -> None:

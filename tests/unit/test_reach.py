@@ -119,7 +119,7 @@ class Code:
         file = self.top / (name.replace(".", "/") + ".py")
         file.parent.mkdir(exist_ok=True)
         file.write_text(code)
-        imports._imports.cache_clear()
+        imports.imported_names.cache_clear()
         module = ModuleType(name)
         module.__file__ = str(file)
         module.__package__ = name.rpartition(".")[0]

@@ -147,7 +147,7 @@ def test_a_baseline_is_confirmed_on_all_nodes_of_the_run(
 def test_a_raised_limit_is_found_over_nodes_but_not_what_a_run_of_one_saved(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def lost(outcomes: Any) -> Any:
+    def lost(outcomes: Any, skipped: Any) -> Any:
         yield Loosened(kind=Kind.NOT_COMPARED, since="", test="b")
 
     raised = Loosened(kind=Kind.LIMIT, since="", test="a")
@@ -157,7 +157,7 @@ def test_a_raised_limit_is_found_over_nodes_but_not_what_a_run_of_one_saved(
     monkeypatch.setattr(role_module, "leaves_tests_out", lambda run: False)
     process: Any = SimpleNamespace(
         settings=SimpleNamespace(records=False, disable=False, fail_on=()),
-        items=["b"],
+        items=[SimpleNamespace(iter_markers=lambda name: ())],
         failed=set(),
         session=SimpleNamespace(find_lost=lost),
     )
