@@ -133,12 +133,12 @@ def _mark_steps(
         return
     module, _, path = boundary.partition(":")
     *owners, last = path.split(".")
+    owner: Any = importlib.import_module(module)
     try:
-        owner: Any = importlib.import_module(module)
         for each in owners:
             owner = getattr(owner, each)
         found = inspect.getattr_static(owner, last)
-    except (ModuleNotFoundError, AttributeError) as error:
+    except AttributeError as error:
         raise DdpPerfError(
             f'boundary="{boundary}" does not exist: {error}'
         ) from None

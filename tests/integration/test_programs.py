@@ -182,7 +182,7 @@ def test_a_script_that_both_sides_would_have_from_the_working_tree_is_refused(
         ),
         (
             'script("train.py", boundary="nowhere:step")',
-            """*: boundary="nowhere:step" does not exist: No module named 'nowhere'""",
+            """*ModuleNotFoundError: No module named 'nowhere'""",
         ),
         (
             "loop(3)",
