@@ -74,10 +74,10 @@ def check_setup(
 
 
 def check_setups(fixture: str, setups: Mapping[str, Any]) -> None:
-    """Check the set-up functions of a measurement by role, as `check_setup`. Some roles may have
-    none."""
+    """Check the set-up functions of a measurement by role, as `check_setup`: the master's before
+    the trainer's, which it gives an argument. Some roles may have none."""
     __tracebackhide__ = True
-    for role, setup in setups.items():
+    for role, setup in reversed([*setups.items()]):
         if role == "trainer" and setups["master"] is not None:
             check_setup(fixture, role, setup, "ctx and shared", 2)
         elif setup is not None or role not in _OPTIONAL:

@@ -734,8 +734,8 @@ class RpcBenchmark(BenchmarkFixture):
         """
         __tracebackhide__ = True
         setups = {
-            "master": master,
             "trainer": trainer,
+            "master": master,
             "parameter_server": parameter_server,
         }
         label = self._begin_measurement(setups, batch_size, name, gate)
