@@ -142,10 +142,12 @@ def spelt_out(words: Iterable[str], *folders: Path) -> Iterator[str]:
         if not word.startswith("@"):
             yield word
             continue
-        files = [folder / word[1:] for folder in folders]
-        for file in [*filter(Path.is_file, files)][:1]:
-            lines = os.fsdecode(file.read_bytes()).splitlines()
-            yield from spelt_out(lines, *folders)
+        for folder in folders:
+            file = folder / word[1:]
+            if file.is_file():
+                lines = os.fsdecode(file.read_bytes()).splitlines()
+                yield from spelt_out(lines, *folders)
+                break
 
 
 @record
