@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -1253,6 +1254,21 @@ def test_a_version_is_set_up_at_the_top_of_its_worktree_with_its_variables(
     assert Path(trees.base, "src/built.py").read_text() == "a b\n"
     assert not (top / "src/built.py").exists()
     checkout.remove()
+
+
+def test_a_socket_next_to_tests_is_left_out(
+    top: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (top / "tests").mkdir(exist_ok=True)
+    monkeypatch.chdir(top / "tests")  # the path of a socket must be short
+    (top / "tests/helper.py").write_text("1")
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind("a.sock")
+        checkout = Checkout(settings(against="v1"), top, (f"{top}/tests",))
+        tests = Path(checkout.check_out().base, "tests")
+        assert (tests / "helper.py").exists()
+        assert not (tests / "a.sock").exists()
+        checkout.remove()
 
 
 def test_what_sets_a_version_up_reads_and_imports_that_version(
