@@ -280,8 +280,8 @@ class BenchmarkFixture(DistributedFixture):
         if reference is not None:
             if reference.setup == setups[0]:
                 said = (
-                    "it is compared with itself: reference= is the same (a program with other"
-                    ' arguments is a list: reference=["train.py", "--old"])'
+                    "it is compared with itself, because reference= is the same. A list gives a"
+                    ' program other arguments: reference=["train.py", "--old"]'
                 )
                 job = replace(job, notes=(*job.notes, said))
             job = self._with_reference(job, reference)

@@ -72,7 +72,7 @@ def read_judged(run: PytestProcess, trees: Trees) -> Judged:
 
 
 def skipped_tests(run: PytestProcess) -> Iterator[tuple[str, str]]:
-    """Yield module and name of the tests that a condition skips: of the machine, or of the day."""
+    """Yield the module and the name of each test that a condition (`skipif`) skips."""
     for item in run.items:
         if any(item.iter_markers("skipif")) and _why_not(item):
             for size in run.settings.world_sizes:
@@ -83,8 +83,9 @@ def differing_files(
     run: PytestProcess, files: Sequence[str], before: Judged, now: Judged
 ) -> list[str]:
     """Return those of the files that may have a part in distributed tests: their modules,
-    conftests, whatever else is next to tests, and the ini file if it selects other tests. First
-    those that the modules import, also if their names are those of test modules."""
+    conftests, whatever else is next to tests, and the ini file if it selects other tests.
+
+    What those modules import comes first, and counts even if it is named like a test module."""
     patterns = run.config.getini("python_files")
     modules = {test.file for test in before.tests}
     imported = {*_imported(run)}
@@ -104,9 +105,10 @@ def differing_files(
 def _imported(run: PytestProcess) -> Iterator[str]:
     """Yield the names of the files that modules of distributed tests may import."""
     for item in run.items:
-        module = getattr(item, "module", None)
-        if measures(item) and module is not None:
-            names = imported_names(module.__file__, module.__package__ or "")
+        module: Any = getattr(item, "module", None)
+        file = getattr(module, "__file__", None)
+        if file is not None and measures(item):
+            names = imported_names(file, module.__package__ or "")
             for name in names or ():
                 yield name.rpartition(".")[2] + ".py"
 

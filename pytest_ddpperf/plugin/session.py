@@ -132,7 +132,7 @@ class Session:
         self, outcomes: Sequence[Outcome], skipped: Collection[tuple[str, str]]
     ) -> Iterator[Loosened]:
         """Yield the baselines of the environments and modules of a run whose measurements it did
-        not compare; `skipped`: modules and names of tests that may be skipped."""
+        not compare. `skipped` are modules and names of tests that need not be measured."""
         known: dict[Path, str] = {}
         for outcome in outcomes:
             path, why = self._rootdir / outcome.baseline_path, ""

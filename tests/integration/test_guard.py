@@ -246,7 +246,7 @@ def test_a_conftest_is_named_whatever_names_test_modules_have(
 def test_a_helper_with_the_name_of_a_test_module_and_files_of_arguments_are_named(
     top: Path, run: Run
 ) -> None:
-    """First what ranks have read. A plain test is not."""
+    """What measured tests import comes first. A plain test is not named."""
     write(top, "tests/test_models.py", "SIZE = 1\n")
     write(top, "tests/test_plain.py", "def test_plain():\n    pass\n")
     write(top, "tests/test_step.py", TESTS + "\nimport test_models\n")
@@ -275,7 +275,7 @@ def test_a_helper_with_the_name_of_a_test_module_and_files_of_arguments_are_name
     ]
 
 
-def test_a_baseline_is_told_whose_test_got_a_reference_but_not_one_of_the_night(
+def test_a_baseline_is_named_if_its_test_has_a_reference_now_but_not_if_a_condition_skips_it(
     pytester: pytest.Pytester, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tests = (
