@@ -237,10 +237,12 @@ def _link(entries: Sequence[os.DirEntry[str]], there: Path) -> None:
 
 
 def _link_file(here: Path, there: Path) -> None:
-    """Link data; an empty file is the version's own: what locks files, as filelock, opens no
-    link."""
+    """Link data. An empty file is the version's own, because what locks files (filelock) refuses
+    links."""
     if here.is_file() and not here.lstat().st_size:
-        shutil.copy2(here, there)
+        # it need not be readable
+        there.touch()
+        shutil.copystat(here, there)
     else:
         there.symlink_to(here)
 

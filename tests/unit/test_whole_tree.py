@@ -299,6 +299,7 @@ def test_ignored_caches_have_no_code_and_own_locks_in_the_version(
     cache.mkdir(parents=True)
     for file in ("a.lock", "LOCK", ".lock"):
         (cache / file).touch()
+    os.utime(cache / "LOCK", (1, 1))
     (cache / "link").symlink_to("a.lock")
     for file in ("code.py", "a.bin", "poetry.lock"):
         (cache / file).write_text("1")
@@ -311,6 +312,7 @@ def test_ignored_caches_have_no_code_and_own_locks_in_the_version(
         for own in (tree / "root.lock", tree / "src/.lock"):
             assert own.is_file()
             assert not own.is_symlink()
+        assert (there / "LOCK").stat().st_mtime == 1
         assert not (there / "code.py").exists()
 
 
