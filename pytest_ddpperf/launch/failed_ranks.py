@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from pytest_ddpperf.launch import output
+from pytest_ddpperf.launch.placement import kernel_list
 from pytest_ddpperf.launch.ranks import Peer
 from pytest_ddpperf.launch.stacks import (
     await_stacks,
@@ -135,7 +136,7 @@ class Diagnosis:
     def _place(self, rank: Peer) -> _Place:
         serves = self._board.phase(rank.number) is Phase.LEADER
         if rank.resting is not None:
-            return _Place(serves, "rest")
+            return _Place(serves, "its pause")
         return _Place(serves, self._board.describe(rank.number, self._plan))
 
     def _stacks(self, rank: Peer) -> str:
@@ -166,31 +167,28 @@ class Diagnosis:
         # what was waited for.
         self._take_in()
         for rank in ranks:
-            if rank.error is not None:
-                rank.error = self._later(
-                    rank.error, when, at_deadline=at_deadline
-                )
+            error = rank.error
+            if error is not None:
+                # It came after the launch was given up: perhaps because the program handles the
+                # signal that asks for stacks, or ends by it.
+                summary = error.summary
+                if at_deadline:
+                    summary = f"{self.late}; then: {summary}"
+                # at that time at the latest: whoever waits for this rank comes after it
+                when_known = min(error.when, when)
+                rank.error = replace(error, when=when_known, summary=summary)
             elif at_deadline or (rank.result is None and rank.resting is None):
                 place, stacks = places[rank.number], self._stacks(rank)
                 if place.serves and not handlers(stacks):
                     idle = "was waiting for calls"
                     rank.error = self._error(rank, math.inf, idle, place)
                     continue
-                late = "was still running when the launch was stopped"
-                if at_deadline:
-                    late = self.late
-                rank.error = self._error(rank, when, late, place, stacks)
-
-    def _later(
-        self, error: RankError, when: float, *, at_deadline: bool
-    ) -> RankError:
-        """Return an error that came after the launch was given up: perhaps because the program
-        handles the signal that asks for stacks, or ends by it."""
-        summary = error.summary
-        if at_deadline:
-            summary = f"{self.late}; then: {summary}"
-        # at that time at the latest: whoever waits for this rank comes after it
-        return replace(error, when=min(error.when, when), summary=summary)
+                late, since = self.late, when
+                if not at_deadline:
+                    # what stopped the launch is the cause, even a lost connection
+                    late = "was still running when the launch was stopped"
+                    since = math.inf
+                rank.error = self._error(rank, since, late, place, stacks)
 
     def wait_in_vain(
         self,
@@ -283,7 +281,7 @@ class Diagnosis:
         """Return an entry for a rank without an error."""
         idle = "had delivered its result and waited for the others"
         if rank.resting is not None:
-            idle = "rested"
+            idle = "was paused while the other side ran"
         return self._error(rank, math.inf, idle, self._place(rank))
 
     def _error(
@@ -372,6 +370,11 @@ def describe_differing(started: Mapping[int, Started]) -> str:
     return ""
 
 
+_NAMED = 8  # ranks, each by its number
+
+
 def _names(ranks: Sequence[int]) -> str:
+    if len(ranks) > _NAMED:
+        return f"ranks {kernel_list(ranks)}"
     *others, last = map(str, ranks)
     return f"ranks {', '.join(others)} and {last}" if others else f"rank {last}"

@@ -120,6 +120,9 @@ class EndedEarly(DdpPerfError):
         self.advice = advice
 
 
+_TRACEBACKS = 3  # of other ranks than the first cause, at most
+
+
 @dataclass(eq=False)
 class LaunchError(DdpPerfError):
     """A launch in which at least one rank did not deliver: the first cause, then the others."""
@@ -140,6 +143,7 @@ class LaunchError(DdpPerfError):
                 else "the others"
             )
             lines += ["", f"{who}:"]
+        shown = 0  # of their tracebacks
         for other in self.others:
             same = (
                 other.summary == self.cause.summary
@@ -148,7 +152,8 @@ class LaunchError(DdpPerfError):
             summary = "the same" if same else other.summary
             lines.append(f"  {other.who} in {other.phase}: {summary}")
             # where a rank was when its peer went away explains nothing
-            if not same and not other.lost_connection:
+            if not same and not other.lost_connection and shown < _TRACEBACKS:
+                shown += 1
                 for line in other.traceback.rstrip().splitlines():
                     lines.append(f"    {line}")
         return "\n".join(lines)

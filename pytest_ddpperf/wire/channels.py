@@ -91,6 +91,7 @@ class Kind(IntEnum):
     RESTING = 4  # JSON: a Resting; a word says what comes next
 
 
+_SHOWN = 8  # ranks of which all are named
 _HEADER = struct.Struct(">BQ")
 
 
@@ -213,14 +214,16 @@ class Board:
 
     def describe_updates(self) -> str:
         """Say how many updates each rank of a program took, where they differ."""
-        took = (
-            f"rank {rank} took {updates}"
-            for rank, updates in enumerate(self.updates())
-        )
+        updates = self.updates()
+        ranks = [*range(len(updates))]
+        if len(ranks) > _SHOWN:
+            ranks = [updates.index(min(updates)), updates.index(max(updates))]
+        took = (f"rank {rank} took {updates[rank]}" for rank in ranks)
         return (
             f"ranks take different numbers of updates: {', '.join(took)} (give all ranks"
-            ' equally many batches, or mark where steps end, boundary="mark": the end of an epoch,'
-            " or of each iteration if one rank has another optimizer)"
+            " equally many batches, or call pytest_ddpperf.step_end() where steps end, with"
+            ' boundary="mark": at the end of an epoch, or of each iteration if one rank has another'
+            " optimizer)"
         )
 
     def marks(self, rank: int) -> memoryview:
@@ -249,7 +252,9 @@ class Board:
             self.steps(rank),
         )
         if phase is Phase.WARMUP:
-            return f"warm-up step {min(step, plan.warmup)} of {plan.warmup}"
+            if step > plan.warmup:
+                return f"warm-up step {step} ({plan.warmup} asked)"
+            return f"warm-up step {step} of {plan.warmup}"
         if phase is Phase.STEPS:
             return (
                 f"step {min(step, steps)} of {steps}"

@@ -27,7 +27,7 @@ from typing import Any
 
 import cloudpickle
 
-from pytest_ddpperf.records.errors import DdpPerfError
+from pytest_ddpperf.records.errors import DdpPerfError, short_repr
 
 # --- in pytest
 
@@ -124,7 +124,7 @@ def _contents(cell: CellType) -> tuple[Any, ...]:
 
 def _culprit(function: Any, args: Sequence[Any]) -> str:
     """Names what cannot be pickled: an argument, or a variable that the function captured."""
-    name = getattr(function, "__name__", repr(function))
+    name = getattr(function, "__name__", short_repr(function))
     for index, value in enumerate(args):
         if not _picklable(value):
             return (

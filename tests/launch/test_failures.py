@@ -250,6 +250,33 @@ def test_a_sibling_that_goes_on_is_not_asked_to_end(
     assert list(tmp_path.iterdir()) == []
 
 
+def refuse_connection() -> None:
+    raise ConnectionRefusedError("connection refused: no dataset server")
+
+
+def test_a_lost_connection_is_the_cause_if_all_other_ranks_went_on(
+    bench: Bench,
+) -> None:
+    """It may be to a server of the user's."""
+
+    def setup(ctx: Any) -> Any:
+        def step() -> None:
+            if ctx.rank == 1:
+                until(arrivals)
+                refuse_connection()
+            hang()
+
+        return step
+
+    with bench.over_once(arrived=1, left=1):
+        error = failure(bench, setup)
+    assert error.cause.rank == 1
+    assert error.cause.summary.endswith("no dataset server")
+    assert "in refuse_connection" in error.cause.traceback
+    (other,) = error.others
+    assert other.summary == "was still running when the launch was stopped"
+
+
 def test_a_result_that_cannot_be_pickled_names_the_rank(bench: Bench) -> None:
     with pytest.raises(LaunchError) as caught:
         bench.call(lambda ctx: threading.Lock() if ctx.rank == 1 else 0)

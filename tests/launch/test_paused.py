@@ -289,7 +289,7 @@ def test_a_rank_that_is_killed_at_rest_is_named_when_it_is_missed(
 
     with pytest.raises(LaunchError) as caught:
         taken(bench, counting, 2, 2, between=kill)
-    assert caught.value.cause.phase == "rest"
+    assert caught.value.cause.phase == "its pause"
     assert "killed by SIGKILL" in caught.value.cause.summary
 
 

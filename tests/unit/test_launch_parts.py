@@ -391,6 +391,31 @@ def test_the_rank_that_never_entered_a_collective_is_named(
     )
 
 
+def test_many_ranks_are_named_by_their_ranges() -> None:
+    started = {
+        rank: {"0": [(1, "barrier", 1)] if rank == 7 else []}
+        for rank in range(512)
+    }
+    said = (
+        "ranks 0-6,8-511 never entered barrier 1 (1 bytes); rank 7 waits for it"
+    )
+    assert describe_differing(started) == said
+
+
+def test_only_a_few_other_ranks_have_their_traceback_shown() -> None:
+    errors = [
+        error(rank, float(rank), summary=f"rank {rank}", traceback=f"in {rank}")
+        for rank in range(64)
+    ]
+    said = str(launch_error(errors, ()))
+    for rank in range(1, 64):
+        assert f"  rank {rank} in setup: rank {rank}\n" in f"{said}\n"
+    assert [f"in {rank}\n" in said for rank in range(5)] == [
+        *[True] * 4,
+        False,
+    ]
+
+
 def test_who_may_not_be_in_a_process_group_is_not_missed_there() -> None:
     both, one = (
         [(1, "all_reduce", 4)],

@@ -90,6 +90,8 @@ def test_the_board_tells_where_each_rank_is(tmp_path: Path) -> None:
         17,
     )
     assert read.describe(1, PLAN) == "warm-up step 2 of 5"
+    written.row(1)[Board.STEP_CELL] = 11
+    assert read.describe(1, PLAN) == "warm-up step 12 (5 asked)"
     written.enter(1, Phase.STEPS, 18)
     written.row(1)[Board.STEP_CELL] = 1
     assert read.describe(1, PLAN) == "step 2 of 2"
