@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from pytest_ddpperf.history.entries import add_entry
 from pytest_ddpperf.records.samples import Baseline, Status, TestId
 from tests.unit.test_baseline_command import SESSION
 from tests.unit.test_history import history, stepped
+from tests.unit.test_init import RECIPES
 from tests.unit.test_reading import written
 from tests.unit.test_report import outcome, verdict
 
@@ -122,6 +124,33 @@ def test_commands_import_neither_pytest_nor_torch_nor_matplotlib_if_they_draw_no
     assert (ended.returncode, ended.stdout.splitlines()[-1]) == (0, drawn), (
         ended.stderr
     )
+
+
+def test_a_history_needs_no_more_than_the_recipe_installs(
+    inputs: Path,
+) -> None:
+    recipe = (
+        RECIPES / "github-main/.github/workflows/perf-history.yml"
+    ).read_text()
+    installed = re.search(r"pip install (.+)\n +pip install --no-deps", recipe)
+    assert installed is not None
+    code = (
+        "import sys; before = {*sys.modules}; from pytest_ddpperf.cli.main import main;"
+        " status = main(sys.argv[1:]);"
+        " new = {name.partition('.')[0] for name in {*sys.modules} - before};"
+        " print(*sorted(new - sys.stdlib_module_names)); sys.exit(status)"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", code, "history", "history"],
+        cwd=inputs,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr
+    imported = {*ended.stdout.splitlines()[-1].split()} - {"pytest_ddpperf"}
+    # msgspec imports it if it is there
+    assert imported - {"typing_extensions"} == {*installed[1].split()}
 
 
 def test_the_command_is_installed() -> None:
