@@ -88,10 +88,12 @@ class OutOfDocs(SphinxTransform):
 
 
 def without_constructor(
-    app: Sphinx, what: str, *others: object
+    app: Sphinx, what: str, name: str, *others: object
 ) -> tuple[str, None] | None:
-    """Users are given objects, and construct none."""
-    return ("", None) if what in ("class", "exception") else None
+    """Users are given objects, and construct none but a `Figure`."""
+    if what not in ("class", "exception") or name.endswith(".Figure"):
+        return None
+    return "", None
 
 
 def draw_samples(app: Sphinx) -> None:

@@ -153,7 +153,7 @@ def test_the_reference_has_every_public_name() -> None:
             r"^\.\. auto\w+:: pytest_ddpperf\.(\w+)$", text, re.MULTILINE
         )
     )
-    assert found == set(pytest_ddpperf._HOMES)
+    assert found == set(pytest_ddpperf.__all__)
 
 
 def test_the_sample_can_be_read_and_is_the_run_that_is_shown() -> None:
