@@ -12,7 +12,8 @@ from pytest_ddpperf.cli import bisect, commands, console, diff, history, init
 from pytest_ddpperf.records import errors
 from pytest_ddpperf.version import __version__
 
-_NAMED = (
+_USERS = (
+    console.UsageError,
     errors.BaselineError,
     errors.FileError,
     errors.GitError,
@@ -20,7 +21,6 @@ _NAMED = (
     errors.NodesError,
     errors.OptionError,
 )
-_USERS = (console.UsageError, *_NAMED)
 
 _STATUSES = """\
 exit status:
@@ -93,18 +93,15 @@ def _parser() -> argparse.ArgumentParser:
     subparsers = parser.add_subparsers(
         title="commands", metavar="COMMAND", required=True
     )
-    add_others = (
-        commands.add_run,
-        commands.add_reports,
-        commands.add_baseline,
-        commands.add_doctor,
-    )
     for add in (
         diff.add_parser,
         history.add_parser,
         bisect.add_parser,
         init.add_parser,
-        *add_others,
+        commands.add_run,
+        commands.add_reports,
+        commands.add_baseline,
+        commands.add_doctor,
     ):
         add(subparsers)
     return parser

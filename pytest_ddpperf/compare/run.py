@@ -12,7 +12,7 @@ from pytest_ddpperf.compare.interleaving import take_round
 from pytest_ddpperf.compare.job import Job
 from pytest_ddpperf.compare.own_figures import check_launch, check_measurement
 from pytest_ddpperf.compare.result import Measured
-from pytest_ddpperf.compare.rounds import Round, Rounds, expect_seconds
+from pytest_ddpperf.compare.rounds import Rounds, expect_seconds
 from pytest_ddpperf.compare.rule import Rule, Take
 from pytest_ddpperf.compare.sides import (
     CurrentSide,
@@ -66,8 +66,10 @@ def carry_out(
             pair = current, current.reference or side
             found = take_round(rounds, asked.planned, *pair, observer, steps)
             check_launch(job, found.now)
-            if side is not None and not rounds:
-                found = _with_lacking(found, side)
+            there = found.before
+            if side is not None and not rounds and there is not None:
+                lacking = side.lacking(found.now.files, there.files)
+                found = replace(found, error=lacking)
             rounds = (*rounds, found)
             if len(rounds) == job.launches and rule.other is None:
                 rule = _with_stored(rule, store, rounds)
@@ -103,14 +105,6 @@ def _first_rule(job: Job, confirm_seconds: float | None) -> Rule:
         confirms=confirm_seconds is not None,
         other=other,
     )
-
-
-def _with_lacking(found: Round, side: BaseSide) -> Round:
-    """Return the first round with the error that the other side lacks files, if it does."""
-    if found.before is None:
-        return found
-    lacking = side.lacking(found.now.files, found.before.files)
-    return replace(found, error=lacking)
 
 
 def _with_stored(rule: Rule, store: Store, rounds: Rounds) -> Rule:

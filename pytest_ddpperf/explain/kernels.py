@@ -29,6 +29,9 @@ def device_rise(now: Measurement, before: Measurement) -> float:
     return rise if abs(rise) > _LEAST_CHANGE * earlier else 0.0
 
 
+_NO_CALLS = Kernel(name="", kind="", calls=0.0, total_seconds=0.0)
+
+
 def find_kernels(now: Measurement, before: Measurement) -> tuple[Finding, ...]:
     """Return the kernels that changed as the device's work did, the largest change first."""
     whole = device_rise(now, before)
@@ -38,8 +41,9 @@ def find_kernels(now: Measurement, before: Measurement) -> tuple[Finding, ...]:
     later, earlier = _own(now.kernels), _own(before.kernels)
     found = []
     for name in {**earlier, **later}:
-        after, prior = later.get(name), earlier.get(name)
-        change = _seconds(after) - _seconds(prior)
+        after = later.get(name, _NO_CALLS)
+        prior = earlier.get(name, _NO_CALLS)
+        change = after.total_seconds - prior.total_seconds
         if change / whole < _LEAST_SHARE:
             continue
         finding = Finding(
@@ -50,7 +54,7 @@ def find_kernels(now: Measurement, before: Measurement) -> tuple[Finding, ...]:
             share=change / whole,
             rank=rank,
             kernel=name,
-            calls=(_calls(prior), _calls(after)),
+            calls=(prior.calls, after.calls),
         )
         found.append(finding)
     found.sort(key=lambda each: -each.share)
@@ -60,14 +64,6 @@ def find_kernels(now: Measurement, before: Measurement) -> tuple[Finding, ...]:
 def _own(kernels: tuple[Kernel, ...]) -> dict[str, Kernel]:
     """Return by name the kernels that do not wait for other ranks."""
     return {each.name: each for each in kernels if each.kind != COMMUNICATION}
-
-
-def _seconds(kernel: Kernel | None) -> float:
-    return kernel.total_seconds if kernel is not None else 0.0
-
-
-def _calls(kernel: Kernel | None) -> float:
-    return kernel.calls if kernel is not None else 0.0
 
 
 def _late_rank(

@@ -55,9 +55,9 @@ class ChangePoint:
     # the probability of so large a jump in this series where nothing changed
     p_value: float
 
-    def bounds(self, level: float = 0.95) -> tuple[float, float]:
-        """Return the interval of the relative change: 0.05 is 5 % slower."""
-        reach = t_quantile((1 + level) / 2, self.freedom) * self.error
+    def bounds(self) -> tuple[float, float]:
+        """Return the 95 % interval of the relative change: 0.05 is 5 % slower."""
+        reach = t_quantile(0.975, self.freedom) * self.error
         return math.expm1(self.change - reach), math.expm1(self.change + reach)
 
 

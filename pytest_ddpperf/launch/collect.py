@@ -23,7 +23,6 @@ from pytest_ddpperf.records.samples import (
     Facts,
     LaunchSamples,
     RankFigures,
-    StackSamples,
     StepFigures,
     Window,
     Windows,
@@ -84,7 +83,9 @@ def collect(
         warmup=windows[0].warmup,
         phases=step_phases(windows),
         is_silent=_is_silent(plan, windows, counters),
-        stacks=_stacks(windows),
+        stacks=tuple(
+            each.stacks for each in windows if each.stacks is not None
+        ),
         doubts=doubts,
     )
 
@@ -106,11 +107,6 @@ def _cpu_seconds(
     """Return the CPU time of each step by rank; None if a rank has none."""
     known = _known_by_all([each.cpu_ns for each in windows])
     return None if known is None else tuple(map(_seconds, known))
-
-
-def _stacks(windows: Windows) -> tuple[StackSamples, ...]:
-    """Return what ranks sampled of their stacks."""
-    return tuple(each.stacks for each in windows if each.stacks is not None)
 
 
 def _of_devices(windows: Windows) -> dict[str, Any]:

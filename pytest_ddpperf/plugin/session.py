@@ -7,7 +7,7 @@ import os
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
 
 from pytest_ddpperf import text
@@ -49,15 +49,12 @@ class Session:
         self.confirmation = Confirmation(
             settings.confirm_seconds, rootdir, settings.baseline_dir, side_of
         )
-        self._settings, self._rootdir, self._trees = settings, rootdir, trees
+        self._settings, self._rootdir = settings, rootdir
+        self._top = Path(trees.current)
         # why saved baselines do not say which code they are of
         self._unidentified: dict[str, None] = {}
         # Once: the first baseline that is refreshed makes the working tree dirty for the second.
         self._commit = checked_out(rootdir)[0] if settings.records else ""
-
-    @cached_property
-    def _top(self) -> Path:
-        return Path(self._trees.current)
 
     def shown(self, file: Path) -> str:
         """Return a file's path from the top of the working tree, as reviewers see it; outside of it
@@ -164,13 +161,13 @@ class Session:
     ) -> tuple[str, dict[str, str]]:
         """Return git's tree of the code that was measured, "" if there is none that identifies it,
         and its inputs."""
-        top = Path(self._trees.current)
         found: dict[str, str] = {}
         try:
-            found = find_inputs(top, launches)
+            found = find_inputs(self._top, launches)
             code = select_code(found)
             if not code or self._settings.against_setup:  # which builds it
-                return tree_of(top, self._settings.baseline_dir), found
+                folder = self._settings.baseline_dir
+                return tree_of(self._top, folder), found
             why = (
                 f"git ignores files that ranks imported: {text.some(code)}:"
                 " ddp_against_setup can build them"

@@ -97,17 +97,14 @@ class RpcMeter(Meter):
         return self._blocked_ns
 
     def begin(self) -> None:
-        # to an earlier step's requests, which would be counted in this one
-        self._await_answers()
+        # of an earlier step's requests, which would be counted in this one
+        self.end()
         self._reset()
         self._counting = True
 
     def end(self) -> None:
         """Wait for the answers to the step's requests: the step itself need not, and an answer may
         never come."""
-        self._await_answers()
-
-    def _await_answers(self) -> None:
         until = time.monotonic() + _ANSWERS_SECONDS
         for answer in self._answers:
             while not answer.done() and time.monotonic() < until:

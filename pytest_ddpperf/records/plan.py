@@ -312,17 +312,15 @@ def limits_for(
 
 
 _GB = 1e9
-# By operation, what of `algbw` crosses a link among n ranks.
-_BUS_FACTORS: Mapping[str, Callable[[int], float]] = {
-    "all_reduce": lambda n: 2 * (n - 1) / n,
-    "all_gather": lambda n: (n - 1) / n,
-    "reduce_scatter": lambda n: (n - 1) / n,
-    "all_to_all": lambda n: (n - 1) / n,
-    "broadcast": lambda n: 1.0,
-    "reduce": lambda n: 1.0,
-    "send_recv": lambda n: 1.0,
-}
-OPS = tuple(_BUS_FACTORS)
+OPS = (
+    "all_reduce",
+    "all_gather",
+    "reduce_scatter",
+    "all_to_all",
+    "broadcast",
+    "reduce",
+    "send_recv",
+)
 # Whose size is that of the blocks of all ranks together.
 _IN_BLOCKS = ("all_gather", "reduce_scatter", "all_to_all")
 _REDUCING = ("all_reduce", "reduce_scatter", "reduce")
@@ -366,7 +364,12 @@ class Collective:
 
     def busbw(self, seconds: float) -> float:
         """In GB/s (1e9 bytes), where one operation takes `seconds`."""
-        return self.algbw(seconds) * _BUS_FACTORS[self.op](self.ranks)
+        crosses = 1.0  # a link, of `algbw`
+        if self.op == "all_reduce":
+            crosses = 2 * (self.ranks - 1) / self.ranks
+        elif self.op in _IN_BLOCKS:
+            crosses = (self.ranks - 1) / self.ranks
+        return self.algbw(seconds) * crosses
 
     def __str__(self) -> str:
         return f"{self.op} of {in_words(self.size)} {self.dtype}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import ipaddress
 import socket
 import struct
@@ -33,12 +34,7 @@ def interface_of(address: str) -> str:
 
 def _ipv4() -> list[tuple[str, ipaddress.IPv4Address]]:
     found = []
-    with (
-        suppress(ImportError),
-        socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking,
-    ):
-        import fcntl
-
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
         for _, name in socket.if_nameindex():
             with suppress(OSError):  # one without an address
                 reported = fcntl.ioctl(

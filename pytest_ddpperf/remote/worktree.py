@@ -559,11 +559,11 @@ def _remedy(top: Path, ref: str) -> str:
 
 def sources_here(trees: Trees) -> Sources:
     """Return what this process runs."""
-    prefix, files = (
-        os.path.realpath(sys.prefix),
-        trees.digests(trees.imported()),
+    return Sources(
+        python=platform.python_version(),
+        prefix=os.path.realpath(sys.prefix),
+        files=trees.digests(trees.imported()),
     )
-    return Sources(python=platform.python_version(), prefix=prefix, files=files)
 
 
 def differing_files(

@@ -44,7 +44,7 @@ def report(outcomes: Sequence[Outcome], run: RunInfo) -> dict[str, Any]:
 
 
 def _measurement(outcome: Outcome) -> dict[str, Any]:
-    data: dict[str, Any] = dict(codec.encode(outcome))
+    data: dict[str, Any] = codec.encode(outcome)
     for name in ("verdict", "stored_verdict"):
         verdict = getattr(outcome, name)
         if verdict:

@@ -471,13 +471,10 @@ def stacks(
     return Plot(title, draw)
 
 
-def _errors(spreads: Iterable[Spread]) -> list[list[float]]:
+def _errors(spreads: Sequence[Spread]) -> list[list[float]]:
     """Return how far the least and the most are from the middle."""
-    below = []
-    above = []
-    for middle, least, most in spreads:
-        below.append(abs(middle - least))
-        above.append(abs(middle - most))
+    below = [abs(each.middle - each.least) for each in spreads]
+    above = [abs(each.middle - each.most) for each in spreads]
     return [below, above]
 
 

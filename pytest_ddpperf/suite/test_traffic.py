@@ -138,13 +138,13 @@ def test_rpc_traffic(
 
 # --- on the wire
 
-# The least that all ranks together send, as multiples of the buffer.
-RINGS: dict[str, Callable[[int], float]] = {
-    "all_reduce": lambda ranks: 2.0 * (ranks - 1),
-    "all_gather": lambda ranks: ranks - 1.0,
-    "reduce_scatter": lambda ranks: ranks - 1.0,
-    "broadcast": lambda ranks: ranks - 1.0,
-    "DDP": lambda ranks: 2.0 * (ranks - 1),
+# The least that all ranks together send, as multiples of the buffer, for each rank but one.
+RINGS = {
+    "all_reduce": 2.0,
+    "all_gather": 1.0,
+    "reduce_scatter": 1.0,
+    "broadcast": 1.0,
+    "DDP": 2.0,
 }
 
 
@@ -218,7 +218,7 @@ def test_wire(
             pytest.skip("nothing went over an interface but loopback")
         senders = nodes  # between nodes, a node is as one rank
         where = f"between {nodes} nodes"
-    least = RINGS[op](senders) * payload
+    least = RINGS[op] * (senders - 1) * payload
     tables.add(
         f"Bytes that all ranks send {where}: the least of a ring, and what the system counts",
         {
@@ -306,7 +306,8 @@ def test_nccl_algorithm(
         1 << power for power in (10, 20, 25) if 1 << power <= size.most_bytes
     ]
     for result in collective_benchmark("all_reduce", sizes, dtype="float32"):
-        wire = RINGS["all_reduce"](result.world_size) * result.size
+        others = result.world_size - 1
+        wire = RINGS["all_reduce"] * others * result.size
         tables.add(
             "All-reduce by NCCL's algorithm (p50; on the wire: of all ranks, by arithmetic)",
             {

@@ -9,8 +9,7 @@ how long it waits for communication.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from functools import partial
 
 import torch
@@ -39,23 +38,18 @@ class Wrapper(nn.Module):
 
     def finish(self) -> None:
         """Average the gradients over ranks."""
-        with self._waiting():
-            self._communicate()
+        # the time that computation takes is not counted
+        _synchronize(self.trained[0])
+        began = time.perf_counter()
+        self._communicate()
+        _synchronize(self.trained[0])
+        self.seconds_waited += time.perf_counter() - began
         for parameter in self.trained:
             assert parameter.grad is not None
             parameter.grad /= dist.get_world_size()
 
     def _communicate(self) -> None:
         raise NotImplementedError
-
-    @contextmanager
-    def _waiting(self) -> Iterator[None]:
-        # the time that computation takes is not counted
-        _synchronize(self.trained[0])
-        began = time.perf_counter()
-        yield
-        _synchronize(self.trained[0])
-        self.seconds_waited += time.perf_counter() - began
 
 
 class Blocking(Wrapper):
