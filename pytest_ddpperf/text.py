@@ -231,7 +231,8 @@ def _decimals(value: float) -> int:
 
 def interval(change: Interval) -> str:
     """Return the change with its bounds: "-1.3 % [-5.0, +2.6]", "2.36x [2.08, 2.68]"."""
-    bounds = [min(bound, _MOST) for bound in (change.low, change.high)]
+    most = max(_MOST, 10 * change.estimate)
+    bounds = [min(bound, most) for bound in (change.low, change.high)]
     if change.estimate >= 1:
         low, high = (_in_three_digits(1 + bound) for bound in bounds)
     else:
@@ -244,7 +245,9 @@ def interval(change: Interval) -> str:
 
 
 def amount(value: float) -> str:
-    """Return a share without direction: "18 %", "1.4 %"."""
+    """Return a share without direction: "18 %", "1.4 %", "over 9999 %"."""
+    if value > _MOST:
+        return f"over {_MOST * 100:.0f} %"
     return f"{value * 100:.2g} %" if value < 0.995 else f"{value * 100:.0f} %"
 
 
@@ -283,7 +286,7 @@ def changed_as(kind: Metric, change: Interval) -> Interval:
 def counter_change(changed: CounterChange) -> str:
     """Return the change of a counter, which is exact."""
     return (
-        "was 0"
+        f"from 0 to {changed.now:,}"
         if not changed.baseline and changed.now
         else share(changed.change)
     )

@@ -308,6 +308,8 @@ def _failure(path: Path, what: str, error: OSError) -> BaselineError:
         remedy = f"give this user permission, {_ELSEWHERE}"
     elif error.errno in (errno.ENOSPC, errno.EDQUOT):
         remedy = f"free some space, {_ELSEWHERE}"
+    elif error.errno == errno.ENOENT:
+        remedy = f"save baselines with pytest --ddp-save-baseline, {_ELSEWHERE}"
     else:
         remedy = f"check the disk, {_ELSEWHERE}"
     return BaselineError(path, f"{what}: {error}", remedy)

@@ -584,7 +584,8 @@ def _of_facts(arguments: argparse.Namespace, runs: Runs) -> Answer:
     ).outcomes
     measured = [each for each in outcomes if each.measurement is not None]
     if not measured:
-        raise console.UsageError(f"{arguments.test} was not measured")
+        errors = "; ".join(each.error for each in outcomes)
+        raise console.UsageError(f"{arguments.test} was not measured: {errors}")
     facts = _facts(session, measured[0].measured.environment.recorded)
     rows = [("fact", "before -> now", "change [range]", "verdict")]
     found = []

@@ -118,7 +118,8 @@ class Runs:
             _run(words, meeting, file)
         if not new.exists():
             raise console.UsageError(
-                f"pytest {shlex.join(words)}\n{chr(10).join(self.output())}"
+                f"no report was written by pytest {shlex.join(words)}\n"
+                + "\n".join(self.output()[-50:])
             )
         new.rename(path)
 

@@ -288,7 +288,7 @@ def _changes_at(
         problem = "several change points" if found else "no change point"
         places = sorted(set(map(_named, found or analysis.changes)))
         raise console.UsageError(
-            f"{problem} of {test} at {commit}: {', '.join(places) or 'there is none'}"
+            f"{problem} of {test} at {commit}: {text.some(places) or 'there is none'}"
         )
     return found
 

@@ -112,7 +112,7 @@ def find_notes(
         return tuple(notes)
     if plan.command:
         notes.append(
-            "its ranks are its own: their steps, phases, counters and device time are unknown"
+            "a command is timed as a whole: steps, phases, counters and device time are unknown"
             " (ddp_benchmark.script measures them, if torchrun could start the program, and"
             " ddp_benchmark.loop, if it reads other variables)"
         )
@@ -123,7 +123,7 @@ def find_notes(
     if unsettled is not None:
         notes.append(
             f"after {unsettled.warmup} warm-up steps ({plan.warmup} asked) ranks were still"
-            f" {unsettled.unsettled}"
+            f" {unsettled.unsettled}: raise --ddp-warmup"
         )
     if all(launch.is_silent for launch in launches):
         notes.append(SILENT)

@@ -176,7 +176,8 @@ class Rule:
     stored: StoredBaseline = NOTHING_STORED  # without another version
 
     def next(self, rounds: Rounds) -> Take | Stop:
-        """Return what follows these rounds. Time for further ones is asked for at looks alone."""
+        """Return what follows these rounds. Whether further ones fit into `max_seconds` is asked at
+        looks alone."""
         looks = schedule(self.job.launches, self.job.settings.max_launches)
         count = len(rounds)
         left = [look for look in looks if look > count]
@@ -184,9 +185,9 @@ class Rule:
             return Take(left[0])
         # The smallest detectable change of the same code has to rest on all pairs.
         is_same = self.job.settings.against == "self"
-        gives_up = not is_same and self.not_gated(rounds) is None
+        may_give_up = not is_same and self.not_gated(rounds) is None
         at_look = count in looks
-        if not at_look and (self.other is None or not gives_up):
+        if not at_look and (self.other is None or not may_give_up):
             return Take(left[0])
         further = bool(left)
         if at_look and further:
@@ -201,7 +202,7 @@ class Rule:
             # Calling suspected code as fast as the baseline's is a claim, which needs a look.
             is_early = verdict.status is Status.PASS and not self.confirms
             ended = ended and is_early
-        if gives_up and not ended:
+        if may_give_up and not ended:
             differences = self._differences(rounds, verdict)
             if is_futile(verdict, count, looks, differences):
                 verdict = given_up(verdict)

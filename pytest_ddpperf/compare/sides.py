@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
+from pytest_ddpperf import text
 from pytest_ddpperf.baseline import Store
 from pytest_ddpperf.baseline.content import environment_name
 from pytest_ddpperf.compare.job import Job
@@ -160,7 +161,7 @@ class StoredBaseline:
             machine = self.counted_elsewhere[0]
             yield f"only counters were compared, with the baseline of {machine}"
         elif is_missing and self.others:
-            yield f"a baseline exists for {', '.join(self.others)}, not for {self.own}"
+            yield f"a baseline exists for {text.some(self.others)}, not for {self.own}"
         compared = self._compared_steps(steps)
         if verdict.status.compared and steps >= _MUCH_LONGER * compared:
             yield (

@@ -146,8 +146,10 @@ def _limit(item: object) -> Limit:
     metric, _, size = str(item).partition(":")
     found = _AMOUNT.fullmatch(size)
     unit = cast(Literal["%", "ms"], found[2]) if found is not None else "%"
-    if found is None or (metric in _SHARES and unit == "ms"):
+    if found is None:
         raise Refused(item, f"not {_LIMIT_FORM}")
+    if metric in _SHARES and unit == "ms":
+        raise Refused(item, f"a limit on {metric} is a share: {metric}:5%")
     amount = float(found[1]) / (100 if unit == "%" else 1000)
     if match := _PERCENTILE.fullmatch(metric):
         percentile = float(match[2])

@@ -678,7 +678,9 @@ class CollectiveBenchmark(BenchmarkFixture):
         if failures:
             first, headline = failures[0], failures[0].headline
             if len(failures) > 1:
-                headline += f" (and {len(failures) - 1} more sizes)"
+                headline += (
+                    f" (and {text.several(len(failures) - 1, 'more size')})"
+                )
             every = map(str, failures)
             raise GateFailed("\n\n".join(every), first.result, headline)
         return tuple(results)

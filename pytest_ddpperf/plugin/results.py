@@ -22,7 +22,6 @@ from pytest_ddpperf.records.plan import Limits
 from pytest_ddpperf.records.record import record
 from pytest_ddpperf.records.samples import Facts
 from pytest_ddpperf.report import guard, json_report, terminal
-from pytest_ddpperf.text import terminal_width
 from pytest_ddpperf.version import __version__
 
 # Of each of two commands, whose answers are for hints only: a run waits no longer for a repository
@@ -137,8 +136,8 @@ class RunResults:
         if not any(side.imported or not side.same for side in sides):
             self.usage_error = (
                 f"no test imported a file that differs between {sides[0].version} and the working"
-                " tree, nor any file of this repository: is the package installed, but not"
-                " editable?"
+                " tree, nor any file of this repository: if tests measure its code, install it"
+                " with pip install -e ."
             )
         elif unread:
             self.doubts.append(
@@ -156,8 +155,8 @@ class RunResults:
         are_known = all(one.measurement is not None for one in self.outcomes)
         if unused and self._outcomes and are_known:
             self.doubts.append(
-                f"no test has the figure {text.some(unused)}, which --ddp-threshold limits: is that"
-                " its name?"
+                f"there is a limit on {text.some(unused)}, and no test has such a figure: check the"
+                " name"
             )
 
     def take(self, message: Mapping[str, Any]) -> None:
@@ -188,10 +187,10 @@ class RunResults:
         saved = [each.baseline_path for each in self.outcomes if each.saved]
         if saved:
             self._note_ignored(rootdir, saved)
-        now = (
-            uncommitted_files(rootdir) if self.uncommitted is not None else None
-        )
-        if now is None or self.uncommitted is None:
+        if self.uncommitted is None:
+            return
+        now = uncommitted_files(rootdir)
+        if now is None:
             return
         traces = [each.traces for each in self.outcomes if each.traces]
         own = (os.path.relpath(baselines, rootdir), *traces)
@@ -205,7 +204,7 @@ class RunResults:
             )
         if new:
             self.messages.append(
-                f"new files since the tests began: {text.some(new, 3)}: a program that resumes from"
+                f"files changed while tests ran: {text.some(new, 3)}: a program that resumes from"
                 " its files does something else in its next launch (let it write to a temporary"
                 " folder)"
             )
@@ -221,7 +220,7 @@ class RunResults:
     def header(self, verbosity: int) -> Iterator[str]:
         """Yield versions, backend and devices, from a probe rank."""
         yield from terminal.header(
-            self.facts, verbose=verbosity > 0, width=terminal_width()
+            self.facts, verbose=verbosity > 0, width=text.terminal_width()
         )
 
     def lines(self, verbosity: int, width: int) -> Iterator[str]:

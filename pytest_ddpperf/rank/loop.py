@@ -89,7 +89,7 @@ def run(
         end_child(error)
         if error.code not in (None, 0):
             raise DdpPerfError(
-                f"the program called sys.exit({short_repr(error.code)}): {_last_line()}"
+                f"the program called sys.exit({short_repr(error.code)}): {_last_line():.200}"
             ) from None
         frames = traceback.extract_tb(error.__traceback__)
         # `exit()` is a function of _sitebuiltins: the caller's frame comes before it.

@@ -27,6 +27,7 @@ from pytest_ddpperf.rank.timed_rank import TimedRank
 from pytest_ddpperf.rank.window import Stretch, new_marks, window_of
 from pytest_ddpperf.records.errors import DdpPerfError
 from pytest_ddpperf.records.plan import (
+    MARK,
     NCCL,
     UPDATE,
     Plan,
@@ -47,7 +48,9 @@ def _advise(rank: TimedRank) -> str:
     plan = rank.plan
     board = rank.board
     needed = max(board.begin(0), _UNTIL_WINDOW + plan.warmup)
-    return f"let it take {needed + (board.steps(0) or plan.steps)} or more"
+    return (
+        f"let it take {needed + (board.steps(0) or plan.steps)} steps or more"
+    )
 
 
 class Learning:
@@ -69,7 +72,9 @@ class Learning:
         boundary = self._rank.plan.boundary
         if boundary == UPDATE:
             return "before its steps were recognized", _advise(self._rank)
-        return "without a step", f"{boundary} never ended one"
+        if boundary == MARK:
+            return "without a step", "it never called pytest_ddpperf.step_end()"
+        return "without a step", f"{boundary} never returned"
 
 
 class Warming:
@@ -196,7 +201,7 @@ class Warming:
 
     def when(self) -> tuple[str, str]:
         """Return when the program has ended, and what to do then."""
-        when = f"after {len(self._ended_ns)} steps, in the warm-up"
+        when = f"in the warm-up, step {len(self._ended_ns) + 1}"
         return when, _advise(self._rank)
 
 
@@ -331,8 +336,9 @@ def refuse_wrong_group(plan: Plan, device: torch.device) -> None:
     size = dist.get_world_size()
     if size != plan.world_size:
         raise DdpPerfError(
-            f"the program's process group has {size} ranks, and {plan.world_size} were"
-            " asked for"
+            f"the program's process group has the size {size}, and {plan.world_size} was asked"
+            " for: let it call init_process_group() without rank and world_size, or ask for the"
+            " same with --ddp-world-size"
         )
     has = backends_by_device(dist.get_backend_config())
     backend = has.get(device.type, f"no backend for {device.type}")

@@ -1,5 +1,5 @@
 """What a limit can be on. Each kind of metric is a class: a new one is a class in METRICS, and a
-row in docs/options.md."""
+row in docs/options.md. If it has percentiles, `options.parse` has to know its prefix."""
 
 from __future__ import annotations
 

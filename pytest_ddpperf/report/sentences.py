@@ -3,7 +3,7 @@ same in every report."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from pytest_ddpperf import text
 from pytest_ddpperf.records.metric import DEVICE, FLOPS, WALL, without_totals
@@ -144,8 +144,11 @@ def _why_inconclusive(outcome: Outcome, verdict: Verdict) -> str:
     if noise := _noise(outcome):
         return noise
     if verdict.reason == Reason.UNDECIDED:
-        return "close to its limit: further launches would hardly decide it"
-    return "launches of the same code differ by as much"
+        return (
+            "close to its limit, and further launches would hardly decide it: use a quieter"
+            " machine, or another limit"
+        )
+    return "launches of the same code differ by as much: more of them may decide it"
 
 
 def _two_speeds(verdict: Verdict) -> str:
@@ -185,6 +188,15 @@ def why(outcome: Outcome) -> str:
     return "; ".join(filter(None, known))
 
 
+def _why_incomparable(outcome: Outcome, verdict: Verdict) -> str:
+    """Return what keeps both sides from being compared. What is only recorded does not."""
+    recorded: Mapping[str, object] = {}
+    if outcome.measurement is not None:
+        recorded = outcome.measurement.environment.recorded
+    facts = [str(each) for each in verdict.facts if each.name not in recorded]
+    return text.some([*verdict.details, *facts])
+
+
 def why_not_compared(outcome: Outcome) -> str:
     """Return why nothing was compared, and what to do."""
     verdict = outcome.verdict
@@ -210,7 +222,7 @@ def why_not_compared(outcome: Outcome) -> str:
             f"{verdict.details[0]}: if that is meant, name its limit with "
             f"{option}{new}"
         )
-    differences = ", ".join(verdict.differences)
+    differences = _why_incomparable(outcome, verdict)
     limited = [
         limit.metric
         for limit in outcome.limits
@@ -218,26 +230,28 @@ def why_not_compared(outcome: Outcome) -> str:
     ]
     metrics = " or ".join(limited)
     no_other_baseline_helps = {
-        Reason.NO_CPU_TIME_NOW: "CPU time is limited, and the ranks used none",
+        Reason.NO_CPU_TIME_NOW: "there is a limit on CPU time, and the ranks used none",
         Reason.NO_PHASE_NOW: (
             f"{metrics} cannot be seen in this step, or takes no time: its limit cannot be "
             "applied"
         ),
-        Reason.NO_DEVICE_TIME_NOW: "device time is limited, and it is unknown: see the notes",
+        Reason.NO_DEVICE_TIME_NOW: (
+            "there is a limit on device time, which is unknown: see the notes"
+        ),
         Reason.NO_FIGURE_NOW: (
             f"{differences}: no step records it, or it is 0"
         ),
         Reason.UNKNOWN_COUNTER_NOW: (
-            f"{differences}: it is unknown, or differs between launches"
+            f"{differences}, or differs between launches: see the notes, or remove its limit"
         ),
     }
     if verdict.reason in no_other_baseline_helps:
         return no_other_baseline_helps[verdict.reason]
     differs = {
-        Reason.NO_CPU_TIME: "CPU time is limited, and the baseline has none",
-        Reason.NO_DEVICE_TIME: "device time is limited, and the baseline has none",
+        Reason.NO_CPU_TIME: "there is a limit on CPU time, and the baseline has none",
+        Reason.NO_DEVICE_TIME: "there is a limit on device time, and the baseline has none",
         Reason.NO_PHASE: f"the baseline does not have {metrics}, which is limited",
-        Reason.BASELINE_SUPPORT: f"the baseline has too few steps: {differences}",
+        Reason.BASELINE_SUPPORT: f"the baseline is too small: {differences}",
     }.get(verdict.reason, differences)
     if is_stored:
         return f"{differs}: measure as before, or save a new baseline"
@@ -456,6 +470,12 @@ def left_out(verdict: Verdict, whose: str = "before") -> Lines:
         yield f"dropped the default limit{plural} {text.some(names, 3)}: {why}"
 
 
+def is_unreached(outcome: Outcome) -> bool:
+    """Whether the test uses nothing that differs, so that one launch of it was enough."""
+    verdict = outcome.verdict
+    return verdict is not None and verdict.reason == Reason.UNREACHED
+
+
 def measured(outcome: Outcome) -> str:
     """Return what both sides are: "10 interleaved launches of each side; main (fe7daa7) and
     9e7bda6"."""
@@ -466,6 +486,8 @@ def measured(outcome: Outcome) -> str:
         )
     if side:
         now = text.commit(side.version.now) or "the working tree"
+        if side.error or is_unreached(outcome):
+            return f"{text.several(launches, 'launch')} of {now}"
         return f"{launches} interleaved launches of each side; {side.version} and {now}"
     sessions = outcome.sessions
     if not sessions:
@@ -475,7 +497,7 @@ def measured(outcome: Outcome) -> str:
         by_metric = session.launch_seconds.values()
         before += len(next(iter(by_metric), ()))
     several = f"'s {len(sessions)} sessions" if len(sessions) > 1 else ""
-    said = f"{launches} launches now, {before} in the baseline{several}"
+    said = f"{text.several(launches, 'launch')} now, {before} in the baseline{several}"
     date = text.date(sessions[-1].created)
     when = ", ".join(filter(None, (date, text.commit(sessions[-1].commit))))
     return f"{said} ({when})" if when else said

@@ -91,7 +91,7 @@ def last_line(
         parts.append(f"{only_before} only in the base")
     cost = _cost(outcomes) if with_cost else ""
     compared = f"{counts['compared']} of {counts['measured']} compared"
-    unreached = sum(map(_is_unreached, outcomes))
+    unreached = sum(map(sentences.is_unreached, outcomes))
     if unreached:
         compared += f", {unreached} unreached by the change"
     line = f"{', '.join(parts) or 'nothing measured'} ({compared}){cost}"
@@ -101,11 +101,6 @@ def last_line(
         if outcome.shown_status == Status.NO_BASELINE and outcome.baseline_path:
             return f"{line}: record baselines with --ddp-save-baseline"
     return line
-
-
-def _is_unreached(outcome: Outcome) -> bool:
-    verdict = outcome.verdict
-    return verdict is not None and verdict.reason == Reason.UNREACHED
 
 
 def _cost(outcomes: Outcomes) -> str:

@@ -91,7 +91,7 @@ def test_a_command_is_judged_by_its_figures_against_a_stored_baseline(
         [
             "*test_train.py::test_train *command * PASS",
             "*  wall: * by launch",
-            "*test_train: its ranks are its own: their steps, phases, counters and device time"
+            "*test_train: a command is timed as a whole: steps, phases, counters and device time"
             " are unknown (*)",
         ]
     )

@@ -97,7 +97,7 @@ def test_a_limit_on_a_figure_that_is_not_there_is_red_or_named(
     result.assert_outcomes(passed=1)
     result.stdout.fnmatch_lines(
         [
-            "*no test has the figure tsp, which --ddp-threshold limits: is that its name?"
+            "*there is a limit on tsp, and no test has such a figure: check the name"
         ]
     )
 

@@ -238,9 +238,7 @@ def test_again(ddp_benchmark): ddp_benchmark(leaving)
     )
     files = "checkpoint0.pt, checkpoint1.pt, checkpoint2.pt, ..."
     resumes = "a program that resumes from its files does something else in its next launch"
-    assert (
-        said.count(f"new files since the tests began: {files}: {resumes}") == 1
-    )
+    assert said.count(f"files changed while tests ran: {files}: {resumes}") == 1
     assert "in no commit (notes.txt): " in said
     assert "new files" not in run(*FEW).stdout.str()  # they are there already
 

@@ -21,6 +21,11 @@ RUNS = "def test_a(ddp_run): ddp_run(print)"
             ["--ddp-threshold=p50:ten"],
             "--ddp-threshold: 'p50:ten': not metric:N%",
         ),
+        (
+            NOTHING,
+            ["--ddp-threshold=busbw:5ms"],
+            "--ddp-threshold: 'busbw:5ms': a limit on busbw is a share: busbw:5%",
+        ),
         (NOTHING, ["--ddp-timing=fre", "-n", "2"], "did you mean free?"),
         (NOTHING, ["-o", "ddp_steps=many"], "ini key ddp_steps: 'many'"),
         (

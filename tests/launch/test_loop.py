@@ -881,7 +881,7 @@ for step in range({}):
         ),
         (
             TRAINS.format(6),
-            "the program ended after 6 steps, in the warm-up: let it take 17 or more",
+            "the program ended in the warm-up, step 7: let it take 17 steps or more",
         ),
         (
             TRAINS.format(2),
@@ -944,7 +944,7 @@ while True:
     optimizer.step()
 """
     assert (
-        "the program's process group has 1 ranks, and 2 were asked for"
+        "the program's process group has the size 1, and 2 was asked for: let it call"
         in programs.fails(alone)
     )
     of_fake = alone.replace(
@@ -1051,8 +1051,9 @@ def test_ranks_with_different_numbers_of_updates_are_refused(
     assert re.search(
         r"rank 1 failed in step \d+ of 30: ranks take different numbers of updates: rank 0 took"
         r" \d+, rank 1 took \d+ "
-        r"\(give all ranks equally many batches, or mark where steps end, boundary=\"mark\": the end"
-        r" of an epoch, or of each iteration if one rank has another optimizer\);"
+        r"\(give all ranks equally many batches, or call pytest_ddpperf.step_end\(\) where steps"
+        r" end, with boundary=\"mark\": at the end of an epoch, or of each iteration if one rank has"
+        r" another optimizer\);"
         r" rank 0 never entered \w+ \d+ \([\d,]+ bytes\); rank 1"
         r" waits for it",
         said,

@@ -180,7 +180,10 @@ def test_a_folder_that_cannot_be_listed_ends_with_4_and_advice(
     assert main(["baseline", "list", "--baseline-dir", "no-such-folder"]) == 4
     said = capsys.readouterr().err
     assert "baseline no-such-folder: cannot be read: " in said
-    assert said.endswith(", or name another folder with --ddp-baseline-dir\n")
+    assert said.endswith(
+        "save baselines with pytest --ddp-save-baseline, or name another folder with"
+        " --ddp-baseline-dir\n"
+    )
     assert main(["baseline", "list", "--ddp-baseline-dir", str(tmp_path)]) == 0
 
 

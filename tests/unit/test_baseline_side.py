@@ -119,7 +119,7 @@ def test_a_run_says_which_files_that_differ_no_rank_is_known_to_have_read(
         assert reported in run.run.messages
     assert run.usage_error.startswith(said) is usage_error
     assert (
-        "is the package installed, but not editable?" in run.usage_error
+        "install it with pip install -e ." in run.usage_error
     ) is usage_error
 
 

@@ -460,7 +460,7 @@ def slow(**kwargs: Any) -> Outcome:
         (
             outcome(0.1, launches=1),
             slow(),
-            "the baseline has too few steps: 1 launch, and a comparison needs 2 a side",
+            "the baseline is too small: 1 launch, and a comparison needs 2 a side",
         ),
         (
             outcome(0.1),

@@ -403,8 +403,8 @@ def launched(*ranks: tuple[float, ...], figure: Figure = FASTER) -> Any:
         ),
         (
             launched((), figure=Figure(better="lower", file="a", key="b")),
-            "tps has no value: no new one in a; the program has to flush what it"
-            " writes",
+            'tps has no value: a got no new one with the key "b"; the program has'
+            " to write and flush it",
         ),
         (
             launched((0.0, 0.0)),
@@ -443,7 +443,7 @@ def test_a_figure_that_is_the_same_everywhere_is_red_unless_it_may_be() -> None:
     with pytest.raises(DdpPerfError) as caught:
         check_measurement(job(), measured(tps=SAME))
     assert str(caught.value) == (
-        "tps is 5 in all launches, so it may not be measured: if it may be"
+        "tps is 5 in all launches, so it is hardly measured: if it is"
         " constant, say constant=True"
     )
     may_be = replace(SAME, figure=replace(FASTER, constant=True))
@@ -514,8 +514,7 @@ def test_a_limit_of_the_run_that_no_test_has_a_figure_for_is_named() -> None:
     results.note_unused(parse.limits("tps:5%,tsp:5%"))
     (doubt,) = results.doubts
     assert doubt == (
-        "no test has the figure tsp, which --ddp-threshold limits: is that its"
-        " name?"
+        "there is a limit on tsp, and no test has such a figure: check the name"
     )
     assert doubt in [*results.lines(-1, 100)], "with -q, too"
 

@@ -371,13 +371,13 @@ def test_a_default_limit_on_what_is_unknown_is_dropped(
         (
             False,
             "no-device-time-now",
-            "device time is limited, and it is unknown: see the notes",
+            "there is a limit on device time, which is unknown: see the notes",
         ),
         (
             True,
             "no-device-time",
-            "device time is limited, and the baseline has none: measure as before, or save a new "
-            "baseline",
+            "there is a limit on device time, and the baseline has none: measure as before, or"
+            " save a new baseline",
         ),
     ],
 )

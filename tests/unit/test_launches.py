@@ -95,7 +95,9 @@ PLAN = Plan(world_size=1, backend="gloo", device="cpu", warmup=5)
         ),
         (
             (UNSETTLED,),
-            ("after 25 warm-up steps (5 asked) ranks were still compiling",),
+            (
+                "after 25 warm-up steps (5 asked) ranks were still compiling: raise --ddp-warmup",
+            ),
             False,
         ),
         ((LAUNCH, *DOUBTED), ("the first timed step took 12x",), False),

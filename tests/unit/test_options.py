@@ -451,7 +451,12 @@ REFUSED: list[tuple[str, list[str], str]] = [
         ["p50:ten", "p50", "p50:-5%", "mean", "p50:5", "p50:5s", "p50:nan%"],
         f"not {FORM}",
     ),
-    ("--ddp-threshold", ["p50:inf%", "rpc.bytes:5ms"], f"not {FORM}"),
+    ("--ddp-threshold", ["p50:inf%"], f"not {FORM}"),
+    (
+        "--ddp-threshold",
+        ["rpc.bytes:5ms"],
+        "a limit on rpc.bytes is a share: rpc.bytes:5%",
+    ),
     ("--ddp-threshold", ["p5O:10%"], "unknown metric p5O; did you mean p50?"),
     ("--ddp-threshold", ["P50:2.5ms"], "unknown metric P50; did you mean p50?"),
     (

@@ -228,7 +228,12 @@ def test_both_sides_have_one_unit_and_a_change_of_more_than_double_is_a_factor()
         text.interval(Interval(estimate=0.13, low=-0.004, high=0.27))
         == "+13 % [+0, +27]"
     )
-    assert text.counter_change(risen("rpc.calls", 0, 3)) == "was 0"
+    assert text.counter_change(risen("rpc.calls", 0, 3)) == "from 0 to 3"
+    assert (
+        text.interval(Interval(estimate=299.0, low=249.0, high=359.0))
+        == "300x [250, 360]"
+    )
+    assert text.amount(20858.93) == "over 9999 %"
 
 
 def test_a_path_that_is_longer_than_a_line_stays_whole() -> None:
@@ -559,7 +564,7 @@ SLOWER = comparison(
     [
         (
             outcome(verdict(Status.INCONCLUSIVE, "not-significant")),
-            "launches of the same code differ by as much",
+            "launches of the same code differ by as much: more of them may decide it",
         ),
         (
             outcome(verdict(Status.INCONCLUSIVE, "recompiled")),
@@ -649,21 +654,31 @@ SLOWER = comparison(
                 verdict(
                     Status.INCOMPARABLE,
                     "unknown-counter-now",
-                    details=("rpc.bytes",),
-                )
+                    details=("rpc.bytes is unknown now",),
+                    facts=(
+                        FactChange(name="torch", before="2.12", now="2.13"),
+                    ),
+                ),
+                measurement=replace(
+                    measurement(),
+                    environment=Environment(recorded={"torch": "2.13"}),
+                ),
             ),
-            "rpc.bytes: it is unknown, or differs between launches",
+            (
+                "rpc.bytes is unknown now, or differs between launches: see the notes, or remove its"
+                " limit"
+            ),
         ),
         (
             outcome(verdict(Status.INCOMPARABLE, "no-cpu-time")),
             (
-                "CPU time is limited, and the baseline has none: measure as before, or save a new"
-                " baseline"
+                "there is a limit on CPU time, and the baseline has none: measure as before, or save"
+                " a new baseline"
             ),
         ),
         (
             outcome(verdict(Status.INCOMPARABLE, "no-cpu-time-now")),
-            "CPU time is limited, and the ranks used none",
+            "there is a limit on CPU time, and the ranks used none",
         ),
         (
             outcome(verdict(Status.NOT_GATED, "no-supported-limit")),
