@@ -34,7 +34,7 @@ nitpicky = True
 
 # No network: nothing is looked up at other projects, so their names have no links.
 nitpick_ignore_regex = [
-    (r"py:.*", r"(torch|pytest|_pytest|collections|typing)\..*"),
+    (r"py:.*", r"(torch|pytest|_pytest|collections|pathlib|typing)\..*"),
     # the types of some fields of a verdict, which docs/json.md describes
     (r"py:class", r"pytest_ddpperf\.records\..*"),
 ]
