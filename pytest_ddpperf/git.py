@@ -75,7 +75,8 @@ def git(
     except (OSError, subprocess.SubprocessError) as error:
         raise GitError(str(error)) from None
     if ended.returncode:
-        raise GitError(ended.stderr.decode(errors="replace").strip())
+        said = ended.stderr or ended.stdout  # "needs merge" is there
+        raise GitError(said.decode(errors="replace").strip())
     return os.fsdecode(ended.stdout)
 
 

@@ -29,6 +29,7 @@ from pytest_ddpperf.records.samples import (
     Facts,
     FoundFacts,
     Measurement,
+    Recording,
     TestId,
 )
 
@@ -184,7 +185,7 @@ class Store:
         """Return the newest session of other machines' baselines that counts the same work, and the
         machine's name; None if there is none. Raises BaselineError."""
         asked = _same_work(environment)
-        newest: tuple[str, str, Measurement] | None = None
+        known: dict[str, Recording] = {}
         for name in self.others(test):
             found = self.read_file(self._path(name, test))
             last = found.sessions[-1]
@@ -193,11 +194,11 @@ class Store:
                 or _same_work(last.measurement.environment) != asked
             ):
                 continue
-            if newest is None or last.created > newest[0]:
-                newest = last.created, name, last.measurement
-        if newest is None:
+            known[name] = last
+        if not known:
             return None
-        _, name, there = newest
+        name = max(known, key=lambda each: known[each].created)
+        there = known[name].measurement
         counters = {
             counter: count
             for counter, count in there.counters.items()

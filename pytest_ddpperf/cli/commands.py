@@ -231,7 +231,7 @@ def _is_gone(test: TestId) -> bool:
         return False
     function = test.name.partition("[")[0].rpartition("::")[2]
     try:
-        return f"def {function}(" not in file.read_text()
+        return f"def {function}(" not in file.read_text(errors="replace")
     except OSError:
         return True
 

@@ -68,10 +68,14 @@ class Runs:
         self.top = git.top_level(Path.cwd())
         self._test, self._options = test, tuple(options)
         self._meetings = _meetings(place) if place else None
-        cache = (
-            Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-            / "pytest-ddpperf"
-        )
+        try:
+            home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+            cache = Path(home, "pytest-ddpperf")
+            cache.mkdir(parents=True, exist_ok=True)
+        except (OSError, RuntimeError) as error:
+            raise console.UsageError(
+                f"there is no folder for reports: {error}: name one with XDG_CACHE_HOME"
+            ) from None
         same = (
             os.getcwd(),
             sys.executable,

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from pytest_ddpperf import text
 from pytest_ddpperf.compare.result import Measured
@@ -28,19 +28,8 @@ from pytest_ddpperf.verdict import decision
 SideOf = Callable[[str, float], BaseSide]
 
 
-class Compare(Protocol):
-    """`run.carry_out` of one job: with the stored baseline or, with `base`, with another version's
-    launches."""
-
-    def __call__(
-        self,
-        base: BaseSide | None = None,
-        *,
-        steps: int | None = None,
-        confirm_seconds: float | None = None,
-    ) -> Measured: ...
-
-
+# `run.carry_out` of one job: with the stored baseline, or with the side that it is given.
+Compare = Callable[..., Measured]
 # What is said of files that changed, by the reason of a verdict.
 _CHANGED = {
     Reason.CONFIRMED: "changed, but not used by any rank",

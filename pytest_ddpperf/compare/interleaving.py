@@ -12,6 +12,7 @@ import statistics
 import time
 from collections.abc import Generator
 from contextlib import ExitStack
+from typing import Any
 
 from pytest_ddpperf.compare.rounds import Round, Rounds, find_apart, find_error
 from pytest_ddpperf.compare.sides import CurrentSide, PausedSide, Side
@@ -93,7 +94,8 @@ def _take_pair(
     """Take a launch of each side, both alive and interleaved. Raises NotTogether, BaseSideError and
     the errors of a launch."""
     plan = current.job.plan
-    sides: dict[str, Side] = {"n": current, "b": other}
+    # their launches are of two types, which mypy cannot join
+    sides: dict[str, Any] = {"n": current, "b": other}
     paused: dict[str, PausedSide] = {}
     are_interleaved = False
     try:

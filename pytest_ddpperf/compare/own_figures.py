@@ -46,8 +46,8 @@ def _failed(problem: str, launch: LaunchSamples) -> LaunchError:
 
 def _why_missing(figure: Figure, job: Job) -> str:
     if figure.file:
-        key = f' with the key "{figure.key}"' if figure.key else ""
-        return f"{figure.file} got no new one{key}; the program has to write and flush it"
+        what = figure.key or figure.pattern
+        return f'{figure.file} got no new one of "{what}"; the program has to write and flush it'
     if not figure.pattern:
         return "no timed step recorded it"
     of_steps = ""

@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol
 
 from pytest_ddpperf import text
 from pytest_ddpperf.baseline import Store
@@ -38,18 +37,6 @@ from pytest_ddpperf.verdict.observed import in_percentiles
 PausedSide = PausedLaunch | RemotePausedLaunch
 
 
-class Side(Protocol):
-    """A side that launches: the current one, or `BaseSide`. Its methods raise DdpPerfError."""
-
-    def measure(self, observer: Observer, steps: int | None) -> LaunchSamples:
-        """Take a launch with a window of so many steps; None leaves that to the launch."""
-
-    def pause(
-        self, observer: Observer, steps: int | None
-    ) -> AbstractContextManager[PausedSide]:
-        """Yield the same launch, which has warmed up and is paused; it ends with the context."""
-
-
 @dataclass(frozen=True, slots=True)
 class CurrentSide:
     """The current code in one launch, number `place` from 0, by this process's own ranks."""
@@ -66,12 +53,15 @@ class CurrentSide:
         return replace(self, job=self.job.reference)
 
     def measure(self, observer: Observer, steps: int | None) -> LaunchSamples:
+        """Take a launch with a window of so many steps; None leaves that to the launch. Raises
+        DdpPerfError."""
         setup, *others = self.job.setups
         return self.launcher.measure(self._plan(steps), setup, observer, others)
 
     def pause(
         self, observer: Observer, steps: int | None
     ) -> AbstractContextManager[PausedLaunch]:
+        """Yield the same launch, which has warmed up and is paused; it ends with the context."""
         return self.launcher.pause(
             self._plan(steps), self.job.setups[0], observer
         )
@@ -79,6 +69,9 @@ class CurrentSide:
     def _plan(self, steps: int | None) -> Plan:
         plan = self.job.plan if steps is None else self.job.plan.exactly(steps)
         return plan if self.place else replace(plan, trace=self.job.trace)
+
+
+Side = CurrentSide | BaseSide  # that launches
 
 
 # --- what the current side is compared with

@@ -80,11 +80,10 @@ ROWS = (
         marker=True,
         help="ranks; with several sizes, each test runs once with each",
     ),
-    Row(
+    _count(
         "--ddp-nodes",
-        parser="count",
-        allowed=(1,),
-        marker=True,
+        metavar="",
+        ini=None,
         of_run=False,
         help=(
             "nodes for a test's ranks, if torchrun started several; by default all, or the first"

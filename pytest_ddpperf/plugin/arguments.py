@@ -6,6 +6,7 @@ What may raise hides its frame, so that --pdb opens in the test's.
 from __future__ import annotations
 
 import inspect
+import math
 import os
 import re
 import shlex
@@ -121,13 +122,14 @@ def check_facts(facts: Any) -> dict[str, str | int | float | bool]:
     """Return the facts that a test gives; raises ValueError unless they are text, numbers or truth
     values by name."""
     __tracebackhide__ = True
-    what = "a fact has a name, and is text, a number, True or False"
+    what = "a fact has a name, and is text, a finite number, True or False"
     if not isinstance(facts or {}, Mapping):
         raise ValueError(f"facts={short_repr(facts)}: give a dict: {what}")
     given = dict(facts or {})
     for name, value in given.items():
         is_name = isinstance(name, str) and name.isprintable() and name.strip()
-        if not is_name or type(value) not in (str, int, float, bool):
+        is_number = type(value) is float and math.isfinite(value)
+        if not (is_name and (is_number or type(value) in (str, int, bool))):
             raise ValueError(f"facts={short_repr({name: value})}: {what}")
     return given
 

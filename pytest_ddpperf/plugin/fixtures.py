@@ -114,6 +114,10 @@ class DistributedFixture:
                 f"{self._name}: make it an argument of the test; for request.getfixturevalue also"
                 f" add @pytest.mark.usefixtures({self._name!r})"
             )
+        if type(world_size) is not int or world_size < 0:
+            raise plain_failure(
+                f"ddp_world_size is {short_repr(world_size)}: must be a number of ranks"
+            )
         self._run: Run = request.config.stash[RUN]
         self._state = state_of(self._item)
         self._settings: Settings = own_settings(self._item)

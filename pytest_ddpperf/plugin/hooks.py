@@ -242,6 +242,9 @@ def pytest_report_collectionfinish(config: pytest.Config) -> list[str]:
 def ddp_world_size(request: pytest.FixtureRequest) -> int:
     """The number of ranks of the test. With several --ddp-world-size, each has a test of its
     own."""
+    if hasattr(request, "param"):  # of a parametrization with indirect=True
+        size: int = request.param
+        return size
     settings = own_settings(request.node)
     if len(settings.world_sizes) > 1:
         sizes = ",".join(map(str, settings.world_sizes))

@@ -48,11 +48,12 @@ def check_place(item: pytest.Item) -> None:
             certain=settings.sources["trainers"] != "default",
         )
     if uses(item, {WORLD_SIZE}):
-        # the one world size of a test that is parametrised with several
+        # The one world size of a test that is parametrised with several. It may be of another
+        # fixture of that name.
         parameters = getattr(getattr(item, "callspec", None), "params", {})
         own_size = parameters.get(WORLD_SIZE)
         sizes = settings.world_sizes
-        if own_size is not None:
+        if type(own_size) is int and own_size > 0:
             sizes = (own_size,)
         for world_size in sizes:
             places.find(settings, world_size)

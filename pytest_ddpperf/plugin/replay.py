@@ -33,7 +33,7 @@ class ReplayToBenchmark:
             config.getoption(f"benchmark_{name}", None)
             for name in _THEIR_REPORTS
         )
-        self._shows = config.getoption("verbose") > 0 or any(asked)
+        self._shows = config.getoption("verbose", 0) > 0 or any(asked)
 
     @pytest.hookimpl(wrapper=True)
     def pytest_benchmark_group_stats(self) -> Generator[None, _Groups, _Groups]:

@@ -185,8 +185,12 @@ class RunResults:
         """Add messages on saved baselines that other clones will not have, or without their code,
         and on files that tests wrote. `baselines` is the folder of all."""
         saved = [each.baseline_path for each in self.outcomes if each.saved]
-        if saved:
-            self._note_ignored(rootdir, saved)
+        with suppress(GitError):
+            if saved and (ignored := ignored_files(rootdir, saved)):
+                self.messages.append(
+                    f"git ignores {text.some(ignored, 1)}: other clones have no baseline: change"
+                    " .gitignore, or name another folder with --ddp-baseline-dir"
+                )
         if self.uncommitted is None:
             return
         now = uncommitted_files(rootdir)
@@ -208,14 +212,6 @@ class RunResults:
                 " its files does something else in its next launch (let it write to a temporary"
                 " folder)"
             )
-
-    def _note_ignored(self, rootdir: Path, saved: Sequence[str]) -> None:
-        with suppress(GitError):
-            if ignored := ignored_files(rootdir, saved):
-                self.messages.append(
-                    f"git ignores {text.some(ignored, 1)}: other clones have no baseline: change"
-                    " .gitignore, or name another folder with --ddp-baseline-dir"
-                )
 
     def header(self, verbosity: int) -> Iterator[str]:
         """Yield versions, backend and devices, from a probe rank."""

@@ -83,7 +83,11 @@ def run(
         if isinstance(program, Program):
             _run(program)
         else:
-            context.call_keeping_locals(program, rank.ctx)
+            made = context.call_keeping_locals(program, rank.ctx)
+            if kind := context.describe_not_run(made):
+                raise DdpPerfError(
+                    f"main returned {kind}, which did not run: write it without yield and async"
+                )
         ended = "the program ended"
     except SystemExit as error:
         end_child(error)

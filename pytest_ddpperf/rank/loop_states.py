@@ -27,7 +27,6 @@ from pytest_ddpperf.rank.timed_rank import TimedRank
 from pytest_ddpperf.rank.window import Stretch, new_marks, window_of
 from pytest_ddpperf.records.errors import DdpPerfError
 from pytest_ddpperf.records.plan import (
-    MARK,
     NCCL,
     UPDATE,
     Plan,
@@ -72,9 +71,10 @@ class Learning:
         boundary = self._rank.plan.boundary
         if boundary == UPDATE:
             return "before its steps were recognized", _advise(self._rank)
-        if boundary == MARK:
-            return "without a step", "it never called pytest_ddpperf.step_end()"
-        return "without a step", f"{boundary} never returned"
+        return (
+            "without a step",
+            f"{boundary} ended none (mark: pytest_ddpperf.step_end() does)",
+        )
 
 
 class Warming:

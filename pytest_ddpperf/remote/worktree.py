@@ -108,16 +108,18 @@ class Worktree:
                 raise
 
     def _add(self, offline: bool, timeout: float | None) -> None:
-        command = (
-            "worktree",
-            "add",
-            "--detach",
-            "--quiet",
-            self.tree,
-            self._commit,
-        )
         try:
-            git.git(self._top, *command, offline=offline, timeout=timeout)
+            git.git(
+                self._top,
+                "worktree",
+                "add",
+                "--detach",
+                "--quiet",
+                self.tree,
+                self._commit,
+                offline=offline,
+                timeout=timeout,
+            )
         except BaseException:
             _forget(self._top, self.tree)
             # where it is empty: git leaves that behind

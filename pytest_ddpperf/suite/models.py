@@ -135,7 +135,7 @@ class Bottleneck(nn.Module):
 
 
 class ResNet(nn.Module):
-    """Images (batch, 3, height, width) to logits (batch, classes).
+    """Images (batch, 3, height, width) to logits (batch, 1000).
 
     `depths` are the numbers of blocks per stage. The 3x3 convolutions of a ResNeXt have 32
     `groups`, of `group_width` channels in the first stage.
@@ -146,7 +146,6 @@ class ResNet(nn.Module):
         depths: Sequence[int],
         groups: int = 1,
         group_width: int = 64,
-        classes: int = 1000,
     ) -> None:
         super().__init__()
         self.stem = nn.Sequential(
@@ -167,7 +166,7 @@ class ResNet(nn.Module):
                 channels = outputs
         self.blocks = nn.Sequential(*blocks)
         self.head = nn.Sequential(
-            nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, classes)
+            nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, 1000)
         )
         for module in self.modules():
             if isinstance(module, nn.Conv2d):

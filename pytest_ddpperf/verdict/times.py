@@ -112,7 +112,8 @@ def judge_times(
             facts=broken + facts,
         )
     kept, dropped = _supported(current, limits)
-    kept, unknown = _known(kept, [current, *baseline])
+    sides = [current, *baseline]
+    kept, unknown = _known(kept, sides)
     dropped += unknown
     if not kept:
         return Verdict(
@@ -122,7 +123,6 @@ def judge_times(
             facts=facts,
         )
     _check_launches(current, baseline, interleaved=interleaved)
-    sides = [current, *baseline]
     now, *before = alike(sides)
     drift = None if interleaved else assumed
     found = _judge_limits(kept, now, before, level, share, drift, stretches)

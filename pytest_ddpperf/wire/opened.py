@@ -106,7 +106,10 @@ def note_open_files() -> None:
     """Tell the audit hooks of this process which files it has open or maps by now, to read them:
     native code may have opened these. Only Linux says so."""
     found: set[str] = set()
-    with suppress(OSError), open("/proc/self/maps") as maps:
+    with (
+        suppress(OSError),
+        open("/proc/self/maps", errors="surrogateescape") as maps,
+    ):
         for line in maps:
             # address, permissions, offset, device and inode come first
             found.update(line.rstrip("\n").split(maxsplit=5)[5:])

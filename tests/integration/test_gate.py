@@ -198,8 +198,9 @@ async def waits(ctx): ...
 
 @pytest.mark.parametrize(("kwargs", "words"), [
     ({"batch_size": 0}, "batch_size=0: examples per rank and step, a whole number from 1"),
-    ({"facts": {"a": None}}, "facts={'a': None}: a fact has a name, and is text, a number, True or False"),
+    ({"facts": {"a": None}}, "facts={'a': None}: a fact has a name, and is text, a finite number, True or False"),
     ({"batch_size": 2.5}, "batch_size=2.5: examples per rank and step"),
+    ({"facts": {"a": float("nan")}}, "facts={'a': nan}: a fact has a name"),
     ({"facts": ["a"]}, "facts=['a']: give a dict: a fact has a name"),
     ({"batch_size": 10**30}, "batch_size=1000000000000000000000000000000: examples per rank and step, a whole number"),
     ({"batch_size": torch.zeros(99, 99)}, "batch_size=tensor([[0., 0., 0., ..., 0., 0., 0.], [0., 0., "),

@@ -193,6 +193,10 @@ def test_a_script_that_both_sides_would_have_from_the_working_tree_is_refused(
             "*ddp_benchmark.loop(<lambda>): main is called with ctx, which <lambda> does not take*",
         ),
         (
+            "loop(lambda ctx: (yield))",
+            "*main returned a value of type generator, which did not run: write it without yield*",
+        ),
+        (
             'script("train.py", args=["--typo"])',
             "*the program called sys.exit(2): *unrecognized arguments: --typo*",
         ),

@@ -251,3 +251,37 @@ class TestA(unittest.TestCase):
             "world sizes 1,2: a unittest.TestCase or a single parameter cannot have several*"
         ]
     )
+
+
+WORLD_SIZES = """
+import pytest
+def ranks(ctx): return ctx.world_size
+@pytest.mark.parametrize("ddp_world_size", ["2", 2.0, -1])
+def test_odd(ddp_run): ddp_run(ranks)
+@pytest.mark.parametrize("ddp_world_size", [1, 3], indirect=True)
+def test_asked(ddp_run, ddp_world_size):
+    assert ddp_run(ranks) == [ddp_world_size] * ddp_world_size
+class TestOwn:
+    @pytest.fixture(params=["one"])
+    def ddp_world_size(self, request): return {"one": 1}[request.param]
+    def test_own(self, ddp_run): assert ddp_run(ranks) == [1]
+"""
+
+
+def test_world_sizes_of_a_parametrization_and_of_a_fixture_of_ones_own(
+    pytester: pytest.Pytester, run: Run
+) -> None:
+    pytester.makepyfile(WORLD_SIZES)
+    result = run()
+    result.assert_outcomes(passed=3, errors=3)
+    for value in ("'2'", "2.0", "-1"):
+        result.stdout.fnmatch_lines(
+            [f"ddp_world_size is {value}: must be a number of ranks"]
+        )
+
+
+def test_a_run_without_the_terminal_plugin_ends_as_usual(
+    pytester: pytest.Pytester, run: Run
+) -> None:
+    pytester.makepyfile("def test_a(): pass")
+    assert run("-p", "no:terminal", benchmark=True).ret == 0

@@ -214,7 +214,8 @@ def test_a_baseline_whose_test_is_gone_is_marked(
     assert ddpperf(tmp_path, "list") == 0
     assert "?" not in capsys.readouterr().out, "it is another rootdir"
     module.parent.mkdir(parents=True)
-    module.write_text("class TestClass:\n    def test_here(self): ...\n")
+    text = "# coding: latin-1\nclass TestC\xe4:\n    def test_here(self): ...\n"
+    module.write_text(text, encoding="latin-1")
     assert ddpperf(tmp_path, "list") == 0
     _, _, *rows, _, last = capsys.readouterr().out.splitlines()
     marked = {row.split()[0].rpartition("::")[2]: "?" in row for row in rows}

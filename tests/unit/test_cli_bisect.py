@@ -894,3 +894,14 @@ def test_further_processes_of_a_node_have_nothing_to_do(
         monkeypatch.setenv(name, value)
     assert bisect() == (0, "", "")
     assert project.asked == []
+
+
+def test_without_a_folder_for_its_reports_it_says_how_to_name_one(
+    project: Project, bisect: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commits = project.commits([20.0, 23.0])
+    monkeypatch.setenv("XDG_CACHE_HOME", os.devnull)
+    status, _, err = bisect("--good", commits[0])
+    assert status == 4
+    assert "there is no folder for reports: [Errno 20] Not a directory" in err
+    assert err.endswith(": name one with XDG_CACHE_HOME\n")

@@ -403,8 +403,8 @@ def launched(*ranks: tuple[float, ...], figure: Figure = FASTER) -> Any:
         ),
         (
             launched((), figure=Figure(better="lower", file="a", key="b")),
-            'tps has no value: a got no new one with the key "b"; the program has'
-            " to write and flush it",
+            'tps has no value: a got no new one of "b"; the program has to write'
+            " and flush it",
         ),
         (
             launched((0.0, 0.0)),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -283,3 +284,15 @@ def test_neither_the_index_nor_a_file_is_touched(tmp_path: Path) -> None:
         for path in tmp_path.rglob("*")
         if path.is_file()
     } == before
+
+
+def test_a_merge_with_conflicts_is_named(tmp_path: Path) -> None:
+    top = tmp_path / "top"
+    first = commit(top, a="1")
+    commit(top, a="2")
+    git(top, "checkout", "--quiet", "-b", "other", first)
+    commit(top, a="3")
+    with pytest.raises(subprocess.CalledProcessError):
+        git(top, "merge", "main")
+    with pytest.raises(GitError, match=r"a\.py: needs merge"):
+        changed_files(top, first)

@@ -4,6 +4,7 @@ torch."""
 from __future__ import annotations
 
 import json
+import mmap
 import os
 import shutil
 import subprocess
@@ -194,6 +195,15 @@ def test_files_that_are_read_are_listed_and_those_that_the_run_wrote_are_no_inpu
         "pkg/data.db",
         "pkg/same.txt",
     ]
+
+
+def test_a_mapped_file_may_have_any_name(tmp_path: Path) -> None:
+    path = os.fsencode(tmp_path) + b"/d\xe4ta.bin"
+    with open(path, "wb+") as file:
+        file.write(b"1")
+        file.flush()
+        with mmap.mmap(file.fileno(), 1):
+            opened_files.note_open_files()
 
 
 def test_a_file_of_the_other_tree_is_refused_unless_it_is_the_same(
