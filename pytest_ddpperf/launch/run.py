@@ -313,7 +313,8 @@ class Launch:
         """Give a rank of a program an error if what it started formed a process group."""
         first = self._ranks[0]
         own_group = contents(self._folder / OWN_GROUP)
-        if own_group:
+        # after its own first updates it is a trainer, and its children are helpers
+        if own_group and not any(self._board.updates()):
             first.error = self._diagnosis.error_of_own_group(first, own_group)
 
     @property

@@ -10,6 +10,7 @@ the next one.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterable
 from contextlib import ExitStack
@@ -96,6 +97,9 @@ class Warming:
         self._losses: list[Any] = []
         self._within = ExitStack()  # what lasts for the step under way
         self._counters: Counters = {}
+        self._counts_in = (
+            0  # the thread of the step under way, if it is counted
+        )
         self._steady = warm_up.Steadiness(rank.ctx.device)
         self._is_slowed = False
         self._unsettled = ""
@@ -111,6 +115,12 @@ class Warming:
 
     def step_ended(self, passes: int) -> Warming | Timing | Window:
         rank, board = self._rank, self._rank.board
+        # torch counts by thread
+        if self._counts_in not in (0, threading.get_ident()):
+            raise DdpPerfError(
+                "steps end in different threads: let the program train in one, as an executor with"
+                " max_workers=1 does"
+            )
         self._within.close()
         rank.row[Board.UPDATES_CELL] += 1
         rank.row[Board.STEP_CELL] = len(self._ended_ns)
@@ -119,8 +129,9 @@ class Warming:
         was_seen, self._is_seen = self._is_seen, True
         if was_seen:
             self._passes.append(passes)
-            if passes < max(self._passes):
+            if self._counts_in and passes < max(self._passes):
                 self._counters = {}  # of a shorter step
+            self._counts_in = 0
             if rank.ctx.rank == 0 and not board.begin(0):
                 self._decide()
         steps = board.steps(0)  # once, for they may be known any moment
@@ -141,6 +152,7 @@ class Warming:
         elif not self._counters:
             counting = rank.meter.counting(rank.own, rank.ctx.device)
             self._counters = self._within.enter_context(counting)
+            self._counts_in = threading.get_ident()
         return self
 
     def _mark(self, is_free: bool) -> None:
@@ -205,6 +217,7 @@ class Warming:
         return when, _advise(self._rank)
 
 
+_MARK = 'mark where steps end (boundary="mark")'
 ENDS_OTHERWISE = "steps end otherwise than in the warm-up: raise --ddp-warmup"
 
 
@@ -261,7 +274,7 @@ class Timing:
         if passes != self._usual:
             self._unfit = (
                 f"update {row[Board.UPDATES_CELL]} had {passes} backward passes, and those"
-                f" before {self._usual}: raise --ddp-warmup"
+                f" before {self._usual}: raise --ddp-warmup, or {_MARK}"
             )
         if part.steps == part.length:
             self._end_part(part.steps)
@@ -305,9 +318,12 @@ class Timing:
                     " another name"
                 )
             figures = {**figures, **written}
+        unfit = self._unfit or found.unfit
+        if 2 * self._left_out > sum(counted):
+            unfit = f"{self._left_out} steps had fewer backward passes than others: {_MARK}"
         return replace(
             found,
-            unfit=self._unfit or found.unfit,
+            unfit=unfit,
             left_out=self._left_out,
             notes=notes,
             figures=figures,

@@ -296,7 +296,8 @@ def test_a_stage_that_comes_again_within_the_window_makes_a_launch_unfit_and_doe
     samples = programs.run(STAGES.format("14 <= update < 17"))
     assert len(samples.step_seconds) == 6
     assert re.fullmatch(
-        r"update \d+ had \d+ backward passes, and those before \d+: raise --ddp-warmup",
+        r"update \d+ had \d+ backward passes, and those before \d+: raise --ddp-warmup, or mark where"
+        r' steps end \(boundary="mark"\)',
         samples.unfit,
     )
 
@@ -838,6 +839,87 @@ elif __name__ == "__main__":
     )
 
 
+def test_a_helper_that_forms_a_group_while_the_program_trains_is_its_own_matter(
+    programs: Programs,
+) -> None:
+    """As the process in which torch saves checkpoints does."""
+    samples = programs.run("""
+import os, subprocess
+HELPER = '''
+import os, sys, torch.distributed as dist
+store = dist.FileStore(sys.argv[1], 2)
+dist.init_process_group("gloo", store=store, rank=int(os.environ["RANK"]), world_size=2)
+dist.barrier()
+'''
+model = begin()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(10**9):
+    lasts(5)
+    model(x).sum().backward()
+    optimizer.step()
+    if step == 4:
+        subprocess.run([sys.executable, "-c", HELPER, __file__ + ".store"], check=True)
+""")
+    assert milliseconds(samples) == [5] * 6
+
+
+def test_updates_in_changing_threads_are_refused(programs: Programs) -> None:
+    said = programs.fails("""
+from concurrent.futures import ThreadPoolExecutor
+model = begin()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+def train():
+    lasts(1)
+    model(x).sum().backward()
+    optimizer.step()
+first, second = ThreadPoolExecutor(1), ThreadPoolExecutor(1)
+while True:
+    first.submit(train).result()
+    second.submit(train).result()
+""")
+    assert (
+        "steps end in different threads: let the program train in one" in said
+    )
+
+
+@NEEDS_RECORDER
+@pytest.mark.parametrize("batches", [13, 15])
+def test_a_short_update_behind_the_counted_one_keeps_its_counts(
+    programs: Programs, batches: int
+) -> None:
+    """With 13 batches it is the last of the warm-up."""
+    samples = programs.run(f"""
+model = begin()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for epoch in range(10**9):
+    for batch in range({batches}):
+        lasts(1)
+        model(x).sum().backward()
+        if batch % 2 == 1 or batch == {batches} - 1:
+            optimizer.step()
+            optimizer.zero_grad()
+""")
+    assert samples.counters["all_reduce.count"] == 2
+
+
+def test_two_kinds_of_updates_in_turn_make_a_launch_unfit(
+    programs: Programs,
+) -> None:
+    samples = programs.run("""
+model = begin()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(10**9):
+    lasts(1)
+    for task in range(2 - step % 2):
+        model(x).sum().backward()
+    optimizer.step()
+""")
+    assert samples.unfit == (
+        "6 steps had fewer backward passes than others: mark where steps end"
+        ' (boundary="mark")'
+    )
+
+
 # --- in stretches
 
 
@@ -1133,7 +1215,8 @@ for step in range(10**9):
     optimizer.step()
 """)
     assert re.fullmatch(
-        r"update \d+ had 2 backward passes, and those before 1: raise --ddp-warmup",
+        r"update \d+ had 2 backward passes, and those before 1: raise --ddp-warmup, or mark where"
+        r' steps end \(boundary="mark"\)',
         samples.unfit,
     )
 
