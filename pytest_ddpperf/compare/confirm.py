@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
 
 from pytest_ddpperf import text
 from pytest_ddpperf.compare.result import Measured
@@ -37,29 +36,18 @@ _CHANGED = {
 }
 
 
-class Decided(NamedTuple):
-    """The comparison with the baseline's own code decides the verdict."""
-
-    measured: Measured
-
-
-class Stands(NamedTuple):
-    """The stored verdict stands, and why, in words."""
-
-    why: str
-
-
 def weigh(
     stored: Measured, interleaved: Measured, causes: Sequence[str], commit: str
-) -> Decided | Stands:
-    """Return what becomes of the `stored` verdict, now that the baseline's own code, of this
-    commit, was measured next to today's. `causes` are what else may make the same code slower."""
+) -> Measured | str:
+    """Return what the comparison with the baseline's own code, of this commit, makes of the
+    `stored` verdict; or, if it decides nothing, why the stored verdict stands. `causes` are what
+    else may make the same code slower."""
     verdict = interleaved.verdict
     differs = f"; what else differs: {', '.join(causes)}" if causes else ""
     (baseline_today,) = interleaved.before
     ratio = decision.implausible_ratio(stored.before, baseline_today)
     if ratio:
-        return Stands(
+        return (
             f"it now takes {ratio:.3g}x its recorded time, which a drift of the machine does not"
             f" explain{differs}"
         )
@@ -69,17 +57,13 @@ def weigh(
             f"{each.limit.metric} {text.interval(text.changed(each))}"
             for each in verdict.comparisons
         ]
-        return Stands(
-            f"interleaved with {commit[:12]}: {', '.join(changes)}{differs}"
-        )
-    return Decided(
-        replace(
-            interleaved,
-            verdict=final,
-            fails=stored.job.is_failed_by(final),
-            stored=stored.stored,
-            suspected=stored,
-        )
+        return f"interleaved with {commit[:12]}: {', '.join(changes)}{differs}"
+    return replace(
+        interleaved,
+        verdict=final,
+        fails=stored.job.is_failed_by(final),
+        stored=stored.stored,
+        suspected=stored,
     )
 
 
@@ -115,11 +99,11 @@ class Confirmation:
             return measured
         # by the monotonic clock, when the budget is used up
         until = time.monotonic() + self._left
-        found: Decided | Stands
+        found: Measured | str
         try:
             found = self._compare(measured, compare, until)
         except DdpPerfError as error:
-            found = Stands(_first_line(str(error)))
+            found = _first_line(str(error))
         except BaseException:
             # Ctrl-C or a plugin's time limit: the state of the baseline side is unknown
             self.close()
@@ -129,55 +113,54 @@ class Confirmation:
                 # so that it does not disturb the next measurement
                 self._side.leave()
             self._left = until - time.monotonic()
-        if isinstance(found, Decided):
-            return found.measured
+        if isinstance(found, Measured):
+            return found
         # a PASS says nothing that could not be confirmed
         if measured.verdict.status is Status.PASS:
             return measured
-        why = f"not confirmed with the baseline's own code: {found.why}"
+        why = f"not confirmed with the baseline's own code: {found}"
         return replace(measured, further_notes=(why,))
 
     def _compare(
         self, measured: Measured, compare: Compare, until: float
-    ) -> Decided | Stands:
+    ) -> Measured | str:
         """Measure the baseline's own code next to today's, and weigh what that shows. Raises
         DdpPerfError."""
         if isinstance(self._side_of, str):
-            return Stands(self._side_of)
+            return self._side_of
         # Two looks of both sides, which is what a slowdown takes.
         launches = measured.launches[: measured.job.launches]
         needed = 4 * sum(launch.cost.total for launch in launches)
         if shortage := self._find_shortage(needed, until):
-            return Stands(shortage)
+            return shortage
         session = measured.stored.sessions[-1]
         path = Path(measured.stored.path)
         source = find_source(session, path, self._baseline_dir, self._rootdir)
         if source.fetch:
             self._fetch[source.fetch] = None
         if not source.commit:
-            return Stands(source.why)
+            return source.why
         side = self._open_side(self._side_of, source.commit, until)
         if side is None:
-            return Stands(self._failed[source.commit])
+            return self._failed[source.commit]
         if missing := side.tests.why_missing(measured.job.nodeid):
-            return Stands(_first_line(missing))
+            return _first_line(missing)
         if shortage := self._find_shortage(needed, until):
-            return Stands(shortage)
+            return shortage
         # Windows are as long as those that raised the suspicion: some slowdowns grow with every
         # step.
         left = until - time.monotonic()
         interleaved = compare(side, steps=measured.steps, confirm_seconds=left)
         if interleaved.error:
-            return Stands(_first_line(interleaved.error))
+            return _first_line(interleaved.error)
         verdict = interleaved.verdict
         if not verdict.status.compared:
-            return Stands(", ".join(verdict.differences) or verdict.reason)
+            return ", ".join(verdict.differences) or str(verdict.reason)
         causes = find_causes(measured, Path(side.trees.current))
         found = weigh(measured, interleaved, [*causes], source.commit)
-        if isinstance(found, Decided):
-            final = found.measured
-            notes = (*final.further_notes, *self._find_notes(final, side))
-            return Decided(replace(final, further_notes=notes))
+        if isinstance(found, Measured):
+            notes = (*found.further_notes, *self._find_notes(found, side))
+            return replace(found, further_notes=notes)
         return found
 
     def _find_shortage(self, needed: float, until: float) -> str:
