@@ -118,10 +118,7 @@ def _cores(root: Path, usable: Sequence[int]) -> Checks:
     siblings = [_siblings(root, core, usable) for core in usable]
     shared = {group for group in siblings if len(group) > 1}
     if shared:
-        shown = text.several(len(shared), "core")
-        fact = (
-            f"{shown} with two hardware threads or more, which slow each other"
-        )
+        fact = f"{text.several(len(shared), 'core')} of several threads, which slow each other"
         one_of_each = f"taskset -c {kernel_list([group[0] for group in shared])} pytest ..."
         advice = (
             "echo off > /sys/devices/system/cpu/smt/control, or use one thread of each core:"

@@ -97,9 +97,8 @@ class Warming:
         self._losses: list[Any] = []
         self._within = ExitStack()  # what lasts for the step under way
         self._counters: Counters = {}
-        self._counts_in = (
-            0  # the thread of the step under way, if it is counted
-        )
+        # the thread of the step under way, if it is counted
+        self._counts_in = 0
         self._steady = warm_up.Steadiness(rank.ctx.device)
         self._is_slowed = False
         self._unsettled = ""
@@ -285,6 +284,10 @@ class Timing:
         """Begin the next stretch; without one, return what was measured."""
         length = next(self._lengths, None)
         if length is None:
+            if 3 * self._left_out > self._rank.row[Board.STEP_CELL]:
+                self._unfit = (
+                    f"{self._left_out} steps had fewer backward passes: {_MARK}"
+                )
             # nothing more is timed, and no stack is sampled
             self._rank.enter(Phase.DELIVERY)
             return self._window()
@@ -318,12 +321,9 @@ class Timing:
                     " another name"
                 )
             figures = {**figures, **written}
-        unfit = self._unfit or found.unfit
-        if 2 * self._left_out > sum(counted):
-            unfit = f"{self._left_out} steps had fewer backward passes than others: {_MARK}"
         return replace(
             found,
-            unfit=unfit,
+            unfit=self._unfit or found.unfit,
             left_out=self._left_out,
             notes=notes,
             figures=figures,

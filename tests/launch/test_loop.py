@@ -915,7 +915,7 @@ for step in range(10**9):
     optimizer.step()
 """)
     assert samples.unfit == (
-        "6 steps had fewer backward passes than others: mark where steps end"
+        "6 steps had fewer backward passes: mark where steps end"
         ' (boundary="mark")'
     )
 
