@@ -313,8 +313,7 @@ class Launch:
         """Give a rank of a program an error if what it started formed a process group."""
         first = self._ranks[0]
         own_group = contents(self._folder / OWN_GROUP)
-        # after its own first updates it is a trainer, and its children are helpers
-        if own_group and not any(self._board.updates()):
+        if own_group:
             first.error = self._diagnosis.error_of_own_group(first, own_group)
 
     @property

@@ -242,9 +242,9 @@ test_failure_carries_the_result = pytest.mark.ddp()(test_failure_carries_the_res
 """
     )
     result = run("--ddp-fail-on=no-baseline", "-k", "carries")
-    result.assert_outcomes(passed=1, deselected=19)
+    result.assert_outcomes(passed=1, deselected=20)
     result = run("-k", "not carries")
-    result.assert_outcomes(passed=18, failed=1, deselected=1)
+    result.assert_outcomes(passed=19, failed=1, deselected=1)
     result.stdout.fnmatch_lines(
         [
             "E * ddp_benchmark: it was called before without a name in this test: give *"

@@ -839,30 +839,6 @@ elif __name__ == "__main__":
     )
 
 
-def test_a_helper_that_forms_a_group_while_the_program_trains_is_its_own_matter(
-    programs: Programs,
-) -> None:
-    """As the process in which torch saves checkpoints does."""
-    samples = programs.run("""
-import os, subprocess
-HELPER = '''
-import os, sys, torch.distributed as dist
-store = dist.FileStore(sys.argv[1], 2)
-dist.init_process_group("gloo", store=store, rank=int(os.environ["RANK"]), world_size=2)
-dist.barrier()
-'''
-model = begin()
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-for step in range(10**9):
-    lasts(5)
-    model(x).sum().backward()
-    optimizer.step()
-    if step == 4:
-        subprocess.run([sys.executable, "-c", HELPER, __file__ + ".store"], check=True)
-""")
-    assert milliseconds(samples) == [5] * 6
-
-
 def test_updates_in_changing_threads_are_refused(programs: Programs) -> None:
     said = programs.fails("""
 from concurrent.futures import ThreadPoolExecutor
