@@ -98,6 +98,7 @@ class DistributedFixture:
     """Base of all fixtures: the test, its settings, its place."""
 
     _name: str  # of the fixture
+    _least_ranks = 1
 
     def __init__(
         self,
@@ -114,7 +115,7 @@ class DistributedFixture:
                 f"{self._name}: make it an argument of the test; for request.getfixturevalue also"
                 f" add @pytest.mark.usefixtures({self._name!r})"
             )
-        if type(world_size) is not int or world_size < 0:
+        if type(world_size) is not int or world_size < self._least_ranks:
             raise plain_failure(
                 f"ddp_world_size is {short_repr(world_size)}: must be a number of ranks"
             )
@@ -716,6 +717,7 @@ class RpcBenchmark(BenchmarkFixture):
     """The `rpc_benchmark` fixture."""
 
     _name = "rpc_benchmark"
+    _least_ranks = 0
 
     def __call__(
         self,

@@ -143,7 +143,7 @@ class LaunchError(DdpPerfError):
                 else "the others"
             )
             lines += ["", f"{who}:"]
-        shown = 0  # of their tracebacks
+        shown = 0  # tracebacks
         for other in self.others:
             same = (
                 other.summary == self.cause.summary
@@ -152,8 +152,14 @@ class LaunchError(DdpPerfError):
             summary = "the same" if same else other.summary
             lines.append(f"  {other.who} in {other.phase}: {summary}")
             # where a rank was when its peer went away explains nothing
-            if not same and not other.lost_connection and shown < _TRACEBACKS:
-                shown += 1
+            if same or other.lost_connection or not other.traceback:
+                continue
+            shown += 1
+            if shown <= _TRACEBACKS:
                 for line in other.traceback.rstrip().splitlines():
                     lines.append(f"    {line}")
+        if shown > _TRACEBACKS:
+            lines.append(
+                f"  ({shown - _TRACEBACKS} more tracebacks are left out)"
+            )
         return "\n".join(lines)

@@ -414,6 +414,7 @@ def test_only_a_few_other_ranks_have_their_traceback_shown() -> None:
         *[True] * 4,
         False,
     ]
+    assert said.endswith("\n  (60 more tracebacks are left out)")
 
 
 def test_who_may_not_be_in_a_process_group_is_not_missed_there() -> None:
