@@ -47,7 +47,7 @@ def _failed(problem: str, launch: LaunchSamples) -> LaunchError:
 def _why_missing(figure: Figure, job: Job) -> str:
     if figure.file:
         what = figure.key or figure.pattern
-        return f'{figure.file} got no new one of "{what}"; the program has to write and flush it'
+        return f'{figure.file} has no new "{what}": the program has to write and flush it'
     if not figure.pattern:
         return "no timed step recorded it"
     of_steps = ""
@@ -78,8 +78,8 @@ def check_measurement(job: Job, measurement: Measurement) -> None:
         several = measurement.samples.launches >= LAUNCHES_NEEDED
         if is_constant and several and not found.figure.constant:
             raise DdpPerfError(
-                f"{name} is {values[0]:.10g} in all launches, so it is hardly measured: if it is"
-                " constant, say constant=True"
+                f"{name} is {values[0]:.10g} in all launches, so it is probably not measured: if it"
+                " is constant, say constant=True"
             )
     for limit in job.settings.limits:
         own = limit.kind.own_figure

@@ -72,9 +72,9 @@ class Learning:
         boundary = self._rank.plan.boundary
         if boundary == UPDATE:
             return "before its steps were recognized", _advise(self._rank)
-        return (
-            "without a step",
-            f"{boundary} ended none (mark: pytest_ddpperf.step_end() does)",
+        return "without a step", (
+            f'boundary="{boundary}" was never reached ("mark" is a call of'
+            " pytest_ddpperf.step_end())"
         )
 
 
@@ -212,7 +212,7 @@ class Warming:
 
     def when(self) -> tuple[str, str]:
         """Return when the program has ended, and what to do then."""
-        when = f"in the warm-up, step {len(self._ended_ns) + 1}"
+        when = f"in step {len(self._ended_ns) + 1} of the warm-up"
         return when, _advise(self._rank)
 
 
@@ -284,6 +284,7 @@ class Timing:
         """Begin the next stretch; without one, return what was measured."""
         length = next(self._lengths, None)
         if length is None:
+            # more than ends of epochs: they are a kind of update of their own
             if 3 * self._left_out > self._rank.row[Board.STEP_CELL]:
                 self._unfit = (
                     f"{self._left_out} steps had fewer backward passes: {_MARK}"
@@ -352,9 +353,8 @@ def refuse_wrong_group(plan: Plan, device: torch.device) -> None:
     size = dist.get_world_size()
     if size != plan.world_size:
         raise DdpPerfError(
-            f"the program's process group has the size {size}, and {plan.world_size} was asked"
-            " for: let it call init_process_group() without rank and world_size, or ask for the"
-            " same with --ddp-world-size"
+            f"the program's process group has size {size} instead of {plan.world_size}: call"
+            " init_process_group() without rank and world_size, or set --ddp-world-size"
         )
     has = backends_by_device(dist.get_backend_config())
     backend = has.get(device.type, f"no backend for {device.type}")

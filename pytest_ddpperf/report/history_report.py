@@ -120,7 +120,7 @@ def summary_line(analysis: HistoryAnalysis) -> str:
 
 
 def history_html(analysis: HistoryAnalysis) -> str:
-    """Return the page of a history, for which `figures.check` found what it needs."""
+    """Return the page of a history. Call `figures.check` first: it needs matplotlib."""
     by_series: dict[int, list[HistoryChange]] = {}
     for change in analysis.changes:
         by_series.setdefault(id(change.series), []).append(change)

@@ -939,7 +939,7 @@ for step in range({}):
         ),
         (
             TRAINS.format(6),
-            "the program ended in the warm-up, step 7: let it take 17 steps or more",
+            "the program ended in step 7 of the warm-up: let it take 17 steps or more",
         ),
         (
             TRAINS.format(2),
@@ -1002,7 +1002,7 @@ while True:
     optimizer.step()
 """
     assert (
-        "the program's process group has the size 1, and 2 was asked for: let it call"
+        "the program's process group has size 1 instead of 2: call init_process_group()"
         in programs.fails(alone)
     )
     of_fake = alone.replace(

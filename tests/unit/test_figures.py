@@ -403,7 +403,7 @@ def launched(*ranks: tuple[float, ...], figure: Figure = FASTER) -> Any:
         ),
         (
             launched((), figure=Figure(better="lower", file="a", key="b")),
-            'tps has no value: a got no new one of "b"; the program has to write'
+            'tps has no value: a has no new "b": the program has to write'
             " and flush it",
         ),
         (
@@ -443,7 +443,7 @@ def test_a_figure_that_is_the_same_everywhere_is_red_unless_it_may_be() -> None:
     with pytest.raises(DdpPerfError) as caught:
         check_measurement(job(), measured(tps=SAME))
     assert str(caught.value) == (
-        "tps is 5 in all launches, so it is hardly measured: if it is"
+        "tps is 5 in all launches, so it is probably not measured: if it is"
         " constant, say constant=True"
     )
     may_be = replace(SAME, figure=replace(FASTER, constant=True))
