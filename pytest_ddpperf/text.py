@@ -231,6 +231,7 @@ def _decimals(value: float) -> int:
 
 def interval(change: Interval) -> str:
     """Return the change with its bounds: "-1.3 % [-5.0, +2.6]", "2.36x [2.08, 2.68]"."""
+    # a bound is never shown as less than the estimate
     most = max(_MOST, 10 * change.estimate)
     bounds = [min(bound, most) for bound in (change.low, change.high)]
     if change.estimate >= 1:

@@ -12,7 +12,7 @@ import statistics
 import time
 from collections.abc import Generator
 from contextlib import ExitStack
-from typing import Any
+from typing import cast
 
 from pytest_ddpperf.compare.rounds import Round, Rounds, find_apart, find_error
 from pytest_ddpperf.compare.sides import CurrentSide, PausedSide, Side
@@ -94,8 +94,7 @@ def _take_pair(
     """Take a launch of each side, both alive and interleaved. Raises NotTogether, BaseSideError and
     the errors of a launch."""
     plan = current.job.plan
-    # their launches are of two types, which mypy cannot join
-    sides: dict[str, Any] = {"n": current, "b": other}
+    sides: dict[str, Side] = {"n": current, "b": other}
     paused: dict[str, PausedSide] = {}
     are_interleaved = False
     try:
@@ -104,7 +103,8 @@ def _take_pair(
             for name in _draw_order():
                 observer.begin(current.place, planned)
                 launch = sides[name].pause(observer, steps)
-                paused[name] = alive.enter_context(launch)
+                # of a union, mypy joins what is yielded to `object`
+                paused[name] = cast("PausedSide", alive.enter_context(launch))
                 # On a device both sides keep what the plan has room for.
                 if not plan.spreads:
                     steps = paused[name].steps

@@ -312,14 +312,8 @@ def limits_for(
 
 
 _GB = 1e9
-OPS = (
-    "all_reduce",
-    "all_gather",
-    "reduce_scatter",
-    "all_to_all",
-    "broadcast",
-    "reduce",
-    "send_recv",
+OPS = tuple(
+    "all_reduce all_gather reduce_scatter all_to_all broadcast reduce send_recv".split()
 )
 # Whose size is that of the blocks of all ranks together.
 _IN_BLOCKS = ("all_gather", "reduce_scatter", "all_to_all")

@@ -306,8 +306,7 @@ def test_nccl_algorithm(
         1 << power for power in (10, 20, 25) if 1 << power <= size.most_bytes
     ]
     for result in collective_benchmark("all_reduce", sizes, dtype="float32"):
-        others = result.world_size - 1
-        wire = RINGS["all_reduce"] * others * result.size
+        wire = RINGS["all_reduce"] * (result.world_size - 1) * result.size
         tables.add(
             "All-reduce by NCCL's algorithm (p50; on the wire: of all ranks, by arithmetic)",
             {
