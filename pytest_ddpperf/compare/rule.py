@@ -203,7 +203,12 @@ class Rule:
             is_early = verdict.status is Status.PASS and not self.confirms
             ended = ended and is_early
         if may_give_up and not ended:
-            differences = self._differences(rounds, verdict)
+            differences = times.differences_of(
+                verdict,
+                *self.sides_of(rounds),
+                interleaved=self.other is not None,
+                stretches=[each.now.stretches for each in rounds],
+            )
             if is_futile(verdict, count, looks, differences):
                 verdict = given_up(verdict)
                 ended = True
@@ -299,18 +304,6 @@ class Rule:
             not_gated=self.not_gated(rounds),
             level=spends.level,
             share=spends.share,
-            interleaved=self.other is not None,
-            stretches=[each.now.stretches for each in rounds],
-        )
-
-    def _differences(
-        self, rounds: Rounds, verdict: Verdict
-    ) -> Sequence[Difference]:
-        current, before = self.sides_of(rounds)
-        return times.differences_of(
-            verdict,
-            current,
-            before,
             interleaved=self.other is not None,
             stretches=[each.now.stretches for each in rounds],
         )

@@ -14,6 +14,7 @@ from enum import Enum
 from itertools import pairwise
 from statistics import fmean, median
 
+from pytest_ddpperf.baseline.content import fact_changes
 from pytest_ddpperf.history import change_points
 from pytest_ddpperf.history.change_points import (
     MIN_POINTS,
@@ -168,15 +169,14 @@ class HistoryChange:
         before, after = self.series.measurements[
             self.index - 1 : self.index + 1
         ]
-        recorded = {*before.recorded, *after.recorded}
-        yield from _differences(
-            sorted(recorded), before.recorded, after.recorded
-        )
+        yield from map(str, fact_changes(after.recorded, before.recorded))
         # Another version of the plugin may not have a counter.
         exact = before.counters.keys() & after.counters.keys() - {
             *MEMORY_COUNTERS
         }
-        yield from _differences(sorted(exact), before.counters, after.counters)
+        for change in fact_changes(after.counters, before.counters):
+            if change.name in exact:
+                yield str(change)
 
 
 def _known_phases(
@@ -187,18 +187,6 @@ def _known_phases(
 
 def _mean_of(phase: str, runs: Sequence[Mapping[str, float]]) -> float:
     return fmean(phases[phase] for phases in runs)
-
-
-def _differences(
-    names: Sequence[str],
-    before: Facts,
-    after: Facts,
-) -> Iterator[str]:
-    for name in names:
-        old = before.get(name, "unset")
-        new = after.get(name, "unset")
-        if old != new:
-            yield f"{name.removeprefix('env:')} {old} -> {new}"
 
 
 @record

@@ -31,9 +31,8 @@ from pytest_ddpperf.records.samples import Outputs, RankError
 from pytest_ddpperf.wire.channels import Board, Phase
 
 
-def describe_exit(status: int, *, delivered: bool = False) -> str:
-    """Describe the early end of a rank, with its result `delivered` or not; `status` is negative
-    for a signal."""
+def describe_end(status: int) -> str:
+    """Describe the end of a process; `status` is negative for a signal."""
     if status < 0:
         try:
             name = signal.Signals(-status).name
@@ -42,15 +41,7 @@ def describe_exit(status: int, *, delivered: bool = False) -> str:
         if name == "SIGKILL":
             name += " (the kernel's out-of-memory killer sends it too)"
         return f"killed by {name}"
-    when = "in its clean-up" if delivered else "without delivering a result"
-    return f"exited with status {status} {when}"
-
-
-def describe_end(status: int) -> str:
-    """Describe the end of another process."""
-    return (
-        describe_exit(status) if status < 0 else f"exited with status {status}"
-    )
+    return f"exited with status {status}"
 
 
 def launch_error(
@@ -247,9 +238,13 @@ class Diagnosis:
 
     def error_of_end(self, rank: Peer, status: int, when: float) -> RankError:
         """Return the error of a rank that ended too early."""
-        summary = describe_exit(status, delivered=rank.result is not None)
+        summary = describe_end(status)
         if status < 0:
             summary += self._of_device(rank)
+        elif rank.result is None:
+            summary += " without delivering a result"
+        else:
+            summary += " in its clean-up"
         return self._error(
             rank, when, summary, self._place(rank), self._stacks(rank)
         )

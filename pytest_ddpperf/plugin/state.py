@@ -45,8 +45,6 @@ class Run:
         # distributed tests that were not skipped; with xdist, those of all workers
         self.ran = 0
         self.pytest_session: pytest.Session | None = None
-        self._session: Session | None = None
-        self._report: RunResults | None = None
         self.role: PytestRole = choose_role(self)
         # whether another process reports
         self.worker = self.role.works_for_leader or hasattr(
@@ -75,15 +73,9 @@ class Run:
             return self.role.rpc
         return any(uses(item, {RPC}) for item in self.items)
 
-    @property
+    @cached_property
     def session(self) -> Session:
-        """Return what measures; the first call makes it. Raises DdpPerfError under
-        pytest-forked."""
-        if self._session is None:
-            self._session = self._make_session()
-        return self._session
-
-    def _make_session(self) -> Session:
+        """Return what measures; raises DdpPerfError under pytest-forked."""
         from pytest_ddpperf.launch import Launcher
         from pytest_ddpperf.plugin.session import Session
         from pytest_ddpperf.records.errors import DdpPerfError
@@ -151,23 +143,21 @@ class Run:
         self.items = [item for item in self.items if not measures(item)]
         self.report.messages.append(why)
 
-    @property
+    @cached_property
     def report(self) -> RunResults:
         """Return the results of the run; the first call begins them."""
-        if self._report is None:
-            from pytest_ddpperf.plugin.results import begin_results
+        from pytest_ddpperf.plugin.results import begin_results
 
-            self._report = begin_results(self.config.rootpath, self.sections)
-        return self._report
+        return begin_results(self.config.rootpath, self.sections)
 
     def end(self, refused: str, *, writes: bool) -> None:
         """Complete the results, and write the requested reports if it `writes` any. `refused`: why
         pytest ran no test, if it did not."""
-        report = self._report
-        if report is None:
+        if "report" not in vars(self):
             return
-        if self._session is not None:
-            report.messages += self._session.messages()
+        report = self.report
+        if "session" in vars(self):
+            report.messages += self.session.messages()
         report.messages += self.role.messages()
         report.note_unused(self.settings.limits)
         report.end(self.failed, refused, self.role.changed())
@@ -178,9 +168,9 @@ class Run:
     @property
     def reported(self) -> bool:
         """Say whether there is anything to report."""
-        if self._report is None:
+        if "report" not in vars(self):
             return False
-        return bool(self.role.messages()) or not self._report.empty
+        return bool(self.role.messages()) or not self.report.empty
 
     def close(self) -> None:
         status: int = pytest.ExitCode.USAGE_ERROR
@@ -188,8 +178,8 @@ class Run:
             status = self.pytest_session.exitstatus
         with ExitStack() as closing:
             closing.callback(self.role.close, int(status))
-            if self._session is not None:
-                closing.callback(self._session.close)
+            if "session" in vars(self):
+                closing.callback(self.session.close)
             # first: whoever waits for a rank server hears of its end
             if self.items:
                 closing.callback(self.templates.close)

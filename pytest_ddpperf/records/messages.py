@@ -456,8 +456,8 @@ class Collected(Message):
 
     tests: tuple[str, ...]  # node ids
     file_errors: Mapping[str, str]  # of collection, by file
-    sources: Sources
-    judged: Judged | None = None
+    sources: Sources  # what it runs
+    judged: Judged
 
 
 class ConftestFailed(Message):

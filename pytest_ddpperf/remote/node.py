@@ -228,10 +228,8 @@ class Node:
         until = time.monotonic() + seconds
         tests = self.tests
         tests.hello(seconds)
-        tests.collect(max(0.0, until - time.monotonic()))
-        if tests.sources is not None and (
-            problem := _unlike(here, tests.sources)
-        ):
+        collected = tests.collect(max(0.0, until - time.monotonic()))
+        if problem := _unlike(here, collected.sources):
             raise NodesError(f"{self} {problem}")
         for name, has in tests.started().items():
             if name in _MACHINE and has != facts.get(name):

@@ -200,11 +200,8 @@ class Parts(RemoteRanks):
         """Let the processes end, once the clocks are compared. A node that cannot be asked any more
         is an error though it has delivered: its clock is unknown."""
         for part in self._parts:
-            try:
+            with self._watched(part):
                 part.ahead_ns = part.member.line.clock_ahead_ns()
-            except BaseSideError as error:
-                part.over = True
-                self.errors.append(part.member.lost(self._plan, str(error)))
         self._end_ranks(ReleaseRanks())
 
     def stop(self, when: float, late: str = "") -> None:

@@ -19,7 +19,6 @@ from pytest_ddpperf.launch import Observer, describe_end
 from pytest_ddpperf.launch.stacks import await_stacks
 from pytest_ddpperf.records import codec
 from pytest_ddpperf.records.errors import BaseSideError
-from pytest_ddpperf.records.guard import Judged
 from pytest_ddpperf.records.messages import (
     Collected,
     ConftestFailed,
@@ -31,7 +30,6 @@ from pytest_ddpperf.records.messages import (
     Progress,
     RunTest,
     ServerStarted,
-    Sources,
     StartPytest,
     TestEnded,
     WaitingForLock,
@@ -206,9 +204,6 @@ class Tests:
         whole process."""
         self._line, self._patience = line, patience
         self.known: frozenset[str] = frozenset()
-        # what it runs, once it has collected
-        self.sources: Sources | None = None
-        self.judged: Judged | None = None
         self.errors: Mapping[str, str] = {}  # of collection, by file
         self.lacks_conftest = False  # whether it ended because of one
         self._started = False  # whether it has a rank server
@@ -224,18 +219,18 @@ class Tests:
                 f"there is pytest-ddpperf {version}, here {__version__}"
             )
 
-    def collect(self, seconds: float) -> None:
-        """Wait until it has collected; raises BaseSideError."""
+    def collect(self, seconds: float) -> Collected:
+        """Return what it has collected, once it has; raises BaseSideError."""
         expected = Collected | ConftestFailed
         collected = self._line.receive(Observer(), seconds, expected)
         if isinstance(collected, ConftestFailed):
             self.lacks_conftest = True
             # raises, with what it wrote before it ended
             collected = self._line.receive(Observer(), seconds, Collected)
-        self.known = frozenset(collected.tests)
-        self.errors = collected.file_errors
-        self.sources = collected.sources
-        self.judged = collected.judged
+        found: Collected = collected
+        self.known = frozenset(found.tests)
+        self.errors = found.file_errors
+        return found
 
     def why_missing(self, nodeid: str) -> str:
         """Why it has no such test; "" if it has."""

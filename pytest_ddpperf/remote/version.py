@@ -492,9 +492,8 @@ class BaseSide:
             remote_pytest.send(message)
             tests = Tests(remote_pytest, self._to_start)
             tests.hello(self._to_start)
-            tests.collect(self._to_start)
-            if tests.judged is not None:
-                self.own_tests = replace(tests.judged, file_errors=tests.errors)
+            judged = tests.collect(self._to_start).judged
+            self.own_tests = replace(judged, file_errors=tests.errors)
         except BaseSideError as error:
             *_, last = str(error).splitlines() or [""]
             self.own_tests = Judged(file_errors={ALL_FILES: last})
@@ -576,7 +575,7 @@ class BaseSide:
         """Wait until the other side has collected, on all nodes; raises AgainstError if one of them
         cannot be used, and if it has the same code, and nothing else differs from `here`."""
         try:
-            self.tests.collect(self._to_start)
+            collected = self.tests.collect(self._to_start)
             if self._nodes is not None:
                 patience = START_SECONDS + _NODES_SECONDS
                 self.tests.started(min(patience, self._left))
@@ -586,16 +585,14 @@ class BaseSide:
             raise AgainstError(self._option, str(error)) from None
         if self._reach is not None:
             self._reach.collected(here.files if here is not None else ())
-        there = self.tests.sources
-        judged = self.tests.judged
         is_other = self._checkout.other_commit and not self.version.option
-        if judged is not None and is_other and not self.changed_tests:
+        if is_other and not self.changed_tests:
             # its ini file is the current one
-            self.own_tests = replace(judged, ini="")
-        if self.version.ref or here is None or there is None:
+            self.own_tests = replace(collected.judged, ini="")
+        if self.version.ref or here is None:
             return
         differ = self._checkout.assignments, self.version.option
-        if nothing_differs(here, there, *differ):
+        if nothing_differs(here, collected.sources, *differ):
             raise AgainstError(
                 self._option,
                 f"{NOTHING_DIFFERS} {self.version}: interpreter, environment and all files that"

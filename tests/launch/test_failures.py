@@ -125,6 +125,17 @@ def test_clean_up_that_raises_is_red(bench: Bench) -> None:
     )
 
 
+def test_a_clean_up_that_ends_the_rank_is_red(bench: Bench) -> None:
+    def setup(ctx: Any) -> Any:
+        yield all_reduce
+        if ctx.rank == 0:
+            os._exit(0)
+
+    error = failure(bench, setup)
+    assert error.cause.rank == 0
+    assert error.cause.summary == "exited with status 0 in its clean-up"
+
+
 @pytest.mark.parametrize(
     ("act", "summary"),
     [

@@ -28,7 +28,6 @@ from pytest_ddpperf.launch import launcher as launcher_module
 from pytest_ddpperf.launch.failed_ranks import (
     describe_differing,
     describe_end,
-    describe_exit,
     launch_error,
 )
 from pytest_ddpperf.launch.launcher import _facts as facts_of_ranks
@@ -539,21 +538,13 @@ def test_search_paths_and_folders_of_caches_need_no_other_template() -> None:
 
 
 def test_ends_have_names() -> None:
-    assert (
-        describe_exit(3) == "exited with status 3 without delivering a result"
-    )
-    assert (
-        describe_exit(0, delivered=True)
-        == "exited with status 0 in its clean-up"
-    )
-    assert describe_exit(-11) == "killed by SIGSEGV"
-    assert describe_exit(-9).startswith(
+    assert describe_end(-11) == "killed by SIGSEGV"
+    assert describe_end(-9).startswith(
         "killed by SIGKILL (the kernel's out-of-memory"
     )
-    assert describe_exit(-200) == "killed by signal 200"
+    assert describe_end(-200) == "killed by signal 200"
     assert describe_end(0) == "exited with status 0"
     assert describe_end(2) == "exited with status 2"
-    assert describe_end(-11) == "killed by SIGSEGV"
 
 
 def error(rank: int, when: float, **kwargs: object) -> RankError:

@@ -25,6 +25,7 @@ from pytest_ddpperf.plugin import remote_worker as base_module
 from pytest_ddpperf.plugin import running
 from pytest_ddpperf.plugin.leader_connection import OVER as OVER_TEXT
 from pytest_ddpperf.records.errors import BaseSideError, NodesError
+from pytest_ddpperf.records.guard import Judged
 from pytest_ddpperf.records.messages import (
     AcquireLocks,
     AskProgress,
@@ -425,7 +426,7 @@ class Follows:
     def collects(self, files: dict[str, str], **facts: Any) -> None:
         self.send(Hello(__version__))
         sources = Sources(python="3", prefix="/", files=files)
-        self.send(Collected(("test_a.py::test_a",), {}, sources))
+        self.send(Collected(("test_a.py::test_a",), {}, sources, Judged()))
         self.send(ServerStarted(facts))
 
     def go(self) -> None:
