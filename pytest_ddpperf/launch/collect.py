@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import pairwise
-from statistics import fmean, median, mode
+from statistics import fmean, median
 from typing import Any, TypeVar
 
 from pytest_ddpperf.launch.phases import step_phases
@@ -209,9 +208,8 @@ def _doubts(windows: Windows) -> dict[str, str]:
     return found
 
 
-# Steps that take so many times the median are said, and a share of steps that differ in their
-# collectives.
-_LONG, _DIFFERING = 3, 0.1
+# Steps that take so many times the median are said.
+_LONG = 3
 
 
 def _of_program(
@@ -227,22 +225,6 @@ def _of_program(
     if long := sum(each > _LONG * usual for each in step_seconds):
         took = f"took more than {_LONG}x the median (evaluation, checkpoints, logging?)"
         found["long"] = f"{long} of {steps} steps {took}"
-    phases = windows[0].phases
-    if phases is not None and phases.arrivals and phases.steps:
-        steps_ns = [
-            pair for marks in windows[0].marks_ns for pair in pairwise(marks)
-        ]
-        steps_ns = steps_ns[-len(phases.steps) :]
-        starts = [when for when, _ in phases.arrivals]
-        sent = [
-            bisect_right(starts, end) - bisect_right(starts, begin)
-            for begin, end in steps_ns
-        ]
-        if sum(each != mode(sent) for each in sent) > _DIFFERING * len(sent):
-            found["collectives"] = (
-                f"steps differ in their collectives: {min(sent)} to {max(sent)} (logging,"
-                " averaging, another stage of the training?)"
-            )
     return found
 
 
