@@ -8,12 +8,14 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 CAUSE = os.environ.get("CAUSE", "none")
 MORE = int(os.environ.get("MORE", "0"))  # products, next to 50
 PARAMETERS = 200  # small ones, for the optimizer
+SENT = 1 << 24  # floats, between several ranks
 
 
 def setup(ctx: Any) -> Callable[[], None]:
@@ -26,9 +28,15 @@ def setup(ctx: Any) -> Callable[[], None]:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, foreach=foreach)
     late = ctx.rank == ctx.world_size - 1
     more = MORE if CAUSE != "rank" or late else 0
+    sent = torch.zeros(SENT, device=ctx.device)
 
     def step() -> None:
         optimizer.zero_grad()
+        sending = None
+        if ctx.world_size > 1:
+            sending = dist.all_reduce(sent, async_op=True)
+            if CAUSE == "overlap":
+                sending.wait()
         for _ in range(50 + more):
             x @ x
         loss = model(inputs).sum()
@@ -37,6 +45,8 @@ def setup(ctx: Any) -> Callable[[], None]:
                 loss.item()
         loss.backward()
         optimizer.step()
+        if sending is not None:
+            sending.wait()
 
     return step
 

@@ -48,6 +48,7 @@ def test_step(ddp_benchmark):
     ddp_benchmark(training)
 """
 ONE_RANK = ("--ddp-world-size=1", "--ddp-backend=nccl")
+TWO_RANKS = ("--ddp-world-size=2", "--ddp-preload=one_gpu")
 # The checks are of what is measured, not of how precisely: one launch each, with a short window.
 # What is planted: the environment, and what the first cause says.
 CAUSES = {
@@ -56,7 +57,9 @@ CAUSES = {
     "a rank with more kernels": ({"CAUSE": "rank", "MORE": "10"}, "rank "),
     ".item()": ({"CAUSE": "item"}, "host_syncs"),
     "no foreach": ({"CAUSE": "no foreach"}, "operators.count"),
+    "overlap is lost": ({"CAUSE": "overlap"}, "exposed communication"),
 }
+SEVERAL_RANKS = ("rank", "overlap")  # causes that one rank alone cannot have
 UNCHANGED = {"CAUSE": "none", "MORE": "0"}
 RATES = {"unchanged": ("0", "PASS"), "2 % more kernels": ("1", "REGRESSED")}
 PAIRS, RATE_SECONDS = 20, 280
@@ -66,6 +69,12 @@ QUICK = (
     "--ddp-min-time=0.3",
     "test_gpu.py",
 )
+
+
+def one_gpu() -> dict[str, Any]:
+    """Return the environment of two ranks on the first device."""
+    first = os.environ.get("CUDA_VISIBLE_DEVICES", "0").partition(",")[0]
+    return {"GPU_RANKS": "2", "CUDA_VISIBLE_DEVICES": first}
 
 
 class Run:
@@ -117,14 +126,7 @@ class Run:
         return rows
 
     def _shared(self) -> None:
-        first = os.environ.get("CUDA_VISIBLE_DEVICES", "0").partition(",")[0]
-        options = ("--ddp-world-size=2", "--ddp-preload=one_gpu", *QUICK)
-        self._pytest(
-            "two ranks on one GPU",
-            *options,
-            GPU_RANKS="2",
-            CUDA_VISIBLE_DEVICES=first,
-        )
+        self._pytest("two ranks on one GPU", *TWO_RANKS, *QUICK, **one_gpu())
 
     def _all(self) -> None:
         if self._gpus > 1:
@@ -199,12 +201,14 @@ class Run:
                 spread = stdev(launches) / fmean(launches)
                 mean = f"{fmean(launches):.4g}, CV {spread:.2%}"
                 self._note(f"{figure}, {name}", True, mean)
-        for name, (environ, said) in CAUSES.items():
+        for name, (cause, said) in CAUSES.items():
+            environ: dict[str, Any] = {**cause}
             ranks: tuple[str, ...] = ONE_RANK
-            if environ["CAUSE"] == "rank":
-                if self._gpus == 1:
-                    continue
+            if cause["CAUSE"] in SEVERAL_RANKS and self._gpus > 1:
                 ranks = (f"--ddp-world-size={self._gpus}", "--ddp-backend=nccl")
+            elif cause["CAUSE"] in SEVERAL_RANKS:
+                ranks = (*TWO_RANKS, "--ddp-backend=nccl")
+                environ |= one_gpu()
             elsewhere = [
                 f"--ddp-against-env={variable}={value}"
                 for variable, value in UNCHANGED.items()

@@ -50,6 +50,18 @@ def setup(ctx):
     model = DistributedDataParallel(torch.nn.Linear(8, 8))
     inputs = torch.randn(8, 8)
 
+    def reduce(_, bucket):
+        device.work(0.2, "flatten")
+        # Else it takes place at the same time as kernels.
+        if CAUSE == "overlap is lost":
+            device.work(5.0, "ncclDevKernel_AllReduce_Sum_f32_RING_LL")
+            device.synchronize()
+        return torch.distributed.all_reduce(bucket.buffer(), async_op=True).get_future().then(
+            lambda reduced: reduced.value()[0]
+        )
+
+    model.register_comm_hook(None, reduce)
+
     def kernel(name="gemm_2048x2048_bf16", times=1.0):
         host_ms = HOST_MS * host_speed * drawn.lognormvariate(0, 0.2)
         device.now += int(host_ms * 1e6)
@@ -85,6 +97,7 @@ PLANTED = {
     "slower kernels": (1, "gemm_2048x2048_fp32"),
     "a rank with more kernels": (2, "rank 1: device +"),
     "more operators": (1, "operators.count"),
+    "overlap is lost": (2, "exposed communication"),
 }
 SECONDS = 300  # at most, of a run
 

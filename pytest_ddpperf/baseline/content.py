@@ -324,6 +324,7 @@ def nonsense(samples: Samples) -> str:
         "blocked_seconds": own,
         "device_seconds": own[:2],
         "busy_seconds": own[:2],
+        "exposed_seconds": own[:2],
     }
     for name, shape in shapes.items():
         table = getattr(samples, name)

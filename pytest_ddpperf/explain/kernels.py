@@ -29,6 +29,18 @@ def device_rise(now: Measurement, before: Measurement) -> float:
     return rise if abs(rise) > _LEAST_CHANGE * earlier else 0.0
 
 
+def exposed_rise(now: Measurement, before: Measurement) -> float:
+    """Return by how many seconds a step communicates longer while its device does nothing else, on
+    the rank that waits least for others; 0 if that is unknown."""
+    means = []
+    for side in (now, before):
+        launches = side.samples.exposed_seconds
+        if launches is None:
+            return 0.0
+        means.append(fmean(map(min, launches)))
+    return means[0] - means[1]
+
+
 _NO_CALLS = Kernel(name="", kind="", calls=0.0, total_seconds=0.0)
 
 

@@ -117,6 +117,7 @@ def _of_devices(windows: Windows) -> dict[str, Any]:
     return {
         "device_seconds": tuple(each.seconds for each in known),
         "busy_seconds": tuple(each.busy_seconds for each in known),
+        "exposed_seconds": tuple(each.exposed_seconds for each in known),
         "kernels": tuple(each.kernels for each in known),
     }
 

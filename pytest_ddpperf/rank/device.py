@@ -83,6 +83,7 @@ def read_work(
     calls: Counter[str] = Counter()
     seconds: defaultdict[str, float] = defaultdict(float)
     spans = []
+    own_spans = []
     for event in events:
         is_of_host = event.device_type.name == "CPU"
         if is_of_host or event.is_user_annotation:
@@ -91,8 +92,9 @@ def read_work(
         begin, end = event.time_range.start, event.time_range.end
         calls[name] += 1
         seconds[name] += (end - begin) / 1e6
+        spans.append((begin, end))
         if _kind(name) != COMMUNICATION:
-            spans.append((begin, end))
+            own_spans.append((begin, end))
     if not calls:
         return None, (
             f"{UNKNOWN}torch.profiler recorded no kernel: end other profilers (nsys, DCGM), or "
@@ -112,8 +114,13 @@ def read_work(
         for name, count in calls.items()
     ]
     kernels.sort(key=lambda each: -each.total_seconds)
-    busy = _covered(spans) / 1e6 / steps
-    return DeviceWork(kernels=tuple(kernels), busy_seconds=busy), ()
+    busy = _covered(own_spans) / 1e6 / steps
+    work = DeviceWork(
+        kernels=tuple(kernels),
+        busy_seconds=busy,
+        exposed_seconds=_covered(spans) / 1e6 / steps - busy,
+    )
+    return work, ()
 
 
 def _without_number(name: str) -> str:

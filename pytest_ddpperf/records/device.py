@@ -29,6 +29,8 @@ class DeviceWork:
     kernels: tuple[Kernel, ...]  # the longest first
     # in which it computed or copied anything: less than all together where streams overlap
     busy_seconds: float
+    # in which it communicated and did nothing else
+    exposed_seconds: float
 
     @property
     def own(self) -> tuple[Kernel, ...]:

@@ -90,10 +90,11 @@ class Samples:
     page_faults: LaunchRanks | None = None
     # launch x rank: of Python's garbage collector, the mean over steps
     collector_seconds: LaunchRanks | None = None
-    # Launch x rank, of a step: computation and copies on the device, and how long it did either;
-    # None where they are unknown.
+    # Launch x rank, of a step: computation and copies on the device, how long it did either, and
+    # how long it only communicated; None where they are unknown.
     device_seconds: LaunchRanks | None = None
     busy_seconds: LaunchRanks | None = None
+    exposed_seconds: LaunchRanks | None = None
     # of the user's own, by name
     figures: Mapping[str, FigureValues] = field(default_factory=dict)
 
@@ -170,13 +171,25 @@ class Measurement:
     def busy_share(self) -> float | None:
         """For which share of a step a device computes or copies: the mean over launches and ranks;
         None where it is unknown."""
-        samples = self.samples
-        if samples.busy_seconds is None:
+        return self._share(self.samples.busy_seconds)
+
+    @property
+    def waiting_share(self) -> float:
+        """For which share of a step a device does nothing, as `busy_share`; 0 where that is
+        unknown."""
+        busy = self.busy_share
+        exposed = self._share(self.samples.exposed_seconds)
+        if busy is None or exposed is None:
+            return 0.0
+        return max(1 - busy - exposed, 0.0)
+
+    def _share(self, seconds: LaunchRanks | None) -> float | None:
+        if seconds is None:
             return None
         shares = [
             fmean(ranks) / fmean(steps)
             for ranks, steps in zip(
-                samples.busy_seconds, samples.step_seconds, strict=True
+                seconds, self.samples.step_seconds, strict=True
             )
         ]
         return min(fmean(shares), 1.0)
@@ -593,6 +606,7 @@ class LaunchSamples:
     # by rank, as `Samples` has them
     device_seconds: tuple[float, ...] | None = None
     busy_seconds: tuple[float, ...] | None = None
+    exposed_seconds: tuple[float, ...] | None = None
     kernels: tuple[tuple[Kernel, ...], ...] = ()  # by rank, if all know them
     notes: tuple[str, ...] = ()  # what went oddly without making it a failure
     # why it says little of steady training: "rank 0 recompiled at step 17"

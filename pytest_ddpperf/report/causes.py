@@ -8,12 +8,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from statistics import median
 from typing import NamedTuple
 
 from pytest_ddpperf import text
 from pytest_ddpperf.explain import find
-from pytest_ddpperf.explain.kernels import device_rise, find_kernels
+from pytest_ddpperf.explain.kernels import (
+    device_rise,
+    exposed_rise,
+    find_kernels,
+)
 from pytest_ddpperf.records.metric import MEAN
 from pytest_ddpperf.records.outcome import BaselineSide
 from pytest_ddpperf.records.plan import Plan
@@ -26,7 +31,7 @@ from pytest_ddpperf.records.samples import (
     Status,
     Verdict,
 )
-from pytest_ddpperf.records.step_phases import EXPOSED, Finding
+from pytest_ddpperf.records.step_phases import BACKWARD, EXPOSED, Finding
 from pytest_ddpperf.verdict import stats
 from pytest_ddpperf.verdict.decision import FAULT_SECONDS
 from pytest_ddpperf.verdict.observed import of_one_length
@@ -63,9 +68,31 @@ def explain(
     found = find(
         now, baseline[-1], rise, is_paired=side is not None, level=level
     )
+    found = _with_exposed(found, exposed_rise(now, baseline[-1]), rise)
     if not is_open and _is_of_device(verdict, now, baseline[-1], rise):
         found = (*find_kernels(now, baseline[-1]), *found)
     return found, find_causes(verdict, plan, now, baseline, found)
+
+
+def _with_exposed(
+    found: tuple[Finding, ...], exposed: float, rise: float
+) -> tuple[Finding, ...]:
+    """Return the findings with the communication of a device that nothing hides any more, if it is
+    a part of the `rise`. DDP waits for it in the backward pass, whose phase contains it there."""
+    if rise <= 0 or exposed < _MINOR_PART * rise:
+        return found
+    for number, each in enumerate(found):
+        if each.phases == (BACKWARD,):
+            joined = replace(each, phases=(BACKWARD, EXPOSED))
+            return (*found[:number], joined, *found[number + 1 :])
+    alone = Finding(
+        phases=(EXPOSED,),
+        seconds=exposed,
+        low=exposed,
+        high=exposed,
+        share=exposed / rise,
+    )
+    return (alone, *found)
 
 
 def _is_of_device(
@@ -188,14 +215,14 @@ def _host_bound(
 ) -> str:
     """Return that the device waits for the host, if the step took longer and neither its device
     nor communication did. Operators that explain it are a finding."""
-    busy = now.busy_share
+    waits = now.waiting_share
     is_slower = verdict.status is Status.REGRESSED and rise > 0
-    if not is_slower or busy is None or 1 - busy < _WAITS:
+    if not is_slower or waits < _WAITS:
         return ""
     communicates = any(EXPOSED in each.phases for each in found)
     if communicates or device_rise(now, before) >= _MINOR_PART * rise:
         return ""
-    return f"host-bound: the device waits {text.amount(1 - busy)} of a step"
+    return f"host-bound: the device waits {text.amount(waits)} of a step"
 
 
 def _page_faults(now: Measurement, before: Measurement, rise: float) -> str:

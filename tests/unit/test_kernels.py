@@ -100,6 +100,8 @@ def test_a_step_has_its_kernels_by_kind_with_their_times() -> None:
     assert (work.seconds, work.count) == (pytest.approx(190e-6), 3)
     # the copy and the first product overlap for 20 us
     assert work.busy_seconds == pytest.approx(170e-6)
+    # 60 us of the all-reduce are next to the second product
+    assert work.exposed_seconds == pytest.approx(440e-6)
 
 
 @pytest.mark.parametrize(
@@ -270,22 +272,26 @@ def side(
     *kernels: Kernel,
     steps: Sequence[float] = (30, 26, 34),
     ranks: Sequence[float] = (0.0, 0.0),
+    exposed: Sequence[float] = (0.0, 0.0),
     counters: Mapping[str, int | None] | None = None,
     of_device: bool = True,
 ) -> Measurement:
     """A launch for each of the `steps`, in milliseconds: their kernels differ by 0.06 % between
-    launches at most, and `ranks` have more to do."""
+    launches at most, and `ranks` have more to do. `exposed` are the milliseconds in which each only
+    communicates."""
     work = sum(each.total_seconds for each in kernels if each.name != REDUCE)
     seconds = tuple((each / 1e3,) * 30 for each in steps)
     table = tuple(
         tuple(work * (1 + 1e-4 * (step % 7)) + more / 1e3 for more in ranks)
         for step in steps
     )
+    only = (tuple(each / 1e3 for each in exposed),) * len(steps)
     samples = Samples(
         step_seconds=seconds,
         rank_seconds=tuple((launch, launch) for launch in seconds),
         device_seconds=table if of_device else None,
         busy_seconds=table if of_device else None,
+        exposed_seconds=only if of_device else None,
     )
     return Measurement(
         samples=samples,
@@ -485,9 +491,28 @@ def test_a_step_that_grew_while_its_device_did_not_is_host_bound() -> None:
         "operators.count 1,204 -> 4,816",
         "host-bound: the device waits 70 % of a step",
     )
+    # if the device communicates for 12 of 60 ms, it does not wait then
+    busier = side(*USUAL, steps=(60, 60.1, 60.2, 60.3), exposed=(12.0, 12.0))
+    already = side(*USUAL, steps=(30, 30.1, 30.2, 30.3), exposed=(12.0, 12.0))
+    _, words = causes.explain(verdict, PLAN, busier, [already], 0.015)
+    assert words == ("host-bound: the device waits 50 % of a step",)
     waiting = replace(before, samples=replace(now.samples, busy_seconds=None))
     _, words = causes.explain(verdict, PLAN, waiting, [before], 0.015)
     assert "host-bound" not in " ".join(words)
+
+
+def test_communication_that_nothing_hides_any_more_is_the_cause() -> None:
+    before = side(*USUAL, steps=(30, 30.1, 30.2, 30.3), exposed=(1.0, 9.0))
+    # the rank that waits least for others says how long it takes
+    now = side(*USUAL, steps=(40, 40.1, 40.2, 40.3), exposed=(10.0, 10.5))
+    verdict = decided(now, before)
+    findings, words = causes.explain(verdict, PLAN, now, [before], 0.015)
+    assert words == ("exposed communication +9.00 ms (the step: +10.0 ms)",)
+    assert [each.share for each in findings] == [pytest.approx(0.9, rel=1e-3)]
+    # less than a quarter of the rise is no cause
+    now = side(*USUAL, steps=(40, 40.1, 40.2, 40.3), exposed=(2.0, 9.0))
+    _, words = causes.explain(verdict, PLAN, now, [before], 0.015)
+    assert words == ("host-bound: the device waits 41 % of a step",)
 
 
 def test_the_verdict_says_what_is_known_of_the_device() -> None:
