@@ -1,16 +1,17 @@
 """What may a user expect? Whole runs of pytest at the default limits, of code that is slower by a
 known amount.
 
-    python benchmarks/expect.py [--runs 5] [--changes 0,0.05,0.1,0.2,every10,modes]
+    python benchmarks/expect.py [--runs 5] [--changes 0,0.05,0.1,0.2,every10,modes,modes20]
                                 [--results expect.jsonl]
 
 A project of one test, whose step (a DDP model on two Gloo ranks) has a change that is not
 committed: it is slower by a share of each step, or every tenth step takes fifteen times as long
-("every10", 2.4 times less throughput), or 30 % of the launches take 25 % longer ("modes", at a
-limit of 5 %). "interleaved" is --ddp-against HEAD. "stored" is compared
-with a baseline that was saved before the first run, and measured again next to the baseline's code
-if it is suspected. On this machine as it is ("quiet"), and next to benchmarks/neighbour.py. Cells
-take turns; each run is a line of the results file, and a run goes on where the last one ended.
+("every10", 2.4 times less throughput). Or it sleeps for 10 ms, and for 12.5 ms in 30 % of the
+launches: "modes" at a limit of 5 %, only interleaved, and "modes20" with 20 launches before the
+first look. "interleaved" is --ddp-against HEAD. "stored" is compared with a baseline that was saved
+before the first run, and measured again next to the baseline's code if it is suspected. On this
+machine as it is ("quiet"), and next to benchmarks/neighbour.py. Cells take turns; each run is a
+line of the results file, and a run goes on where the last one ended.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ import time
 import torch
 from torch.nn.parallel import DistributedDataParallel as DDP
 
-SLOWER, EVERY, SHARE = {slower}, {every}, {share}
+SLOWER, EVERY, SLEEP, SHARE = {slower}, {every}, {sleep}, {share}
 
 
 def make_step():
@@ -46,20 +47,21 @@ def make_step():
     model = DDP(torch.nn.Sequential(*(torch.nn.Linear(256, 256) for _ in range(6))))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     x, steps = torch.randn(64, 256), 0
-    slower = SLOWER
+    sleep = SLEEP
     # the other rank waits for this one
-    if SHARE < 1 and (os.environ["RANK"] != "0" or random.SystemRandom().random() > SHARE):
-        slower = 0.0
+    if os.environ["RANK"] == "0" and random.SystemRandom().random() < SHARE:
+        sleep *= 1.25
 
     def step():
         nonlocal steps
         began = time.perf_counter()
+        time.sleep(sleep)
         optimizer.zero_grad()
         model(x).square().mean().backward()
         optimizer.step()
         steps += 1
         if steps % EVERY == 0:
-            until = time.perf_counter() + slower * (time.perf_counter() - began)
+            until = time.perf_counter() + SLOWER * (time.perf_counter() - began)
             while time.perf_counter() < until:
                 pass
 
@@ -72,7 +74,12 @@ from mypackage.train import make_step
 def test_step(ddp_benchmark):
     ddp_benchmark(lambda ctx: make_step())
 """
-WAYS = {"interleaved": ("--ddp-against", "HEAD"), "stored": ()}
+WAYS = ("interleaved", "stored")
+# only interleaved, beside the branch whose step sleeps
+MODES = {
+    "modes": ["--ddp-threshold=p10:5%,p50:5%"],
+    "modes20": ["--ddp-threshold=p10:5%,p50:5%", "--ddp-launches=20"],
+}
 MACHINES = {"quiet": None, "neighbour": 20261124}  # seeds
 OPTIONS = ("-p", "no:randomly", "-p", "no:cacheprovider", "-q")
 Row = dict[str, Any]  # of the results file
@@ -84,7 +91,9 @@ def main() -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--runs", type=int, default=5, help="of each cell")
-    parser.add_argument("--changes", default="0,0.05,0.1,0.2,every10,modes")
+    parser.add_argument(
+        "--changes", default="0,0.05,0.1,0.2,every10,modes,modes20"
+    )
     parser.add_argument("--ways", default=",".join(WAYS))
     parser.add_argument(
         "--results",
@@ -94,7 +103,13 @@ def main() -> int:
     )
     options = parser.parse_args()
     rows = done(options.results)
-    cells = list(product(options.ways.split(","), options.changes.split(",")))
+    cells = [
+        (way, change)
+        for way, change in product(
+            options.ways.split(","), options.changes.split(",")
+        )
+        if way == "interleaved" or change not in MODES
+    ]
     with (
         tempfile.TemporaryDirectory() as folder,
         options.results.open("a") as file,
@@ -139,12 +154,16 @@ def cell_of(row: Row) -> tuple[str, ...]:
 
 
 def write_step(project: Path, change: str) -> None:
-    slower, every, share = change, 1, 1.0
+    values = {"slower": 0.0, "every": 1, "sleep": 0.0, "share": 0.0}
     if change.startswith("every"):
-        slower, every = "14.0", int(change[5:])
-    elif change == "modes":
-        slower, share = "0.25", 0.3
-    text = STEP.format(slower=float(slower), every=every, share=share)
+        values |= {"slower": 14.0, "every": int(change[5:])}
+    elif change in MODES:
+        values |= {"sleep": 0.01, "share": 0.3}
+    elif change == "asleep":
+        values |= {"sleep": 0.01}
+    else:
+        values["slower"] = float(change)
+    text = STEP.format(**values)
     (project / "mypackage/train.py").write_text(text)
 
 
@@ -178,6 +197,10 @@ def make(project: Path) -> None:
     pytest(project, "--ddp-save-baseline")
     git("add", "--all")
     git("commit", "--quiet", "--message", "Add its baseline")
+    git("switch", "--quiet", "--create", "asleep")
+    write_step(project, "asleep")
+    git("commit", "--quiet", "--all", "--message", "Sleep in the step")
+    git("switch", "--quiet", "-")
 
 
 def run(project: Path, way: str, change: str) -> Row:
@@ -188,8 +211,10 @@ def run(project: Path, way: str, change: str) -> Row:
         with (project / "mypackage/train.py").open("a") as file:
             file.write(f"# {time.time()}\n")
     began = time.monotonic()
-    limits = ["--ddp-threshold=p10:5%,p50:5%"] if change == "modes" else []
-    measured = pytest(project, *WAYS[way], *limits)
+    against = []
+    if way == "interleaved":
+        against = ["--ddp-against", "asleep" if change in MODES else "HEAD"]
+    measured = pytest(project, *against, *MODES.get(change, []))
     return {
         "status": measured["verdict"]["status"],
         "reason": measured["verdict"]["reason"],
@@ -199,6 +224,11 @@ def run(project: Path, way: str, change: str) -> Row:
             if c["status"] == "REGRESSED"
         ],
         "cause": next(iter(measured["evidence"]), ""),
+        "speeds": [
+            c["speeds"]
+            for c in measured["verdict"]["comparisons"]
+            if c["speeds"] is not None
+        ],
         "launches": len(measured["costs"]),
         "seconds": round(time.monotonic() - began, 1),
     }
