@@ -37,6 +37,10 @@ import random
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
+class OnDevice(torch.Tensor):
+    device = property(lambda self: torch.device("cuda", 0))
+
+
 CAUSE = os.environ.get("CAUSE", "none")
 KERNELS, KERNEL_MS, HOST_MS = 50, 0.36, 0.5
 
@@ -49,6 +53,7 @@ def setup(ctx):
     host_speed = drawn.lognormvariate(0, 0.12)
     model = DistributedDataParallel(torch.nn.Linear(8, 8))
     inputs = torch.randn(8, 8)
+    loss = torch.zeros(()).as_subclass(OnDevice)
 
     def reduce(_, bucket):
         device.work(0.2, "flatten")
@@ -73,6 +78,9 @@ def setup(ctx):
                 kernel("gemm_2048x2048_fp32", times=2.0)
             else:
                 kernel()
+            if CAUSE == ".item()":
+                device.synchronize()
+                loss.item()
         more = {"2 % more kernels": 1, "more kernels": 10}.get(CAUSE, 0)
         if CAUSE == "a rank with more kernels" and ctx.rank == 1:
             more = 10
@@ -97,6 +105,7 @@ PLANTED = {
     "slower kernels": (1, "gemm_2048x2048_fp32"),
     "a rank with more kernels": (2, "rank 1: device +"),
     "more operators": (1, "operators.count"),
+    ".item()": (1, "host_syncs"),
     "overlap is lost": (2, "exposed communication"),
 }
 SECONDS = 300  # at most, of a run
@@ -154,7 +163,12 @@ def row_of(kind: str, measured: dict[str, Any]) -> dict[str, Any]:
         for each in found["comparisons"]
     }
     launches = len(measured["measurement"]["samples"]["step_seconds"])
-    first = measured["evidence"][:1]
+    rose = [
+        f"{each['limit']['metric']} {each['baseline']} -> {each['now']}"
+        for each in found["counters"]
+        if each["status"] == "REGRESSED"
+    ]
+    first = [*rose, *measured["evidence"]][:1]
     return {
         "kind": kind,
         "status": found["status"],

@@ -146,6 +146,14 @@ class ComparesStored(PytestRole):
     def __init__(self, other_nodes: ConnectedNodes | None = None) -> None:
         self.other_nodes = other_nodes
 
+    def messages(self) -> list[str]:
+        count = os.environ.get("LOCAL_WORLD_SIZE", "1")
+        if self.other_nodes is None and count != "1":
+            return [
+                f"torchrun started {count} pytests, and each runs all tests: start pytest alone"
+            ]
+        return []
+
     def guard(self, run: PytestProcess, outcomes: Outcomes) -> Weaker:
         settings = run.settings
         # whoever saves accepts
