@@ -78,8 +78,8 @@ def _with_exposed(
     found: tuple[Finding, ...], exposed: float, rise: float
 ) -> tuple[Finding, ...]:
     """Return the findings with the communication of a device that nothing hides any more, if it is
-    a part of the `rise`. DDP waits for it in the backward pass, whose phase contains it there."""
-    if rise <= 0 or exposed < _MINOR_PART * rise:
+    half of the `rise`. DDP waits for it in the backward pass, whose phase contains it there."""
+    if rise <= 0 or exposed < _MAIN_PART * rise:
         return found
     for number, each in enumerate(found):
         if each.phases == (BACKWARD,):

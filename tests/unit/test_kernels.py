@@ -36,6 +36,13 @@ from pytest_ddpperf.records.samples import (
     Samples,
     Status,
 )
+from pytest_ddpperf.records.step_phases import (
+    BACKWARD,
+    FORWARD,
+    OTHER,
+    PHASES,
+    StepPhases,
+)
 from pytest_ddpperf.report import causes, sentences, terminal
 from pytest_ddpperf.verdict.decision import judge
 from tests.reports import Drawn, outcome
@@ -509,10 +516,37 @@ def test_communication_that_nothing_hides_any_more_is_the_cause() -> None:
     findings, words = causes.explain(verdict, PLAN, now, [before], 0.015)
     assert words == ("exposed communication +9.00 ms (the step: +10.0 ms)",)
     assert [each.share for each in findings] == [pytest.approx(0.9, rel=1e-3)]
-    # less than a quarter of the rise is no cause
-    now = side(*USUAL, steps=(40, 40.1, 40.2, 40.3), exposed=(2.0, 9.0))
+    # less than half of the rise is not the cause
+    now = side(*USUAL, steps=(40, 40.1, 40.2, 40.3), exposed=(5.0, 6.0))
     _, words = causes.explain(verdict, PLAN, now, [before], 0.015)
     assert words == ("host-bound: the device waits 41 % of a step",)
+
+
+def test_the_wait_of_ddp_is_named_with_the_backward_pass_that_has_it() -> None:
+    def phases(backward: Sequence[float]) -> tuple[StepPhases, ...]:
+        return tuple(
+            StepPhases(
+                steps=30,
+                own={
+                    **dict.fromkeys(PHASES, (None, None)),
+                    FORWARD: (0.01, 0.01),
+                    BACKWARD: (each / 1e3, each / 1e3),
+                    OTHER: (0.0, 0.0),
+                },
+                path={},
+            )
+            for each in backward
+        )
+
+    before = side(*USUAL, steps=(30, 30.1, 30.2, 30.3))
+    now = side(*USUAL, steps=(40, 40.1, 40.2, 40.3), exposed=(9.0, 9.5))
+    verdict = decided(now, before)
+    before = replace(before, phases=phases((15, 15.1, 15.2, 15.1)))
+    now = replace(now, phases=phases((25, 25.1, 25.2, 25.1)))
+    _, words = causes.explain(verdict, PLAN, now, [before], 0.015)
+    assert words == (
+        "backward and exposed communication +10.0 ms (the step: +10.0 ms)",
+    )
 
 
 def test_the_verdict_says_what_is_known_of_the_device() -> None:
