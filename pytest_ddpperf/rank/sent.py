@@ -94,6 +94,9 @@ class Dispatched(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
+        if "DTensor" in [kind.__name__ for kind in types]:
+            # first what it does on the tensor of this rank, with its collectives, which come here
+            return NotImplemented
         options = kwargs or {}
         with noting("what a step copies is", self.problems):
             self._count_copies(func.name(), args, options)

@@ -187,6 +187,53 @@ def test_fsdp_scatters_padded_gradients_and_gathers_parameters(
 
 
 @NEEDS_RECORDER
+def test_what_sharded_tensors_send_is_counted(bench: Bench) -> None:
+    """A DTensor sends within an operator: the norm of gradients that FSDP2 shards, and the output
+    of a layer whose columns are on several ranks."""
+
+    def clipped(ctx: Any) -> Any:
+        from torch.distributed.fsdp import fully_shard
+
+        model, inputs = network(), torch.randn(4, 20)
+        fully_shard(model)
+
+        def step() -> None:
+            model(inputs).sum().backward()
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+
+        return step
+
+    def split(ctx: Any) -> Any:
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.tensor.parallel import (
+            ColwiseParallel,
+            RowwiseParallel,
+            parallelize_module,
+        )
+
+        model = nn.Sequential(nn.Linear(32, 16), nn.ReLU(), nn.Linear(16, 8))
+        mesh = init_device_mesh("cpu", (2,))
+        parallel = {"0": ColwiseParallel(), "2": RowwiseParallel()}
+        parallelize_module(model, mesh, parallel)
+        inputs = torch.randn(4, 32)
+        return lambda: model(inputs).sum().backward()
+
+    norms = counted(bench, clipped)
+    assert (norms["all_reduce.count"], norms["all_reduce.bytes"]) == (
+        1,
+        4 * FLOAT,
+    )
+    assert norms["reduce_scatter.count"] == 1
+    output = counted(bench, split)
+    assert (output["all_reduce.count"], output["all_reduce.bytes"]) == (
+        1,
+        4 * 8 * FLOAT,
+    )
+    # a rank's half: both products, their weights' gradients, and the hidden layer's
+    assert output["flops"] == 2 * 4 * (2 * 32 * 8 + 3 * 8 * 8)
+
+
+@NEEDS_RECORDER
 def test_each_kind_of_operation_has_its_bytes(bench: Bench) -> None:
     def setup(ctx: Any) -> Any:
         from torch.distributed import _functional_collectives as functional
