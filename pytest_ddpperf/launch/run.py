@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
+from getpass import getuser
 from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple, Protocol, TypeVar
@@ -117,7 +118,13 @@ def launch_files(
             made = request(folder)
             board = Board(folder / "board", made.plan.processes, made.plan.room)
             closing.callback(board.close)
-            os.mkdir(made.environ["TMPDIR"])
+            own = made.environ["TMPDIR"]
+            os.mkdir(own)
+            cache = made.environ["TORCHINDUCTOR_CACHE_DIR"]
+            # Inductor precompiles headers where temporary files are, in a folder of the user's.
+            with suppress(KeyError, OSError):
+                if os.path.isdir(cache):
+                    os.symlink(cache, f"{own}/torchinductor_{getuser()}")
             (folder / "request.json").write_bytes(codec.to_json(made))
             (folder / "payload").write_bytes(task)
         yield LaunchFiles(folder, made, board)

@@ -14,6 +14,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from getpass import getuser
 from pathlib import Path
 from typing import Any
 
@@ -187,13 +188,29 @@ def test_temporary_files_of_a_launch_end_with_it(bench: Bench) -> None:
     ((before, first, entries, cache, is_own),) = bench.call(function, ranks=1)
     ((again, second, *_),) = bench.call(function, ranks=1)
     assert is_own
-    assert before == again == []
-    assert entries == 3
+    # but for the link to what Inductor precompiled, if it did
+    assert before == again
+    assert {*before} <= {f"torchinductor_{getuser()}"}
+    assert entries == 3 + len(before)
     assert first != second
     assert len(first) == len(second)
     assert first.startswith(str(bench.tmp))
     assert not Path(first).exists()
     assert Path(cache).parent == bench.tmp, "it stays"
+
+
+def test_what_inductor_precompiles_stays(bench: Bench) -> None:
+    def default_cache(ctx: Any) -> str:
+        from torch._inductor.runtime.runtime_utils import default_cache_dir
+
+        return os.path.realpath(default_cache_dir())
+
+    def cache(ctx: Any) -> str:
+        return os.environ["TORCHINDUCTOR_CACHE_DIR"]
+
+    (kept,) = bench.call(cache, ranks=1)
+    os.makedirs(kept, exist_ok=True)
+    assert bench.call(default_cache, ranks=1) == [kept]
 
 
 @pytest.mark.skipif(
