@@ -216,7 +216,7 @@ class Confirmation:
             top = Path(side.trees.current)
             changed = [
                 file
-                for file in side.changed()
+                for file in side.checkout.changed
                 if not (top / file).is_relative_to(baselines)
             ]
             if changed:

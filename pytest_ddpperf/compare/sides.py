@@ -97,7 +97,7 @@ def begin(base: BaseSide, job: Job) -> OtherVersion:
     there = replace(
         job, plan=ready.plan, batch_size=ready.batch_size, facts=ready.facts
     )
-    return OtherVersion(base.version, there, changed=base.changed())
+    return OtherVersion(base.version, there, changed=base.checkout.changed)
 
 
 # Two measurements of one step hardly ever have the same number of steps; with twice as many, more

@@ -42,7 +42,7 @@ def take_unreached(
     is_whole = not base.lacking(now.files, {})
     if not (uses_code and is_gated and is_whole):
         return None
-    if {*now.files} & {*base.changed()} or not base.is_unreached(
+    if {*now.files} & {*base.checkout.changed} or not base.is_unreached(
         job.nodeid, imports
     ):
         return None

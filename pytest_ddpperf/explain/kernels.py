@@ -32,13 +32,11 @@ def device_rise(now: Measurement, before: Measurement) -> float:
 def exposed_rise(now: Measurement, before: Measurement) -> float:
     """Return by how many seconds a step communicates longer while its device does nothing else, on
     the rank that waits least for others; 0 if that is unknown."""
-    means = []
-    for side in (now, before):
-        launches = side.samples.exposed_seconds
-        if launches is None:
-            return 0.0
-        means.append(fmean(map(min, launches)))
-    return means[0] - means[1]
+    after, earlier = (
+        [min(ranks) for ranks in side.samples.exposed_seconds or ()]
+        for side in (now, before)
+    )
+    return fmean(after) - fmean(earlier) if after and earlier else 0.0
 
 
 _NO_CALLS = Kernel(name="", kind="", calls=0.0, total_seconds=0.0)

@@ -148,7 +148,7 @@ class ComparesStored(PytestRole):
 
     def messages(self) -> list[str]:
         count = os.environ.get("LOCAL_WORLD_SIZE", "1")
-        if self.other_nodes is None and count != "1":
+        if not self.other_nodes and count != "1":
             return [
                 f"torchrun started {count} pytests, and each runs all tests: start pytest alone"
             ]
@@ -248,7 +248,7 @@ class LeadsVersion(LooksAtVersion):
         self._side.start()
 
     def changed(self) -> Sequence[str]:
-        return self._side.changed()
+        return self._side.checkout.changed
 
     def await_others(self, run: PytestProcess) -> None:
         from pytest_ddpperf.remote.worktree import sources_here

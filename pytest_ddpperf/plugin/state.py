@@ -124,7 +124,7 @@ class Run:
             side = remote.another_version(self, items, nodes)
             why, has_any = "", any(map(measures, self.items))
             if has_any:
-                why = side.nothing_to_compare()
+                why = side.checkout.nothing_to_compare()
             if why or not has_any:
                 self.role = self.role.measuring_as(LooksAtVersion(side))
                 self.role.start(self)

@@ -351,15 +351,15 @@ class BaseSide:
         self._templates = templates
         self._settings, self._invocation = settings, invocation
         self._option = settings.comparison_option  # that asked for it
-        self._checkout = Checkout(
+        self.checkout = Checkout(
             settings,
             invocation.rootdir,
             invocation.kept,
             own_tests=invocation.own_tests,
         )
         self.version, self.trees = (
-            self._checkout.version,
-            self._checkout.current_trees,
+            self.checkout.version,
+            self.checkout.current_trees,
         )
         # how its own tests would be judged or, if they are not known to differ, the current ones
         # with its code; None if that is not known
@@ -386,7 +386,7 @@ class BaseSide:
             return
         kept = [self.trees.within(path) or path for path in self.trees.kept]
         order = ServeVersion(
-            commit=self._checkout.other_commit,
+            commit=self.checkout.other_commit,
             kept=tuple(kept),
             own_tests=self._invocation.own_tests,
             seconds=self._seconds,
@@ -406,8 +406,8 @@ class BaseSide:
     def check_out(self, look: Callable[[Trees], None] | None = None) -> None:
         """Check the version out on this node; `close` removes it. `look` as in
         `Checkout.check_out`. Raises AgainstError."""
-        self._closing.callback(self._checkout.remove)
-        self.tree = self._checkout.check_out(
+        self._closing.callback(self.checkout.remove)
+        self.tree = self.checkout.check_out(
             self._invocation.environ, self._until, look
         )
 
@@ -415,7 +415,7 @@ class BaseSide:
         """Let its pytest on this node collect; `place` as in `start_pytest`. Raises
         AgainstError."""
         with suppress(OSError):
-            if files := self._checkout.certain_files():
+            if files := self.checkout.certain_files():
                 self._reach = Reach(files)
                 self._closing.callback(self._reach.close)
         self.remote_pytest = self.start_pytest(**place)
@@ -452,21 +452,21 @@ class BaseSide:
         AgainstError."""
         self._looks_always = always
         if not (
-            always or self._checkout.changed_tests(self._invocation.patterns)
+            always or self.checkout.changed_tests(self._invocation.patterns)
         ):
             return
         try:
-            self._checkout.check_out(
+            self.checkout.check_out(
                 self._invocation.environ, self._until, self._look
             )
         finally:
-            self._checkout.remove()
+            self.checkout.remove()
 
     def _look(self, trees: Trees) -> None:
         """Let the version's own tests be collected in its tree, if any differ from the current
         ones."""
         self.tree = trees
-        self.changed_tests = self._checkout.changed_tests(
+        self.changed_tests = self.checkout.changed_tests(
             self._invocation.patterns
         )
         if self._invocation.own_tests or not (
@@ -478,7 +478,7 @@ class BaseSide:
             why = "it has none of the tests that the call names"
             self.own_tests = Judged(file_errors={ALL_FILES: why})
             return
-        folder = self._checkout.folder
+        folder = self.checkout.folder
         message = invocation.start(trees, ["--collect-only"], folder)
         environ = self._environ()
         # copies of the current tests will have the same names
@@ -512,9 +512,7 @@ class BaseSide:
         further = list(self._settings.against_option or ())
         if self._settings.trace_dir is not None:
             further.append(f"--ddp-trace={self._settings.trace_dir}")
-        start = self._invocation.start(
-            self.tree, further, self._checkout.folder
-        )
+        start = self._invocation.start(self.tree, further, self.checkout.folder)
         if self.version.python:
             return replace(start, sys_path=None)
         if rank_server is not None:
@@ -531,7 +529,7 @@ class BaseSide:
     @property
     def environ(self) -> dict[str, str]:
         """The variables of its ranks, if conftests there set the same as here."""
-        return self._checkout.environ(os.environ)
+        return self.checkout.environ(os.environ)
 
     def _process(
         self, descriptors: Iterable[int]
@@ -567,7 +565,7 @@ class BaseSide:
     def _environ(self) -> dict[str, str]:
         """Return the variables of its pytest."""
         outside = self._invocation.environ or os.environ
-        environ = self._checkout.environ_in(self.tree, outside)
+        environ = self.checkout.environ_in(self.tree, outside)
         environ.pop("PYTEST_ADDOPTS", None)  # they are among the arguments
         return environ
 
@@ -585,13 +583,13 @@ class BaseSide:
             raise AgainstError(self._option, str(error)) from None
         if self._reach is not None:
             self._reach.collected(here.files if here is not None else ())
-        is_other = self._checkout.other_commit and not self.version.option
+        is_other = self.checkout.other_commit and not self.version.option
         if is_other and not self.changed_tests:
             # its ini file is the current one
             self.own_tests = replace(collected.judged, ini="")
         if self.version.ref or here is None:
             return
-        differ = self._checkout.assignments, self.version.option
+        differ = self.checkout.assignments, self.version.option
         if nothing_differs(here, collected.sources, *differ):
             raise AgainstError(
                 self._option,
@@ -600,21 +598,12 @@ class BaseSide:
                 "--ddp-against self measures how far the same code differs from itself",
             )
 
-    def nothing_to_compare(self) -> str:
-        """Return, in words, that nothing differs, before `start`; "" if something may. Raises
-        AgainstError."""
-        return self._checkout.nothing_to_compare()
-
-    def changed(self) -> tuple[str, ...]:
-        """Return the `Checkout.changed`; raises AgainstError."""
-        return self._checkout.changed
-
     def lacking(self, files: Digests, own: Digests) -> str:
         """Return, in words, which of the `files` that the current side used git ignores and this
         side lacks, or the other way which of its `own`, by their digests; or ""."""
         try:
-            lacking = self._checkout.lacking(files)
-            here = self._checkout.lacking(own, are_current=False)
+            lacking = self.checkout.lacking(files)
+            here = self.checkout.lacking(own, are_current=False)
         except GitError as error:
             return f"git cannot tell which files it ignores: {error}"
         if lacking:
@@ -719,7 +708,7 @@ class BaseSide:
         self.tests.leave()
         if self._reach is not None:
             try:
-                self._reach.end_test(self._checkout.certain_files())
+                self._reach.end_test(self.checkout.certain_files())
             except (GitError, OSError):
                 self._reach = None
 

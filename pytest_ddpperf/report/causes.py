@@ -81,10 +81,14 @@ def _with_exposed(
     half of the `rise`. DDP waits for it in the backward pass, whose phase contains it there."""
     if rise <= 0 or exposed < _MAIN_PART * rise:
         return found
-    for number, each in enumerate(found):
-        if each.phases == (BACKWARD,):
-            joined = replace(each, phases=(BACKWARD, EXPOSED))
-            return (*found[:number], joined, *found[number + 1 :])
+    joined = tuple(
+        replace(each, phases=(BACKWARD, EXPOSED))
+        if each.phases == (BACKWARD,)
+        else each
+        for each in found
+    )
+    if joined != found:
+        return joined
     alone = Finding(
         phases=(EXPOSED,),
         seconds=exposed,

@@ -158,7 +158,7 @@ def other_version(of_test: Job, lacking: str = "", error: str = "") -> Any:
         measure=lambda observer, steps: lasting(0.02)(of_test.plan.exactly(50)),
         end_measurement=lambda: None,
         lacking=lambda files, own: lacking,
-        changed=lambda: (),
+        checkout=SimpleNamespace(changed=()),
         version=Version(ref="main", commit="", now=""),
     )
 

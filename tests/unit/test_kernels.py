@@ -503,7 +503,9 @@ def test_a_step_that_grew_while_its_device_did_not_is_host_bound() -> None:
     already = side(*USUAL, steps=(30, 30.1, 30.2, 30.3), exposed=(12.0, 12.0))
     _, words = causes.explain(verdict, PLAN, busier, [already], 0.015)
     assert words == ("host-bound: the device waits 50 % of a step",)
-    waiting = replace(before, samples=replace(now.samples, busy_seconds=None))
+    waiting = replace(
+        before, samples=replace(now.samples, exposed_seconds=None)
+    )
     _, words = causes.explain(verdict, PLAN, waiting, [before], 0.015)
     assert "host-bound" not in " ".join(words)
 

@@ -41,7 +41,7 @@ def taken(
     base: Any = SimpleNamespace(
         version=VERSION,
         is_unreached=lambda nodeid, imports: not next(used),
-        changed=lambda: ("src/slow.py",),
+        checkout=SimpleNamespace(changed=("src/slow.py",)),
         lacking=lambda files, own: lacking,
         pass_over=passed_over.append,
     )
