@@ -69,9 +69,8 @@ class Watcher(Observer):
         self._waits_since = 0.0
         self._launch_began = time.monotonic()
         seconds = self._launch_began - self._began
-        is_due = launch > 0 and seconds >= self._next_launch
-        if self._writer is None and is_due:
-            self._next_launch *= 2
+        if self._writer is None and launch and seconds >= self._next_launch:
+            self._next_launch = 2 * seconds
             taken = seconds - sum(self._waits.values())
             minutes = taken / launch * (launches - launch) / 60
             self._report(
@@ -101,7 +100,7 @@ class Watcher(Observer):
             what, comma, seconds = line.rpartition(",")
             self._draw(what, comma + seconds)
         elif waited >= self._next_report:
-            self._next_report *= 2
+            self._next_report = 2 * waited
             self._report(
                 waiting_line(resource, placement.holder(resource), waited)
             )

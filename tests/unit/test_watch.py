@@ -79,6 +79,30 @@ def test_a_long_wait_is_reported_rarely_and_on_lines_of_its_own(
     assert "captured" not in result.stdout.str()
 
 
+def test_a_wait_that_is_seen_late_is_reported_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock, reported = [100.0], list[str]()
+    monkeypatch.setattr(watch.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(watch.placement, "holder", lambda resource: 4321)
+    plugins = SimpleNamespace(get_plugin=lambda name: None)
+    config: Any = SimpleNamespace(
+        pluginmanager=plugins,
+        getoption=lambda *_: "fd",
+        get_terminal_writer=lambda: None,
+    )
+    watcher = watch.Watcher(config, warmup=1)
+    monkeypatch.setattr(watcher, "_report", reported.append)
+    watcher.begin(0, 2)
+    watcher.waiting(Path("/cpu0"))
+    for clock[0] in (178.0, 179.0, 180.0, 256.0, 257.0):
+        watcher.waiting(Path("/cpu0"))
+    assert reported == [
+        f"{WAIT} (pid 4321) to release its cores, {seconds} s"
+        for seconds in (78, 156)
+    ]
+
+
 def test_in_a_worker_of_xdist_nothing_is_reported(
     pytester: pytest.Pytester,
 ) -> None:
@@ -115,8 +139,7 @@ def test_without_a_terminal_a_long_measurement_says_rarely_how_far_it_is(
     result = pytester.runpytest_subprocess(*ARGUMENTS)
     assert [text for text in result.outlines if "launch" in text] == [
         "75 s so far: launch 4 of 12 begins, about 4 min left, more if the verdict is open then",
-        "125 s so far: launch 6 of 12 begins, about 3 min left, more if the verdict is open then",
-        "250 s so far: launch 11 of 12 begins, about 1 min left, more if the verdict is open then",
+        "150 s so far: launch 7 of 12 begins, about 2 min left, more if the verdict is open then",
     ]
 
 
