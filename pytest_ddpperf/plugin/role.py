@@ -129,6 +129,11 @@ class PytestRole:
 
     def messages(self) -> list[str]:
         """Return what the end of the run says of the others."""
+        count = os.environ.get("LOCAL_WORLD_SIZE", "1")
+        if count != "1" and "TORCHELASTIC_RUN_ID" in os.environ:
+            return [
+                f"each of {count} pytests here runs all tests: start pytest without torchrun"
+            ]
         return []
 
     def guard(self, run: PytestProcess, outcomes: Outcomes) -> Weaker:
@@ -145,14 +150,6 @@ class ComparesStored(PytestRole):
 
     def __init__(self, other_nodes: ConnectedNodes | None = None) -> None:
         self.other_nodes = other_nodes
-
-    def messages(self) -> list[str]:
-        count = os.environ.get("LOCAL_WORLD_SIZE", "1")
-        if not self.other_nodes and count != "1":
-            return [
-                f"torchrun started {count} pytests, and each runs all tests: start pytest alone"
-            ]
-        return []
 
     def guard(self, run: PytestProcess, outcomes: Outcomes) -> Weaker:
         settings = run.settings
@@ -373,7 +370,7 @@ class LeadsNodes(PytestRole):
         return self.own.changed()
 
     def messages(self) -> list[str]:
-        return [*self.other_nodes.reported, *self.own.messages()]
+        return [*self.other_nodes.reported]
 
     def guard(self, run: PytestProcess, outcomes: Outcomes) -> Weaker:
         return self.own.guard(run, outcomes)

@@ -125,15 +125,24 @@ def test_another_version_is_left_with_each_test_and_closed_at_the_end() -> None:
     assert ended == ["test", "run"]
 
 
-@pytest.mark.parametrize("count", ["1", "2"])
 def test_of_several_pytests_on_a_machine_each_says_that_it_runs_all_tests(
-    monkeypatch: pytest.MonkeyPatch, count: str
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", count)
-    said = "torchrun started 2 pytests, and each runs all tests: start pytest alone"
-    assert ComparesStored().messages() == ([said] if count == "2" else [])
     nodes: Any = Nodes()
-    assert ComparesStored(nodes).messages() == []
+    side: Any = SimpleNamespace(trees=None)
+    alone = ComparesStored(), LeadsVersion(side)
+    said = (
+        "each of 2 pytests here runs all tests: start pytest without torchrun"
+    )
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    assert [role.messages() for role in alone] == [[], []]
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "a")
+    assert [role.messages() for role in alone] == [[said], [said]]
+    # the others of a node end at once
+    over_nodes = LeadsNodes(nodes, ComparesStored(nodes))
+    assert over_nodes.messages() == nodes.reported
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "1")
+    assert [role.messages() for role in alone] == [[], []]
 
 
 def test_a_baseline_is_confirmed_on_all_nodes_of_the_run(
