@@ -174,13 +174,14 @@ class Measurement:
         return self._share(self.samples.busy_seconds)
 
     @property
-    def waiting_share(self) -> float:
-        """For which share of a step a device does nothing, as `busy_share`; 0 where that is
+    def waiting_share(self) -> float | None:
+        """For which share of a step a device does nothing, as `busy_share`; None where that is
         unknown."""
+        busy = self.busy_share
         exposed = self._share(self.samples.exposed_seconds)
-        if exposed is None:
-            return 0.0
-        return max(1 - exposed - (self.busy_share or 0.0), 0.0)
+        if busy is None or exposed is None:
+            return None
+        return max(1 - busy - exposed, 0.0)
 
     def _share(self, seconds: LaunchRanks | None) -> float | None:
         if seconds is None:

@@ -77,8 +77,9 @@ def explain(
 def _with_exposed(
     found: tuple[Finding, ...], exposed: float, rise: float
 ) -> tuple[Finding, ...]:
-    """Return the findings with the communication of a device that nothing hides any more, if it is
-    half of the `rise`. DDP waits for it in the backward pass, whose phase contains it there."""
+    """Return the findings with the communication that the kernels of a device no longer hide, if it
+    is at least half of the `rise`. The backward pass of DDP waits for it, so its phase contains
+    it."""
     if rise <= 0 or exposed < _MAIN_PART * rise:
         return found
     joined = tuple(
@@ -221,7 +222,7 @@ def _host_bound(
     nor communication did. Operators that explain it are a finding."""
     waits = now.waiting_share
     is_slower = verdict.status is Status.REGRESSED and rise > 0
-    if not is_slower or waits < _WAITS:
+    if not is_slower or waits is None or waits < _WAITS:
         return ""
     communicates = any(EXPOSED in each.phases for each in found)
     if communicates or device_rise(now, before) >= _MINOR_PART * rise:
