@@ -118,13 +118,15 @@ def launch_files(
             made = request(folder)
             board = Board(folder / "board", made.plan.processes, made.plan.room)
             closing.callback(board.close)
-            own = made.environ["TMPDIR"]
-            os.mkdir(own)
+            temporary = made.environ["TMPDIR"]
+            os.mkdir(temporary)
             cache = made.environ["TORCHINDUCTOR_CACHE_DIR"]
-            # Inductor precompiles headers where temporary files are, in a folder of the user's.
+            # Inductor puts precompiled headers into the folder of temporary files, wherever its
+            # cache is. Without the link each launch compiles them anew, as for a user whose name
+            # is unknown.
             with suppress(KeyError, OSError):
                 if os.path.isdir(cache):
-                    os.symlink(cache, f"{own}/torchinductor_{getuser()}")
+                    os.symlink(cache, f"{temporary}/torchinductor_{getuser()}")
             (folder / "request.json").write_bytes(codec.to_json(made))
             (folder / "payload").write_bytes(task)
         yield LaunchFiles(folder, made, board)

@@ -95,7 +95,7 @@ class Dispatched(TorchDispatchMode):
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         if "DTensor" in [kind.__name__ for kind in types]:
-            # first what it does on the tensor of this rank, with its collectives, which come here
+            # It calls operators on the tensor of this rank, and collectives: these are counted.
             return NotImplemented
         options = kwargs or {}
         with noting("what a step copies is", self.problems):

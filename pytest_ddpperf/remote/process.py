@@ -222,15 +222,15 @@ class Tests:
     def collect(self, seconds: float) -> Collected:
         """Return what it has collected, once it has; raises BaseSideError."""
         expected = Collected | ConftestFailed
-        collected = self._line.receive(Observer(), seconds, expected)
-        if isinstance(collected, ConftestFailed):
+        received = self._line.receive(Observer(), seconds, expected)
+        if isinstance(received, ConftestFailed):
             self.lacks_conftest = True
             # raises, with what it wrote before it ended
-            collected = self._line.receive(Observer(), seconds, Collected)
-        found: Collected = collected
-        self.known = frozenset(found.tests)
-        self.errors = found.file_errors
-        return found
+            received = self._line.receive(Observer(), seconds, Collected)
+        collected: Collected = received
+        self.known = frozenset(collected.tests)
+        self.errors = collected.file_errors
+        return collected
 
     def why_missing(self, nodeid: str) -> str:
         """Why it has no such test; "" if it has."""
