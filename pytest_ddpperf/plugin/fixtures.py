@@ -370,9 +370,11 @@ class BenchmarkFixture(DistributedFixture):
 
     def _add_properties(self, outcome: Outcome) -> None:
         """Add what JUnit shows, in place of those of an attempt that was rerun."""
-        before = summary.junit_names(outcome.test.label)
+        prefix = summary.junit_prefix(outcome.test.label)
         properties = self._item.user_properties
-        kept = [each for each in properties if each[0] not in before]
+        kept = [
+            each for each in properties if each[0].rpartition(".")[0] != prefix
+        ]
         properties[:] = [*kept, *summary.junit_properties(outcome)]
 
     def _trace(self, label: str) -> str:

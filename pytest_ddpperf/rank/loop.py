@@ -3,9 +3,10 @@ function, without a collective of ours."""
 
 from __future__ import annotations
 
-import importlib
+import importlib.util
 import inspect
 import os
+import pkgutil
 import runpy
 import sys
 import traceback
@@ -79,7 +80,7 @@ def run(
         if isinstance(program, Program):
             _prepare(program)
         if rank.plan.boundary != UPDATE:
-            _mark_steps(rank.plan.boundary, loop, fail)
+            _mark_steps(rank.plan.boundary, program, loop, fail)
         if isinstance(program, Program):
             _run(program)
         else:
@@ -121,7 +122,10 @@ def figure_reader(plan: Plan, program: Any, rank: int) -> FigureReader:
 
 
 def _mark_steps(
-    boundary: str, loop: Loop, fail: Callable[[BaseException], None]
+    boundary: str,
+    program: Any,
+    loop: Loop,
+    fail: Callable[[BaseException], None],
 ) -> None:
     """Let a step end where the program says so, or where a function returns:
     "package.module:Class.method"."""
@@ -136,11 +140,18 @@ def _mark_steps(
         marks.called.append(mark)
         return
     module, _, path = boundary.partition(":")
-    *owners, last = path.split(".")
-    owner: Any = importlib.import_module(module)
+    owners, _, last = path.rpartition(".")
+    # imported as a module, a program would be another one, or run to its end
+    if isinstance(program, Program):
+        spec = importlib.util.find_spec(module)
+        if spec and program.path in (module, spec.origin):
+            raise DdpPerfError(
+                f'boundary="{boundary}" is in the program itself, which runs as __main__:'
+                " move it to another module, or call pytest_ddpperf.step_end() there"
+                ' (boundary="mark")'
+            )
     try:
-        for each in owners:
-            owner = getattr(owner, each)
+        owner = pkgutil.resolve_name(f"{module}:{owners}")
         found = inspect.getattr_static(owner, last)
     except AttributeError as error:
         raise DdpPerfError(

@@ -274,18 +274,9 @@ def _property(value: str) -> str:
     )
 
 
-_NAMES = """
-    verdict reason metric ratio interval resolution against against_commit p50
-""".split()
-
-
-def junit_names(label: str) -> tuple[str, ...]:
-    """Return all properties that a measurement may have."""
-    return tuple(_prefix(label) + name for name in _NAMES)
-
-
-def _prefix(label: str) -> str:
-    return f"ddpperf.{label}." if label else "ddpperf."
+def junit_prefix(label: str) -> str:
+    """Return what the names of all properties of a measurement begin with, without the last dot."""
+    return f"ddpperf.{label}" if label else "ddpperf"
 
 
 def junit_properties(outcome: Outcome) -> list[tuple[str, str]]:
@@ -316,5 +307,5 @@ def junit_properties(outcome: Outcome) -> list[tuple[str, str]]:
     if outcome.measurement:
         p50 = stats.percentile(outcome.measurement.samples.step_seconds, 50)
         values["p50"] = f"{p50:.9f}"
-    prefix = _prefix(outcome.test.label)
-    return [(prefix + name, value) for name, value in values.items()]
+    prefix = junit_prefix(outcome.test.label)
+    return [(f"{prefix}.{name}", value) for name, value in values.items()]

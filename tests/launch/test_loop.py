@@ -586,6 +586,27 @@ for step in range(10**9):
     )
 
 
+@pytest.mark.parametrize("is_module", [False, True])
+def test_a_function_of_the_program_itself_does_not_end_a_step(
+    programs: Programs, tmp_path: Path, *, is_module: bool
+) -> None:
+    (tmp_path / "train.py").write_text("1 / 0\ndef step(): pass\n")
+    program = Program(
+        path="train" if is_module else str(tmp_path / "train.py"),
+        is_module=is_module,
+        args=(),
+        cwd=str(tmp_path),
+        env={},
+    )
+    with pytest.raises(LaunchError) as raised:
+        programs.launch(program, boundary="train:step")
+    assert (
+        'boundary="train:step" is in the program itself, which runs as __main__: move it to another'
+        ' module, or call pytest_ddpperf.step_end() there (boundary="mark")'
+    ) in str(raised.value)
+    assert "ZeroDivisionError" not in str(raised.value), "it did not run"
+
+
 def test_a_module_runs_as_with_python_m_and_a_function_gets_its_context(
     programs: Programs, tmp_path: Path
 ) -> None:
