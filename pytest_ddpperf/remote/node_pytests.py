@@ -108,7 +108,7 @@ class NodePytests:
         try:
             side = self._side(order)
             closing.callback(side.close)
-            side.check_out()
+            side.make_tree()
         except (OSError, DdpPerfError) as error:
             problem = BaseSideError(_without_option(error))
 

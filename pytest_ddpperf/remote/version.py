@@ -381,7 +381,7 @@ class BaseSide:
         """Check the version out and let its pytest collect, in the background, on all nodes; raises
         AgainstError and NodesError."""
         if self._nodes is None:
-            self.check_out(self._look)
+            self.make_tree(self._look)
             self._start_here()
             return
         kept = [self.trees.within(path) or path for path in self.trees.kept]
@@ -392,7 +392,7 @@ class BaseSide:
             seconds=self._seconds,
         )
         with self._nodes.serving_version(order) as connected:
-            self.check_out(self._look)
+            self.make_tree(self._look)
             came = connected(self._left)
             connections = {
                 node: lines.socket.fileno() for node, lines in came.items()
@@ -403,7 +403,7 @@ class BaseSide:
                 connections=connections,
             )
 
-    def check_out(self, look: Callable[[Trees], None] | None = None) -> None:
+    def make_tree(self, look: Callable[[Trees], None] | None = None) -> None:
         """Check the version out on this node; `close` removes it. `look` as in
         `Checkout.check_out`. Raises AgainstError."""
         self._closing.callback(self.checkout.remove)
