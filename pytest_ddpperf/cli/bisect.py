@@ -270,9 +270,7 @@ class CommitSearch:
             for each in outcome.verdict.comparisons:
                 with suppress(NotMeasured):
                     search = self._between_ends(key_of(outcome, each.limit))
-                    bound = observed.bound(
-                        each.limit, math.log(each.baseline_seconds)
-                    )
+                    bound = observed.bound_of(each)
                     became_slower = search.became_slower(bound, each.level)
                     yield Rise(became_slower, outcome, each, search)
 

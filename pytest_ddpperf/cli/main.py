@@ -59,21 +59,17 @@ def main(argv: Sequence[str] | None = None) -> int:
             words, argparse.Namespace(options=options)
         )
         return int(arguments.run(arguments))
-    except _USERS as error:
-        return _ended(error, console.USAGE_ERROR)
     except errors.DdpPerfError as error:
-        return _ended(error, console.INTERNAL_ERROR)
+        console.complain(f"error: {error}")
+        if isinstance(error, _USERS):
+            return console.USAGE_ERROR
+        return console.INTERNAL_ERROR
     except KeyboardInterrupt:
         return 130  # as a shell has it
     except Exception:
         console.warn([traceback.format_exc().rstrip()])
         console.complain("this is an error of pytest-ddpperf's own")
         return console.INTERNAL_ERROR
-
-
-def _ended(error: errors.DdpPerfError, status: int) -> int:
-    console.complain(f"error: {error}")
-    return status
 
 
 def _parser() -> argparse.ArgumentParser:

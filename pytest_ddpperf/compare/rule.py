@@ -18,7 +18,6 @@ All of it is computed from the rounds so far: nothing is launched, read or remem
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -127,8 +126,7 @@ def is_futile(
     for comparison, difference in zip(
         verdict.comparisons, differences, strict=True
     ):
-        base = math.log(comparison.baseline_seconds)
-        bound = observed.bound(comparison.limit, base)
+        bound = observed.bound_of(comparison)
         chance = difference.chance_to_settle(
             bound,
             times.seen(bound),

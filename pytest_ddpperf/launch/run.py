@@ -312,7 +312,7 @@ class Launch:
         board = self._board
         steps = board.steps(0)
         if steps:
-            self._remote.set_window(board.begin(0), steps)
+            self._remote.set_window(board.begin(), steps)
         for answer in self._remote.progress.values():
             board.set_updates(answer.updates)
             for rank in answer.updates:
@@ -492,7 +492,7 @@ class LocalShareLaunch(Launch):
                     pass
                 case SetWindow(begin, steps):
                     self._board.set_steps(0, steps)
-                    self._board.set_begin(0, begin)
+                    self._board.set_begin(begin)
                     leader.send(self._progress())
                 case AskProgress(some_delivered):
                     leader.send(self._progress(some_delivered))

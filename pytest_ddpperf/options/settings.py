@@ -247,13 +247,20 @@ def with_markers(
     """Return the settings of one test: its `ddp` markers, closest first, over those of the run.
     Raises MarkerError."""
     try:
-        of_test = _marked(settings, markers)
-        return settings if of_test is settings else _checked(of_test)
+        given = _arguments_of(markers)
+        if not given:
+            return settings
+        values: dict[str, Any] = {}
+        for name, value in given.items():
+            row = BY_ARGUMENT[name]
+            values[row.field] = _parsed(row, value, MARKER)
+        sources = {**settings.sources, **dict.fromkeys(values, MARKER)}
+        return _checked(replace(settings, **values, sources=sources))
     except OptionError as error:
         raise MarkerError(error.where, error.value, error.allowed) from None
 
 
-def _marked(settings: Settings, marks: Iterable[pytest.Mark]) -> Settings:
+def _arguments_of(marks: Iterable[pytest.Mark]) -> dict[str, Any]:
     given: dict[str, Any] = {}
     for mark in marks:
         if mark.args:
@@ -268,14 +275,7 @@ def _marked(settings: Settings, marks: Iterable[pytest.Mark]) -> Settings:
                     f"@pytest.mark.ddp({name}=...)", value, allowed
                 )
             given.setdefault(name, value)
-    if not given:
-        return settings
-    values: dict[str, Any] = {}
-    for name, value in given.items():
-        row = BY_ARGUMENT[name]
-        values[row.field] = _parsed(row, value, MARKER)
-    sources = {**settings.sources, **dict.fromkeys(values, MARKER)}
-    return replace(settings, **values, sources=sources)
+    return given
 
 
 def _checked(settings: Settings) -> Settings:

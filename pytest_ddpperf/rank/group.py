@@ -59,35 +59,27 @@ def _tcp_store(host: str, port: int, **options: Any) -> Any:
 
 
 def store_of(
-    name: str,
-    size: int,
-    folder: Path,
-    address: Address | None,
-    timeout: timedelta,
+    name: str, size: int, place: ProcessPlace, timeout: timedelta
 ) -> Any:
-    """Return the store of a group of so many ranks: a file in `folder` or, on several nodes, at
-    `address`."""
-    if address is None:
-        file = dist.FileStore(str(folder / name), size)  # type: ignore[attr-defined]
+    """Return the store of a group of so many ranks: a file in the launch's folder or, on several
+    nodes, where they meet."""
+    if place.store is None:
+        file = dist.FileStore(str(place.folder / name), size)  # type: ignore[attr-defined]
         file.set_timeout(timeout)
         return file
-    client = _tcp_store(*address, timeout=timeout)
+    client = _tcp_store(*place.store, timeout=timeout)
     return dist.PrefixStore(name, client)  # type: ignore[attr-defined]
 
 
 def url_of(
-    name: str,
-    size: int,
-    folder: Path,
-    address: Address | None,
-    timeout: timedelta,
+    name: str, size: int, place: ProcessPlace, timeout: timedelta
 ) -> str:
     """Return the URL of such a store, for what takes an `init_method` only."""
-    if address is None:
-        return (folder / name).as_uri()
+    if place.store is None:
+        return (place.folder / name).as_uri()
 
     def rendezvous(url: str, **_: object) -> Iterator[tuple[Any, int, int]]:
-        yield store_of(name, size, folder, address, timeout), -1, size
+        yield store_of(name, size, place, timeout), -1, size
 
     dist.register_rendezvous_handler(_SCHEME, rendezvous)  # type: ignore[attr-defined, no-untyped-call]
     return f"{_SCHEME}://{name}"
@@ -260,9 +252,7 @@ def join(
     pinned_to = cores()
     dist.init_process_group(
         plan.backend,
-        store=store_of(
-            name, world_size, place.folder, place.store, timeout_of(plan)
-        ),
+        store=store_of(name, world_size, place, timeout_of(plan)),
         rank=rank,
         world_size=world_size,
         timeout=timeout_of(plan),
@@ -294,7 +284,7 @@ class OwnGroup(NoGroup):
     def __init__(self, plan: Plan, place: ProcessPlace, ctx: Context) -> None:
         size = ctx.world_size
         timeout = timeout_of(plan)
-        store = store_of("store-own", size, place.folder, place.store, timeout)
+        store = store_of("store-own", size, place, timeout)
         gloo = (
             dist.ProcessGroupGloo(store, ctx.rank, size, timeout)
             if dist.is_gloo_available()

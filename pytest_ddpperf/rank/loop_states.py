@@ -47,7 +47,7 @@ def _advise(rank: TimedRank) -> str:
     """Advise a program that has ended before its window."""
     plan = rank.plan
     board = rank.board
-    needed = max(board.begin(0), _UNTIL_WINDOW + plan.warmup)
+    needed = max(board.begin(), _UNTIL_WINDOW + plan.warmup)
     return (
         f"let it take {needed + (board.steps(0) or plan.steps)} steps or more"
     )
@@ -106,7 +106,7 @@ class Warming:
 
     def learned(self, ended_ns: list[int]) -> Warming | None:
         """Steps turn out to end otherwise; None if it is too late: the window is decided."""
-        if self._ended_ns and self._rank.board.begin(0):
+        if self._ended_ns and self._rank.board.begin():
             self._unfit = ENDS_OTHERWISE
             return None
         self._within.close()
@@ -123,7 +123,7 @@ class Warming:
         self._within.close()
         rank.row[Board.UPDATES_CELL] += 1
         rank.row[Board.STEP_CELL] = len(self._ended_ns)
-        is_free = rank.plan.spreads and board.begin(0) > 0 and self._waited > 1
+        is_free = rank.plan.spreads and board.begin() > 0 and self._waited > 1
         self._mark(is_free)
         was_seen, self._is_seen = self._is_seen, True
         if was_seen:
@@ -131,14 +131,14 @@ class Warming:
             if self._counts_in and passes < max(self._passes):
                 self._counters = {}  # of a shorter step
             self._counts_in = 0
-            if rank.ctx.rank == 0 and not board.begin(0):
+            if rank.ctx.rank == 0 and not board.begin():
                 self._decide()
         steps = board.steps(0)  # once, for they may be known any moment
-        while steps and not board.begin(0):
+        while steps and not board.begin():
             time.sleep(_POLL_SECONDS)
         if not is_free:
             self._steady.changed()
-        beyond = rank.row[Board.UPDATES_CELL] - board.begin(0)
+        beyond = rank.row[Board.UPDATES_CELL] - board.begin()
         if steps and beyond > 0:
             if beyond > 1:
                 raise DdpPerfError(board.describe_updates())
@@ -192,7 +192,7 @@ class Warming:
         begin = max(board.updates()) + 1
         if plan.spreads:
             begin += warm_up.count_free_steps(step_ns)
-        board.set_begin(0, begin)
+        board.set_begin(begin)
 
     def _step_ns(self) -> int:
         """Return the shortest of the last steps that waited for the device."""

@@ -529,7 +529,7 @@ class BaseSide:
     @property
     def environ(self) -> dict[str, str]:
         """The variables of its ranks, if conftests there set the same as here."""
-        return self.checkout.environ(os.environ)
+        return {**os.environ, **self.checkout.assignments}
 
     def _process(
         self, descriptors: Iterable[int]
@@ -627,52 +627,52 @@ class BaseSide:
         """Let a later measurement of the same test begin after this one."""
         self._passed_over.add(label)
 
-    def begin(self, nodeid: str, label: str, plan: Plan) -> ReadyToMeasure:
-        """Let a test run there up to its measurement of this name, which has the `plan` here;
+    def begin(self, nodeid: str, label: str, here: Plan) -> ReadyToMeasure:
+        """Let a test run there up to its measurement of this name, which has the plan `here`;
         return what it asks for there. Raises BaseSideError."""
         with self.tests.output_shown_once():
-            return self._begin(nodeid, label, plan)
-
-    def _begin(self, nodeid: str, label: str, here: Plan) -> ReadyToMeasure:
-        self.tests.enter(nodeid)
-        ended = f"the test ended there without measuring {label or 'anything'}"
-        next_ready = partial(
-            self.tests.receive, ReadyToMeasure, Observer(), ended
-        )
-        ready: ReadyToMeasure = next_ready()
-        # a measurement that raised no suspicion here
-        while ready.label != label and (
-            self._invocation.own_tests or ready.label in self._passed_over
-        ):
-            self.remote_pytest.send(TakeLaunch(steps=1))
-            either = Launched | LaunchFailed
-            if isinstance(
-                self.tests.receive(either, Observer(), ended), Launched
-            ):
-                self.remote_pytest.send(EndMeasurement())
-            ready = next_ready()
-        if ready.label != label:
-            # else the test there would wait for ever
-            self.remote_pytest.send(LeaveTest())
-            raise BaseSideError(
-                f"there the test measured {ready.label!r} where it measures {label!r} here"
+            self.tests.enter(nodeid)
+            ended = (
+                f"the test ended there without measuring {label or 'anything'}"
             )
-        plan = ready.plan
-        # its options may have changed since; only the code is to be compared
-        if self._invocation.own_tests:
-            if (plan.rpc, plan.master) != (here.rpc, here.master):
+            next_ready = partial(
+                self.tests.receive, ReadyToMeasure, Observer(), ended
+            )
+            ready: ReadyToMeasure = next_ready()
+            # a measurement that raised no suspicion here
+            while ready.label != label and (
+                self._invocation.own_tests or ready.label in self._passed_over
+            ):
+                self.remote_pytest.send(TakeLaunch(steps=1))
+                either = Launched | LaunchFailed
+                if isinstance(
+                    self.tests.receive(either, Observer(), ended), Launched
+                ):
+                    self.remote_pytest.send(EndMeasurement())
+                ready = next_ready()
+            if ready.label != label:
+                # else the test there would wait for ever
+                self.remote_pytest.send(LeaveTest())
                 raise BaseSideError(
-                    f"there the test has {plan.roles or 'ranks'}, here {here.roles or 'ranks'}"
+                    f"there the test measured {ready.label!r} where it measures {label!r} here"
                 )
-            # the nodes there have begun with their shares
-            shares, own_shares = plan.over_nodes, here.over_nodes
-            if shares != own_shares:
-                raise BaseSideError(
-                    f"there the test has {shares or 'one node'}, here {own_shares or 'one node'}"
-                )
-            plan = plan.measured_as(here)
-            self.remote_pytest.send(MeasureAs(plan))
-        return changed(ready, plan=plan)
+            plan = ready.plan
+            # its options may have changed since; only the code is to be compared
+            if self._invocation.own_tests:
+                if (plan.rpc, plan.master) != (here.rpc, here.master):
+                    raise BaseSideError(
+                        f"there the test has {plan.roles or 'ranks'}, here {here.roles or 'ranks'}"
+                    )
+                # the nodes there have begun with their shares
+                shares, own_shares = plan.over_nodes, here.over_nodes
+                if shares != own_shares:
+                    raise BaseSideError(
+                        f"there the test has {shares or 'one node'},"
+                        f" here {own_shares or 'one node'}"
+                    )
+                plan = plan.measured_as(here)
+                self.remote_pytest.send(MeasureAs(plan))
+            return changed(ready, plan=plan)
 
     def measure(self, observer: Observer, steps: int | None) -> LaunchSamples:
         """Take one launch of the measurement that `begin` reached; raises BaseSideError.

@@ -253,15 +253,11 @@ class Checkout:
         asked = self._settings.against_env or ()
         return dict(text.split("=", 1) for text in asked)
 
-    def environ(self, outside: Mapping[str, str]) -> dict[str, str]:
-        """The variables `outside`, with those that are to be otherwise."""
-        return {**outside, **self.assignments}
-
     def environ_in(
         self, trees: Trees, outside: Mapping[str, str]
     ) -> dict[str, str]:
         """The variables `outside` as processes in the version's tree have them."""
-        environ = self.environ(move_variables(trees, outside))
+        environ = {**move_variables(trees, outside), **self.assignments}
         folders: list[str] = []
         if "PYTHONPATH" in environ:
             folders += environ["PYTHONPATH"].split(os.pathsep)

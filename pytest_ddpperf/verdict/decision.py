@@ -18,7 +18,6 @@ from pytest_ddpperf.records.metric import FLOPS, SENT
 from pytest_ddpperf.records.plan import Limit, Limits
 from pytest_ddpperf.records.samples import (
     EXAMPLES,
-    Comparison,
     CounterChange,
     Counters,
     Dropped,
@@ -30,7 +29,7 @@ from pytest_ddpperf.records.samples import (
     Status,
     Verdict,
 )
-from pytest_ddpperf.verdict.observed import bound
+from pytest_ddpperf.verdict.observed import bound_of
 from pytest_ddpperf.verdict.stats import difference, launch_quantiles
 from pytest_ddpperf.verdict.times import (
     LAUNCHES_NEEDED,
@@ -163,7 +162,7 @@ def is_suspected(verdict: Verdict, share: float = SUSPICIOUS) -> bool:
     if not verdict.status.compared or verdict.reason == Reason.COUNTER_ROSE:
         return False
     for each in verdict.comparisons:
-        if math.log1p(each.change.estimate) > share * _bound(each):
+        if math.log1p(each.change.estimate) > share * bound_of(each):
             return True
         # however little the mean of all launches changes
         if each.speeds is not None and each.reason == Reason.TWO_SPEEDS:
@@ -177,7 +176,7 @@ def is_suspected(verdict: Verdict, share: float = SUSPICIOUS) -> bool:
     )
     if lowest is None:
         return False
-    return math.log1p(lowest.fastest or 0.0) > share * _bound(lowest)
+    return math.log1p(lowest.fastest or 0.0) > share * bound_of(lowest)
 
 
 # The fastest launch's p10 of unchanged code differed by at most 1.29 times between eleven sessions
@@ -262,7 +261,7 @@ def given_up(verdict: Verdict) -> Verdict:
     """Return what is left of a verdict that further launches would hardly settle: PASS if no range
     reaches twice its limit, else what the launches so far say without a claim."""
     is_near = all(
-        each.change.high < 2 * math.expm1(_bound(each))
+        each.change.high < 2 * math.expm1(bound_of(each))
         for each in verdict.comparisons
     )
     if is_near or verdict.status is Status.IMPROVED:
@@ -286,10 +285,6 @@ def _is_clear(stored: Verdict, interleaved: Verdict) -> bool:
         if not each.settled and each.change.high >= claim:
             return False
     return True
-
-
-def _bound(comparison: Comparison) -> float:
-    return bound(comparison.limit, math.log(comparison.baseline_seconds))
 
 
 def with_counters(

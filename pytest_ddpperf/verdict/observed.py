@@ -10,6 +10,7 @@ from pytest_ddpperf.records.metric import MEAN
 from pytest_ddpperf.records.outcome import StoredSession
 from pytest_ddpperf.records.plan import Limit
 from pytest_ddpperf.records.samples import (
+    Comparison,
     LaunchSteps,
     Measurement,
     Recording,
@@ -29,6 +30,11 @@ def bound(limit: Limit, base: float) -> float:
     return math.log1p(
         limit.value if limit.unit == "%" else limit.value / math.exp(base)
     )
+
+
+def bound_of(comparison: Comparison) -> float:
+    """The limit of a comparison as a difference of logarithms."""
+    return bound(comparison.limit, math.log(comparison.baseline_seconds))
 
 
 # Of the differences of pairs that are compared stretch by stretch, the share that is left out at

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from statistics import NormalDist, fmean
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 # Others find all statistics here.
 from pytest_ddpperf.records.quantiles import launch_means as launch_means
@@ -216,11 +216,6 @@ class Difference:
 
     def mirrored(self) -> Difference:
         return replace(self, estimate=-self.estimate)
-
-    def without(self, *parts: str) -> Difference:
-        """As if these parts ("now", "base", "drift") were known exactly."""
-        known: dict[str, Any] = dict.fromkeys(parts, NOTHING)
-        return replace(self, **known)
 
     def chance_to_settle(
         self,

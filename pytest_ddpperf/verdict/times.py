@@ -18,7 +18,6 @@ from pytest_ddpperf.records.samples import (
     Measurement,
     Measurements,
     Reason,
-    Scalar,
     Status,
     StretchLengths,
     Verdict,
@@ -405,12 +404,15 @@ def _differences(
     found = []
     here = host(current)
     hosts = [host(session) for session in baseline]
+    if drift and any(each != here for each in hosts):
+        drift = replace(drift, floor=max(drift.floor, _ANOTHER_HOST))
     for limit in limits:
         if drift:
+            now = logs(limit, current)
             sessions = [logs(limit, session) for session in baseline]
-            found.append(
-                _across(logs(limit, current), sessions, here, hosts, drift)
-            )
+            if here not in hosts:
+                sessions = joined(sessions, hosts)
+            found.append(stats.difference(now, sessions, drift=drift))
         else:
             pairs = paired(limit, current, baseline[0], stretches)
             trim = TRIM if by_stretches(limit, stretches) else 0.0
@@ -437,21 +439,6 @@ def differences_of(
         None if interleaved else ASSUMED_DRIFT,
         stretches,
     )
-
-
-def _across(
-    now: Sequence[float],
-    sessions: Sequence[Sequence[float]],
-    here: Scalar,
-    hosts: Sequence[Scalar],
-    drift: Drift,
-) -> Difference:
-    """Of logarithms, where sessions were on other occasions, and maybe on other hosts."""
-    if any(host != here for host in hosts):
-        drift = replace(drift, floor=max(drift.floor, _ANOTHER_HOST))
-    if here not in hosts:
-        sessions = joined(sessions, hosts)
-    return stats.difference(now, sessions, drift=drift)
 
 
 def _comparison(
@@ -518,8 +505,9 @@ def _decide(
     estimate = difference.estimate
     # What only further launches could change: the part of the error that is the current launches'
     # own. What they could not: all else.
-    noise = difference.without("base", "drift").reach(SETTLED_LEVEL)
-    lasting = difference.without("now")
+    own = replace(difference, base=stats.NOTHING, drift=stats.NOTHING)
+    noise = own.reach(SETTLED_LEVEL)
+    lasting = replace(difference, now=stats.NOTHING)
     if estimate > allowed:
         if enough:
             return Status.REGRESSED, Reason.BEYOND_LIMIT, False

@@ -194,14 +194,14 @@ class Board:
         window."""
         return self.row(rank)[self._STEPS]
 
-    def set_begin(self, rank: int, update: int) -> None:
+    def set_begin(self, update: int) -> None:
         """Say after which update of a program the window begins, once its steps are known: until
-        then ranks wait."""
-        self.row(rank)[self._BEGIN] = update
+        then ranks wait. It is a cell of rank 0."""
+        self._cells[self._BEGIN] = update
 
-    def begin(self, rank: int) -> int:
+    def begin(self) -> int:
         """Return after which update of a program the window begins; 0 until it is known."""
-        return self.row(rank)[self._BEGIN]
+        return self._cells[self._BEGIN]
 
     def updates(self) -> list[int]:
         """Return how many updates of a program have ended in each rank."""

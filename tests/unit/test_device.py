@@ -437,8 +437,8 @@ class Loops:
                 row[Board.UPDATES_CELL],
                 self.others["updates"],
             ],
-            begin=lambda rank: self.begin,
-            set_begin=lambda rank, number: setattr(self, "begin", number),
+            begin=lambda: self.begin,
+            set_begin=lambda number: setattr(self, "begin", number),
             steps=lambda rank: self.others["steps"] if rank else self.steps,
             set_steps=lambda rank, number: setattr(self, "steps", number),
         )

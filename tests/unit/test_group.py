@@ -40,11 +40,10 @@ def test_the_cores_near_a_device_are_read_as_the_kernel_writes_them(
 
 
 def test_ranks_wait_for_each_other_at_a_file_for_as_long_as_they_are_told(
-    tmp_path: Path,
+    place: ProcessPlace,
 ) -> None:
-    assert store_of(
-        "store", 2, tmp_path, None, timedelta(seconds=700)
-    ).timeout == timedelta(seconds=700)
+    timeout = timedelta(seconds=700)
+    assert store_of("store", 2, place, timeout).timeout == timeout
 
 
 def test_a_store_is_hosted_on_a_descriptor_that_libuv_does_not_take(

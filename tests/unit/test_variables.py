@@ -139,4 +139,4 @@ def test_allowed_variables_and_the_other_version_show_no_secret(
     checkout = Checkout(asked, tmp_path, ())
     assert "abc" not in repr(checkout.version)
     assert str(checkout.version).count(SECRET) == 2
-    assert checkout.environ({}) == {"MY_TOKEN": "abc", "A": "1"}
+    assert checkout.assignments == {"MY_TOKEN": "abc", "A": "1"}
