@@ -257,7 +257,12 @@ class Checkout:
         self, trees: Trees, outside: Mapping[str, str]
     ) -> dict[str, str]:
         """The variables `outside` as processes in the version's tree have them."""
-        environ = {**move_variables(trees, outside), **self.assignments}
+        environ = {
+            **move_variables(trees, outside),
+            # else `uv run` installs this version into the environment that both sides have
+            "UV_NO_SYNC": "1",
+            **self.assignments,
+        }
         folders: list[str] = []
         if "PYTHONPATH" in environ:
             folders += environ["PYTHONPATH"].split(os.pathsep)
