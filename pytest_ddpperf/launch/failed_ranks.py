@@ -338,15 +338,7 @@ def describe_differing(started: Mapping[int, Started]) -> str:
         last = {rank: max(each, default=0) for rank, each in by_rank.items()}
         fewest = min(last.values())
         behind = [rank for rank in by_rank if last[rank] == fewest]
-        ahead = [rank for rank in by_rank if fewest + 1 in by_rank[rank]]
-        if ahead:
-            name, size = by_rank[ahead[0]][fewest + 1]
-            verb = "waits" if len(ahead) == 1 else "wait"
-            wait = f"{_names(ahead)} {verb} for it"
-            return (
-                f"{_names(behind)} never entered {name} {fewest + 1} ({size:,} bytes){of_group};"
-                f" {wait}"
-            )
+        # first: who starts several at once is ahead of a rank that has skipped none
         entered = {
             rank: each[fewest]
             for rank, each in by_rank.items()
@@ -362,6 +354,15 @@ def describe_differing(started: Mapping[int, Started]) -> str:
                 for rank, (name, size) in entered.items()
             )
             return f"ranks entered different collectives {fewest}{of_group}: {', '.join(each)}"
+        ahead = [rank for rank in by_rank if fewest + 1 in by_rank[rank]]
+        if ahead:
+            name, size = by_rank[ahead[0]][fewest + 1]
+            verb = "waits" if len(ahead) == 1 else "wait"
+            wait = f"{_names(ahead)} {verb} for it"
+            return (
+                f"{_names(behind)} never entered {name} {fewest + 1} ({size:,} bytes){of_group};"
+                f" {wait}"
+            )
     return ""
 
 

@@ -373,6 +373,17 @@ def test_fewer_visible_devices_than_ranks_are_an_error(
                 " all_reduce (8 bytes)"
             ),
         ),
+        # DDP starts to broadcast two buffers at once
+        (
+            {
+                0: [(70, "all_reduce", 4)],
+                1: [(70, "broadcast", 512), (71, "broadcast", 8)],
+            },
+            (
+                "ranks entered different collectives 70: rank 0 all_reduce (4 bytes), rank 1"
+                " broadcast (512 bytes)"
+            ),
+        ),
         # as they may
         ({0: [(3, "all_to_all", 4)], 1: [(3, "all_to_all", 8)]}, ""),
         ({0: [], 1: []}, ""),
