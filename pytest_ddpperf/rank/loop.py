@@ -142,14 +142,15 @@ def _mark_steps(
     module, _, path = boundary.partition(":")
     owners, _, last = path.rpartition(".")
     # imported as a module, a program would be another one, or run to its end
-    if isinstance(program, Program):
-        spec = importlib.util.find_spec(module)
-        if spec and program.path in (module, spec.origin):
-            raise DdpPerfError(
-                f'boundary="{boundary}" is in the program itself, which runs as __main__:'
-                " move it to another module, or call pytest_ddpperf.step_end() there"
-                ' (boundary="mark")'
-            )
+    own = "__main__", getattr(program, "path", "")
+    if (
+        module in own
+        or getattr(importlib.util.find_spec(module), "origin", "") in own
+    ):
+        raise DdpPerfError(
+            f'boundary="{boundary}" is in the program itself, which runs as __main__: move it'
+            ' to another module, or call pytest_ddpperf.step_end() there (boundary="mark")'
+        )
     try:
         owner = pkgutil.resolve_name(f"{module}:{owners}")
         found = inspect.getattr_static(owner, last)

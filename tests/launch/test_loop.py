@@ -586,9 +586,12 @@ for step in range(10**9):
     )
 
 
-@pytest.mark.parametrize("is_module", [False, True])
+@pytest.mark.parametrize(
+    ("module", "is_module"),
+    [("train", False), ("train", True), ("__main__", False)],
+)
 def test_a_function_of_the_program_itself_does_not_end_a_step(
-    programs: Programs, tmp_path: Path, *, is_module: bool
+    programs: Programs, tmp_path: Path, module: str, *, is_module: bool
 ) -> None:
     (tmp_path / "train.py").write_text("1 / 0\ndef step(): pass\n")
     program = Program(
@@ -599,9 +602,9 @@ def test_a_function_of_the_program_itself_does_not_end_a_step(
         env={},
     )
     with pytest.raises(LaunchError) as raised:
-        programs.launch(program, boundary="train:step")
+        programs.launch(program, boundary=f"{module}:step")
     assert (
-        'boundary="train:step" is in the program itself, which runs as __main__: move it to another'
+        f'boundary="{module}:step" is in the program itself, which runs as __main__: move it to another'
         ' module, or call pytest_ddpperf.step_end() there (boundary="mark")'
     ) in str(raised.value)
     assert "ZeroDivisionError" not in str(raised.value), "it did not run"
