@@ -102,7 +102,7 @@ def wrapped(line: str, width: int = WIDTH, indent: str = "  ") -> list[str]:
     return [each.replace("\u00a0", " ") for each in lines] or [""]
 
 
-def wrap_text(lines: str, width: int = WIDTH) -> Lines:
+def wrap_text(lines: str, width: int) -> Lines:
     """Yield lines of at most `width` characters, but for those of a traceback."""
     for line in lines.split("\n"):
         is_code = line.startswith(("    ", '  File "'))

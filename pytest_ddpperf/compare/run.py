@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import replace
+from itertools import dropwhile
 
 from pytest_ddpperf.baseline import Store
 from pytest_ddpperf.compare.interleaving import take_round
@@ -23,9 +25,9 @@ from pytest_ddpperf.compare.sides import (
 from pytest_ddpperf.launch import Launcher, Observer
 from pytest_ddpperf.records.errors import BaseSideError, DdpPerfError
 from pytest_ddpperf.records.outcome import REFERENCE
-from pytest_ddpperf.records.samples import Status
+from pytest_ddpperf.records.samples import LaunchSamples, Status
 from pytest_ddpperf.remote.version import BaseSide
-from pytest_ddpperf.wire.source_trees import is_code
+from pytest_ddpperf.wire.source_trees import MODULE, is_code
 
 # All launches of a measurement, but those that repeat its first claim: twenty launches of half a
 # minute. One that takes longer would hold up the job for what is rarely decided by more launches.
@@ -124,9 +126,12 @@ def with_stacks(
     measured: Measured, launcher: Launcher, base: BaseSide, observer: Observer
 ) -> Measured:
     """Add a launch of each side that shows whose functions take longer, if something is slower and
-    several modules differ."""
-    comparisons = measured.verdict.comparisons
-    is_slower = any(each.status is Status.REGRESSED for each in comparisons)
+    several modules differ. What the same function does longer is its caller's."""
+    verdict = measured.verdict
+    is_slower = verdict.status is Status.REGRESSED and any(
+        each.change.estimate > 0 and each.p_value <= each.level
+        for each in verdict.comparisons
+    )
     code = [file for file in measured.differing if is_code(file)]
     has_stacks = not measured.job.plan.command
     is_asked = is_slower and has_stacks and len(code) >= 2
@@ -148,4 +153,28 @@ def with_stacks(
             f"which file takes longer is unknown: {str(error).splitlines()[0]}"
         )
         return replace(measured, further_notes=(why,))
-    return replace(measured, sampled=(now, before))
+    changed = {file: base.tree.changed_functions(file) for file in code}
+    sampled = tuple(_of_changed(each, changed) for each in (now, before))
+    return replace(measured, sampled=sampled)
+
+
+def _of_changed(
+    launch: LaunchSamples, changed: Mapping[str, set[str]]
+) -> LaunchSamples:
+    """Return the stacks of a launch without the innermost functions that are the same on both
+    sides; `changed` are the names of the others, by file."""
+
+    def is_same(function: str) -> bool:
+        file, _, name = function.rpartition(":")
+        # a class or function that it is within may be the one that differs
+        names = {MODULE, *name.split(".")}
+        return names.isdisjoint(changed.get(file, ()))
+
+    ranks = []
+    for stacks in launch.stacks:
+        functions = tuple(
+            (tuple(dropwhile(is_same, names)), count)
+            for names, count in stacks.functions
+        )
+        ranks.append(replace(stacks, functions=functions))
+    return replace(launch, stacks=tuple(ranks))

@@ -347,7 +347,9 @@ def find_slower_file(
         chosen = ranks if rank is None else [ranks[rank]]
         taken = sum(stacks.taken for stacks in chosen)
         for stacks in chosen:
-            for file, function, caller, count in stacks.functions:
+            for names, count in stacks.functions:
+                innermost, caller = (*names, "", "")[:2]
+                file, _, function = innermost.rpartition(":")
                 if file in files:
                     seconds[file, function, caller] += (
                         sign * count * step / taken

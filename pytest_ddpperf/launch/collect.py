@@ -65,10 +65,13 @@ def collect(
         recorded=_recorded(windows),
         figures=_figures(windows),
         losses=_losses(windows),
-        page_faults=_by_rank(plan, [each.page_faults for each in windows]),
-        collector_seconds=_by_rank(
-            plan, [each.collector_seconds for each in windows]
-        ),
+        # a command has no rank of ours
+        page_faults=None
+        if plan.command
+        else tuple(each.page_faults for each in windows),
+        collector_seconds=None
+        if plan.command
+        else tuple(each.collector_seconds for each in windows),
         **_of_devices(windows),
         cost=delivery.cost,
         facts=facts,
@@ -87,11 +90,6 @@ def collect(
         ),
         doubts=doubts,
     )
-
-
-def _by_rank(plan: Plan, seen: Sequence[float]) -> tuple[float, ...] | None:
-    """Return what each rank has seen of itself; None of a command, which has no rank of ours."""
-    return None if plan.command else tuple(seen)
 
 
 def _known_by_all(ranks: Sequence[T | None]) -> tuple[T, ...] | None:

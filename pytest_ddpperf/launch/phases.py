@@ -149,14 +149,13 @@ class Starts:
 
     def waited_in(self, rank: int, step: Sequence[Piece]) -> float:
         """Return for how long of a step the rank waited for other ranks."""
-        return sum(self.waited(rank, piece) for piece in step)
-
-    def waited(self, rank: int, piece: Piece) -> float:
-        """Return for how long of a piece the rank waited for another rank."""
-        if piece.phase != EXPOSED:
-            return 0.0
-        who, when = self.last(rank, piece.begin, piece.end)
-        return max(when - piece.begin, 0.0) if who != rank else 0.0
+        waits = []
+        for piece in step:
+            if piece.phase == EXPOSED:
+                who, when = self.last(rank, piece.begin, piece.end)
+                if who != rank:
+                    waits.append(max(when - piece.begin, 0.0))
+        return sum(waits)
 
 
 def find_critical_path(

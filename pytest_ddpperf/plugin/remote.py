@@ -48,7 +48,7 @@ from pytest_ddpperf.wire.channels import Lines
 def another_version(
     run: PytestProcess,
     items: Sequence[pytest.Item],
-    nodes: ConnectedNodes | None = None,
+    nodes: ConnectedNodes | None,
 ) -> BaseSide:
     """Return the other version that was asked for, with the current tests, on this node and all
     other `nodes`; raises AgainstError."""

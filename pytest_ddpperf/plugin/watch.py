@@ -164,7 +164,7 @@ class Watcher(Observer):
             self._write("\x1b7\x1b[K\x1b8")
             self._drawn = 0.0
 
-    def _draw(self, text: str, end: str = "") -> None:
+    def _draw(self, text: str, end: str) -> None:
         """Show a line; if there is not enough room, without a part of `text`, which comes before
         `end`."""
         writer = self._writer

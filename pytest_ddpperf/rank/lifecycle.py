@@ -93,7 +93,9 @@ def run(rank: int, directory: str, channel: socket.socket) -> NoReturn:
     status = 0
     try:
         if plan.command:
-            _run_command(this, folder, request)
+            window = command.run(this, folder, request.environ)
+            this.deliver(codec.to_json(window))
+            this.end()
         else:
             _call_from_random_frame(_work, this, folder, request)
         flush()
@@ -140,12 +142,6 @@ def _redirect(folder: Path, rank: int) -> Any:
     faulthandler.enable(stacks)
     faulthandler.register(signal.SIGQUIT, stacks, all_threads=True)
     return stacks
-
-
-def _run_command(this: Rank, folder: Path, request: RankRequest) -> None:
-    window = command.run(this, folder, request.environ)
-    this.deliver(codec.to_json(window))
-    this.end()
 
 
 def _call_from_random_frame(function: Callable[..., None], *args: Any) -> None:

@@ -108,7 +108,7 @@ class StackSampler:
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._taken = 0
-        self._counted: Counter[tuple[str, str, str]] = Counter()
+        self._counted: Counter[tuple[str, ...]] = Counter()
         # by code's file name, the path from the top; None outside
         self._files: dict[str, str | None] = {}
 
@@ -126,9 +126,7 @@ class StackSampler:
 
     @property
     def samples(self) -> StackSamples:
-        functions = tuple(
-            (*where, count) for where, count in sorted(self._counted.items())
-        )
+        functions = tuple(sorted(self._counted.items()))
         return StackSamples(taken=self._taken, functions=functions)
 
     def _run(self) -> None:
@@ -156,12 +154,11 @@ class StackSampler:
         of_module = outer[:1] and outer[0][1] == _MODULE
         if called == _CALLS_MODULE and not of_module:
             return
-        callers = (
-            f"{of_outer}:{_name(each)}"
-            for each, module in outer
-            if (of_outer := self._file(each, module)) is not None
-        )
-        self._counted[file, _name(code), next(callers, "")] += 1
+        names = [f"{file}:{_name(code)}"]
+        for each, module in outer:
+            if (file := self._file(each, module)) is not None:
+                names.append(f"{file}:{_name(each)}")
+        self._counted[tuple(names)] += 1
 
     def _file(self, code: CodeType, module: str) -> str | None:
         """Return the path of the code from the top of the repository; None if it is not of the

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, NoReturn, TypeVar
 
 import msgspec
@@ -18,13 +19,13 @@ T = TypeVar("T")
 Json = Any  # dict[str, Json] | list[Json] | str | int | float | bool | None
 
 
+@dataclass(eq=False)
 class CodecError(DdpPerfError, ValueError):
     """A value that cannot be encoded or decoded: `path` is its place, such as
     "samples.step_seconds[0][3]"."""
 
-    def __init__(self, path: str, problem: str) -> None:
-        super().__init__(path, problem)
-        self.path, self.problem = path, problem
+    path: str
+    problem: str
 
     def __str__(self) -> str:
         return f"{self.path}: {self.problem}" if self.path else self.problem

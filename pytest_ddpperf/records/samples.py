@@ -527,9 +527,9 @@ class StackSamples:
     """Where one rank's training thread was while its steps were timed, at random times."""
 
     taken: int  # how often it was looked at
-    # The innermost function of the repository: its file from the top, its name, the file and the
-    # function of the repository that called it ("" for none), and how often it was seen.
-    functions: tuple[tuple[str, str, str, int], ...]
+    # The functions of the repository on the stack, the innermost first, as "file:name" with the
+    # file from the top, and how often they were seen.
+    functions: tuple[tuple[tuple[str, ...], int], ...]
 
 
 @record

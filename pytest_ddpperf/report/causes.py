@@ -288,7 +288,7 @@ def _change(verdict: Verdict) -> Comparison | None:
     moved = [
         c
         for c in verdict.comparisons
-        if c.status is verdict.status
+        if (c.status is verdict.status or c.p_value <= c.level)
         and sign * c.change.estimate > 0
         and not c.limit.kind.own_figure
     ]

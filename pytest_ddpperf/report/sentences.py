@@ -553,7 +553,13 @@ def _comparison(
     if verdict.diverged and outcome.shown_status == DIVERGED:
         yield f"DIVERGED: loss {text.loss_change(verdict.diverged)}"
     else:
-        yield from text.wrapped(_result(verdict, compared, outcome.plan), width)
+        before, now = text.both_sides(compared, outcome.plan.collective)
+        limit = compared.limit
+        result = (
+            f"{verdict}: {limit.kind.title}{limit.metric} {before} -> {now},"
+            f" {change_of(compared)} (limit {text.limit(limit)})"
+        )
+        yield from text.wrapped(result, width)
     if said := reason(outcome):
         yield from text.wrapped(f"why: {said}", width, "     ")
     yield ""
@@ -562,15 +568,6 @@ def _comparison(
         yield f"  {line}"
     yield ""
     yield from text.wrapped(f"measured: {measured(outcome)}", width, " " * 10)
-
-
-def _result(verdict: Verdict, compared: Change, plan: Plan) -> str:
-    before, now = text.both_sides(compared, plan.collective)
-    limit = compared.limit
-    return (
-        f"{verdict}: {limit.kind.title}{limit.metric} {before} -> {now}, {change_of(compared)}"
-        f" (limit {text.limit(limit)})"
-    )
 
 
 def change_of(compared: Change) -> str:

@@ -202,7 +202,7 @@ def _error_rates(verdicts: Sequence[Verdict]) -> Lines:
         )
 
 
-def _rate(outcome: Outcome, q: float, rank: int | None = None) -> str:
+def _rate(outcome: Outcome, q: float, rank: int | None) -> str:
     """Return examples per second at a percentile of the step time, of the whole group or of a
     rank."""
     samples = outcome.measured.samples
@@ -390,7 +390,7 @@ _BASELINE_TITLES = (
 def baseline_table(
     environment: str,
     baselines: Sequence[Baseline],
-    gone: Collection[TestId] = (),
+    gone: Collection[TestId],
 ) -> Lines:
     """Yield the baselines of one environment, a row per test, with the figures of its last
     session, and below it why sessions were saved. Tests that are `gone` are marked."""

@@ -149,8 +149,8 @@ def tables(request: pytest.FixtureRequest) -> Tables:
 
 @pytest.fixture
 def tokens(size: Size, ddp_world_size: int) -> int:
-    """The batch size of a GPT."""
-    return workloads.tokens_of(size, ddp_world_size)
+    """The batch size of a GPT, as `Size.images` is a ResNet's. It differs from size to size."""
+    return workloads.share_of(size, ddp_world_size) * size.tokens
 
 
 @pytest.fixture

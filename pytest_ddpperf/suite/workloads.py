@@ -196,12 +196,6 @@ def share_of(size: Size, world_size: int) -> int:
     return max(1, size.sequences // world_size)
 
 
-def tokens_of(size: Size, world_size: int) -> int:
-    """Return the batch size of a GPT in tokens, as `Size.images` is a ResNet's. It differs from
-    size to size."""
-    return share_of(size, world_size) * size.tokens
-
-
 def workload(
     ctx: Context, model: str, size: Size, *, sequences: int | None = None
 ) -> tuple[nn.Module, Loss]:

@@ -70,7 +70,11 @@ def find_speeds(
         apart = [own - other for own, other in zip(now, before, strict=True)]
         apart_before = [-each for each in apart]
     else:
-        before = _without_drift(limit, baseline, min(now))
+        # as if the fastest launch of each session took as long as now
+        before = []
+        for session in baseline:
+            values = logs(limit, session)
+            before += [each - min(values) + min(now) for each in values]
         apart = [each - min(now) for each in now]
         apart_before = [each - min(now) for each in before]
     every = [*apart, *apart_before]
@@ -102,18 +106,6 @@ def find_speeds(
         p_value=likely(slow, slow_before),
         least_p_value=likely(most, both - most),
     )
-
-
-def _without_drift(
-    limit: Limit, baseline: Measurements, fastest: float
-) -> list[float]:
-    """Return the logarithms of all launches of the baseline, as if the `fastest` one of each
-    session took as long."""
-    found = []
-    for session in baseline:
-        values = logs(limit, session)
-        found += [each - min(values) + fastest for each in values]
-    return found
 
 
 def with_speeds(

@@ -103,7 +103,7 @@ def send_frame(sock: socket.socket, kind: Kind, data: bytes = b"") -> None:
 _WORD = struct.Struct(">I")
 
 
-def send_word(sock: socket.socket, number: int = 0) -> None:
+def send_word(sock: socket.socket, number: int) -> None:
     """Let a waiting rank go on or, if it is paused, run that many steps."""
     sock.sendall(_WORD.pack(number))
 

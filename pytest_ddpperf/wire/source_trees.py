@@ -9,6 +9,7 @@ server and the ranks use it.
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import os
 import sys
@@ -103,6 +104,19 @@ class Trees:
     def digests(self, files: Iterable[str]) -> dict[str, str]:
         """Return, by relative path, the `file_digest` of this side's files."""
         return {file: file_digest(self.own(file)) for file in files}
+
+    def changed_functions(self, within: str) -> set[str]:
+        """Return the names of the functions and classes that differ between both trees, what is
+        within another left out, in a file of Python; `MODULE` is in it if other code differs, or if
+        that is not known. Comments do not count."""
+        try:
+            before, now = (
+                {*_functions(ast.parse(Path(top, within).read_bytes()))}
+                for top in (self.base, self.current)
+            )
+        except (OSError, SyntaxError, ValueError, RecursionError):
+            return {MODULE}
+        return {name for name, _ in before ^ now}
 
     def others(self) -> list[str]:
         """Return the top-level modules that this process imported from outside both trees, sorted;
@@ -240,6 +254,23 @@ class Trees:
         return PathFinder.find_spec(
             spec.name, [os.path.dirname(folder) if folders else folder]
         )
+
+
+MODULE = "<module>"  # the name of code that is in no function
+_WITH_NAME = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+
+
+def _functions(node: ast.AST) -> Iterator[tuple[str, str]]:
+    """Yield the functions and classes within a node, and itself if it is one, or a module: the
+    name, and what is in no other one of them."""
+    for each in ast.iter_child_nodes(node):
+        yield from _functions(each)
+        if isinstance(each, _WITH_NAME):
+            each.body = []
+    if isinstance(node, _WITH_NAME):
+        yield node.name, ast.dump(node)
+    elif isinstance(node, ast.Module):
+        yield MODULE, ast.dump(node)
 
 
 def is_code(file: str) -> bool:

@@ -35,7 +35,7 @@ from pytest_ddpperf.suite.workloads import (
     Need,
     Size,
     SweepRow,
-    tokens_of,
+    share_of,
 )
 from pytest_ddpperf.suite.wrappers import ddps_buckets
 from tests.unit.test_machine import settings as run_settings
@@ -333,7 +333,7 @@ def batch_size(test: Callable[..., None], size: Size, **further: Any) -> int:
     def asked(setup: object, **how: Any) -> None:
         raise AskedError(how)
 
-    tokens = tokens_of(size, 2)
+    tokens = share_of(size, 2) * size.tokens
     given = {
         **PARAMETERS,
         "ddp_benchmark": asked,
