@@ -93,9 +93,11 @@ def run(
     except SystemExit as error:
         end_child(error)
         if error.code not in (None, 0):
-            raise DdpPerfError(
-                f"the program called sys.exit({short_repr(error.code)}): {_last_line():.200}"
-            ) from None
+            said = f"the program called sys.exit({short_repr(error.code)})"
+            # a text is what it says itself, and Python would write it later
+            if not isinstance(error.code, str):
+                said += f": {_last_line():.200}"
+            raise DdpPerfError(said) from None
         frames = traceback.extract_tb(error.__traceback__)
         # `exit()` is a function of _sitebuiltins: the caller's frame comes before it.
         last = [

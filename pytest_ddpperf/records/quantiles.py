@@ -35,3 +35,16 @@ def launch_quantiles(
 def launch_means(launches: Sequence[Sequence[float]]) -> OfLaunches:
     """The mean of each launch: of step times, the time that its window takes per step."""
     return tuple(map(fmean, launches))
+
+
+def percentile(launches: Sequence[Sequence[float]], q: float) -> float:
+    """Return the mean over launches of their q-th percentile."""
+    return geometric_mean(launch_quantiles(launches, q))
+
+
+def geometric_mean(values: Sequence[float]) -> float:
+    """The estimator over launches: step times are skewed, and changes are ratios. 0 if any value is
+    0."""
+    if min(values) <= 0:
+        return 0.0
+    return math.exp(fmean(map(math.log, values)))

@@ -10,7 +10,7 @@ from typing import Any
 from pytest_ddpperf.records.device import DeviceWork, Kernel
 from pytest_ddpperf.records.figure import FigureValues
 from pytest_ddpperf.records.plan import Limit, Limits
-from pytest_ddpperf.records.quantiles import LaunchRanks, RankSteps
+from pytest_ddpperf.records.quantiles import LaunchRanks, RankSteps, percentile
 from pytest_ddpperf.records.quantiles import LaunchRankSteps as LaunchRankSteps
 from pytest_ddpperf.records.quantiles import LaunchSteps as LaunchSteps
 from pytest_ddpperf.records.reason import Reason as Reason
@@ -106,6 +106,11 @@ class Samples:
     def steps(self) -> int:
         """Of each launch."""
         return len(self.step_seconds[0])
+
+    @property
+    def p50(self) -> float:
+        """The step time at p50: see `percentile`."""
+        return percentile(self.step_seconds, 50)
 
     @property
     def most_collector_seconds(self) -> list[float]:

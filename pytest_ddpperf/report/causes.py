@@ -269,9 +269,7 @@ def _rise(change: Comparison, now: Measurement, before: Measurement) -> float:
     rise = change.now_seconds - change.baseline_seconds
     if not change.limit.kind.is_part:
         return rise
-    of_step = stats.percentile(now.samples.step_seconds, 50) - stats.percentile(
-        before.samples.step_seconds, 50
-    )
+    of_step = now.samples.p50 - before.samples.p50
     return max(rise, of_step) if rise > 0 else min(rise, of_step)
 
 

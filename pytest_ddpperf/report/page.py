@@ -162,7 +162,7 @@ def _facts(outcome: Outcome) -> Iterator[tuple[str, str]]:
         yield "batch size", f"{outcome.batch_size} a rank"
     if measured:
         samples = measured.samples
-        seconds = stats.percentile(samples.step_seconds, 50)
+        seconds = samples.p50
         yield WALL if plan.command else "p50", text.seconds(seconds)
         for said in terminal.device(measured):
             yield "device", said.removeprefix("device: ")

@@ -20,7 +20,6 @@ from pytest_ddpperf.records.samples import (
     Verdict,
 )
 from pytest_ddpperf.text import Lines
-from pytest_ddpperf.verdict import stats
 
 # A reason code in words, with the next step.
 _WHY_NOT_GATED = {
@@ -505,9 +504,7 @@ def measured(outcome: Outcome) -> str:
 
 def p50(outcome: Outcome) -> str:
     """Return the step time at p50 of the current side."""
-    return text.seconds(
-        stats.percentile(outcome.measured.samples.step_seconds, 50)
-    )
+    return text.seconds(outcome.measured.samples.p50)
 
 
 def gate_failure(outcome: Outcome, width: int = text.WIDTH) -> str:

@@ -19,7 +19,6 @@ from pytest_ddpperf.records.outcome import (
 )
 from pytest_ddpperf.records.samples import CounterChange, Reason, Status
 from pytest_ddpperf.report import sentences
-from pytest_ddpperf.verdict import stats
 
 # The counts of a run by verdict, in the order of its last line: those that were compared, then the
 # others.
@@ -305,7 +304,6 @@ def junit_properties(outcome: Outcome) -> list[tuple[str, str]]:
         version = outcome.baseline_side.version
         values |= {"against": str(version), "against_commit": version.commit}
     if outcome.measurement:
-        p50 = stats.percentile(outcome.measurement.samples.step_seconds, 50)
-        values["p50"] = f"{p50:.9f}"
+        values["p50"] = f"{outcome.measurement.samples.p50:.9f}"
     prefix = junit_prefix(outcome.test.label)
     return [(f"{prefix}.{name}", value) for name, value in values.items()]

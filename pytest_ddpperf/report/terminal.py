@@ -263,7 +263,8 @@ def _details(outcome: Outcome) -> Lines:
         costs = []
         for field in fields(LaunchCost):
             usual = median(getattr(cost, field.name) for cost in outcome.costs)
-            costs.append(f"{field.name} {text.seconds(usual)}")
+            if usual:  # a command's phases are not known
+                costs.append(f"{field.name} {text.seconds(usual)}")
         launches = text.several(len(outcome.costs), "launch")
         took = f"{launches}, {outcome.seconds:.0f} s"
         yield f"cost: {took}; a launch (median): {', '.join(costs)}"
@@ -360,7 +361,7 @@ def collective_table(outcomes: Outcomes) -> Lines:
 
 
 def _collective_row(asked: Collective, samples: Samples) -> tuple[str, ...]:
-    seconds = stats.percentile(samples.step_seconds, 50)
+    seconds = samples.p50
     facts = (
         asked.op,
         asked.size,

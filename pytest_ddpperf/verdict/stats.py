@@ -10,10 +10,12 @@ from statistics import NormalDist, fmean
 from typing import NamedTuple
 
 # Others find all statistics here.
+from pytest_ddpperf.records.quantiles import geometric_mean as geometric_mean
 from pytest_ddpperf.records.quantiles import launch_means as launch_means
 from pytest_ddpperf.records.quantiles import (
     launch_quantiles as launch_quantiles,
 )
+from pytest_ddpperf.records.quantiles import percentile as percentile
 from pytest_ddpperf.records.quantiles import quantile as quantile
 from pytest_ddpperf.records.record import record
 
@@ -97,19 +99,6 @@ def _incomplete_beta(x: float, a: float, b: float) -> float:
 POWER = 0.8
 # A percentile is supported where its distribution-free bound with this confidence exists.
 _CONFIDENCE = 0.95
-
-
-def percentile(launches: Sequence[Sequence[float]], q: float) -> float:
-    """Return the mean over launches of their q-th percentile."""
-    return geometric_mean(launch_quantiles(launches, q))
-
-
-def geometric_mean(values: Sequence[float]) -> float:
-    """The estimator over launches: step times are skewed, and changes are ratios. 0 if any value is
-    0."""
-    if min(values) <= 0:
-        return 0.0
-    return math.exp(fmean(map(math.log, values)))
 
 
 class Part(NamedTuple):

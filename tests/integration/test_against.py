@@ -585,27 +585,34 @@ def test_a_test_that_imports_another_file_than_the_one_that_differs_passes_after
 def test_of_several_files_that_changed_the_one_whose_functions_take_longer_comes_first(
     repository: Repository, run: Run
 ) -> None:
-    """In real time, by the stacks of one more launch of each side."""
-    net = "import time\n\ndef forward():\n    time.sleep({})\n"
-    repository.write("src/speed/net.py", net.format(0.002))
-    repository.write("src/speed/loss.py", "def loss():\n    pass\n")
+    """In real time, by the stacks of one more launch of each side. What the same function does
+    more often is its caller's."""
+    net = """
+        from speed.loss import loss
+
+        def forward():
+            for _ in range({}):
+                loss()
+        """
+    loss = "import time\n\ndef loss():\n    time.sleep(0.002)\n"
+    repository.write("src/speed/net.py", net.format(1))
+    repository.write("src/speed/loss.py", loss)
     repository.write(
         "tests/test_step.py",
         PLAIN_STEP,
         """
-        from speed import loss, net
+        from speed import net
 
         def test_slower(ddp_benchmark):
             def step():
                 net.forward()
-                loss.loss()
                 all_reduce()
             ddp_benchmark(lambda ctx: step)
         """,
     )
     repository.commit()
-    repository.write("src/speed/net.py", net.format(0.04))
-    repository.write("src/speed/loss.py", "def loss():\n    return 1\n")
+    repository.write("src/speed/net.py", net.format(20))
+    repository.write("src/speed/loss.py", f"# a comment\n{loss}")
     with repository.untouched():
         result = run(*SMALL, "--ddp-against=HEAD", "--ddp-json=../../all.json")
     folder = "python code/src/speed"

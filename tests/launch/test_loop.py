@@ -971,6 +971,10 @@ for step in range({}):
         ),
         (TRAINS.format(2) + "sys.exit(1)", "the program called sys.exit(1)"),
         (
+            "print('no data', file=sys.stderr)\\nsys.exit('give it two ranks')",
+            "the program called sys.exit('give it two ranks')\n",
+        ),
+        (
             "raise ValueError('no data')",
             "failed in the program's first steps: ValueError: no data",
         ),

@@ -343,7 +343,8 @@ def stacks(*ranks: Functions, taken: int = 800) -> list[StackSamples]:
         StackSamples(
             taken=taken,
             functions=tuple(
-                (*where, count) for where, count in functions.items()
+                ((f"{file}:{function}", caller), count)
+                for (file, function, caller), count in functions.items()
             ),
         )
         for functions in ranks

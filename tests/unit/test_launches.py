@@ -24,6 +24,7 @@ from pytest_ddpperf.compare.rounds import (
     find_notes,
 )
 from pytest_ddpperf.compare.rule import Rule
+from pytest_ddpperf.compare.run import _of_changed
 from pytest_ddpperf.compare.sides import CurrentSide, OtherVersion
 from pytest_ddpperf.launch import Observer
 from pytest_ddpperf.records.errors import BaseSideError, LaunchError
@@ -35,6 +36,7 @@ from pytest_ddpperf.records.samples import (
     LaunchCost,
     LaunchSamples,
     RankError,
+    StackSamples,
     Status,
     TestId,
     Verdict,
@@ -390,3 +392,26 @@ def test_what_fails_on_the_baseline_side_leaves_the_current_side_alone(
     assert (both.measured.error, both.sizes) == ("gone", (2, 0))
     assert both.measured.before == ()
     assert both.reported.count("b launch") <= 1, "it is not tried once more"
+
+
+def test_the_time_of_a_function_that_is_the_same_is_its_callers() -> None:
+    stack = (
+        "net.py:Block.forward",
+        "net.py:Net.forward.<locals>.call",
+        "loader.py:load",
+        "train.py:step",
+        "train.py:<module>",
+    )
+    launch = replace(
+        LAUNCH,
+        stacks=(StackSamples(taken=9, functions=((stack, 7), (stack[2:], 1))),),
+    )
+    for changed, left in (
+        ({"net.py": set(), "train.py": {"step"}}, [stack[3:]] * 2),
+        ({"net.py": {"Net"}, "train.py": {"step"}}, [stack[1:], stack[3:]]),
+        ({"net.py": {"<module>"}}, [stack, ()]),
+        ({"train.py": {"more"}}, [(), ()]),
+    ):
+        (found,) = _of_changed(launch, changed).stacks
+        assert [names for names, _ in found.functions] == left
+        assert [count for _, count in found.functions] == [7, 1]

@@ -28,7 +28,7 @@ from pytest_ddpperf.records.step_phases import (
     StepPhases,
 )
 from pytest_ddpperf.report import causes as words
-from tests.unit.test_report import comparison
+from tests.unit.test_report import comparison, risen
 
 
 def side(
@@ -368,6 +368,33 @@ def test_the_rise_of_the_step_stands_once() -> None:
         "forward +1.00 ms (the step: +2.00 ms)",
         "optimizer +1.00 ms",
     )
+
+
+def test_what_takes_longer_is_named_also_where_a_counter_decides() -> None:
+    """The counter ends the measurement, so of the time there may be evidence, and no verdict."""
+
+    def said(p_value: float) -> tuple[str, ...]:
+        change = comparison(
+            Status.INCONCLUSIVE,
+            "p50",
+            baseline_seconds=0.01,
+            now_seconds=0.012,
+            change=Interval(estimate=0.2, low=0.1, high=0.3),
+            p_value=p_value,
+        )
+        verdict = Verdict(
+            status=Status.REGRESSED,
+            reason="counter-rose",
+            comparisons=(change,),
+            counters=(risen("all_gather.count", 9, 25),),
+        )
+        found = [Finding(phases=(FORWARD,), seconds=0.002, share=1.0)]
+        plan = Plan(world_size=2, backend="gloo", device="cpu")
+        sides = in_phases(4, 2), [in_phases(3, 1)]
+        return words.find_causes(verdict, plan, *sides, found)
+
+    assert said(0.001) == ("forward +2.00 ms (the step: +2.00 ms)",)
+    assert said(0.2) != said(0.001)
 
 
 def with_slow_steps(*launches: Sequence[int]) -> Measurement:

@@ -421,3 +421,57 @@ def test_a_digest_changes_with_what_a_file_holds(tmp_path: Path) -> None:
     (tmp_path / "lf.py").write_text("more")
     assert file_digest(str(tmp_path / "lf.py")) not in found.values()
     assert trees.digests(["gone.py", "folder"]) == {"gone.py": "", "folder": ""}
+
+
+NET = """
+import torch
+
+def helper(x):
+    return x
+
+class Net:
+    size = 1
+
+    def forward(self, x):
+        def twice(y):
+            return y
+        return helper(twice(x))
+
+    def backward(self, x):
+        return [each for each in x]
+"""
+
+
+@pytest.mark.parametrize(
+    ("now", "changed"),
+    [
+        (NET, set()),
+        (f"# a comment\n\n{NET}".replace("return y", "return y  # y"), set()),
+        (NET.replace("helper(twice(x))", "helper(x)"), {"forward"}),
+        (NET.replace("return y", "return -y"), {"twice"}),
+        (NET.replace("each for each", "-each for each"), {"backward"}),
+        (NET.replace("size = 1", "size = 2"), {"Net"}),
+        (
+            NET.replace("backward(self, x)", "backward(self, x=1)"),
+            {"Net", "backward"},
+        ),
+        (NET.replace("import torch", "import torch.nn"), {"<module>"}),
+        (f"{NET}\ndef more(): pass", {"<module>", "more"}),
+        ("def torch(:", {"<module>"}),
+        ("\0", {"<module>"}),
+        (f"x = 1{' + 1' * 3000}", {"<module>"}),
+        (None, {"<module>"}),
+    ],
+    ids=range(13),
+)
+def test_the_functions_that_differ_are_known_wherever_their_lines_are(
+    tmp_path: Path, now: str | None, changed: set[str]
+) -> None:
+    trees = Trees(
+        current=str(tmp_path / "now"), base=str(tmp_path / "before"), kept=()
+    )
+    for side, text in (("now", now), ("before", NET)):
+        (tmp_path / side).mkdir()
+        if text is not None:
+            (tmp_path / side / "net.py").write_text(text)
+    assert trees.changed_functions("net.py") == changed

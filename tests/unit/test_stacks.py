@@ -148,10 +148,12 @@ def seen(
     getattr(module, step)()
     assert sampler.samples.taken == 1
     functions = sampler.samples.functions
-    return [
-        (file, function.rpartition(".")[2], re.split("[.:]", caller)[-1])
-        for file, function, caller, _ in functions
-    ]
+    found = []
+    for (innermost, *callers), _ in functions:
+        file, _, function = innermost.partition(":")
+        caller = re.split("[.:]", callers[0])[-1] if callers else ""
+        found.append((file, function.rpartition(".")[2], caller))
+    return found
 
 
 @pytest.mark.parametrize(
@@ -214,9 +216,8 @@ def test_only_the_steps_of_the_window_are_sampled() -> None:
         timed.set()
         while sampler.samples.taken < 3:
             time.sleep(0.001)
-    ((file, function, _, count), *_) = sampler.samples.functions
-    assert (file, function) == (
-        "tests/unit/test_stacks.py",
-        "test_only_the_steps_of_the_window_are_sampled",
+    (((innermost, *_), count), *_) = sampler.samples.functions
+    assert innermost == (
+        "tests/unit/test_stacks.py:test_only_the_steps_of_the_window_are_sampled"
     )
     assert count == sampler.samples.taken
