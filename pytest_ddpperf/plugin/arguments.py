@@ -98,7 +98,8 @@ def check_name(name: Any) -> None:
 def check_boundary(boundary: Any) -> None:
     """Raise ValueError for what does not say where a step of a program ends."""
     __tracebackhide__ = True
-    is_function = re.fullmatch(r"[\w.]+:[\w.]+", str(boundary))
+    # a program that runs as __main__ defines its functions too late
+    is_function = re.fullmatch(r"(?!__main__:)[\w.]+:[\w.]+", str(boundary))
     if boundary not in (UPDATE, MARK) and not is_function:
         raise ValueError(
             f'boundary={short_repr(boundary)}: must be "{UPDATE}", "{MARK}" or'

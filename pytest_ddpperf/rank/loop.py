@@ -94,7 +94,7 @@ def run(
         end_child(error)
         if error.code not in (None, 0):
             said = f"the program called sys.exit({short_repr(error.code)})"
-            # a text is what it says itself, and Python would write it later
+            # A text is the reason itself: the last line would be about something else.
             if not isinstance(error.code, str):
                 said += f": {_last_line():.200}"
             raise DdpPerfError(said) from None
@@ -143,12 +143,12 @@ def _mark_steps(
         return
     module, _, path = boundary.partition(":")
     owners, _, last = path.rpartition(".")
-    # imported as a module, a program would be another one, or run to its end
-    own = "__main__", getattr(program, "path", "")
-    if (
-        module in own
-        or getattr(importlib.util.find_spec(module), "origin", "") in own
-    ):
+    # Imported as a module, the program would be a second copy, or run to its end here.
+    spec = importlib.util.find_spec(module)
+    # of a package, `python -m` runs another module
+    is_package = getattr(spec, "submodule_search_locations", None)
+    own = getattr(program, "path", "")
+    if own in (module, getattr(spec, "origin", None)) and not is_package:
         raise DdpPerfError(
             f'boundary="{boundary}" is in the program itself, which runs as __main__: move it'
             ' to another module, or call pytest_ddpperf.step_end() there (boundary="mark")'

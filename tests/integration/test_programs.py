@@ -177,11 +177,19 @@ def test_a_script_that_both_sides_would_have_from_the_working_tree_is_refused(
             '*boundary=*epoch*: must be "update", "mark" or "module:function"',
         ),
         (
+            'script("train.py", boundary="__main__:step")',
+            '*boundary=*__main__:step*: must be "update", "mark" or "module:function"',
+        ),
+        (
             'script("train.py", boundary="os:nope")',
             '*: boundary="os:nope" does not exist: nope',
         ),
         (
             'script("train.py", boundary="nowhere:step")',
+            """*ModuleNotFoundError: No module named 'nowhere'""",
+        ),
+        (
+            """loop(lambda ctx: 3, boundary="nowhere:step")""",
             """*ModuleNotFoundError: No module named 'nowhere'""",
         ),
         (

@@ -586,12 +586,9 @@ for step in range(10**9):
     )
 
 
-@pytest.mark.parametrize(
-    ("module", "is_module"),
-    [("train", False), ("train", True), ("__main__", False)],
-)
+@pytest.mark.parametrize("is_module", [False, True])
 def test_a_function_of_the_program_itself_does_not_end_a_step(
-    programs: Programs, tmp_path: Path, module: str, *, is_module: bool
+    programs: Programs, tmp_path: Path, *, is_module: bool
 ) -> None:
     (tmp_path / "train.py").write_text("1 / 0\ndef step(): pass\n")
     program = Program(
@@ -602,12 +599,37 @@ def test_a_function_of_the_program_itself_does_not_end_a_step(
         env={},
     )
     with pytest.raises(LaunchError) as raised:
-        programs.launch(program, boundary=f"{module}:step")
+        programs.launch(program, boundary="train:step")
     assert (
-        f'boundary="{module}:step" is in the program itself, which runs as __main__: move it to another'
+        'boundary="train:step" is in the program itself, which runs as __main__: move it to another'
         ' module, or call pytest_ddpperf.step_end() there (boundary="mark")'
     ) in str(raised.value)
     assert "ZeroDivisionError" not in str(raised.value), "it did not run"
+
+
+def test_a_function_of_the_package_that_runs_as_a_module_may_end_a_step(
+    programs: Programs, tmp_path: Path
+) -> None:
+    """`python -m pkg` runs pkg/__main__.py, and imports pkg."""
+    (tmp_path / "pkg").mkdir()
+    (tmp_path / "pkg/__init__.py").write_text("def step(work): work()\n")
+    (tmp_path / "pkg/__main__.py").write_text(
+        BEGIN
+        + """
+import pkg
+model = begin()
+def work():
+    lasts(5)
+    model(x).sum().backward()
+while True:
+    pkg.step(work)
+"""
+    )
+    program = Program(
+        path="pkg", is_module=True, args=(), cwd=str(tmp_path), env={}
+    )
+    samples = programs.launch(program, boundary="pkg:step")
+    assert milliseconds(samples) == [5] * 6
 
 
 def test_a_module_runs_as_with_python_m_and_a_function_gets_its_context(
