@@ -125,12 +125,12 @@ _SAMPLED_SECONDS = 1.2
 def with_stacks(
     measured: Measured, launcher: Launcher, base: BaseSide, observer: Observer
 ) -> Measured:
-    """Add a launch of each side that shows whose functions take longer, if something is slower and
-    several modules differ. What the same function does longer is its caller's."""
+    """Add a launch of each side that shows whose functions take longer, if the verdict is REGRESSED
+    with evidence of a change, and several modules differ. The time of a function that is the same
+    on both sides counts for its caller."""
     verdict = measured.verdict
     is_slower = verdict.status is Status.REGRESSED and any(
-        each.change.estimate > 0 and each.p_value <= each.level
-        for each in verdict.comparisons
+        each.p_value <= each.level for each in verdict.comparisons
     )
     code = [file for file in measured.differing if is_code(file)]
     has_stacks = not measured.job.plan.command
