@@ -338,7 +338,8 @@ def describe_differing(started: Mapping[int, Started]) -> str:
         last = {rank: max(each, default=0) for rank, each in by_rank.items()}
         fewest = min(last.values())
         behind = [rank for rank in by_rank if last[rank] == fewest]
-        # first: who starts several at once is ahead of a rank that has skipped none
+        # Asked first: a rank that starts two collectives at once is ahead of one that has missed
+        # none.
         entered = {
             rank: each[fewest]
             for rank, each in by_rank.items()

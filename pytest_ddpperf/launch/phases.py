@@ -151,10 +151,11 @@ class Starts:
         """Return for how long of a step the rank waited for other ranks."""
         waits = []
         for piece in step:
-            if piece.phase == EXPOSED:
-                who, when = self.last(rank, piece.begin, piece.end)
-                if who != rank:
-                    waits.append(max(when - piece.begin, 0.0))
+            if piece.phase != EXPOSED:
+                continue
+            who, when = self.last(rank, piece.begin, piece.end)
+            if who != rank:
+                waits.append(max(when - piece.begin, 0.0))
         return sum(waits)
 
 

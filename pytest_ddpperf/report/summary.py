@@ -274,7 +274,7 @@ def _property(value: str) -> str:
 
 
 def junit_prefix(label: str) -> str:
-    """Return what the names of all properties of a measurement begin with, without the last dot."""
+    """Return what the names of a measurement's properties have before their last dot."""
     return f"ddpperf.{label}" if label else "ddpperf"
 
 

@@ -106,9 +106,9 @@ class Trees:
         return {file: file_digest(self.own(file)) for file in files}
 
     def changed_functions(self, within: str) -> set[str]:
-        """Return the names of the functions and classes that differ between both trees, what is
-        within another left out, in a file of Python; `MODULE` is in it if other code differs, or if
-        that is not known. Comments do not count."""
+        """Return the names of the functions and classes of a Python file that differ between both
+        trees. A difference within a nested one counts for the inner one only. `MODULE` is among
+        them if other code differs, or if the file cannot be read. Comments do not count."""
         try:
             before, now = (
                 {*_functions(ast.parse(Path(top, within).read_bytes()))}
@@ -261,8 +261,9 @@ _WITH_NAME = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
 
 def _functions(node: ast.AST) -> Iterator[tuple[str, str]]:
-    """Yield the functions and classes within a node, and itself if it is one, or a module: the
-    name, and what is in no other one of them."""
+    """Yield the name and the own code of each function and class within a node, and of the node if
+    it is one, or a module. Own code is without the bodies of those within it, which are removed
+    from the node."""
     for each in ast.iter_child_nodes(node):
         yield from _functions(each)
         if isinstance(each, _WITH_NAME):

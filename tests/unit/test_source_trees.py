@@ -442,28 +442,33 @@ class Net:
 """
 
 
-@pytest.mark.parametrize(
-    ("now", "changed"),
-    [
-        (NET, set()),
-        (f"# a comment\n\n{NET}".replace("return y", "return y  # y"), set()),
-        (NET.replace("helper(twice(x))", "helper(x)"), {"forward"}),
-        (NET.replace("return y", "return -y"), {"twice"}),
-        (NET.replace("each for each", "-each for each"), {"backward"}),
-        (NET.replace("size = 1", "size = 2"), {"Net"}),
-        (
-            NET.replace("backward(self, x)", "backward(self, x=1)"),
-            {"Net", "backward"},
-        ),
-        (NET.replace("import torch", "import torch.nn"), {"<module>"}),
-        (f"{NET}\ndef more(): pass", {"<module>", "more"}),
-        ("def torch(:", {"<module>"}),
-        ("\0", {"<module>"}),
-        (f"x = 1{' + 1' * 3000}", {"<module>"}),
-        (None, {"<module>"}),
-    ],
-    ids=range(13),
-)
+CHANGES: dict[str, tuple[str | None, set[str]]] = {
+    "nothing": (NET, set()),
+    "comments": (
+        f"# a comment\n\n{NET}".replace("return y", "return y  # y"),
+        set(),
+    ),
+    "method": (NET.replace("helper(twice(x))", "helper(x)"), {"forward"}),
+    "nested": (NET.replace("return y", "return -y"), {"twice"}),
+    "comprehension": (
+        NET.replace("each for each", "-each for each"),
+        {"backward"},
+    ),
+    "attribute": (NET.replace("size = 1", "size = 2"), {"Net"}),
+    "default": (
+        NET.replace("backward(self, x)", "backward(self, x=1)"),
+        {"Net", "backward"},
+    ),
+    "import": (NET.replace("import torch", "import torch.nn"), {"<module>"}),
+    "new": (f"{NET}\ndef more(): pass", {"<module>", "more"}),
+    "no Python": ("def torch(:", {"<module>"}),
+    "no text": ("\0", {"<module>"}),
+    "too deep": (f"x = 1{' + 1' * 3000}", {"<module>"}),
+    "gone": (None, {"<module>"}),
+}
+
+
+@pytest.mark.parametrize(("now", "changed"), CHANGES.values(), ids=CHANGES)
 def test_the_functions_that_differ_are_known_wherever_their_lines_are(
     tmp_path: Path, now: str | None, changed: set[str]
 ) -> None:
