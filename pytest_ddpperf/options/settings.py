@@ -40,7 +40,7 @@ class Settings:
     # of a launch's timed steps, about; 0 for exactly `steps`
     min_seconds: float
     launches: int  # before the first look
-    max_launches: int  # at least twice `launches`
+    max_launches: int  # at least `launches`
     limits: Limits
     timing: Literal["auto", "free", "step"]
     turns: Literal["auto", "stretches", "launches"]
@@ -283,15 +283,13 @@ def _checked(settings: Settings) -> Settings:
     support."""
     if settings.disable:
         return replace(settings, warmup=0, steps=1, min_seconds=0.0, launches=1)
-    if settings.max_launches < 2 * settings.launches:
-        if settings.sources["max_launches"] != "default":
-            allowed = (
-                f"at least twice {where(settings, 'launches')}, which is {settings.launches}: "
-                "a suspicion is confirmed by as many launches as raised it"
-            )
-            name = where(settings, "max_launches")
-            raise OptionError(name, settings.max_launches, allowed)
-        settings = replace(settings, max_launches=2 * settings.launches)
+    if settings.sources["max_launches"] == "default":
+        most = max(settings.max_launches, 2 * settings.launches)
+        settings = replace(settings, max_launches=most)
+    elif settings.max_launches < settings.launches:
+        name = where(settings, "max_launches")
+        allowed = f"at least {where(settings, 'launches')}, which is {settings.launches}"
+        raise OptionError(name, settings.max_launches, allowed)
     if settings.records and settings.launches == 1:
         allowed = f"at least 2 with {settings.records}: nothing is compared with a single launch"
         raise OptionError(where(settings, "launches"), 1, allowed)

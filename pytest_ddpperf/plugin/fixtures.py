@@ -266,7 +266,7 @@ class BenchmarkFixture(DistributedFixture):
             level = self._state.count_gate(gate)
         line = self._item.reportinfo()[1]  # from 0
         module = module_of(self._run.config, self._item)
-        name = name_of(self._item, self._world_size or plan.world_size)
+        name = name_of(self._item)
         job = Job(
             test=TestId(module=module, name=name, label=label),
             nodeid=nodeid_of(self._item),

@@ -23,6 +23,7 @@ from pytest_ddpperf.plugin.items import (
     COLLECTED,
     WORLD_SIZE,
     has_benchmark,
+    has_own_sizes,
     is_distributed,
     nodeid_of,
 )
@@ -130,7 +131,7 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    if WORLD_SIZE not in metafunc.fixturenames:
+    if WORLD_SIZE not in metafunc.fixturenames or has_own_sizes(metafunc):
         return
     from pytest_ddpperf.records.errors import MarkerError
 
@@ -182,12 +183,12 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 def _look(run: Run, items: list[pytest.Item]) -> None:
     """Find out what the other version's tests would be judged by, in a run that has none. If that
     cannot be known, the run says so: these tests may all be gone."""
-    from pytest_ddpperf.records.errors import AgainstError
+    from pytest_ddpperf.records.errors import DdpPerfError
 
     report = run.report
     try:
         run.start_others(items)
-    except AgainstError as error:
+    except DdpPerfError as error:
         problem = str(error).splitlines()[0]
         report.messages.append(f"no distributed test to compare: {problem}")
 

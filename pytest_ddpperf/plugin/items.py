@@ -83,7 +83,7 @@ def selects_tests(config: pytest.Config) -> bool:
 def leaves_tests_out(run: PytestProcess) -> bool:
     """Say whether the call selects tests, or a plugin does, so that tests which are not there mean
     nothing. What the ini file selects is not meant."""
-    selects = re.compile("-[a-zA-Z]*[km]|--deselect|--ignore")
+    selects = re.compile("-[dfhlqsvxV]*[km]|--deselect|--ignore")
     if any(map(selects.match, map(str, run.config.invocation_params.args))):
         return True
     by_ini = any(map(selects.match, run.config.getini("addopts")))
@@ -141,21 +141,23 @@ def marked_settings(item: pytest.Item, of_run: Settings) -> Settings:
     """Return the settings of one test: its markers over those of the run; those of its parameters
     are the closest. Raises MarkerError."""
     from pytest_ddpperf.options.settings import with_markers
-    from pytest_ddpperf.records.errors import MarkerError
 
-    closest: list[pytest.Mark] = []
-    callspec = getattr(item, "callspec", None)
-    if callspec is not None:
-        closest += [mark for mark in callspec.marks if mark.name == "ddp"]
-        has_size = WORLD_SIZE in callspec.params
-        for mark in closest:
-            if has_size and "world_size" in mark.kwargs:
-                raise MarkerError(
-                    "a parameter's @pytest.mark.ddp(world_size=...)",
-                    mark.kwargs["world_size"],
-                    "the test itself runs with several: give the test one list",
-                )
-    return with_markers(of_run, [*closest, *item.iter_markers("ddp")])
+    marks = getattr(getattr(item, "callspec", None), "marks", ())
+    closest = [mark for mark in marks if mark.name == "ddp"]
+    for node in item.iter_parents():
+        own = [mark for mark in node.own_markers if mark.name == "ddp"]
+        # a class has those of its bases first
+        closest += reversed(own) if isinstance(node, pytest.Class) else own
+    return with_markers(of_run, closest)
+
+
+def has_own_sizes(metafunc: pytest.Metafunc) -> bool:
+    """Say whether a test's parameters have a world size, as a value or by a marker."""
+    return any(
+        WORLD_SIZE in call.params
+        or any("world_size" in mark.kwargs for mark in call.marks)
+        for call in metafunc._calls
+    )
 
 
 def nodeid_of(item: pytest.Item) -> str:
@@ -187,7 +189,7 @@ def module_of(config: pytest.Config, item: pytest.Item) -> str:
     return str(getattr(getattr(item, "module", None), "__name__", path.stem))
 
 
-def name_of(item: pytest.Item, world_size: int) -> str:
+def name_of(item: pytest.Item) -> str:
     """Return `TestId.name`: the node id after the module without the world size, which the
     environment names."""
     name = _within(item)
@@ -195,7 +197,8 @@ def name_of(item: pytest.Item, world_size: int) -> str:
     if callspec is None or WORLD_SIZE not in callspec.params:
         return name
     stem = name.removesuffix(f"[{callspec.id}]")
-    others = callspec.id.removesuffix(f"ws{world_size}").removesuffix("-")
+    own = f"ws{callspec.params[WORLD_SIZE]}"
+    others = callspec.id.removesuffix(own).removesuffix("-")
     return f"{stem}[{others}]" if others else stem
 
 

@@ -75,8 +75,7 @@ def skipped_tests(run: PytestProcess) -> Iterator[tuple[str, str]]:
     """Yield the module and the name of each test that a condition (`skipif`) skips."""
     for item in run.items:
         if any(item.iter_markers("skipif")) and _why_not(item):
-            for size in run.settings.world_sizes:
-                yield module_of(run.config, item), name_of(item, size)
+            yield module_of(run.config, item), name_of(item)
 
 
 def differing_files(
@@ -224,13 +223,9 @@ def _labels(function: ast.FunctionDef) -> tuple[str, ...]:
         ):
             continue
         named -= 1
-        given = {each.arg: each.value for each in node.keywords}
-        label: object = ""
-        if "name" in given:
-            label = _constant(given["name"])
-        gate: object = True
-        if "gate" in given:
-            gate = _constant(given["gate"])
+        given = {each.arg: _constant(each.value) for each in node.keywords}
+        label = given.get("name", "")
+        gate = given.get("gate", True)
         if None in given or not isinstance(label, str):
             return ()  # known only when it runs
         if gate is True and "reference" not in given:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import replace
+from typing import NamedTuple
 
 from pytest_ddpperf import text
 from pytest_ddpperf.launch.placement import place as cores_of
@@ -21,15 +22,13 @@ from pytest_ddpperf.records.plan import (
     Variables,
     backends_by_device,
 )
-from pytest_ddpperf.records.record import record
 from pytest_ddpperf.records.samples import Facts
 
 # As --ddp-device: each rank sees its own CUDA device alone.
 _ONE_DEVICE = "cuda:0"
 
 
-@record
-class Place:
+class Place(NamedTuple):
     """What "auto" came to."""
 
     backend: str
@@ -90,7 +89,7 @@ class Places:
         if device == "auto":
             device = str(facts["device_type"])
         asked = replace(settings, backend="auto", device=device)
-        return replace(resolve(asked, 1, facts), backend="")
+        return resolve(asked, 1, facts)._replace(backend="")
 
     def _note(self, place: Place, who: str, processes: int) -> None:
         here = described(place, who, processes, os.environ)
@@ -178,11 +177,9 @@ def resolve(
             raise _wrong(settings, "device", _ONE_DEVICE, "not for RPC")
         settings = replace(settings, device="cuda")
         machine.count = max(machine.count, _mig_devices(os.environ))
-    _check_backend(settings, machine, field)
-    place = replace(
-        _choose(settings, world_size, machine),
-        nodes=nodes,
-        sees_one_device=sees_one,
+    _check_backend(settings, machine)
+    place = _choose(settings, world_size, machine)._replace(
+        nodes=nodes, sees_one_device=sees_one
     )
     composite = backends_by_device(place.backend)
     if composite and place.device not in composite:
@@ -199,7 +196,7 @@ def _mig_devices(environ: Variables) -> int:
     return sum(name.startswith("MIG-") for name in listed)
 
 
-def _check_backend(settings: Settings, machine: _Machine, field: str) -> None:
+def _check_backend(settings: Settings, machine: _Machine) -> None:
     """Raise as `resolve` if this torch lacks a backend."""
     if settings.backend == "auto":
         return
@@ -211,7 +208,7 @@ def _check_backend(settings: Settings, machine: _Machine, field: str) -> None:
         there = f"this torch ({machine.torch}) has {names}"
         # known to torch, so missing here is not a typo
         if name in KNOWN_BACKENDS:
-            raise _missing(settings, "backend", settings.backend, there, field)
+            raise _missing(settings, "backend", settings.backend, there)
         raise _wrong(settings, "backend", settings.backend, there)
 
 
@@ -232,13 +229,14 @@ def _check_devices(
         )
     if place.device != machine.device or not machine.count:
         name = "device" if settings.device != "auto" else "backend"
-        raise _missing(settings, name, getattr(settings, name), devices, field)
+        raise _missing(settings, name, getattr(settings, name), devices)
     if world_size > machine.count:
         each = "a rank needs a device of its own"
         if place.nodes > 1:
             each += f", {world_size} a node"
         ranks = world_size * place.nodes
-        raise _missing(settings, field, ranks, f"{each}; {devices}", field)
+        there = f"{each}; {devices}"
+        raise _missing(settings, field, ranks, there, "backend", "device")
     for limit in settings.limits:
         if limit.kind.on_cpu_only:
             problem = f"{limit.kind.on_cpu_only} measured on CPU only, not on {place.device}"
@@ -278,20 +276,20 @@ def _choose(settings: Settings, world_size: int, machine: _Machine) -> Place:
     if device != "auto":
         if backend == "auto":
             backend = machine.default_backends.get(device, "gloo")
-        return Place(backend=backend, device=device, why=f"for {device}")
+        return Place(backend, device, f"for {device}")
     if backend != "auto":
         device = _device_for(backend, machine)
-        return Place(backend=backend, device=device, why="asked")
+        return Place(backend, device, "asked")
     have = "no CUDA device"
     if machine.device == "cuda":
         have = machine.devices("CUDA")
         if "nccl" not in machine.backends:
             have += ", but this torch has no nccl"
         elif machine.count >= world_size:
-            return Place(backend="nccl", device="cuda", why=f"auto: {have}")
+            return Place("nccl", "cuda", f"auto: {have}")
         else:
             have += f" for {world_size} ranks"
-    return Place(backend="gloo", device="cpu", why=f"auto: {have}")
+    return Place("gloo", "cpu", f"auto: {have}")
 
 
 def _device_for(backend: str, machine: _Machine) -> str:
@@ -315,10 +313,11 @@ def _wrong(
 
 
 def _missing(
-    settings: Settings, name: str, value: object, problem: str, field: str
+    settings: Settings, name: str, value: object, problem: str, *others: str
 ) -> OptionError | Unavailable:
-    """Return the error of a setting that asks for what is not on this machine."""
-    if _is_marked(settings, "backend", "device", field):
+    """Return the error of a setting that asks, with the `others`, for what is not on this
+    machine."""
+    if _is_marked(settings, name, *others):
         return Unavailable(f"{where(settings, name)}: {value}: {problem}")
     return OptionError(where(settings, name), value, problem)
 

@@ -11,6 +11,7 @@ from tests.integration.conftest import STEP, Run, last_line
 
 NOTHING = "def test_nothing(): pass"
 RUNS = "def test_a(ddp_run): ddp_run(print)"
+SIZED = f"import pytest\n@pytest.mark.ddp(world_size=2)\n{RUNS}"
 
 
 @pytest.mark.parametrize(
@@ -43,6 +44,16 @@ RUNS = "def test_a(ddp_run): ddp_run(print)"
             RUNS,
             ["--ddp-device=cuda"],
             "--ddp-device: 'cuda': no accelerator here",
+        ),
+        (
+            SIZED,
+            ["--ddp-device=cuda"],
+            "--ddp-device: 'cuda': no accelerator here",
+        ),
+        (
+            NOTHING,
+            ["--ddp-launches=5", "--ddp-max-launches=4"],
+            "--ddp-max-launches: 4: at least --ddp-launches, which is 5",
         ),
     ],
     ids=lambda value: value[0] if isinstance(value, list) else "",
@@ -249,6 +260,29 @@ class TestA(unittest.TestCase):
     result.stdout.fnmatch_lines(
         [
             "world sizes 1,2: a unittest.TestCase or a single parameter cannot have several*"
+        ]
+    )
+
+
+def test_world_sizes_of_all_parameters_replace_those_of_the_command_line(
+    pytester: pytest.Pytester, run: Run
+) -> None:
+    pytester.makepyfile("""
+import pytest
+def ranks(ctx): return ctx.world_size
+def of(size, *marks): return pytest.param(size, marks=[pytest.mark.ddp(world_size=size), *marks])
+@pytest.mark.parametrize("size", [of(1), of(3)])
+def test_marked(ddp_run, size): assert ddp_run(ranks) == [size] * size
+@pytest.mark.parametrize("size", [of(1), 3])
+def test_one_is_marked(ddp_run, size): ddp_run(ranks)
+@pytest.mark.parametrize("ddp_world_size", [1, 3])
+def test_given(ddp_run, ddp_world_size): assert len(ddp_run(ranks)) == ddp_world_size
+""")
+    result = run("--ddp-world-size=1,2")
+    result.assert_outcomes(passed=5, errors=1)
+    result.stdout.fnmatch_lines(
+        [
+            "world sizes 1,2: a unittest.TestCase or a single parameter cannot have several; *"
         ]
     )
 

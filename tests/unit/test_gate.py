@@ -78,9 +78,7 @@ def test_a_group_of_xdists_is_no_part_of_a_tests_name(
         nodeid + group for nodeid in plain
     ]
     assert [nodeid_of(item) for item in items] == plain
-    assert [
-        name_of(item, (2, 4)[place % 2]) for place, item in enumerate(items)
-    ] == names
+    assert [name_of(item) for item in items] == names
 
 
 # --- verdicts of measurements that are made up

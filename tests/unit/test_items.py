@@ -61,6 +61,22 @@ def test_what_is_installed_has_its_import_name(
     assert module_of(item.config, item) == "shipped.test_shipped"
 
 
+def test_the_marker_of_a_class_wins_over_those_of_its_bases(
+    pytester: pytest.Pytester,
+) -> None:
+    pytester.makepyfile("""
+        import pytest
+        @pytest.mark.ddp(threshold="p50:50%", launches=7)
+        class Steps:
+            def test_step(self, ddp_benchmark): ...
+        @pytest.mark.ddp(threshold="p50:5%", world_size=4)
+        class TestLarge(Steps): ...
+    """)
+    settings = settings_of(collected(pytester))
+    assert [str(limit) for limit in settings.limits] == ["p50:5%"]
+    assert (settings.world_sizes, settings.launches) == ((4,), 7)
+
+
 def test_a_test_is_named_as_it_was_collected_whatever_a_conftest_makes_of_it(
     pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -82,7 +98,7 @@ def test_a_test_is_named_as_it_was_collected_whatever_a_conftest_makes_of_it(
         True,
         "test_a.py::test_b[a-ws2]",
     )
-    assert name_of(item, 2) == "test_b[a]"
+    assert name_of(item) == "test_b[a]"
     command = accept_command(item, settings_of(item))
     assert (
         command
