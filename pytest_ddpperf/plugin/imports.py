@@ -8,6 +8,7 @@ import importlib.util
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from types import ModuleType
@@ -57,9 +58,11 @@ def imported_files(
     done: set[int] = set()
     while modules:
         module = modules.pop()
-        file = getattr(module, "__file__", None)
-        within = trees.within(os.path.realpath(file)) if file else None
-        if file is None or within is None or id(module) in done:
+        file = getattr(module, "__file__", None) or ""
+        if not os.path.isabs(file):  # torch.ops has "_ops.py"
+            continue
+        within = trees.within(os.path.realpath(file))
+        if within is None or id(module) in done:
             continue
         done.add(id(module))
         found.add(within)
@@ -140,10 +143,12 @@ def _named(node: ast.AST, package: str) -> Iterator[str]:
                 yield each.name
         case ast.ImportFrom(module=module, names=names, level=level):
             name = "." * level + (module or "")
-            home = importlib.util.resolve_name(name, package) if level else name
-            yield home
-            for each in names:
-                yield f"{home}.{each.name}"
+            # raised of a relative name in a module of no package
+            with suppress(ImportError):
+                home = importlib.util.resolve_name(name, package)
+                yield home
+                for each in names:
+                    yield f"{home}.{each.name}"
         case ast.Attribute(attr=name):
             yield f".{name}"
         case ast.Constant(value=str(text)):

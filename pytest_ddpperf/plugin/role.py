@@ -208,7 +208,9 @@ class LooksAtVersion(PytestRole):
         compared = 0
         references: set[tuple[str, str]] = set()
         measured: dict[str, dict[str, bool]]
-        measured = {nodeid: {} for nodeid in run.begun - run.failed}
+        # without those that are skipped because nothing differs
+        nodeids = {nodeid_of(item) for item in run.items}
+        measured = {nodeid: {} for nodeid in nodeids & run.begun - run.failed}
         for outcome in outcomes:
             verdict = outcome.verdict
             if verdict is not None and outcome.nodeid in measured:

@@ -96,7 +96,8 @@ class Guard:
             return
         if now.why_not:
             # Plugins that divide tests among jobs deselect, too: others, if there are more tests.
-            others = {*self.files} - {now.file}
+            # So do --lf and --sw.
+            others = not self.selects and {*self.files} - {now.file}
             if now.why_not != DESELECTED or before.marks != now.marks or others:
                 yield "", now.why_not
             return

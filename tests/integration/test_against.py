@@ -488,6 +488,23 @@ def test_nothing_is_measured_and_all_is_green_if_only_documentation_and_tests_di
             == "compared with the same code: 1 passed (1 of 1 compared)"
         )
 
+    # the reference has the test now, and its body differs
+    git(repository.top, "add", "--all")
+    git(repository.top, "commit", "--quiet", "-m", "A test")
+    repository.write(
+        "tests/test_step.py",
+        STEP,
+        """
+        def test_step(ddp_benchmark):
+            setup = lasting
+            ddp_benchmark(setup)
+    """,
+    )
+    result = run("--ddp-against", "HEAD", "--ddp-fail-on=loosened")
+    assert result.ret == 0
+    result.assert_outcomes(skipped=1)
+    result.stdout.no_fnmatch_line("guard: 1 test that HEAD compared*")
+
 
 REACHES = """
     import pathlib

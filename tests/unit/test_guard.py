@@ -12,7 +12,7 @@ import pytest
 
 from pytest_ddpperf.plugin import remote
 from pytest_ddpperf.plugin.items import selects_tests
-from pytest_ddpperf.plugin.judged import read_judged
+from pytest_ddpperf.plugin.judged import read_judged, skipped_tests
 from pytest_ddpperf.plugin.state import RUN
 from pytest_ddpperf.records.guard import (
     ALL_FILES,
@@ -203,6 +203,8 @@ def test_a_test_is_deselected_by_what_differs_not_by_a_plugin_that_shards() -> (
     assert lines(now, files=["tests/test_a.py"])[1:] == []
     told = not_compared("deselected")[0]
     assert told in lines(now, files=["pytest.ini"])
+    # --lf and --sw deselect, too
+    assert told not in lines(now, files=["pytest.ini"], selects=True)
     assert told in lines(replace(now, marks=("slow",)))
 
 
@@ -464,6 +466,25 @@ def test_a_measurement_that_has_a_reference_now_is_not_compared() -> None:
     assert lines(now, **both) == not_compared("it has a reference")
     was_so = replace(BEFORE, labels=())
     assert lines(now, before=was_so, **both) == []
+
+
+def test_a_condition_skips_a_test_by_the_name_of_its_baselines(
+    pytester: pytest.Pytester,
+) -> None:
+    """Whatever world sizes the run has."""
+    pytester.makepyfile(
+        test_it="""
+        import pytest
+        @pytest.mark.ddp(world_size=(4, 8))
+        @pytest.mark.skipif(True, reason="no")
+        def test_a(ddp_benchmark): ...
+        def test_b(ddp_benchmark): ...
+        """
+    )
+    items, _ = pytester.inline_genitems("-p", "no:randomly")
+    run = items[0].config.stash[RUN]
+    run.items = items
+    assert {*skipped_tests(run)} == {("test_it", "test_a")}
 
 
 def test_limits_of_the_ini_file_have_its_name(

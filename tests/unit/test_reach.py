@@ -148,6 +148,10 @@ def code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Code:
     code.module("mine_other", "")
     code.module("mine.inner", "from . import near\nfrom .near import thing")
     code.module("mine.near", "")
+    # as torch.classes, whose file is a name
+    classes = ModuleType("torch.classes")
+    classes.__file__ = "_classes.py"
+    monkeypatch.setitem(sys.modules, "torch.classes", classes)
     return code
 
 
@@ -162,6 +166,12 @@ def code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Code:
         ("import mine.inner", {"mine/inner.py", "mine/near.py"}),
         ("from mine import inner", {"mine/inner.py", "mine/near.py"}),
         ("import not_imported_yet", set()),
+        ("import torch\nkinds = dataset.classes", set()),
+        (
+            "try:\n    from .mine_net import run\n"
+            "except ImportError:\n    from mine_net import run",
+            {"mine_net.py", "mine_tools.py"},
+        ),
     ],
 )
 def test_import_statements_are_followed(
