@@ -199,7 +199,7 @@ class Rule:
         if not at_look:
             # Calling suspected code as fast as the baseline's is a claim, which needs a look.
             is_early = verdict.status is Status.PASS and not self.confirms
-            ended = ended and is_early
+            ended = ended and (is_early or not verdict.status.compared)
         if may_give_up and not ended:
             differences = times.differences_of(
                 verdict,

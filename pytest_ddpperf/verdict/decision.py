@@ -16,6 +16,7 @@ from typing import Any, Literal
 from pytest_ddpperf.baseline.content import fact_changes
 from pytest_ddpperf.records.metric import FLOPS, SENT
 from pytest_ddpperf.records.plan import Limit, Limits
+from pytest_ddpperf.records.quantiles import launch_quantiles
 from pytest_ddpperf.records.samples import (
     EXAMPLES,
     CounterChange,
@@ -30,7 +31,8 @@ from pytest_ddpperf.records.samples import (
     Verdict,
 )
 from pytest_ddpperf.verdict.observed import bound_of
-from pytest_ddpperf.verdict.stats import difference, launch_quantiles
+from pytest_ddpperf.verdict.speeds import find_lowest
+from pytest_ddpperf.verdict.stats import difference
 from pytest_ddpperf.verdict.times import (
     LAUNCHES_NEEDED,
     TEST_LEVEL,
@@ -169,13 +171,10 @@ def is_suspected(verdict: Verdict, share: float = SUSPICIOUS) -> bool:
             return True
     # Other work on a machine only makes launches slower, the fastest of them least, and their low
     # percentiles least. So a baseline of a busy hour hides slower code from all other figures.
-    lowest = min(
-        verdict.comparisons,
-        key=lambda each: each.limit.kind.percentile,
-        default=None,
-    )
-    if lowest is None:
+    if not verdict.comparisons:
         return False
+    limits = [each.limit for each in verdict.comparisons]
+    lowest = verdict.comparisons[find_lowest(limits)]
     return math.log1p(lowest.fastest or 0.0) > share * bound_of(lowest)
 
 
@@ -233,7 +232,10 @@ def confirm(
         interleaved, facts=stored.facts, sessions=stored.sessions
     )
     was_slower = stored.status in (Status.REGRESSED, Status.INCONCLUSIVE)
-    if was_slower and stored.reason != Reason.TOO_NOISY:
+    if was_slower and stored.reason not in (
+        Reason.TOO_NOISY,
+        Reason.GOES_ON,
+    ):
         return replace(
             interleaved,
             status=Status.INCONCLUSIVE,
@@ -264,7 +266,7 @@ def given_up(verdict: Verdict) -> Verdict:
         each.change.high < 2 * math.expm1(bound_of(each))
         for each in verdict.comparisons
     )
-    if is_near or verdict.status is Status.IMPROVED:
+    if is_near:
         return without_claim(verdict, Status.PASS, Reason.UNDECIDED)
     if verdict.status is Status.PASS or verdict.reason == Reason.TOO_NOISY:
         return verdict

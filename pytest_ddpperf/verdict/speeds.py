@@ -38,11 +38,11 @@ def most_p_value(sides: Measurements, level: float) -> float:
 
 def find_lowest(limits: Sequence[Limit]) -> int:
     """Return the place of the limit on the lowest percentile, which other work on the machine
-    disturbs least. A limit on a figure of the user's own comes last: it is on no time."""
+    disturbs least. What is no wall time of the whole step comes last."""
 
     def rank(place: int) -> tuple[bool, float]:
         kind = limits[place].kind
-        return kind.own_figure != "", kind.percentile
+        return not kind.is_wall_time or kind.is_part, kind.percentile
 
     return min(range(len(limits)), key=rank)
 

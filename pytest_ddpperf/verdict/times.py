@@ -295,10 +295,9 @@ def _other_figures(
     changes = []
     now, before = current.samples.figures, base.samples.figures
     for name in now.keys() & before.keys():
-        was, is_now = before[name].figure, now[name].figure
+        was, is_now = str(before[name].figure), str(now[name].figure)
         if was != is_now:
-            change = FactChange(name=name, before=str(was), now=str(is_now))
-            changes.append(change)
+            changes.append(FactChange(name=name, before=was, now=is_now))
     return tuple(changes)
 
 
@@ -405,7 +404,7 @@ def _differences(
     here = host(current)
     hosts = [host(session) for session in baseline]
     if drift and any(each != here for each in hosts):
-        drift = replace(drift, floor=max(drift.floor, _ANOTHER_HOST))
+        drift = drift._replace(floor=max(drift.floor, _ANOTHER_HOST))
     for limit in limits:
         if drift:
             now = logs(limit, current)

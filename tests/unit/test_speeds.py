@@ -10,10 +10,12 @@ from itertools import product
 
 import pytest
 
+from pytest_ddpperf.options import parse
 from pytest_ddpperf.records.plan import Limit
 from pytest_ddpperf.records.samples import Comparison, Measurement, Verdict
 from pytest_ddpperf.verdict import stats
 from pytest_ddpperf.verdict.decision import is_suspected, judge
+from pytest_ddpperf.verdict.speeds import find_lowest
 from pytest_ddpperf.verdict.times import TEST_LEVEL
 from tests.unit.test_verdict import measurement
 
@@ -140,6 +142,23 @@ def test_more_slow_launches_are_a_regression_with_evidence() -> None:
     assert speeds.fast_seconds == pytest.approx(FAST, rel=0.01)
     assert speeds.slow_seconds == pytest.approx(SLOW, rel=0.01)
     assert speeds.p_value == stats.more_are_slower(5, 0, 20)
+
+
+@pytest.mark.parametrize(
+    ("limits", "lowest"),
+    [
+        ("forward:5%,p50:10%", "p50"),
+        ("p50:10%,forward:5%", "p50"),
+        ("tps:5%,p90:10%,p75:10%", "p75"),
+        ("cpu_p10:5%,mean:10%", "mean"),
+        ("forward:5%", "forward"),
+    ],
+)
+def test_speeds_are_those_of_the_step_whatever_the_order_of_limits(
+    limits: str, lowest: str
+) -> None:
+    asked = parse.limits(limits)
+    assert asked[find_lowest(asked)].metric == lowest
 
 
 def test_without_evidence_they_are_inconclusive_and_not_settled() -> None:

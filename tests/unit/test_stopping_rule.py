@@ -106,6 +106,13 @@ def test_interleaved_launches_may_end_between_two_looks(
     assert planned == [5] * 5 + [10] * (count - 5), "of which look each is one"
 
 
+def test_no_launch_follows_one_for_which_the_other_version_failed() -> None:
+    *first, seventh = pairs((*OPEN, 0.98, 1.0))
+    failed = replace(seventh, before=None, error="it is gone")
+    verdict, taken, _ = follow(INTERLEAVED, [*first, failed, *pairs(STEADY)])
+    assert (taken, verdict.status) == (7, "NO BASELINE")
+
+
 def test_slow_launches_are_counted_up_to_the_last_look() -> None:
     """One of the first five pairs, so that these do not pass."""
     slow = (1.0, 1.0, 1.25, 1.0, 1.0)

@@ -112,6 +112,17 @@ def test_the_fastest_launches_of_the_lowest_percentile_raise_a_suspicion(
     assert is_suspected(both) is expected
 
 
+def test_the_fastest_launches_are_those_of_the_step_whatever_the_order() -> (
+    None
+):
+    (p50,) = verdict(Status.PASS, -0.1).comparisons
+    forward = replace(p50, limit=replace(LIMIT, metric="forward"), fastest=0.02)
+    slower = replace(p50, fastest=0.06)
+    for comparisons in ((forward, slower), (slower, forward)):
+        both = replace(verdict(Status.PASS, -0.1), comparisons=comparisons)
+        assert is_suspected(both)
+
+
 def confirmed(
     stored: Verdict, interleaved: Verdict, causes: tuple[str, ...] = ()
 ) -> Verdict:
