@@ -8,7 +8,8 @@ import json
 import math
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import time
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -19,8 +20,6 @@ from pytest_ddpperf.records.errors import (
 )
 from pytest_ddpperf.records.figure import Figure, FigureValues, NamedFigures
 
-# What was in files before that which counts, by path.
-_Before = Mapping[str, bytes]
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 _EVENTS = "tfevents"  # in the name of each of TensorBoard's files
 
@@ -35,7 +34,9 @@ class FigureReader:
         self._figures = figures
         self._folder = folder
         self._logs = logs
-        self._before: _Before = {}
+        # what was in files before that which counts, by path
+        self._before: dict[str, bytes] = {}
+        self._written_at: dict[str, float] = {}
 
     def begin(self) -> None:
         """From now on it counts what is written."""
@@ -43,6 +44,8 @@ class FigureReader:
         for figure in self._figures.values():
             paths.update(self._files(figure))
         self._before = {path: Path(path).read_bytes() for path in paths}
+        self._written_at = {path: os.path.getmtime(path) for path in paths}
+        self._began = time.time()
 
     def read(self) -> dict[str, FigureValues]:
         """Return what was written of each figure, as one launch of one rank; raises DdpPerfError
@@ -64,29 +67,32 @@ class FigureReader:
     def _written(self, figure: Figure) -> Iterator[object]:
         for path in self._files(figure):
             if figure.pattern:
-                text = _text_since(path, self._before)
-                yield from re.findall(figure.pattern, text)
-            elif _EVENTS not in os.path.basename(path):
-                yield from _of_json_lines(path, figure.key, self._before)
-            elif path not in self._before:
-                yield from _of_events(path, figure.key)
+                yield from re.findall(figure.pattern, self._added(path))
+            elif _EVENTS in os.path.basename(path):
+                yield from _of_events(path, figure.key, self._began)
+            else:
+                yield from _of_json_lines(path, figure.key, self._added(path))
+
+    def _added(self, path: str) -> str:
+        """Return what was added to a file, or all of one that was written anew."""
+        now = Path(path).read_bytes()
+        added = now.removeprefix(self._before.get(path, b""))
+        if not added and os.path.getmtime(path) != self._written_at.get(path):
+            added = now
+        return _COLOURS.sub("", added.decode(errors="replace"))
 
 
-def _text_since(path: str, before: _Before) -> str:
-    """Return what was added to a file, or all of one that was written anew."""
-    now = Path(path).read_bytes().removeprefix(before.get(path, b""))
-    return _COLOURS.sub("", now.decode(errors="replace"))
-
-
-def _of_json_lines(path: str, key: str, before: _Before) -> Iterator[object]:
+def _of_json_lines(path: str, key: str, text: str) -> Iterator[object]:
     """Yield the value of each line that has the key; the last line may not be whole yet."""
-    *lines, _ = _text_since(path, before).split("\n")
-    for line in lines:
+    lines = text.split("\n")
+    for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
         try:
             content = json.loads(line)
         except ValueError:
+            if number == len(lines):
+                return
             raise DdpPerfError(
                 f"{path}: a line is not JSON: {short_repr(line)}"
             ) from None
@@ -94,7 +100,7 @@ def _of_json_lines(path: str, key: str, before: _Before) -> Iterator[object]:
             yield content[key]
 
 
-def _of_events(path: str, tag: str) -> list[float]:
+def _of_events(path: str, tag: str, began: float) -> list[float]:
     try:
         from tensorboard.backend.event_processing.event_accumulator import (
             EventAccumulator,
@@ -107,7 +113,9 @@ def _of_events(path: str, tag: str) -> list[float]:
     events.Reload()
     if tag not in events.Tags()["scalars"]:
         return []
-    return [event.value for event in events.Scalars(tag)]
+    return [
+        event.value for event in events.Scalars(tag) if event.wall_time >= began
+    ]
 
 
 def _number(name: str, value: object) -> float:

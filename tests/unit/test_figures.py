@@ -3,6 +3,7 @@ they are judged."""
 
 from __future__ import annotations
 
+import os
 import random
 import sys
 from collections.abc import Callable, Sequence
@@ -312,6 +313,14 @@ def test_a_figure_that_is_read_otherwise_is_not_compared() -> None:
     )
 
 
+def test_a_figure_that_may_be_constant_now_is_still_compared() -> None:
+    sides = [
+        measured(tps=values(replace(FASTER, constant=constant), STEADY))
+        for constant in (True, False)
+    ]
+    assert judge(sides[0], sides[1:], LIMITS) == "PASS"
+
+
 @pytest.mark.parametrize("asked", ["tps:5%", "p50:5%"])
 def test_a_figure_that_got_lost_is_not_compared_also_by_a_default_limit(
     asked: str,
@@ -348,6 +357,17 @@ def test_worse_within_the_limit_is_not_called_slower() -> None:
     found = outcome("test_a", Drawn(), verdict, sides[0], limits=limits)
     assert sentences.reason(found).startswith(
         "rss +7.0 %: worse, within the limit of 10 %"
+    )
+
+
+def test_a_fall_is_compared_with_a_limit_on_falls() -> None:
+    tps = [0.65 * level for level in STEADY]
+    sides = [measured(tps=values(FASTER, each)) for each in (tps, STEADY)]
+    limits = limits_for(PLAN, parse.limits("tps:50%"), {"tps": FASTER})
+    verdict = judge(sides[0], sides[1:], limits, interleaved=True)
+    found = outcome("test_a", Drawn(), verdict, sides[0], limits=limits)
+    assert sentences.reason(found).startswith(
+        "tps -35 %: worse, within the limit of 50 %"
     )
 
 
@@ -723,6 +743,18 @@ def test_a_file_may_be_text_and_be_written_anew(written: Written) -> None:
     assert read() == (9.0,), "shorter than before: all of it is new"
 
 
+def test_a_file_that_is_written_anew_with_the_same_has_its_value(
+    written: Written,
+) -> None:
+    file = written.folder / "peak.jsonl"
+    file.write_text('{"tps": 5}\n')
+    os.utime(file, (1e9, 1e9))  # by an earlier run
+    read = written.reading(replace(LINES, file="peak.jsonl"))
+    assert read() == ()
+    file.write_text('{"tps": 5}\n')
+    assert read() == (5.0,)
+
+
 LINES = Figure(better="higher", file="log.jsonl", key="tps")
 
 
@@ -732,6 +764,8 @@ def test_json_lines_are_read_by_key(written: Written) -> None:
     written.write('{"tps": 2.5}\n\n{"loss": 3}\n[4]\n', "log.jsonl")
     written.write('{"tps": 1e3}\n{"tps": 4', "log.jsonl")
     assert read() == (2.5, 1000.0)
+    written.write("2}", "log.jsonl")
+    assert read() == (2.5, 1000.0, 42.0), "json.dump ends no line"
 
 
 @pytest.mark.parametrize(
@@ -777,9 +811,11 @@ def test_event_files_are_read_by_tag(written: Written) -> None:
     pytest.importorskip("tensorboard")
     from torch.utils.tensorboard import SummaryWriter
 
-    read = written.reading(replace(EVENTS, skip=1))
     with SummaryWriter(str(written.folder / "runs")) as writer:
-        for step, value in enumerate((1.0, 2.0, 4.0)):
+        # a program makes its writer long before its steps are timed
+        writer.add_scalar("tps", 8.0, 0)
+        read = written.reading(replace(EVENTS, skip=1))
+        for step, value in enumerate((1.0, 2.0, 4.0), 1):
             writer.add_scalar("tps", value, step)
             writer.add_scalar("loss", -value, step)
     assert read() == (2.0, 4.0)
