@@ -29,9 +29,7 @@ _OF_A_HOOK = """
     GIT_PREFIX GIT_ALTERNATE_OBJECT_DIRECTORIES
 """.split()
 
-
-# For a clone without all files: what is not there is missing, and not brought.
-_OFFLINE = {"GIT_ALLOW_PROTOCOL": "none", "GIT_LFS_SKIP_SMUDGE": "1"}
+_WARNINGS = re.compile(rb"(?m)^warning: .*\n?")
 
 
 def git(
@@ -60,10 +58,12 @@ def git(
         **outside_of_hooks(),
         "LC_ALL": "C",
         "GIT_TERMINAL_PROMPT": "0",
+        # `whole_tree` brings what the clone has
+        "GIT_LFS_SKIP_SMUDGE": "1",
         **(variables or {}),
     }
     if offline:
-        environ |= _OFFLINE
+        environ["GIT_ALLOW_PROTOCOL"] = "none"
     try:
         ended = run_whole(command, environ, timeout=timeout, given=given)
     except FileNotFoundError:
@@ -75,7 +75,9 @@ def git(
     except (OSError, subprocess.SubprocessError) as error:
         raise GitError(str(error)) from None
     if ended.returncode:
-        said = ended.stderr or ended.stdout  # "needs merge" is there
+        # warnings, of a folder that cannot be read, say; "needs merge" is in stdout
+        errors = _WARNINGS.sub(b"", ended.stderr)
+        said = errors or ended.stdout
         raise GitError(said.decode(errors="replace").strip())
     return os.fsdecode(ended.stdout)
 
@@ -287,6 +289,8 @@ def ignored_files(top: Path, files: Sequence[str]) -> list[str]:
         if inside := re.search(r"is in submodule '(.+)'", str(error)):
             folder = f"{inside[1]}/"
             own = [file for file in files if file.startswith(folder)]
+            if not own:  # the paths do not begin at the top
+                raise
             found = ignored_files(
                 top, [file for file in files if file not in own]
             )
@@ -415,9 +419,9 @@ def first_parents(top: Path, good: str, bad: str) -> list[str]:
             str(error)
             or f"{good[:12]} is no ancestor of {bad[:12]}: git merge-base shows one"
         ) from None
-    return git(
-        top, "rev-list", "--first-parent", "--reverse", f"{good}..{bad}"
-    ).split()
+    # of the path from `good`, which may have been merged
+    how = ("--first-parent", "--ancestry-path", "--reverse")
+    return git(top, "rev-list", *how, f"{good}..{bad}").split()
 
 
 def described(top: Path, commit: str) -> tuple[str, str, str]:

@@ -224,10 +224,10 @@ class Invocation:
             if (self.folder / _file_of(test)).exists()
             and not os.path.exists(_there(trees, self.folder / _file_of(test)))
         ]
-        if gone and len(gone) == len(self.tests):
+        folder = self.folder_in(trees)
+        if not folder.is_dir() or (gone and len(gone) == len(self.tests)):
             return None
-        folders = self.folder_in(trees), self.folder
-        words = spelt_out(self.called_with, *folders)
+        words = spelt_out(self.called_with, folder, self.folder)
         left = tuple(word for word in words if word not in gone)
         return replace(self, arguments=left, own_tests=True, reads_addopts=True)
 

@@ -164,10 +164,9 @@ def _has(folder: Path, commit: str) -> bool:
     return True
 
 
-def link_ignored(trees: Trees) -> list[Path]:
-    """Let the version's tree have the data that git ignores, but no code, and empty folders; return
-    the links, and folders of links. Raises GitError and OSError."""
-    links = []
+def link_ignored(trees: Trees) -> None:
+    """Let the version's tree have the data that git ignores, but no code, and empty folders. Raises
+    GitError and OSError."""
     left = _TOO_MANY_FILES
     top = Path(trees.current)
     untracked = git.untracked_folders(top)
@@ -177,7 +176,6 @@ def link_ignored(trees: Trees) -> list[Path]:
         if there.name == "__pycache__" or is_code(entry):
             continue
         if not os.path.lexists(there):
-            links.append(there)
             there.parent.mkdir(parents=True, exist_ok=True)
             here = top / entry
             count = _count_files(here)
@@ -186,7 +184,6 @@ def link_ignored(trees: Trees) -> list[Path]:
                 _mirror(here, there)
             else:
                 _link_file(here, there)
-    return links
 
 
 def _count_files(folder: Path) -> int:

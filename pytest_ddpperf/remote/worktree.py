@@ -207,18 +207,20 @@ class Checkout:
         )
         self._folder: Worktree | None = None
         ref = settings.against or ""
-        self._another = ref not in ("", "self")
+        is_other = ref not in ("", "self")
         try:
             self.top = git.top_level(rootdir)
         except GitError as error:
-            if self._another:
+            if is_other:
                 problem = f"{ref} is a git ref, and {rootdir} has no repository: {error}"
                 raise AgainstError("--ddp-against", problem) from None
             self.top = Path(os.path.realpath(rootdir))
         now = git.checked_out(self.top)[0]
+        # the commit that is checked out; "" if it is no other one
+        self.other_commit = self._commit(ref) if is_other else ""
         self.version = Version(
             ref=ref,
-            commit=self._commit(ref) if self._another else now,
+            commit=self.other_commit or now,
             now=now,
             python=settings.against_python or "",
             environ=concealed_words(settings.against_env or ()),
@@ -241,11 +243,6 @@ class Checkout:
                 "--ddp-against", problem, f"write {others[0]}, or delete one"
             )
         return commit
-
-    @property
-    def other_commit(self) -> str:
-        """The commit that is checked out; "" if it is no other one."""
-        return self.version.commit if self._another else ""
 
     @property
     def assignments(self) -> dict[str, str]:
@@ -310,12 +307,11 @@ class Checkout:
                     f"this clone lacks what that commit has as {text.some(lacking)} (a submodule,"
                     " or a file of Git LFS): fetch it, or bring it with --ddp-against-setup"
                 )
+            link_ignored(trees)
             if look is not None:
-                with with_ignored(trees):
-                    look(trees)
+                look(trees)
             if not self._own_tests:
                 copy_tests(trees)
-            link_ignored(trees)
         except (GitError, OSError) as error:
             raise AgainstError(
                 self._settings.comparison_option, self._unavailable(error)
@@ -327,7 +323,7 @@ class Checkout:
     ) -> list[str]:
         """Return those of one side's files, with their digests, that git ignores and the other side
         lacks, but for data that the run wrote itself; raises GitError."""
-        if self._folder is None or not self._another:
+        if self._folder is None or not self.other_commit:
             return []
         own, other = self.top, self._folder.tree
         if not are_current:
@@ -409,7 +405,7 @@ class Checkout:
     @cached_property
     def _differing(self) -> list[str]:
         """The files that differ between the trees; raises AgainstError."""
-        if not self._another:
+        if not self.other_commit:
             return []
         try:
             return git.changed_files(self.top, self.version.commit)
@@ -455,7 +451,7 @@ class Checkout:
         version = self.version
         asked = version.python or version.environ or version.option
         has_setup = self._settings.against_setup is not None
-        return bool(not self._another or asked or has_setup)
+        return bool(not self.other_commit or asked or has_setup)
 
     def nothing_to_compare(self) -> str:
         """Return, in words, that nothing differs that a rank could import or read; "" if something
@@ -509,31 +505,23 @@ def copy_tests(trees: Trees) -> None:
         within = trees.within(path)
         if within is None:
             continue
+        there = base
+        for part in Path(within).parts:
+            there /= part
+            # it may lead to the user's own files
+            if there.is_symlink():
+                there.unlink()
         if os.path.isdir(path):
-            shutil.rmtree(base / within, ignore_errors=True)
+            shutil.rmtree(there, ignore_errors=True)
             shutil.copytree(
                 path,
-                base / within,
+                there,
                 symlinks=True,
                 ignore=shutil.ignore_patterns("__pycache__", "*.sock"),
             )
         else:
-            (base / within).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(path, base / within)
-
-
-@contextmanager
-def with_ignored(trees: Trees) -> Iterator[None]:
-    """Let the version's tree have ignored data meanwhile; raises as `link_ignored`."""
-    links = link_ignored(trees)
-    try:
-        yield
-    finally:
-        for link in links:
-            if link.is_dir() and not link.is_symlink():
-                shutil.rmtree(link)
-            else:
-                link.unlink(missing_ok=True)
+            there.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(path, there)
 
 
 def _left(until: float) -> float | None:

@@ -898,6 +898,53 @@ def test_the_version_gets_the_current_tests_and_ignored_data(
         own.remove()
 
 
+def test_what_the_version_has_as_a_link_is_replaced_and_not_what_it_leads_to(
+    top: Path, tmp_path: Path
+) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    for name in ("conftest.py", "test_b.py"):
+        (outside / name).write_text("the user's")
+    (top / "tests").mkdir(exist_ok=True)
+    (top / "tests/conftest.py").unlink(missing_ok=True)
+    (top / "tests/conftest.py").symlink_to(outside / "conftest.py")
+    (top / "perf").symlink_to(outside)
+    git(top, "add", "--all")
+    git(top, "commit", "-q", "-m", "links")
+    for name in ("tests/conftest.py", "perf"):
+        (top / name).unlink()
+    (top / "perf").mkdir()
+    for name in ("tests/conftest.py", "perf/test_b.py"):
+        (top / name).write_text("current")
+    kept = (str(top / "tests/conftest.py"), str(top / "perf/test_b.py"))
+    checkout = Checkout(settings(against="HEAD"), top, kept)
+    try:
+        tree = Path(checkout.check_out().base)
+        for name in ("tests/conftest.py", "perf/test_b.py"):
+            assert (tree / name).read_text() == "current"
+    finally:
+        checkout.remove()
+    for file in outside.iterdir():
+        assert file.read_text() == "the user's"
+
+
+def test_a_folder_that_the_version_lacks_has_no_tests_of_its_own(
+    top: Path, tmp_path: Path
+) -> None:
+    trees = Trees(current=str(top), base=str(tmp_path / "base"), kept=())
+    called = Invocation(
+        arguments=(),
+        tests=(),
+        folder=top / "tests",
+        rootdir=top,
+        caches=False,
+        kept=(),
+    )
+    assert called.to_collect_own_tests(trees) is None
+    (tmp_path / "base/tests").mkdir(parents=True)
+    assert called.to_collect_own_tests(trees) is not None
+
+
 def test_the_versions_pytest_is_called_in_its_tree(top: Path) -> None:
     trees = Trees(current=str(top), base="/t/base", kept=())
     called = Invocation(

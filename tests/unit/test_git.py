@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -217,6 +218,26 @@ def test_files_of_a_submodule_are_not_ignored(tmp_path: Path) -> None:
     (top / ".gitignore").write_text("data\n")
     assert ignored_files(top, ["third/data", "data", "third/x.py"]) == ["data"]
     assert ignored_files(top, ["third/data"]) == []
+    with pytest.raises(GitError, match="is in submodule 'third'"):
+        ignored_files(top, [str(top / "third/data")])
+
+
+def test_a_warning_of_gits_is_no_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A container's user may have the home of root."""
+    commit(tmp_path, a="")
+    script = tmp_path / "bin/git"
+    script.parent.mkdir()
+    real = shutil.which("git")
+    script.write_text(
+        f"#!/bin/sh\necho 'warning: unable to access it' >&2\nexec {real} \"$@\"\n"
+    )
+    script.chmod(0o755)
+    monkeypatch.setenv("PATH", str(script.parent), prepend=os.pathsep)
+    assert ignored_files(tmp_path, ["a.py"]) == []
+    with pytest.raises(GitError, match=r"^fatal: [^\n]*$"):
+        git_module.git(tmp_path, "log", "nowhere", "--")
 
 
 @pytest.mark.parametrize(
