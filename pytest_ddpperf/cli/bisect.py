@@ -337,17 +337,24 @@ class CommitSearch:
         self, place: int, launches: int, again: int, doing: str
     ) -> Compared:
         outcome, limit = self._slower
-        needed = stats.steps_needed(limit.kind.percentile)
-        steps = max(_STEPS, math.ceil(needed / launches))
+        # a marker may allow no more than the first comparison took
+        launches = min(launches, max(_LAUNCHES[0], outcome.launches))
         most = 2 * max(launches, outcome.launches)
-        asked = (
+        own = limit.kind.own_figure
+        asked = [
             f"--ddp-launches={launches}",
             f"--ddp-max-launches={most}",
-            f"--ddp-min-time={_WINDOW_SECONDS}",
-            f"--ddp-steps={steps}",
-            f"--ddp-threshold={self._key[1]}:{_NO_LIMIT}",
+            f"--ddp-threshold={self._key[1]}:{'99%' if own else _NO_LIMIT}",
             f"--ddp-against={self._commits[place]}",
-        )
+        ]
+        # how often a program writes a figure of the user's own is not known
+        if not own:
+            needed = stats.steps_needed(limit.kind.percentile)
+            steps = max(_STEPS, math.ceil(needed / launches))
+            asked += [
+                f"--ddp-min-time={_WINDOW_SECONDS}",
+                f"--ddp-steps={steps}",
+            ]
         return compare(self._runs, *asked, again=again, doing=doing)
 
     def _where(self, left: int) -> str:
@@ -374,8 +381,11 @@ class CommitSearch:
         if rises:
             is_open = any(rise.became_slower is None for rise in rises)
             figures = [
-                f"{rise.comparison.limit.metric}"
-                f" {_interval(rise.search.whole, rise.comparison.level)}"
+                _change(
+                    rise.comparison.limit,
+                    rise.search.whole,
+                    rise.comparison.level,
+                )
                 for rise in rises
             ]
             rose = self._counters_that_rose()
@@ -412,10 +422,10 @@ class CommitSearch:
 
     def answer(self, found: bisection.Bisection) -> Answer:
         """Return what the search found; raises GitError and FileError."""
-        whole = _interval(found.whole, found.level)
+        whole = _change(self._slower[1], found.whole, found.level)
         rows, commits = self._rows(found)
         lines = [
-            f"{self._test}: {self._key[1]} {whole} from {self._named(0)} to {self._named(-1)}",
+            f"{self._test}: {whole} from {self._named(0)} to {self._named(-1)}",
             "",
             *text.aligned(rows, left=(2,)),
             "",
@@ -526,8 +536,9 @@ class CommitSearch:
         return lines, data
 
 
-def _interval(found: stats.Difference, level: float) -> str:
-    return text.interval(bisection.interval(found, level))
+def _change(limit: Limit, found: stats.Difference, level: float) -> str:
+    change = text.changed_as(limit.kind, bisection.interval(found, level))
+    return f"{limit.metric} {text.interval(change)}"
 
 
 def _described(top: Path, commit: str) -> dict[str, str]:

@@ -109,14 +109,16 @@ class Runs:
         self.folder.mkdir(parents=True, exist_ok=True)
         new = path.with_suffix(".new")
         new.unlink(missing_ok=True)
-        ours = (
+        words = (
+            self._test,
             "-q",
             "-o",
             f"cache_dir={self.folder / 'cache'}",
             f"--ddp-json={new}",
             "--ddp-confirm=never",
+            *asked,
+            *self._options,
         )
-        words = (self._test, *ours, *asked, *self._options)
         meeting = next(self._meetings) if self._meetings else None
         with self._output.open("w") as file:
             _run(words, meeting, file)

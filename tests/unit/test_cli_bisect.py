@@ -5,20 +5,26 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from pytest_ddpperf import Figure
 from pytest_ddpperf.baseline import Store
+from pytest_ddpperf.cli import bisect as bisecting
 from pytest_ddpperf.cli import comparisons, main
 from pytest_ddpperf.history.entries import BisectedChange, read_changes
+from pytest_ddpperf.options import parse
 from pytest_ddpperf.records import codec
 from pytest_ddpperf.records.errors import NOTHING_DIFFERS, NodesError
+from pytest_ddpperf.records.figure import FigureValues
 from pytest_ddpperf.records.outcome import Outcome
-from pytest_ddpperf.records.plan import Limit
+from pytest_ddpperf.records.plan import Limit, limits_for
 from pytest_ddpperf.records.samples import (
     Baseline,
     Distribution,
@@ -30,6 +36,7 @@ from pytest_ddpperf.records.samples import (
 )
 from pytest_ddpperf.remote.torchrun import Role
 from pytest_ddpperf.report import json_report
+from pytest_ddpperf.verdict.decision import judge
 from tests.git import git
 from tests.reports import RUN, Drawn, in_turns, measurement, outcome
 
@@ -302,6 +309,23 @@ def test_of_a_merged_branch_the_merge_is_named(
     assert ": Merge the branch" in out
 
 
+def test_a_merge_is_named_if_the_fast_commit_is_on_its_branch(
+    project: Project, bisect: Call
+) -> None:
+    """Commits that have never had the fast one are none after it."""
+    project.commit(23.0)
+    git(project.top, "switch", "--quiet", "--create", "branch")
+    good = project.commit(20.0)
+    git(project.top, "switch", "--quiet", "main")
+    project.write("other", "file")
+    aside = project.commit(23.0)
+    merge = ("merge", "--quiet", "--no-ff", "--strategy=ours", "branch")
+    git(project.top, *merge, "-m", "Merge the branch")
+    _, out, _ = bisect("--good", good)
+    assert "slower at" in out
+    assert aside[:12] not in out
+
+
 def of_steps(work: str) -> float:
     return float(work) / 1000
 
@@ -496,6 +520,80 @@ def test_a_test_may_ask_for_more_launches(
     commits = project.commits([20.0, 20.1, 23.0, 23.1])
     bisect("--good", commits[0])
     assert "--ddp-max-launches=40" in project.asked[1]
+
+
+def test_a_look_takes_no_more_launches_than_a_marker_may_allow(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Markers win over the command line: `max_launches=10`, say."""
+    asked: list[tuple[str, ...]] = []
+    monkeypatch.setattr(
+        bisecting,
+        "compare",
+        lambda runs, *options, **others: asked.append(options),
+    )
+    found = replace(in_turns("a", Drawn(), Drawn(seed=2)), launches=10)
+    search: Any = SimpleNamespace(
+        _runs=None,
+        _slower=(found, Limit(metric="p50", value=0.1, unit="%")),
+        _key=("", "p50"),
+        _commits=("1a2b",),
+    )
+    for launches in (8, 16):
+        bisecting.CommitSearch._look(search, 0, launches, 0, "")
+    assert [options[0] for options in asked] == [
+        "--ddp-launches=8",
+        "--ddp-launches=10",
+    ]
+
+
+TPS = Figure(better="higher")
+
+
+def test_a_figure_of_the_users_own_is_searched_for_within_its_limits(
+    project: Project, bisect: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """pytest refuses a limit on it of 100 % and more."""
+
+    def with_tps(drawn: Drawn) -> Measurement:
+        found = measurement(drawn)
+        launches = [
+            (tuple(1 / each for each in steps),)
+            for steps in found.samples.step_seconds
+        ]
+        own = {"tps": FigureValues(figure=TPS, values=tuple(launches))}
+        return replace(found, samples=replace(found.samples, figures=own))
+
+    def outcomes(options: dict[str, str]) -> tuple[list[Outcome], str]:
+        threshold = options.get("--ddp-threshold", "tps:5%")
+        there = git(project.top, "show", f"{options['--ddp-against']}:work")
+        works = [(project.top / "work").read_text(), there]
+        if works[0].strip() == there:
+            return [], f"--ddp-against: {NOTHING_DIFFERS}"
+        seed = random.Random(str(options)).randrange(1_000_000)
+        sides = [
+            Drawn(seed=seed + number, step=float(work) / 1000)
+            for number, work in enumerate(works)
+        ]
+        found = in_turns("test_train", *sides)
+        limits = limits_for(found.plan, parse.limits(threshold), {"tps": TPS})
+        now, before = map(with_tps, sides)
+        assert found.baseline_side is not None
+        side = replace(found.baseline_side, measurement=before)
+        verdict = judge(now, [before], tuple(limits), interleaved=True)
+        return [
+            replace(found, measurement=now, verdict=verdict, baseline_side=side)
+        ], ""
+
+    monkeypatch.setattr(project, "_outcomes", outcomes)
+    commits = project.commits([20.0, 20.0, 25.0, 25.0])
+    status, out, _ = bisect("--good", commits[0])
+    assert status == 0
+    assert re.match(rf"{TEST}: tps -(19|20|21) % \[-2", out)
+    assert f"slower at {commits[2][:12]}" in out
+    for options in project.asked[1:]:
+        assert "--ddp-threshold=tps:99%" in options
+        assert not [each for each in options if "steps" in each]
 
 
 def test_a_bandwidth_is_searched_for_by_its_time() -> None:
