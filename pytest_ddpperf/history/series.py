@@ -31,6 +31,7 @@ from pytest_ddpperf.records.plan import Limit, Limits
 from pytest_ddpperf.records.record import record
 from pytest_ddpperf.records.samples import Facts, Interval, Scalar, TestId
 from pytest_ddpperf.records.step_phases import PHASES
+from pytest_ddpperf.verdict.observed import bound
 from pytest_ddpperf.verdict.stats import Part, holm, variance
 
 # The probability of any false change point in a history in which nothing changed.
@@ -53,26 +54,32 @@ class Series:
     # The must-match facts that differ from other series of the same test and environment.
     distinction: str = ""
 
+    @property
+    def key(self) -> object:
+        """The same for those of its runs that have a metric."""
+        facts = frozenset(self.must_match.items())
+        return self.test, self.environment, facts
+
     def kind(self, metric: str) -> Metric:
         """Return a metric of its last run."""
         return self.measurements[-1].kind(metric)
 
     def having(self, metric: str) -> Series:
         """Return the runs that have a metric, in the direction that it had last."""
-        kind = None
-        kept: list[int] = []
-        for index in reversed(range(len(self.runs))):
-            measurement = self.measurements[index]
-            if measurement.launches(metric):
-                kind = kind or measurement.kind(metric)
-                if measurement.kind(metric) == kind:
-                    kept.insert(0, index)
-        if len(kept) == len(self.runs):
-            return self
+        known = [
+            (run, each)
+            for run, each in zip(self.runs, self.measurements, strict=True)
+            if each.launches(metric)
+        ]
+        kept = [
+            (run, each)
+            for run, each in known
+            if each.kind(metric) == known[-1][1].kind(metric)
+        ]
         return replace(
             self,
-            runs=tuple(self.runs[index] for index in kept),
-            measurements=tuple(self.measurements[index] for index in kept),
+            runs=tuple(run for run, _ in kept),
+            measurements=tuple(each for _, each in kept),
         )
 
     def observe(self, metric: str) -> Observations:
@@ -297,14 +304,17 @@ def _judge_points(
     accepted: Sequence[AcceptedChange],
 ) -> Iterator[HistoryChange]:
     whys = _match_accepted(series, limit.metric, points, accepted)
-    ends = [*(point.index for point in points[1:]), len(values)]
-    for number, (point, end) in enumerate(zip(points, ends, strict=True)):
+    if series.kind(limit.metric).lower_is_worse:
+        limit = replace(limit, better="higher")
+    ends = [*(point.index for point in points), len(values)]
+    start = 0
+    for number, (point, end) in enumerate(zip(points, ends[1:], strict=True)):
         low, high = point.bounds()
-        first = max(point.index - _RUNS_BEFORE, 0)
-        before = math.exp(fmean(values[first : point.index]))
-        allowed = math.log1p(
-            limit.value if limit.unit == "%" else limit.value / before
-        )
+        first = max(point.index - _RUNS_BEFORE, start)
+        start = point.index
+        base = fmean(values[first : point.index])
+        before = math.exp(base)
+        allowed = bound(limit, base)
         later = sum(each.change for each in points[number + 1 :])
         why = whys.get(point.index, "")
         status = ChangeStatus.ACCEPTED

@@ -54,7 +54,7 @@ def history_lines(
         yield ""
     unchanged = [each for each in analysis.unchanged if is_chosen(each[0])]
     for series, metric, smallest in unchanged[:_MOST_UNCHANGED]:
-        yield f"{_name(series)}  {unchanged_line(metric, smallest)}"
+        yield f"{_name(series)}  {unchanged_line(series, metric, smallest)}"
     if (more := len(unchanged) - _MOST_UNCHANGED) > 0:
         yield f"and {more} more without a change point: -k NAME shows them"
     yield summary_line(analysis)
@@ -72,9 +72,10 @@ def _name(series: Series) -> str:
     return f"{text.shortened(str(series.test))}  {text.shortened(series.environment)}"
 
 
-def unchanged_line(metric: str, smallest: float) -> str:
+def unchanged_line(series: Series, metric: str, smallest: float) -> str:
     """Return the smallest detectable change of a series without a change point."""
-    return f"{metric}: no change point; a change under {text.amount(smallest)} could not be seen"
+    change = text.resolved(series.kind(metric), smallest)
+    return f"{metric}: no change point; a change under {text.amount(change)} could not be seen"
 
 
 def change_lines(change: HistoryChange) -> Iterator[str]:
@@ -121,12 +122,12 @@ def summary_line(analysis: HistoryAnalysis) -> str:
 
 def history_html(analysis: HistoryAnalysis) -> str:
     """Return the page of a history. Call `figures.check` first: it needs matplotlib."""
-    by_series: dict[int, list[HistoryChange]] = {}
+    by_series: dict[object, list[HistoryChange]] = {}
     for change in analysis.changes:
-        by_series.setdefault(id(change.series), []).append(change)
+        by_series.setdefault(change.series.key, []).append(change)
     # The series with the worst change comes first.
-    ordered = {id(change.series): change.series for change in analysis.changes}
-    ordered |= {id(series): series for series in analysis.series}
+    ordered = {change.series.key: change.series for change in analysis.changes}
+    ordered |= {series.key: series for series in analysis.series}
     with figures.style():
         cards = [
             _card(f"s{number}", series, by_series.get(key, []), analysis)
@@ -162,8 +163,8 @@ def _card(
         for change in changes
     ]
     for each, metric, smallest in analysis.unchanged:
-        if each is series:
-            lines.append(unchanged_line(metric, smallest))
+        if each.key == series.key:
+            lines.append(unchanged_line(series, metric, smallest))
     drawn = []
     for metric in analysis.metrics:
         of_metric = [change for change in changes if change.metric == metric]

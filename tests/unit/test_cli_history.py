@@ -198,6 +198,40 @@ def test_a_figure_of_ones_own_has_change_points(
     assert lines[-1].endswith("(tps)" if arguments else "(p10, tps)")
 
 
+def test_a_limit_on_a_rate_is_a_fall(tmp_path: Path, say: Say) -> None:
+    folder = written_to(tmp_path / "h", with_rate(history(stepped())))
+    assert say(folder, "--threshold=tps:60%")[0] == 0
+    status, out, _ = say(folder, "--threshold=tps:40%")
+    assert (status, out.split()[0]) == (1, "REGRESSED")
+
+
+def test_what_could_not_be_seen_of_a_rate_is_a_fall(
+    tmp_path: Path, say: Say
+) -> None:
+    noise = [100 * each for each in gaussian(12)]
+    runs = [
+        replace(
+            entry,
+            measurements=tuple(
+                replace(
+                    each,
+                    figures={
+                        "tps": HistoryFigure(
+                            better="higher",
+                            launches=(1000 * math.exp(log / 100),) * 3,
+                        )
+                    },
+                )
+                for each in entry.measurements
+            ),
+        )
+        for entry, log in zip(history(gaussian(12)), noise, strict=True)
+    ]
+    _, out, _ = say(written_to(tmp_path / "h", runs), "--threshold=tps:5%")
+    (share,) = re.findall(r"tps: no change point; a change under (\d+) %", out)
+    assert 50 < int(share) < 100
+
+
 def test_a_figure_that_falls_is_better_if_lower_is(
     tmp_path: Path, say: Say
 ) -> None:
@@ -227,6 +261,8 @@ def test_a_change_of_a_figure_is_accepted_and_drawn(
     assert say(folder, "--html", page)[0] == 1
     drawn = page.read_text(encoding="utf-8")
     assert "tps of each run" in drawn
+    assert drawn.count("<section id=") == 1, "one for each series"
+    assert "tps: no change point" not in drawn
     status, out, _ = say(
         "accept", "000000280000", "test_train", "-m", "why", "--in", folder
     )

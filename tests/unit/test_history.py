@@ -308,6 +308,15 @@ def test_a_change_point_has_its_commits_and_its_size() -> None:
     assert found(history(stepped((40, -9.0)))).status is ChangeStatus.IMPROVED
 
 
+def test_a_change_point_begins_at_the_level_after_the_one_before() -> None:
+    changes = judged(history(stepped((40, 20.0), (43, -20.0)))).changes
+    slower, faster = sorted(changes, key=lambda change: change.index)
+    assert (slower.index, faster.index) == (40, 43)
+    level = 0.01 * math.exp(0.2)
+    assert slower.seconds[1] == pytest.approx(level, rel=0.03)
+    assert faster.seconds[0] == pytest.approx(level, rel=0.03)
+
+
 @pytest.mark.parametrize(
     ("after", "line"),
     [
