@@ -68,11 +68,13 @@ _L = TypeVar("_L", bound=Launch)
 
 
 def _facts(windows: Windows) -> FoundFacts:
-    """Return the first rank's facts; where the devices of ranks differ, those of all: "NVIDIA A100
-    + NVIDIA H100"."""
+    """Return the facts of the ranks; where devices or nodes differ, those of all: "NVIDIA A100 +
+    NVIDIA H100"."""
     found = dict(windows[0].facts)
-    for name in windows[-1].facts:
-        values = {window.facts.get(name) for window in windows}
+    for name in found:
+        values = {
+            window.facts[name] for window in windows if name in window.facts
+        }
         if len(values) > 1:
             found[name] = " + ".join(
                 sorted(str(value) for value in values if value is not None)
@@ -210,9 +212,13 @@ class Launcher:
         files: dict[str, str] = {}
         if self._trees is not None:
             files = self._digests(delivery.opened)
-            own = {file for imported in every for file in imported.files}
             # another node does not know what both versions have
-            own = {file for file in own if not self._trees.keeps(file)}
+            own = {
+                file
+                for imported in every
+                for file in imported.files
+                if not self._trees.keeps(file)
+            }
             files |= self._trees.digests(own)
         notes = (*delivery.notes, *self._compare_nodes(delivery.files))
         return collect(

@@ -249,7 +249,7 @@ def _locked(path: Path, waiting: Callable[[Path], None]) -> Iterator[None]:
                 break
             except BlockingIOError:
                 waiting(path)
-                time.sleep(random.uniform(*_RETRY_SECONDS))
+                time.sleep(random.Random().uniform(*_RETRY_SECONDS))
         yield
     finally:
         os.close(descriptor)  # which releases the lock

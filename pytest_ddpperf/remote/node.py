@@ -65,7 +65,7 @@ class NodeLine(Line):
         try:
             # each piece has its time, for all of them may take longer
             while left:
-                left = left[self._lines.socket.send(left) :]
+                left = left[self.socket.send(left) :]
         except OSError:
             self._lost()
 
@@ -77,7 +77,9 @@ class NodeLine(Line):
                 if isinstance(event, kind):
                     self._own.remove(event)
                     return event
-            if not self._arrives_by(until):
+            # no CheckAlive: the clocks may be compared, byte by byte
+            left = max(0.0, until - time.monotonic())
+            if not readable([self.socket], left):
                 self.end(f"said nothing for {_GONE_SECONDS:g} s")
             self._receive()
 
@@ -95,13 +97,12 @@ class NodeLine(Line):
         self._refuse_dead()
 
     def _arrives(self, patience: float) -> bool:
-        return bool(self.dead) or self._arrives_by(time.monotonic() + patience)
-
-    def _arrives_by(self, until: float) -> bool:
-        """Whether something is there to be taken in by then, its end included; raises BaseSideError
-        if it is gone."""
+        """As `Line` has it; raises BaseSideError if it is gone."""
+        if self.dead:
+            return True
+        until = time.monotonic() + patience
         while (left := until - time.monotonic()) > 0:
-            if readable([self._lines.socket], min(left, _TICK_SECONDS)):
+            if readable([self.socket], min(left, _TICK_SECONDS)):
                 return True
             self._watch()
         return False
@@ -153,8 +154,8 @@ class NodeLine(Line):
         self.send(SendClock())
         self.answer(ClockReady)
         try:
-            found = compare_clocks(self._lines.socket)
-            self._lines.socket.settimeout(_GONE_SECONDS)
+            found = compare_clocks(self.socket)
+            self.socket.settimeout(_GONE_SECONDS)
             return found
         except OSError:
             self._lost()
@@ -178,13 +179,13 @@ class NodeLine(Line):
         """Let that node exit with this status, and close the connection."""
         with suppress(BaseSideError):
             self._send(Exit(status))
-        self._lines.socket.close()
+        self.socket.close()
 
 
 # Beyond what a test may take there: whoever hangs says so before we say it of the whole node.
 _SILENCE_SECONDS = 10.0
 # facts that have to be the same on all nodes
-_MACHINE = ("device_type", "device_count")
+_MACHINE = ("device_type", "device_count", "torch")
 
 
 class Node:

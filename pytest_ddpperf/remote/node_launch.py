@@ -113,6 +113,7 @@ class Parts(RemoteRanks):
         window = SetWindow(begin, steps)
         if window != self._window:
             self._window = window
+            self.progress.clear()  # answers to an earlier question
             self._send(window)
 
     def ask_progress(self, some_delivered: bool) -> Iterable[ShareProgress]:

@@ -54,7 +54,10 @@ class NodeWorker:
                     sockets.append(started.socket)
                 ready = readable(sockets)
                 if self._leader.socket in ready:
-                    for order in self._orders():
+                    orders = self._leader.receive(Order)
+                    if orders is None:
+                        return None
+                    for order in orders:
                         if isinstance(order, Exit):
                             if self._pytest is not None:
                                 # it tears its fixtures down
@@ -69,12 +72,6 @@ class NodeWorker:
             if self._pytest is not None:
                 self._pytest.kill()  # and its ranks with it
 
-    def _orders(self) -> list[Order]:
-        orders = self._leader.receive(Order)
-        if orders is None:
-            raise _Gone
-        return orders
-
     def _send(self, event: Event) -> None:
         try:
             self._leader.send(event)
@@ -86,7 +83,11 @@ class NodeWorker:
             case CheckAlive():
                 self._send(Alive())
             case SendClock():
-                self._send_clock()
+                self._send(ClockReady())
+                try:
+                    send_clock(self._leader.socket)
+                except OSError:
+                    raise _Gone from None
             case RunPytest(arguments):
                 self.start(arguments)
             case ServeVersion() if self._serve_version is not None:
@@ -117,10 +118,3 @@ class NodeWorker:
     def _died(self, error: Exception) -> None:
         self._pytest = None
         self._send(Died(str(error)))
-
-    def _send_clock(self) -> None:
-        self._send(ClockReady())
-        try:
-            send_clock(self._leader.socket)
-        except OSError:
-            raise _Gone from None

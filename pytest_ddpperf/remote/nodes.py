@@ -292,9 +292,7 @@ class OtherNodes(ConnectedNodes):
     def _admit(self, seconds: float) -> None:
         self._store.answer()  # first, for it may import torch meanwhile
         until = time.monotonic() + seconds
-        wanted = {*range(1, self.role.nodes)} - {
-            node.number for node in self.nodes
-        }
+        wanted = range(1, self.role.nodes)
         came = rendezvous.admit(
             self._door, self._key, wanted, until, self._drop
         )

@@ -92,7 +92,7 @@ class Line(ABC):
 
     def _arrives(self, patience: float) -> bool:
         """Whether there is something to take in within so many seconds, its end included."""
-        return bool(readable([self._lines.socket], patience))
+        return bool(readable([self.socket], patience))
 
     @abstractmethod
     def _take_in(self) -> None:
@@ -100,7 +100,7 @@ class Line(ABC):
 
     def end(self, problem: str) -> NoReturn:
         """Close the connection: nothing more is received. Raises BaseSideError."""
-        self._lines.socket.close()
+        self.socket.close()
         self.dead = f"{self.name} {problem}"
         raise BaseSideError(self.dead)
 
@@ -240,11 +240,10 @@ class Tests:
             return self._line.dead
         file = Path(nodeid.partition("::")[0])
         # a conftest's error is its folder's
-        places = (place.as_posix() for place in (file, *file.parents))
-        errors = [
-            self.errors[place] for place in places if place in self.errors
-        ]
-        return errors[0] if errors else f"there is no such test: {nodeid}"
+        for place in (file, *file.parents):
+            if place.as_posix() in self.errors:
+                return self.errors[place.as_posix()]
+        return f"there is no such test: {nodeid}"
 
     def started(self, seconds: float = START_SECONDS) -> Facts:
         """Wait for its rank server; return what that found there, the first time. Raises

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import random
 import re
 import subprocess
 import sys
@@ -199,8 +200,10 @@ def test_another_process_is_waited_for_and_named(
                 assert holder.stdin is not None
                 holder.stdin.close()
 
+        state = random.getstate()  # of a test that is seeded
         with placement.hold([first, second], waiting):
             assert set(waited) == {second}
+        assert random.getstate() == state
         assert holder.wait(60) == 0
     finally:
         holder.kill()
@@ -263,7 +266,7 @@ def test_the_devices_that_a_launch_runs_on_are_held(
     assert asked == [paused]
 
 
-def test_a_machine_with_different_devices_has_all_their_names() -> None:
+def test_machines_with_different_devices_or_cpus_have_all_their_names() -> None:
     def facts(*by_rank: dict[str, Any]) -> dict[str, Any]:
         return facts_of_ranks([SimpleNamespace(facts=each) for each in by_rank])  # type: ignore[misc]
 
@@ -277,6 +280,14 @@ def test_a_machine_with_different_devices_has_all_their_names() -> None:
     assert facts({**h100, "torch": "2.13"}, a100, h100) == {
         **both,
         "torch": "2.13",
+    }
+    # four ranks on two nodes: the first rank of each has its node's
+    intel = {"device_model": None, "cpu_model": "Intel", "deterministic": False}
+    amd = {**intel, "cpu_model": "AMD"}
+    others = {"device_model": None}
+    assert facts(intel, others, amd, others) == {
+        **intel,
+        "cpu_model": "AMD + Intel",
     }
 
 

@@ -30,6 +30,7 @@ from pytest_ddpperf.records.messages import (
     AcquireLocks,
     AskProgress,
     CheckAlive,
+    ClockReady,
     Collected,
     Died,
     EndCall,
@@ -452,31 +453,39 @@ HERE = Sources(
 )
 
 
-MACHINE = {"device_type": "cpu", "device_count": 0}
+MACHINE = {"device_type": "cpu", "device_count": 0, "torch": "2.13.0"}
 
 
 @pytest.mark.parametrize(
-    ("files", "devices", "problem"),
+    ("files", "found", "problem"),
     [
         (
             dict(HERE.files),
-            4,
-            r"node 1 \(b\) has device count 4, the first node 0",
+            {"device_count": 4},
+            r"node 1 \(b\) has device count 4, the first node 0$",
         ),
-        ({"src/a.py": "1"}, 0, "imported none of the first node's files"),
+        (
+            dict(HERE.files),
+            {"torch": "2.11.0"},
+            r"node 1 \(b\) has torch 2.11.0, the first node 2.13.0$",
+        ),
+        ({"src/a.py": "1"}, {}, "imported none of the first node's files"),
         (
             {"a.py": "1", "b.py": "other", "there.py": "4"},
-            0,
+            {},
             r"node 1 \(b\) has other files than the first node: b.py$",
         ),
-        ({"a.py": "1", "there.py": "4"}, 0, ""),
+        ({"a.py": "1", "there.py": "4"}, {}, ""),
     ],
 )
-def test_devices_and_the_files_that_both_imported_have_to_be_the_same(
-    closing: ExitStack, files: dict[str, str], devices: int, problem: str
+def test_devices_torch_and_the_files_that_both_imported_have_to_be_the_same(
+    closing: ExitStack,
+    files: dict[str, str],
+    found: dict[str, Any],
+    problem: str,
 ) -> None:
     follows = Follows(closing)
-    follows.collects(files, device_type="cpu", device_count=devices)
+    follows.collects(files, **{**MACHINE, **found})
     with pytest.raises(NodesError, match=problem) if problem else nullcontext():
         follows.node.collected(HERE, MACHINE, SOON_SECONDS)
     assert follows.node.tests.known == {"test_a.py::test_a"}
@@ -729,6 +738,18 @@ def test_a_node_that_does_not_answer_is_asked_and_then_gone(
         follows.node.line.send(RunTest("test_a"))
 
 
+def test_whoever_waits_for_one_answer_asks_nothing_else(
+    closing: ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While the clocks are compared, each byte is a question about the time."""
+    for name, seconds in (("ASK", 0.1), ("TICK", 0.05), ("GONE", 0.5)):
+        monkeypatch.setattr(line, f"_{name}_SECONDS", seconds)
+    follows = Follows(closing)
+    with pytest.raises(BaseSideError, match=r"said nothing for 0.5 s"):
+        follows.node.line.answer(ClockReady)
+    assert CheckAlive() not in follows.received()
+
+
 TWO_NODES = Plan(world_size=2, nodes=2, backend="gloo", device="cpu")
 CALL = ReadyToCall("f", replace(TWO_NODES, warmup=2), number=2)
 
@@ -905,6 +926,8 @@ def test_the_window_of_a_program_is_sent_once_and_again_when_its_begin_is_known(
     parted.follows.send(ShareProgress({2: 9, 3: 10}))
     parted.receive(lambda: bool(parted.parts.progress))
     assert parted.parts.progress[1].updates == {2: 9, 3: 10}
+    parted.parts.set_window(14, 30)
+    assert parted.parts.progress == {}, "those were no answer to this"
 
 
 def test_nodes_say_how_far_a_program_is_or_are_not_waited_for(
