@@ -13,9 +13,9 @@ import re
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
+from typing import NamedTuple
 
 from pytest_ddpperf import text
 from pytest_ddpperf.launch.placement import (
@@ -28,7 +28,7 @@ from pytest_ddpperf.wire.boot import (
     kernel_numbers,
     number_in,
     nvidia_smi,
-    output_of,
+    topology,
 )
 
 _CPU = Path("sys/devices/system/cpu")
@@ -56,8 +56,7 @@ _BUSY_PERCENT = 10.0
 _LITTLE_SHARED = 2**29  # bytes
 
 
-@dataclass(frozen=True, slots=True)
-class Check:
+class Check(NamedTuple):
     """One line of the checklist."""
 
     name: str
@@ -283,10 +282,8 @@ def _gpus() -> Checks:
         fact = f"{_names(faulty)} had uncorrectable errors of memory"
         yield Check("ECC", fact, "nvidia-smi --gpu-reset, or replace it")
     if len(rows) > 1:
-        topology = output_of("nvidia-smi", "topo", "-m").splitlines()
-        yield from (
-            Check("topology", line.strip()) for line in topology if line
-        )
+        for line in filter(None, topology()):
+            yield Check("topology", line.rstrip())
 
 
 def _query() -> list[dict[str, str]]:

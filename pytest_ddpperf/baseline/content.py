@@ -39,7 +39,7 @@ _GROUP_KEY = (
 _KEY = {*_CPU_KEY, *_ACCELERATOR_KEY, *_GROUP_KEY}
 _MUST_MATCH = """
     batch_size warmup timing power_limit_watts interconnect network implementation
-    matmul_precision cudnn_benchmark deterministic collective program
+    matmul_precision cudnn_benchmark cudnn_deterministic deterministic collective program
 """.split()
 _PHRASES = (
     "{device_type}",
@@ -301,6 +301,13 @@ def _problem(baseline: Baseline) -> str:
     return ""
 
 
+# Tables of `Samples` with a figure of each rank: launch x rank x step, and launch x rank.
+_OF_STEPS = "rank_seconds cpu_seconds examples blocked_seconds".split()
+_OF_LAUNCHES = """
+    device_seconds busy_seconds exposed_seconds page_faults collector_seconds
+""".split()
+
+
 def nonsense(samples: Samples) -> str:
     """Return what no measurement can have produced, with its place; "" if nothing is wrong.
 
@@ -318,13 +325,8 @@ def nonsense(samples: Samples) -> str:
     own = [("launches", launches), ("ranks", ranks), ("steps", steps)]
     shapes = {
         "step_seconds": group,
-        "rank_seconds": own,
-        "cpu_seconds": own,
-        "examples": own,
-        "blocked_seconds": own,
-        "device_seconds": own[:2],
-        "busy_seconds": own[:2],
-        "exposed_seconds": own[:2],
+        **dict.fromkeys(_OF_STEPS, own),
+        **dict.fromkeys(_OF_LAUNCHES, own[:2]),
     }
     for name, shape in shapes.items():
         table = getattr(samples, name)

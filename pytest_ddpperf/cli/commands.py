@@ -11,7 +11,6 @@ import sys
 import tempfile
 import textwrap
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -93,14 +92,13 @@ def _run(arguments: argparse.Namespace) -> int:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
+            errors="replace",
             check=False,
             preexec_fn=console.end_with_us(),
         )
         outcomes = []
         if report.exists():
-            outcomes = [
-                entry.outcome for entry in json_report.read([report]).entries
-            ]
+            outcomes = [*json_report.read([report]).outcomes]
     if ended.returncode or not outcomes:
         console.say(ended.stdout.splitlines())
         return console.NAMED_VERDICT
@@ -276,6 +274,6 @@ def _doctor(arguments: argparse.Namespace) -> int:
     console.say([advice])
     if arguments.json is not None:
         console.write_json(
-            arguments.json, {"checks": list(map(asdict, checks))}
+            arguments.json, {"checks": [each._asdict() for each in checks]}
         )
     return console.OK

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import multiprocessing
 import platform
-import re
 import sys
 import threading
 import time
@@ -20,19 +19,27 @@ from pytest_ddpperf.rank import torch_names
 from pytest_ddpperf.rank.context import Context, noting
 from pytest_ddpperf.records.plan import KNOWN_BACKENDS, NCCL
 from pytest_ddpperf.records.samples import FoundFacts
-from pytest_ddpperf.wire.boot import contents, number_in, nvidia_smi, output_of
+from pytest_ddpperf.wire.boot import (
+    children,
+    contents,
+    number_in,
+    nvidia_smi,
+    output_of,
+    topology,
+)
 
 
 def of_rank(ctx: Context, notes: list[str]) -> FoundFacts:
-    """Return the facts of a rank after its window: its device and, of the first rank, what is the
-    same for all. `notes` say which are unknown."""
+    """Return the facts of a rank after its window: its device and, of a node's first rank, what is
+    the same for all of that node. `notes` say which are unknown."""
     facts: FoundFacts = {}
     with noting("facts of the device are", notes):
         facts |= device(ctx.device)
-    if ctx.rank == 0:
+    if ctx.local_rank == 0:
         with noting("facts of torch are", notes):
             facts |= versions()
             facts |= state()
+    if ctx.rank == 0:
         with noting("the implementation of the backend is", notes):
             facts["implementation"] = _implementation(ctx.device)
     return facts
@@ -57,6 +64,8 @@ def state() -> FoundFacts:
     return {
         "matmul_precision": _matmul_precision(),
         "cudnn_benchmark": torch.backends.cudnn.benchmark,
+        # unset in baselines before it was read
+        "cudnn_deterministic": torch.backends.cudnn.deterministic or None,
         "cudnn_precision": _precision("cudnn:conv"),
         "attention": ", ".join(
             name
@@ -148,7 +157,6 @@ def _nvidia_smi(device: str) -> FoundFacts:
 
 
 _CPUINFO = Path("/proc/cpuinfo")
-_ESCAPES = re.compile(r"\x1b\[[0-9;]*m")
 
 
 def probe() -> FoundFacts:
@@ -175,14 +183,8 @@ def probe() -> FoundFacts:
         addresses = [*map(pci_address, range(count))]
         facts["device_addresses"] = ",".join(addresses)
         facts["device_numbers"] = numbers_of(addresses)
-        facts["topology"] = topology() or None
+        facts["topology"] = "\n".join(topology()) or None
     return facts
-
-
-def topology() -> str:
-    """nvidia-smi's matrix of what links GPUs, without the escapes that underline its header, piped
-    or not."""
-    return _ESCAPES.sub("", output_of("nvidia-smi", "topo", "-m")).expandtabs()
 
 
 def numbers_of(addresses: Sequence[str]) -> str:
@@ -269,13 +271,15 @@ _BUSY_CORES = 0.5
 def goes_on() -> bool:
     """Whether other Python threads of this process, or its children, have work to do while this
     thread sleeps: what steps left to them. Native threads do not count, for OpenMP's spin; nor do
-    daemons among the children, for workers of a DataLoader work ahead. False where the kernel does
+    daemons of multiprocessing, for workers of a DataLoader work ahead. False where the kernel does
     not say it."""
     current = threading.current_thread()
     others = [each for each in threading.enumerate() if each is not current]
     busy = {thread.native_id for thread in others}
-    children = multiprocessing.active_children()
-    busy |= {child.pid for child in children if not child.daemon}
+    daemons = (
+        child.pid for child in multiprocessing.active_children() if child.daemon
+    )
+    busy |= {*children()}.difference(daemons)
 
     def needed_ns() -> int:
         """Return for how long they have run, or waited for a core."""

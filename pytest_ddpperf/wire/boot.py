@@ -143,6 +143,16 @@ def output_of(*command: str) -> str:
         return ""
 
 
+_ESCAPES = re.compile(r"\x1b\[[0-9;]*m")
+
+
+def topology() -> list[str]:
+    """Return the lines of nvidia-smi's matrix of what links GPUs, without the escapes that
+    underline its header, piped or not; [] if it does not answer."""
+    said = _ESCAPES.sub("", output_of("nvidia-smi", "topo", "-m"))
+    return said.expandtabs().splitlines()
+
+
 def nvidia_smi(fields: Sequence[str], *options: str) -> list[list[str]]:
     """Return the cells of each GPU by nvidia-smi, whose table may stand below a warning; [] if it
     does not answer. For a GPU that fell off the bus it prints a sentence instead of a row."""

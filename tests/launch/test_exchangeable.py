@@ -254,8 +254,28 @@ def compute() -> None:
         pass
 
 
+COMPUTE = """
+import time
+while time.thread_time() < 0.3: pass
+"""
+
+
+class Program:
+    """A program that does what `target` does."""
+
+    def __init__(self, target: Any) -> None:
+        assert target is compute
+
+    def start(self) -> None:
+        self.process = subprocess.Popen([sys.executable, "-S", "-c", COMPUTE])
+
+    def join(self) -> None:
+        self.process.wait()
+
+
 @pytest.mark.parametrize(
-    "kind", [threading.Thread, multiprocessing.get_context("fork").Process]
+    "kind",
+    [threading.Thread, multiprocessing.get_context("fork").Process, Program],
 )
 @pytest.mark.parametrize("awaits", [True, False])
 def test_work_that_steps_leave_to_a_thread_or_a_child_is_seen(

@@ -272,6 +272,7 @@ def measured(step: Any, **window: Any) -> Window:
     ctx: Any = SimpleNamespace(
         device=torch.device("cuda"),
         rank=0,
+        local_rank=0,
         figures={},
         judged={},
         keep=lambda *figures: None,
@@ -453,6 +454,7 @@ class Loops:
         ctx: Any = SimpleNamespace(
             device=torch.device("cuda"),
             rank=0,
+            local_rank=0,
             world_size=1,
             local_world_size=1,
             figures={},

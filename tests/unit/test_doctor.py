@@ -45,8 +45,7 @@ def threads(*groups: Sequence[int]) -> dict[str, str]:
 def machine(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     """A machine of four usable cores, without GPUs."""
     monkeypatch.setattr(checks, "usable_cores", lambda: (0, 1, 2, 3))
-    for module in (checks, boot):
-        monkeypatch.setattr(module, "output_of", lambda *command: "")
+    monkeypatch.setattr(boot, "output_of", lambda *command: "")
     return monkeypatch
 
 
@@ -168,15 +167,16 @@ def test_gpus_are_read_whatever_the_driver_calls_its_masks(
 ) -> None:
     def output(*command: str) -> str:
         if command[1] == "topo":
-            return "     GPU0 GPU1\nGPU0  X   NV18\n"
+            return "\t\x1b[4mGPU0\tGPU1\x1b[0m\nGPU0\t X \tNV18\n\n"
         asked = command[1]
         if not mask:
             return re.sub(", 0x.*", "", SMI) if "reasons" not in asked else ""
         return SMI if asked.endswith(mask) else ""
 
-    for module in (checks, boot):
-        machine.setattr(module, "output_of", output)
-    checked = {each.name: (each.fact, each.advice) for each in checks._gpus()}
+    machine.setattr(boot, "output_of", output)
+    found = list(checks._gpus())
+    checked = {each.name: (each.fact, each.advice) for each in found}
+    shown = [(each.name, each.fact) for each in found]
     assert checked["GPU 0"][0] == "NVIDIA H100, 700.00 W, 1980 of 1980 MHz"
     assert (
         checked["GPU 1"][0]
@@ -195,7 +195,10 @@ def test_gpus_are_read_whatever_the_driver_calls_its_masks(
         "GPU 1 for one process at a time"
     )
     assert checked["ECC"][0] == "GPU 1 had uncorrectable errors of memory"
-    assert checked["topology"][0] == "GPU0  X   NV18"
+    assert [fact for name, fact in shown if name == "topology"] == [
+        "        GPU0    GPU1",
+        "GPU0     X      NV18",
+    ]
 
 
 def test_the_allocator_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

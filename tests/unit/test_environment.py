@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from pytest_ddpperf.rank import environment
+from pytest_ddpperf.wire import boot
 
 ARM = """\
 processor\t: 0
@@ -71,7 +72,7 @@ def test_switches_that_cannot_be_read_are_unknown(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """As with a torch that has no such switch for each backend."""
-    ctx: Any = SimpleNamespace(rank=0, device=torch.device("cpu"))
+    ctx: Any = SimpleNamespace(rank=0, local_rank=0, device=torch.device("cpu"))
     for switch, name in (("cudnn", "conv"), ("mkldnn", "matmul")):
         module = type(getattr(torch.backends, switch))
         monkeypatch.delattr(module, name, raising=False)
@@ -124,7 +125,7 @@ def test_what_carries_collectives_out_is_a_fact(
         asked.append(device)
         return ProcessGroupNCCL2()
 
-    ctx: Any = SimpleNamespace(rank=0, device=torch.device("cpu"))
+    ctx: Any = SimpleNamespace(rank=0, local_rank=0, device=torch.device("cpu"))
     notes: list[str] = []
     assert environment.of_rank(ctx, notes)["implementation"] is None
     world = SimpleNamespace(_get_backend=backend_of)
@@ -251,10 +252,11 @@ def test_the_matrix_of_gpus_is_plain_text(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(
-        environment,
+        boot,
         "output_of",
         lambda *command: "\t\x1b[4mGPU0\tGPU1\x1b[0m\nGPU0\t X \tNV2\n",
     )
-    assert (
-        environment.topology() == "        GPU0    GPU1\nGPU0     X      NV2\n"
-    )
+    assert boot.topology() == [
+        "        GPU0    GPU1",
+        "GPU0     X      NV2",
+    ]
