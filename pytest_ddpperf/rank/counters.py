@@ -46,7 +46,7 @@ class Meter:
         reduced: dict[int, list[int]] = {}
         with noting(SENT_IS, sent.problems):
             reduced = modules.ready_times(modules.replicas())
-        compiled = count_compilations()
+        compiled, _ = compilation_state()
         with noting(_MEMORY_IS, self.notes):
             if device.type != "cpu":
                 torch_names.allocator().reset_peak_memory_stats(device)
@@ -76,7 +76,7 @@ class Meter:
             figures["graph_breaks"] = sum(
                 _compiler_counts("graph_break").values()
             )
-            figures["recompilations"] = count_compilations() - compiled
+            figures["recompilations"] = compilation_state()[0] - compiled
         figures |= sent.work(has_compiled=has_compiled())
         self.notes += sent.problems[:1]
 
@@ -94,14 +94,10 @@ class Meter:
 _DYNAMO = "torch._dynamo.utils"  # not imported here: it costs a second
 
 
-def count_compilations() -> int:
-    """Return how many frames torch.compile has compiled so far, recompilations included."""
-    return compilation_state()[0]
-
-
 def compilation_state() -> tuple[int, int]:
-    """Return two counts that differ after a compilation: `torch.compiler.reset` clears the first,
-    and the second lacks those with `fullgraph=True`."""
+    """Return two counts that differ after a compilation. The first is that of all frames which
+    torch.compile has compiled so far, recompilations included; `torch.compiler.reset` clears it.
+    The second lacks those with `fullgraph=True`."""
     # In each timed step, so without the detour by `torch_names.find`.
     dynamo = sys.modules.get(_DYNAMO)
     if dynamo is None:

@@ -48,6 +48,7 @@ from pytest_ddpperf.records import codec
 from pytest_ddpperf.records.errors import DdpPerfError, EndedEarly, short_repr
 from pytest_ddpperf.records.messages import RankRequest
 from pytest_ddpperf.records.metric import KERNELS
+from pytest_ddpperf.records.plan import Program
 from pytest_ddpperf.records.samples import RankError, StackSamples, Window
 from pytest_ddpperf.wire import boot, layout, opened, payload, variables
 from pytest_ddpperf.wire.channels import Board, Kind, Phase, send_frame
@@ -194,7 +195,8 @@ def _work(rank: Rank, folder: Path, request: RankRequest) -> None:
     task, function, args = payload.loads((folder / "payload").read_bytes())
     if rank.plan.boundary:
         os.environ["ROLE_RANK"] = str(rank.number)
-        os.environ.update(getattr(function, "env", {}))
+        if isinstance(function, Program):
+            os.environ.update(function.env)
     rank.enter(Phase.GROUP)
     place = group.ProcessPlace(
         number=rank.number,

@@ -254,9 +254,8 @@ class PhaseWatch:
         self._on_cpu = ctx.device.type == "cpu"
         self._stamps = Stamps(ctx.device)
         self._offset_ns = 0
-        self._is_on = not plan.rpc and plan.collective is None
-        if not self._on_cpu and plan.timing != "free":
-            self._is_on = False
+        shows_phases = self._on_cpu or plan.timing == "free"
+        self._is_on = shows_phases and not plan.rpc and plan.collective is None
         if self._is_on:
             try:
                 self._stamps.install()

@@ -223,7 +223,10 @@ class Updates:
         for each in (scaler, *scaler.__subclasses__()):
             self._watch_scaler(each)
         # FSDP's is imported by the program
-        scaler.__init_subclass__ = classmethod(self._watch_scaler)
+        # Python 3.10 would not give a bound method the class
+        scaler.__init_subclass__ = classmethod(
+            lambda each: self._watch_scaler(each)
+        )
 
     def _watch_scaler(self, scaler: Any) -> None:
         update = vars(scaler).get("update")

@@ -62,7 +62,11 @@ class Stretch:
             # The allocator keeps this memory for copies of figures: it need not ask the device in
             # the window.
             blocks = range(length * _FIGURES // _COPIES + 1)
-            room = [torch.empty(_BLOCK, device=rank.ctx.device) for _ in blocks]
+            device = rank.ctx.device
+            room = [
+                torch.empty(_BLOCK, dtype=torch.float32, device=device)
+                for _ in blocks
+            ]
             del room
             torch.accelerator.synchronize()
         self._allocated = allocator_growth(rank.ctx.device)

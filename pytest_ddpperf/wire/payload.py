@@ -248,8 +248,8 @@ def accepts(function: Any, count: int) -> bool:
     try:
         # A decorated function by what its wrapper takes, not by what that may pass on.
         signature = inspect.signature(function, follow_wrapped=False)
-    except (TypeError, ValueError):
-        return True
+    except (TypeError, ValueError, NameError):
+        return True  # a NameError: of an annotation, since Python 3.14
     try:
         signature.bind(*[None] * count)
     except TypeError:

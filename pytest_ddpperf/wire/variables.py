@@ -145,7 +145,7 @@ def read_so_far(trees: Trees | None = None) -> dict[str, str]:
     """Return the digests of the variables that were read, by name. A path in either of the `trees`
     counts as the same."""
     found = {}
-    for name, value in _read.items():
+    for name, value in [*_read.items()]:
         if value is not None and trees is not None:
             found[name] = digest(trees.as_current(value))
         else:
