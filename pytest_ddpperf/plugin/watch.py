@@ -17,8 +17,8 @@ from pytest_ddpperf import text
 from pytest_ddpperf.launch import Observer, placement
 from pytest_ddpperf.plugin.outcomes import Took
 from pytest_ddpperf.plugin.state import RUN
+from pytest_ddpperf.records.quantiles import quantile
 from pytest_ddpperf.records.samples import LaunchSamples
-from pytest_ddpperf.verdict.stats import quantile
 from pytest_ddpperf.wire.channels import Phase
 
 _REDRAW_SECONDS = 0.25
@@ -69,9 +69,12 @@ class Watcher(Observer):
         self._waits_since = 0.0
         self._launch_began = time.monotonic()
         seconds = self._launch_began - self._began
+        waited = sum(self._waits.values())
+        if not launch:
+            self._first_began = self._launch_began - waited
         if self._writer is None and launch and seconds >= self._next_launch:
             self._next_launch = 2 * seconds
-            taken = seconds - sum(self._waits.values())
+            taken = self._launch_began - self._first_began - waited
             minutes = taken / launch * (launches - launch) / 60
             self._report(
                 f"{seconds:.0f} s so far: launch {launch + 1} of {launches} begins, about"

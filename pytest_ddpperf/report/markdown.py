@@ -35,8 +35,8 @@ _MOST_GONE = 10  # measurements of the baseline run that this run lacks
 _MOST_DETAILS = 10
 _MOST_REMARKS = 20
 _LONGEST_REMARK = 250  # characters
-_LONGEST_DETAILS = 2_000
-_LONGEST_SECTION = 5_000
+_LONGEST_DETAILS = 1_700
+_LONGEST_SECTION = 2_500
 _MOST_SECTIONS = 2
 
 

@@ -3,6 +3,7 @@ same in every report."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 
 from pytest_ddpperf import text
@@ -352,7 +353,8 @@ def _slower_within_limit(verdict: Verdict) -> str:
     )
     if worst is None or worst.change.low <= 0:
         return ""
-    limit, estimate = text.limit_share(worst), worst.change.estimate
+    limit = text.limit_share(worst)
+    estimate = text.resolved(worst.limit.kind, worst.change.estimate)
     if estimate < limit / 2:
         return ""
     where = "within" if estimate <= limit else "at about"
@@ -388,7 +390,7 @@ def problems(
 def _short_name(outcome: Outcome) -> str:
     """Return the name without its file: the table above has that."""
     label = f" ({outcome.test.label})" if outcome.test.label else ""
-    name = outcome.nodeid.rpartition("::")[2] or outcome.nodeid
+    name = re.sub(r"^[^[]*::", "", outcome.nodeid)
     return text.shortened(name + label, 60)
 
 

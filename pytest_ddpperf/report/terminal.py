@@ -8,6 +8,7 @@ from dataclasses import fields
 from statistics import fmean, median
 
 from pytest_ddpperf import text
+from pytest_ddpperf.records import quantiles
 from pytest_ddpperf.records.metric import WALL, OwnFigure, metric_of
 from pytest_ddpperf.records.outcome import Outcome, Outcomes, RunInfo
 from pytest_ddpperf.records.plan import Collective
@@ -25,7 +26,6 @@ from pytest_ddpperf.records.samples import (
 from pytest_ddpperf.report import sentences
 from pytest_ddpperf.report.summary import last_line
 from pytest_ddpperf.text import Lines
-from pytest_ddpperf.verdict import stats
 from pytest_ddpperf.verdict.times import TEST_LEVEL
 
 _PERCENTILES = (50, 75, 90, 95)
@@ -103,7 +103,7 @@ def table(outcomes: Outcomes, *, width: int = text.WIDTH) -> Lines:
         ]
     elif _room(rows, width) < _LEAST_NAME:
         rows = [tuple(cell.partition(" [")[0] for cell in row) for row in rows]
-    names = text.names_within(outcomes, max(_room(rows, width), 1))
+    names = text.names_within(outcomes, max(_room(rows, width), _LEAST_NAME))
     yield from text.aligned(
         [(name, *row) for name, row in zip(("", *names), rows, strict=True)],
         left=(1, 3) if compared else (1,),
@@ -208,7 +208,7 @@ def _rate(outcome: Outcome, q: float, rank: int | None) -> str:
     samples = outcome.measured.samples
     durations = _durations(samples, rank)
     if samples.examples is None:
-        seconds = stats.percentile(durations, q)
+        seconds = quantiles.percentile(durations, q)
         if outcome.batch_size is None or not seconds:
             return "-"
         ranks = outcome.plan.world_size if rank is None else 1
@@ -225,8 +225,8 @@ def _rate(outcome: Outcome, q: float, rank: int | None) -> str:
             number / seconds if seconds else 0.0
             for number, seconds in zip(processed, launch, strict=True)
         ]
-        rates.append(stats.quantile(in_steps, 100 - q))
-    return text.rate(stats.geometric_mean(rates))
+        rates.append(quantiles.quantile(in_steps, 100 - q))
+    return text.rate(quantiles.geometric_mean(rates))
 
 
 def _durations(samples: Samples, rank: int | None) -> LaunchSteps:
@@ -304,14 +304,14 @@ def _percentiles(
             ]
         for q in percentiles:
             cells += [
-                _sec(stats.percentile(durations, q)),
+                _sec(quantiles.percentile(durations, q)),
                 _rate(outcome, q, rank),
             ]
         if samples.cpu_seconds is not None and rank is None:
             cells.append("")
         elif samples.cpu_seconds is not None:
             used = [launch[rank] for launch in samples.cpu_seconds]
-            cells.append(_sec(stats.percentile(used, 50)))
+            cells.append(_sec(quantiles.percentile(used, 50)))
         rows.append(cells)
     # Without the columns of rates that are not known.
     columns = [

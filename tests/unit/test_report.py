@@ -325,6 +325,12 @@ def test_without_a_comparison_a_row_has_the_step_time_alone() -> None:
     ]
 
 
+def test_a_narrow_terminal_has_the_ends_of_names() -> None:
+    long = replace(GREEN, nodeid="tests/test_a.py::test_all_gather_of_tensors")
+    _, row = terminal.table([long], width=40)
+    assert row.startswith("test_...tensors  ")
+
+
 @pytest.mark.parametrize("verbosity", [-1, 0, 1])
 @pytest.mark.parametrize("width", [80, 100])
 def test_no_line_is_wider_than_the_terminal(width: int, verbosity: int) -> None:
@@ -831,6 +837,13 @@ def test_what_holds_for_several_tests_is_said_once_and_what_is_counted_is_not_sa
         noted[0], test=TestId(module="m", name="t", label="forward")
     )
     assert problems(named) == ["test_a (forward): there is one for x"]
+    operators = [
+        replace(noted[0], nodeid=f"a.py::TestA::test_op[{name}::mm]")
+        for name in ("aten", "prim")
+    ]
+    assert problems(*operators) == [
+        "2 tests (test_op[aten::mm], test_op[prim::mm]): there is one for x"
+    ]
 
 
 # --- failures

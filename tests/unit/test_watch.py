@@ -169,6 +169,22 @@ def test_a_wait_for_other_runs_is_no_part_of_what_is_left(
     )
 
 
+def test_launches_that_confirm_are_counted_anew(
+    pytester: pytest.Pytester,
+) -> None:
+    again = "    for launch in (0, 1):\n        watcher.begin(launch, 5)\n"
+    source = MEASURES.replace("WAITED", "0").replace("LAUNCHES", "12")
+    source = source.replace(
+        "    monkeypatch.undo()",
+        again + "        clock[0] += 25\n    monkeypatch.undo()",
+    )
+    pytester.makepyfile(test_measures=source.replace("range(12)", "range(11)"))
+    result = pytester.runpytest_subprocess(*ARGUMENTS)
+    assert [text for text in result.outlines if "launch 2 of 5" in text] == [
+        "300 s so far: launch 2 of 5 begins, about 2 min left, more if the verdict is open then"
+    ]
+
+
 @pytest.mark.parametrize("terminal", ["xterm", "dumb"])
 def test_a_terminal_shows_a_wait_while_it_lasts_and_a_dumb_one_in_lines(
     pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, terminal: str
