@@ -63,12 +63,10 @@ class Size:
         return self.gpts[0]
 
 
-# DDP rebuilds its buckets after the first step: three warm-up steps are enough to see that
-# everything runs.
 _TINY = {
     "launches": 2,
     "max_launches": 4,
-    "warmup": 3,
+    "warmup": 5,
     "steps": 5,
     "min_time": 0,
 }
