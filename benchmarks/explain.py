@@ -36,9 +36,9 @@ from neighbour import neighbour
 
 from pytest_ddpperf.explain import find
 from pytest_ddpperf.records import codec
+from pytest_ddpperf.records.quantiles import percentile
 from pytest_ddpperf.records.samples import Measurement
 from pytest_ddpperf.records.step_phases import PHASES, StepPhases
-from pytest_ddpperf.verdict.stats import percentile
 
 TEST = """
 import pytest

@@ -21,7 +21,8 @@ from typing import NamedTuple
 from _common import binomial_interval, progress, table
 
 from pytest_ddpperf.history.change_points import find_change_points, weigh_runs
-from pytest_ddpperf.verdict.stats import Part, launch_quantiles, variance
+from pytest_ddpperf.records.quantiles import launch_quantiles
+from pytest_ddpperf.verdict.stats import Part, variance
 
 LAUNCHES = 5
 SPREAD = 0.05  # between launches, of the logarithm

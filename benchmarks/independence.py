@@ -41,7 +41,8 @@ from _common import binomial_interval, done, progress, quartiles, table
 from _same_code import WORKLOADS
 from neighbour import neighbour
 
-from pytest_ddpperf.verdict.stats import _incomplete_beta, quantile
+from pytest_ddpperf.records.quantiles import quantile
+from pytest_ddpperf.verdict.stats import _incomplete_beta
 
 HERE = Path(__file__).parent
 PACKAGE = '''"""The package under test."""

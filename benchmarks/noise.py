@@ -23,7 +23,7 @@ from pathlib import Path
 from _common import table
 from _traces import Launch, Workload, read
 
-from pytest_ddpperf.verdict.stats import launch_quantiles
+from pytest_ddpperf.records.quantiles import launch_quantiles
 
 PERCENTILES = (0, 5, 10, 25, 50, 75, 90, 95)
 SLOWDOWN = 0.2

@@ -30,8 +30,9 @@ from _models import step_of
 from pytest_ddpperf.compare.interleaving import interleave
 from pytest_ddpperf.launch import Launcher, Observer
 from pytest_ddpperf.records.plan import Plan
+from pytest_ddpperf.records.quantiles import quantile
 from pytest_ddpperf.records.samples import LaunchSamples
-from pytest_ddpperf.verdict.stats import quantile, t_quantile
+from pytest_ddpperf.verdict.stats import t_quantile
 from pytest_ddpperf.wire.source_trees import Trees
 
 FILES = 10

@@ -47,8 +47,9 @@ from neighbour import neighbour
 from pytest_ddpperf.compare.interleaving import interleave
 from pytest_ddpperf.launch import Launcher, Observer
 from pytest_ddpperf.options.settings import make_plan
+from pytest_ddpperf.records.quantiles import quantile
 from pytest_ddpperf.records.samples import LaunchSamples
-from pytest_ddpperf.verdict.stats import by_stretches, quantile, t_quantile
+from pytest_ddpperf.verdict.stats import by_stretches, t_quantile
 
 MACHINES = {"quiet": None, "neighbour": 20261121}  # seeds
 KEY = ("machine", "plant", "amount", "model", "way", "number")

@@ -39,15 +39,11 @@ def compare(
 
     If `limits` is None, each measurement has those of its own run. `fail_on` names the verdicts
     that fail."""
-    partners = _partners(base, now)
+    partners, gone = _partners(base, now)
     entries = []
     for number, entry in enumerate(now.entries):
-        partner = base.entries[partners[number]] if number in partners else None
-        asked = (
-            limits
-            if limits is not None
-            else entry.outcome.limits or TIME_LIMITS
-        )
+        partner = partners.get(number)
+        asked = limits or entry.outcome.limits or TIME_LIMITS
         applying = limits_for(
             entry.outcome.plan, asked, _figures_of(entry, partner)
         )
@@ -58,9 +54,6 @@ def compare(
             )
             outcome = replace(outcome, fails=fails)
         entries.append(replace(entry, outcome=outcome))
-    gone = dict(enumerate(base.entries))
-    for taken in partners.values():
-        del gone[taken]
     outcomes = [entry.outcome for entry in entries]
     # Counts and messages of a run as a whole are not about the comparison: `-k` may have chosen a
     # part.
@@ -98,10 +91,12 @@ def _figures_of(*entries: Entry | None) -> dict[str, Figure]:
     return figures_of(sides)
 
 
-def _partners(base: StoredReport, now: StoredReport) -> dict[int, int]:
-    """By the place of a measurement in `now`, the place in `base` of that of the same test with as
-    many ranks; where there are several, of that on the same kind of machine."""
-    found: dict[int, int] = {}
+def _partners(
+    base: StoredReport, now: StoredReport
+) -> tuple[dict[int, Entry], dict[int, Entry]]:
+    """By the place of a measurement in `now`, that in `base` of the same test with as many ranks;
+    where there are several, that on the same kind of machine. And those of `base` that are left."""
+    found: dict[int, Entry] = {}
     left = dict(enumerate(base.entries))
     for alike in (
         identity,
@@ -114,9 +109,8 @@ def _partners(base: StoredReport, now: StoredReport) -> dict[int, int]:
             if here not in found and (
                 of_it := places.get(alike(entry.outcome))
             ):
-                found[here] = of_it.pop(0)
-                del left[found[here]]
-    return found
+                found[here] = left.pop(of_it.pop(0))
+    return found, left
 
 
 def _with_verdict(now: Outcome, other: Entry | None, limits: Limits) -> Outcome:

@@ -39,7 +39,7 @@ _DEFAULT_FOLDER = Path("history")
 
 
 # What may follow `ddpperf history`; else it is `show`.
-COMMANDS = (["show"], ["add"], ["accept"], ["-h"], ["--help"])
+COMMANDS = [[word] for word in "show add accept -h --help".split()]
 
 
 def add_parser(subparsers: Any) -> None:

@@ -34,6 +34,11 @@ from pytest_ddpperf.records.plan import (
     Collective,
     Limits,
 )
+from pytest_ddpperf.records.quantiles import (
+    geometric_mean,
+    launch_means,
+    launch_quantiles,
+)
 from pytest_ddpperf.records.samples import (
     Baseline,
     Counters,
@@ -51,11 +56,6 @@ from pytest_ddpperf.records.samples import (
 from pytest_ddpperf.records.step_phases import by_rank, over_ranks
 from pytest_ddpperf.remote.worktree import differing_files
 from pytest_ddpperf.verdict import times
-from pytest_ddpperf.verdict.stats import (
-    geometric_mean,
-    launch_means,
-    launch_quantiles,
-)
 from pytest_ddpperf.wire.source_trees import is_code
 
 

@@ -9,8 +9,9 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 from pytest_ddpperf import text
 from pytest_ddpperf.baseline import Store
@@ -37,8 +38,7 @@ from pytest_ddpperf.verdict.observed import in_percentiles
 PausedSide = PausedLaunch | RemotePausedLaunch
 
 
-@dataclass(frozen=True, slots=True)
-class CurrentSide:
+class CurrentSide(NamedTuple):
     """The current code in one launch, number `place` from 0, by this process's own ranks."""
 
     job: Job
@@ -50,7 +50,7 @@ class CurrentSide:
         """The same launch of what the job is compared with in the same run, if it is."""
         if self.job.reference is None:
             return None
-        return replace(self, job=self.job.reference)
+        return self._replace(job=self.job.reference)
 
     def measure(self, observer: Observer, steps: int | None) -> LaunchSamples:
         """Take a launch with a window of so many steps; None leaves that to the launch. Raises
@@ -77,8 +77,7 @@ Side = CurrentSide | BaseSide  # that launches
 # --- what the current side is compared with
 
 
-@dataclass(frozen=True, slots=True)
-class OtherVersion:
+class OtherVersion(NamedTuple):
     """A version whose launches are interleaved with those of the current side."""
 
     version: Version

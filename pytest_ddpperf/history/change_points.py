@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence, Set
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
 from statistics import fmean, median
 from typing import NamedTuple
@@ -155,7 +155,7 @@ def find_largest(
     if point is None or distance <= _FAR:
         return point
     if point.p_value <= 10 * _LEVEL or distance > _VERY_FAR:
-        point, _, _ = _scan(replace(observations, noise=noise), resets, near)
+        point, _, _ = _scan(observations._replace(noise=noise), resets, near)
     return point
 
 
@@ -177,7 +177,7 @@ def smallest_change(observations: Observations, level: float) -> float:
         moved = list(observations.values)
         for index in range(middle, len(moved)):
             moved[index] += more
-        largest = find_largest(replace(observations, values=moved))
+        largest = find_largest(observations._replace(values=moved))
         return largest is not None and largest.p_value <= level
 
     # up to 490 standard errors
@@ -319,8 +319,7 @@ def _downweigh_far_points(
 _LEAST_VARIANCE = 1e-11
 
 
-@dataclass(frozen=True, slots=True)
-class Observations:
+class Observations(NamedTuple):
     """The points of a series in order."""
 
     values: Sequence[float]

@@ -22,9 +22,9 @@ from pytest_ddpperf.records.errors import FileError
 from pytest_ddpperf.records.figure import Better
 from pytest_ddpperf.records.metric import Metric, metric_of
 from pytest_ddpperf.records.outcome import Outcome, RunInfo
+from pytest_ddpperf.records.quantiles import launch_quantiles
 from pytest_ddpperf.records.record import record
 from pytest_ddpperf.records.samples import Facts, Interval, Reason, TestId
-from pytest_ddpperf.verdict.stats import launch_quantiles
 
 SCHEMA = 1
 METRICS = ("p10", "p50", "p90")
@@ -156,14 +156,16 @@ def _measurement_of(outcome: Outcome) -> HistoryMeasurement:
     for metric in METRICS:
         quantiles = launch_quantiles(launches, float(metric[1:]))
         launch_seconds[metric] = tuple(map(_rounded, quantiles))
-    recorded = {}
-    for name, value in environment.recorded.items():
-        if name in _RECORDED or name.startswith(_VARIABLE):
-            recorded[name] = value
-    phases = {}
-    for name, seconds in measured.mean_phases.items():
-        if seconds is not None:
-            phases[name] = _rounded(seconds)
+    recorded = {
+        name: value
+        for name, value in environment.recorded.items()
+        if name in _RECORDED or name.startswith(_VARIABLE)
+    }
+    phases = {
+        name: _rounded(seconds)
+        for name, seconds in measured.mean_phases.items()
+        if seconds is not None
+    }
     counters = {
         name: count
         for name, count in measured.counters.items()

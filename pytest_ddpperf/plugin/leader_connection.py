@@ -170,9 +170,8 @@ class LeaderConnection:
                 case PauseLaunch(steps):
                     launched = self._pause(current, steps)
                 case SampleStacks(plan):
-                    sampling = replace(
-                        current, job=replace(current.job, plan=plan)
-                    )
+                    job = replace(current.job, plan=plan)
+                    sampling = current._replace(job=job)
                     launched = sampling.measure(self.relay, None)
         except DdpPerfError as error:
             self.send(LaunchFailed(text_with_output(error)))

@@ -15,10 +15,10 @@ from pytest_ddpperf.compare.sides import shown
 from pytest_ddpperf.explain import find_slower_file
 from pytest_ddpperf.explain.slow_node import describe_slow_node
 from pytest_ddpperf.records.outcome import BaselineSide, Outcome
+from pytest_ddpperf.records.quantiles import geometric_mean, launch_means
 from pytest_ddpperf.records.samples import Measurement, Status
 from pytest_ddpperf.records.step_phases import Finding
 from pytest_ddpperf.report import causes
-from pytest_ddpperf.verdict.stats import geometric_mean, launch_means
 from pytest_ddpperf.verdict.times import TEST_LEVEL
 
 

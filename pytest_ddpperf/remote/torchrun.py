@@ -90,7 +90,6 @@ def join_step(environ: MutableMapping[str, str]) -> None:
 
 _END_SECONDS = 5.0
 _LONGER_SECONDS = 60.0  # than it was asked for: to import torch, and to say so
-_SHOWN = 4000  # characters of what it wrote
 
 
 class TorchrunStore:
@@ -132,7 +131,7 @@ class TorchrunStore:
             ):
                 messages = self._child.lines.receive()
             if not messages:
-                written = self._child.output()[-_SHOWN:].rstrip()
+                written = self._child.output()
                 raise NodesError(
                     f"torchrun's store did not answer\n{written}".rstrip()
                 )

@@ -19,6 +19,7 @@ from pytest_ddpperf.explain.kernels import (
     exposed_rise,
     find_kernels,
 )
+from pytest_ddpperf.records import quantiles
 from pytest_ddpperf.records.metric import MEAN
 from pytest_ddpperf.records.outcome import BaselineSide
 from pytest_ddpperf.records.plan import Plan
@@ -32,7 +33,6 @@ from pytest_ddpperf.records.samples import (
     Verdict,
 )
 from pytest_ddpperf.records.step_phases import BACKWARD, EXPOSED, Finding
-from pytest_ddpperf.verdict import stats
 from pytest_ddpperf.verdict.decision import FAULT_SECONDS
 from pytest_ddpperf.verdict.observed import of_one_length
 
@@ -59,18 +59,17 @@ def explain(
     ):
         return (), ()
     change = _change(verdict)
+    before = baseline[-1]
     # CPU time by rank explains a limit on it. That phases differ from those of a stored baseline is
     # no evidence by itself: the machine may be slower.
     is_open = side is None and verdict.status is Status.INCONCLUSIVE
     rise = 0.0
     if change and change.limit.kind.is_wall_time and not is_open:
-        rise = _rise(change, now, baseline[-1])
-    found = find(
-        now, baseline[-1], rise, is_paired=side is not None, level=level
-    )
-    found = _with_exposed(found, exposed_rise(now, baseline[-1]), rise)
-    if not is_open and _is_of_device(verdict, now, baseline[-1], rise):
-        found = (*find_kernels(now, baseline[-1]), *found)
+        rise = _rise(change, now, before)
+    found = find(now, before, rise, is_paired=side is not None, level=level)
+    found = _with_exposed(found, exposed_rise(now, before), rise)
+    if not is_open and _is_of_device(verdict, now, before, rise):
+        found = (*find_kernels(now, before), *found)
     return found, find_causes(verdict, plan, now, baseline, found)
 
 
@@ -320,7 +319,7 @@ def _slow_steps(
     added = slow.added_seconds - _slow(before).added_seconds
     if rise <= 0 or not 0 < slow.share <= _FEW or added < _MAIN_PART * rise:
         return []
-    typical = text.seconds(stats.quantile(slow.seconds, 50))
+    typical = text.seconds(quantiles.quantile(slow.seconds, 50))
     return [f"1 of {round(1 / slow.share)} steps takes {typical}"]
 
 
@@ -335,7 +334,7 @@ class _SlowSteps(NamedTuple):
 def _slow(launches: LaunchSteps) -> _SlowSteps:
     slow, added = [], 0.0
     for launch in launches:
-        usual = stats.quantile(launch, 50)
+        usual = quantiles.quantile(launch, 50)
         for seconds in launch:
             if seconds > _SLOW * usual:
                 slow.append(seconds)
@@ -390,6 +389,6 @@ def _computing(
 def by_rank(durations: LaunchRankSteps, q: float) -> list[float]:
     """Return each rank's q-th percentile over launches, in seconds."""
     return [
-        stats.percentile(tuple(launch[rank] for launch in durations), q)
+        quantiles.percentile(tuple(launch[rank] for launch in durations), q)
         for rank in range(len(durations[0]))
     ]

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from pytest_ddpperf import text
+from pytest_ddpperf.records import quantiles
 from pytest_ddpperf.records.errors import FileError
 from pytest_ddpperf.records.outcome import Outcome, RunInfo
 from pytest_ddpperf.records.plan import OF_TEST
@@ -19,7 +20,6 @@ from pytest_ddpperf.report import sentences, terminal
 from pytest_ddpperf.report.json_report import Entry, StoredReport
 from pytest_ddpperf.report.summary import last_line
 from pytest_ddpperf.text import Lines
-from pytest_ddpperf.verdict import stats
 
 _LONGEST_LINE = 1_000  # characters, of facts about a machine
 ONLY_BEFORE = "only in the base"
@@ -172,7 +172,7 @@ def _read_rows(results: Sequence[Mapping[str, Any]]) -> Rows:
             if len(single) > 1 and result is single[0]
             else len(result["ranks"])
         )
-        taken = tuple(stats.quantile(seconds, q) for q in _PERCENTILES)
+        taken = tuple(quantiles.quantile(seconds, q) for q in _PERCENTILES)
         rows[str(ranks) if ranks else _NO_DDP] = Row(
             f"{ranks} GPUs" if ranks else _NO_DDP, ranks, taken, seconds
         )
@@ -208,7 +208,7 @@ def ours(report: StoredReport) -> Sweep:
             raise FileError(report.paths[0], f"has {outcome.test} {problem}")
         samples = outcome.measurement.samples
         taken = tuple(
-            stats.percentile(samples.step_seconds, q) for q in _PERCENTILES
+            quantiles.percentile(samples.step_seconds, q) for q in _PERCENTILES
         )
         steps = [
             seconds

@@ -12,12 +12,12 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from pytest_ddpperf import text
+from pytest_ddpperf.records import quantiles
 from pytest_ddpperf.records.errors import MissingExtraError
 from pytest_ddpperf.records.outcome import Outcome
 from pytest_ddpperf.records.record import record
 from pytest_ddpperf.records.samples import Comparison
 from pytest_ddpperf.records.step_phases import PHASES, Means
-from pytest_ddpperf.verdict import stats
 from pytest_ddpperf.verdict.observed import (
     PERCENTILES,
     launch_figures,
@@ -131,8 +131,11 @@ class Side:
 
     def middle(self, metric: str) -> float:
         """Return the mean over launches, then over sessions, as the verdict computes it."""
-        return stats.geometric_mean(
-            [stats.geometric_mean(session[metric]) for session in self.sessions]
+        return quantiles.geometric_mean(
+            [
+                quantiles.geometric_mean(session[metric])
+                for session in self.sessions
+            ]
         )
 
 

@@ -3,19 +3,18 @@ shards of a CI job."""
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 from pytest_ddpperf import text
 from pytest_ddpperf.baseline.content import nonsense
-from pytest_ddpperf.records import codec
+from pytest_ddpperf.records import codec, quantiles
 from pytest_ddpperf.records.errors import FileError
 from pytest_ddpperf.records.outcome import Outcome, RunInfo
 from pytest_ddpperf.records.record import record
 from pytest_ddpperf.report.summary import count
-from pytest_ddpperf.verdict import stats
 
 SCHEMA = 1
 T = TypeVar("T")
@@ -54,11 +53,11 @@ def _measurement(outcome: Outcome) -> dict[str, Any]:
         launches = outcome.measurement.samples.step_seconds
         percentiles = () if outcome.plan.command else (10, 50, 75, 90, 95)
         data["percentile_seconds"] = {
-            f"p{q}": stats.percentile(launches, q) for q in percentiles
+            f"p{q}": quantiles.percentile(launches, q) for q in percentiles
         }
         data["busy_share"] = outcome.measurement.busy_share
-        data["mean_seconds"] = stats.geometric_mean(
-            stats.launch_means(launches)
+        data["mean_seconds"] = quantiles.geometric_mean(
+            quantiles.launch_means(launches)
         )
     return data
 
@@ -208,11 +207,10 @@ def _decode(path: Path, kind: type[T], data: object, place: str = "") -> T:
         raise FileError(path, f"{place}{dot}{error}") from error
 
 
-def merged(reports: Iterable[StoredReport]) -> StoredReport:
+def merged(reports: Sequence[StoredReport]) -> StoredReport:
     """Return several reports as if one run had measured it all. If several runs measured the same
     on one kind of machine, a rerun of a job for example, the run that ended last counts, and a
     message says so."""
-    reports = list(reports)
     entries = [entry for report in reports for entry in report.entries]
     by_end = sorted(entries, key=lambda entry: entry.run.created)
     latest = {_asked(entry): entry.run for entry in by_end}

@@ -9,6 +9,7 @@ from itertools import chain
 from typing import Any, NamedTuple
 
 from pytest_ddpperf import text
+from pytest_ddpperf.records import quantiles
 from pytest_ddpperf.records.metric import WALL
 from pytest_ddpperf.records.outcome import Outcome, RunInfo
 from pytest_ddpperf.records.samples import (
@@ -28,7 +29,6 @@ from pytest_ddpperf.report import (
     terminal,
 )
 from pytest_ddpperf.report.json_report import StoredReport
-from pytest_ddpperf.verdict import stats
 
 _SHOWN = "p5 p10 p25 p50 p75 p90 p95 mean".split()
 
@@ -280,7 +280,7 @@ def _medians(durations: LaunchRankSteps | None) -> list[float]:
     medians = []
     for rank in range(len(durations[0])):
         steps = [step for launch in durations for step in launch[rank]]
-        medians.append(stats.quantile(steps, 50))
+        medians.append(quantiles.quantile(steps, 50))
     return medians
 
 
@@ -312,7 +312,7 @@ def _recorded(outcome: Outcome) -> Iterator[tuple[str, ...]]:
             if value is not None
         ]
         if values:
-            shown = (min(values), stats.quantile(values, 50), max(values))
+            shown = (min(values), quantiles.quantile(values, 50), max(values))
             yield text.shortened(name), *(f"{value:.4g}" for value in shown)
 
 

@@ -6,9 +6,9 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -35,8 +35,7 @@ BATCHES = {"small": 1, "large": 8}  # sequences of a rank
 HANG_SECONDS = 15
 
 
-@dataclass(frozen=True)
-class Learned:
+class Learned(NamedTuple):
     """What a rank learned, synchronising every so many iterations."""
 
     # seed x iteration: the mean loss over ranks on the same batches, before each iteration and

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+from pytest_ddpperf.records import quantiles
 from pytest_ddpperf.records.metric import MEAN
 from pytest_ddpperf.records.outcome import StoredSession
 from pytest_ddpperf.records.plan import Limit
@@ -158,8 +159,10 @@ def launch_figures(launches: LaunchSteps) -> dict[str, tuple[float, ...]]:
     # once, for sorting again costs next to nothing
     ordered = [sorted(launch) for launch in launches]
     return {
-        **{f"p{q}": stats.launch_quantiles(ordered, q) for q in PERCENTILES},
-        MEAN: stats.launch_means(launches),
+        **{
+            f"p{q}": quantiles.launch_quantiles(ordered, q) for q in PERCENTILES
+        },
+        MEAN: quantiles.launch_means(launches),
     }
 
 

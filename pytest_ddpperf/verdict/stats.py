@@ -4,19 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import product
 from statistics import NormalDist, fmean
 from typing import NamedTuple
 
-# Others find all statistics here.
-from pytest_ddpperf.records.quantiles import geometric_mean as geometric_mean
-from pytest_ddpperf.records.quantiles import launch_means as launch_means
-from pytest_ddpperf.records.quantiles import (
-    launch_quantiles as launch_quantiles,
-)
-from pytest_ddpperf.records.quantiles import percentile as percentile
-from pytest_ddpperf.records.quantiles import quantile as quantile
+from pytest_ddpperf.records.quantiles import quantile
 from pytest_ddpperf.records.record import record
 
 _NORMAL = NormalDist()
@@ -111,8 +104,7 @@ class Part(NamedTuple):
 NOTHING = Part(0.0, math.inf)
 
 
-@dataclass(frozen=True, slots=True)
-class Drift:
+class Drift(NamedTuple):
     """What is assumed of the spread between sessions before any was seen; it counts as `freedom`
     further sessions would.
 

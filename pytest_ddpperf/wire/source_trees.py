@@ -14,7 +14,6 @@ import hashlib
 import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import cache
 from importlib.machinery import ModuleSpec, PathFinder
 from importlib.util import spec_from_file_location
@@ -22,6 +21,7 @@ from pathlib import Path
 from types import ModuleType
 
 from pytest_ddpperf.records.errors import BaseSideError
+from pytest_ddpperf.records.record import record
 
 _INSTALLED = (f"{os.sep}site-packages", f"{os.sep}dist-packages")
 _PREFIXES = {
@@ -36,7 +36,7 @@ real_path = cache(os.path.realpath)
 _found_nowhere: set[tuple[str, tuple[str, ...], int]] = set()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Trees:
     """Absolute paths, links resolved. Where there is one tree only, `current` and `base` are the
     same."""

@@ -6,6 +6,7 @@ from statistics import stdev, variance
 
 import pytest
 
+from pytest_ddpperf.records import quantiles
 from pytest_ddpperf.verdict import stats
 from pytest_ddpperf.verdict.stats import t_quantile
 
@@ -14,20 +15,24 @@ from pytest_ddpperf.verdict.stats import t_quantile
     ("q", "expected"), [(0, 1.0), (25, 1.75), (50, 2.5), (90, 3.7), (100, 4.0)]
 )
 def test_quantile_interpolates_as_numpy_does(q: float, expected: float) -> None:
-    assert stats.quantile([4.0, 1.0, 3.0, 2.0], q) == pytest.approx(expected)
+    assert quantiles.quantile([4.0, 1.0, 3.0, 2.0], q) == pytest.approx(
+        expected
+    )
 
 
 def test_quantile_of_one_value_is_that_value() -> None:
-    assert stats.quantile([7.0], 95) == 7.0
+    assert quantiles.quantile([7.0], 95) == 7.0
 
 
 def test_the_estimator_is_the_geometric_mean_over_launches() -> None:
-    assert stats.launch_quantiles([[1.0, 2.0, 3.0], [8.0, 8.0, 8.0]], 50) == (
+    assert quantiles.launch_quantiles(
+        [[1.0, 2.0, 3.0], [8.0, 8.0, 8.0]], 50
+    ) == (
         2.0,
         8.0,
     )
-    assert stats.geometric_mean((2.0, 8.0)) == pytest.approx(4.0)
-    assert stats.geometric_mean((0.0, 8.0)) == 0.0
+    assert quantiles.geometric_mean((2.0, 8.0)) == pytest.approx(4.0)
+    assert quantiles.geometric_mean((0.0, 8.0)) == 0.0
 
 
 # Student's t, one-sided 95 %, from printed tables; the last two are fractional (scipy.stats.t.ppf).
