@@ -22,7 +22,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from pytest_ddpperf.rank import warm_up
+from pytest_ddpperf.rank import torch_names, warm_up
 from pytest_ddpperf.rank.process import flush
 from pytest_ddpperf.rank.timed_rank import TimedRank
 from pytest_ddpperf.rank.window import Stretch, new_marks, window_of
@@ -39,6 +39,7 @@ from pytest_ddpperf.wire.channels import Board, Phase
 # So many steps more than the warm-up are enough for most programs: three show where steps end, and
 # in the others DDP rebuilds its buckets, say, and a rank gets ahead of the first one.
 _UNTIL_WINDOW = 7
+_RPC_WORKERS = "torch.distributed.rpc.api:_ALL_WORKER_NAMES"
 # Between looks at the board, while pytest agrees on the window with other nodes.
 _POLL_SECONDS = 0.001
 
@@ -71,7 +72,13 @@ class Learning:
         """Return when the program has ended, and what to do then."""
         boundary = self._rank.plan.boundary
         if boundary == UPDATE:
-            return "before its steps were recognized", _advise(self._rank)
+            advice = _advise(self._rank)
+            if torch_names.find(_RPC_WORKERS):
+                advice = (
+                    "it uses torch.distributed.rpc, for which there are rpc_benchmark"
+                    " and ddp_benchmark.command"
+                )
+            return "before its steps were recognized", advice
         return "without a step", (
             f'boundary="{boundary}" was never reached ("mark" is a call of'
             " pytest_ddpperf.step_end())"

@@ -108,6 +108,9 @@ _NAMES = {
     "which functions of a module take long": {
         "torch.nn:Module._wrapped_call_impl": "know modules by their callers",
     },
+    "which program is one of RPC": {
+        "torch.distributed.rpc.api:_ALL_WORKER_NAMES": "say what measures it",
+    },
     "which models torch.jit.load reads": {
         "torch._C:import_ir_module": "note their files",
     },

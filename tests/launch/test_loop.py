@@ -991,6 +991,15 @@ for step in range({}):
             TRAINS.format(2),
             "the program ended before its steps were recognized: let it take 17",
         ),
+        (
+            "import os\n"
+            "from torch.distributed import rpc\n"
+            "rank = int(os.environ['RANK'])\n"
+            "rpc.init_rpc(f'worker{rank}', rank=rank, world_size=2)\n"
+            "rpc.shutdown()",
+            "the program ended before its steps were recognized: it uses torch.distributed.rpc, for"
+            " which there are rpc_benchmark and ddp_benchmark.command",
+        ),
         (TRAINS.format(2) + "sys.exit(1)", "the program called sys.exit(1)"),
         (
             "print('no data', file=sys.stderr)\\nsys.exit('give it two ranks')",
