@@ -8,9 +8,9 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from math import sqrt
 from statistics import NormalDist, fmean, median
+from typing import NamedTuple
 
 from pytest_ddpperf.records.metric import COPIES, WORK, without_totals
-from pytest_ddpperf.records.record import record
 from pytest_ddpperf.records.samples import Counters, Measurement, StackSamples
 from pytest_ddpperf.records.step_phases import (
     BACKWARD,
@@ -47,8 +47,7 @@ _FIRST = (*_MODEL, *_COMPILER, "buckets")
 _NOT_CAUSES = ("peak_rss.bytes", "peak_memory.bytes", "buckets.largest_bytes")
 
 
-@record
-class Sides:
+class Sides(NamedTuple):
     """Both sides of a comparison, and how they are compared."""
 
     now: Measurement
@@ -100,9 +99,7 @@ def find(
     Counts have no noise: those that differ are a finding. A phase is a finding if its change has
     evidence at the `level` of the test, shared by all phases: Student's or Welch's t-test on the
     phase's time in each launch."""
-    sides = Sides(
-        now=now, before=before, rise=rise, is_paired=is_paired, level=level
-    )
+    sides = Sides(now, before, rise, is_paired, level)
     counters = changed_counters(now.counters, before.counters)
     # More work is a cause if it is enough of it; any change of the code changes some.
     counters = tuple(

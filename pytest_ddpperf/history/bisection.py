@@ -12,8 +12,8 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
+from typing import NamedTuple
 
-from pytest_ddpperf.records.record import record
 from pytest_ddpperf.records.samples import Interval
 from pytest_ddpperf.verdict.stats import NOTHING, Difference
 
@@ -30,8 +30,7 @@ SAME = Difference(
 )
 
 
-@record
-class Gap:
+class Gap(NamedTuple):
     """Two measured commits, by their places, with none between them that was measured, and the rise
     from one to the other."""
 
@@ -86,7 +85,7 @@ class Bisection:
         for before, after in pairwise(sorted(self.measured)):
             found = rise(self.measured[before], self.measured[after])
             if self._is_slower(found):
-                yield Gap(before=before, after=after, rise=found)
+                yield Gap(before, after, found)
 
     def _is_slower(self, rise: Difference) -> bool:
         least = LEAST_PART * self.whole.estimate

@@ -124,25 +124,25 @@ def check_facts(facts: Any) -> dict[str, str | int | float | bool]:
     values by name."""
     __tracebackhide__ = True
     what = "a fact has a name, and is text, a finite number, True or False"
-    if not isinstance(facts or {}, Mapping):
+    given = facts or {}
+    if not isinstance(given, Mapping):
         raise ValueError(f"facts={short_repr(facts)}: give a dict: {what}")
-    given = dict(facts or {})
     for name, value in given.items():
         is_name = isinstance(name, str) and name.isprintable() and name.strip()
         is_number = type(value) is float and math.isfinite(value)
         if not (is_name and (is_number or type(value) in (str, int, bool))):
             raise ValueError(f"facts={short_repr({name: value})}: {what}")
-    return given
+    return dict(given)
 
 
 def check_figures(fixture: str, figures: Any) -> dict[str, Figure]:
     """Return the figures that a program writes; raises TypeError and ValueError."""
     __tracebackhide__ = True
-    if not isinstance(figures or {}, Mapping):
+    given = figures or {}
+    if not isinstance(given, Mapping):
         raise TypeError(
             f"{fixture}(figures={short_repr(figures)}): give a dict of Figure by name"
         )
-    given = dict(figures or {})
     for name, figure in given.items():
         place = f"{fixture}(figures={{{short_repr(name)}: ...}})"
         if not isinstance(figure, Figure):
@@ -159,7 +159,7 @@ def check_figures(fixture: str, figures: Any) -> dict[str, Figure]:
             )
         if problem:
             raise ValueError(f"{place}: {problem}")
-    return given
+    return dict(given)
 
 
 # Modules and console scripts.
@@ -168,6 +168,12 @@ _LAUNCHERS = re.compile(
     r"|torchrun|accelerate(-launch)?|deepspeed|horovodrun"
 )
 _PATH = (str, os.PathLike)
+
+
+def _are_words(given: Any) -> bool:
+    return isinstance(given, list | tuple) and all(
+        isinstance(each, (*_PATH, int, float)) for each in given
+    )
 
 
 def read_program(
@@ -199,9 +205,7 @@ def read_program(
             f"{fixture}.script: {words[-1]} starts ranks itself: give the program that it starts,"
             f" or use {fixture}.command"
         )
-    if not isinstance(args, list | tuple) or not all(
-        isinstance(each, (*_PATH, int, float)) for each in args
-    ):
+    if not _are_words(args):
         raise ValueError(
             f"{fixture}.script(args={short_repr(args)}): give a list, each argument for itself"
         )
@@ -242,11 +246,12 @@ def name_of(program: Any) -> str:
 def read_folder(call: str, root: Path, cwd: Any) -> Path:
     """Return where a program runs; raises ValueError."""
     __tracebackhide__ = True
-    if not isinstance(cwd or "", _PATH) or not (root / (cwd or "")).is_dir():
+    below = cwd or ""
+    if not isinstance(below, _PATH) or not (root / below).is_dir():
         raise ValueError(
             f"{call}(cwd={short_repr(cwd)}): give the path of a folder, from rootdir"
         )
-    return root / (cwd or "")
+    return root / below
 
 
 def read_variables(call: str, env: Any) -> dict[str, str]:
@@ -266,11 +271,7 @@ def read_command(
 ) -> Command:
     """Return the command that is to run; raises ValueError."""
     __tracebackhide__ = True
-    if (
-        not isinstance(words, list | tuple)
-        or not words
-        or not all(isinstance(each, (*_PATH, int, float)) for each in words)
-    ):
+    if not _are_words(words) or not words:
         raise ValueError(
             f"{call}({short_repr(words)}): give a list, each word for itself:"
             ' ["torchrun", "train.py"]'

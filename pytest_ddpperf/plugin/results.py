@@ -225,9 +225,7 @@ class RunResults:
         is_shown = verbosity >= 0 or not self.outcomes
         messages = run.messages if is_shown else self.doubts
         every = [*messages, *self.unwritten, *guard.lines(run)]
-        for problem in (self.interrupted, self.usage_error):
-            if problem:
-                every.append(problem)
+        every += filter(None, (self.interrupted, self.usage_error))
         yield from terminal.report(
             self.outcomes, run, every, verbosity=verbosity, width=width
         )

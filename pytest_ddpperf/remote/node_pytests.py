@@ -77,9 +77,13 @@ class NodePytests:
                 called.folder,
                 [number],
             )
-        at_import = read_at_import(os.environ)
-        message = replace(message, rank_server=number, variables=at_import)
-        remote_pytest.send(replace(message, **self._place))
+        message = replace(
+            message,
+            rank_server=number,
+            variables=read_at_import(os.environ),
+            **self._place,
+        )
+        remote_pytest.send(message)
         return remote_pytest
 
     def serve_version(self, order: ServeVersion) -> None:

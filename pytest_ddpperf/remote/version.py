@@ -357,10 +357,8 @@ class BaseSide:
             invocation.kept,
             own_tests=invocation.own_tests,
         )
-        self.version, self.trees = (
-            self.checkout.version,
-            self.checkout.current_trees,
-        )
+        self.version = self.checkout.version
+        self.trees = self.checkout.current_trees
         # how its own tests would be judged or, if they are not known to differ, the current ones
         # with its code; None if that is not known
         self.own_tests: Judged | None = None
@@ -384,10 +382,11 @@ class BaseSide:
             self.make_tree(self._look)
             self._start_here()
             return
-        kept = [self.trees.within(path) or path for path in self.trees.kept]
         order = ServeVersion(
             commit=self.checkout.other_commit,
-            kept=tuple(kept),
+            kept=tuple(
+                self.trees.within(path) or path for path in self.trees.kept
+            ),
             own_tests=self._invocation.own_tests,
             seconds=self._seconds,
         )

@@ -200,11 +200,8 @@ class Checkout:
     ) -> None:
         """`kept` as `Trees.kept`. With `own_tests` it is the commit as it was, and nothing is
         fetched for it. Raises AgainstError."""
-        self._settings, self._kept, self._own_tests = (
-            settings,
-            tuple(kept),
-            own_tests,
-        )
+        self._settings, self._kept = settings, tuple(kept)
+        self._own_tests = own_tests
         self._folder: Worktree | None = None
         ref = settings.against or ""
         is_other = ref not in ("", "self")

@@ -9,13 +9,12 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pytest_ddpperf import text
 from pytest_ddpperf.records import quantiles
 from pytest_ddpperf.records.errors import MissingExtraError
 from pytest_ddpperf.records.outcome import Outcome
-from pytest_ddpperf.records.record import record
 from pytest_ddpperf.records.samples import Comparison
 from pytest_ddpperf.records.step_phases import PHASES, Means
 from pytest_ddpperf.verdict.observed import (
@@ -114,8 +113,7 @@ def show_seconds(axis: Axis) -> None:
     axis.set_major_formatter(EngFormatter(unit="s"))
 
 
-@record
-class Side:
+class Side(NamedTuple):
     """One side of a comparison: the sessions of a stored baseline, or one session."""
 
     name: str
@@ -147,23 +145,21 @@ def sides_of(outcome: Outcome) -> tuple[Side, Side | None]:
     if outcome.baseline_side and other:
         own, before = of_one_length([own, other.samples])
         base = Side(
-            name=text.shortened(str(outcome.baseline_side.version), 60),
-            sessions=(launch_figures(before.step_seconds),),
-            phases=other.mean_phases,
+            text.shortened(str(outcome.baseline_side.version), 60),
+            (launch_figures(before.step_seconds),),
+            other.mean_phases,
         )
     elif outcome.baseline_side is None and outcome.sessions:
         own = own.first(min(session.steps for session in outcome.sessions))
         base = Side(
-            name="baseline",
-            sessions=tuple(
-                session.launch_seconds for session in outcome.sessions
-            ),
-            phases=outcome.sessions[-1].phases,
+            "baseline",
+            tuple(session.launch_seconds for session in outcome.sessions),
+            outcome.sessions[-1].phases,
         )
     now = Side(
-        name="now",
-        sessions=(launch_figures(own.step_seconds),),
-        phases=outcome.measured.mean_phases,
+        "now",
+        (launch_figures(own.step_seconds),),
+        outcome.measured.mean_phases,
     )
     return now, base
 
