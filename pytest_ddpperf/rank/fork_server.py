@@ -326,6 +326,7 @@ class _Server:
             return 0, 0
         if ended.si_pid in self._ranks:
             _signal_group(ended.si_pid, signal.SIGKILL)
+        _remove_shared(f"torch_{ended.si_pid}_*")
         return os.waitpid(ended.si_pid, 0)
 
     def _signal_groups(self, signum: signal.Signals) -> None:
@@ -353,9 +354,9 @@ class _Server:
             for pid in pids:
                 os.waitpid(pid, 0)
                 self._ranks.discard(pid)
+                _remove_shared(f"torch_{pid}_*")
         if self._dir:
-            for left in Path("/dev/shm").glob(f"sem.{Path(self._dir).name}-*"):
-                left.unlink(missing_ok=True)
+            _remove_shared(f"sem.{Path(self._dir).name}-*")
 
     def _started(self) -> list[int]:
         """Return the pids of all children that a launch started."""
@@ -371,6 +372,12 @@ class _Server:
                 shutil.rmtree(folder, ignore_errors=True)
         finally:
             os._exit(status)
+
+
+def _remove_shared(pattern: str) -> None:
+    """Remove shared memory of processes that have ended: who would do so is killed, too."""
+    for left in Path("/dev/shm").glob(pattern):
+        left.unlink(missing_ok=True)
 
 
 def _forget_worktree(folder: str) -> None:

@@ -179,10 +179,10 @@ class Stamps:
             # TorchScript's modules take no hooks, nor does a RemoteModule
             with suppress(Exception):
                 module.register_forward_pre_hook(
-                    self._hook(IN_FORWARD), prepend=True
+                    _Unsaved(self._hook(IN_FORWARD)), prepend=True
                 )
                 module.register_forward_hook(
-                    self._hook(-IN_FORWARD), always_call=True
+                    _Unsaved(self._hook(-IN_FORWARD)), always_call=True
                 )
 
     def _enter(self, module: torch.nn.Module, _: Any) -> None:
@@ -242,6 +242,13 @@ class Stamps:
                 append((now(), kind))
 
         return stamp
+
+
+class _Unsaved(partial[None]):
+    """A hook of a module. A program may save the module as a whole: there it does nothing."""
+
+    def __reduce__(self) -> Any:
+        return getattr, (nullcontext(), "__exit__")
 
 
 class PhaseWatch:

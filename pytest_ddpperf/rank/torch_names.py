@@ -111,6 +111,9 @@ _NAMES = {
     "which program is one of RPC": {
         "torch.distributed.rpc.api:_ALL_WORKER_NAMES": "say what measures it",
     },
+    "all that torch.jit.script compiles": {
+        "torch.jit._builtins:_get_builtin_table": "know what is wrapped",
+    },
     "which models torch.jit.load reads": {
         "torch._C:import_ir_module": "note their files",
     },
@@ -188,4 +191,9 @@ def replace(path: str, wrap: Callable[[Any], Any]) -> None:
     AttributeError if torch lacks it."""
     original = need(path)
     owner, last = _place(path)
-    setattr(owner, last, wrap(original))
+    wrapped = wrap(original)
+    # TorchScript knows its built-in functions by their identity
+    table = find("torch.jit._builtins:_get_builtin_table")
+    if table and (builtin := table().get(id(original))):
+        table()[id(wrapped)] = builtin
+    setattr(owner, last, wrapped)

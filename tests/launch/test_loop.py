@@ -961,6 +961,84 @@ def test_a_program_can_be_paused_between_steps(
     assert sum(samples.stretches) == 6
 
 
+SAVES = """
+model = begin()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(100):
+    lasts(5)
+    model(x).sum().backward()
+    optimizer.step()
+    if step % 4 == 3:
+        torch.save(model, f"model{dist.get_rank()}.pt")
+"""
+
+
+def test_a_program_may_save_its_whole_model(
+    programs: Programs, tmp_path: Path
+) -> None:
+    """The file has nothing of ours, and its hooks do nothing."""
+    assert milliseconds(programs.run(SAVES)) == [5] * 6
+    (file,) = tmp_path.rglob("model0.pt")
+    assert b"pytest_ddpperf" not in file.read_bytes()
+    loads = """
+import sys, torch
+import torch.distributed as dist
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+model = torch.load(sys.argv[1], weights_only=False)
+hooks = [*model._forward_hooks.values(), *model._forward_pre_hooks.values()]
+assert len(hooks) == 2
+model(torch.ones(2, 4))
+"""
+    subprocess.run([sys.executable, "-c", loads, file], check=True)
+
+
+SCRIPTS = """
+class Energy(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Linear(4, 1)
+    def forward(self, x):
+        x.requires_grad_()
+        force = torch.autograd.grad([self.net(x).sum()], [x], create_graph=True)[0]
+        assert force is not None
+        return force
+
+dist.init_process_group("gloo")
+model = DDP(torch.jit.script(Energy()), find_unused_parameters=True)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(100):
+    lasts(5)
+    model(torch.ones(2, 4)).sum().backward()
+    optimizer.step()
+"""
+
+
+def test_a_program_may_script_what_calls_autograd(programs: Programs) -> None:
+    assert milliseconds(programs.run(SCRIPTS)) == [5] * 6
+
+
+LOADS = """
+from torch.utils.data import DataLoader
+torch.multiprocessing.set_sharing_strategy("file_system")
+model = begin()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+loader = DataLoader(torch.ones(10000, 4), batch_size=2, num_workers=1)
+for batch in loader:
+    lasts(5)
+    model(batch).sum().backward()
+    optimizer.step()
+"""
+
+
+@pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="Linux has it there")
+def test_batches_in_shared_memory_go_with_the_launch(
+    programs: Programs,
+) -> None:
+    before = {*Path("/dev/shm").glob("torch_*")}
+    assert milliseconds(programs.run(LOADS)) == [5] * 6
+    assert {*Path("/dev/shm").glob("torch_*")} <= before
+
+
 # --- errors
 
 TRAINS = """
