@@ -95,8 +95,8 @@ class Session:
         return len(self.store.read_file(path).sessions)
 
     def refuse_worse(self, measured: Measured) -> None:
-        """Raise BaselineError if a session that would be added is worse than those before. The same
-        code may be: that is drift."""
+        """Raise BaselineError if a session that would be added is worse than those before, or
+        cannot be compared with them. The same code may be worse: that is drift."""
         if not (
             self._settings.extend_baseline
             and measured.verdict.reason == Reason.SAVING
@@ -116,12 +116,15 @@ class Session:
             job.limits([measured.measurement, *before]),
             level=job.level,
         )
-        worst = verdict.shown
+        worst, why = verdict.shown, ""
         if verdict.status is Status.REGRESSED and worst is not None:
-            change = f"{worst.limit.metric} {sentences.change(worst)}"
+            why = f"worse: {worst.limit.metric} {sentences.change(worst)}"
+        elif verdict.status is Status.INCOMPARABLE:
+            why = f"INCOMPARABLE: {'; '.join(verdict.differences)}"
+        if why:
             raise BaselineError(
                 self.store.path(environment, job.test),
-                f"the session was not added, because it is worse: {change}",
+                f"the session was not added, because it is {why}",
                 "measure again, or accept it with --ddp-save-baseline",
             )
 

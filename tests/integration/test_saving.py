@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import textwrap
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -267,6 +268,37 @@ def test_a_slower_session_of_the_same_code_is_added(
     )
     (file,) = (pytester.path / "baselines").rglob("test_step.json")
     assert len(json.loads(file.read_text())["sessions"]) == 2
+
+
+def test_a_session_that_cannot_be_compared_is_not_added(
+    pytester: pytest.Pytester, run: Run
+) -> None:
+    """Else the next runs would be compared with it."""
+    test = """
+        def test_step(ddp_benchmark):
+            def setup(ctx):
+                step = lasting(ctx)
+                def measured():
+                    step()
+                    ctx.record("tps", 1 + ctx.rank, better="higher")
+                return measured
+            ddp_benchmark(setup)
+    """
+    source = STEP + textwrap.dedent(test)
+    varied = source.replace("1 + ctx.rank", "time.perf_counter()")
+    pytester.makepyfile(test_step=varied)
+    run("--ddp-save-baseline", *FEW).assert_outcomes(passed=1)
+    pytester.makepyfile(test_step=varied.replace("higher", "lower"))
+    result = run("--ddp-extend-baseline", *FEW)
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(
+        [
+            "*: the session was not added, because it is INCOMPARABLE: tps higher is better ->"
+            " lower is better"
+        ]
+    )
+    (file,) = (pytester.path / "baselines").rglob("test_step.json")
+    assert len(json.loads(file.read_text())["sessions"]) == 1
 
 
 def test_an_unreadable_baseline_is_red_and_stays_as_it_is(
