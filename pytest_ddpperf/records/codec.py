@@ -99,9 +99,9 @@ def dumps(data: Json) -> str:
     one line.
 
     Sorted keys, two spaces, innermost lists of numbers on one line, ASCII, a newline at the end.
-    Floats below a key that ends in "_seconds" are rounded to nanoseconds, the resolution of the
-    clocks they came from; the digits beyond are dirt of the subtraction. Raises CodecError for NaN
-    and infinity.
+    Floats in lists and tables whose key ends in "_seconds" are rounded to nanoseconds, the
+    resolution of the clocks they came from; the digits beyond are dirt of the subtraction. Raises
+    CodecError for NaN and infinity.
     """
     try:
         return _text(data, "", False) + "\n"
@@ -112,10 +112,13 @@ def dumps(data: Json) -> str:
 def _text(data: Json, indent: str, durations: bool) -> str:
     inner = indent + "  "
     if isinstance(data, dict) and data:
-        items = [
-            f"{json.dumps(key)}: {_text(data[key], inner, durations or key.endswith('_seconds'))}"
-            for key in sorted(data)
-        ]
+        items = []
+        for key in sorted(data):
+            value = data[key]
+            # a single number may be a fact, or the inverse of a rate
+            is_table = not isinstance(value, float)
+            are = durations or (is_table and key.endswith("_seconds"))
+            items.append(f"{json.dumps(key)}: {_text(value, inner, are)}")
         return _block("{", items, "}", indent)
     if isinstance(data, (list, tuple)) and data:
         if not all(type(item) in (int, float) for item in data):

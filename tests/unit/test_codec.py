@@ -249,6 +249,7 @@ def test_text_is_made_for_review():
         "flags": [True, False],
         "share": 0.1 + 0.2,
         "phase_seconds": {"start": 0.12345678949},
+        "least_seconds": 4e-12,
     }
     assert dumps(data) == (
         """\
@@ -270,6 +271,7 @@ def test_text_is_made_for_review():
     true,
     false
   ],
+  "least_seconds": 4e-12,
   "phase_seconds": {
     "start": 0.123456789
   },
