@@ -163,9 +163,10 @@ def show(arguments: argparse.Namespace) -> int:
     hint = partial(_which_commit, arguments.folder, bisected)
     lines = history_report.history_lines(analysis, is_chosen, hint)
     console.say(text.wrap_for_terminal(lines))
-    if analysis.short == len(analysis.series):
+    if not (analysis.changes or analysis.unchanged):
         console.complain(
-            f"{arguments.folder}: nothing to judge: no series has {MIN_POINTS} runs"
+            f"{arguments.folder}: nothing to judge: no series has {MIN_POINTS} runs with"
+            f" {', '.join(analysis.metrics)}"
         )
         return console.NOTHING_IN_COMMON
     for change in analysis.changes:

@@ -134,8 +134,9 @@ def history_html(analysis: HistoryAnalysis) -> str:
             for number, (key, series) in enumerate(ordered.items(), 1)
         ]
     note = ""
-    if analysis.short == len(analysis.series):
-        note = f"Nothing was judged: no series has {MIN_POINTS} runs."
+    if not (analysis.changes or analysis.unchanged):
+        metrics = ", ".join(analysis.metrics)
+        note = f"Nothing was judged: no series has {MIN_POINTS} runs with {metrics}."
     return rendered(
         "history.html",
         title=f"ddpperf history: {summary_line(analysis)}",

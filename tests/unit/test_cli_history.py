@@ -149,7 +149,7 @@ def test_series_that_are_all_too_short_end_with_5(
     status, out, err = say(kept(tmp_path, [0.0] * 5))
     assert (status, err) == (
         5,
-        f"ddpperf: {tmp_path}: nothing to judge: no series has 6 runs\n",
+        f"ddpperf: {tmp_path}: nothing to judge: no series has 6 runs with p10\n",
     )
     assert (
         out
@@ -196,6 +196,16 @@ def test_a_figure_of_ones_own_has_change_points(
     )
     assert not any("mostly" in line for line in lines)
     assert lines[-1].endswith("(tps)" if arguments else "(p10, tps)")
+
+
+def test_a_metric_that_hardly_any_run_has_is_not_judged(
+    tmp_path: Path, say: Say
+) -> None:
+    folder = written_to(tmp_path / "h", with_rate(history(stepped()), first=56))
+    for metric in ("tps", "tsp"):
+        status, _, err = say(folder, f"--threshold={metric}:5%")
+        assert status == 5
+        assert err.endswith(f"no series has 6 runs with {metric}\n")
 
 
 def test_a_limit_on_a_rate_is_a_fall(tmp_path: Path, say: Say) -> None:

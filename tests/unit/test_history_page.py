@@ -75,5 +75,6 @@ def test_of_series_without_a_change_point_fifty_are_listed() -> None:
 
 def test_a_history_that_is_too_short_says_so() -> None:
     assert (
-        "Nothing was judged: no series has 6 runs." in drawn(SEVERAL[3]).words
+        "Nothing was judged: no series has 6 runs with p50."
+        in drawn(SEVERAL[3]).words
     )
