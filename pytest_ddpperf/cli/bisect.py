@@ -512,8 +512,9 @@ class CommitSearch:
         if count > 1:
             lines.append(f"  any of these {count} commits may be it")
         elif after:
-            subject = text.shortened(commit["subject"])
-            lines.append(f"  {commit['author']}, {commit['date']}: {subject}")
+            lines.append(
+                f"  {commit['author']}, {commit['date']}: {text.shortened(commit['subject'])}"
+            )
         lines.append(f"  changes {text.some(files)}")
         if self._history is not None and count == 1 and after:
             record = entries.BisectedChange(

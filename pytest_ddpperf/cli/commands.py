@@ -216,8 +216,9 @@ def _list(arguments: argparse.Namespace) -> int:
         table = terminal.baseline_table(name, baselines, gone)
         console.say(text.wrap_for_terminal((*table, "")))
     stored = text.several(sum(map(len, chosen.values())), "baseline")
-    environments = text.several(len(chosen), "environment")
-    console.say([f"{stored} in {environments} ({marks})"])
+    console.say(
+        [f"{stored} in {text.several(len(chosen), 'environment')} ({marks})"]
+    )
     return status
 
 

@@ -137,8 +137,7 @@ def _with_verdict(now: Outcome, other: Entry | None, limits: Limits) -> Outcome:
     if other is None or other.outcome.measurement is None:
         why = "only in the later run"
         if other:
-            error = text.shortened(other.outcome.error)
-            why = f"not measured in the earlier run: {error}"
+            why = f"not measured in the earlier run: {text.shortened(other.outcome.error)}"
         missing = Verdict(status=Status.NO_BASELINE, reason=Reason.NO_BASELINE)
         return replace(fresh, verdict=missing, notes=(why,))
     before = Recording(
@@ -262,7 +261,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json is not None:
         before = {
             name: getattr(base.run, name)
-            for name in ("created", "version", "commit", "committed")
+            for name in "created version commit committed".split()
         }
         data = {
             **json_report.report(
@@ -306,7 +305,7 @@ def _theirs(
 ) -> int:
     """Show files of PyTorch's benchmark, next to each other or to a report of ours. They hold one
     launch each, so there is no verdict."""
-    for option in ("threshold", "fail_on", "json", "write_pytorch"):
+    for option in "threshold fail_on json write_pytorch".split():
         if getattr(arguments, option) is not None:
             name = "--" + option.replace("_", "-")
             problem = "is only for reports of ddpperf: those of PyTorch's benchmark hold one launch"

@@ -308,8 +308,10 @@ class RunResults:
             why = "no measurement of this commit alone can be added (see docs/history.md)"
         if not why:
             path = entries.add_entry(folder, entry)
-            number = text.several(len(entry.measurements), "measurement")
-            self.messages.append(f"--ddp-history: {number} added as {path}")
+            self.messages.append(
+                f"--ddp-history: {text.several(len(entry.measurements), 'measurement')} added"
+                f" as {path}"
+            )
             return
         if not self.run.commit:
             try:

@@ -23,7 +23,7 @@ _POINTER = re.compile(
     rb"version https://git-lfs\.github\.com/spec/v1\n(?:.*\n)*?oid sha256:(\w+)\n"
 )
 _POINTER_BYTES = 1024  # at most
-_TEMPORARY = ("TMPDIR", "TEMP", "TMP")
+_TEMPORARY = "TMPDIR TEMP TMP".split()
 _INDEX_SECONDS = 2.0  # git may compare whole seconds
 # In all ignored folders that are mirrored: a virtual environment would cost seconds.
 _TOO_MANY_FILES = 10_001

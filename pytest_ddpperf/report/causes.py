@@ -201,8 +201,9 @@ def _kernels(
         calls = f"{before:,.0f} -> {after:,.0f} calls"
         if before == after:
             calls = f"{text.several(round(after), 'call')} as before"
-        amount = _signed(each.seconds or 0.0)
-        named.append(f"{kernel_name(each.kernel)} {amount} ({calls})")
+        named.append(
+            f"{kernel_name(each.kernel)} {_signed(each.seconds or 0.0)} ({calls})"
+        )
     return f"{who}device {_signed(whole)}{of_it}: {', '.join(named)}"
 
 

@@ -238,9 +238,7 @@ def draw_distributions(now: Side, base: Side | None) -> dict[str, str]:
         if base:
             draw_side(axes, base, BASELINE, "--")
         draw_side(axes, now, CURRENT, "-")
-        axes.set_yticks(
-            (10, 25, 50, 75, 90), ("p10", "p25", "p50", "p75", "p90")
-        )
+        axes.set_yticks((10, 25, 50, 75, 90), "p10 p25 p50 p75 p90".split())
         axes.locator_params(axis="x", nbins=5)
         show_seconds(axes.xaxis)
 
@@ -258,14 +256,7 @@ def draw_distributions(now: Side, base: Side | None) -> dict[str, str]:
 
 
 # In the order of PHASES: with each its neighbours differ in lightness, too.
-_PHASE_COLOURS = (
-    "#f2c14e",
-    "#0a5cc2",
-    "#7fb2e5",
-    "#b3261e",
-    "#136f3a",
-    "#c3cad1",
-)
+_PHASE_COLOURS = "#f2c14e #0a5cc2 #7fb2e5 #b3261e #136f3a #c3cad1".split()
 
 
 def draw_phases(now: Side, base: Side | None) -> dict[str, str]:

@@ -242,7 +242,7 @@ def _tables(outcome: Outcome, sides: Sequence[figures.Side]) -> Iterator[Table]:
             counters,
         )
     if outcome.recorded:
-        head = ("figure", "least", "p50", "most")
+        head = "figure least p50 most".split()
         yield Table("Recorded by steps", head, list(_recorded(outcome)))
     yield _environment(outcome)
 

@@ -34,7 +34,7 @@ _NOT_COMPARED = {
     "not_gated": Status.NOT_GATED,
 }
 # These count tests, and come from the runs.
-_OF_RUNS = ("skipped", "never_measured", "other_failures")
+_OF_RUNS = "skipped never_measured other_failures".split()
 # The last line counts what reports show.
 _SHOWN = {
     **_COMPARED,

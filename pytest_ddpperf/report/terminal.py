@@ -239,8 +239,7 @@ def _durations(samples: Samples, rank: int | None) -> LaunchSteps:
 def _details(outcome: Outcome) -> Lines:
     samples = outcome.measured.samples
     if outcome.comparisons:
-        smallest = text.resolutions(outcome.comparisons)
-        yield f"smallest detectable change: {smallest}"
+        yield f"smallest detectable change: {text.resolutions(outcome.comparisons)}"
     counters = outcome.measured.counters.items()
     known = [f"{name} {count:,}" for name, count in counters if count]
     if known:
@@ -265,9 +264,10 @@ def _details(outcome: Outcome) -> Lines:
             usual = median(getattr(cost, field.name) for cost in outcome.costs)
             if usual:  # a command's phases are not known
                 costs.append(f"{field.name} {text.seconds(usual)}")
-        launches = text.several(len(outcome.costs), "launch")
-        took = f"{launches}, {outcome.seconds:.0f} s"
-        yield f"cost: {took}; a launch (median): {', '.join(costs)}"
+        yield (
+            f"cost: {text.several(len(outcome.costs), 'launch')}, {outcome.seconds:.0f} s;"
+            f" a launch (median): {', '.join(costs)}"
+        )
 
 
 def device(measured: Measurement) -> Lines:
