@@ -35,6 +35,7 @@ from pytest_ddpperf.rank import (
     counters,
     environment,
     group,
+    modules,
     operation,
     recorder,
     sampling,
@@ -197,6 +198,7 @@ def _work(rank: Rank, folder: Path, request: RankRequest) -> None:
         os.environ["ROLE_RANK"] = str(rank.number)
         if isinstance(function, Program):
             os.environ.update(function.env)
+    modules.watch_freezing()
     rank.enter(Phase.GROUP)
     place = group.ProcessPlace(
         number=rank.number,

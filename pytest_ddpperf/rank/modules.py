@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Iterable, Mapping
 from typing import Any
+from weakref import ref
 
 import torch
 from torch import nn
@@ -16,9 +17,27 @@ from pytest_ddpperf.rank import torch_names
 Figures = dict[str, int | None]  # as Counters, of one rank
 
 
-def find_objects(kind: type) -> list[Any]:
-    """Return the objects of this process that are of a type; no code of theirs runs."""
-    return [each for each in gc.get_objects() if issubclass(type(each), kind)]
+# Modules and optimizers that the program has frozen: the collector does not list them any more.
+_frozen: list[ref[Any]] = []
+
+
+def find_objects(kind: type | tuple[type, ...]) -> list[Any]:
+    """Return the objects of this process that are of a type, or one of several; no code of theirs
+    runs."""
+    every = [*gc.get_objects(), *(each() for each in _frozen)]
+    return [each for each in every if issubclass(type(each), kind)]
+
+
+def watch_freezing() -> None:
+    """From now on find also what `gc.freeze` freezes."""
+    freeze = gc.freeze
+
+    def noting() -> None:
+        kinds = nn.Module, torch.optim.Optimizer
+        _frozen[:] = map(ref, find_objects(kinds))
+        freeze()
+
+    gc.freeze = noting
 
 
 def replicas() -> list[DistributedDataParallel]:

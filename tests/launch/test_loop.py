@@ -992,6 +992,29 @@ model(torch.ones(2, 4))
     subprocess.run([sys.executable, "-c", loads, file], check=True)
 
 
+FREEZES = """
+import gc
+model = begin()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+gc.collect()
+gc.freeze()
+gc.disable()
+for step in range(100):
+    lasts(5)
+    for batch in range(15):
+        with model.no_sync():
+            model(x).sum().backward()
+    model(x).sum().backward()
+    optimizer.step()
+"""
+
+
+def test_what_a_program_freezes_is_still_seen(programs: Programs) -> None:
+    samples = programs.run(FREEZES)
+    assert milliseconds(samples) == [5] * 6
+    assert samples.counters["gradient_bytes"] == 160
+
+
 SCRIPTS = """
 class Energy(nn.Module):
     def __init__(self):
