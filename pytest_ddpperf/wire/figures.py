@@ -66,6 +66,8 @@ class FigureReader:
 
     def _written(self, figure: Figure) -> Iterator[object]:
         for path in self._files(figure):
+            if self._written_at.get(path) == os.path.getmtime(path):
+                continue  # of an earlier run, say
             if figure.pattern:
                 yield from re.findall(figure.pattern, self._added(path))
             elif _EVENTS in os.path.basename(path):
@@ -76,9 +78,7 @@ class FigureReader:
     def _added(self, path: str) -> str:
         """Return what was added to a file, or all of one that was written anew."""
         now = Path(path).read_bytes()
-        added = now.removeprefix(self._before.get(path, b""))
-        if not added and os.path.getmtime(path) != self._written_at.get(path):
-            added = now
+        added = now.removeprefix(self._before.get(path, b"")) or now
         return _COLOURS.sub("", added.decode(errors="replace"))
 
 

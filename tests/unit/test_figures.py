@@ -42,6 +42,7 @@ from pytest_ddpperf.records.samples import (
 from pytest_ddpperf.report import causes, sentences, terminal
 from pytest_ddpperf.verdict.decision import judge
 from pytest_ddpperf.verdict.guard import raised_limits
+from pytest_ddpperf.wire import figures as figures_module
 from pytest_ddpperf.wire.figures import FigureReader
 from tests.reports import RUN, Drawn, outcome, report
 from tests.reports import measurement as drawn
@@ -807,7 +808,9 @@ def test_event_files_need_the_extra(
         read()
 
 
-def test_event_files_are_read_by_tag(written: Written) -> None:
+def test_event_files_are_read_by_tag(
+    written: Written, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pytest.importorskip("tensorboard")
     from torch.utils.tensorboard import SummaryWriter
 
@@ -819,4 +822,8 @@ def test_event_files_are_read_by_tag(written: Written) -> None:
             writer.add_scalar("tps", value, step)
             writer.add_scalar("loss", -value, step)
     assert read() == (2.0, 4.0)
-    assert written.reading(EVENTS)() == (), "it was there before"
+    read = written.reading(EVENTS)
+    monkeypatch.setattr(
+        figures_module, "_of_events", lambda *_: pytest.fail("nothing is new")
+    )
+    assert read() == (), "it was there before"
