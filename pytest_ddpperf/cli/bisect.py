@@ -349,7 +349,11 @@ class CommitSearch:
         ]
         # how often a program writes a figure of the user's own is not known
         if not own:
-            needed = stats.steps_needed(limit.kind.percentile)
+            # a marker's further limits need theirs
+            needed = max(
+                stats.steps_needed(each.kind.percentile)
+                for each in (limit, *outcome.limits)
+            )
             steps = max(_STEPS, math.ceil(needed / launches))
             asked += [
                 f"--ddp-min-time={_WINDOW_SECONDS}",
@@ -379,7 +383,6 @@ class CommitSearch:
         ]
         rises = list(self._rises())
         if rises:
-            is_open = any(rise.became_slower is None for rise in rises)
             figures = [
                 _change(
                     rise.comparison.limit,
@@ -391,15 +394,14 @@ class CommitSearch:
             rose = self._counters_that_rose()
             beyond = f"slower beyond its limit {between}"
             answer = f"{self._test} did not become {beyond}"
-            if is_open:
+            if any(rise.became_slower is None for rise in rises):
                 answer = f"{self._test}: too noisy to decide whether it became {beyond}"
             elif rose:
                 answer += (
                     "; times did not rise beyond a limit, but counters did"
                 )
             lines = [answer, ", ".join([*figures, *rose])]
-        data = {**self._ends, "commits": [], "found": []}
-        return Answer(found=False, lines=lines, data=data)
+        return Answer(False, lines, {**self._ends, "commits": [], "found": []})
 
     def _counters_that_rose(self) -> list[str]:
         if not self._ends_here:
@@ -450,9 +452,8 @@ class CommitSearch:
             lines.append(
                 f"the working tree, compared with {self._named(0)}: {'; '.join(evidence)}"
             )
-        error_rate = bisection.ERROR_RATE
         lines.append(
-            f"a wrong commit is named in at most {text.amount(error_rate)} of searches;"
+            f"a wrong commit is named in at most {text.amount(bisection.ERROR_RATE)} of searches;"
             f" {len(self._runs.used)} comparisons, {sum(self._runs.seconds) / 60:.1f} min"
         )
         answer = {
@@ -460,9 +461,9 @@ class CommitSearch:
             "commits": commits,
             "found": gaps,
             "evidence": list(evidence),
-            "error_rate": error_rate,
+            "error_rate": bisection.ERROR_RATE,
         }
-        return Answer(found=bool(gaps), lines=lines, data=answer)
+        return Answer(bool(gaps), lines, answer)
 
     def _rows(
         self, found: bisection.Bisection
@@ -620,11 +621,11 @@ def _of_facts(arguments: argparse.Namespace, runs: Runs) -> Answer:
     lines = ["variables and distributions are as in the baseline"]
     if facts:
         lines = list(text.aligned(rows, left=(1, 2)))
-    answer = "no fact alone makes it slower beyond its limit"
+    answer = "no fact that was compared makes it slower beyond its limit alone"
     if slower:
         answer = f"slower by {text.some(slower)}"
     lines += ["", f"{arguments.test}: {answer}"]
-    return Answer(found=bool(slower), lines=lines, data={"facts": found})
+    return Answer(bool(slower), lines, {"facts": found})
 
 
 def _compare_with(

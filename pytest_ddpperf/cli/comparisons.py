@@ -66,7 +66,7 @@ class Runs:
     ) -> None:
         """`place` is this node's among several. Raises GitError."""
         self.top = git.top_level(Path.cwd())
-        self._test, self._options = test, tuple(options)
+        self._test, self._options = test, options
         self._meetings = _meetings(place) if place else None
         try:
             home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
@@ -280,8 +280,9 @@ def compare(
         raise console.UsageError(f"several tests: name one of them: {named}")
     outcomes = [each for each in report.outcomes if not each.has_reference]
     if not outcomes:
-        why = "the test is compared with its reference, not with other commits"
-        raise console.UsageError(why)
+        raise console.UsageError(
+            "the test is compared with its reference, not with other commits"
+        )
     compared = [each for each in outcomes if each.comparisons]
     if not compared:
         raise NotMeasured(sentences.reason(outcomes[0]))

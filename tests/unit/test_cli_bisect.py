@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import random
 import re
@@ -36,6 +37,7 @@ from pytest_ddpperf.records.samples import (
 )
 from pytest_ddpperf.remote.torchrun import Role
 from pytest_ddpperf.report import json_report
+from pytest_ddpperf.verdict import stats
 from pytest_ddpperf.verdict.decision import judge
 from tests.git import git
 from tests.reports import RUN, Drawn, in_turns, measurement, outcome
@@ -545,6 +547,12 @@ def test_a_look_takes_no_more_launches_than_a_marker_may_allow(
         "--ddp-launches=8",
         "--ddp-launches=10",
     ]
+    assert "--ddp-steps=10" in asked[0]
+    p99 = Limit(metric="p99", value=0.2, unit="%")
+    search._slower = (replace(found, limits=(p99,)), search._slower[1])
+    bisecting.CommitSearch._look(search, 0, 8, 0, "")
+    steps = max(1, math.ceil(stats.steps_needed(99) / 8))
+    assert f"--ddp-steps={steps}" in asked[-1], "a marker keeps its limits"
 
 
 TPS = Figure(better="higher")
@@ -820,7 +828,9 @@ def test_an_older_distribution_is_built_and_measured(
     status, out, _ = bisect("--facts")
     assert status == 1
     assert "not measured: --build makes an environment with it" in out
-    assert out.endswith("no fact alone makes it slower beyond its limit\n")
+    assert out.endswith(
+        "no fact that was compared makes it slower beyond its limit alone\n"
+    )
     status, out, _ = bisect(
         "--facts", "--build", "mkdir -p {venv} && echo {requirements} >> made"
     )
