@@ -219,7 +219,7 @@ class Measured:
         if self.job.reference is None or not comparisons or not is_comparable:
             return None
         at_p50 = [each for each in comparisons if each.limit.metric == "p50"]
-        change = [*at_p50, *comparisons][0].change
+        change = text.changed([*at_p50, *comparisons][0])
         return Ratio(
             estimate=1 + change.estimate,
             lower=1 + change.low,
