@@ -393,13 +393,12 @@ class BaseSide:
         with self._nodes.serving_version(order) as connected:
             self.make_tree(self._look)
             came = connected(self._left)
-            connections = {
-                node: lines.socket.fileno() for node, lines in came.items()
-            }
             self._start_here(
                 nodes=self._nodes.count,
                 address=self._nodes.address,
-                connections=connections,
+                connections={
+                    node: lines.socket.fileno() for node, lines in came.items()
+                },
             )
 
     def make_tree(self, look: Callable[[Trees], None] | None = None) -> None:
@@ -474,18 +473,21 @@ class BaseSide:
             return
         invocation = self._invocation.to_collect_own_tests(trees)
         if invocation is None:
-            why = "it has none of the tests that the call names"
+            why = "it has none of the tests of this call"
             self.own_tests = Judged(file_errors={ALL_FILES: why})
             return
-        folder = self.checkout.folder
-        message = invocation.start(trees, ["--collect-only"], folder)
+        message = invocation.start(
+            trees, ["--collect-only"], self.checkout.folder
+        )
         environ = self._environ()
         # copies of the current tests will have the same names
         environ["PYTHONDONTWRITEBYTECODE"] = "1"
-        start = invocation.folder_in(trees)
         # Its OSError is that of the checkout: the version's pytest could not start either.
         remote_pytest = RemotePytest(
-            str(self.version), sys.executable, environ, start
+            str(self.version),
+            sys.executable,
+            environ,
+            invocation.folder_in(trees),
         )
         try:
             remote_pytest.send(message)
@@ -541,12 +543,11 @@ class BaseSide:
             python = os.path.abspath(
                 shutil.which(self._settings.against_python) or ""
             )
-        environ = self._environ()
         start = partial(
             RemotePytest,
             str(self.version),
             python,
-            environ,
+            self._environ(),
             self._invocation.folder_in(self.tree),
         )
         try:

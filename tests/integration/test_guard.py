@@ -397,7 +397,7 @@ def test_a_call_that_names_none_of_the_other_versions_tests_says_so(
     assert result.ret == 0
     assert (
         "guard: what main's own tests are judged by is unknown, because they cannot be collected:"
-        " it has none of the tests that the call names"
+        " it has none of the tests of this call"
     ) in guard_lines(result)
 
 
