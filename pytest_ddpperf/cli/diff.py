@@ -215,25 +215,32 @@ def add_parser(subparsers: Any) -> None:
         metavar="LIST",
         help=what,
     )
-    what = (
-        f"exactly these verdicts end with status 1: {', '.join(_VERDICTS)} (default: "
-        "regressed)"
-    )
     parser.add_argument(
         "--fail-on",
         type=console.read_as(partial(parse.fail_on, allowed=_VERDICTS)),
         metavar="LIST",
-        help=what,
+        help=(
+            f"exactly these verdicts end with status 1: {', '.join(_VERDICTS)} (default: "
+            "regressed)"
+        ),
     )
     console.add_k(parser)
-    what = "write NOW with its verdicts, as --ddp-json does; ddpperf html and markdown read it"
-    console.add_path(parser, "--json", what)
-    what = "pytorch: the side-by-side form of PyTorch's DDP benchmark (default: ours)"
-    parser.add_argument(
-        "--form", choices=("ours", "pytorch"), default="ours", help=what
+    console.add_path(
+        parser,
+        "--json",
+        "write NOW with its verdicts, as --ddp-json does; ddpperf html and markdown read it",
     )
-    what = "write the suite's sweep of NOW as PyTorch's DDP benchmark writes it"
-    console.add_path(parser, "--write-pytorch", what)
+    parser.add_argument(
+        "--form",
+        choices=("ours", "pytorch"),
+        default="ours",
+        help="pytorch: the side-by-side form of PyTorch's DDP benchmark (default: ours)",
+    )
+    console.add_path(
+        parser,
+        "--write-pytorch",
+        "write the suite's sweep of NOW as PyTorch's DDP benchmark writes it",
+    )
     parser.set_defaults(run=run)
 
 
@@ -307,9 +314,11 @@ def _theirs(
     launch each, so there is no verdict."""
     for option in "threshold fail_on json write_pytorch".split():
         if getattr(arguments, option) is not None:
-            name = "--" + option.replace("_", "-")
-            problem = "is only for reports of ddpperf: those of PyTorch's benchmark hold one launch"
-            raise console.UsageError(f"{name} {problem}")
+            name = option.replace("_", "-")
+            raise console.UsageError(
+                f"--{name} is only for reports of ddpperf: those of PyTorch's benchmark hold one"
+                " launch"
+            )
     if len(contents) > 2:
         raise console.UsageError(
             "files of PyTorch's benchmark are compared by two"

@@ -56,17 +56,18 @@ def find_kernels(now: Measurement, before: Measurement) -> tuple[Finding, ...]:
         change = after.total_seconds - prior.total_seconds
         if change / whole < _LEAST_SHARE:
             continue
-        finding = Finding(
-            phases=(),
-            seconds=change,
-            low=change,
-            high=change,
-            share=change / whole,
-            rank=rank,
-            kernel=name,
-            calls=(prior.calls, after.calls),
+        found.append(
+            Finding(
+                phases=(),
+                seconds=change,
+                low=change,
+                high=change,
+                share=change / whole,
+                rank=rank,
+                kernel=name,
+                calls=(prior.calls, after.calls),
+            )
         )
-        found.append(finding)
     found.sort(key=lambda each: -each.share)
     return tuple(found[:_MOST])
 

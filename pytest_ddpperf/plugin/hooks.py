@@ -101,11 +101,10 @@ def _check(run: Run) -> None:
     except (OptionError, MissingExtraError) as error:
         raise pytest.UsageError(str(error)) from None
     compares = settings.comparison_option
-    over_nodes = isinstance(run.role, LeadsNodes)
     in_one_process = settings.records or compares
     if not in_one_process and settings.suite_plots:
         in_one_process = "--ddp-suite-plots"
-    if not in_one_process and over_nodes:
+    if not in_one_process and isinstance(run.role, LeadsNodes):
         in_one_process = "a run on several nodes"
     problem = ""
     if in_one_process and run.config.getoption("dist", "no") != "no":

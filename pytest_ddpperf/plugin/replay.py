@@ -111,8 +111,9 @@ def mark_with_timer(item: pytest.Item) -> None:
         return  # the test measures something else with it
     theirs = item.get_closest_marker("benchmark")
     kwargs = theirs.kwargs if theirs is not None else {}
-    marker = pytest.mark.benchmark(**{**kwargs, "timer": Replay()})
-    item.add_marker(marker, append=False)
+    item.add_marker(
+        pytest.mark.benchmark(**{**kwargs, "timer": Replay()}), append=False
+    )
 
 
 def store_into(benchmark: Any, item: pytest.Item) -> StoreSamples | None:

@@ -315,8 +315,7 @@ class LeadsNodes(PytestRole):
         trees = one_tree(run.config.rootpath)
         if self.works_for_leader and self.trees is not None:
             trees = self.trees
-        here = sources_here(trees)
-        self.other_nodes.collected(here, run.session.facts())
+        self.other_nodes.collected(sources_here(trees), run.session.facts())
         self.own.await_others(run)
 
     def confirms(self, run: PytestProcess) -> SideOf | str:
@@ -355,8 +354,9 @@ class LeadsNodes(PytestRole):
         from pytest_ddpperf.plugin.leader_connection import ready_job
         from pytest_ddpperf.records.messages import EndMeasurement
 
-        nodes = self.other_nodes
-        with nodes.together(job.nodeid, ready_job(job), job.plan.nodes) as end:
+        with self.other_nodes.together(
+            job.nodeid, ready_job(job), job.plan.nodes
+        ) as end:
             measured = self.own.carry_out(job, session, observer)
             samples = tuple(
                 replace(launch, output=()) for launch in measured.launches

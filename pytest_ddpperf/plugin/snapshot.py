@@ -32,8 +32,9 @@ def take_snapshot(config: pytest.Config) -> ProcessSnapshot:
         options = frozenset(
             {**vars(config.known_args_namespace), **vars(config.option)}
         )
-        snapshot = ProcessSnapshot(dict(os.environ), tuple(sys.path), options)
-        config.stash[SNAPSHOT] = snapshot
+        config.stash[SNAPSHOT] = ProcessSnapshot(
+            dict(os.environ), tuple(sys.path), options
+        )
     return config.stash[SNAPSHOT]
 
 

@@ -111,8 +111,11 @@ class Run:
 
     def machine(self) -> FoundFacts:
         """Return the facts, with the places that tests were given so far, in words."""
-        facts = self.session.facts()
-        return {**facts, "places": str(self.places), **self.role.facts()}
+        return {
+            **self.session.facts(),
+            "places": str(self.places),
+            **self.role.facts(),
+        }
 
     def start_others(self, items: Sequence[pytest.Item]) -> None:
         """Let other nodes or the other version collect at the same time as this pytest; raises

@@ -254,9 +254,8 @@ class Node:
 
     def lost(self, plan: Plan, problem: str) -> RankError:
         """Return the error of a launch of which it reports nothing more."""
-        first = plan.part(self.number)[0]
         return RankError(
-            rank=first,
+            rank=plan.part(self.number)[0],
             when=time.monotonic(),
             phase="the launch",
             summary=problem,
@@ -288,11 +287,10 @@ def _difference(here: Ready, there: Ready) -> str:
             " node"
         )
     if there.number != here.number:
-        which = (
+        return (
             f"what it asks for as number {there.number} there is number {here.number} on the first"
-            " node"
+            " node: does something run the test again there?"
         )
-        return f"{which}: does something run the test again there?"
     plan = asdict(there.plan)
     for name, value in asdict(here.plan).items():
         if plan[name] != value:

@@ -323,9 +323,9 @@ class _RemoteObserver(Observer):
     def waiting(self, resource: object) -> None:
         path = Path(str(resource))
         if by := self.taken.get((_boot(self._member.order), str(path))):
-            problem = f"{self._member} is on the same machine and the same cores or devices as {by}"
             raise _SameMachine(
-                f"{problem}: give each node its own (taskset, CUDA_VISIBLE_DEVICES)"
+                f"{self._member} is on the same machine and the same cores or devices as {by}:"
+                " give each node its own (taskset, CUDA_VISIBLE_DEVICES)"
             )
         # Of another node by a name that is no file here: who has it there, this machine does not
         # know.

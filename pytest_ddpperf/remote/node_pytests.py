@@ -127,15 +127,17 @@ class NodePytests:
         settings, called = self._settings, self._invocation
         if order.commit:
             settings = replace(settings, against=order.commit)
-        top = self._top.current
         called = replace(
             called,
             arguments=(*called.arguments, *self._further),
-            kept=tuple(os.path.join(top, path) for path in order.kept),
+            kept=tuple(
+                os.path.join(self._top.current, path) for path in order.kept
+            ),
             own_tests=order.own_tests,
         )
-        seconds = order.seconds
-        return BaseSide(settings, called, self._templates, seconds=seconds)
+        return BaseSide(
+            settings, called, self._templates, seconds=order.seconds
+        )
 
     def close(self) -> None:
         self._is_over = True

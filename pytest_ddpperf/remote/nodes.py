@@ -314,8 +314,7 @@ class OtherNodes(ConnectedNodes):
         end."""
         with ExitStack() as closing, _as_nodes_error():
             door = closing.enter_context(listen(self.address))
-            port = door.getsockname()[1]
-            order = changed(order, port=port)
+            order = changed(order, port=door.getsockname()[1])
             for node in self.nodes:
                 node.line.send(order)
 

@@ -84,8 +84,9 @@ class Line(ABC):
                     case _ if isinstance(event, kind):
                         return event
                     case _:
-                        problem = f"{self.name} reported {type(event).__name__}"
-                        raise BaseSideError(problem)
+                        raise BaseSideError(
+                            f"{self.name} reported {type(event).__name__}"
+                        )
             if not self._arrives(max(0.0, until - time.monotonic())):
                 self.give_up(patience)
             self._take_in()

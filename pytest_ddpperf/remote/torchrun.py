@@ -108,19 +108,20 @@ class TorchrunStore:
         self._child = boot.Child(
             sys.executable, "pytest_ddpperf.rank.group", inherited(os.environ)
         )
-        start = {
-            "sys_path": boot.search_path(),
-            "parent": os.getpid(),
-            "address": role.address,
-            "port": role.port,
-            "hosts": reported is not None and not role.hosted,
-            "key": f"ddpperf/{role.run}",
-            "tell": reported,
-            "node": role.node,
-            "nodes": role.nodes,
-            "seconds": seconds,
-        }
-        self._child.lines.send(start)
+        self._child.lines.send(
+            {
+                "sys_path": boot.search_path(),
+                "parent": os.getpid(),
+                "address": role.address,
+                "port": role.port,
+                "hosts": reported is not None and not role.hosted,
+                "key": f"ddpperf/{role.run}",
+                "tell": reported,
+                "node": role.node,
+                "nodes": role.nodes,
+                "seconds": seconds,
+            }
+        )
 
     def answer(self) -> Json:
         """Wait until it is said, or return what was said; raises NodesError."""

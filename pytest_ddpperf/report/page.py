@@ -45,7 +45,6 @@ def html(stored: StoredReport) -> str:
     """Return a page of the measurements of some runs, the worst first. Raises MissingExtraError."""
     figures.check("a page")
     ordered = summary.worst_first(stored.outcomes)
-    counts = summary.count(ordered, *stored.runs)
     with figures.style():
         cards = [
             _card(outcome, number) for number, outcome in enumerate(ordered, 1)
@@ -55,7 +54,7 @@ def html(stored: StoredReport) -> str:
         title=summary.last_line(
             ordered, *stored.runs, only_before=len(stored.only_before)
         ),
-        counts=counts,
+        counts=summary.count(ordered, *stored.runs),
         cards=cards,
         only_before=stored.only_before,
         runs=list(map(_run_facts, stored.runs)),

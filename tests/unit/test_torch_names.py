@@ -96,11 +96,12 @@ def is_used(path: str, text: str) -> bool:
 
 def test_each_name_is_used() -> None:
     folder = Path(torch_names.__file__).parent
-    texts = [
-        path.read_text()
-        for path in folder.glob("*.py")
-        if path.stem != "torch_names"
-    ]
+    texts = []
+    for path in folder.glob("*.py"):
+        text = path.read_text()
+        if path.stem == "torch_names":
+            _, _, text = text.partition("def _place")  # below the table
+        texts.append(text)
     unused = {
         path for path in NAMES if not any(is_used(path, text) for text in texts)
     }
