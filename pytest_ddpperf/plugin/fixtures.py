@@ -179,8 +179,9 @@ class DistributedFixture:
                 shown = "\n".join(dict.fromkeys(texts))
                 if asked("verbose", 0) <= 0:
                     shown = text.last_lines(texts, most)
-                name = f"{stream} {outputs[0].name}"
-                self._item.add_report_section("call", name, shown)
+                self._item.add_report_section(
+                    "call", f"{stream} {outputs[0].name}", shown
+                )
 
     def _show_failure(self, plan: Plan, error: DdpPerfError) -> None:
         if isinstance(error, LaunchError):
@@ -296,7 +297,7 @@ class BenchmarkFixture(DistributedFixture):
         except KeyboardInterrupt:
             if not self._run.worker:
                 doing = f"{job.nodeid}: interrupted: {watcher.line()}"
-                self._run.report.interrupted = doing
+                self._run.report.doubts.append(doing)
             raise
         except Failed as error:  # as in `DdpRun`
             raise error.with_traceback(None)

@@ -66,11 +66,10 @@ class RunResults:
     facts: Facts = field(default_factory=dict)
     messages: list[str] = field(default_factory=list)  # about the whole run
     sections: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    # what the run did not compare, said with -q, too
+    # what the run did not compare, and where it was interrupted; said with -q, too
     doubts: list[str] = field(default_factory=list)
     guard: tuple[Loosened, ...] = ()  # what is weaker than before
     too_weak: str = ""  # why that makes the run red; "" if it does not
-    interrupted: str = ""  # which test, and what it was doing
     # found in a worker, or at the end, where pytest cannot say it
     usage_error: str = ""
     # another one, for which pytest ran no test, and which it says itself
@@ -91,7 +90,7 @@ class RunResults:
             or self.skipped
             or self.never_measured
             or self.usage_error
-            or self.interrupted
+            or self.doubts
             or self.unwritten
             or self.messages
             or self.guard
@@ -225,7 +224,8 @@ class RunResults:
         is_shown = verbosity >= 0 or not self.outcomes
         messages = run.messages if is_shown else self.doubts
         every = [*messages, *self.unwritten, *guard.lines(run)]
-        every += filter(None, (self.interrupted, self.usage_error))
+        if self.usage_error:
+            every.append(self.usage_error)
         yield from terminal.report(
             self.outcomes, run, every, verbosity=verbosity, width=width
         )

@@ -53,10 +53,12 @@ def test_of_a_test_that_is_interrupted_it_is_said_what_it_was_doing(
 
         def test_step(ddp_benchmark): ddp_benchmark(setup)
     """)
-    result = run("--ddp-launches=3", *quiet, own=True)
+    result = run("--ddp-launches=3", "--ddp-json=run.json", *quiet, own=True)
     assert result.ret == pytest.ExitCode.INTERRUPTED
     said = r"::test_step: interrupted: launch\s+1/3, "
     assert re.search(said, result.stdout.str())
+    report = json.loads((pytester.path / "run.json").read_text())
+    assert re.search(said, "\n".join(report["messages"]))
 
 
 TOO_LATE = """
