@@ -101,6 +101,8 @@ def _run(arguments: argparse.Namespace) -> int:
             outcomes = [*json_report.read([report]).outcomes]
     if ended.returncode or not outcomes:
         console.say(ended.stdout.splitlines())
+        if ended.returncode == console.USAGE_ERROR:
+            return console.USAGE_ERROR
         return console.NAMED_VERDICT
     # below the name of the test, which is ours
     _, _, *lines = terminal.details(outcomes)

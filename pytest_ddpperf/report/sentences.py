@@ -372,16 +372,17 @@ def problems(
     once.
 
     `reasons`: include those of verdicts. `quiet`: only what stands with -q, too."""
-    named: dict[str, dict[str, None]] = {}
+    named: dict[str, dict[str, str]] = {}  # by line and whole name
     for outcome in outcomes:
         if quiet:
             said = [*_essentials(outcome)]
         else:
             said = [*(_reasons(outcome) if reasons else ()), *notes(outcome)]
         for line in said:
-            named.setdefault(line, {})[_short_name(outcome)] = None
+            names = named.setdefault(line, {})
+            names[text.name(outcome)] = _short_name(outcome)
     for line, names in named.items():
-        who = text.some([*names], 3)
+        who = text.some([*names.values()], 3)
         if len(names) > 1:
             who = f"{len(names)} tests ({who})"
         yield f"{who}: {line}"

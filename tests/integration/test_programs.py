@@ -297,6 +297,15 @@ def test_the_command_shows_a_program_and_the_test_that_does_the_same(
     )
     assert not (folder / "baselines").exists()
     ended = subprocess.run(
+        [*command[:-2], "--world-size=two", "train.py"],
+        cwd=folder,
+        env=environ,
+        capture_output=True,
+        text=True,
+    )
+    assert ended.returncode == 4, "an invalid command"
+    assert "--ddp-world-size: 'two'" in ended.stdout
+    ended = subprocess.run(
         [*command[:-1], "tarin.py"],
         cwd=folder,
         env=environ,

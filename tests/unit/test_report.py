@@ -837,6 +837,10 @@ def test_what_holds_for_several_tests_is_said_once_and_what_is_counted_is_not_sa
         noted[0], test=TestId(module="m", name="t", label="forward")
     )
     assert problems(named) == ["test_a (forward): there is one for x"]
+    modules = [replace(noted[0], nodeid=f"{name}.py::test_a") for name in "bc"]
+    assert problems(*modules) == [
+        "2 tests (test_a, test_a): there is one for x"
+    ]
     operators = [
         replace(noted[0], nodeid=f"a.py::TestA::test_op[{name}::mm]")
         for name in ("aten", "prim")
