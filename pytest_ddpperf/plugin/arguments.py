@@ -91,8 +91,10 @@ def check_name(name: Any) -> None:
     if name is None:
         return
     if not isinstance(name, str) or not name.strip() or not name.isprintable():
-        what = "must be printable and not empty: it is used in reports and file names"
-        raise ValueError(f"name={short_repr(name)}: {what}")
+        raise ValueError(
+            f"name={short_repr(name)}: must be printable and not empty: it is used in reports and"
+            " file names"
+        )
 
 
 def check_boundary(boundary: Any) -> None:
@@ -190,15 +192,17 @@ def read_program(
     if len(words) != 1 + is_module or not isinstance(
         words[-1], str if is_module else _PATH
     ):
-        how = 'give a path, or "-m" and the name of a module; its arguments are args=[...]'
-        raise ValueError(f"{fixture}.script{short_repr(words)}: {how}")
+        raise ValueError(
+            f'{fixture}.script{short_repr(words)}: give a path, or "-m" and the name of a module;'
+            " its arguments are args=[...]"
+        )
     call = f"{fixture}.script"
     folder = read_folder(call, root, cwd)
     path = str(words[-1] if is_module else folder / words[-1])
     if not is_module and not Path(path).is_file():
-        missing = f"there is no file {path}: paths begin at cwd= or rootdir"
         raise ValueError(
-            f"{fixture}.script({short_repr(words[-1])}): {missing}"
+            f"{fixture}.script({short_repr(words[-1])}): there is no file {path}: paths begin at"
+            " cwd= or rootdir"
         )
     if _LAUNCHERS.fullmatch(path if is_module else Path(path).name):
         raise ValueError(

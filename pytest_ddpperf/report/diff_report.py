@@ -145,8 +145,10 @@ def theirs(
             for each in content[_RESULTS]
         }
     except (LookupError, TypeError, ValueError, AttributeError) as error:
-        problem = f"is not as PyTorch's benchmark writes it: {type(error).__name__}: {error}"
-        raise FileError(path, f"{_RESULTS} {problem}") from error
+        raise FileError(
+            path,
+            f"{_RESULTS} is not as PyTorch's benchmark writes it: {type(error).__name__}: {error}",
+        ) from error
     facts = {
         name: text.shortened(str(value))
         for name, value in content.items()
@@ -204,8 +206,10 @@ def ours(report: StoredReport) -> Sweep:
             ranks, title, key = 0, _NO_DDP, _NO_DDP
         rows = benchmarks.setdefault((model, outcome.batch_size), {})
         if key in rows:
-            problem = "of several machines, which PyTorch's form cannot show"
-            raise FileError(report.paths[0], f"has {outcome.test} {problem}")
+            raise FileError(
+                report.paths[0],
+                f"has {outcome.test} of several machines, which PyTorch's form cannot show",
+            )
         samples = outcome.measurement.samples
         taken = tuple(
             quantiles.percentile(samples.step_seconds, q) for q in _PERCENTILES
@@ -272,8 +276,10 @@ def in_form_of_pytorch(report: StoredReport) -> dict[str, Any]:
     facts, benchmarks = ours(replace(report, entries=tuple(swept)))
     for (model, _), rows in benchmarks.items():
         if _NO_DDP not in rows:
-            problem = "without DDP, with which PyTorch's benchmark begins"
-            raise FileError(report.paths[0], f"has no row of {model} {problem}")
+            raise FileError(
+                report.paths[0],
+                f"has no row of {model} without DDP, with which PyTorch's benchmark begins",
+            )
     return {
         **facts,
         _RESULTS: [

@@ -159,8 +159,10 @@ def report_of(path: Path, content: dict[str, Any]) -> StoredReport:
         or schema < 1
         or not isinstance(measurements, list)
     ):
-        problem = "is not a report of pytest --ddp-json: it has no schema and measurements"
-        raise FileError(path, problem)
+        raise FileError(
+            path,
+            "is not a report of pytest --ddp-json: it has no schema and measurements",
+        )
     if schema > SCHEMA:
         raise FileError(
             path,
@@ -177,8 +179,9 @@ def report_of(path: Path, content: dict[str, Any]) -> StoredReport:
         }
         for place, side in sides.items():
             if side and (problem := nonsense(side.samples)):
-                where = f"measurements[{number}].{place}.samples.{problem}"
-                raise FileError(path, where)
+                raise FileError(
+                    path, f"measurements[{number}].{place}.samples.{problem}"
+                )
     base, gone = content.get("base"), content.get("only_in_base", ())
     return StoredReport(
         paths=(path,),
