@@ -120,7 +120,7 @@ class Session:
         if verdict.status is Status.REGRESSED and worst is not None:
             why = f"worse: {worst.limit.metric} {sentences.change(worst)}"
         elif verdict.status is Status.INCOMPARABLE:
-            why = f"INCOMPARABLE: {'; '.join(verdict.differences)}"
+            why = f"INCOMPARABLE: {'; '.join(verdict.differences) or verdict.reason}"
         if why:
             raise BaselineError(
                 self.store.path(environment, job.test),
