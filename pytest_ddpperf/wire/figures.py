@@ -66,19 +66,20 @@ class FigureReader:
 
     def _written(self, figure: Figure) -> Iterator[object]:
         for path in self._files(figure):
-            if self._written_at.get(path) == os.path.getmtime(path):
-                continue  # of an earlier run, say
             if figure.pattern:
                 yield from re.findall(figure.pattern, self._added(path))
-            elif _EVENTS in os.path.basename(path):
-                yield from _of_events(path, figure.key, self._began)
-            else:
+            elif _EVENTS not in os.path.basename(path):
                 yield from _of_json_lines(path, figure.key, self._added(path))
+            # those of earlier runs would take long
+            elif os.path.getsize(path) > len(self._before.get(path, b"")):
+                yield from _of_events(path, figure.key, self._began)
 
     def _added(self, path: str) -> str:
         """Return what was added to a file, or all of one that was written anew."""
         now = Path(path).read_bytes()
-        added = now.removeprefix(self._before.get(path, b"")) or now
+        added = now.removeprefix(self._before.get(path, b""))
+        if not added and os.path.getmtime(path) != self._written_at.get(path):
+            added = now
         return _COLOURS.sub("", added.decode(errors="replace"))
 
 

@@ -714,6 +714,17 @@ def test_what_was_written_before_does_not_count(written: Written) -> None:
     assert read() == (1234.5, 12.0)
 
 
+def test_what_is_added_counts_however_coarse_the_times_of_files_are(
+    written: Written,
+) -> None:
+    """A window of short steps may be over before the clock of the file system moves on."""
+    read = written.reading(TPS)
+    before = written.log.stat()
+    written.write("tps: 3\n")
+    os.utime(written.log, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert read() == (3.0,)
+
+
 def test_the_first_values_are_left_out_on_demand(written: Written) -> None:
     read = written.reading(replace(TPS, skip=1))
     written.write("tps: 1\n")
@@ -800,7 +811,7 @@ def test_event_files_need_the_extra(
     )
     (written.folder / "runs").mkdir()
     read = written.reading(EVENTS)
-    written.write("", "runs/events.out.tfevents.1")
+    written.write("x", "runs/events.out.tfevents.1")
     with pytest.raises(
         MissingExtraError,
         match=r"needs tensorboard: pip install 'pytest-ddpperf\[tensorboard\]'",
