@@ -103,6 +103,18 @@ def test_what_exists_stays_as_it_is(
     assert not Path(FIRST).exists()
 
 
+def test_tests_below_the_folder_count_and_a_conftest_does_not(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    folder = Path("tests/perf")
+    (folder / "gpu").mkdir(parents=True)
+    (folder / "conftest.py").write_text("")
+    assert not any("kept" in line for line in lines_of(capsys))
+    Path(FIRST).unlink()
+    (folder / "gpu/test_gpt.py").write_text("")
+    assert "kept   tests/perf: it has tests" in lines_of(capsys)
+
+
 def test_a_second_call_keeps_all_that_the_first_wrote(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
