@@ -16,6 +16,12 @@ from pytest_ddpperf.rank.loop import Loop
 from pytest_ddpperf.rank.updates import Updates
 
 
+@pytest.fixture(autouse=True)
+def _no_optimizers_of_earlier_tests() -> None:
+    """An optimizer may be in a cycle, and would be found, and awaited, until it is collected."""
+    gc.collect()
+
+
 class Optimizer:
     """Nothing but an identity."""
 
