@@ -249,10 +249,7 @@ def run(arguments: argparse.Namespace) -> int:
         (path, json_report.load(path))
         for path in (arguments.base, *arguments.now)
     ]
-    theirs = [
-        path for path, content in contents if diff_report.is_theirs(content)
-    ]
-    if theirs:
+    if any(diff_report.is_theirs(content) for _, content in contents):
         return _theirs(arguments, contents)
     base, *several = (
         json_report.report_of(path, content) for path, content in contents
@@ -301,9 +298,10 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _status(is_compared: bool) -> int:
-    if not is_compared:
-        console.complain("nothing was compared")
-    return console.OK if is_compared else console.NOTHING_IN_COMMON
+    if is_compared:
+        return console.OK
+    console.complain("nothing was compared")
+    return console.NOTHING_IN_COMMON
 
 
 def _theirs(

@@ -320,8 +320,10 @@ class BenchmarkFixture(DistributedFixture):
             )
         notes = job.notes
         if reference.settings.records:
-            why = "a test with a reference has no baseline"
-            notes = (*notes, f"nothing was saved: {why}")
+            notes = (
+                *notes,
+                "nothing was saved: a test with a reference has no baseline",
+            )
         job = replace(job, settings=reference.settings, notes=notes)
         now, before = map(arguments.name_of, (*job.setups, reference.setup))
         other = replace(

@@ -166,7 +166,7 @@ def _applying(item: pytest.Item, limits: Limits) -> Limits:
     if not uses(item, {RPC}):
         others.append("rpc.")
     found = [
-        limit for limit in limits if not limit.metric.startswith((*others,))
+        limit for limit in limits if not limit.metric.startswith(tuple(others))
     ]
     return tuple(found) or TIME_LIMITS
 

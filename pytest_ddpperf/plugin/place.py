@@ -204,8 +204,9 @@ def _check_backend(settings: Settings, machine: _Machine) -> None:
     for name in composite.values() or (settings.backend,):
         if name in machine.backends:
             continue
-        names = near(name, machine.backends)
-        there = f"this torch ({machine.torch}) has {names}"
+        there = (
+            f"this torch ({machine.torch}) has {near(name, machine.backends)}"
+        )
         # known to torch, so missing here is not a typo
         if name in KNOWN_BACKENDS:
             raise _missing(settings, "backend", settings.backend, there)
@@ -240,8 +241,15 @@ def _check_devices(
     for limit in settings.limits:
         if limit.kind.on_cpu_only:
             problem = f"{limit.kind.on_cpu_only} measured on CPU only, not on {place.device}"
-            others = ("backend", "device", field)
-            raise _wrong(settings, "limits", str(limit), problem, *others)
+            raise _wrong(
+                settings,
+                "limits",
+                str(limit),
+                problem,
+                "backend",
+                "device",
+                field,
+            )
 
 
 def described(

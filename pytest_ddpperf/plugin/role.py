@@ -210,7 +210,7 @@ class LooksAtVersion(PytestRole):
         measured: dict[str, dict[str, bool]]
         # without those that are skipped because nothing differs
         nodeids = {nodeid_of(item) for item in run.items}
-        measured = {nodeid: {} for nodeid in nodeids & run.begun - run.failed}
+        measured = {nodeid: {} for nodeid in (nodeids & run.begun) - run.failed}
         for outcome in outcomes:
             verdict = outcome.verdict
             if verdict is not None and outcome.nodeid in measured:

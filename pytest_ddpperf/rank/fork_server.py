@@ -375,7 +375,8 @@ class _Server:
 
 
 def _remove_shared(pattern: str) -> None:
-    """Remove shared memory of processes that have ended: who would do so is killed, too."""
+    """Remove the shared memory of processes that have ended. What usually removes it is killed with
+    the launch."""
     for left in Path("/dev/shm").glob(pattern):
         left.unlink(missing_ok=True)
 

@@ -75,7 +75,7 @@ def address_of(name: str) -> str:
         if not ipaddress.ip_address(address.partition("%")[0]).is_loopback
     ]
     if abroad or name in (found[0], "localhost"):
-        return abroad[0] if abroad else found[0]
+        return (abroad or found)[0]
     # A name that is this host's own for itself (Debian's 127.0.1.1): the address that it is known
     # by outside.
     with (

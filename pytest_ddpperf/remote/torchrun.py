@@ -55,8 +55,7 @@ def role(environ: Mapping[str, str]) -> Role | None:
             local_rank=int(environ["LOCAL_RANK"]),
             address=environ["MASTER_ADDR"],
             port=int(environ["MASTER_PORT"]),
-            hosted=environ.get("TORCHELASTIC_USE_AGENT_STORE", "False")
-            == "True",
+            hosted=environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
             run=environ["TORCHELASTIC_RUN_ID"],
         )
     except (KeyError, ValueError) as error:

@@ -45,9 +45,9 @@ def history_lines(
 ) -> Iterator[str]:
     """Yield the change points of the series that were chosen, each with its `hint`, what could be
     found in the others, and the summary."""
-    for change in filter(
-        lambda change: is_chosen(change.series), analysis.changes
-    ):
+    for change in analysis.changes:
+        if not is_chosen(change.series):
+            continue
         yield f"{change.status.value}  {_name(change.series)}"
         for line in (*change_lines(change), *hint(change)):
             yield f"  {line}"
