@@ -56,6 +56,10 @@ _MAY_LACK = (
     "pytest_ddpperf.rank.rpc",
 )
 
+# The host's own namespaces: Linux gives them these numbers (include/linux/proc_ns.h).
+_HOST_IPC = "ipc:[4026531839]"
+_HOST_PID = "pid:[4026531836]"
+
 
 def serve(descriptor: int, template: int, failure: str | None) -> NoReturn:
     """Serve over `descriptor` until pytest goes, in a process that the process `template` has
@@ -326,7 +330,7 @@ class _Server:
             return 0, 0
         if ended.si_pid in self._ranks:
             _signal_group(ended.si_pid, signal.SIGKILL)
-        _remove_shared(f"torch_{ended.si_pid}_*")
+        _remove_batches(ended.si_pid)
         return os.waitpid(ended.si_pid, 0)
 
     def _signal_groups(self, signum: signal.Signals) -> None:
@@ -354,7 +358,7 @@ class _Server:
             for pid in pids:
                 os.waitpid(pid, 0)
                 self._ranks.discard(pid)
-                _remove_shared(f"torch_{pid}_*")
+                _remove_batches(pid)
         if self._dir:
             _remove_shared(f"sem.{Path(self._dir).name}-*")
 
@@ -372,6 +376,18 @@ class _Server:
                 shutil.rmtree(folder, ignore_errors=True)
         finally:
             os._exit(status)
+
+
+def _remove_batches(pid: int) -> None:
+    """Remove the tensors that a process which has ended shared as files.
+
+    In a container that has the host's memory (`--ipc=host`), they stay: a process of another
+    container may have the same pid.
+    """
+    with suppress(OSError):  # only Linux has them
+        own_memory = os.readlink("/proc/self/ns/ipc") != _HOST_IPC
+        if own_memory or os.readlink("/proc/self/ns/pid") == _HOST_PID:
+            _remove_shared(f"torch_{pid}_*")
 
 
 def _remove_shared(pattern: str) -> None:
