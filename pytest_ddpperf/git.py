@@ -87,9 +87,7 @@ def entries(said: str) -> list[str]:
     return said.split("\0")[:-1]
 
 
-def outside_of_hooks(
-    environ: Variables | None = None,
-) -> dict[str, str]:
+def outside_of_hooks(environ: Variables | None = None) -> dict[str, str]:
     """Return an environment, by default this process's, without the variables that git sets for a
     hook."""
     outside = os.environ if environ is None else environ

@@ -92,10 +92,7 @@ def environment(
         "program": plan.program,
         **{OF_TEST + name: value for name, value in plan.facts.items()},
     }
-    one_host: FoundFacts = {
-        "nodes": 1,
-        "devices_per_node": plan.world_size,
-    }
+    one_host: FoundFacts = {"nodes": 1, "devices_per_node": plan.world_size}
     if plan.command:  # its ranks and its steps are its own
         one_host = {}
         for name in ("world_size", "warmup", "steps", "timing"):
@@ -232,11 +229,7 @@ def text(baseline: Baseline) -> str:
     """Return the file of a baseline; raises CodecError."""
     content = encode(baseline)
     return dumps(
-        {
-            "schema": SCHEMA,
-            "checksum": checksum(content["sessions"]),
-            **content,
-        }
+        {"schema": SCHEMA, "checksum": checksum(content["sessions"]), **content}
     )
 
 

@@ -527,7 +527,7 @@ class CommitSearch:
             )
             path = entries.add_change(self._history, record)
             lines.append(f"  added to the history: {path}")
-        data = {
+        return lines, {
             **commit,
             "before": before,
             "change": codec.encode(change),
@@ -535,7 +535,6 @@ class CommitSearch:
             "files": files,
             "split": count == 1,
         }
-        return lines, data
 
 
 def _change(limit: Limit, found: stats.Difference, level: float) -> str:

@@ -172,9 +172,7 @@ def _meetings(place: Role) -> Iterator[Role]:
 
 
 def _run(
-    words: Sequence[str],
-    meeting: Role | None,
-    output: IO[str] | None = None,
+    words: Sequence[str], meeting: Role | None, output: IO[str] | None = None
 ) -> None:
     environ = {**os.environ}
     if meeting:

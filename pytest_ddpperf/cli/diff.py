@@ -57,7 +57,7 @@ def compare(
     outcomes = [entry.outcome for entry in entries]
     # Counts and messages of a run as a whole are not about the comparison: `-k` may have chosen a
     # part.
-    runs = [
+    runs = tuple(
         replace(
             run,
             skipped=0,
@@ -67,11 +67,11 @@ def compare(
             messages=(),
         )
         for run in now.runs
-    ]
+    )
     return replace(
         now,
         entries=tuple(entries),
-        runs=tuple(runs),
+        runs=runs,
         messages=(
             *base.messages,
             *now.messages,

@@ -7,11 +7,7 @@ from pytest_ddpperf.options.definitions import MARKER
 from pytest_ddpperf.options.settings import where
 from pytest_ddpperf.records.errors import DdpPerfError, LaunchError
 from pytest_ddpperf.records.figure import Figure, FigureValues, split_name
-from pytest_ddpperf.records.samples import (
-    LaunchSamples,
-    Measurement,
-    RankError,
-)
+from pytest_ddpperf.records.samples import LaunchSamples, Measurement, RankError
 from pytest_ddpperf.verdict import stats
 from pytest_ddpperf.verdict.times import LAUNCHES_NEEDED
 

@@ -29,11 +29,7 @@ from pytest_ddpperf.compare.sides import (
 )
 from pytest_ddpperf.records.figure import FigureValues
 from pytest_ddpperf.records.outcome import BaselineSide
-from pytest_ddpperf.records.plan import (
-    COUNTER_LIMITS,
-    Collective,
-    Limits,
-)
+from pytest_ddpperf.records.plan import COUNTER_LIMITS, Collective, Limits
 from pytest_ddpperf.records.quantiles import (
     geometric_mean,
     launch_means,

@@ -176,8 +176,7 @@ def _measurement_of(outcome: Outcome) -> HistoryMeasurement:
         means = found.by_launch()[:MAX_LAUNCHES]
         if means and min(means) > 0:
             figures[name] = HistoryFigure(
-                better=found.figure.better,
-                launches=tuple(map(_rounded, means)),
+                better=found.figure.better, launches=tuple(map(_rounded, means))
             )
     whys = [session.why for session in outcome.sessions]
     if outcome.saved:

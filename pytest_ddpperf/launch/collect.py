@@ -98,9 +98,7 @@ def _known_by_all(ranks: Sequence[T | None]) -> tuple[T, ...] | None:
     return known if len(known) == len(ranks) else None
 
 
-def _cpu_seconds(
-    windows: Windows,
-) -> RankSteps | None:
+def _cpu_seconds(windows: Windows) -> RankSteps | None:
     """Return the CPU time of each step by rank; None if a rank has none."""
     known = _known_by_all([each.cpu_ns for each in windows])
     return None if known is None else tuple(map(_seconds, known))

@@ -45,9 +45,7 @@ def describe_end(status: int) -> str:
 
 
 def launch_error(
-    errors: Iterable[RankError],
-    output: Outputs,
-    differing: str = "",
+    errors: Iterable[RankError], output: Outputs, differing: str = ""
 ) -> LaunchError:
     """Return the error of a launch, with the first cause first: the earliest one that is not a lost
     connection.

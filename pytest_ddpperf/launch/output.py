@@ -81,10 +81,7 @@ class Stream:
     """Follows the ranks' files and passes on whole lines as they come."""
 
     def __init__(
-        self,
-        folder: Path,
-        names: Mapping[int, str],
-        observer: Observer,
+        self, folder: Path, names: Mapping[int, str], observer: Observer
     ) -> None:
         self._observer = observer
         self._files = [

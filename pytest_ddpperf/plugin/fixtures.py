@@ -65,11 +65,7 @@ from pytest_ddpperf.records.plan import (
     in_words,
 )
 from pytest_ddpperf.records.reason import Reason
-from pytest_ddpperf.records.samples import (
-    FoundFacts,
-    Outputs,
-    TestId,
-)
+from pytest_ddpperf.records.samples import FoundFacts, Outputs, TestId
 from pytest_ddpperf.report import sentences, summary
 from pytest_ddpperf.wire import payload
 

@@ -31,11 +31,7 @@ from pytest_ddpperf.plugin.items import (
 )
 from pytest_ddpperf.plugin.process import PytestProcess
 from pytest_ddpperf.records.errors import MarkerError
-from pytest_ddpperf.records.guard import (
-    EVERY_SIZE,
-    Judged,
-    JudgedTest,
-)
+from pytest_ddpperf.records.guard import EVERY_SIZE, Judged, JudgedTest
 from pytest_ddpperf.records.plan import TIME_LIMITS, Limits
 from pytest_ddpperf.remote.worktree import INI_FILES
 from pytest_ddpperf.verdict.decision import red_names

@@ -340,11 +340,7 @@ class NodeLeaderConnection(LeaderConnection):
 
 
 def _measured(
-    job: Job,
-    launches: Launches,
-    verdict: Verdict,
-    *,
-    fails: bool = False,
+    job: Job, launches: Launches, verdict: Verdict, *, fails: bool = False
 ) -> Measured:
     """Return what this pytest's test gets; its leader decides whether it fails."""
     return Measured(

@@ -42,10 +42,7 @@ class Places:
     """The places that the tests of a run were given so far."""
 
     def __init__(
-        self,
-        of_run: Settings,
-        role: PytestRole,
-        facts: Callable[[], Facts],
+        self, of_run: Settings, role: PytestRole, facts: Callable[[], Facts]
     ) -> None:
         """`facts` returns those of the machine, from a probe rank."""
         self._of_run, self._role, self._facts = of_run, role, facts
@@ -236,8 +233,9 @@ def _check_devices(
         if place.nodes > 1:
             each += f", {world_size} a node"
         ranks = world_size * place.nodes
-        there = f"{each}; {devices}"
-        raise _missing(settings, field, ranks, there, "backend", "device")
+        raise _missing(
+            settings, field, ranks, f"{each}; {devices}", "backend", "device"
+        )
     for limit in settings.limits:
         if limit.kind.on_cpu_only:
             problem = f"{limit.kind.on_cpu_only} measured on CPU only, not on {place.device}"

@@ -27,12 +27,7 @@ from pytest_ddpperf.rank.process import flush
 from pytest_ddpperf.rank.timed_rank import TimedRank
 from pytest_ddpperf.rank.window import Stretch, new_marks, window_of
 from pytest_ddpperf.records.errors import DdpPerfError
-from pytest_ddpperf.records.plan import (
-    NCCL,
-    UPDATE,
-    Plan,
-    backends_by_device,
-)
+from pytest_ddpperf.records.plan import NCCL, UPDATE, Plan, backends_by_device
 from pytest_ddpperf.records.samples import Counters, Window
 from pytest_ddpperf.wire.channels import Board, Phase
 

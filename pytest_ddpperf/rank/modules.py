@@ -73,9 +73,7 @@ def reducing(before: Mapping[int, list[int]]) -> list[Mapping[str, Any]] | None:
     ]
 
 
-def gradient_sizes(
-    logged: list[Mapping[str, Any]] | None,
-) -> Figures:
+def gradient_sizes(logged: list[Mapping[str, Any]] | None) -> Figures:
     """Return the bytes of the gradients that DDP synchronised, and its buckets, by what `reducing`
     returned. DDP logs the buckets that it rebuilt one forward later."""
     if logged is None:

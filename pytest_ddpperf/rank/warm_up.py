@@ -58,10 +58,7 @@ def warm_up(step: Step, rank: TimedRank) -> WarmUp:
     counters: Counters = {}
     if asked == 0:
         return WarmUp(
-            steps=0,
-            unsettled="",
-            counters=counters,
-            notes=rank.meter.notes,
+            steps=0, unsettled="", counters=counters, notes=rank.meter.notes
         )
     watch = Steadiness(ctx.device)
     step_ns = []

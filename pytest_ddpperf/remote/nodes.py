@@ -6,13 +6,7 @@ import os
 import secrets
 import socket
 import time
-from collections.abc import (
-    Callable,
-    Collection,
-    Iterator,
-    Mapping,
-    Sequence,
-)
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import (
     AbstractContextManager,
     ExitStack,

@@ -9,13 +9,7 @@ import re
 import shutil
 import sys
 import time
-from collections.abc import (
-    Callable,
-    Collection,
-    Iterable,
-    Iterator,
-    Sequence,
-)
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
@@ -201,12 +195,7 @@ class Invocation:
             sys_path=boot.search_path(self.sys_path),
             version=__version__,
             trees=codec.encode(trees),
-            arguments=[
-                *self.arguments_in(trees),
-                *further,
-                *addopts,
-                *cache,
-            ],
+            arguments=[*self.arguments_in(trees), *further, *addopts, *cache],
             argv=sys.argv,
             folder=str(folder),
             parent=os.getpid(),
@@ -278,10 +267,7 @@ def _there(trees: Trees, path: Path | str) -> str:
 
 
 def nothing_differs(
-    current: Sources,
-    base: Sources,
-    environ: Variables,
-    option: Sequence[str],
+    current: Sources, base: Sources, environ: Variables, option: Sequence[str]
 ) -> bool:
     """Whether both sides of one tree seem to run the same, before anything ran: `environ` and
     `option` are what was asked to be otherwise."""

@@ -265,15 +265,15 @@ def in_form_of_pytorch(report: StoredReport) -> dict[str, Any]:
     """Return what the suite's sweep measured as PyTorch's benchmark writes it, with the steps of
     all ranks and launches together. Raises FileError without a sweep, or if a model has no row
     without DDP: PyTorch's diff leaves out the first row, which it takes for that one."""
-    swept = [
+    swept = tuple(
         entry for entry in report.entries if _MODEL in _of_test(entry.outcome)
-    ]
+    )
     if not swept:
         raise FileError(
             report.paths[0],
             "has no measurement of the suite's sweep, as PyTorch's benchmark writes it",
         )
-    facts, benchmarks = ours(replace(report, entries=tuple(swept)))
+    facts, benchmarks = ours(replace(report, entries=swept))
     for (model, _), rows in benchmarks.items():
         if _NO_DDP not in rows:
             raise FileError(

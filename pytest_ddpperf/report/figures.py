@@ -157,9 +157,7 @@ def sides_of(outcome: Outcome) -> tuple[Side, Side | None]:
             outcome.sessions[-1].phases,
         )
     now = Side(
-        "now",
-        (launch_figures(own.step_seconds),),
-        outcome.measured.mean_phases,
+        "now", (launch_figures(own.step_seconds),), outcome.measured.mean_phases
     )
     return now, base
 
@@ -297,12 +295,7 @@ def _label(side: Side) -> str:
 
 
 def draw_launches(
-    now: Side,
-    base: Side | None,
-    metric: str,
-    *,
-    title: str,
-    interleaved: bool,
+    now: Side, base: Side | None, metric: str, *, title: str, interleaved: bool
 ) -> dict[str, str]:
     """Draw a metric of each launch, which the title names: interleaved ones in pairs, else those of
     the baseline's sessions first."""

@@ -59,10 +59,7 @@ def html(stored: StoredReport) -> str:
         only_before=stored.only_before,
         runs=list(map(_run_facts, stored.runs)),
         problem=stored.run.problem,
-        messages=[
-            *guard.lines(stored.run),
-            *diff_report.run_messages(stored),
-        ],
+        messages=[*guard.lines(stored.run), *diff_report.run_messages(stored)],
         sections={
             title: "\n".join(lines)
             for title, lines in stored.run.sections.items()

@@ -544,10 +544,7 @@ def _gate_failure(outcome: Outcome, width: int) -> Lines:
 
 
 def _comparison(
-    outcome: Outcome,
-    verdict: Verdict,
-    compared: Change,
-    width: int,
+    outcome: Outcome, verdict: Verdict, compared: Change, width: int
 ) -> Lines:
     """Yield the result, the reason, the metrics, and what was measured."""
     if verdict.diverged and outcome.shown_status == DIVERGED:

@@ -350,7 +350,7 @@ def collective_table(outcomes: Outcomes) -> Lines:
         asked, measured = outcome.plan.collective, outcome.measurement
         if asked and measured:
             title = f"{text.shortened(outcome.nodeid)} on {text.ranks(outcome.plan)}"
-            row = _collective_row(asked, measured.samples)
+            row = _collective_row(asked, measured.samples.p50)
             tables.setdefault(title, []).append(row)
     for title, rows in tables.items():
         yield from ("", title)
@@ -360,8 +360,7 @@ def collective_table(outcomes: Outcomes) -> Lines:
             yield f"  {line}"
 
 
-def _collective_row(asked: Collective, samples: Samples) -> tuple[str, ...]:
-    seconds = samples.p50
+def _collective_row(asked: Collective, seconds: float) -> tuple[str, ...]:
     facts = (
         asked.op,
         asked.size,
@@ -389,9 +388,7 @@ _BASELINE_TITLES = (
 
 
 def baseline_table(
-    environment: str,
-    baselines: Sequence[Baseline],
-    gone: Collection[TestId],
+    environment: str, baselines: Sequence[Baseline], gone: Collection[TestId]
 ) -> Lines:
     """Yield the baselines of one environment, a row per test, with the figures of its last
     session, and below it why sessions were saved. Tests that are `gone` are marked."""

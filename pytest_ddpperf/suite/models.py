@@ -142,10 +142,7 @@ class ResNet(nn.Module):
     """
 
     def __init__(
-        self,
-        depths: Sequence[int],
-        groups: int = 1,
-        group_width: int = 64,
+        self, depths: Sequence[int], groups: int = 1, group_width: int = 64
     ) -> None:
         super().__init__()
         self.stem = nn.Sequential(

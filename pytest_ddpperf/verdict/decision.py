@@ -232,10 +232,7 @@ def confirm(
         interleaved, facts=stored.facts, sessions=stored.sessions
     )
     was_slower = stored.status in (Status.REGRESSED, Status.INCONCLUSIVE)
-    if was_slower and stored.reason not in (
-        Reason.TOO_NOISY,
-        Reason.GOES_ON,
-    ):
+    if was_slower and stored.reason not in (Reason.TOO_NOISY, Reason.GOES_ON):
         return replace(
             interleaved,
             status=Status.INCONCLUSIVE,
@@ -333,10 +330,7 @@ def with_counters(
 
 
 def _count(
-    verdict: Verdict,
-    current: Measurement,
-    before: Measurement,
-    limits: Limits,
+    verdict: Verdict, current: Measurement, before: Measurement, limits: Limits
 ) -> tuple[Verdict, Reason]:
     """Add to a verdict what became of limited counters, and those that are unknown; and return the
     reason code of the latter."""
@@ -517,10 +511,7 @@ _SAME_LOSS = 1e-6
 
 
 def with_losses(
-    verdict: Verdict,
-    current: Measurement,
-    baseline: Measurements,
-    level: float,
+    verdict: Verdict, current: Measurement, baseline: Measurements, level: float
 ) -> Verdict:
     """Add whether the losses differ from those of the baseline's last session, over the first steps
     of all launches.

@@ -161,11 +161,7 @@ def _judge_limits(
     weights = list(map(_weight, limits))
     lowest = find_lowest(limits)
     speeds = find_speeds(
-        limits[lowest],
-        current,
-        baseline,
-        stretches,
-        interleaved=drift is None,
+        limits[lowest], current, baseline, stretches, interleaved=drift is None
     )
     most = most_p_value([current, *baseline], level * share)
     if speeds is not None and speeds.least_p_value <= most < speeds.p_value:
@@ -217,9 +213,7 @@ def _fastest(
 
 
 def _refuse_limits(
-    limits: Sequence[Limit],
-    current: Measurement,
-    baseline: Measurements,
+    limits: Sequence[Limit], current: Measurement, baseline: Measurements
 ) -> Verdict | None:
     """Return why sides cannot be compared by these limits; None if they can."""
     thin = [
@@ -454,11 +448,7 @@ def _comparison(
     base = now - estimate
     allowed = bound(limit, base)
     status, reason, settled = _decide(
-        difference,
-        allowed,
-        estimate < -bound(limit, now),
-        evidence,
-        enough,
+        difference, allowed, estimate < -bound(limit, now), evidence, enough
     )
     reach = difference.reach(evidence.level)
     resolution = difference.resolution(evidence.level)
