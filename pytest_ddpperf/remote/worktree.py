@@ -379,13 +379,19 @@ class Checkout:
 
     @cached_property
     def changed(self) -> tuple[str, ...]:
-        """Files other than tests and documentation that differ between the trees, by git; raises
-        AgainstError."""
-        keeps = self.current_trees.keeps
+        """Files other than tests, baselines and documentation that differ between the trees, by
+        git; raises AgainstError."""
         return tuple(
             file
             for file in self._differing
-            if not is_documentation(file) and not keeps(file)
+            if not is_documentation(file) and not self._is_apart(file)
+        )
+
+    def _is_apart(self, file: str) -> bool:
+        """Whether a file is a test, which both sides have from the current tree, or a baseline."""
+        folder = glob.escape(os.path.realpath(self._settings.baseline_dir))
+        return self.current_trees.keeps(file) or fnmatch(
+            str(self.top / file), f"{folder}/*/*/*.json"
         )
 
     def changed_tests(self, patterns: Sequence[str]) -> list[str]:
@@ -421,7 +427,7 @@ class Checkout:
             return {}
         found: dict[Path, str] = {}
         for file in self._differing:
-            if self.current_trees.keeps(file):
+            if self._is_apart(file):
                 continue
             here, there = self.top / file, self._folder.tree / file
             is_known = file.endswith(".py") or is_documentation(file)

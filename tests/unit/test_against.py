@@ -215,6 +215,10 @@ def test_an_option_always_differs() -> None:
         (".github/workflows/ci.yml", True),
         ("tests/test_new.py", True),
         ("tests/deep/data.bin", True),
+        ("baselines/cpu x2/tests.test_a/test_step.json", True),
+        ("baselines/sizes.json", False),  # the code's own, perhaps
+        ("baselines/cpu x2/tests.test_a/step.py", False),
+        ("other/cpu x2/tests.test_a/test_step.json", False),
         ("src/later.py", False),
         ("src/x.so", False),
         ("conf.yaml", False),
@@ -248,7 +252,8 @@ def test_nothing_is_to_be_compared_if_only_documentation_or_tests_differ(
 
 def nothing_to_compare(top: Path, **asked: Any) -> str:
     kept = (f"{top}/tests",)
-    return Checkout(settings(**asked), top, kept).nothing_to_compare()
+    with_baselines = settings(baseline_dir=top / "baselines", **asked)
+    return Checkout(with_baselines, top, kept).nothing_to_compare()
 
 
 @pytest.mark.parametrize(
@@ -1207,6 +1212,7 @@ def test_what_changed_is_told_less_the_tests_and_documentation(
     ("changed", "is_certain"),
     [
         ("src/a.py", True),
+        ("saved/cpu x2/tests.test_a/test_step.json", True),
         # code may ask whether these exist
         ("README.md", False),
         ("src/new.py", False),
@@ -1234,8 +1240,13 @@ def test_only_python_source_that_both_sides_have_has_to_be_opened(
         file.unlink()
         file.symlink_to("a.py")
     else:
+        (top / changed).parent.mkdir(parents=True, exist_ok=True)
         (top / changed).write_text("today's")
-    checkout = Checkout(settings(against="HEAD"), top, (f"{top}/tests",))
+    checkout = Checkout(
+        settings(against="HEAD", baseline_dir=top / "saved"),
+        top,
+        (f"{top}/tests",),
+    )
     assert not checkout.certain_files(), "it is not checked out yet"
     tree = Path(checkout.check_out().base)
     found = checkout.certain_files()
