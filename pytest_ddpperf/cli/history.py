@@ -163,9 +163,12 @@ def show(arguments: argparse.Namespace) -> int:
     hint = partial(_which_commit, arguments.folder, bisected)
     lines = history_report.history_lines(analysis, is_chosen, hint)
     console.say(text.wrap_for_terminal(lines))
-    if not (analysis.changes or analysis.unchanged):
+    judged = [change.series for change in analysis.changes]
+    judged += [series for series, *_ in analysis.unchanged]
+    if not any(map(is_chosen, judged)):
+        which = "no series that -k chooses" if judged else "no series"
         console.complain(
-            f"{arguments.folder}: nothing to judge: no series has {MIN_POINTS} runs with"
+            f"{arguments.folder}: nothing to judge: {which} has {MIN_POINTS} runs with"
             f" {', '.join(analysis.metrics)}"
         )
         return console.NOTHING_IN_COMMON

@@ -96,7 +96,6 @@ def test_a_regression_is_shown_with_its_commits_and_ends_with_1(
         ),
         (((40, -9.0),), (), "1 improved in 1 series"),
         (((40, 9.0),), ("--threshold=p10:20%",), "1 within limit in 1 series"),
-        (((40, 9.0),), ("-k", "no-such-test"), "1 regressed in 1 series"),
     ],
 )
 def test_what_is_not_a_regression_ends_with_0(
@@ -140,7 +139,31 @@ def test_without_a_change_point_the_smallest_detectable_change_is_shown(
     assert name == "tests/perf/test_step::test_train  cpu-gloo-ws2"
     assert 100 < float(smallest.removesuffix(" % could not be seen")) < 300
     assert last == "no change point in 1 series of 8 runs at 8 commits (p10)"
-    assert say(root, "-k", "no-such-test")[1].splitlines() == [last]
+
+
+def test_what_k_does_not_choose_is_analysed_but_does_not_count(
+    tmp_path: Path, say: Say
+) -> None:
+    written_to(tmp_path, history(stepped((40, 9.0))))
+    written_to(tmp_path, history(stepped(), environment="another"))
+    assert say(tmp_path)[0] == 1
+    status, out, _ = say(tmp_path, "-k", "another")
+    assert status == 0
+    assert "1 regressed in 2 series" in out
+    assert "REGRESSED" not in out
+
+
+@pytest.mark.parametrize("jumps", [(), ((40, 9.0),)])
+def test_names_that_choose_no_series_end_with_5(
+    tmp_path: Path, say: Say, jumps: tuple[tuple[int, float], ...]
+) -> None:
+    root = kept(tmp_path, stepped(*jumps))
+    status, out, err = say(root, "-k", "no-such-test")
+    assert status == 5
+    assert err == (
+        f"ddpperf: {tmp_path}: nothing to judge: no series that -k chooses has 6 runs with p10\n"
+    )
+    assert len(out.splitlines()) == 1
 
 
 def test_series_that_are_all_too_short_end_with_5(
