@@ -19,7 +19,7 @@ from pytest_ddpperf.records.figure import Figure, figures_of
 from pytest_ddpperf.records.outcome import Outcome
 from pytest_ddpperf.records.plan import TIME_LIMITS, Limits, limits_for
 from pytest_ddpperf.records.samples import Reason, Recording, Status, Verdict
-from pytest_ddpperf.report import causes, diff_report, json_report
+from pytest_ddpperf.report import causes, diff_report, json_report, sentences
 from pytest_ddpperf.report.json_report import (
     Entry,
     StoredReport,
@@ -76,6 +76,7 @@ def compare(
             *base.messages,
             *now.messages,
             *diff_report.remarks(outcomes),
+            *sentences.unused_limits(limits or (), outcomes),
         ),
         bases=base.runs,
         only_before=tuple(gone_of(entry.outcome) for entry in gone.values()),

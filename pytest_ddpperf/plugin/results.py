@@ -21,7 +21,7 @@ from pytest_ddpperf.records.outcome import Outcome, RunInfo
 from pytest_ddpperf.records.plan import Limits
 from pytest_ddpperf.records.record import record
 from pytest_ddpperf.records.samples import Facts
-from pytest_ddpperf.report import guard, json_report, terminal
+from pytest_ddpperf.report import guard, json_report, sentences, terminal
 from pytest_ddpperf.version import __version__
 
 # Of each of two commands, whose answers are for hints only: a run waits no longer for a repository
@@ -112,7 +112,9 @@ class RunResults:
         measured = {
             outcome.nodeid for outcome in self.outcomes if outcome.fails
         }
-        self.other_failures = len({*failed} - measured)
+        # xdist's workers add the group of --dist loadgroup to a name
+        names = {*failed} | {name.rpartition("@")[0] for name in failed}
+        self.other_failures = len(failed) - len(names & measured)
         others = [each for each in self.outcomes if not each.has_reference]
         sides = [
             outcome.baseline_side
@@ -145,18 +147,7 @@ class RunResults:
 
     def note_unused(self, limits: Limits) -> None:
         """Add a doubt on limits of the run on figures of the user's own that no test has."""
-        used = {each.metric for one in self.outcomes for each in one.limits}
-        unused = [
-            limit.metric
-            for limit in limits
-            if limit.kind.own_figure and limit.metric not in used
-        ]
-        are_known = all(one.measurement is not None for one in self.outcomes)
-        if unused and self._outcomes and are_known:
-            self.doubts.append(
-                f"there is a limit on {text.some(unused)}, and no test has such a figure: check the"
-                " name"
-            )
+        self.doubts += sentences.unused_limits(limits, self.outcomes)
 
     def take(self, message: Mapping[str, Any]) -> None:
         """Add the results of one test, a TestResults in plain values."""

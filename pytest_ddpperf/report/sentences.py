@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pytest_ddpperf import text
 from pytest_ddpperf.records.metric import DEVICE, FLOPS, WALL, without_totals
 from pytest_ddpperf.records.outcome import DIVERGED, Outcome, Outcomes
-from pytest_ddpperf.records.plan import Plan
+from pytest_ddpperf.records.plan import Limits, Plan
 from pytest_ddpperf.records.samples import (
     EXAMPLES,
     SESSIONS_KEPT,
@@ -388,6 +388,22 @@ def problems(
         yield f"{who}: {line}"
 
 
+def unused_limits(limits: Limits, outcomes: Outcomes) -> Lines:
+    """Yield that no test has some figures of the users' own that these limits are on."""
+    used = {each.metric for one in outcomes for each in one.limits}
+    unused = [
+        limit.metric
+        for limit in limits
+        if limit.kind.own_figure and limit.metric not in used
+    ]
+    are_known = all(one.measurement is not None for one in outcomes)
+    if unused and outcomes and are_known:
+        yield (
+            f"there is a limit on {text.some(unused)}, and no test has such a figure: check the"
+            " name"
+        )
+
+
 def _short_name(outcome: Outcome) -> str:
     """Return the name without its file: the table above has that."""
     label = f" ({outcome.test.label})" if outcome.test.label else ""
@@ -426,6 +442,8 @@ def _essentials(outcome: Outcome) -> Lines:
     ):
         yield from (*_reasons(outcome), *notes(outcome))
         return
+    if verdict.reason == Reason.SAVING:
+        yield from _reasons(outcome)  # of what was not saved
     if verdict.status is Status.PASS and (noise := _noise(outcome)):
         yield noise
     yield from left_out(verdict, _whose(outcome))

@@ -61,7 +61,7 @@ def test_only_a_test_that_passed_as_a_whole_is_saved(
     pytester: pytest.Pytester, run: Run
 ) -> None:
     pytester.makepyfile(test_saving=MANY)
-    result = run("--ddp-save-baseline", *FEW)
+    result = run("--ddp-save-baseline", "-q", *FEW)
     result.assert_outcomes(passed=3, failed=2, errors=1, xfailed=1)
     assert stored(pytester.path) == ["test_good.json"]
     session = last_session(pytester.path, "test_good")

@@ -159,6 +159,9 @@ def test_what_failed_otherwise_than_by_a_measurement_is_counted() -> None:
             fails=fails,
         )
         run.take({"outcomes": [encode(measured)]})
+    of_group = "m::gate@group"  # of xdist's --dist loadgroup
+    run.end(["m::own", of_group, "m::typo@group", "test_broken.py"])
+    assert run.run.other_failures == 3
     run.end(["m::own", "m::gate", "m::typo", "test_broken.py"])
     assert run.run.other_failures == 3
     assert "3 other failures (" in list(run.lines(0, 100))[-1]

@@ -225,6 +225,12 @@ def test_a_limit_of_the_command_line_holds_for_all(
         "test_step: no limit is applied to p99:5%: needs at least 299 timed steps in all"
         in capsys.readouterr().out
     )
+    misspelt = ("--threshold", "p50:30%,tsp:5%")
+    assert diff(tmp_path, [outcome(0.1)], now, *misspelt) == 0
+    assert (
+        "there is a limit on tsp, and no test has such a figure: check the name\n"
+        in capsys.readouterr().out
+    )
     assert diff(tmp_path, [outcome(0.1)], now, "--threshold", "p99:5%") == 5
     assert (
         "test_step: its limits need more --ddp-steps or --ddp-launches"
