@@ -179,7 +179,7 @@ def find_causes(measured: Measured, top: Path) -> Iterator[str]:
 
 # Recorded facts that may make the same code slower. Measured ones (clocks, temperatures) differ in
 # every run.
-_CAUSES = "python torch cuda hip nccl driver".split()
+_CAUSES = "pytest-ddpperf python torch cuda hip nccl driver".split()
 _VARIABLE, _OPTION = "env:", "--"
 
 

@@ -167,9 +167,14 @@ def rank_request(
     ranks and their children report what they use from `trees`. `master`: address and port of the
     store where the ranks of a program, or those of several nodes, meet."""
     placement = place(len(part.processes), os.environ)
-    # Compiled code stays for the next launch; else each would compile anew.
+    on_cpu = plan.device == "cpu"
+    # Compiled code stays for the next launch; else each would compile anew. Before torch 2.13, it
+    # may be for another number of threads.
     user = os.environ.get("USER", os.geteuid())
     cache = os.path.join(tempfile.gettempdir(), f"torchinductor_{user}")
+    if on_cpu:
+        threads = os.environ.get("OMP_NUM_THREADS", placement.own_threads)
+        cache += f"/threads-{threads}"
     own = for_ranks(os.environ, plan.processes, part)
     if plan.command:
         own = for_command(os.environ)
@@ -188,7 +193,6 @@ def rank_request(
     environ |= opened.for_children(environ, folder)
     # At the end for what makes a PYTHONPATH of it, as torch.compile does for its workers.
     sys_path = [*boot.search_path(), opened.CHILDREN]
-    on_cpu = plan.device == "cpu"
     devices: tuple[str, ...] = ()
     if plan.sees_one_device:
         devices = own_devices(os.environ, len(part.processes))

@@ -19,6 +19,7 @@ from pytest_ddpperf.rank import torch_names
 from pytest_ddpperf.rank.context import Context, noting
 from pytest_ddpperf.records.plan import KNOWN_BACKENDS, NCCL
 from pytest_ddpperf.records.samples import FoundFacts
+from pytest_ddpperf.version import __version__
 from pytest_ddpperf.wire.boot import (
     children,
     contents,
@@ -49,6 +50,7 @@ def versions() -> FoundFacts:
     """Software and host, the same for every launch of a session."""
     return {
         "python": platform.python_version(),
+        "pytest-ddpperf": __version__,  # which may time otherwise
         "torch": str(torch.__version__),
         "cuda": torch.version.cuda,
         "hip": torch.version.hip,

@@ -12,6 +12,7 @@ from __future__ import annotations
 import ast
 import hashlib
 import os
+import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
@@ -24,6 +25,13 @@ from pytest_ddpperf.records.errors import BaseSideError
 from pytest_ddpperf.records.record import record
 
 _INSTALLED = (f"{os.sep}site-packages", f"{os.sep}dist-packages")
+_OF_PACKAGE = re.compile(rf".*(?:{'|'.join(_INSTALLED)}){os.sep}([^/.]+)")
+# Where compilers keep what they generate, by the variable that says so. (A rank always has that of
+# Inductor.)
+_CACHES = {
+    "TORCHINDUCTOR_CACHE_DIR": "/torchinductor",
+    "TRITON_CACHE_DIR": os.path.expanduser("~/.triton/cache"),
+}
 _PREFIXES = {
     os.path.realpath(prefix)
     for prefix in (sys.prefix, sys.exec_prefix, sys.base_prefix)
@@ -119,34 +127,31 @@ class Trees:
         return {name for name, _ in before ^ now}
 
     def others(self) -> list[str]:
-        """Return the top-level modules that this process imported from outside both trees, sorted;
-        if not from a folder of installed packages, as "name@folder", by the folder that a search
-        path has.
+        """Return what this process imported from outside both trees, sorted: of installed packages
+        the names in their folder, of others the top-level modules, as "name@folder", by the
+        folder that a search path has.
 
-        Python's own and this plugin's are left out.
+        Python's own, this plugin's, and what compilers generated are left out.
         """
         left_out = {*sys.stdlib_module_names, _PLUGIN}
+        caches = [
+            os.path.realpath(os.environ.get(variable) or default)
+            for variable, default in _CACHES.items()
+        ]
         found = set()
         for name, path in _loaded():
             top, *below = name.split(".")
-            # None of a namespace
-            owner = (
-                getattr(sys.modules.get(top), "__file__", None)
-                if below
-                else None
-            )
-            generated = "torchinductor" in path
-            if (
-                top in left_out
-                or owner
-                or generated
-                or self.within(path) is not None
-            ):
+            if top in left_out or self.within(path) is not None:
                 continue
-            if not any(part in path for part in _INSTALLED):
+            if any(_below(path, folder) for folder in caches):
+                continue
+            if installed := _OF_PACKAGE.match(path):
+                # what a package brings along (setuptools/_vendor) is a part of it
+                found.add(installed[1])
+            # None of a namespace
+            elif not below or not getattr(sys.modules.get(top), "__file__", None):
                 is_package = os.path.basename(path).startswith("__init__.")
-                top = f"{top}@{Path(path).parents[len(below) + is_package]}"
-            found.add(top)
+                found.add(f"{top}@{Path(path).parents[len(below) + is_package]}")
         return sorted(found)
 
     def refuse_strays(self) -> None:

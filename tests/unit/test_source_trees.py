@@ -353,7 +353,7 @@ def test_a_link_of_the_version_that_leads_to_the_other_tree_is_refused(
 
 
 def test_the_versions_own_files_are_listed_and_what_is_outside_by_its_top_level_modules(
-    trees: Trees,
+    trees: Trees, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_both(
         trees,
@@ -366,7 +366,18 @@ def test_the_versions_own_files_are_listed_and_what_is_outside_by_its_top_level_
     write(trees.current, f"{INSTALLED}/dep/sub/mod.py")
     write(os.path.dirname(trees.current), "outside/third.py")
     write(os.path.dirname(trees.current), "outside/ns2/part.py")
+    # as setuptools brings packages along, and as compilers keep what they generate
+    write(trees.current, f"{INSTALLED}/single.py")
+    write(trees.current, f"{INSTALLED}/dep/_vendor/brought/mod.py")
+    for variable in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"):
+        cache = os.path.join(os.path.dirname(trees.current), variable)
+        write(cache, f"ab/{variable.lower()}.py")
+        monkeypatch.setenv(variable, cache)
     names = [
+        "single",
+        "brought.mod",
+        "torchinductor_cache_dir",
+        "triton_cache_dir",
         "pkg.mod",
         "ns.a",
         "helper",
@@ -386,7 +397,15 @@ sys.modules["not a module"] = None
         imported, others = process(  # type: ignore[misc]
             each,
             *names,
-            path=("src", "tests", INSTALLED, "../outside"),
+            path=(
+                "src",
+                "tests",
+                INSTALLED,
+                "../outside",
+                f"{INSTALLED}/dep/_vendor",
+                "../TORCHINDUCTOR_CACHE_DIR/ab",
+                "../TRITON_CACHE_DIR/ab",
+            ),
             after=after,
             result="[trees.imported(), trees.others()]",
         )
@@ -395,10 +414,13 @@ sys.modules["not a module"] = None
             "src/pkg/__init__.py",
             "src/pkg/mod.py",
         ]
-        assert set(others) >= {"dep", "third@outside", "ns2@outside"}
-        assert not {"pkg", "ns", "helper", "json", "pytest_ddpperf"} & set(
-            others
-        )
+        assert [each for each in others if "@" in each] == [
+            "ns2@outside",
+            "third@outside",
+        ]
+        assert set(others) >= {"dep", "single"}
+        left_out = {"pkg", "ns", "helper", "json", "pytest_ddpperf", "brought"}
+        assert not left_out & set(others)
 
 
 def test_a_digest_changes_with_what_a_file_holds(tmp_path: Path) -> None:
