@@ -155,7 +155,8 @@ def use(commands: Path) -> None:
     run(*pytest, "--ddp-json=same.json", folder=PROJECT)
     expect("same.json", "compared")
     package.write_text(NET.replace("PAUSE", "0.1"))
-    against = ("--ddp-against=HEAD", "--ddp-json=slower.json")
+    # An editable install hides a warning of pytest's on packages that it did not import.
+    against = ("--ddp-against=HEAD", "--ddp-json=slower.json", "-Werror")
     run(*pytest, *against, folder=PROJECT, status=1)
     expect("slower.json", "regressed")
 

@@ -2,6 +2,8 @@
 
 The names below are for type hints, for `except` and for conftests; they are imported when asked
 for, since pytest imports this package in every run.
+
+PYTEST_DONT_REWRITE: pytest would warn where another version's process has imported it before.
 """
 
 from __future__ import annotations

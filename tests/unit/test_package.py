@@ -10,6 +10,8 @@ from email import message_from_string
 from email.message import Message
 from pathlib import Path
 
+import pytest
+
 from tests.unit.test_docs import links
 
 ROOT = Path(__file__).parents[2]
@@ -87,3 +89,21 @@ def test_without_an_address_the_links_stay_as_they_are(tmp_path: Path) -> None:
     found = built(tmp_path, "")
     assert found.get_all("Project-URL") is None
     assert str(found.get_payload()).rstrip() == README.rstrip()
+
+
+def test_pytest_does_not_warn_where_this_package_was_imported_before_it(
+    tmp_path: Path,
+) -> None:
+    """As in the process of another version. `-p` does what pytest does for an installed plugin; an
+    editable install lists no modules."""
+    code = """
+import sys, pytest, pytest_ddpperf
+sys.exit(pytest.main(["-Werror", "-p", "pytest_ddpperf"]))
+"""
+    ended = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    assert ended.returncode == pytest.ExitCode.NO_TESTS_COLLECTED, ended.stderr
