@@ -300,7 +300,10 @@ def check_limits_of_command(limits: Limits, plan: Plan) -> None:
 
 def shown_variables(env: Variables) -> list[str]:
     """Return variables as a file may hold them: values may be secret."""
-    return [f"{name}={digest(value)}" for name, value in sorted(env.items())]
+    return [
+        f"{name}={digest(without_temporary(value))}"
+        for name, value in sorted(env.items())
+    ]
 
 
 def shown_command(command: Command, root: Path) -> str:

@@ -111,6 +111,12 @@ def judge_times(
             facts=broken + facts,
         )
     kept, dropped = _supported(current, limits)
+    for side in baseline:
+        # a later look may have more steps than the one that was saved
+        default = [limit for limit in kept if limit.default]
+        enough, thin = _supported(side, default)
+        dropped += thin
+        kept = [limit for limit in kept if limit in enough or not limit.default]
     sides = [current, *baseline]
     kept, unknown = _known(kept, sides)
     dropped += unknown

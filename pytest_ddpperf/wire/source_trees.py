@@ -149,9 +149,13 @@ class Trees:
                 # what a package brings along (setuptools/_vendor) is a part of it
                 found.add(installed[1])
             # None of a namespace
-            elif not below or not getattr(sys.modules.get(top), "__file__", None):
+            elif not below or not getattr(
+                sys.modules.get(top), "__file__", None
+            ):
                 is_package = os.path.basename(path).startswith("__init__.")
-                found.add(f"{top}@{Path(path).parents[len(below) + is_package]}")
+                found.add(
+                    f"{top}@{Path(path).parents[len(below) + is_package]}"
+                )
         return sorted(found)
 
     def refuse_strays(self) -> None:

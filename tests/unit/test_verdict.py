@@ -280,6 +280,20 @@ def test_a_baseline_that_cannot_support_a_limit_is_incomparable() -> None:
     assert "p95:10%: needs at least 59 timed steps" in verdict.differences[0]
 
 
+def test_a_default_limit_that_a_baseline_cannot_support_is_dropped() -> None:
+    """It may have been saved after fewer launches than a comparison takes."""
+    p50 = Limit(metric="p50", value=0.1, unit="%")
+    p95 = Limit(metric="p95", value=0.1, unit="%", default=True)
+    verdict = decide(
+        measurement(STEADY), measurement(STEADY, steps=5), p95, p50
+    )
+    assert verdict == "PASS"
+    assert [each.limit.metric for each in verdict.comparisons] == ["p50"]
+    assert [each.limit for each in verdict.dropped_limits] == [p95]
+    verdict = decide(measurement(STEADY), measurement(STEADY, steps=5), p95)
+    assert (verdict, verdict.reason) == ("NOT GATED", "no-supported-limit")
+
+
 def followed_by(
     short: Measurement, factor: float, *, steps: int = 60
 ) -> Measurement:
