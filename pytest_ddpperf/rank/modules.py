@@ -105,5 +105,15 @@ def parameter_bytes() -> int:
     return bytes_of(getattr(p, "_local_tensor", p) for p in known)
 
 
+def holds_parameters(module: nn.Module) -> bool:
+    """Whether a module, or one within it, has parameters in this process. None is asked."""
+    own = vars(module)
+    for parameter in own.get("_parameters", {}).values():
+        if parameter is not None:
+            return True
+    below = own.get("_modules", {}).values()
+    return any(each is not None and holds_parameters(each) for each in below)
+
+
 def bytes_of(tensors: Iterable[torch.Tensor]) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)

@@ -40,7 +40,7 @@ from pytest_ddpperf.rank import recorder, torch_names
 from pytest_ddpperf.rank.clock import StepClock
 from pytest_ddpperf.rank.context import Context
 from pytest_ddpperf.rank.group import NoGroup
-from pytest_ddpperf.rank.modules import replicas
+from pytest_ddpperf.rank.modules import holds_parameters, replicas
 from pytest_ddpperf.rank.pieces import (
     IN_BACKWARD,
     IN_FORWARD,
@@ -175,7 +175,10 @@ class Stamps:
             before.remove()
             after.remove()
         self.has_ddp = bool(replicas())
-        for module in self._modules.values():
+        called = self._modules.values()
+        # the others transform data, or compute a loss
+        trained = [*filter(holds_parameters, called)]
+        for module in trained or called:
             # TorchScript's modules take no hooks, nor does a RemoteModule
             with suppress(Exception):
                 module.register_forward_pre_hook(

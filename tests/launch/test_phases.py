@@ -237,6 +237,26 @@ def test_a_step_without_a_backward_pass_has_no_such_phase(bench: Bench) -> None:
     }
 
 
+@pytest.mark.parametrize("has_parameters", [True, False])
+def test_a_module_without_parameters_begins_a_forward_pass_only_if_none_has_any(
+    bench: Bench, tmp_path: Path, has_parameters: bool
+) -> None:
+    """The transforms of a data set are modules, too."""
+
+    def setup(ctx: Any) -> Any:
+        transform = nn.Sequential(nn.Flatten(), nn.ReLU())
+        model = nn.Sequential(nn.ReLU(), nn.Identity())
+        if has_parameters:
+            model = nn.Sequential(nn.ReLU(), nn.Sequential(nn.Linear(4, 4)))
+        yield lambda: model(transform(torch.ones(1, 4)))
+        stamped = [len(each._forward_hooks) for each in (transform, model)]
+        (tmp_path / str(ctx.rank)).write_text(str(stamped))
+
+    bench.measure(setup, warmup=3, steps=4, ranks=1)
+    expected = "[0, 1]" if has_parameters else "[1, 1]"
+    assert (tmp_path / "0").read_text() == expected
+
+
 @NEEDS_RECORDER
 def test_a_module_that_takes_no_hooks_leaves_its_forward_pass_unknown(
     bench: Bench,
