@@ -151,7 +151,11 @@ class Diagnosis:
             self._dump,
             lambda: [frames_written(self._stacks(rank)) for rank in ranks],
         )
-        self.started = self.ask_started()
+        started = self.ask_started()
+        time.sleep(_MOVES_SECONDS)
+        if started == self.ask_started():
+            # else they go on, and what one has not started is no cause
+            self.started = started
         # Asking takes up to seconds, in which the cause may have come or, if it was no deadline,
         # what was waited for.
         self._take_in()
@@ -208,7 +212,7 @@ class Diagnosis:
             _is_ahead(each, other) for each in waiting for other in others
         ):
             return False
-        self.late = self._board.describe_updates()
+        self.late = self._board.describe_updates(self._plan.boundary)
         return True
 
     def ask_started(self) -> dict[int, Started]:
@@ -257,17 +261,9 @@ class Diagnosis:
                 return f": {said[:_OF_DEVICE_SHOWN]}"
         return ""
 
-    def error_of_own_group(self, rank: Peer, size: str) -> RankError:
-        """Return the error of a rank whose children form a process group of so many; it is the
-        first cause."""
-        remedy = (
-            "give the program of one rank, which runs as under torchrun, with RANK and "
-            "WORLD_SIZE; with other variables, set them in ddp_benchmark.loop"
-        )
-        summary = (
-            f"the program starts ranks itself, {size} processes that form a group of their own:"
-            f" {remedy}"
-        )
+    def error_of_own_group(self, rank: Peer, summary: str) -> RankError:
+        """Return the error of a rank whose children form a process group; it is the first
+        cause."""
         return self._error(rank, 0.0, summary, self._place(rank))
 
     def idle(self, rank: Peer) -> RankError:
@@ -303,6 +299,8 @@ class Diagnosis:
 _PROGRESS_SECONDS = 3.0
 # A rank that has not answered by then never lets its threads run.
 _STARTED_SECONDS = 2.0
+# Ranks that go on start a collective meanwhile.
+_MOVES_SECONDS = 0.5
 _DEFAULT_GROUP = "0"
 # Of these, all ranks give as many bytes.
 _ALIKE = ("all_reduce", "broadcast")

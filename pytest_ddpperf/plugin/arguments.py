@@ -167,7 +167,7 @@ def check_figures(fixture: str, figures: Any) -> dict[str, Figure]:
 # Modules and console scripts.
 _LAUNCHERS = re.compile(
     r"torch\.distributed\.(run|launch|elastic\..+)|accelerate\.commands\..+|deepspeed\.launcher\..+|horovod\.runner.*"
-    r"|torchrun|accelerate(-launch)?|deepspeed|horovodrun"
+    r"|lightning(_|\.)fabric\.cli|trl\.cli\..+|torchrun|accelerate(-launch)?|deepspeed|horovodrun|fabric|trl"
 )
 _PATH = (str, os.PathLike)
 
@@ -199,15 +199,15 @@ def read_program(
     call = f"{fixture}.script"
     folder = read_folder(call, root, cwd)
     path = str(words[-1] if is_module else folder / words[-1])
-    if not is_module and not Path(path).is_file():
-        raise ValueError(
-            f"{fixture}.script({short_repr(words[-1])}): there is no file {path}: paths begin at"
-            " cwd= or rootdir"
-        )
     if _LAUNCHERS.fullmatch(path if is_module else Path(path).name):
         raise ValueError(
             f"{fixture}.script: {words[-1]} starts ranks itself: give the program that it starts,"
             f" or use {fixture}.command"
+        )
+    if not is_module and not Path(path).is_file():
+        raise ValueError(
+            f"{fixture}.script({short_repr(words[-1])}): there is no file {path}: paths begin at"
+            " cwd= or rootdir"
         )
     if not _are_words(args):
         raise ValueError(

@@ -496,6 +496,8 @@ def _drop_our_frames(error: BaseException, seen: set[int]) -> None:
         frame = after
     if kept is not None:
         kept.tb_next = None
+    elif isinstance(error, SyntaxError | ImportError):
+        error.__traceback__ = None  # of the program: it says where
     for linked in (error.__cause__, error.__context__):
         if linked is not None and id(linked) not in seen:
             _drop_our_frames(linked, seen)

@@ -92,6 +92,8 @@ def run(
         ended = "the program ended"
     except SystemExit as error:
         end_child(error)
+        if error.code == 1 and isinstance(error.__context__, Exception):
+            fail(error.__context__)  # which Hydra, say, has handled so
         if error.code not in (None, 0):
             said = f"the program called sys.exit({short_repr(error.code)})"
             # A text is the reason itself: the last line would be about something else.

@@ -143,7 +143,7 @@ class Warming:
         beyond = rank.row[Board.UPDATES_CELL] - board.begin()
         if steps and beyond > 0:
             if beyond > 1:
-                raise DdpPerfError(board.describe_updates())
+                raise DdpPerfError(board.describe_updates(rank.plan.boundary))
             usual = max(multimode(self._passes or [passes]))
             return Timing(rank, self._warmed(), usual, self._unfit).begin()
         if not self._has_found:

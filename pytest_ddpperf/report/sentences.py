@@ -333,7 +333,8 @@ def _remedy(outcome: Outcome, coarse: Sequence[Comparison]) -> str:
         return "; compare with --ddp-against"
     most = _TIMES_LAUNCHES * max(_USUAL_LAUNCHES, launches)
     if needed and max(needed) <= most:
-        minutes = outcome.seconds * max(needed) / max(launches, 1) / 60
+        seconds = outcome.seconds - outcome.waited_seconds
+        minutes = seconds * max(needed) / max(launches, 1) / 60
         about = f" (about {minutes:.0f} min)" if minutes >= 1 else ""
         return (
             f"; raise --ddp-launches to {max(needed)}{about}, or make the machine quieter"

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from pytest_ddpperf.records import codec
-from pytest_ddpperf.records.plan import Plan
+from pytest_ddpperf.records.plan import UPDATE, Plan
 
 
 def readable(
@@ -212,12 +212,19 @@ class Board:
         for rank, ended in updates.items():
             self.row(rank)[self.UPDATES_CELL] = ended
 
-    def describe_updates(self) -> str:
-        """Say how many updates each rank of a program took, where they differ."""
+    def describe_updates(self, boundary: str) -> str:
+        """Say how many updates each rank of a program took, or how often it reached the
+        `boundary`, where that differs."""
         updates = self.updates()
         ranks = [*range(len(updates))]
         if len(ranks) > _SHOWN:
             ranks = [updates.index(min(updates)), updates.index(max(updates))]
+        if boundary != UPDATE:
+            times = (f"rank {rank} {updates[rank]} times" for rank in ranks)
+            return (
+                f'boundary="{boundary}" was reached by {", ".join(times)}: name what all ranks'
+                " reach equally often"
+            )
         took = (f"rank {rank} took {updates[rank]}" for rank in ranks)
         return (
             f"ranks take different numbers of updates: {', '.join(took)} (give all ranks"
@@ -261,12 +268,15 @@ class Board:
                 if steps
                 else "the function"
             )
+        begin = "the program's first steps" if plan.boundary else "setup"
+        if plan.boundary not in ("", UPDATE):
+            begin = (
+                f'the program, which has not reached boundary="{plan.boundary}"'
+            )
         return {
             Phase.START: "the start",
             Phase.GROUP: "init_process_group",
-            Phase.SETUP: "the program's first steps"
-            if plan.boundary
-            else "setup",
+            Phase.SETUP: begin,
             Phase.DELIVERY: "the delivery of its result",
             Phase.CLEANUP: "clean-up",
             Phase.LEADER: "serving",

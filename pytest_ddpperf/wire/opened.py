@@ -33,9 +33,21 @@ from pytest_ddpperf.wire.source_trees import (
 FOLDER = "PYTEST_DDPPERF_LAUNCH"
 CHILDREN = os.path.join(os.path.dirname(__file__), "children")
 _NAME = "opened"
-# the file in the folder of the launch with the size of a group of a rank's children
+# the file in the folder of the launch that says why it is refused: a rank's children form a group
 OWN_GROUP = "own-group"
 _GROUPS = "torch.distributed.distributed_c10d"
+_REMEDY = (
+    "give the program of one rank, which runs as under torchrun, with RANK and WORLD_SIZE; with"
+    " other variables, set them in ddp_benchmark.loop"
+)
+# By the module that has it, the function that forms a group, and what to do instead.
+_FORMS = {
+    _GROUPS: ("init_process_group", _REMEDY),
+    "torch.distributed.rpc": (
+        "init_rpc",
+        "for torch.distributed.rpc there are rpc_benchmark and ddp_benchmark.command",
+    ),
+}
 _MOST = 2_000  # data files that a process adds
 _MOST_LINKS = 40  # one after the other, as Linux allows
 _REMEMBERED = 100_000  # paths that a process need not look at again
@@ -145,13 +157,15 @@ def begin_child(folder: str) -> None:
 
     def hook(event: str, arguments: tuple[Any, ...]) -> None:
         # in each process that imports torch: a command's ranks, workers that are not forked
-        if event == "import" and arguments[0] == _GROUPS:
+        if event != "import" or arguments[0] not in _FORMS:
+            return
+        if arguments[0] == _GROUPS:
             layout.draw()
-            # now, before its functions have further names
-            module: Any = importlib.import_module(_GROUPS)
-            module.init_process_group = noting_group(
-                module.init_process_group, folder
-            )
+        # now, before its functions have further names
+        module: Any = importlib.import_module(arguments[0])
+        name, remedy = _FORMS[arguments[0]]
+        form = noting_group(getattr(module, name), folder, remedy)
+        setattr(module, name, form)
 
     sys.addaudithook(hook)
     if fields is None:
@@ -161,17 +175,22 @@ def begin_child(folder: str) -> None:
     watch(folder, trees)
 
 
-def noting_group(form: Callable[..., Any], folder: str) -> Callable[..., Any]:
-    """Return a function that forms a process group in a child of a rank, and notes its size
-    before."""
+def noting_group(
+    form: Callable[..., Any], folder: str, remedy: str = _REMEDY
+) -> Callable[..., Any]:
+    """Return a function that forms a process group in a child of a rank, and notes that before,
+    with what to do instead."""
 
     def noting(*args: Any, **options: Any) -> Any:
-        size = options.get("world_size", -1)
+        size = options.get("world_size") or -1
         if size < 0:
             size = int(os.environ.get("WORLD_SIZE", 1))
         if size > 1:
             with open(os.path.join(folder, OWN_GROUP), "w") as file:
-                file.write(str(size))
+                file.write(
+                    f"the program starts ranks itself, {size} processes that form a group of their"
+                    f" own: {remedy}"
+                )
         return form(*args, **options)
 
     return noting

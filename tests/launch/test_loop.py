@@ -885,6 +885,31 @@ elif __name__ == "__main__":
     )
 
 
+def test_a_program_whose_children_call_each_other_is_refused(
+    programs: Programs,
+) -> None:
+    said = programs.fails(
+        """
+import os, torch
+
+def work(rank):
+    from torch.distributed import rpc
+    os.environ["MASTER_PORT"] = "1"
+    rpc.init_rpc(f"worker{rank}", rank=rank, world_size=3)
+
+if __name__ == "__main__":
+    torch.multiprocessing.spawn(work, nprocs=3)
+""",
+        begin="",
+        ranks=1,
+    )
+    assert (
+        "the program starts ranks itself, 3 processes that form a group of their own: for"
+        " torch.distributed.rpc there are rpc_benchmark and ddp_benchmark.command"
+        in said
+    )
+
+
 def test_updates_in_changing_threads_are_refused(programs: Programs) -> None:
     said = programs.fails("""
 from concurrent.futures import ThreadPoolExecutor
@@ -1142,6 +1167,67 @@ def test_what_cannot_be_timed_is_said(
     programs: Programs, text: str, said: str
 ) -> None:
     assert said in programs.fails(text.replace("\\n", "\n"))
+
+
+@NEEDS_RECORDER
+def test_a_program_that_never_reaches_its_boundary_is_not_called_a_deadlock(
+    programs: Programs, bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = replace(
+        bench.plan(steps=6, warmup=4, boundary=MARK), timeout_seconds=8
+    )
+    monkeypatch.setattr(bench, "plan", lambda **_: plan)
+    said = programs.fails(TRAINS.format(10**9))
+    assert (
+        'failed in the program, which has not reached boundary="mark": did not end within 8 s'
+        in said
+    )
+    assert "never entered" not in said
+
+
+@NEEDS_RECORDER
+def test_a_boundary_that_one_rank_reaches_more_often_is_named(
+    programs: Programs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(failed_ranks, "_PROGRESS_SECONDS", 0.5)
+    text = (
+        "import pytest_ddpperf\n"
+        + TRAINS.format(10**9)
+        + "    if dist.get_rank() == 0:\n        pytest_ddpperf.step_end()\n"
+    )
+    said = programs.fails(text, boundary=MARK)
+    assert re.search(
+        r'boundary="mark" was reached by rank 0 \d+ times, rank 1 0 times: name what all ranks'
+        r" reach equally often",
+        said,
+    )
+
+
+def test_an_error_that_a_program_handles_by_its_end_is_shown(
+    programs: Programs,
+) -> None:
+    """As Hydra does. What argparse handles so is no such error: its last line says more."""
+    text = """
+def main():
+    raise ValueError("bad sample")
+try:
+    main()
+except Exception:
+    sys.exit(1)
+"""
+    said = programs.fails(text)
+    assert "ValueError: bad sample" in said
+    assert 'raise ValueError("bad sample")' in said
+    assert "sys.exit(1)" not in said
+
+
+@pytest.mark.parametrize("text", ["x = (1,", "import no_such_module_here"])
+def test_an_error_without_a_frame_of_the_program_shows_none_of_ours(
+    programs: Programs, text: str
+) -> None:
+    said = programs.fails(text, begin="")
+    assert "train.py" in said
+    assert "lifecycle" not in said
 
 
 def test_a_traceback_begins_in_the_program(programs: Programs) -> None:

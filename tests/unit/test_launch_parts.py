@@ -38,7 +38,7 @@ from pytest_ddpperf.launch.request import for_ranks, recorded
 from pytest_ddpperf.launch.template import read_at_import
 from pytest_ddpperf.records.errors import DdpPerfError
 from pytest_ddpperf.records.messages import ShareProgress
-from pytest_ddpperf.records.plan import Plan
+from pytest_ddpperf.records.plan import UPDATE, Plan
 from pytest_ddpperf.records.samples import RankError
 from pytest_ddpperf.wire.channels import Board
 
@@ -793,7 +793,13 @@ def test_a_rank_of_another_node_waits_in_vain(
     is_late: bool,
 ) -> None:
     monkeypatch.setattr(failed_ranks, "_PROGRESS_SECONDS", 0.0)
-    plan = Plan(world_size=2, nodes=2, backend="gloo", device="cpu")
+    plan = Plan(
+        world_size=2,
+        nodes=2,
+        backend="gloo",
+        device="cpu",
+        boundary=UPDATE,
+    )
     board = Board(tmp_path / "board", 2, 1)
     board.set_updates({0: 10, 1: 8})
     asked: list[bool] = []

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_ddpperf.records.plan import UPDATE, Plan
+from pytest_ddpperf.records.plan import MARK, UPDATE, Plan
 from pytest_ddpperf.wire.channels import (
     Board,
     Kind,
@@ -104,6 +104,10 @@ def test_the_board_tells_where_each_rank_is(tmp_path: Path) -> None:
     assert (
         read.describe(0, replace(PLAN, boundary=UPDATE))
         == "the program's first steps"
+    )
+    assert (
+        read.describe(0, replace(PLAN, boundary=MARK))
+        == 'the program, which has not reached boundary="mark"'
     )
     for board in (written, read):
         board.close()
