@@ -24,6 +24,8 @@ from pytest_ddpperf.records.samples import LaunchSamples
 # stopping and filling caches at its beginning must be small compared with it.
 _STRETCH_SECONDS = 0.03
 _STRETCH_STEPS = 3
+# At most, as of which ranks do as many steps in vain before each stretch.
+_HELPERS = 16
 # A short window has so many stretches, for the median over them to leave some out: none has to be
 # longer than this part of the window.
 _STRETCHES = 8
@@ -123,24 +125,36 @@ def _take_pair(
 def interleave(
     sides: tuple[PausedSide, PausedSide], source: random.Random
 ) -> None:
-    """Run the windows of both sides, which have the same number of steps, to their ends."""
+    """Run the windows of both sides, which have the same number of steps, to their ends.
+
+    While a rank is stopped, what its helpers wait for goes on: a worker of a loader then has a
+    batch that cost no time. As many steps as it has helpers take these batches, and do not
+    count."""
     for side in source.sample(sides, 2):
         side.stretch(1)  # which counts nothing
+    helpers = min(max(side.helpers for side in sides), _HELPERS)
     lengths = stretch_lengths(
-        sides[0].steps, max(side.step_seconds for side in sides), source
+        sides[0].steps,
+        max(side.step_seconds for side in sides),
+        source,
+        max(_STRETCH_STEPS, helpers),
     )
     counted = next(lengths)
     while counted:
         began = time.monotonic()
         for side in source.sample(sides, 2):
+            for _ in range(helpers - 1):
+                side.stretch(1)
             side.stretch(counted + 1)
-        counted = lengths.send(
-            (time.monotonic() - began) / len(sides) / (counted + 1)
-        )
+        taken = len(sides) * (counted + max(helpers, 1))
+        counted = lengths.send((time.monotonic() - began) / taken)
 
 
 def stretch_lengths(
-    steps: int, step_seconds: float, source: random.Random
+    steps: int,
+    step_seconds: float,
+    source: random.Random,
+    fewest: int = _STRETCH_STEPS,
 ) -> Generator[int, float, None]:
     """Yield how many steps each stretch of a window counts, then 0; send how long a step of the
     last stretch took.
@@ -156,7 +170,7 @@ def stretch_lengths(
     while left:
         step = statistics.median(seen) if seen else step_seconds
         long_enough = math.ceil(_STRETCH_SECONDS / step) if step > 0 else 0
-        least = max(_STRETCH_STEPS, min(long_enough, steps // _STRETCHES))
+        least = max(fewest, min(long_enough, steps // _STRETCHES))
         length = min(source.randint(least, 2 * least), left)
         if left - length < least:
             length = left

@@ -35,6 +35,12 @@ def find_feeder(server: int) -> str:
     return ""
 
 
+def count_helpers(server: int, ranks: int) -> int:
+    """Return how many processes each of so many ranks below this rank server has started, on
+    average."""
+    return max(len(_descendants(server)) - ranks, 0) // ranks
+
+
 def _descendants(pid: int) -> set[int]:
     found: set[int] = set()
     for child in children(pid):

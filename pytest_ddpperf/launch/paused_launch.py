@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from pytest_ddpperf.launch.feeders import find_feeder
+from pytest_ddpperf.launch.feeders import count_helpers, find_feeder
 from pytest_ddpperf.launch.ranks import wake
 from pytest_ddpperf.launch.run import Delivery, Launch
 from pytest_ddpperf.records.errors import (
@@ -70,6 +70,11 @@ class PausedLaunch(Launch):
     def step_seconds(self) -> float:
         """The approximate time of a step; 0 without a warm-up."""
         return self._window.step_ns / 1e9
+
+    @property
+    def helpers(self) -> int:
+        """How many processes each rank has started: workers of a loader, say."""
+        return count_helpers(self._server.pid, len(self._ranks))
 
     def stretch(self, steps: int) -> None:
         """Run so many, the first of them uncounted; returns when all ranks are stopped. Raises as

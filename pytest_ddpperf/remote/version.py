@@ -280,6 +280,7 @@ def nothing_differs(
 
 class RemotePausedLaunch:
     over = False
+    helpers = 0  # those of the current side are known
 
     def __init__(self, paused: Paused, ask: Function) -> None:
         """`ask` sends an order and returns the answer, which has to be of a kind, or raises

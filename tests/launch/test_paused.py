@@ -88,6 +88,24 @@ def test_what_feeds_ranks_from_outside_of_their_launch_is_named(
     assert str(raised.value).endswith(f" (pid {producer.pid}){said}")
 
 
+def test_the_processes_that_each_rank_has_started_are_counted(
+    bench: Bench,
+) -> None:
+    def setup(ctx: Any) -> Any:
+        loader = DataLoader(
+            [torch.ones(1)] * 1_000,
+            num_workers=3,
+            multiprocessing_context="fork",
+        )
+        batches = iter(loader)
+        return lambda: dist.all_reduce(next(batches))
+
+    with bench.paused(setup) as launch:
+        assert launch.helpers == 3
+    with bench.paused(counting) as launch:
+        assert launch.helpers == 0
+
+
 def test_a_child_that_ranks_start_at_any_time_feeds_nobody(
     bench: Bench,
 ) -> None:

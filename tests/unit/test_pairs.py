@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 import random
 from itertools import accumulate
+from typing import NamedTuple
 
 import pytest
 
-from pytest_ddpperf.compare.interleaving import stretch_lengths
+from pytest_ddpperf.compare.interleaving import interleave, stretch_lengths
 
 
 def drawn(steps: int, warm: float, real: float, seed: int) -> list[int]:
@@ -40,6 +41,34 @@ def test_they_add_up_and_none_is_short(steps: int, step_seconds: float) -> None:
             len(found) == 1
             or shortest <= min(found) <= max(found) < 3 * shortest
         )
+
+
+@pytest.mark.parametrize("helpers", [0, 1, 5, 99])
+def test_as_many_steps_as_ranks_have_helpers_are_not_counted(
+    helpers: int,
+) -> None:
+    """What workers of a loader waited for while they were stopped has cost no time."""
+
+    class Side(NamedTuple):
+        steps = 60
+        step_seconds = 0.01
+        helpers: int
+        stretches: list[int]
+
+        def stretch(self, steps: int) -> None:
+            self.stretches.append(steps)
+
+    sides = Side(helpers, []), Side(0, [])
+    interleave(sides, random.Random(1))  # type: ignore[arg-type]
+    before = max(min(helpers, 16) - 1, 0)
+    for side in sides:
+        first, *rest = side.stretches
+        assert first == 1
+        counted = rest[before :: before + 1]
+        assert sum(steps - 1 for steps in counted) == 60
+        assert min(counted) > max(before, 3)
+        assert {*rest} <= {1, *counted}
+        assert len(rest) == len(counted) * (before + 1)
 
 
 def test_steps_that_take_longer_than_in_the_warm_up_come_in_shorter_stretches() -> (
