@@ -160,8 +160,8 @@ SUSPICIOUS = 0.5
 
 def is_suspected(verdict: Verdict, share: float = SUSPICIOUS) -> bool:
     """Whether the times of a verdict against a stored baseline are worth a second look. Counters
-    have no noise."""
-    if not verdict.status.compared or verdict.reason == Reason.COUNTER_ROSE:
+    have no noise, but only a second look tells by which files they rose."""
+    if not verdict.status.compared:
         return False
     for each in verdict.comparisons:
         if math.log1p(each.change.estimate) > share * bound_of(each):

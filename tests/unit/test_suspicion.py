@@ -139,10 +139,11 @@ def test_what_improved_by_both_stays_so() -> None:
     assert (passed.status, passed.reason) == (Status.PASS, Reason.WITHIN_LIMIT)
 
 
-def test_counters_need_no_second_look() -> None:
-    assert not is_suspected(
-        replace(verdict(Status.REGRESSED, 0.3), reason="counter-rose")
-    )
+def test_a_counter_that_rose_is_looked_at_again_if_times_did_too() -> None:
+    """The files that differ are known only then."""
+    for rise, is_worth_it in ((0.3, True), (0.01, False)):
+        risen = replace(verdict(Status.REGRESSED, rise), reason="counter-rose")
+        assert is_suspected(risen) is is_worth_it
 
 
 RISEN = CounterChange(
