@@ -155,7 +155,7 @@ def checked_out(path: Path) -> tuple[str, str]:
 def _without_merge(commit: str) -> str:
     """Return the head of a pull request if a commit is the merge that a job of GitHub checked out,
     which is in no clone; else the commit."""
-    with suppress(OSError, ValueError, LookupError):
+    with suppress(OSError, ValueError, LookupError, TypeError):
         if commit == os.environ["GITHUB_SHA"] and os.environ[
             "GITHUB_REF"
         ].startswith("refs/pull/"):

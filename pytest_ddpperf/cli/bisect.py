@@ -114,6 +114,10 @@ def _run(arguments: argparse.Namespace) -> int:
     place = _place(arguments)
     # so that it ends the pytest that it started
     signal.signal(signal.SIGTERM, signal.default_int_handler)
+    if arguments.build and not arguments.facts:
+        raise console.UsageError(
+            "--build is for --facts: for commits there is ddp_against_setup"
+        )
     if place is not None and not place.leads:
         if place.follows:
             follow(arguments.test, arguments.options, place)

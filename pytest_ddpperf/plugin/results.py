@@ -187,7 +187,8 @@ class RunResults:
         if now is None:
             return
         traces = [each.traces for each in self.outcomes if each.traces]
-        own = (os.path.relpath(baselines, rootdir), *traces)
+        # of pytest-cov, as everybody has it
+        own = (os.path.relpath(baselines, rootdir), ".coverage", *traces)
         found = [file for file in sorted(now) if not file.startswith(own)]
         before = [file for file in found if file in self.uncommitted]
         new = [file for file in found if file not in self.uncommitted]

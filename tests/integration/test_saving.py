@@ -213,11 +213,12 @@ def test_the_reason_for_saving_goes_where_the_baseline_goes(
 def test_files_that_a_step_leaves_in_the_repository_are_noted_once(
     pytester: pytest.Pytester, run: Run
 ) -> None:
-    """Reports, baselines and traces are the plugin's own."""
+    """Reports, baselines and traces are the plugin's own; pytest-cov's files are known."""
     leaves = """
 def leaving(ctx):
     for number in range(4):
         open(f"checkpoint{number}.pt", "w").close()
+    open(".coverage", "w").close()
     return lasting(ctx)
 
 def test_step(ddp_benchmark): ddp_benchmark(leaving)

@@ -818,6 +818,17 @@ def test_a_variable_that_makes_a_test_slower_is_named(
     assert [asked for asked in project.asked if "OMP" in str(asked)] == []
 
 
+def test_a_build_without_facts_is_refused(
+    project: Project, bisect: Call
+) -> None:
+    project.commit(23.0)
+    status, _, err = bisect("--good", "HEAD", "--build", "make")
+    assert status == 4
+    assert (
+        "--build is for --facts: for commits there is ddp_against_setup" in err
+    )
+
+
 def test_an_older_distribution_is_built_and_measured(
     project: Project, bisect: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:

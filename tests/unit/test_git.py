@@ -72,6 +72,7 @@ def test_the_commit_is_told_whole_and_dirty_where_tracked_files_differ(
             False,
         ),
         ("refs/pull/7/merge", "{}", False),
+        ("refs/pull/7/merge", '{"pull_request": null}', False),
         ("refs/pull/7/merge", "", False),
     ],
 )
