@@ -124,9 +124,9 @@ class Warming:
             )
         self._within.close()
         rank.row[Board.UPDATES_CELL] += 1
-        rank.row[Board.STEP_CELL] = len(self._ended_ns)
         is_free = rank.plan.spreads and board.begin() > 0 and self._waited > 1
         self._mark(is_free)
+        rank.row[Board.STEP_CELL] = len(self._ended_ns)
         was_seen, self._is_seen = self._is_seen, True
         if was_seen:
             self._passes.append(passes)

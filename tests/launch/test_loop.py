@@ -1111,7 +1111,8 @@ for step in range({}):
         ),
         (
             TRAINS.format(6),
-            "the program ended in step 7 of the warm-up: let it take 17 steps or more",
+            "failed in warm-up step 7 (4 asked): the program ended in step 7 of the warm-up: let it"
+            " take 17 steps or more",
         ),
         (
             TRAINS.format(2),
