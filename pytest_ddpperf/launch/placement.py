@@ -5,7 +5,6 @@ or device at once."""
 from __future__ import annotations
 
 import fcntl
-import math
 import os
 import random
 import re
@@ -121,41 +120,27 @@ def _physical(cpu: int) -> tuple[int, int, int]:
 def quota_cores(root: Path) -> float | None:
     """Return the cores whose time the cgroups of this process allow (version 2); None if there is
     no limit."""
-    quotas = [_quota(folder) for folder in _cgroups(root)]
-    return None if math.isinf(least := min(quotas, default=math.inf)) else least
+    quotas = []
+    for folder in _cgroups(root):
+        # microseconds in each period; "max" without a limit
+        limit = re.fullmatch(r"(\d+) ([1-9]\d*)", contents(folder / "cpu.max"))
+        if limit:
+            quotas.append(int(limit[1]) / int(limit[2]))
+    return min(quotas, default=None)
 
 
 def _cgroups(root: Path) -> Iterator[Path]:
     """Yield the folders of this process's cgroup and of those above it. A container often sees the
     uppermost alone."""
-    mounts = (
-        line.split()
-        for line in contents(root / "proc/self/mounts").splitlines()
-    )
-    inside = [
-        line[3:]
-        for line in contents(root / "proc/self/cgroup").splitlines()
-        if line.startswith("0::")
-    ]
-    own = PurePosixPath(inside[0] if inside else "/")
-    for mount in (
-        fields[1]
-        for fields in mounts
-        if len(fields) > 2 and fields[2] == "cgroup2"
-    ):
+    listed = contents(root / "proc/self/cgroup")
+    inside = re.search("^0::(.*)", listed, re.MULTILINE)
+    own = PurePosixPath(inside[1] if inside else "/")
+    mounts = contents(root / "proc/self/mounts")
+    for mount in re.findall(r"^\S+ (\S+) cgroup2 ", mounts, re.MULTILINE):
         for each in (own, *own.parents):
             folder = root / mount.lstrip("/") / str(each).lstrip("/")
             if folder.is_dir():
                 yield folder
-
-
-def _quota(folder: Path) -> float:
-    quota, period = [*contents(folder / "cpu.max").split(), "", ""][:2]
-    return (
-        int(quota) / int(period)
-        if quota.isdecimal() and period.isdecimal() and int(period)
-        else math.inf
-    )
 
 
 def kernel_list(numbers: Sequence[int]) -> str:
