@@ -14,7 +14,6 @@ from pytest_ddpperf.records.errors import DdpPerfError
 from pytest_ddpperf.records.figure import FigureValues, figures_of
 from pytest_ddpperf.records.metric import COUNTERS, POINT_TO_POINT
 from pytest_ddpperf.records.plan import Plan
-from pytest_ddpperf.records.quantiles import RankSteps
 from pytest_ddpperf.records.samples import (
     GOES_ON,
     Counters,
@@ -47,6 +46,7 @@ def collect(
         on_our_clock(window, clocks[rank]) if rank in clocks else window
         for rank, window in enumerate(windows)
     ]
+    ranks: Windows = () if plan.command else windows  # a command has none
     step_seconds = _step_seconds(windows)
     blocked = tuple(_seconds(window.blocked_ns) for window in windows)
     notes = dict.fromkeys(note for window in windows for note in window.notes)
@@ -56,22 +56,23 @@ def collect(
         doubts |= _of_program(windows, step_seconds)
     return LaunchSamples(
         step_seconds=step_seconds,
-        rank_seconds=() if plan.command else tuple(map(_rank_seconds, windows)),
+        rank_seconds=tuple(map(_rank_seconds, ranks)),
         stretches=windows[0].stretches,
-        cpu_seconds=_cpu_seconds(windows),
+        cpu_seconds=_known_by_all(
+            [
+                None if each.cpu_ns is None else _seconds(each.cpu_ns)
+                for each in windows
+            ]
+        ),
         examples=_known_by_all([each.examples for each in windows]),
         blocked_seconds=blocked if plan.rpc else None,
         counters=counters,
         recorded=_recorded(windows),
         figures=_figures(windows),
         losses=_losses(windows),
-        # a command has no rank of ours
-        page_faults=None
-        if plan.command
-        else tuple(each.page_faults for each in windows),
-        collector_seconds=None
-        if plan.command
-        else tuple(each.collector_seconds for each in windows),
+        page_faults=tuple(each.page_faults for each in ranks) or None,
+        collector_seconds=tuple(each.collector_seconds for each in ranks)
+        or None,
         **_of_devices(windows),
         cost=delivery.cost,
         facts=facts,
@@ -85,9 +86,7 @@ def collect(
         warmup=windows[0].warmup,
         phases=step_phases(windows),
         is_silent=_is_silent(plan, windows, counters),
-        stacks=tuple(
-            each.stacks for each in windows if each.stacks is not None
-        ),
+        stacks=tuple(each.stacks for each in windows if each.stacks),
         doubts=doubts,
     )
 
@@ -96,12 +95,6 @@ def _known_by_all(ranks: Sequence[T | None]) -> tuple[T, ...] | None:
     """Return what ranks say; None if one does not know."""
     known = tuple(each for each in ranks if each is not None)
     return known if len(known) == len(ranks) else None
-
-
-def _cpu_seconds(windows: Windows) -> RankSteps | None:
-    """Return the CPU time of each step by rank; None if a rank has none."""
-    known = _known_by_all([each.cpu_ns for each in windows])
-    return None if known is None else tuple(map(_seconds, known))
 
 
 def _of_devices(windows: Windows) -> dict[str, Any]:

@@ -207,9 +207,10 @@ class Diagnosis:
             return False
         started |= self.ask_started()
         waiting = [started.pop(rank, {}) for rank in late]
-        others = started.values()
         if not any(
-            _is_ahead(each, other) for each in waiting for other in others
+            _is_ahead(each, other)
+            for each in waiting
+            for other in started.values()
         ):
             return False
         self.late = self._board.describe_updates(self._plan.boundary)
@@ -355,10 +356,9 @@ def describe_differing(started: Mapping[int, Started]) -> str:
         if ahead:
             name, size = by_rank[ahead[0]][fewest + 1]
             verb = "waits" if len(ahead) == 1 else "wait"
-            wait = f"{_names(ahead)} {verb} for it"
             return (
                 f"{_names(behind)} never entered {name} {fewest + 1} ({size:,} bytes){of_group};"
-                f" {wait}"
+                f" {_names(ahead)} {verb} for it"
             )
     return ""
 

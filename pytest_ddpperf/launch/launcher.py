@@ -263,8 +263,10 @@ class Launcher:
         environ = with_hash_seed(os.environ)
         if self._trees is None:
             return environ
-        moved = self._trees.as_current
-        return {name: moved(value) for name, value in environ.items()}
+        return {
+            name: self._trees.as_current(value)
+            for name, value in environ.items()
+        }
 
     def call(
         self,
@@ -373,18 +375,16 @@ class Launcher:
             if plan.nodes > 1:
                 nodes = self._other_nodes
                 bound = opened.enter_context(listen(nodes.address))
-                host, port = bound.getsockname()[:2]
-                part = replace(
-                    part, store=(host, port), interface=nodes.interface
-                )
-                remote = nodes.parts(plan, (host, port))
-                master = part.store
+                master = bound.getsockname()[:2]
+                part = replace(part, store=master, interface=nodes.interface)
+                remote = nodes.parts(plan, master)
             elif plan.boundary:
                 bound = opened.enter_context(listen("127.0.0.1"))
                 master = bound.getsockname()
-            further = {"master": master, "in_stretches": in_stretches}
             files = opened.enter_context(
-                self._files(plan, part, task, **further)
+                self._files(
+                    plan, part, task, master=master, in_stretches=in_stretches
+                )
             )
             server = self._server_for(plan)
             launch = make(server, files, observer, remote, bound)

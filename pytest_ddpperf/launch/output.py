@@ -70,7 +70,7 @@ def _read_cut(path: Path) -> str:
         head = file.read(_KEEP_BYTES)
         file.seek(size - _KEEP_BYTES)
         tail = file.read()
-    missing = size - len(head) - len(tail)
+    missing = size - 2 * _KEEP_BYTES
     return (
         f"{head.decode(errors='replace')}\n... {missing:,} bytes cut"
         f" ...\n{tail.decode(errors='replace')}"

@@ -85,16 +85,11 @@ class PausedLaunch(Launch):
         # Not before the first stretch: what set-up and warm-up began in the background must finish.
         self._pause()
         # Once they are stopped: a child that ranks start meanwhile would be taken for a feeder.
-        if not self._stretches_ns:
-            self._refuse_feeder()
-        self._stretches_ns += time.monotonic_ns() - began
-
-    def _refuse_feeder(self) -> None:
-        feeder = find_feeder(self._server.pid)
-        if feeder:
+        if not self._stretches_ns and (feeder := find_feeder(self._server.pid)):
             raise BaseSideError(
                 f"{feeder} writes to a pipe that ranks read, and goes on while they are stopped"
             )
+        self._stretches_ns += time.monotonic_ns() - began
 
     def deliver(self) -> LaunchSamples:
         """Return the samples of all stretches; raises as `begin`."""

@@ -191,11 +191,6 @@ def rank_request(
     if plan.boundary and master is not None:
         environ |= _torchruns(plan, *master)
     environ |= opened.for_children(environ, folder)
-    # At the end for what makes a PYTHONPATH of it, as torch.compile does for its workers.
-    sys_path = [*boot.search_path(), opened.CHILDREN]
-    devices: tuple[str, ...] = ()
-    if plan.sees_one_device:
-        devices = own_devices(os.environ, len(part.processes))
     return RankRequest(
         plan=plan,
         in_stretches=in_stretches,
@@ -204,10 +199,13 @@ def rank_request(
         processes=part.processes,
         store=part.store,
         cwd=os.getcwd(),
-        sys_path=sys_path,
+        # At the end for what makes a PYTHONPATH of it, as torch.compile does for its workers.
+        sys_path=[*boot.search_path(), opened.CHILDREN],
         argv=sys.argv,
         cpus=placement.cpus if on_cpu else ((),) * len(part.processes),
-        devices=devices,
+        devices=own_devices(os.environ, len(part.processes))
+        if plan.sees_one_device
+        else (),
         threads=placement.own_threads,
         modules=modules,
         trees=codec.encode(trees),

@@ -519,16 +519,17 @@ class LocalShareLaunch(Launch):
             started = self._diagnosis.started or self._diagnosis.ask_started()
         self._end()
         waiting = [rank for rank in self._ranks if rank.error is None]
-        ended = ShareEnded(
-            started=started,
-            errors=tuple(self._errors()),
-            waiting=tuple(map(self._diagnosis.idle, waiting)),
-            output=self._output(),
-            notes=tuple(self._notes),
-            results={} if settled else self._results(),
-            files=digests(Opened(str(self._folder))),
+        leader.send(
+            ShareEnded(
+                started=started,
+                errors=tuple(self._errors()),
+                waiting=tuple(map(self._diagnosis.idle, waiting)),
+                output=self._output(),
+                notes=tuple(self._notes),
+                results={} if settled else self._results(),
+                files=digests(Opened(str(self._folder))),
+            )
         )
-        leader.send(ended)
 
     def _progress(self, some_delivered: bool = False) -> ShareProgress:
         """Return how far the ranks of a program are; `some_delivered`, on other nodes."""

@@ -109,9 +109,9 @@ class RankServer:
             folder=self._folder,
         )
         self.send(start, self._log.fileno())
-        answers: list[ServerAnswer] = []
-        while not answers:  # a long traceback comes in parts
-            answers = self.receive(_START_SECONDS)
+        # a long traceback comes in parts
+        while not (answers := self.receive(_START_SECONDS)):
+            pass
         match answers[0]:
             case ServerReady(pid):
                 self.pid, self._made_for = pid, wanted

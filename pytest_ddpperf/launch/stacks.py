@@ -14,10 +14,9 @@ _OURS = str(Path(__file__).parents[1] / "rank")
 def without_our_frames(stacks: str) -> str:
     """faulthandler's stacks without our own thread and the frames between the rank's start and the
     user's code."""
-    lines = _without_our_thread(stacks).splitlines()
     return "\n".join(
         line
-        for line in lines
+        for line in _without_our_thread(stacks).splitlines()
         if f'File "{_OURS}' not in line and 'File "<string>"' not in line
     )
 
