@@ -118,10 +118,10 @@ def _cores(root: Path, usable: Sequence[int]) -> Checks:
     shared = {group for group in siblings if len(group) > 1}
     if shared:
         fact = f"{text.several(len(shared), 'core')} of several threads, which slow each other"
-        one_of_each = f"taskset -c {kernel_list([group[0] for group in shared])} pytest ..."
+        one_of_each = kernel_list([group[0] for group in shared])
         advice = (
             "echo off > /sys/devices/system/cpu/smt/control, or use one thread of each core:"
-            f" {one_of_each}"
+            f" taskset -c {one_of_each} pytest ..."
         )
         yield Check("SMT", fact, advice)
 
@@ -144,11 +144,11 @@ def _quota(root: Path, usable: Sequence[int]) -> Checks:
     quota = quota_cores(root)
     if quota is not None and quota < len(usable):
         fact = f"the cgroup allows the time of {quota:g} cores on {len(usable)}"
-        manager = "the static CPU manager with requests equal to limits"
         yield Check(
             "quota",
             fact,
-            f"give whole cores: docker --cpuset-cpus, or in Kubernetes {manager}",
+            "give whole cores: docker --cpuset-cpus, or in Kubernetes the static CPU manager with"
+            " requests equal to limits",
         )
     else:
         yield Check("quota", "no limit on CPU time")
@@ -289,13 +289,10 @@ def _gpus() -> Checks:
 def _query() -> list[dict[str, str]]:
     for mask in _REASON_MASKS:
         if rows := nvidia_smi([*_FIELDS, mask]):
-            return [
-                dict(zip((*_FIELDS, "mask"), row, strict=True)) for row in rows
-            ]
-    return [
-        {**dict(zip(_FIELDS, row, strict=True)), "mask": ""}
-        for row in nvidia_smi(_FIELDS)
-    ]
+            break
+    else:
+        rows = [[*row, ""] for row in nvidia_smi(_FIELDS)]
+    return [dict(zip((*_FIELDS, "mask"), row, strict=True)) for row in rows]
 
 
 def _reasons(mask: str) -> list[str]:

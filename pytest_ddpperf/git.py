@@ -76,8 +76,7 @@ def git(
         raise GitError(str(error)) from None
     if ended.returncode:
         # warnings, of a folder that cannot be read, say; "needs merge" is in stdout
-        errors = _WARNINGS.sub(b"", ended.stderr)
-        said = errors or ended.stdout
+        said = _WARNINGS.sub(b"", ended.stderr) or ended.stdout
         raise GitError(said.decode(errors="replace").strip())
     return os.fsdecode(ended.stdout)
 
@@ -236,8 +235,7 @@ def tree_of(top: Path, without: Path, commit: str = "") -> str:
             apart("read-tree", commit)
         else:
             # the objects are thrown away: to compress them would take most of the time
-            fast = "core.looseCompression=0"
-            apart("-c", fast, "add", "--all", "--", ".")
+            apart("-c", "core.looseCompression=0", "add", "--all", "--", ".")
         left_out = ["*.pyc"]
         real = Path(os.path.realpath(without))
         if top in real.parents:
@@ -326,9 +324,10 @@ def all_ignored(top: Path) -> list[str]:
 def untracked_folders(top: Path) -> list[str]:
     """Return the folders in the working tree in which git tracks no file, empty ones, too; raises
     GitError."""
-    which = ("--others", "--exclude-standard", "--directory")
-    untracked = entries(git(top, "ls-files", *which, "-z"))
-    return [entry for entry in untracked if entry.endswith("/")]
+    untracked = git(
+        top, "ls-files", "--others", "--exclude-standard", "--directory", "-z"
+    )
+    return [entry for entry in entries(untracked) if entry.endswith("/")]
 
 
 def last_change(top: Path, file: Path) -> str:
@@ -371,8 +370,15 @@ def changed_files(
         apart("update-index", "-q", "--really-refresh")
         counted = apart("diff", *how, commit, "--")
     differing = [line.split("\t", 2)[2] for line in entries(counted)]
-    which = ("--others", "--exclude-standard", "--exclude=*.pyc")
-    untracked = git(top, "ls-files", *which, "-z", timeout=timeout)
+    untracked = git(
+        top,
+        "ls-files",
+        "--others",
+        "--exclude-standard",
+        "--exclude=*.pyc",
+        "-z",
+        timeout=timeout,
+    )
     return sorted({*differing, *entries(untracked)})
 
 
@@ -441,5 +447,6 @@ def files_between(top: Path, before: str, after: str) -> list[str]:
     raises GitError."""
     if not after:
         return changed_files(top, before)
-    how = ("--name-only", "--no-renames", "-z")
-    return entries(git(top, "diff", *how, before, after))
+    return entries(
+        git(top, "diff", "--name-only", "--no-renames", "-z", before, after)
+    )
