@@ -85,9 +85,8 @@ def world_sizes(value: object) -> tuple[int, ...]:
     with suppress(ValueError):
         sizes = tuple(count(item, 1, _MOST_RANKS) for item in _items(value))
     if not sizes or len(set(sizes)) < len(sizes):
-        numbers = f"whole numbers from 1 to {_MOST_RANKS:,}"
         raise ValueError(
-            f"{numbers}, separated by commas, none twice: 2 or 1,2,4"
+            f"whole numbers from 1 to {_MOST_RANKS:,}, separated by commas, none twice: 2 or 1,2,4"
         )
     return sizes
 
@@ -145,9 +144,9 @@ _METRICS = ("p10", "p50", "p90", "cpu_p50", *NAMED)
 def _limit(item: object) -> Limit:
     metric, _, size = str(item).partition(":")
     found = _AMOUNT.fullmatch(size)
-    unit = cast(Literal["%", "ms"], found[2]) if found is not None else "%"
     if found is None:
         raise Refused(item, f"not {_LIMIT_FORM}")
+    unit = cast(Literal["%", "ms"], found[2])
     if metric in _SHARES and unit == "ms":
         raise Refused(item, f"a limit on {metric} is a share: {metric}:5%")
     amount = float(found[1]) / (100 if unit == "%" else 1000)

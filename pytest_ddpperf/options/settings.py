@@ -307,8 +307,9 @@ def _check_limits(settings: Settings) -> None:
             # rarely needed, and every run would pay for it
             from pytest_ddpperf.verdict.times import unsupported
 
-            steps, launches = settings.steps, settings.launches
-            problem = unsupported(limit, steps=steps, launches=launches)
+            problem = unsupported(
+                limit, steps=settings.steps, launches=settings.launches
+            )
         if problem:
             raise OptionError(place, str(limit), problem)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from statistics import fmean, geometric_mean
-from typing import Literal, get_args
+from typing import Literal, TypeGuard, get_args
 
 from pytest_ddpperf.records.quantiles import LaunchRankSteps, quantile
 from pytest_ddpperf.records.record import record
@@ -22,7 +22,7 @@ def split_name(metric: str) -> tuple[str, float | None]:
     return (match[1], float(match[2])) if match else (metric, None)
 
 
-def is_name(name: object) -> bool:
+def is_name(name: object) -> TypeGuard[str]:
     """Whether a limit can be on a figure of that name, or on a percentile of it."""
     return isinstance(name, str) and _NAME.fullmatch(name) is not None
 
@@ -76,13 +76,11 @@ class Figure:
 
     def __str__(self) -> str:
         """Return "pattern tps: (.+), higher is better"."""
-        named = {
-            "file": self.file,
-            "key": self.key,
-            "pattern": self.pattern,
-            "skip": self.skip,
-        }
-        words = [f"{name} {value}" for name, value in named.items() if value]
+        words = [
+            f"{name} {value}"
+            for name in ("file", "key", "pattern", "skip")
+            if (value := getattr(self, name))
+        ]
         return ", ".join([*words, f"{self.better} is better"])
 
 

@@ -391,9 +391,8 @@ def why_no_figure(name: object) -> str:
     """Return why a figure of the user's own cannot have that name; "" if it can."""
     if not is_name(name):
         return 'the name of a figure has letters, digits and "_", "-", ".", "/"'
-    if split_name(str(name))[1] is not None:
+    if split_name(name)[1] is not None:
         return "such names are those of percentiles of figures"
-    is_percentile = _LIKE_PERCENTILE.fullmatch(str(name)) is not None
-    if is_percentile or not metric_of(str(name)).own_figure:
+    if _LIKE_PERCENTILE.fullmatch(name) or not metric_of(name).own_figure:
         return "a metric has that name"
     return ""

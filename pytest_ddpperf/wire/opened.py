@@ -315,8 +315,8 @@ class Opened:
             suppress(FileNotFoundError),
             open(os.path.join(folder, _NAME), "rb") as log,
         ):
-            lines = log.read().split(b"\0")[:-1]
-            self._lines = sorted({os.fsdecode(line) for line in lines})
+            lines = os.fsdecode(log.read()).split("\0")[:-1]
+            self._lines = sorted(set(lines))
 
     def _noted(self, kind: str) -> list[str]:
         return [line[1:] for line in self._lines if line.startswith(kind)]
@@ -356,9 +356,9 @@ class Opened:
         if trees.base == trees.current:
             return
         for command in self._noted(_PROCESS):
-            remedy = "start it with the PYTHONPATH of its rank, and without -I, -E or -S"
             raise BaseSideError(
-                f"{command!r} may have run code of the working tree: {remedy}"
+                f"{command!r} may have run code of the working tree: start it with the PYTHONPATH"
+                " of its rank, and without -I, -E or -S"
             )
         strays = {
             within

@@ -123,13 +123,13 @@ _THROUGH = (
 def _counts(file: str) -> bool:
     """Whether code of this file is the user's, or of a library that is neither Python's nor torch's
     nor a test tool."""
-    packages = {"pytest_ddpperf": Path(__file__).parents[1]}
+    packages = [Path(__file__).parents[1]]
     for name in ("torch", "_pytest", "pluggy", "cloudpickle"):
         found = find_spec(name)
         if found is not None and found.origin:
-            packages[name] = Path(found.origin).parent
+            packages.append(Path(found.origin).parent)
     if file.startswith("<frozen") or any(
-        file.startswith(f"{folder}{os.sep}") for folder in packages.values()
+        file.startswith(f"{folder}{os.sep}") for folder in packages
     ):
         return False
     is_library = file.startswith(sysconfig.get_path("stdlib") + os.sep)
@@ -146,8 +146,6 @@ def read_so_far(trees: Trees | None = None) -> dict[str, str]:
     counts as the same."""
     found = {}
     for name, value in [*_read.items()]:
-        if value is not None and trees is not None:
-            found[name] = digest(trees.as_current(value))
-        else:
-            found[name] = digest(value)
+        moved = trees.as_current(value) if trees and value else value
+        found[name] = digest(moved)
     return found
