@@ -55,7 +55,7 @@ def run(rank: Rank, folder: Path, environ: Variables) -> Window:
 def _run_to_end(command: Command, environ: Variables) -> int:
     """Return the exit status, negative for a signal; raises DdpPerfError."""
     try:
-        child = subprocess.Popen(
+        return subprocess.call(
             command.words,
             cwd=command.cwd,
             env=environ,
@@ -65,7 +65,6 @@ def _run_to_end(command: Command, environ: Variables) -> int:
         raise DdpPerfError(
             f"{command.words[0]} cannot be started: {os.strerror(error.errno or 0)}"
         ) from None
-    return child.wait()
 
 
 def describe_status(status: int) -> str:

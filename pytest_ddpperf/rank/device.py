@@ -33,7 +33,7 @@ _SECONDS = 0.05
 _COMMUNICATION = re.compile(r"(?:void )?(?:nccl|msccl|rccl)", re.IGNORECASE)
 _COPY = re.compile(r"mem(?:cpy|set)\b", re.IGNORECASE)
 # Triton's kernels are numbered in the order in which a process compiles them.
-_GENERATED = re.compile(r"(triton_\w+?)_\d+(?:d\w*)?")
+_GENERATED = re.compile(r"^(triton_\w+?)_\d+(?:d\w*)?$")
 _NAMES_ARE_KNOWN = "cuda"
 UNKNOWN = "device time is unknown: "
 
@@ -88,7 +88,7 @@ def read_work(
         is_of_host = event.device_type.name == "CPU"
         if is_of_host or event.is_user_annotation:
             continue
-        name = _without_number(event.name)
+        name = _GENERATED.sub(r"\1", event.name)
         begin, end = event.time_range.start, event.time_range.end
         calls[name] += 1
         seconds[name] += (end - begin) / 1e6
@@ -121,11 +121,6 @@ def read_work(
         exposed_seconds=_covered(spans) / 1e6 / steps - busy,
     )
     return work, ()
-
-
-def _without_number(name: str) -> str:
-    generated = _GENERATED.fullmatch(name)
-    return generated[1] if generated else name
 
 
 def _kind(name: str) -> str:

@@ -118,10 +118,11 @@ def figure_reader(plan: Plan, program: Any, rank: int) -> FigureReader:
     first one alone."""
     folder = program.cwd if isinstance(program, Program) else os.getcwd()
     logs = [os.path.realpath(f"/proc/self/fd/{number}") for number in (1, 2)]
-    figures = {}
-    for name, figure in plan.figures.items():
-        if rank == 0 or not figure.file:
-            figures[name] = figure
+    figures = {
+        name: figure
+        for name, figure in plan.figures.items()
+        if rank == 0 or not figure.file
+    }
     return FigureReader(figures, folder, logs)
 
 

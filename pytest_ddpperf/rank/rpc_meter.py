@@ -22,7 +22,7 @@ from torch.distributed.rpc import internal
 from pytest_ddpperf.rank import torch_names
 from pytest_ddpperf.rank.context import noting
 from pytest_ddpperf.rank.counters import Meter
-from pytest_ddpperf.rank.modules import Figures
+from pytest_ddpperf.rank.modules import Figures, bytes_of
 
 ROLES = ("trainer", "parameter_server", "master")
 _RPC = "torch.distributed.rpc"
@@ -172,12 +172,14 @@ class RpcMeter(Meter):
 
     def _carry(self, way: str, tensors: Iterable[Any]) -> None:
         """Count the bytes of tensors on their way forward or backward."""
+        if not self._counting:
+            return
         for tensor in tensors:
             if tensor is None or tensor.layout is not torch.strided:
                 self._bytes_known = False
                 continue
             with self._lock:
-                self._bytes[way] += tensor.numel() * tensor.element_size()
+                self._bytes[way] += bytes_of([tensor])
 
     def _serve(self, original: Any, function: Any) -> Any:
         """Answer another process; gradients that pass through here in its backward are not seen."""
@@ -241,18 +243,14 @@ class RpcMeter(Meter):
         """
         last_left = 0
 
-        def carry(gradients: Any) -> None:
-            if self._counting:
-                self._carry("backward", gradients)
-
         def leaves(_: Any, gradients: Any) -> None:
             nonlocal last_left
             last_left = time.monotonic_ns()
-            carry(gradients)
+            self._carry("backward", gradients)
 
         def arrives(gradients: Any, _: Any) -> None:
             come_back()
-            carry(gradients)
+            self._carry("backward", gradients)
 
         def come_back() -> None:
             nonlocal last_left
@@ -262,11 +260,14 @@ class RpcMeter(Meter):
 
         self._seen_backwards.add(context)
         functions = self._retrieve_context(context)
-        hooks = []
-        for function in functions._recv_functions().values():
-            hooks.append(function.register_hook(leaves))
-        for function in functions._send_functions().values():
-            hooks.append(function.register_hook(arrives))
+        hooks = [
+            function.register_hook(leaves)
+            for function in functions._recv_functions().values()
+        ]
+        hooks += [
+            function.register_hook(arrives)
+            for function in functions._send_functions().values()
+        ]
         self._waits += 1  # waits inside are part of this one
         try:
             original(context, *args, **kwargs)
