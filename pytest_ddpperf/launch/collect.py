@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from statistics import fmean, median
-from typing import Any, TypeVar
+from typing import Any
 
 from pytest_ddpperf.launch.phases import step_phases
 from pytest_ddpperf.launch.run import Delivery
@@ -25,8 +25,7 @@ from pytest_ddpperf.records.samples import (
     Window,
     Windows,
 )
-
-T = TypeVar("T")
+from pytest_ddpperf.records.step_phases import known_by_all
 
 
 def collect(
@@ -58,13 +57,13 @@ def collect(
         step_seconds=step_seconds,
         rank_seconds=tuple(map(_rank_seconds, ranks)),
         stretches=windows[0].stretches,
-        cpu_seconds=_known_by_all(
+        cpu_seconds=known_by_all(
             [
                 None if each.cpu_ns is None else _seconds(each.cpu_ns)
                 for each in windows
             ]
         ),
-        examples=_known_by_all([each.examples for each in windows]),
+        examples=known_by_all([each.examples for each in windows]),
         blocked_seconds=blocked if plan.rpc else None,
         counters=counters,
         recorded=_recorded(windows),
@@ -91,16 +90,10 @@ def collect(
     )
 
 
-def _known_by_all(ranks: Sequence[T | None]) -> tuple[T, ...] | None:
-    """Return what ranks say; None if one does not know."""
-    known = tuple(each for each in ranks if each is not None)
-    return known if len(known) == len(ranks) else None
-
-
 def _of_devices(windows: Windows) -> dict[str, Any]:
     """Return what a step gave the device of each rank to do, as LaunchSamples has it; {} if a rank
     does not know."""
-    known = _known_by_all([each.device for each in windows])
+    known = known_by_all([each.device for each in windows])
     if known is None:
         return {}
     return {
@@ -222,7 +215,7 @@ def _counters(windows: Windows) -> dict[str, int | None]:
     """Return the largest counts over ranks; unknown if one rank does not know."""
     found: dict[str, int | None] = {}
     for name in {**dict.fromkeys(COUNTERS), **windows[0].counters}:
-        known = _known_by_all([each.counters.get(name) for each in windows])
+        known = known_by_all([each.counters.get(name) for each in windows])
         found[name] = None if known is None else max(known)
     return found
 

@@ -16,6 +16,7 @@ from pytest_ddpperf.records.step_phases import (
     RANK_WAIT,
     RankPhases,
     StepPhases,
+    known_by_all,
 )
 
 
@@ -30,16 +31,16 @@ class Piece(NamedTuple):
 def step_phases(windows: Windows) -> StepPhases | None:
     """Return what the windows of all ranks, which are on one clock, say together; None if a rank
     does not know its phases."""
-    found = [window.phases for window in windows if window.phases is not None]
-    steps = min((len(phases.steps) for phases in found), default=0)
-    if len(found) < len(windows) or not steps:
+    found = known_by_all([window.phases for window in windows])
+    steps = min((len(phases.steps) for phases in found or ()), default=0)
+    if found is None or not steps:
         return None
     table = [
         _steps(window, phases, steps)
         for window, phases in zip(windows, found, strict=True)
     ]
     # step x rank x piece
-    by_step = [tuple(each) for each in zip(*table, strict=True)]
+    by_step = list(zip(*table, strict=True))
     begins = [max(pieces[0].begin for pieces in step) for step in by_step]
     ends = [max(pieces[-1].end for pieces in step) for step in by_step]
     usual = _middle_half(
@@ -49,10 +50,8 @@ def step_phases(windows: Windows) -> StepPhases | None:
     own = {phase: _own(phase, found, usual_steps) for phase in PHASES}
     own[RANK_WAIT] = (None,) * len(windows)
     path: dict[str, tuple[float, ...]] = {}
-    arrivals = [
-        phases.arrivals for phases in found if phases.arrivals is not None
-    ]
-    if len(arrivals) == len(found):
+    arrivals = known_by_all([phases.arrivals for phases in found])
+    if arrivals is not None:
         starts = Starts(arrivals)
         own[RANK_WAIT] = tuple(
             fmean(starts.waited_in(rank, step[rank]) for step in usual_steps)

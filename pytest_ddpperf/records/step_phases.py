@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from statistics import fmean
+from typing import TypeVar
 
 from pytest_ddpperf.records.record import record
+
+T = TypeVar("T")
 
 DATA = "data"  # before a forward pass: the loader, `zero_grad`
 FORWARD = "forward"  # from the first module of a pass to the backward pass
@@ -75,8 +78,14 @@ def over_ranks(ranks: Sequence[Means]) -> dict[str, float | None]:
 
 
 def _mean(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return fmean(known) if len(known) == len(values) else None
+    known = known_by_all(values)
+    return None if known is None else fmean(known)
+
+
+def known_by_all(values: Sequence[T | None]) -> tuple[T, ...] | None:
+    """Return the values of all launches or ranks; None if one does not know its own."""
+    known = tuple(each for each in values if each is not None)
+    return known if len(known) == len(values) else None
 
 
 ChangedCounter = tuple[str, int, int]  # name, before, after
