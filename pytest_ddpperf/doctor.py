@@ -208,18 +208,15 @@ def _ticks(
     """Return the busy, the stolen and all ticks of each core, from /proc/stat: user nice system
     idle iowait irq softirq steal; guests are part of user and nice."""
     found = {}
+    cores = {f"cpu{core}": core for core in usable}
     for line in contents(root / "proc/stat").splitlines():
         name, *rest = line.split()
-        if (
-            re.fullmatch(r"cpu\d+", name)
-            and len(rest) >= 8
-            and int(name[3:]) in usable
-        ):
+        if name in cores and len(rest) >= 8:
             user, nice, system, idle, waiting, irq, softirq, stolen = map(
                 int, rest[:8]
             )
             busy = user + nice + system + irq + softirq
-            found[int(name[3:])] = busy, stolen, busy + idle + waiting + stolen
+            found[cores[name]] = busy, stolen, busy + idle + waiting + stolen
     return found
 
 

@@ -163,17 +163,14 @@ def interconnect(topology: str, gpus: list[int]) -> str | None:
     None where there is no pair, or where the matrix does not show them.
     """
     links: set[str] = set()
+    numbers = {f"GPU{gpu}": gpu for gpu in gpus}
     for line in topology.splitlines():
         name, *cells = line.split() or [""]
-        if (
-            re.fullmatch(r"GPU\d+", name)
-            and "X" in cells
-            and int(name[3:]) in gpus
-        ):
+        if name in numbers and "X" in cells:
             links |= {
                 cells[other]
                 for other in gpus
-                if other != int(name[3:]) and other < len(cells)
+                if other != numbers[name] and other < len(cells)
             }
     return "+".join(sorted(links)) or None
 
