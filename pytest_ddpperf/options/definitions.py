@@ -65,6 +65,7 @@ _count = partial(
     Row, parser="count", allowed=(1,), metavar="N", ini="int", marker=True
 )
 _choice = partial(Row, default="auto", parser="choice", ini="string")
+_word = partial(Row, default="auto", parser="word", ini="string", marker=True)
 _seconds = partial(Row, parser="seconds", metavar="S", ini="float", marker=True)
 _file = partial(Row, parser="file", metavar="PATH")
 _folder = partial(Row, parser="folder", metavar="DIR")
@@ -100,26 +101,18 @@ ROWS = (
         default="2",
         help="parameter servers of an RPC launch (rpc_benchmark)",
     ),
-    Row(
+    _word(
         "--ddp-backend",
-        default="auto",
-        parser="word",
         metavar="NAME",
-        ini="string",
-        marker=True,
         allowed=("auto, gloo, nccl or any torch backend",),
         help=(
             "auto, gloo, nccl or any torch backend, also cpu:gloo,cuda:nccl; auto is nccl if there"
             " are enough CUDA devices, else gloo"
         ),
     ),
-    Row(
+    _word(
         "--ddp-device",
-        default="auto",
-        parser="word",
         metavar="TYPE",
-        ini="string",
-        marker=True,
         allowed=("auto, cuda:0 or a device type: cpu, cuda, ...",),
         help=(
             "auto, cpu, cuda or another device type; auto is the backend's. cuda:0: each rank sees"

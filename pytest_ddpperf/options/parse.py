@@ -135,8 +135,6 @@ def seconds(value: object, least: float = math.ulp(0.0)) -> float:
     return number
 
 
-# Limits in ms are on times alone.
-_SHARES = frozenset(name for name in NAMED if NAMED[name].unit != "s")
 # What a metric that does not exist is compared with. Of percentiles that look alike, only one.
 _METRICS = ("p10", "p50", "p90", "cpu_p50", *NAMED)
 
@@ -147,7 +145,8 @@ def _limit(item: object) -> Limit:
     if found is None:
         raise Refused(item, f"not {_LIMIT_FORM}")
     unit = cast(Literal["%", "ms"], found[2])
-    if metric in _SHARES and unit == "ms":
+    # limits in ms are on times alone
+    if unit == "ms" and metric in NAMED and NAMED[metric].unit != "s":
         raise Refused(item, f"a limit on {metric} is a share: {metric}:5%")
     amount = float(found[1]) / (100 if unit == "%" else 1000)
     if match := _PERCENTILE.fullmatch(metric):
