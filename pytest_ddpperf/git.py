@@ -109,7 +109,7 @@ def run_whole(
         command,
         shell=isinstance(command, str),
         cwd=folder,
-        env=dict(environ),
+        env=environ,
         stdin=subprocess.PIPE if given else subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

@@ -91,9 +91,8 @@ def wrapped(line: str, width: int = WIDTH, indent: str = "  ") -> list[str]:
     """Return a line as one or several of at most `width` characters; those after the first are
     indented. A longer word, as a path, stays whole, so that it can be copied."""
     # so that an amount stays on one line
-    joined = line.replace(" %", "\u00a0%")
     lines = textwrap.wrap(
-        joined,
+        line.replace(" %", "\u00a0%"),
         width,
         subsequent_indent=indent,
         break_on_hyphens=False,
@@ -363,10 +362,9 @@ def aligned(rows: Sequence[Sequence[str]], left: Sequence[int] = ()) -> Lines:
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     to_left = {0, len(widths) - 1, *left}
     for row in rows:
-        cells = enumerate(zip(row, widths, strict=True))
         yield "  ".join(
             cell.ljust(width) if at in to_left else cell.rjust(width)
-            for at, (cell, width) in cells
+            for at, (cell, width) in enumerate(zip(row, widths, strict=True))
         ).rstrip()
 
 

@@ -518,12 +518,15 @@ class LocalShareLaunch(Launch):
             self._give_up(lambda rank: rank.settled, at_deadline=late != "")
             started = self._diagnosis.started or self._diagnosis.ask_started()
         self._end()
-        waiting = [rank for rank in self._ranks if rank.error is None]
         leader.send(
             ShareEnded(
                 started=started,
                 errors=tuple(self._errors()),
-                waiting=tuple(map(self._diagnosis.idle, waiting)),
+                waiting=tuple(
+                    self._diagnosis.idle(rank)
+                    for rank in self._ranks
+                    if rank.error is None
+                ),
                 output=self._output(),
                 notes=tuple(self._notes),
                 results={} if settled else self._results(),

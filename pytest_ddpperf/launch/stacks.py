@@ -55,8 +55,8 @@ def waits_for_others(stacks: str, *, serves: bool) -> bool:
     if serves:
         return all(map(_waits, handlers(stacks)))
     threads = stacks.split("\n\n")
-    main = [thread for thread in threads if thread.startswith("Current thread")]
-    return _waits([*main, threads[-1]][0])
+    current = (each for each in threads if each.startswith("Current thread"))
+    return _waits(next(current, threads[-1]))
 
 
 def handlers(stacks: str) -> list[str]:

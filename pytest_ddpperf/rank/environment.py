@@ -212,7 +212,7 @@ def pci_address(index: int) -> str:
 
 def _backends() -> list[str]:
     names = dict.fromkeys((*dist.Backend.backend_list, *KNOWN_BACKENDS))
-    return [name for name in names if _is_available(name)]
+    return list(filter(_is_available, names))
 
 
 def _is_available(backend: str) -> bool:

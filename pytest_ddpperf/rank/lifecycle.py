@@ -86,8 +86,9 @@ def run(rank: int, directory: str, channel: socket.socket) -> NoReturn:
     )
     # A rank ends hard, so multiprocessing (DataLoader's workers) must leave its sockets where they
     # are removed, and give its semaphores a name by which they are.
-    config = {"tempdir": directory, "semprefix": f"/{folder.name}"}
-    multiprocessing.current_process()._config.update(config)  # type: ignore[attr-defined]
+    multiprocessing.current_process()._config.update(  # type: ignore[attr-defined]
+        tempdir=directory, semprefix=f"/{folder.name}"
+    )
     plan = request.plan
     board = Board(folder / "board", plan.processes, plan.room)
     trees = Trees(**request.trees) if request.trees is not None else None
@@ -230,10 +231,14 @@ def _work(rank: Rank, folder: Path, request: RankRequest) -> None:
 def _set_environment(request: RankRequest, number: int, index: int) -> None:
     """Give this process the variables of its rank, which is the `index`-th of its node."""
     os.environ.clear()
-    os.environ.update(recorder.RECORDER_SIZE)
-    os.environ.update(request.environ)
-    os.environ["RANK"] = str(number)
-    os.environ["LOCAL_RANK"] = str(index)
+    os.environ.update(
+        {
+            **recorder.RECORDER_SIZE,
+            **request.environ,
+            "RANK": str(number),
+            "LOCAL_RANK": str(index),
+        }
+    )
     if request.devices:
         os.environ["CUDA_VISIBLE_DEVICES"] = request.devices[index]
 

@@ -53,11 +53,9 @@ class TimedRank:
         gc.collect()
         now = cores()
         if now != self.pinned_to:
-            name = self.plan.name(self.ctx.rank)
-            few = text.several(len(now), "core")
             self.meter.notes.append(
-                f"{name} has left its cores: its code or a library pinned it to {few}, and it had"
-                f" {len(self.pinned_to)}"
+                f"{self.plan.name(self.ctx.rank)} has left its cores: its code or a library pinned"
+                f" it to {text.several(len(now), 'core')}, and it had {len(self.pinned_to)}"
             )
         self.phases.begin()
 

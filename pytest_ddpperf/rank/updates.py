@@ -131,8 +131,7 @@ class UnseenUpdates:
         found = [each() for each in self._replicas]
         models = [model for model in found if model is not None]
         if not models:
-            modules = find_objects(torch.nn.Module)
-            sharded = [module for module in modules if _is_fsdp(module)]
+            sharded = filter(_is_fsdp, find_objects(torch.nn.Module))
             models = [*replicas(), *sharded]
             self._replicas = [ref(model) for model in models]
         synchronises = any(map(_synchronises, models))

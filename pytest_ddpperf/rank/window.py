@@ -61,11 +61,9 @@ class Stretch:
         if not rank.on_cpu:
             # The allocator keeps this memory for copies of figures: it need not ask the device in
             # the window.
-            blocks = range(length * _FIGURES // _COPIES + 1)
-            device = rank.ctx.device
             room = [
-                torch.empty(_BLOCK, dtype=torch.float32, device=device)
-                for _ in blocks
+                torch.empty(_BLOCK, dtype=torch.float32, device=rank.ctx.device)
+                for _ in range(length * _FIGURES // _COPIES + 1)
             ]
             del room
             torch.accelerator.synchronize()
@@ -245,8 +243,9 @@ def _spread(lengths: Sequence[int], most: int) -> tuple[list[int], list[int]]:
         share = end * most // total - begin * most // total
         if share:
             shares.append(share)
-            for index in range(share):
-                kept.append(begin + index * (end - begin) // share)
+            kept += [
+                begin + index * (end - begin) // share for index in range(share)
+            ]
     return kept, shares
 
 

@@ -156,8 +156,10 @@ class LaunchError(DdpPerfError):
                 continue
             shown += 1
             if shown <= _TRACEBACKS:
-                for line in other.traceback.rstrip().splitlines():
-                    lines.append(f"    {line}")
+                lines += [
+                    f"    {line}"
+                    for line in other.traceback.rstrip().splitlines()
+                ]
         if shown > _TRACEBACKS:
             lines.append(
                 f"  ({shown - _TRACEBACKS} more tracebacks are left out)"

@@ -272,8 +272,7 @@ class Phase(Metric):
     unknown = (Reason.NO_PHASE_NOW, Reason.NO_PHASE)
 
     def applies_to(self, plan: PlannedLaunch) -> bool:
-        others = plan.rpc, plan.collective, plan.command
-        return not any(others)
+        return not (plan.rpc or plan.collective or plan.command)
 
     def figures(self, measurement: MeasuredLaunches) -> OfLaunches:
         return tuple(

@@ -43,12 +43,10 @@ importlib.import_module(module).main(descriptor, start)
 def search_path(entries: Sequence[str] | None = None) -> list[str]:
     """sys.path as imports read it: what is no text in it (a Path) is passed over, and so is an
     entry that it has already. pytest adds those of its ini file in each process once more."""
-    found = [
-        entry
-        for entry in (sys.path if entries is None else entries)
-        if isinstance(entry, str)
-    ]
-    return list(dict.fromkeys(found))
+    given = sys.path if entries is None else entries
+    return list(
+        dict.fromkeys(entry for entry in given if isinstance(entry, str))
+    )
 
 
 def search_path_of_new() -> list[str]:
@@ -86,7 +84,7 @@ class Child:
             with theirs:
                 self.process = subprocess.Popen(
                     command(python, module, theirs.fileno()),
-                    env=dict(environ),
+                    env=environ,
                     cwd=folder,
                     pass_fds=[theirs.fileno(), *descriptors],
                     stdin=subprocess.DEVNULL,

@@ -40,9 +40,11 @@ class FigureReader:
 
     def begin(self) -> None:
         """From now on it counts what is written."""
-        paths: set[str] = set()
-        for figure in self._figures.values():
-            paths.update(self._files(figure))
+        paths = {
+            path
+            for figure in self._figures.values()
+            for path in self._files(figure)
+        }
         self._before = {path: Path(path).read_bytes() for path in paths}
         self._written_at = {path: os.path.getmtime(path) for path in paths}
         self._began = time.time()
