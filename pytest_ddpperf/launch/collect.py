@@ -85,7 +85,9 @@ def collect(
         warmup=windows[0].warmup,
         phases=step_phases(windows),
         is_silent=_is_silent(plan, windows, counters),
-        stacks=tuple(each.stacks for each in windows if each.stacks),
+        stacks=tuple(
+            each.stacks for each in windows if each.stacks is not None
+        ),
         doubts=doubts,
     )
 
