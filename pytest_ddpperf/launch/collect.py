@@ -57,12 +57,7 @@ def collect(
         step_seconds=step_seconds,
         rank_seconds=tuple(map(_rank_seconds, ranks)),
         stretches=windows[0].stretches,
-        cpu_seconds=known_by_all(
-            [
-                None if each.cpu_ns is None else _seconds(each.cpu_ns)
-                for each in windows
-            ]
-        ),
+        cpu_seconds=known_by_all(list(map(_cpu_seconds, windows))),
         examples=known_by_all([each.examples for each in windows]),
         blocked_seconds=blocked if plan.rpc else None,
         counters=counters,
@@ -90,6 +85,10 @@ def collect(
         ),
         doubts=doubts,
     )
+
+
+def _cpu_seconds(window: Window) -> tuple[float, ...] | None:
+    return None if window.cpu_ns is None else _seconds(window.cpu_ns)
 
 
 def _of_devices(windows: Windows) -> dict[str, Any]:

@@ -177,7 +177,7 @@ class Stamps:
         self.has_ddp = bool(replicas())
         called = self._modules.values()
         # the others transform data, or compute a loss
-        trained = [*filter(holds_parameters, called)]
+        trained = list(filter(holds_parameters, called))
         for module in trained or called:
             # TorchScript's modules take no hooks, nor does a RemoteModule
             with suppress(Exception):
