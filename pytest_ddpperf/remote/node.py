@@ -32,7 +32,6 @@ from pytest_ddpperf.records.plan import Plan
 from pytest_ddpperf.records.samples import Facts, RankError
 from pytest_ddpperf.remote.clocks import compare_clocks
 from pytest_ddpperf.remote.process import START_SECONDS, Line, Tests
-from pytest_ddpperf.remote.worktree import differing_files
 from pytest_ddpperf.wire.channels import Lines, readable
 
 # A node that is asked answers at once, whatever its tests do, unless it is stopped, hangs or is cut
@@ -269,9 +268,9 @@ def _unlike(here: Sources, there: Sources) -> str:
     both = here.files.keys() & there.files.keys()
     if here.files and not both:
         return "imported none of the first node's files: do both have the same git repository?"
-    others = differing_files(
-        *({file: side.files[file] for file in both} for side in (here, there))
-    )
+    others = [
+        file for file in sorted(both) if here.files[file] != there.files[file]
+    ]
     return (
         f"has other files than the first node: {text.some(others)}"
         if others

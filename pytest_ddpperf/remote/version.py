@@ -10,7 +10,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -239,10 +239,8 @@ class Invocation:
         where it did."""
         here, folder = os.path.join(self.folder, path), self.folder_in(trees)
         there = _there(trees, here)
-        leads_there = (
-            os.path.commonpath([os.path.normpath(folder / path), trees.base])
-            == trees.base
-        )
+        moved = Path(os.path.normpath(folder / path))
+        leads_there = moved.is_relative_to(trees.base)
         stays = there == here and folder == self.folder
         return (
             path
@@ -436,16 +434,9 @@ class BaseSide:
         """Collect the version's own tests, if any differ or `always`, and nothing more; raises
         AgainstError."""
         self._looks_always = always
-        if not (
-            always or self.checkout.changed_tests(self._invocation.patterns)
-        ):
-            return
-        try:
-            self.checkout.check_out(
-                self._invocation.environ, self._until, self._look
-            )
-        finally:
-            self.checkout.remove()
+        if always or self.checkout.changed_tests(self._invocation.patterns):
+            with self._closing:
+                self.make_tree(self._look)
 
     def _look(self, trees: Trees) -> None:
         """Let the version's own tests be collected in its tree, if any differ from the current
@@ -672,17 +663,14 @@ class BaseSide:
         """Take a further launch, of this `plan`, which samples stacks; raises BaseSideError."""
         return self.tests.ask(observer, SampleStacks(plan), Launched).samples
 
-    @contextmanager
     def pause(
         self, observer: Observer, steps: int | None
-    ) -> Iterator[RemotePausedLaunch]:
+    ) -> AbstractContextManager[RemotePausedLaunch]:
         """Yield a launch as `measure` takes it, which has warmed up and is paused; it ends with the
         context."""
         paused = self.tests.ask(observer, PauseLaunch(steps), Paused)
-        with dropping(
-            RemotePausedLaunch(paused, partial(self.tests.ask, observer))
-        ) as launch:
-            yield launch
+        ask = partial(self.tests.ask, observer)
+        return dropping(RemotePausedLaunch(paused, ask))
 
     def end_measurement(self) -> None:
         """Let the test go on: its measurement is over."""
