@@ -25,6 +25,7 @@ from pytest_ddpperf.baseline import Store
 from pytest_ddpperf.cli import console
 from pytest_ddpperf.cli.comparisons import (
     Compared,
+    Key,
     NotMeasured,
     Runs,
     compare,
@@ -278,14 +279,16 @@ class CommitSearch:
                     became_slower = search.became_slower(bound, each.level)
                     yield Rise(became_slower, outcome, each, search)
 
-    def _between_ends(self, key: tuple[str, str]) -> bisection.Bisection:
+    def _between_ends(self, key: Key) -> bisection.Bisection:
         """Return a search that has yet to begin; raises NotMeasured."""
         last = len(self._commits) - 1
-        measured = {
-            0: difference(self._first, key),
-            last: difference(self._last, key),
-        }
-        return bisection.Bisection(last=last, measured=measured)
+        return bisection.Bisection(
+            last=last,
+            measured={
+                0: difference(self._first, key),
+                last: difference(self._last, key),
+            },
+        )
 
     def split(self, found: bisection.Bisection) -> None:
         """Measure commits until each gap is as small as it can be; raises UsageError.
@@ -310,7 +313,7 @@ class CommitSearch:
     def _search(
         self,
         found: bisection.Bisection,
-        key: tuple[str, str],
+        key: Key,
         first: Sequence[int] = (),
     ) -> None:
         """Measure these commits `first`, then those between them."""
@@ -479,9 +482,7 @@ class CommitSearch:
         commits = []
         measured = {**self._seen, **found.measured}
         for place in sorted({*measured, *found.skipped}):
-            commit: dict[str, Any] = _described(
-                self._runs.top, self._commits[place]
-            )
+            commit = _described(self._runs.top, self._commits[place])
             if place in found.skipped:
                 commit["skipped"] = found.skipped[place]
                 shown = f"passed over: {found.skipped[place]}"
@@ -546,7 +547,7 @@ def _change(limit: Limit, found: stats.Difference, level: float) -> str:
     return f"{limit.metric} {text.interval(change)}"
 
 
-def _described(top: Path, commit: str) -> dict[str, str]:
+def _described(top: Path, commit: str) -> dict[str, Any]:
     author, date, subject = "", "", "uncommitted changes"
     if commit:
         author, date, subject = git.described(top, commit)

@@ -177,7 +177,7 @@ def _figures(launches: Launches) -> dict[str, FigureValues]:
         values = []
         for launch in launches:
             own = launch.figures.get(name)
-            is_same = own is not None and own.figure == figure
+            is_same = own and own.figure == figure
             values.append(own.values[0] if own and is_same else ())
         found[name] = FigureValues(figure=figure, values=tuple(values))
     return found

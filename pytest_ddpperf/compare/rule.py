@@ -194,7 +194,18 @@ class Rule:
         if self.other is None and count == looks[0] and further:
             # A disturbance may last as long as these launches, which no other side shares.
             spends = Spending(spends.level, 0.0)
-        verdict = self._judge(rounds, spends)
+        current, before = self.sides_of(rounds)
+        stretches = [each.now.stretches for each in rounds]
+        verdict = times.judge_times(
+            current,
+            before,
+            self.job.limits([current, *before]),
+            not_gated=self.not_gated(rounds),
+            level=spends.level,
+            share=spends.share,
+            interleaved=self.other is not None,
+            stretches=stretches,
+        )
         ended = not further or ends(verdict)
         if not at_look:
             # Calling suspected code as fast as the baseline's is a claim, which needs a look.
@@ -203,9 +214,10 @@ class Rule:
         if may_give_up and not ended:
             differences = times.differences_of(
                 verdict,
-                *self.sides_of(rounds),
+                current,
+                before,
                 interleaved=self.other is not None,
-                stretches=[each.now.stretches for each in rounds],
+                stretches=stretches,
             )
             if is_futile(verdict, count, looks, differences):
                 verdict = given_up(verdict)
@@ -292,16 +304,3 @@ class Rule:
         if GOES_ON in find_doubts(now) and GOES_ON not in find_doubts(there):
             verdict = without_improvement(verdict)
         return with_two_speeds(verdict, current, before), ended
-
-    def _judge(self, rounds: Rounds, spends: Spending) -> Verdict:
-        current, before = self.sides_of(rounds)
-        return times.judge_times(
-            current,
-            before,
-            self.job.limits([current, *before]),
-            not_gated=self.not_gated(rounds),
-            level=spends.level,
-            share=spends.share,
-            interleaved=self.other is not None,
-            stretches=[each.now.stretches for each in rounds],
-        )

@@ -111,9 +111,9 @@ def _first_rule(job: Job, confirm_seconds: float | None) -> Rule:
 
 def _with_stored(rule: Rule, store: Store, rounds: Rounds) -> Rule:
     """Read the stored baseline, for the machine that the first launches found."""
-    environment = rule.environment(rounds)
-    not_gated = rule.not_gated(rounds)
-    stored = read_stored(store, rule.job, environment, not_gated)
+    stored = read_stored(
+        store, rule.job, rule.environment(rounds), rule.not_gated(rounds)
+    )
     return replace(rule, stored=stored)
 
 

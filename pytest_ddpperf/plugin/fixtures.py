@@ -263,9 +263,8 @@ class BenchmarkFixture(DistributedFixture):
             level = self._state.count_gate(gate)
         line = self._item.reportinfo()[1]  # from 0
         module = module_of(self._run.config, self._item)
-        name = name_of(self._item)
         job = Job(
-            test=TestId(module=module, name=name, label=label),
+            test=TestId(module=module, name=name_of(self._item), label=label),
             nodeid=nodeid_of(self._item),
             file=self._run.session.shown(Path(self._item.path)),
             line=0 if line is None else line + 1,
@@ -280,12 +279,6 @@ class BenchmarkFixture(DistributedFixture):
             notes=self._notes(),
         )
         if reference is not None:
-            if reference.setup == setups[0]:
-                said = (
-                    "it is compared with itself, because reference= is the same. A list gives a"
-                    ' program other arguments: reference=["train.py", "--old"]'
-                )
-                job = replace(job, notes=(*job.notes, said))
             job = self._with_reference(job, reference)
         watcher = Watcher(self._run.config, warmup=plan.warmup)
         try:
@@ -314,13 +307,17 @@ class BenchmarkFixture(DistributedFixture):
                 "reference= is not supported over several nodes: give the test"
                 " @pytest.mark.ddp(nodes=1)"
             )
-        notes = job.notes
-        if reference.settings.records:
-            notes = (
-                *notes,
-                "nothing was saved: a test with a reference has no baseline",
+        notes = [*job.notes]
+        if reference.setup == job.setups[0]:
+            notes.append(
+                "it is compared with itself, because reference= is the same. A list gives a"
+                ' program other arguments: reference=["train.py", "--old"]'
             )
-        job = replace(job, settings=reference.settings, notes=notes)
+        if reference.settings.records:
+            notes.append(
+                "nothing was saved: a test with a reference has no baseline"
+            )
+        job = replace(job, settings=reference.settings, notes=tuple(notes))
         now, before = map(arguments.name_of, (*job.setups, reference.setup))
         other = replace(
             job,

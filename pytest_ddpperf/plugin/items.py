@@ -221,12 +221,10 @@ def modules_by_name(
 
 def conftests(config: pytest.Config) -> list[ModuleType]:
     """Return all conftests, also those that share a name."""
-    found = []
-    for plugin in config.pluginmanager.get_plugins():
-        file = getattr(plugin, "__file__", None) or ""
-        if (
-            isinstance(plugin, ModuleType)
-            and os.path.basename(file) == "conftest.py"
-        ):
-            found.append(plugin)
-    return found
+    plugins = config.pluginmanager.get_plugins()
+    modules = [each for each in plugins if isinstance(each, ModuleType)]
+    return [
+        module
+        for module in modules
+        if Path(getattr(module, "__file__", None) or "").name == "conftest.py"
+    ]

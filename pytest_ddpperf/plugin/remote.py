@@ -53,13 +53,7 @@ def another_version(
     """Return the other version that was asked for, with the current tests, on this node and all
     other `nodes`; raises AgainstError."""
     invocation = _of_run(run, _kept(run, items))
-    return BaseSide(run.settings, invocation, run.templates, _led(nodes))
-
-
-def _led(nodes: ConnectedNodes | None) -> OtherNodes | None:
-    """Return the nodes of a pytest that works for no leader."""
-    assert nodes is None or isinstance(nodes, OtherNodes), "a worker leads none"
-    return nodes
+    return BaseSide(run.settings, invocation, run.templates, nodes)
 
 
 def start_commit(
@@ -72,9 +66,7 @@ def start_commit(
     today's, within so many seconds; raises DdpPerfError."""
     invocation = replace(_of_run(run, ()), own_tests=True)
     settings = replace(run.settings, against=commit)
-    side = BaseSide(
-        settings, invocation, run.templates, _led(nodes), seconds=seconds
-    )
+    side = BaseSide(settings, invocation, run.templates, nodes, seconds=seconds)
     try:
         side.start()
         side.collect(None)

@@ -125,9 +125,8 @@ class Run:
 
             nodes = self.role.other_nodes
             side = remote.another_version(self, items, nodes)
-            why, has_any = "", any(map(measures, self.items))
-            if has_any:
-                why = side.checkout.nothing_to_compare()
+            has_any = any(map(measures, self.items))
+            why = side.checkout.nothing_to_compare() if has_any else ""
             if why or not has_any:
                 self.role = self.role.measuring_as(LooksAtVersion(side))
                 self.role.start(self)

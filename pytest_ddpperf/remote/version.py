@@ -54,7 +54,7 @@ from pytest_ddpperf.records.messages import (
 from pytest_ddpperf.records.plan import Function, Plan, Variables
 from pytest_ddpperf.records.record import record
 from pytest_ddpperf.records.samples import Digests, LaunchSamples
-from pytest_ddpperf.remote.nodes import OtherNodes
+from pytest_ddpperf.remote.nodes import ConnectedNodes, OtherNodes
 from pytest_ddpperf.remote.process import START_SECONDS, RemotePytest, Tests
 from pytest_ddpperf.remote.reach import Imports, Reach
 from pytest_ddpperf.remote.worktree import Checkout, differing_files
@@ -324,13 +324,16 @@ class BaseSide:
         settings: Settings,
         invocation: Invocation,
         templates: Templates,
-        nodes: OtherNodes | None = None,
+        nodes: ConnectedNodes | None = None,
         *,
         seconds: float | None = None,
     ) -> None:
         """`templates`: its rank server is forked from the same one as this pytest's. `nodes`: on
         which it has a pytest, too. `seconds`: that there are to check it out and to collect. Raises
         AgainstError."""
+        assert nodes is None or isinstance(nodes, OtherNodes), (
+            "a pytest that works for a leader compares with no version"
+        )
         self._nodes = nodes
         self._seconds = seconds
         self._templates = templates

@@ -318,15 +318,16 @@ def _environment(outcome: Outcome) -> Table:
     if outcome.other_side:
         base = sentences.base_name([outcome])
         sides = {base: _all_facts(outcome.other_side.environment), **sides}
-    names = list(dict.fromkeys(chain(*sides.values())))
-    names.sort(
-        key=lambda name: len({facts.get(name) for facts in sides.values()}) == 1
+    names = sorted(
+        dict.fromkeys(chain(*sides.values())),
+        key=lambda name: (
+            len({facts.get(name) for facts in sides.values()}) == 1
+        ),
     )
-    rows = []
-    for name in names:
-        rows.append(
-            (name, *(_cell(facts.get(name)) for facts in sides.values()))
-        )
+    rows = [
+        (name, *(_cell(facts.get(name)) for facts in sides.values()))
+        for name in names
+    ]
     return Table("Environment", ("fact", *sides), rows)
 
 

@@ -18,7 +18,6 @@ from pytest_ddpperf.records.samples import (
     LaunchCost,
     LaunchSteps,
     Measurement,
-    Samples,
     Status,
     TestId,
     Verdict,
@@ -202,11 +201,12 @@ def _error_rates(verdicts: Sequence[Verdict]) -> Lines:
         )
 
 
-def _rate(outcome: Outcome, q: float, rank: int | None) -> str:
-    """Return examples per second at a percentile of the step time, of the whole group or of a
-    rank."""
+def _rate(
+    outcome: Outcome, durations: LaunchSteps, q: float, rank: int | None
+) -> str:
+    """Return examples per second at a percentile of the `durations` of steps, those of the whole
+    group or of a rank."""
     samples = outcome.measured.samples
-    durations = _durations(samples, rank)
     if samples.examples is None:
         seconds = quantiles.percentile(durations, q)
         if outcome.batch_size is None or not seconds:
@@ -227,13 +227,6 @@ def _rate(outcome: Outcome, q: float, rank: int | None) -> str:
         ]
         rates.append(quantiles.quantile(in_steps, 100 - q))
     return text.rate(quantiles.geometric_mean(rates))
-
-
-def _durations(samples: Samples, rank: int | None) -> LaunchSteps:
-    """Return the step times of the whole group, or a rank's own."""
-    if rank is None:
-        return samples.step_seconds
-    return tuple(launch[rank] for launch in samples.rank_seconds)
 
 
 def _details(outcome: Outcome) -> Lines:
@@ -297,15 +290,16 @@ def _percentiles(
         titles.append("CPU p50")
     rows = [titles]
     for rank in (None, *range(len(samples.rank_seconds[0]))):
-        cells, durations = ["all"], _durations(samples, rank)
+        cells, durations = ["all"], samples.step_seconds
         if rank is not None:
             cells = [
                 text.process(outcome.plan, outcome.measured.environment, rank)
             ]
+            durations = tuple(launch[rank] for launch in samples.rank_seconds)
         for q in percentiles:
             cells += [
                 _sec(quantiles.percentile(durations, q)),
-                _rate(outcome, q, rank),
+                _rate(outcome, durations, q, rank),
             ]
         if samples.cpu_seconds is not None and rank is None:
             cells.append("")

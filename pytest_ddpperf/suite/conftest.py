@@ -91,10 +91,11 @@ def _open_settings(config: pytest.Config) -> dict[str, Any]:
     """Return the settings of the size that the run leaves open. The limits suit only its own
     launches and steps."""
     settings = workloads.chosen_size(config).settings
-    given = set()
-    for name in settings:
-        if workloads.read_option(config, f"ddp_{name}", None) is not None:
-            given.add(name)
+    given = {
+        name
+        for name in settings
+        if workloads.read_option(config, f"ddp_{name}", None) is not None
+    }
     if given & {"launches", "steps"}:
         given.add("threshold")
     if "launches" in given:

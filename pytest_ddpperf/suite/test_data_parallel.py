@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from itertools import chain
 from statistics import fmean, stdev
 from typing import Any
 
@@ -197,12 +198,10 @@ def measured(timed: Timed, size: Size, tables: Tables) -> Measured:
 
     def measure(model: str, variant: str, wrap: Wrap) -> Result:
         result = timed(lambda ctx: written_out(ctx, model, wrap, size), model)
-        waited: list[float] = []
-        for launch in slowest_ranks(result.recorded["comm_seconds"]):
-            waited += launch
-        steps = [
-            seconds for launch in result.step_seconds for seconds in launch
-        ]
+        steps = chain.from_iterable(result.step_seconds)
+        waited = chain.from_iterable(
+            slowest_ranks(result.recorded["comm_seconds"])
+        )
         waits = list(zip(steps, waited, strict=True))
         _add_costs(tables, model, variant, result, size, waits)
         return result

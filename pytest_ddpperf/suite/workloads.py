@@ -63,25 +63,18 @@ class Size:
         return self.gpts[0]
 
 
-_TINY = {
-    "launches": 2,
-    "max_launches": 4,
-    "warmup": 5,
-    "steps": 5,
-    "min_time": 0,
-}
-_SMALL = {
-    "launches": 3,
-    "max_launches": 6,
-    "warmup": 5,
-    "steps": 10,
-    "min_time": 0,
-}
 SIZES = {
     "tiny": Size(
         name="tiny",
-        # five steps support no other percentile
-        settings={**_TINY, "threshold": "p50:300%"},
+        settings={
+            "launches": 2,
+            "max_launches": 4,
+            "warmup": 5,
+            "steps": 5,
+            "min_time": 0,
+            # five steps support no other percentile
+            "threshold": "p50:300%",
+        },
         images=2,
         pixels=32,
         gpts=("mini",),
@@ -90,7 +83,14 @@ SIZES = {
     ),
     "small": Size(
         name="small",
-        settings={**_SMALL, "threshold": "p10:40%,p50:50%"},
+        settings={
+            "launches": 3,
+            "max_launches": 6,
+            "warmup": 5,
+            "steps": 10,
+            "min_time": 0,
+            "threshold": "p10:40%,p50:50%",
+        },
         images=4,
         pixels=32,
         gpts=("mini", "small"),

@@ -245,15 +245,13 @@ def confirm(
 
 def without_claim(verdict: Verdict, left: Status, reason: Reason) -> Verdict:
     """Return the verdict with another status, also of the comparisons that decided it."""
-    comparisons = []
-    for comparison in verdict.comparisons:
-        if comparison.status is verdict.status:
-            comparisons.append(replace(comparison, status=left, reason=reason))
-        else:
-            comparisons.append(comparison)
-    return replace(
-        verdict, status=left, reason=reason, comparisons=tuple(comparisons)
+    comparisons = tuple(
+        replace(each, status=left, reason=reason)
+        if each.status is verdict.status
+        else each
+        for each in verdict.comparisons
     )
+    return replace(verdict, status=left, reason=reason, comparisons=comparisons)
 
 
 def given_up(verdict: Verdict) -> Verdict:

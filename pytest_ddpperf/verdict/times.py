@@ -110,16 +110,8 @@ def judge_times(
             reason=Reason.MUST_MATCH,
             facts=broken + facts,
         )
-    kept, dropped = _supported(current, limits)
-    for side in baseline:
-        # a later look may have more steps than the one that was saved
-        default = [limit for limit in kept if limit.default]
-        enough, thin = _supported(side, default)
-        dropped += thin
-        kept = [limit for limit in kept if limit in enough or not limit.default]
     sides = [current, *baseline]
-    kept, unknown = _known(kept, sides)
-    dropped += unknown
+    kept, dropped = _comparable(limits, sides)
     if not kept:
         return Verdict(
             status=Status.NOT_GATED,
@@ -164,7 +156,10 @@ def _judge_limits(
     if refused is not None:
         return refused
     found = _differences(limits, current, baseline, drift, stretches)
-    weights = list(map(_weight, limits))
+    # of the error rate, relative to those of others
+    weights = [
+        limit.kind.default_weight if limit.default else 1.0 for limit in limits
+    ]
     lowest = find_lowest(limits)
     speeds = find_speeds(
         limits[lowest], current, baseline, stretches, interleaved=drift is None
@@ -203,11 +198,6 @@ def _over_all(comparisons: Sequence[Comparison]) -> Verdict:
         reason=next(c.reason for c in comparisons if c.status is status),
         comparisons=tuple(comparisons),
     )
-
-
-def _weight(limit: Limit) -> float:
-    """Return a limit's share of the error rate, relative to those of others."""
-    return limit.kind.default_weight if limit.default else 1.0
 
 
 def _fastest(
@@ -373,13 +363,23 @@ def _supported(
     return kept, tuple(dropped)
 
 
-def _known(
+def _comparable(
     limits: Iterable[Limit], sides: Measurements
 ) -> tuple[list[Limit], tuple[Dropped, ...]]:
-    """Return the limits without default ones whose figures a side lacks, and those. A note of its
-    launches says why the current side lacks them; one of the user's own must not get lost."""
-    kept, dropped = [], []
-    for limit in limits:
+    """Return the limits that the current side, the first, can support, without default ones that
+    another side cannot, or whose figures a side lacks; and those left out. A note of its launches
+    says why the current side lacks figures; one of the user's own must not get lost."""
+    supported, dropped = _supported(sides[0], limits)
+    for side in sides[1:]:
+        # a later look may have more steps than the one that was saved
+        default = [limit for limit in supported if limit.default]
+        enough, thin = _supported(side, default)
+        dropped += thin
+        supported = [
+            limit for limit in supported if limit in enough or not limit.default
+        ]
+    kept = []
+    for limit in supported:
         is_known = has_figure(limit, sides[0])
         is_lost = not is_known and limit.kind.own_figure != ""
         everywhere = all(has_figure(limit, side) for side in sides)
@@ -387,8 +387,8 @@ def _known(
             kept.append(limit)
         elif is_known:
             why = "the baseline does not know it"
-            dropped.append(Dropped(limit=limit, why=why))
-    return kept, tuple(dropped)
+            dropped += (Dropped(limit=limit, why=why),)
+    return kept, dropped
 
 
 def _differences(
