@@ -132,12 +132,12 @@ def _is_worth_showing(name: str, now: Facts, base: Facts) -> bool:
         return name in now and name in base
     if name == "clock_mhz":
         after, before = now.get(name), base.get(name)
-        if not isinstance(after, int | float) or not isinstance(
-            before, int | float
-        ):
-            # unknown, or a text because the devices of ranks differ
-            return False
-        return after < _SAME_CLOCK * before
+        # else unknown, or a text because the devices of ranks differ
+        return (
+            isinstance(after, int | float)
+            and isinstance(before, int | float)
+            and after < _SAME_CLOCK * before
+        )
     return name not in _CHANGING or bool(now.get("slowdown"))
 
 

@@ -99,12 +99,9 @@ class Store:
         path = self.path(environment, baseline.test)
         try:
             with _locked(path, self.root):
-                stored = (
-                    self.read_alike(environment, baseline.test)
-                    if extend
-                    else None
-                )
-                if stored:
+                if extend and (
+                    stored := self.read_alike(environment, baseline.test)
+                ):
                     sessions = (*stored.sessions, *baseline.sessions)
                     baseline = replace(
                         baseline, sessions=sessions[-SESSIONS_KEPT:]
@@ -189,12 +186,9 @@ class Store:
         for name in self.others(test):
             found = self.read_file(self._path(name, test))
             last = found.sessions[-1]
-            if (
-                found.test != test
-                or _same_work(last.measurement.environment) != asked
-            ):
-                continue
-            known[name] = last
+            is_alike = _same_work(last.measurement.environment) == asked
+            if found.test == test and is_alike:
+                known[name] = last
         if not known:
             return None
         name = max(known, key=lambda each: known[each].created)

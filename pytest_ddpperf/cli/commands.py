@@ -29,15 +29,14 @@ _SHARDS = (
 
 def add_run(subparsers: Any) -> None:
     """Add `run`."""
-    about = (
-        "Run a training program on several ranks, as torchrun does, and show where the time of its"
-        " steps goes. Nothing is stored. Example: ddpperf run --world-size 2 train.py"
-        " --batch-size=8"
-    )
     parser = subparsers.add_parser(
         "run",
         help="time a training program",
-        description=about,
+        description=(
+            "Run a training program on several ranks, as torchrun does, and show where the time of"
+            " its steps goes. Nothing is stored. Example: ddpperf run --world-size 2 train.py"
+            " --batch-size=8"
+        ),
         usage="%(prog)s [-h] [--world-size N] [--backend NAME] PROGRAM [ARGUMENT ...]",
     )
     parser.add_argument(
@@ -239,14 +238,14 @@ def _is_gone(test: TestId) -> bool:
 
 def add_doctor(subparsers: Any) -> None:
     """Add `doctor`."""
-    about = (
-        "Check cores, clocks, load, memory and GPUs, and print advice where something can be"
-        " better. It takes seconds and starts no ranks. The exit status is 0, whatever is found."
-    )
     parser = subparsers.add_parser(
         "doctor",
         help="check what makes measurements on this machine less steady",
-        description=about,
+        description=(
+            "Check cores, clocks, load, memory and GPUs, and print advice where something can be"
+            " better. It takes seconds and starts no ranks. The exit status is 0, whatever is"
+            " found."
+        ),
     )
     console.add_path(parser, "--json", "write the checks as JSON, too")
     parser.set_defaults(run=_doctor)
@@ -273,8 +272,11 @@ def _doctor(arguments: argparse.Namespace) -> int:
         lines.append("nothing to change was found")
     for line in lines:
         console.say(text.wrapped(line, text.terminal_width(), below))
-    advice = "smallest change that can be detected here: pytest TESTS --ddp-against self"
-    console.say([advice])
+    console.say(
+        [
+            "smallest change that can be detected here: pytest TESTS --ddp-against self"
+        ]
+    )
     if arguments.json is not None:
         console.write_json(
             arguments.json, {"checks": [each._asdict() for each in checks]}

@@ -209,12 +209,11 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument(
         "now", type=Path, nargs="+", metavar="NOW", help="the later one"
     )
-    what = "how much worse a metric may get, as p10:5%%,p50:2ms (default: the tests' own limits)"
     parser.add_argument(
         "--threshold",
         type=console.read_as(parse.limits),
         metavar="LIST",
-        help=what,
+        help="how much worse a metric may get, as p10:5%%,p50:2ms (default: the tests' own limits)",
     )
     parser.add_argument(
         "--fail-on",
@@ -336,8 +335,7 @@ def _theirs(
                 for outcome in report.outcomes
                 if outcome.measurement is None
             ]
-    base, now = sweeps
-    console.say(diff_report.side_by_side(base, now))
+    console.say(diff_report.side_by_side(*sweeps))
     console.say(
         f"{text.name(outcome)}: failed: {text.shortened(outcome.error)}"
         for outcome in failed
@@ -345,5 +343,5 @@ def _theirs(
     return (
         console.NAMED_VERDICT
         if failed
-        else _status(diff_report.in_common(base, now))
+        else _status(diff_report.in_common(*sweeps))
     )

@@ -149,8 +149,11 @@ class Confirmation:
             return shortage
         # Windows are as long as those that raised the suspicion: some slowdowns grow with every
         # step.
-        left = until - time.monotonic()
-        interleaved = compare(side, steps=measured.steps, confirm_seconds=left)
+        interleaved = compare(
+            side,
+            steps=measured.steps,
+            confirm_seconds=until - time.monotonic(),
+        )
         if interleaved.error:
             return _first_line(interleaved.error)
         verdict = interleaved.verdict

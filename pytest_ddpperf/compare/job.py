@@ -64,8 +64,9 @@ class Job:
 
     def environment(self, facts: Facts) -> Environment:
         """Return the environment of launches that reported these facts."""
-        every = {**facts, **self.facts}
-        return content.environment(every, self.plan, batch_size=self.batch_size)
+        return content.environment(
+            {**facts, **self.facts}, self.plan, batch_size=self.batch_size
+        )
 
     def is_failed_by(self, verdict: Verdict) -> bool:
         """Return whether a verdict fails the test."""

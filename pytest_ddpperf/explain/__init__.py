@@ -118,7 +118,7 @@ def find(
         if waits is not None:
             return (replace(waits, counters=counters),)
     if counters:
-        explained = _explained(sides, found, counters) if found else []
+        explained = _explained(sides, found, counters)
         others = [each for each in found if each not in explained]
         joined = _joined(explained, counters)
         found = [joined, *others] if explained else [*others, joined]

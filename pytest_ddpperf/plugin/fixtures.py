@@ -242,8 +242,9 @@ class BenchmarkFixture(DistributedFixture):
         failed = test.failed_gates.get(label)
         if failed is not None:
             why = "A rerun does not measure again: noise must not turn red into green."
-            words = f"{failed.text}\n\n{why}"
-            raise GateFailed(words, failed.result, failed.headline)
+            raise GateFailed(
+                f"{failed.text}\n\n{why}", failed.result, failed.headline
+            )
         return label
 
     def _gated(
@@ -344,9 +345,13 @@ class BenchmarkFixture(DistributedFixture):
     def _judged(self, measured: Measured, watcher: Watcher) -> Result:
         """Keep the outcome of a measurement, and return its result; raises GateFailed."""
         __tracebackhide__ = True
-        config, result = self._run.config, measured.result
-        accept = accept_command(self._item, self._settings)
-        outcome = build_outcome(measured, config.rootpath, accept, watcher.took)
+        result = measured.result
+        outcome = build_outcome(
+            measured,
+            self._run.config.rootpath,
+            accept_command(self._item, self._settings),
+            watcher.took,
+        )
         is_saved = measured.verdict.reason == Reason.SAVING
         self._state.measurements.append(
             TestMeasurement(outcome, measured if is_saved else None)
@@ -679,11 +684,10 @@ class CollectiveBenchmark(BenchmarkFixture):
                 every = map(str, (*failures, failed))
                 raise plain_failure("\n\n".join(every)) from None
         if failures:
-            first, headline = failures[0], failures[0].headline
-            if len(failures) > 1:
-                headline += (
-                    f" (and {text.several(len(failures) - 1, 'more size')})"
-                )
+            first, *others = failures
+            headline = first.headline
+            if others:
+                headline += f" (and {text.several(len(others), 'more size')})"
             every = map(str, failures)
             raise GateFailed("\n\n".join(every), first.result, headline)
         return tuple(results)
@@ -760,7 +764,10 @@ class RpcBenchmark(BenchmarkFixture):
             parameter_servers=servers,
             master=master is not None,
         )
-        asked = setups.values()
         return self._gated(
-            plan, *asked, label=label, batch_size=batch_size, gate=gate
+            plan,
+            *setups.values(),
+            label=label,
+            batch_size=batch_size,
+            gate=gate,
         )

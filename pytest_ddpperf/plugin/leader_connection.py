@@ -170,8 +170,9 @@ class LeaderConnection:
                 case PauseLaunch(steps):
                     launched = self._pause(current, steps)
                 case SampleStacks(plan):
-                    job = replace(current.job, plan=plan)
-                    sampling = current._replace(job=job)
+                    sampling = current._replace(
+                        job=replace(current.job, plan=plan)
+                    )
                     launched = sampling.measure(self.relay, None)
         except DdpPerfError as error:
             self.send(LaunchFailed(text_with_output(error)))

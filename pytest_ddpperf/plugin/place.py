@@ -205,9 +205,8 @@ def _check_backend(settings: Settings, machine: _Machine) -> None:
             f"this torch ({machine.torch}) has {near(name, machine.backends)}"
         )
         # known to torch, so missing here is not a typo
-        if name in KNOWN_BACKENDS:
-            raise _missing(settings, "backend", settings.backend, there)
-        raise _wrong(settings, "backend", settings.backend, there)
+        refused = _missing if name in KNOWN_BACKENDS else _wrong
+        raise refused(settings, "backend", settings.backend, there)
 
 
 def _check_devices(

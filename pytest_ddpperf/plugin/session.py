@@ -169,8 +169,7 @@ class Session:
             found = find_inputs(self._top, launches)
             code = select_code(found)
             if not code or self._settings.against_setup:  # which builds it
-                folder = self._settings.baseline_dir
-                return tree_of(self._top, folder), found
+                return tree_of(self._top, self._settings.baseline_dir), found
             why = (
                 f"git ignores files that ranks imported: {text.some(code)}:"
                 " ddp_against_setup can build them"

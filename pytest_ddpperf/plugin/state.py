@@ -123,8 +123,7 @@ class Run:
         if self.settings.comparison_option:
             from pytest_ddpperf.plugin import remote
 
-            nodes = self.role.other_nodes
-            side = remote.another_version(self, items, nodes)
+            side = remote.another_version(self, items, self.role.other_nodes)
             has_any = any(map(measures, self.items))
             why = side.checkout.nothing_to_compare() if has_any else ""
             if why or not has_any:

@@ -67,7 +67,6 @@ class NodePytests:
         variables.pop("PYTEST_ADDOPTS", None)
         # to launch as the first node does
         disabled = ["--ddp-disable"] if self._settings.disable else []
-        message = called.start(self._top, [*further, *disabled], self._folder)
         with self._templates.fork_server(os.environ)[0] as rank_server:
             number = rank_server.fileno()
             remote_pytest = RemotePytest(
@@ -77,13 +76,15 @@ class NodePytests:
                 called.folder,
                 [number],
             )
-        message = replace(
-            message,
-            rank_server=number,
-            variables=read_at_import(os.environ),
-            **self._place,
+        message = called.start(self._top, [*further, *disabled], self._folder)
+        remote_pytest.send(
+            replace(
+                message,
+                rank_server=number,
+                variables=read_at_import(os.environ),
+                **self._place,
+            )
         )
-        remote_pytest.send(message)
         return remote_pytest
 
     def serve_version(self, order: ServeVersion) -> None:

@@ -222,8 +222,9 @@ class Tests:
 
     def collect(self, seconds: float) -> Collected:
         """Return what it has collected, once it has; raises BaseSideError."""
-        expected = Collected | ConftestFailed
-        received = self._line.receive(Observer(), seconds, expected)
+        received = self._line.receive(
+            Observer(), seconds, Collected | ConftestFailed
+        )
         if isinstance(received, ConftestFailed):
             self.lacks_conftest = True
             # raises, with what it wrote before it ended
@@ -252,8 +253,9 @@ class Tests:
         if self._started or self._line.dead:
             return {}
         self._started = True
-        expected = ServerStarted | LaunchFailed
-        started = self._line.receive(Observer(), seconds, expected)
+        started = self._line.receive(
+            Observer(), seconds, ServerStarted | LaunchFailed
+        )
         if isinstance(started, LaunchFailed):
             raise BaseSideError(started.why)
         facts: Facts = started.facts

@@ -498,8 +498,11 @@ class BaseSide:
         if self.version.python:
             return replace(start, sys_path=None)
         if rank_server is not None:
-            variables = read_at_import(os.environ)
-            return replace(start, rank_server=rank_server, variables=variables)
+            return replace(
+                start,
+                rank_server=rank_server,
+                variables=read_at_import(os.environ),
+            )
         return start
 
     def _unlike_ours(self, error: BaseSideError) -> AgainstError:
@@ -625,10 +628,10 @@ class BaseSide:
                 self._invocation.own_tests or ready.label in self._passed_over
             ):
                 self.remote_pytest.send(TakeLaunch(steps=1))
-                either = Launched | LaunchFailed
-                if isinstance(
-                    self.tests.receive(either, Observer(), ended), Launched
-                ):
+                event = self.tests.receive(
+                    Launched | LaunchFailed, Observer(), ended
+                )
+                if isinstance(event, Launched):
                     self.remote_pytest.send(EndMeasurement())
                 ready = next_ready()
             if ready.label != label:

@@ -15,6 +15,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
 from fnmatch import fnmatch
 from functools import cached_property
 from pathlib import Path
@@ -200,8 +201,7 @@ class Checkout:
     ) -> None:
         """`kept` as `Trees.kept`. With `own_tests` it is the commit as it was, and nothing is
         fetched for it. Raises AgainstError."""
-        self._settings, self._kept = settings, tuple(kept)
-        self._own_tests = own_tests
+        self._settings, self._own_tests = settings, own_tests
         self._folder: Worktree | None = None
         ref = settings.against or ""
         is_other = ref not in ("", "self")
@@ -224,7 +224,7 @@ class Checkout:
             option=concealed_words(settings.against_option or ()),
         )
         self.current_trees = Trees(
-            current=str(self.top), base=str(self.top), kept=self._kept
+            current=str(self.top), base=str(self.top), kept=tuple(kept)
         )
 
     def _commit(self, ref: str) -> str:
@@ -244,8 +244,9 @@ class Checkout:
     @property
     def assignments(self) -> dict[str, str]:
         """The variables that are to be otherwise."""
-        asked = self._settings.against_env or ()
-        return dict(text.split("=", 1) for text in asked)
+        return dict(
+            word.split("=", 1) for word in self._settings.against_env or ()
+        )
 
     def environ_in(
         self, trees: Trees, outside: Mapping[str, str]
@@ -288,9 +289,7 @@ class Checkout:
             self._folder = folder
             if not commit:
                 return self.current_trees
-            trees = Trees(
-                current=str(self.top), base=str(folder.tree), kept=self._kept
-            )
+            trees = replace(self.current_trees, base=str(folder.tree))
             lacking = complete(trees, commit)
             if self._settings.against_setup is not None:
                 self._set_up(

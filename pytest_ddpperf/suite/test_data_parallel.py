@@ -105,9 +105,10 @@ def profiled(ctx: Context, step: Callable[[], object]) -> tuple[float, float]:
             else _is_computation(event, timed.thread)
         ):
             computation.append(_interval(event))
-    began, ended = _interval(timed)
-    busy = _covered([*communication, *computation], (began, ended))
-    exposed = busy - _covered(computation, (began, ended))
+    within = _interval(timed)
+    busy = _covered([*communication, *computation], within)
+    exposed = busy - _covered(computation, within)
+    began, ended = within
     return (ended - began) / 1e6, max(0.0, exposed) / 1e6
 
 
