@@ -247,18 +247,21 @@ def parse(path: Path, data: bytes) -> Baseline:
     try:
         content = loads(data)
     except (ValueError, RecursionError) as error:
-        problem = f"is not JSON, or not all of it: {error}"
-        raise BaselineError(path, problem, AGAIN) from error
+        raise BaselineError(
+            path, f"is not JSON, or not all of it: {error}", AGAIN
+        ) from error
     schema = content.pop("schema", None) if isinstance(content, dict) else None
     if type(schema) is not int or schema < 1:
-        problem = (
-            f"is not a baseline: its schema is {schema!r}, not a version number"
-        )
-        raise BaselineError(path, problem, AGAIN)
-    if schema > SCHEMA:
-        problem = f"has schema {schema}; this version of pytest-ddpperf reads schema {SCHEMA}"
         raise BaselineError(
-            path, problem, "upgrade pytest-ddpperf, or " + AGAIN
+            path,
+            f"is not a baseline: its schema is {schema!r}, not a version number",
+            AGAIN,
+        )
+    if schema > SCHEMA:
+        raise BaselineError(
+            path,
+            f"has schema {schema}; this version of pytest-ddpperf reads schema {SCHEMA}",
+            f"upgrade pytest-ddpperf, or {AGAIN}",
         )
     try:
         baseline = decode(Baseline, content)

@@ -72,12 +72,10 @@ class Store:
             raise _failure(path, "cannot be read", error) from error
         baseline = content.parse(path, data)
         if baseline.test != test:
-            remedy = (
-                'if the test was renamed, correct "test" in the file; else '
-                + content.AGAIN
-            )
             raise BaselineError(
-                path, f"belongs to {baseline.test}, not to {test}", remedy
+                path,
+                f"belongs to {baseline.test}, not to {test}",
+                f'if the test was renamed, correct "test" in the file; else {content.AGAIN}',
             )
         differing = _differing(baseline.environment.key, environment.key)
         if differing:
@@ -121,9 +119,11 @@ class Store:
             return None
         before, now = stored.environment.must_match, environment.must_match
         if differing := _differing(before, now):
-            problem = f"was measured under other conditions: {differing}"
-            remedy = "measure as before, or replace it with --ddp-save-baseline"
-            raise BaselineError(self.path(environment, test), problem, remedy)
+            raise BaselineError(
+                self.path(environment, test),
+                f"was measured under other conditions: {differing}",
+                "measure as before, or replace it with --ddp-save-baseline",
+            )
         return stored
 
     def files(self) -> tuple[Path, ...]:

@@ -118,8 +118,12 @@ class Confirmation:
         # a PASS says nothing that could not be confirmed
         if measured.verdict.status is Status.PASS:
             return measured
-        why = f"not confirmed with the baseline's own code: {found}"
-        return replace(measured, further_notes=(why,))
+        return replace(
+            measured,
+            further_notes=(
+                f"not confirmed with the baseline's own code: {found}",
+            ),
+        )
 
     def _compare(
         self, measured: Measured, compare: Compare, until: float

@@ -70,8 +70,9 @@ def carry_out(
             check_launch(job, found.now)
             there = found.before
             if side is not None and not rounds and there is not None:
-                lacking = side.lacking(found.now.files, there.files)
-                found = replace(found, error=lacking)
+                found = replace(
+                    found, error=side.lacking(found.now.files, there.files)
+                )
             rounds = (*rounds, found)
             if len(rounds) == job.launches and rule.other is None:
                 rule = _with_stored(rule, store, rounds)

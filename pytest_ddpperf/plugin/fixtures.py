@@ -286,8 +286,9 @@ class BenchmarkFixture(DistributedFixture):
             measured = self._run.role.carry_out(job, self._run.session, watcher)
         except KeyboardInterrupt:
             if not self._run.worker:
-                doing = f"{job.nodeid}: interrupted: {watcher.line()}"
-                self._run.report.doubts.append(doing)
+                self._run.report.doubts.append(
+                    f"{job.nodeid}: interrupted: {watcher.line()}"
+                )
             raise
         except Failed as error:  # as in `DdpRun`
             raise error.with_traceback(None)
@@ -613,8 +614,9 @@ class DdpBenchmark(BenchmarkFixture):
             try:
                 settings = with_markers(settings, [mark])
             except MarkerError as error:
-                problem = f"{short_repr(error.value)}: {error.allowed}"
-                raise ValueError(f"threshold={problem}") from None
+                raise ValueError(
+                    f"threshold={short_repr(error.value)}: {error.allowed}"
+                ) from None
         return Reference(setup, settings)
 
     def _plan_of_program(

@@ -106,13 +106,12 @@ def _check(run: Run) -> None:
         in_one_process = "--ddp-suite-plots"
     if not in_one_process and isinstance(run.role, LeadsNodes):
         in_one_process = "a run on several nodes"
-    problem = ""
     if in_one_process and run.config.getoption("dist", "no") != "no":
-        problem = f"{in_one_process} is not supported under xdist: add -n 0"
-    elif compares and (reason := why_not_compared()):
-        problem = f"{compares} is {reason}"
-    if problem:
-        raise pytest.UsageError(problem)
+        raise pytest.UsageError(
+            f"{in_one_process} is not supported under xdist: add -n 0"
+        )
+    if compares and (reason := why_not_compared()):
+        raise pytest.UsageError(f"{compares} is {reason}")
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -133,8 +133,11 @@ class TestMeasurement:
         if unsaved:
             return replace(outcome, fails=True, error=unsaved.splitlines()[0])
         if is_xfail and outcome.fails:
-            notes = (*outcome.notes, "expected to fail")
-            return replace(outcome, fails=False, notes=notes)
+            return replace(
+                outcome,
+                fails=False,
+                notes=(*outcome.notes, "expected to fail"),
+            )
         return replace(outcome, saved=self.saved)
 
 

@@ -130,8 +130,13 @@ def nodes_for(
         )
         raise Unavailable(f"{where(settings, 'nodes')}: {wanted}: {there}")
     if world_size % wanted:
-        problem = f"must divide evenly over the {wanted} nodes"
-        raise _wrong(settings, field, world_size, problem, "nodes")
+        raise _wrong(
+            settings,
+            field,
+            world_size,
+            f"must divide evenly over the {wanted} nodes",
+            "nodes",
+        )
     return wanted
 
 
@@ -180,8 +185,13 @@ def resolve(
     )
     composite = backends_by_device(place.backend)
     if composite and place.device not in composite:
-        problem = f"has no backend for {place.device}"
-        raise _wrong(settings, "backend", place.backend, problem, "device")
+        raise _wrong(
+            settings,
+            "backend",
+            place.backend,
+            f"has no backend for {place.device}",
+            "device",
+        )
     if place.device != "cpu":
         _check_devices(settings, place, world_size, machine, field)
     return place
@@ -231,18 +241,21 @@ def _check_devices(
         each = "a rank needs a device of its own"
         if place.nodes > 1:
             each += f", {world_size} a node"
-        ranks = world_size * place.nodes
         raise _missing(
-            settings, field, ranks, f"{each}; {devices}", "backend", "device"
+            settings,
+            field,
+            world_size * place.nodes,
+            f"{each}; {devices}",
+            "backend",
+            "device",
         )
     for limit in settings.limits:
         if limit.kind.on_cpu_only:
-            problem = f"{limit.kind.on_cpu_only} measured on CPU only, not on {place.device}"
             raise _wrong(
                 settings,
                 "limits",
                 str(limit),
-                problem,
+                f"{limit.kind.on_cpu_only} measured on CPU only, not on {place.device}",
                 "backend",
                 "device",
                 field,

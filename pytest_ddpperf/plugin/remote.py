@@ -52,8 +52,9 @@ def another_version(
 ) -> BaseSide:
     """Return the other version that was asked for, with the current tests, on this node and all
     other `nodes`; raises AgainstError."""
-    invocation = _of_run(run, _kept(run, items))
-    return BaseSide(run.settings, invocation, run.templates, nodes)
+    return BaseSide(
+        run.settings, _of_run(run, _kept(run, items)), run.templates, nodes
+    )
 
 
 def start_commit(
@@ -65,8 +66,13 @@ def start_commit(
     """Start a commit's own tests, on this node and all other `nodes`, to be interleaved with
     today's, within so many seconds; raises DdpPerfError."""
     invocation = replace(_of_run(run, ()), own_tests=True)
-    settings = replace(run.settings, against=commit)
-    side = BaseSide(settings, invocation, run.templates, nodes, seconds=seconds)
+    side = BaseSide(
+        replace(run.settings, against=commit),
+        invocation,
+        run.templates,
+        nodes,
+        seconds=seconds,
+    )
     try:
         side.start()
         side.collect(None)

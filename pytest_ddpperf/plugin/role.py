@@ -165,8 +165,9 @@ class ComparesStored(PytestRole):
         if run.items and not run.failed and is_whole:
             from pytest_ddpperf.plugin.judged import skipped_tests
 
-            skipped = {*skipped_tests(run)}
-            found += tuple(run.session.find_lost(outcomes, skipped))
+            found += tuple(
+                run.session.find_lost(outcomes, {*skipped_tests(run)})
+            )
         return found, why_loosened(found, settings.fail_on or ())
 
     def confirms(self, run: PytestProcess) -> SideOf | str:
@@ -418,8 +419,9 @@ def choose_role(run: PytestProcess) -> PytestRole:
             return WorksForLeader(leader)
         from pytest_ddpperf.plugin import remote
 
-        connected = remote.connected_nodes(run, leader)
-        return LeadsNodes(connected, WorksForLeader(leader))
+        return LeadsNodes(
+            remote.connected_nodes(run, leader), WorksForLeader(leader)
+        )
     if "TORCHELASTIC_RUN_ID" in os.environ:
         from pytest_ddpperf.plugin import remote
 

@@ -88,11 +88,15 @@ class Parts(RemoteRanks):
         self.started: dict[int, Started] = {}
         self._window = SetWindow(0, 0)  # the last one that was sent
 
+    @property
+    def _under_way(self) -> list[_Part]:
+        return [part for part in self._parts if not part.over]
+
     def channels(self) -> Sequence[socket.socket]:
         return [
             part.member.line.socket
-            for part in self._parts
-            if not (part.over or part.member.line.dead)
+            for part in self._under_way
+            if not part.member.line.dead
         ]
 
     def settled(self) -> bool:
@@ -121,23 +125,19 @@ class Parts(RemoteRanks):
         self._send(AskProgress(some_delivered))
         until = time.monotonic() + _ANSWER_SECONDS
         while time.monotonic() < until:
-            asked = [part for part in self._parts if not part.over]
-            if len(self.progress) >= len(asked):
+            if len(self.progress) >= len(self._under_way):
                 break
             readable(self.channels(), _TICK_SECONDS)
             self.receive()
         return self.progress.values()
 
     def _send(self, order: Order) -> None:
-        for part in self._parts:
+        for part in self._under_way:
             with self._watched(part):
-                if not part.over:
-                    part.member.line.send(order)
+                part.member.line.send(order)
 
     def receive(self) -> None:
-        for part in self._parts:
-            if part.over:
-                continue
+        for part in self._under_way:
             with self._watched(part):
                 for event in part.member.line.arrived():
                     self._take(part, event)
@@ -217,15 +217,14 @@ class Parts(RemoteRanks):
 
     def await_end(self) -> None:
         until = time.monotonic() + _END_SECONDS
-        while not all(part.over for part in self._parts):
+        while self._under_way:
             if time.monotonic() > until:
-                for part in self._parts:
-                    if not part.over:
-                        # a late event would be taken for an answer
-                        with self._watched(part):
-                            part.member.line.end(
-                                f"did not end its ranks within {_END_SECONDS:g} s"
-                            )
+                for part in self._under_way:
+                    # a late event would be taken for an answer
+                    with self._watched(part):
+                        part.member.line.end(
+                            f"did not end its ranks within {_END_SECONDS:g} s"
+                        )
                 break
             readable(self.channels(), _TICK_SECONDS)
             self.receive()

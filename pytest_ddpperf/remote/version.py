@@ -507,8 +507,11 @@ class BaseSide:
 
     def _unlike_ours(self, error: BaseSideError) -> AgainstError:
         if self.version.python:
-            remedy = f"pytest-ddpperf {__version__} must be installed for that interpreter"
-            return AgainstError("--ddp-against-python", str(error), remedy)
+            return AgainstError(
+                "--ddp-against-python",
+                str(error),
+                f"pytest-ddpperf {__version__} must be installed for that interpreter",
+            )
         return AgainstError(self._option, str(error))
 
     @property
@@ -559,8 +562,9 @@ class BaseSide:
         try:
             collected = self.tests.collect(self._to_start)
             if self._nodes is not None:
-                patience = START_SECONDS + _NODES_SECONDS
-                self.tests.started(min(patience, self._left))
+                self.tests.started(
+                    min(START_SECONDS + _NODES_SECONDS, self._left)
+                )
         except BaseSideError as error:
             if self.tests.lacks_conftest:
                 return  # which every test will report: it lacks the code
@@ -573,8 +577,12 @@ class BaseSide:
             self.own_tests = replace(collected.judged, ini="")
         if self.version.ref or here is None:
             return
-        differ = self.checkout.assignments, self.version.option
-        if nothing_differs(here, collected.sources, *differ):
+        if nothing_differs(
+            here,
+            collected.sources,
+            self.checkout.assignments,
+            self.version.option,
+        ):
             raise AgainstError(
                 self._option,
                 f"{NOTHING_DIFFERS} {self.version}: interpreter, environment and all files that"

@@ -88,8 +88,9 @@ def _bring_large_files(part: Part, index: str) -> Iterator[Path]:
     current tree has."""
     common = part.ask("rev-parse", "--git-common-dir").rstrip("\n")
     store = part.there / common / "lfs" / "objects"
-    listed = part.ask("ls-files", "-z", ":(attr:filter=lfs)", index=index)
-    for file in git.entries(listed):
+    for file in git.entries(
+        part.ask("ls-files", "-z", ":(attr:filter=lfs)", index=index)
+    ):
         there, here = part.there / file, part.here / file
         name = _object_of(there)
         if not name or _object_of(here):
@@ -136,8 +137,9 @@ def _check_out_submodules(part: Part) -> Iterator[Path]:
 
 def _recorded_submodules(part: Part) -> Iterator[tuple[str, str]]:
     """Yield path and commit of each submodule of a commit."""
-    listed = part.ask("ls-tree", "-r", "-z", "--full-tree", part.commit)
-    for line in git.entries(listed):
+    for line in git.entries(
+        part.ask("ls-tree", "-r", "-z", "--full-tree", part.commit)
+    ):
         facts, path = line.split("\t", 1)
         _, kind, recorded = facts.split()
         if kind == "commit":

@@ -209,8 +209,10 @@ class Checkout:
             self.top = git.top_level(rootdir)
         except GitError as error:
             if is_other:
-                problem = f"{ref} is a git ref, and {rootdir} has no repository: {error}"
-                raise AgainstError("--ddp-against", problem) from None
+                raise AgainstError(
+                    "--ddp-against",
+                    f"{ref} is a git ref, and {rootdir} has no repository: {error}",
+                ) from None
             self.top = Path(os.path.realpath(rootdir))
         now = git.checked_out(self.top)[0]
         # the commit that is checked out; "" if it is no other one
@@ -235,9 +237,10 @@ class Checkout:
                 "--ddp-against", str(error), _remedy(self.top, ref)
             ) from None
         if others := git.namesakes(self.top, ref, commit):
-            problem = f"{ref!r} is {commit[:12]}, and {text.some(others)} is another commit"
             raise AgainstError(
-                "--ddp-against", problem, f"write {others[0]}, or delete one"
+                "--ddp-against",
+                f"{ref!r} is {commit[:12]}, and {text.some(others)} is another commit",
+                f"write {others[0]}, or delete one",
             )
         return commit
 
@@ -366,15 +369,17 @@ class Checkout:
                 timeout=seconds,
             )
         except subprocess.TimeoutExpired:
-            problem = f"{command!r} did not end within the {seconds:.0f} s that there were"
-            raise AgainstError("--ddp-against-setup", problem) from None
+            raise AgainstError(
+                "--ddp-against-setup",
+                f"{command!r} did not end within the {seconds:.0f} s that there were",
+            ) from None
         if ended.returncode:
             written = (ended.stdout + ended.stderr).decode(errors="replace")
-            problem = (
+            raise AgainstError(
+                "--ddp-against-setup",
                 f"{command!r} {describe_end(ended.returncode)} in a worktree of"
-                f" {self.version}\n{written[-_SHOWN:].rstrip()}"
+                f" {self.version}\n{written[-_SHOWN:].rstrip()}",
             )
-            raise AgainstError("--ddp-against-setup", problem)
 
     @cached_property
     def changed(self) -> tuple[str, ...]:

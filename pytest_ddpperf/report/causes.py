@@ -89,14 +89,16 @@ def _with_exposed(
     )
     if joined != found:
         return joined
-    alone = Finding(
-        phases=(EXPOSED,),
-        seconds=exposed,
-        low=exposed,
-        high=exposed,
-        share=exposed / rise,
+    return (
+        Finding(
+            phases=(EXPOSED,),
+            seconds=exposed,
+            low=exposed,
+            high=exposed,
+            share=exposed / rise,
+        ),
+        *found,
     )
-    return (alone, *found)
 
 
 def _is_of_device(

@@ -111,10 +111,11 @@ class StoredReport:
         messages = dict.fromkeys(
             line for run in self.runs for line in run.messages
         )
-        found = dict.fromkeys(each for run in self.runs for each in run.guard)
         return replace(
             last,
-            guard=tuple(found),
+            guard=tuple(
+                dict.fromkeys(each for run in self.runs for each in run.guard)
+            ),
             too_weak=next(
                 (run.too_weak for run in self.runs if run.too_weak), ""
             ),

@@ -238,8 +238,11 @@ def _tables(outcome: Outcome, sides: Sequence[figures.Side]) -> Iterator[Table]:
             counters,
         )
     if outcome.recorded:
-        head = "figure least p50 most".split()
-        yield Table("Recorded by steps", head, list(_recorded(outcome)))
+        yield Table(
+            "Recorded by steps",
+            "figure least p50 most".split(),
+            list(_recorded(outcome)),
+        )
     yield _environment(outcome)
 
 

@@ -322,10 +322,10 @@ def test_backend(
 ) -> None:
     """The same step over each backend that the machine has, in one run."""
     result = timed(lambda ctx: ddp_training(ctx, size.gpt, size))
-    title = (
-        f"A step of GPT {size.gpt} by backend, {result.world_size} ranks (p50)"
+    tables.add(
+        f"A step of GPT {size.gpt} by backend, {result.world_size} ranks (p50)",
+        {"backend": backend, "step": spread_of(result)},
     )
-    tables.add(title, {"backend": backend, "step": spread_of(result)})
 
 
 # --- sharding

@@ -232,10 +232,9 @@ def _add_round(
     tables: Tables, workload: str, result: Result, unit: str, count: int
 ) -> None:
     """Show latency and throughput; `count` is the work of a trainer in a step."""
-    title = "Over RPC (p50 of a step; from the fastest launch to the slowest)"
     rate = count * result.world_size / result.p50
     tables.add(
-        title,
+        "Over RPC (p50 of a step; from the fastest launch to the slowest)",
         {
             "workload": workload,
             "step": spread_of(result),

@@ -149,8 +149,9 @@ def red_names(
     """Return what makes a run red, by the names of --ddp-fail-on."""
     if fail_on is not None:
         return sorted(fail_on)
-    missing = ["no-baseline", "incomparable"]
-    return ["regressed", *(missing if baseline_missing == "fail" else [])]
+    if baseline_missing == "fail":
+        return ["regressed", "no-baseline", "incomparable"]
+    return ["regressed"]
 
 
 # A change beyond this share of its limit is worth the seconds of a confirmation.
@@ -567,10 +568,11 @@ def refused(
         )
     launches = before.samples.launches
     if launches < LAUNCHES_NEEDED:
-        few = f"{launches} launch, and a comparison needs {LAUNCHES_NEEDED} a side"
         return Verdict(
             status=Status.INCOMPARABLE,
             reason=Reason.BASELINE_SUPPORT,
-            details=(few,),
+            details=(
+                f"{launches} launch, and a comparison needs {LAUNCHES_NEEDED} a side",
+            ),
         )
     return None

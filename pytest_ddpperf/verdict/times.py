@@ -386,8 +386,9 @@ def _comparable(
         if not limit.default or is_lost or everywhere:
             kept.append(limit)
         elif is_known:
-            why = "the baseline does not know it"
-            dropped += (Dropped(limit=limit, why=why),)
+            dropped += (
+                Dropped(limit=limit, why="the baseline does not know it"),
+            )
     return kept, dropped
 
 
