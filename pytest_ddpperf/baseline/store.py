@@ -293,8 +293,11 @@ def _failure(path: Path, what: str, error: OSError) -> BaselineError:
         blocking = next(
             (parent for parent in path.parents if parent.is_file()), path
         )
-        problem = f"{what}: {blocking} is a file, not a folder"
-        return BaselineError(path, problem, f"move it away, {_ELSEWHERE}")
+        return BaselineError(
+            path,
+            f"{what}: {blocking} is a file, not a folder",
+            f"move it away, {_ELSEWHERE}",
+        )
     if isinstance(error, IsADirectoryError):
         return BaselineError(
             path, f"{what}: it is a folder, not a file", "move it away"

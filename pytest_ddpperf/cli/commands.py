@@ -105,9 +105,15 @@ def _run(arguments: argparse.Namespace) -> int:
         return console.NAMED_VERDICT
     # below the name of the test, which is ours
     _, _, *lines = terminal.details(outcomes)
-    advice = "A test that does the same, say tests/perf/test_train.py:"
-    of_test = textwrap.indent(test, "    ").splitlines()
-    console.say([shlex.join(program), *lines, advice, "", *of_test])
+    console.say(
+        [
+            shlex.join(program),
+            *lines,
+            "A test that does the same, say tests/perf/test_train.py:",
+            "",
+            *textwrap.indent(test, "    ").splitlines(),
+        ]
+    )
     return console.OK
 
 

@@ -167,12 +167,14 @@ def matching(report: StoredReport, matches: Matches | None) -> StoredReport:
     """The measurements whose node id, or the name of whose call, fits."""
     if matches is None:
         return report
-    entries = tuple(
-        entry
-        for entry in report.entries
-        if matches(f"{entry.outcome.nodeid} {entry.outcome.test.label}")
+    return replace(
+        report,
+        entries=tuple(
+            entry
+            for entry in report.entries
+            if matches(f"{entry.outcome.nodeid} {entry.outcome.test.label}")
+        ),
     )
-    return replace(report, entries=entries)
 
 
 def read_as(parser: Callable[[str], T]) -> Callable[[str], T]:

@@ -139,8 +139,13 @@ def _with_verdict(now: Outcome, other: Entry | None, limits: Limits) -> Outcome:
         why = "only in the later run"
         if other:
             why = f"not measured in the earlier run: {text.shortened(other.outcome.error)}"
-        missing = Verdict(status=Status.NO_BASELINE, reason=Reason.NO_BASELINE)
-        return replace(fresh, verdict=missing, notes=(why,))
+        return replace(
+            fresh,
+            verdict=Verdict(
+                status=Status.NO_BASELINE, reason=Reason.NO_BASELINE
+            ),
+            notes=(why,),
+        )
     before = Recording(
         measurement=other.outcome.measurement,
         created=other.run.created,

@@ -265,8 +265,9 @@ def accept(arguments: argparse.Namespace) -> int:
         )
     lines = []
     for change in chosen:
-        acceptance = make_acceptance(change, arguments.message)
-        path = entries.add_change(arguments.folder, acceptance)
+        path = entries.add_change(
+            arguments.folder, make_acceptance(change, arguments.message)
+        )
         size = text.interval(text.changed_as(change.kind, change.change))
         lines.append(
             f"{change.metric} {size} in {change.series.environment}: accepted in {path}: commit it"

@@ -138,8 +138,12 @@ class Confirmation:
         if shortage := self._find_shortage(needed, until):
             return shortage
         session = measured.stored.sessions[-1]
-        path = Path(measured.stored.path)
-        source = find_source(session, path, self._baseline_dir, self._rootdir)
+        source = find_source(
+            session,
+            Path(measured.stored.path),
+            self._baseline_dir,
+            self._rootdir,
+        )
         if source.fetch:
             self._fetch[source.fetch] = None
         if not source.commit:

@@ -53,10 +53,12 @@ def distributions(launches: Launches) -> dict[str, Distribution]:
             facts = distribution.metadata
             # else it is what a broken installation left
             if "Name" in facts and "Version" in facts:
-                known = Distribution(
-                    version=facts["Version"], digest=_digest(distribution)
+                found.setdefault(
+                    facts["Name"],
+                    Distribution(
+                        version=facts["Version"], digest=_digest(distribution)
+                    ),
                 )
-                found.setdefault(facts["Name"], known)
     return found
 
 

@@ -27,10 +27,13 @@ def take_unreached(
     that differs; None if the sides have to be compared. `imports`: what the code of the test
     imports. Raises the errors of a launch."""
     # What all processes of a command, or of other nodes, read is not known.
-    is_unknown = job.plan.command or job.plan.nodes > 1
-    if not job.gate or job.plan.preload or is_unknown:
+    if job.plan.command or job.plan.nodes > 1:
         return None
-    if not base.is_unreached(job.nodeid, imports):
+    if (
+        not job.gate
+        or job.plan.preload
+        or not base.is_unreached(job.nodeid, imports)
+    ):
         return None
     observer.begin(0, 1)
     now = CurrentSide(job, launcher, 0).measure(observer, None)

@@ -76,8 +76,7 @@ class Sides(NamedTuple):
     @property
     def change_of_step(self) -> float:
         """By how much a step takes longer, relative."""
-        steps = self.before.samples.step_seconds
-        return self.rise / fmean(map(median, steps))
+        return self.rise / fmean(map(median, self.before.samples.step_seconds))
 
     @property
     def sign(self) -> int:

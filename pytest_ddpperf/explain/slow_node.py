@@ -47,8 +47,7 @@ def _is_clear(launches: Sequence[float], level: float) -> bool:
     """Whether the mean over launches is above zero, with evidence at the `level`."""
     if len(launches) < 2:
         return False
-    nothing = [0.0] * len(launches)
-    return stats.paired(launches, nothing).p_value() <= level
+    return stats.paired(launches, [0.0] * len(launches)).p_value() <= level
 
 
 def _seconds_behind(plan: Plan, node: int, side: Measurement) -> list[float]:

@@ -57,8 +57,7 @@ class Series:
     @property
     def key(self) -> object:
         """The same for those of its runs that have a metric."""
-        facts = frozenset(self.must_match.items())
-        return self.test, self.environment, facts
+        return self.test, self.environment, frozenset(self.must_match.items())
 
     def kind(self, metric: str) -> Metric:
         """Return a metric of its last run."""

@@ -201,8 +201,11 @@ class DdpRun(DistributedFixture):
         plan, run = self._plan(self._settings, self._world_size), self._run
         watcher = Watcher(run.config, warmup=plan.warmup)
         try:
-            call = Call(nodeid_of(self._item), plan, fn, args)
-            return run.role.call(call, run.session.launcher, watcher)
+            return run.role.call(
+                Call(nodeid_of(self._item), plan, fn, args),
+                run.session.launcher,
+                watcher,
+            )
         except Failed as error:
             # of a plugin's time limit: where we waited says nothing
             raise error.with_traceback(None)

@@ -221,10 +221,9 @@ def _labels(function: ast.FunctionDef) -> tuple[str, ...]:
         named -= 1
         given = {each.arg: _constant(each.value) for each in node.keywords}
         label = given.get("name", "")
-        gate = given.get("gate", True)
         if None in given or not isinstance(label, str):
             return ()  # known only when it runs
-        if gate is True and "reference" not in given:
+        if given.get("gate", True) is True and "reference" not in given:
             found.append(EVERY_SIZE if fixture.id == _COLLECTIVE else label)
     return () if named else tuple(found)
 

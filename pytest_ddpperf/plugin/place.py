@@ -178,7 +178,13 @@ def resolve(
         if field == "trainers":
             raise _wrong(settings, "device", _ONE_DEVICE, "not for RPC")
         settings = replace(settings, device="cuda")
-        machine.count = max(machine.count, _mig_devices(os.environ))
+        # of those that are listed, a process sees the first alone
+        mig_devices = [
+            name
+            for name in visible_devices(os.environ)
+            if name.startswith("MIG-")
+        ]
+        machine.count = max(machine.count, len(mig_devices))
     _check_backend(settings, machine)
     place = _choose(settings, world_size, machine)._replace(
         nodes=nodes, sees_one_device=sees_one
@@ -195,12 +201,6 @@ def resolve(
     if place.device != "cpu":
         _check_devices(settings, place, world_size, machine, field)
     return place
-
-
-def _mig_devices(environ: Variables) -> int:
-    """Return how many MIG devices are listed: a process sees the first of them alone."""
-    listed = visible_devices(environ)
-    return sum(name.startswith("MIG-") for name in listed)
 
 
 def _check_backend(settings: Settings, machine: _Machine) -> None:

@@ -256,8 +256,10 @@ def _work_for_leader(config: pytest.Config, found: Role) -> int:
     # what this process starts works for another job than torchrun's
     for name in os.environ.keys() - inherited(os.environ).keys():
         del os.environ[name]
-    environ = inherited(take_snapshot(config).environ)
-    called = replace(_invocation(config, ()), environ=environ)
+    called = replace(
+        _invocation(config, ()),
+        environ=inherited(take_snapshot(config).environ),
+    )
     place = {
         "node": found.node,
         "nodes": found.nodes,
@@ -270,8 +272,7 @@ def _work_for_leader(config: pytest.Config, found: Role) -> int:
             NodePytests(settings, called, place, Path(folder), connect)
         ) as pytests,
     ):
-        worker = NodeWorker(leader, pytests.start, pytests.serve_version)
-        status = worker.run()
+        status = NodeWorker(leader, pytests.start, pytests.serve_version).run()
     if status is None:
         print(
             f"pytest-ddpperf, node {found.node}: the pytest of node 0 is gone: it was at {where}",

@@ -103,9 +103,13 @@ class WorkerPlugin:
         }
         sources = sources_here(self._leader.trees)
         run = session.config.stash[RUN]
-        judged = read_judged(run, self._leader.trees)
         self._leader.send(
-            Collected(tuple(items), self._errors, sources, judged)
+            Collected(
+                tuple(items),
+                self._errors,
+                sources,
+                read_judged(run, self._leader.trees),
+            )
         )
         if session.config.option.collectonly:
             return True

@@ -318,7 +318,13 @@ def begin_results(
 ) -> RunResults:
     """Describe a run at its start: saved baselines would change the state of the working tree."""
     commit, committed = checked_out(rootdir)
-    begun = RunInfo(
-        id=uuid4().hex, version=__version__, commit=commit, committed=committed
+    return RunResults(
+        RunInfo(
+            id=uuid4().hex,
+            version=__version__,
+            commit=commit,
+            committed=committed,
+        ),
+        uncommitted_files(rootdir),
+        sections=sections,
     )
-    return RunResults(begun, uncommitted_files(rootdir), sections=sections)

@@ -331,7 +331,7 @@ class LeadsNodes(PytestRole):
     def call(
         self, call: Call, launcher: Launcher, observer: Observer
     ) -> list[Any]:
-        nodes, plan = self.other_nodes, call.plan
+        plan = call.plan
         if plan.nodes == 1:
             return self.own.call(call, launcher, observer)
         from pytest_ddpperf.launch.launcher import unpickle
@@ -340,10 +340,11 @@ class LeadsNodes(PytestRole):
         from pytest_ddpperf.wire import payload
 
         ready = ready_call(plan, call.function)
-        with nodes.together(call.nodeid, ready, plan.nodes) as end:
+        with self.other_nodes.together(call.nodeid, ready, plan.nodes) as end:
             task = payload.dumps("call", call.function, call.args)
-            watches = self.own.observer(observer)
-            results = launcher.call_for_bytes(plan, task, watches)
+            results = launcher.call_for_bytes(
+                plan, task, self.own.observer(observer)
+            )
             end(EndCall(results))
         return unpickle(results)
 

@@ -156,8 +156,10 @@ class Parts(RemoteRanks):
             case LaunchFailed(why):
                 self._end(part, why)
             case TestEnded():
-                problem = "the test ended there during a launch"
-                self._end(part, part.member.tests.ended(event, problem))
+                why = part.member.tests.ended(
+                    event, "the test ended there during a launch"
+                )
+                self._end(part, why)
 
     def _share_ended(self, part: _Part, event: ShareEnded) -> None:
         part.over = True

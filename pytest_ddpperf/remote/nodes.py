@@ -229,12 +229,15 @@ class OtherNodes(ConnectedNodes):
                 f"MASTER_ADDR {role.address}: it cannot be listened on here: {error}"
             ) from None
         super().__init__(address, timeout_seconds)
-        found = {
-            "address": address,
-            "port": self._door.getsockname()[1],
-            "secret": reported,
-        }
-        self._store = TorchrunStore(role, _STORE_SECONDS, found)
+        self._store = TorchrunStore(
+            role,
+            _STORE_SECONDS,
+            {
+                "address": address,
+                "port": self._door.getsockname()[1],
+                "secret": reported,
+            },
+        )
         self._closing.callback(self._store.close)
         self._awaited = False
 

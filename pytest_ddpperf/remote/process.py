@@ -301,17 +301,19 @@ class Tests:
             )
         with self.output_shown_once():
             self._line.send(order)
-            ended = "the test ended there during a launch"
-            event: _E | LaunchFailed
-            event = self.receive(answer | LaunchFailed, observer, ended)
+            event: _E | LaunchFailed = self.receive(
+                answer | LaunchFailed,
+                observer,
+                "the test ended there during a launch",
+            )
         if isinstance(event, LaunchFailed):
             raise BaseSideError(event.why)
         return event
 
-    def leave(self) -> str:
-        """End the test there and wait for it; return what failed there outside of its call, or
-        ""."""
-        return self.await_end() if self.request_end() else ""
+    def leave(self) -> None:
+        """End the test there and wait for it."""
+        if self.request_end():
+            self.await_end()
 
     def request_end(self) -> bool:
         """Tell it that the test is over here; return whether its end there is to be awaited."""

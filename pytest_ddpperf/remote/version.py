@@ -217,8 +217,12 @@ class Invocation:
         if not folder.is_dir() or (gone and len(gone) == len(self.tests)):
             return None
         words = spelt_out(self.called_with, folder, self.folder)
-        left = tuple(word for word in words if word not in gone)
-        return replace(self, arguments=left, own_tests=True, reads_addopts=True)
+        return replace(
+            self,
+            arguments=tuple(word for word in words if word not in gone),
+            own_tests=True,
+            reads_addopts=True,
+        )
 
     def _moved(self, trees: Trees, words: Iterable[str]) -> Iterator[str]:
         """Yield the words of a command line, with paths in the repository moved to the version's

@@ -156,10 +156,14 @@ def sides_of(outcome: Outcome) -> tuple[Side, Side | None]:
             tuple(session.launch_seconds for session in outcome.sessions),
             outcome.sessions[-1].phases,
         )
-    now = Side(
-        "now", (launch_figures(own.step_seconds),), outcome.measured.mean_phases
+    return (
+        Side(
+            "now",
+            (launch_figures(own.step_seconds),),
+            outcome.measured.mean_phases,
+        ),
+        base,
     )
-    return now, base
 
 
 def draw_changes(

@@ -24,7 +24,7 @@ from pytest_ddpperf.report import (
     summary,
     terminal,
 )
-from pytest_ddpperf.report.json_report import Gone, StoredReport
+from pytest_ddpperf.report.json_report import StoredReport
 
 # A bot finds the comment that it should replace by this marker.
 MARKER = "<!-- pytest-ddpperf -->"
@@ -47,9 +47,17 @@ def report(stored: StoredReport) -> str:
     concerning = summary.concerning(ordered)
     quiet = ordered[len(concerning) :]
     rows = list(map(_row, concerning))
-    gone = list(map(_gone, stored.only_before))
+    gone = [
+        f"| {diff_report.ONLY_BEFORE} | {_code(f'{each.name} on {each.ranks}')} | |"
+        for each in stored.only_before
+    ]
     room = max(0, _MOST_ROWS - len(rows))
-    detailed = [outcome for outcome in concerning if _has_details(outcome)]
+    detailed = [
+        each
+        for each in concerning
+        if each.verdict
+        and (each.fails or each.verdict.status is Status.INCONCLUSIVE)
+    ]
     sections = [*whole.sections.items()]
     remarks = [
         *(
@@ -145,17 +153,6 @@ def _row(outcome: Outcome) -> str:
         sides = " -> ".join(filter(None, terminal.both_sides(outcome)))
     test = _code(f"{text.name(outcome)} on {text.ranks(outcome.plan)}")
     return f"| {result} {_code(said) if said else ''} | {test} | {sides} |"
-
-
-def _gone(gone: Gone) -> str:
-    return f"| {diff_report.ONLY_BEFORE} | {_code(f'{gone.name} on {gone.ranks}')} | |"
-
-
-def _has_details(outcome: Outcome) -> bool:
-    verdict = outcome.verdict
-    return verdict is not None and (
-        outcome.fails or verdict.status is Status.INCONCLUSIVE
-    )
 
 
 def _details(outcome: Outcome) -> str:

@@ -92,8 +92,10 @@ def table(outcomes: Outcomes, *, width: int = text.WIDTH) -> Lines:
     if not outcomes:
         return
     column = sentences.column(outcomes)
-    titles = ("ranks", column, "change [range]", "verdict")
-    rows = [titles, *(tuple(_cells(outcome)) for outcome in outcomes)]
+    rows = [
+        ("ranks", column, "change [range]", "verdict"),
+        *(tuple(_cells(outcome)) for outcome in outcomes),
+    ]
     compared = any(change for _, _, change, _ in rows[1:])
     if not compared:
         rows = [
@@ -344,8 +346,9 @@ def collective_table(outcomes: Outcomes) -> Lines:
         asked, measured = outcome.plan.collective, outcome.measurement
         if asked and measured:
             title = f"{text.shortened(outcome.nodeid)} on {text.ranks(outcome.plan)}"
-            row = _collective_row(asked, measured.samples.p50)
-            tables.setdefault(title, []).append(row)
+            tables.setdefault(title, []).append(
+                _collective_row(asked, measured.samples.p50)
+            )
     for title, rows in tables.items():
         yield from ("", title)
         for line in text.aligned(

@@ -154,7 +154,6 @@ def test_ddp_sweep(
     result = ddp_benchmark(setup, batch_size=size.images, facts=facts)
     tables.get(SweepTable).add(model, sweep_row, result, size.images, bucket_mb)
     if sweep_row.machines > 1:
-        machines = ddp_run(topology_of_machine)
-        tables.get(SweepTable).add_topologies(machines)
+        tables.get(SweepTable).add_topologies(ddp_run(topology_of_machine))
     if sweep_row.ranks:
         tables.get(Scaling).add(model, result)

@@ -465,9 +465,12 @@ def test_agent_and_observers(
         return round_of_all
 
     result = rpc_benchmark(agent, trainers=1, parameter_servers=observers)
-    actions = ACTIONS_A_ROUND * observers
     _add_round(
-        tables, f"agent, {observers} observers", result, "actions", actions
+        tables,
+        f"agent, {observers} observers",
+        result,
+        "actions",
+        ACTIONS_A_ROUND * observers,
     )
 
 

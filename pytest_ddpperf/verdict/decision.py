@@ -352,13 +352,15 @@ def _count(
             details.append(f"{limit.metric} is unknown now")
         else:
             details.append(f"{limit.metric} is unknown in the baseline")
-    found = replace(
-        verdict,
-        counters=tuple(changes),
-        dropped_limits=tuple(dropped),
-        details=tuple(details),
+    return (
+        replace(
+            verdict,
+            counters=tuple(changes),
+            dropped_limits=tuple(dropped),
+            details=tuple(details),
+        ),
+        reason,
     )
-    return found, reason
 
 
 _COUNTED_REASONS = {

@@ -223,9 +223,9 @@ def raised_limits(before: Limits, now: Limits) -> Iterator[Change]:
 
 
 def _by_metric(limits: Limits) -> dict[str, Limit]:
-    # these hold unless others are named
-    default = (*COUNTER_LIMITS, *COMMAND_LIMITS)
-    return {limit.metric: limit for limit in (*default, *limits)}
+    # the first ones hold unless others are named
+    every = (*COUNTER_LIMITS, *COMMAND_LIMITS, *limits)
+    return {limit.metric: limit for limit in every}
 
 
 def since_baseline(outcomes: Sequence[Outcome]) -> Iterator[Loosened]:
