@@ -257,13 +257,9 @@ class CommitSearch:
         try:
             for place, looks in ends:
                 doing = f"{len(self._runs.used) + 1}: comparing the ends"
+                against = f"--ddp-against={self._commits[place]}"
                 looks.append(
-                    compare(
-                        self._runs,
-                        f"--ddp-against={self._commits[place]}",
-                        again=again,
-                        doing=doing,
-                    )
+                    compare(self._runs, against, again=again, doing=doing)
                 )
         except NotMeasured as why:
             console.warn(self._runs.output())

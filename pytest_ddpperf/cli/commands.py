@@ -278,11 +278,8 @@ def _doctor(arguments: argparse.Namespace) -> int:
         lines.append("nothing to change was found")
     for line in lines:
         console.say(text.wrapped(line, text.terminal_width(), below))
-    console.say(
-        [
-            "smallest change that can be detected here: pytest TESTS --ddp-against self"
-        ]
-    )
+    advice = "smallest change that can be detected here: pytest TESTS --ddp-against self"
+    console.say([advice])
     if arguments.json is not None:
         console.write_json(
             arguments.json, {"checks": [each._asdict() for each in checks]}

@@ -67,6 +67,7 @@ class NodePytests:
         variables.pop("PYTEST_ADDOPTS", None)
         # to launch as the first node does
         disabled = ["--ddp-disable"] if self._settings.disable else []
+        message = called.start(self._top, [*further, *disabled], self._folder)
         with self._templates.fork_server(os.environ)[0] as rank_server:
             number = rank_server.fileno()
             remote_pytest = RemotePytest(
@@ -76,7 +77,6 @@ class NodePytests:
                 called.folder,
                 [number],
             )
-        message = called.start(self._top, [*further, *disabled], self._folder)
         remote_pytest.send(
             replace(
                 message,

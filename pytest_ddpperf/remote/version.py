@@ -336,7 +336,7 @@ class BaseSide:
         which it has a pytest, too. `seconds`: that there are to check it out and to collect. Raises
         AgainstError."""
         assert nodes is None or isinstance(nodes, OtherNodes), (
-            "a pytest that works for a leader compares with no version"
+            "a worker leads none"
         )
         self._nodes = nodes
         self._seconds = seconds

@@ -294,10 +294,7 @@ class Checkout:
                 return self.current_trees
             trees = replace(self.current_trees, base=str(folder.tree))
             lacking = complete(trees, commit)
-            if self._settings.against_setup is not None:
-                self._set_up(
-                    self._settings.against_setup, trees, environ, until
-                )
+            self._set_up(trees, environ, until)
             lacking = [
                 path for path in lacking if still_lacks(folder.tree / path)
             ]
@@ -354,12 +351,13 @@ class Checkout:
         return f"{self.version} cannot be checked out: {said}"
 
     def _set_up(
-        self,
-        command: str,
-        trees: Trees,
-        environ: Mapping[str, str] | None,
-        until: float,
+        self, trees: Trees, environ: Mapping[str, str] | None, until: float
     ) -> None:
+        """Run the command that sets the version up, if one is given; raises AgainstError and
+        OSError."""
+        command = self._settings.against_setup
+        if command is None:
+            return
         seconds = _left(until)
         try:
             ended = git.run_whole(
