@@ -86,7 +86,7 @@ def test_convergence(
         of_ranks = ddp_run(learn, size, every, sequences)
         ranks = len(of_ranks)
         slowest = max(each.seconds for each in of_ranks)
-        learned[every] = replace(of_ranks[0], seconds=slowest)
+        learned[every] = of_ranks[0]._replace(seconds=slowest)
     _add_losses(tables, batch, ranks, learned)
     _plot_losses(tables, batch, ranks, learned)
     often = _last_losses(learned[SYNC_EVERY[0]])

@@ -569,3 +569,29 @@ def test_nccls_kernels_run_while_no_others_do(
     ]
     taken = profiled(monkeypatch, "cuda", "nccl", events)
     assert taken == pytest.approx((1, 0.4))
+
+
+# --- convergence
+
+
+def test_convergence_takes_the_seconds_of_the_slowest_rank() -> None:
+    def ddp_run(
+        learn: object, size: Size, every: int, sequences: int
+    ) -> list[test_ddp_correctness.Learned]:
+        curves = [[8.0, float(every)]] * test_ddp_correctness.SEEDS
+        return [
+            test_ddp_correctness.Learned(curves, seconds)
+            for seconds in (0.25, 0.5)
+        ]
+
+    tables = Tables()
+    test_ddp_correctness.test_convergence(
+        ddp_run,  # type: ignore[arg-type]
+        "small",
+        SIZES["tiny"],
+        tables,
+        lambda *_: None,  # type: ignore[arg-type]
+    )
+    shown = "\n".join(tables.lines())
+    assert "every 8" in shown
+    assert shown.count("0.500000s") == len(test_ddp_correctness.SYNC_EVERY)
