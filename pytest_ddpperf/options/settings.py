@@ -145,7 +145,7 @@ def _resolved(config: pytest.Config, row: Row, value: str, source: str) -> Path:
     problem = ""
     if row.parser == "file" and path.is_dir():
         problem = "is a folder: name the file to write"
-    if row.field in ("suite_plots", "trace_dir") and path.is_file():
+    if row.parser == "folder" and path.is_file():
         problem = "is a file: name a folder"
     if problem:
         raise OptionError(row.option, str(path), problem)

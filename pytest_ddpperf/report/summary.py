@@ -226,7 +226,9 @@ def annotated(outcomes: Outcomes) -> Iterator[str]:
     for place, outcome in enumerate(ordered[:_MOST_COMMANDS], 1):
         message = [sentences.headline(outcome)]
         if outcome.accept:
-            message.append(f"accept: {outcome.accept}")
+            is_compared = sentences.decided_on(outcome) is not None
+            verb = "accept" if is_compared else "record"
+            message.append(f"{verb}: {outcome.accept}")
         if more > 0 and place == _MOST_COMMANDS:
             message.append(
                 f"and {text.several(more, 'more measurement')} to look at"

@@ -126,7 +126,7 @@ def test_code_that_differs_is_annotated_at_its_first_changed_line(
         (
             outcome(verdict(Status.NO_BASELINE), accept="pytest x"),
             "warning",
-            "accept: pytest x",
+            "record: pytest x",
         ),
         (
             outcome(verdict(Status.INCOMPARABLE, details=("warmup 5 -> 2",))),

@@ -622,6 +622,20 @@ def test_a_folder_cannot_take_a_report(
     )
 
 
+@pytest.mark.parametrize(
+    "option", ["--ddp-history", "--ddp-trace", "--ddp-baseline-dir"]
+)
+def test_a_file_cannot_take_what_needs_a_folder(
+    refusal: Callable[..., str], pytester: pytest.Pytester, option: str
+) -> None:
+    file = pytester.path / "taken"
+    file.touch()
+    assert (
+        refusal(f"{option}=taken")
+        == f"{option}: {str(file)!r}: is a file: name a folder"
+    )
+
+
 COMPARISONS = [
     ("--ddp-against", "HEAD"),
     ("--ddp-against", "self"),
