@@ -229,6 +229,7 @@ class LooksAtVersion(PytestRole):
             measured=measured,
             references=references,
             lacking=run.lacking,
+            failed=run.failed,
             selects=selects_tests(run.config),
             has_device=any(each.plan.device != "cpu" for each in outcomes),
         )

@@ -53,6 +53,8 @@ class Guard:
     references: Collection[tuple[str, str]] = ()
     # node ids of tests whose marker asks for more than this machine has
     lacking: Collection[str] = ()
+    # of failures, those of modules that could not be collected included
+    failed: Collection[str] = ()
     # whether the call itself selected some tests, of which the other version has others
     selects: bool = False
     has_device: bool = True  # whether any was measured on an accelerator
@@ -91,7 +93,9 @@ class Guard:
         """Yield labels of measurements that are not compared any more, "" also for the whole test,
         and why. What a function does that is the same in both versions does not count."""
         if now is None:
-            if not self.selects:
+            if before.nodeid.partition("::")[0] in self.failed:
+                yield "", "its module could not be collected"
+            elif not self.selects:
                 yield "", REMOVED
             return
         if now.why_not:

@@ -83,6 +83,12 @@ def test_nothing_is_told_of_a_test_that_is_the_same() -> None:
     assert lines(measured=None) == [], "it did not run, or it failed"
 
 
+def test_a_test_whose_module_is_broken_is_not_called_removed() -> None:
+    broken = lines(None, failed={"tests/test_a.py", "test_b.py::test_b"})
+    assert broken == not_compared("its module could not be collected")
+    assert lines(None, failed={"test_b.py"}) == not_compared("removed")
+
+
 @pytest.mark.parametrize(
     "now",
     [
