@@ -247,6 +247,7 @@ class Both:
             yield SimpleNamespace(
                 steps=steps or 7,
                 step_seconds=0.01,
+                helpers=0,
                 stretch=stretch,
                 deliver=deliver,
             )
