@@ -24,7 +24,9 @@ _frozen: list[ref[Any]] = []
 def find_objects(kind: type | tuple[type, ...]) -> list[Any]:
     """Return the objects of this process that are of a type, or one of several; no code of theirs
     runs."""
-    every = [*gc.get_objects(), *(each() for each in _frozen)]
+    # Not a copy of that list: `tuple(step() for ...)` would fail, whose tuple is in it, half made.
+    every = gc.get_objects()
+    every += [each() for each in _frozen]
     return [each for each in every if issubclass(type(each), kind)]
 
 

@@ -74,8 +74,6 @@ class Stamps:
         )
         self._now = time.monotonic_ns if device.type == "cpu" else self._record
         self.before: list[int] = []  # what was open when they were cleared
-        # whether this process has a DDP module, which the step then trains
-        self.has_ddp = False
         self._thread = threading.get_ident()
         # that a step calls itself, by id
         self._modules: dict[int, torch.nn.Module] = {}
@@ -100,11 +98,13 @@ class Stamps:
         torch_names.replace(f"{_C10D}:Work.wait", self._around(IN_WAIT))
         torch_names.replace("torch._C:Future.wait", self._around(IN_WAIT))
         if self._device.type == "cpu":
-            # Of a functional collective, as DTensor uses them.
-            torch_names.replace(
+            for name in (
+                # of a functional collective, as DTensor uses them
                 "torch.distributed._functional_collectives:wait_tensor",
-                self._around(IN_WAIT),
-            )
+                # DDP's, of buffers, in its forward pass
+                "torch.distributed:_broadcast_coalesced",
+            ):
+                torch_names.replace(name, self._around(IN_WAIT))
             for name in ("send", "recv", "recv_anysource"):
                 naming = partial(self._naming, sends=name == "send")
                 torch_names.replace(f"{_C10D}:ProcessGroup.{name}", naming)
@@ -174,7 +174,6 @@ class Stamps:
         finally:
             before.remove()
             after.remove()
-        self.has_ddp = bool(replicas())
         called = self._modules.values()
         # the others transform data, or compute a loss
         trained = list(filter(holds_parameters, called))
@@ -305,7 +304,8 @@ class PhaseWatch:
             steps,
             stamps.taken,
             self._arrivals(own),
-            has_ddp=stamps.has_ddp,
+            # the step trains a DDP module that this process has
+            has_ddp=bool(replicas()),
             before=stamps.before if self._is_program else None,
         )
         if found is None:

@@ -35,6 +35,7 @@ _NAMES = {
         "torch.distributed._functional_collectives:wait_tensor": (
             "see waits for functional collectives"
         ),
+        "torch.distributed:_broadcast_coalesced": "see waits for buffers",
         "torch._C._distributed_c10d:ProcessGroup.send": "name messages",
         "torch._C._distributed_c10d:ProcessGroup.recv": "name messages",
         "torch._C._distributed_c10d:ProcessGroup.recv_anysource": "name messages",

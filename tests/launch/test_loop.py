@@ -541,6 +541,24 @@ for step in range(10**9):
     assert milliseconds(samples) == [5] * 6
 
 
+def test_a_step_may_be_called_while_a_tuple_is_made(
+    programs: Programs,
+) -> None:
+    """Python shows such a tuple to the garbage collector, and then wants it for itself."""
+    samples = programs.run("""
+model = begin()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+def step():
+    lasts(5)
+    model(x).sum().backward()
+    optimizer.step()
+    return 1
+while True:
+    losses = tuple(step() for _ in range(1))
+""")
+    assert milliseconds(samples) == [5] * 6
+
+
 def test_a_program_may_mark_its_steps_itself(programs: Programs) -> None:
     text = """
 import pytest_ddpperf
