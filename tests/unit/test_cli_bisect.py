@@ -37,7 +37,7 @@ from pytest_ddpperf.records.samples import (
 )
 from pytest_ddpperf.remote.torchrun import Role
 from pytest_ddpperf.report import json_report
-from pytest_ddpperf.verdict import stats
+from pytest_ddpperf.verdict import decision, stats
 from pytest_ddpperf.verdict.decision import judge
 from tests.git import git
 from tests.reports import RUN, Drawn, in_turns, measurement, outcome
@@ -54,6 +54,8 @@ class Project:
         self.top = top
         self.asked: list[tuple[str, ...]] = []
         self.interrupt_at = 0  # the number of the run in which Ctrl-C comes
+        # whether commits with the same work differ in files that the test does not read
+        self.has_other_files = False
         top.mkdir()
         git(top, "init", "--quiet", "--initial-branch=main")
 
@@ -145,6 +147,8 @@ class Project:
                     baseline_side=side,
                 )
             ], ""
+        if float(there) == now and self.has_other_files:
+            return [replace(found, verdict=decision.unreached())], ""
         if float(there) == now:
             return (
                 [],
@@ -189,6 +193,20 @@ def contents(top: Path) -> dict[str, bytes | None]:
         str(path): path.read_bytes() if path.is_file() else None
         for path in top.rglob("*")
     }
+
+
+def test_commits_that_the_test_cannot_tell_from_the_working_tree_are_as_slow(
+    project: Project, bisect: Call
+) -> None:
+    project.has_other_files = True
+    commits = project.commits([20.0] * 3 + [23.0] * 4)
+    status, out, _ = bisect("--good", commits[0])
+    assert status == 0
+    assert f"slower at {commits[3][:12]}: " in out
+    assert "passed over" not in out
+    status, out, _ = bisect("--good", commits[4])
+    assert status == 1
+    assert "nothing differs that the test reads" in out
 
 
 def test_the_slower_commit_is_found_and_shown(
