@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 import shlex
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -178,7 +179,8 @@ def show(arguments: argparse.Namespace) -> int:
     return console.OK
 
 
-_PLACE = ("world_size", "backend")
+# Backend and ranks, in the name of an environment.
+_PLACE = re.compile(r"-(\w+)-ws(\d+)")
 
 
 def _which_commit(
@@ -202,14 +204,10 @@ def _which_commit(
             command = ["ddpperf", "bisect", f"{test.module}.py::{test.name}"]
             command += ["--good", good[:12], "--bad", bad[:12]]
             command += ["--history", str(folder)]
-            known = change.series.must_match
-            place = [
-                f"--ddp-{name.replace('_', '-')}={known[name]}"
-                for name in _PLACE
-                if name in known
-            ]
+            place = _PLACE.search(change.series.environment)
             if place:
-                command += ["--", *place]
+                command += ["--", f"--ddp-world-size={place[2]}"]
+                command.append(f"--ddp-backend={place[1]}")
             yield f"which commit: {shlex.join(command)}"
 
 

@@ -72,10 +72,18 @@ class Guard:
             if now is None and test.nodeid in renamed:
                 now = renamed[test.nodeid]
                 yield self._found(Kind.RENAMED, test.nodeid, now=now.nodeid)
+            if now is None:
+                why = REMOVED
+                if test.nodeid.partition("::")[0] in self.failed:
+                    why = "its module could not be collected"
+                elif self.selects:
+                    continue
+                yield self._found(Kind.NOT_COMPARED, test.nodeid, now=why)
+                continue
             for label, why in self._lost(test, now):
                 name = f"{test.nodeid} ({label})" if label else test.nodeid
                 yield self._found(Kind.NOT_COMPARED, name, now=why)
-            if now is not None and not now.why_not:
+            if not now.why_not:
                 yield from self._weaker(test, now)
         for name in sorted({*self.before.red} - {*self.now.red}):
             yield self._found(Kind.NOT_RED, name=name)
@@ -88,16 +96,10 @@ class Guard:
         return Loosened(kind=kind, since=self.since, test=test, **fields)
 
     def _lost(
-        self, before: JudgedTest, now: JudgedTest | None
+        self, before: JudgedTest, now: JudgedTest
     ) -> Iterator[tuple[str, str]]:
         """Yield labels of measurements that are not compared any more, "" also for the whole test,
         and why. What a function does that is the same in both versions does not count."""
-        if now is None:
-            if before.nodeid.partition("::")[0] in self.failed:
-                yield "", "its module could not be collected"
-            elif not self.selects:
-                yield "", REMOVED
-            return
         if now.why_not:
             # Plugins that divide tests among jobs deselect, too: others, if there are more tests.
             # So do --lf and --sw.
