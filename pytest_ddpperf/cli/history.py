@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import re
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -153,30 +153,42 @@ def show(arguments: argparse.Namespace) -> int:
     if arguments.html is not None:
         figures.check("--html")
     analysis = _analyze(arguments)
-
-    def is_chosen(series: Series) -> bool:
-        name = f"{series.test} {series.environment}"
-        return arguments.matches is None or arguments.matches(name)
-
+    which = "no series"
+    if arguments.matches is not None:
+        which = "no series that -k chooses"
+        analysis = _chosen(analysis, arguments.matches)
     if arguments.html is not None:
         console.write(arguments.html, history_report.history_html(analysis))
     bisected = entries.read_changes(arguments.folder, entries.BisectedChange)
     hint = partial(_which_commit, arguments.folder, bisected)
-    lines = history_report.history_lines(analysis, is_chosen, hint)
+    lines = history_report.history_lines(analysis, hint)
     console.say(text.wrap_for_terminal(lines))
-    judged = [change.series for change in analysis.changes]
-    judged += [series for series, *_ in analysis.unchanged]
-    if not any(map(is_chosen, judged)):
-        which = "no series that -k chooses" if judged else "no series"
+    if not (analysis.changes or analysis.unchanged):
         console.complain(
             f"{arguments.folder}: nothing to judge: {which} has {MIN_POINTS} runs with"
             f" {', '.join(analysis.metrics)}"
         )
         return console.NOTHING_IN_COMMON
     for change in analysis.changes:
-        if change.status is ChangeStatus.REGRESSED and is_chosen(change.series):
+        if change.status is ChangeStatus.REGRESSED:
             return console.NAMED_VERDICT
     return console.OK
+
+
+def _chosen(
+    analysis: HistoryAnalysis, matches: Callable[[str], bool]
+) -> HistoryAnalysis:
+    """Return what an analysis of all series says of those whose names fit."""
+
+    def is_chosen(series: Series) -> bool:
+        return matches(f"{series.test} {series.environment}")
+
+    return replace(
+        analysis,
+        series=list(filter(is_chosen, analysis.series)),
+        changes=[each for each in analysis.changes if is_chosen(each.series)],
+        unchanged=[each for each in analysis.unchanged if is_chosen(each[0])],
+    )
 
 
 # Backend and ranks, in the name of an environment.

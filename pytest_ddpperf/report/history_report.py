@@ -40,22 +40,18 @@ _MANY = 8
 
 def history_lines(
     analysis: HistoryAnalysis,
-    is_chosen: Callable[[Series], bool],
     hint: Callable[[HistoryChange], Iterable[str]] = lambda _: (),
 ) -> Iterator[str]:
-    """Yield the change points of the series that were chosen, each with its `hint`, what could be
-    found in the others, and the summary."""
+    """Yield the change points, each with its `hint`, what could be found in the other series, and
+    the summary."""
     for change in analysis.changes:
-        if not is_chosen(change.series):
-            continue
         yield f"{change.status.value}  {_name(change.series)}"
         for line in (*change_lines(change), *hint(change)):
             yield f"  {line}"
         yield ""
-    unchanged = [each for each in analysis.unchanged if is_chosen(each[0])]
-    for series, metric, smallest in unchanged[:_MOST_UNCHANGED]:
+    for series, metric, smallest in analysis.unchanged[:_MOST_UNCHANGED]:
         yield f"{_name(series)}  {unchanged_line(series, metric, smallest)}"
-    if (more := len(unchanged) - _MOST_UNCHANGED) > 0:
+    if (more := len(analysis.unchanged) - _MOST_UNCHANGED) > 0:
         yield f"and {more} more without a change point: -k NAME shows them"
     yield summary_line(analysis)
     counts = Counter(change.status for change in analysis.changes)

@@ -68,7 +68,7 @@ def test_of_series_without_a_change_point_fifty_are_listed() -> None:
         for number in range(52)
         for each in history(stepped(points=8), test=named(f"test_{number}"))
     ]
-    lines = list(history_lines(judged(many), lambda series: True))
+    lines = list(history_lines(judged(many)))
     assert sum("could not be seen" in line for line in lines) == 50
     assert "and 2 more without a change point: -k NAME shows them" in lines
 
