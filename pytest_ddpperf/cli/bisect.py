@@ -485,7 +485,8 @@ class CommitSearch:
             commit = _described(self._runs.top, self._commits[place])
             if place in found.skipped:
                 commit["skipped"] = found.skipped[place]
-                shown = f"passed over: {found.skipped[place]}"
+                reason = text.shortened(found.skipped[place], 100)
+                shown = f"passed over: {reason}"
             else:
                 rise = bisection.rise(measured[0], measured[place])
                 change = bisection.interval(rise, found.level)

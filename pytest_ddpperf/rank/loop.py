@@ -92,8 +92,11 @@ def run(
         ended = "the program ended"
     except SystemExit as error:
         end_child(error)
-        if error.code == 1 and isinstance(error.__context__, Exception):
-            fail(error.__context__)  # which Hydra, say, has handled so
+        handled = error.__context__  # by its end, as Hydra does
+        if error.code == 1 and isinstance(
+            handled, Exception | KeyboardInterrupt
+        ):
+            fail(handled)
         if error.code not in (None, 0):
             said = f"the program called sys.exit({short_repr(error.code)})"
             # A text is the reason itself: the last line would be about something else.
@@ -165,6 +168,10 @@ def _mark_steps(
         ) from None
     # of a class method or static method
     function = getattr(found, "__func__", found)
+    if isinstance(function, type) or not callable(function):
+        raise DdpPerfError(
+            f'boundary="{boundary}" is no function, but {short_repr(found)}'
+        )
 
     @wraps(function)
     def marking(*args: Any, **kwargs: Any) -> Any:

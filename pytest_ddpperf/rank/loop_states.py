@@ -35,6 +35,10 @@ from pytest_ddpperf.wire.channels import Board, Phase
 # in the others DDP rebuilds its buckets, say, and a rank gets ahead of the first one.
 _UNTIL_WINDOW = 7
 _RPC_WORKERS = "torch.distributed.rpc.api:_ALL_WORKER_NAMES"
+_USES_RPC = (
+    "it uses torch.distributed.rpc, for which there are rpc_benchmark and"
+    " ddp_benchmark.command"
+)
 # Between looks at the board, while pytest agrees on the window with other nodes.
 _POLL_SECONDS = 0.001
 
@@ -69,10 +73,7 @@ class Learning:
         if boundary == UPDATE:
             advice = _advise(self._rank)
             if torch_names.find(_RPC_WORKERS):
-                advice = (
-                    "it uses torch.distributed.rpc, for which there are rpc_benchmark"
-                    " and ddp_benchmark.command"
-                )
+                advice = _USES_RPC
             return "before its steps were recognized", advice
         return "without a step", (
             f'boundary="{boundary}" was never reached ("mark" is a call of'
@@ -347,9 +348,11 @@ def refuse_wrong_group(plan: Plan, device: torch.device) -> None:
     """Raise DdpPerfError unless the program has the process group that was asked for."""
     if not dist.is_initialized():
         if plan.world_size > 1:
+            remedy = "it has to call init_process_group()"
+            if torch_names.find(_RPC_WORKERS):
+                remedy = _USES_RPC
             raise DdpPerfError(
-                "the program trains without a process group: it has to call"
-                " init_process_group()"
+                f"the program trains without a process group: {remedy}"
             )
         return
     size = dist.get_world_size()

@@ -604,6 +604,23 @@ for step in range(10**9):
     )
 
 
+@pytest.mark.parametrize("name", ["Engine.step", "Engine", "Engine.number"])
+def test_a_boundary_that_is_no_function_is_refused(
+    programs: Programs,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+) -> None:
+    (tmp_path / "an_engine.py").write_text(
+        "class Engine:\n    number = 3\n    @property\n    def step(self): return 1\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    said = programs.fails("import an_engine", boundary=f"an_engine:{name}")
+    assert f'boundary="an_engine:{name}" is no function, but <' in said or (
+        f'boundary="an_engine:{name}" is no function, but 3' in said
+    )
+
+
 @pytest.mark.parametrize("is_module", [False, True])
 def test_a_function_of_the_program_itself_does_not_end_a_step(
     programs: Programs, tmp_path: Path, *, is_module: bool
@@ -1162,6 +1179,15 @@ for step in range({}):
             "the program trains without a process group: it has to call init_process_group()",
         ),
         (
+            "import os\n"
+            "from torch.distributed import rpc\n"
+            "rank = int(os.environ['RANK'])\n"
+            "rpc.init_rpc(f'worker{rank}', rank=rank, world_size=2)\n"
+            "model = nn.Linear(4, 4)\noptimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
+            "while True:\n    model(x).sum().backward()\n    optimizer.step()",
+            "the program trains without a process group: it uses torch.distributed.rpc, for which",
+        ),
+        (
             (
                 "dist.init_process_group('gloo')\\nmodel = nn.Linear(4, 4)\\nwhile True:\\n   "
                 " model(x).sum().backward()"
@@ -1234,6 +1260,9 @@ try:
 except Exception:
     sys.exit(1)
 """
+    interrupted = text.replace("ValueError", "KeyboardInterrupt")
+    interrupted = interrupted.replace("Exception", "BaseException")
+    assert "KeyboardInterrupt: bad sample" in programs.fails(interrupted)
     said = programs.fails(text)
     assert "ValueError: bad sample" in said
     assert 'raise ValueError("bad sample")' in said
