@@ -137,7 +137,7 @@ class Starts:
 
         It is the latest collective that this rank had started and that all had before the wait
         ended, for no wait ends before that."""
-        place = bisect_right(self._times[rank], begin)
+        place = bisect_right(self._times[rank], end)
         for when, name in reversed(
             self._by_rank[rank][max(place - _MOST_OPEN, 0) : place]
         ):

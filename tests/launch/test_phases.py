@@ -372,6 +372,32 @@ def test_a_wait_leads_to_the_rank_that_is_late(bench: Bench, kind: str) -> None:
 
 
 @NEEDS_RECORDER
+def test_a_wait_for_buffers_leads_to_the_rank_that_is_late(
+    bench: Bench,
+) -> None:
+    """DDP broadcasts those of rank 0 in its forward pass."""
+
+    def setup(ctx: Any) -> Any:
+        layers = nn.Sequential(nn.Linear(16, 16), nn.BatchNorm1d(16))
+        model, x = DistributedDataParallel(layers), torch.ones(4, 16)
+
+        def step() -> None:
+            time.sleep(0.03 * (ctx.rank == 0))
+            model(x).sum().backward()
+
+        return step
+
+    found = bench.measure(setup, warmup=4, steps=8).phases
+    assert found is not None
+    late, other = found.path[DATA]
+    assert late > other
+    late, other = found.own[RANK_WAIT]
+    assert other is not None
+    assert other > (late or 0)
+    assert other > (found.own[FORWARD][1] or 0)
+
+
+@NEEDS_RECORDER
 def test_a_wait_for_whoever_sends_is_unknown(bench: Bench) -> None:
     def setup(ctx: Any) -> Any:
         value = torch.ones(1)
