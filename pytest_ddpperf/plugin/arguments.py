@@ -167,7 +167,8 @@ def check_figures(fixture: str, figures: Any) -> dict[str, Figure]:
 # Modules and console scripts.
 _LAUNCHERS = re.compile(
     r"torch\.distributed\.(run|launch|elastic\..+)|accelerate\.commands\..+|deepspeed\.launcher\..+|horovod\.runner.*"
-    r"|lightning(_|\.)fabric\.cli|trl\.cli\..+|torchrun|accelerate(-launch)?|deepspeed|horovodrun|fabric|trl"
+    r"|lightning(_|\.)fabric\.cli|trl\.cli\..+"
+    r"|torchrun|accelerate(-launch)?|deepspeed|horovodrun|fabric|trl"
 )
 _PATH = (str, os.PathLike)
 

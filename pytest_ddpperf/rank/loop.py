@@ -7,6 +7,7 @@ import importlib.util
 import inspect
 import os
 import pkgutil
+import re
 import runpy
 import sys
 import traceback
@@ -97,21 +98,13 @@ def run(
             handled, Exception | KeyboardInterrupt
         ):
             fail(handled)
+        code = short_repr(error.code or 0)
+        ended = f"the program called sys.exit({code}) in {_place_of(error)}"
         if error.code not in (None, 0):
-            said = f"the program called sys.exit({short_repr(error.code)})"
             # A text is the reason itself: the last line would be about something else.
             if not isinstance(error.code, str):
-                said += f": {_last_line():.200}"
-            raise DdpPerfError(said) from None
-        frames = traceback.extract_tb(error.__traceback__)
-        # `exit()` is a function of _sitebuiltins: the caller's frame comes before it.
-        last = [
-            frame for frame in frames if "_sitebuiltins" not in frame.filename
-        ][-1]
-        where = (
-            f"{last.filename.removeprefix(os.getcwd() + os.sep)}:{last.lineno}"
-        )
-        ended = f"the program called sys.exit({error.code or 0}) in {where}"
+                ended += f": {_last_line():.200}"
+            raise DdpPerfError(ended) from None
     end_child()
     raise loop.unfinished(ended)
 
@@ -199,11 +192,28 @@ def _run(program: Program) -> None:
         runpy.run_path(program.path, run_name="__main__")
 
 
+def _place_of(error: SystemExit) -> str:
+    """Return where the program ended: its own last line, not that of a library which it called."""
+    frames = traceback.extract_tb(error.__traceback__)
+    # `exit()` is a function of _sitebuiltins: the caller's frame comes before it.
+    known = [each for each in frames if "_sitebuiltins" not in each.filename]
+    folder = os.getcwd() + os.sep
+    own = [
+        each
+        for each in known
+        if each.filename.startswith(folder)
+        and "site-packages" not in each.filename
+    ]
+    last = [*known, *own][-1]
+    return f"{last.filename.removeprefix(folder)}:{last.lineno}"
+
+
 def _last_line() -> str:
     """Return the last line that this process wrote to its error output."""
     with suppress(Exception):
         sys.stderr.flush()
         with open(os.readlink("/proc/self/fd/2"), errors="replace") as log:
-            lines = [line.strip() for line in log if line.strip()]
+            # without what draws a box
+            lines = [line.strip() for line in log if re.search(r"\w", line)]
             return lines[-1] if lines else "it wrote nothing"
     return "see its error output"

@@ -206,7 +206,7 @@ def test_a_script_that_both_sides_would_have_from_the_working_tree_is_refused(
         ),
         (
             'script("train.py", args=["--typo"])',
-            "*the program called sys.exit(2): *unrecognized arguments: --typo*",
+            "*the program called sys.exit(2) in *: *unrecognized arguments: --typo*",
         ),
     ],
 )

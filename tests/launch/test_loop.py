@@ -1162,10 +1162,14 @@ for step in range({}):
             "the program ended before its steps were recognized: it uses torch.distributed.rpc, for"
             " which there are rpc_benchmark and ddp_benchmark.command",
         ),
-        (TRAINS.format(2) + "sys.exit(1)", "the program called sys.exit(1)"),
+        (
+            TRAINS.format(2)
+            + "print('bad sample', file=sys.stderr)\nprint('╰──╯', file=sys.stderr)\nsys.exit(1)",
+            "the program called sys.exit(1) in train.py:36: bad sample",
+        ),
         (
             "print('no data', file=sys.stderr)\\nsys.exit('give it two ranks')",
-            "the program called sys.exit('give it two ranks')\n",
+            "the program called sys.exit('give it two ranks') in train.py:28\n",
         ),
         (
             "raise ValueError('no data')",
@@ -1204,7 +1208,8 @@ for step in range({}):
         ),
         (
             "import argparse\\nargparse.ArgumentParser('train.py').parse_args(['--batch', '8'])",
-            "the program called sys.exit(2): train.py: error: unrecognized arguments: --batch 8",
+            "the program called sys.exit(2) in train.py:28: train.py: error: unrecognized arguments:"
+            " --batch 8",
         ),
     ],
 )
