@@ -71,10 +71,10 @@ def test_a_run_of_a_commit_is_added_and_others_are_not(
     assert again.read_text() == file.read_text()
 
     (pytester.path / "file").write_text("")
-    result = run("--ddp-history=file")
+    result = run("--ddp-history=file/below")
     assert result.ret == pytest.ExitCode.TESTS_FAILED
     result.stdout.fnmatch_lines(
-        [f"--ddp-history: {pytester.path}/file/*: cannot be written: *"]
+        [f"--ddp-history: {pytester.path}/file/below/*: cannot be written: *"]
     )
 
     (pytester.path / "test_step.py").write_text(STEPS + "\n")

@@ -365,7 +365,7 @@ def test_a_store_that_cannot_be_written_is_red_and_named(
     result = run(
         "--ddp-save-baseline",
         "--reruns=1",
-        "--ddp-baseline-dir=a_file",
+        "--ddp-baseline-dir=a_file/below",
         "--ddp-json=run.json",
         *FEW,
     )
