@@ -156,7 +156,11 @@ def use(commands: Path) -> None:
     expect("same.json", "compared")
     package.write_text(NET.replace("PAUSE", "0.1"))
     # An editable install hides a warning of pytest's on packages that it did not import.
-    against = ("--ddp-against=HEAD", "--ddp-json=slower.json", "-Werror")
+    against = (
+        "--ddp-against=HEAD",
+        "--ddp-json=slower.json",
+        "-Werror::pytest.PytestAssertRewriteWarning",
+    )
     run(*pytest, *against, folder=PROJECT, status=1)
     expect("slower.json", "regressed")
 
