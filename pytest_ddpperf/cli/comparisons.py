@@ -285,6 +285,6 @@ def compare(
     if not compared:
         verdict = outcomes[0].verdict
         if verdict and verdict.reason is Reason.UNREACHED:
-            return Compared(same="nothing differs that the test reads")
+            return Compared(same="nothing that the test reads differs")
         raise NotMeasured(sentences.reason(outcomes[0]))
     return Compared(compared)

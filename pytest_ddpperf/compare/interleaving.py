@@ -24,7 +24,7 @@ from pytest_ddpperf.records.samples import LaunchSamples
 # stopping and filling caches at its beginning must be small compared with it.
 _STRETCH_SECONDS = 0.03
 _STRETCH_STEPS = 3
-# At most, as of which ranks do as many steps in vain before each stretch.
+# Of so many helpers of a rank, at most, batches are taken before a stretch counts.
 _HELPERS = 16
 # A short window has so many stretches, for the median over them to leave some out: none has to be
 # longer than this part of the window.

@@ -151,11 +151,12 @@ class Diagnosis:
             self._dump,
             lambda: [frames_written(self._stacks(rank)) for rank in ranks],
         )
-        started = self.ask_started()
-        time.sleep(_MOVES_SECONDS)
-        if started == self.ask_started():
-            # else they go on, and what one has not started is no cause
-            self.started = started
+        self.started = self.ask_started()
+        if at_deadline and self.started:
+            time.sleep(_MOVES_SECONDS)
+            if self.ask_started() != self.started:
+                # they go on, so no rank hangs
+                self.started = {}
         # Asking takes up to seconds, in which the cause may have come or, if it was no deadline,
         # what was waited for.
         self._take_in()

@@ -187,7 +187,7 @@ class RunResults:
         if now is None:
             return
         traces = [each.traces for each in self.outcomes if each.traces]
-        # of pytest-cov, as everybody has it
+        # pytest-cov writes `.coverage` in every run
         own = (os.path.relpath(baselines, rootdir), ".coverage", *traces)
         found = [file for file in sorted(now) if not file.startswith(own)]
         before = [file for file in found if file in self.uncommitted]

@@ -502,7 +502,7 @@ def _drop_our_frames(error: BaseException, seen: set[int]) -> None:
     if kept is not None:
         kept.tb_next = None
     elif isinstance(error, SyntaxError | ImportError):
-        error.__traceback__ = None  # of the program: it says where
+        error.__traceback__ = None  # it names the program's line itself
     for linked in (error.__cause__, error.__context__):
         if linked is not None and id(linked) not in seen:
             _drop_our_frames(linked, seen)

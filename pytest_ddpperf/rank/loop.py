@@ -93,7 +93,8 @@ def run(
         ended = "the program ended"
     except SystemExit as error:
         end_child(error)
-        handled = error.__context__  # by its end, as Hydra does
+        # The program may end because of an error that it has caught, as Hydra does.
+        handled = error.__context__
         if error.code == 1 and isinstance(
             handled, Exception | KeyboardInterrupt
         ):

@@ -24,7 +24,8 @@ _frozen: list[ref[Any]] = []
 def find_objects(kind: type | tuple[type, ...]) -> list[Any]:
     """Return the objects of this process that are of a type, or one of several; no code of theirs
     runs."""
-    # Not a copy of that list: `tuple(step() for ...)` would fail, whose tuple is in it, half made.
+    # Do not copy this list: it holds tuples that are half made, and `tuple(step() for ...)` fails
+    # after a copy.
     every = gc.get_objects()
     every += [each() for each in _frozen]
     return [each for each in every if issubclass(type(each), kind)]

@@ -175,8 +175,10 @@ class Stamps:
             before.remove()
             after.remove()
         called = self._modules.values()
+        trained: list[torch.nn.Module] = []
         # the others transform data, or compute a loss
-        trained = list(filter(holds_parameters, called))
+        with suppress(Exception):  # a module may be part of itself
+            trained = list(filter(holds_parameters, called))
         for module in trained or called:
             # TorchScript's modules take no hooks, nor does a RemoteModule
             with suppress(Exception):

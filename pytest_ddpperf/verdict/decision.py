@@ -161,7 +161,7 @@ SUSPICIOUS = 0.5
 
 def is_suspected(verdict: Verdict, share: float = SUSPICIOUS) -> bool:
     """Whether the times of a verdict against a stored baseline are worth a second look. Counters
-    have no noise, but only a second look tells by which files they rose."""
+    have no noise, but only a second look shows which files made them rise."""
     if not verdict.status.compared:
         return False
     for each in verdict.comparisons:

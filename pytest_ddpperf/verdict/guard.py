@@ -53,7 +53,7 @@ class Guard:
     references: Collection[tuple[str, str]] = ()
     # node ids of tests whose marker asks for more than this machine has
     lacking: Collection[str] = ()
-    # of failures, those of modules that could not be collected included
+    # node ids of what failed: tests, and modules that could not be collected
     failed: Collection[str] = ()
     # whether the call itself selected some tests, of which the other version has others
     selects: bool = False

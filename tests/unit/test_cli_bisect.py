@@ -206,7 +206,7 @@ def test_commits_that_the_test_cannot_tell_from_the_working_tree_are_as_slow(
     assert "passed over" not in out
     status, out, _ = bisect("--good", commits[4])
     assert status == 1
-    assert "nothing differs that the test reads" in out
+    assert "nothing that the test reads differs" in out
 
 
 def test_the_slower_commit_is_found_and_shown(
