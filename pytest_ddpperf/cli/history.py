@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import re
 import shlex
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -191,8 +190,7 @@ def _chosen(
     )
 
 
-# Backend and ranks, in the name of an environment.
-_PLACE = re.compile(r"-(\w+)-ws(\d+)")
+_PLACE = ("world_size", "backend")
 
 
 def _which_commit(
@@ -216,10 +214,14 @@ def _which_commit(
             command = ["ddpperf", "bisect", f"{test.module}.py::{test.name}"]
             command += ["--good", good[:12], "--bad", bad[:12]]
             command += ["--history", str(folder)]
-            place = _PLACE.search(change.series.environment)
+            known = change.series.measurements[-1].key
+            place = [
+                f"--ddp-{name.replace('_', '-')}={known[name]}"
+                for name in _PLACE
+                if name in known
+            ]
             if place:
-                command += ["--", f"--ddp-world-size={place[2]}"]
-                command.append(f"--ddp-backend={place[1]}")
+                command += ["--", *place]
             yield f"which commit: {shlex.join(command)}"
 
 

@@ -58,6 +58,8 @@ class HistoryMeasurement:
     counters: Mapping[str, int]
     # by METRICS, one value per launch
     launch_seconds: Mapping[str, tuple[float, ...]]
+    # the environment's own facts; {} in older entries
+    key: Facts = field(default_factory=dict)
     # seconds, the mean over ranks, of those that are known
     phases: Mapping[str, float] = field(default_factory=dict)
     # of the user's own
@@ -184,6 +186,7 @@ def _measurement_of(outcome: Outcome) -> HistoryMeasurement:
     return HistoryMeasurement(
         test=outcome.test,
         environment=environment_name(environment),
+        key=environment.key,
         must_match={**environment.must_match, "steps": steps},
         recorded=recorded,
         counters=counters,

@@ -526,8 +526,8 @@ def test_a_change_point_of_several_commits_has_the_command_that_finds_the_one(
 ) -> None:
     # of which the 41st and 42nd were not measured
     commits = [*repository[:40], *repository[42:]]
-    where = "cuda-nvidia-h200-140gib-nccl-ws8-1x8"
-    runs = history(stepped((40, 9.0)), environment=where)
+    place = {"world_size": 8, "backend": "nccl"}
+    runs = history(stepped((40, 9.0)), key=place)
     folder = written_to(
         tmp_path / "history",
         [

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from pytest_ddpperf import Figure
+from pytest_ddpperf.baseline.content import environment
 from pytest_ddpperf.history.entries import (
     METRICS,
     AcceptedChange,
@@ -439,3 +440,17 @@ def test_a_run_keeps_the_means_of_figures_of_ones_own() -> None:
     assert kept_now.launches("tps") == (1 / 3.0, 1 / 3.0)
     assert kept_now.launches("idle") == ()
     assert kept_now.launches("p50") == kept_now.launch_seconds["p50"]
+
+
+def test_an_entry_has_the_facts_that_find_its_commit_again() -> None:
+    """`ddpperf history` writes a command with the ranks and the backend."""
+    one = measured()
+    plan = replace(one.plan, world_size=8, backend="nccl")
+    now = replace(
+        one.measured, environment=environment({}, plan, batch_size=None)
+    )
+    (kept_now,) = make_entry(
+        [replace(one, measurement=now)], run()
+    ).measurements
+    assert kept_now.key["world_size"] == 8
+    assert kept_now.key["backend"] == "nccl"
