@@ -202,6 +202,10 @@ def _fastest(session: Measurement) -> float:
     return min(launch_quantiles(session.samples.step_seconds, 10))
 
 
+# An INCONCLUSIVE for these reasons does not say that steps were slower.
+_NOT_SLOWER = (Reason.TOO_NOISY, Reason.GOES_ON, Reason.TWO_SPEEDS)
+
+
 def confirm(
     stored: Verdict, interleaved: Verdict, causes: Sequence[str]
 ) -> Verdict | None:
@@ -232,8 +236,11 @@ def confirm(
     interleaved = replace(
         interleaved, facts=stored.facts, sessions=stored.sessions
     )
-    was_slower = stored.status in (Status.REGRESSED, Status.INCONCLUSIVE)
-    if was_slower and stored.reason not in (Reason.TOO_NOISY, Reason.GOES_ON):
+    was_slower = stored.status is Status.REGRESSED or (
+        stored.status is Status.INCONCLUSIVE
+        and stored.reason not in _NOT_SLOWER
+    )
+    if was_slower:
         return replace(
             interleaved,
             status=Status.INCONCLUSIVE,

@@ -317,9 +317,14 @@ def test_code_that_is_not_slower_is_not_the_cause(
     assert found.comparisons[0].change.estimate == 0.01
 
 
-def test_a_baseline_that_is_too_noisy_passes_next_to_its_own_code() -> None:
+@pytest.mark.parametrize(
+    "reason", [Reason.TOO_NOISY, Reason.GOES_ON, Reason.TWO_SPEEDS]
+)
+def test_a_baseline_that_did_not_say_slower_passes_next_to_its_own_code(
+    reason: Reason,
+) -> None:
     stored = replace(
-        verdict(Status.INCONCLUSIVE, 0.06, high=0.5), reason=Reason.TOO_NOISY
+        verdict(Status.INCONCLUSIVE, 0.06, high=0.5), reason=reason
     )
     found = confirmed(stored, NOT_SLOWER)
     assert (found.status, found.reason) == (Status.PASS, Reason.WITHIN_LIMIT)
