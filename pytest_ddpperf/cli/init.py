@@ -70,7 +70,7 @@ def add_parser(subparsers: Any) -> None:
 def _init(arguments: argparse.Namespace) -> int:
     contents: dict[Path, str] = {}
     lines = []
-    if any(_TESTS.rglob("test_*.py")):
+    if any(_TESTS.rglob("test_*.py")) or any(_TESTS.rglob("*_test.py")):
         lines.append(f"kept   {_TESTS}: it has tests")
     else:
         contents[_TESTS / "test_train_step.py"] = _FIRST_TEST
