@@ -26,7 +26,7 @@ from pytest_ddpperf.launch.stacks import (
 )
 from pytest_ddpperf.records.errors import DdpPerfError, LaunchError
 from pytest_ddpperf.records.messages import ShareProgress, Started
-from pytest_ddpperf.records.plan import Plan
+from pytest_ddpperf.records.plan import UPDATE, Plan
 from pytest_ddpperf.records.samples import Outputs, RankError
 from pytest_ddpperf.wire.channels import Board, Phase
 
@@ -157,6 +157,13 @@ class Diagnosis:
             if self.ask_started() != self.started:
                 # they go on, so no rank hangs
                 self.started = {}
+                if self._plan.boundary == UPDATE and not any(
+                    self._board.updates()
+                ):
+                    self.late += (
+                        "; it goes on, but without updates that are seen, so mark where steps end"
+                        ' (boundary="mark")'
+                    )
         # Asking takes up to seconds, in which the cause may have come or, if it was no deadline,
         # what was waited for.
         self._take_in()

@@ -58,9 +58,14 @@ class Loop:
             self._deliver(state)
         self._state = state
 
-    def unfinished(self, ended: str) -> EndedEarly:
-        """Say how far the program came; `ended` says how it ended."""
-        when, advice = self._state.when()
+    def unfinished(self, ended: str, has_passed: bool) -> EndedEarly:
+        """Say how far the program came; `ended` says how it ended. `has_passed` says whether it
+        has made a backward pass."""
+        state = self._state
+        if isinstance(state, Learning):
+            when, advice = state.when(has_passed)
+        else:
+            when, advice = state.when()
         return EndedEarly(f"{ended} {when}", advice)
 
 
@@ -74,9 +79,10 @@ def run(
     """Run a program until its window is over. `fail` reports an error and ends the rank; in a child
     of the rank it does nothing. `end_child` ends such a child, with an error or without."""
     loop = Loop(rank, deliver)
+    updates = Updates(loop.step_ended, loop.learned, fail)
     # The phases of `rank` are stamped by now: what ends a step is stamped before the step ends.
     if rank.plan.boundary == UPDATE:
-        Updates(loop.step_ended, loop.learned, fail).install()
+        updates.install()
     try:
         if isinstance(program, Program):
             _prepare(program)
@@ -107,7 +113,7 @@ def run(
                 ended += f": {_last_line():.200}"
             raise DdpPerfError(ended) from None
     end_child()
-    raise loop.unfinished(ended)
+    raise loop.unfinished(ended, updates.has_passed)
 
 
 def figure_reader(plan: Plan, program: Any, rank: int) -> FigureReader:

@@ -39,6 +39,7 @@ _USES_RPC = (
     "it uses torch.distributed.rpc, for which there are rpc_benchmark and"
     " ddp_benchmark.command"
 )
+_MARK = 'mark where steps end (boundary="mark")'
 # Between looks at the board, while pytest agrees on the window with other nodes.
 _POLL_SECONDS = 0.001
 
@@ -67,13 +68,16 @@ class Learning:
         """A step of so many backward passes has ended, where the program says so."""
         return Warming(self._rank, []).step_ended(passes)
 
-    def when(self) -> tuple[str, str]:
-        """Return when the program has ended, and what to do then."""
+    def when(self, has_passed: bool) -> tuple[str, str]:
+        """Return when the program has ended, and what to do then. `has_passed` says whether it has
+        made a backward pass."""
         boundary = self._rank.plan.boundary
         if boundary == UPDATE:
             advice = _advise(self._rank)
             if torch_names.find(_RPC_WORKERS):
                 advice = _USES_RPC
+            elif not has_passed:
+                advice = f"it made no backward pass, so {_MARK}"
             return "before its steps were recognized", advice
         return "without a step", (
             f'boundary="{boundary}" was never reached ("mark" is a call of'
@@ -219,7 +223,6 @@ class Warming:
         return when, _advise(self._rank)
 
 
-_MARK = 'mark where steps end (boundary="mark")'
 ENDS_OTHERWISE = "steps end otherwise than in the warm-up: raise --ddp-warmup"
 
 

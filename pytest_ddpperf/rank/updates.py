@@ -227,6 +227,11 @@ class Updates:
             lambda each: self._watch_scaler(each)
         )
 
+    @property
+    def has_passed(self) -> bool:
+        """Whether a backward pass has ended since the last step, or the begin."""
+        return self._passes > 0
+
     def _watch_scaler(self, scaler: Any) -> None:
         update = vars(scaler).get("update")
         if update is None:

@@ -1154,6 +1154,11 @@ for step in range({}):
             "the program ended before its steps were recognized: let it take 17",
         ),
         (
+            "import torch.distributed as dist\ndist.init_process_group('gloo')\ndist.barrier()",
+            "the program ended before its steps were recognized: it made no backward pass, so mark"
+            ' where steps end (boundary="mark")',
+        ),
+        (
             "import os\n"
             "from torch.distributed import rpc\n"
             "rank = int(os.environ['RANK'])\n"
@@ -1233,6 +1238,26 @@ def test_a_program_that_never_reaches_its_boundary_is_not_called_a_deadlock(
         in said
     )
     assert "never entered" not in said
+
+
+@NEEDS_RECORDER
+def test_a_program_without_updates_is_told_to_mark_its_steps(
+    programs: Programs, bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = replace(
+        bench.plan(steps=6, warmup=4, boundary=UPDATE), timeout_seconds=8
+    )
+    monkeypatch.setattr(bench, "plan", lambda **_: plan)
+    said = programs.fails(
+        "import torch, torch.distributed as dist\n"
+        "dist.init_process_group('gloo')\n"
+        "while True:\n"
+        "    dist.all_reduce(torch.ones(8))\n"
+    )
+    assert (
+        "did not end within 8 s (--ddp-timeout); it goes on, but without updates that are seen, so"
+        ' mark where steps end (boundary="mark")'
+    ) in " ".join(said.split())
 
 
 @NEEDS_RECORDER
