@@ -11,6 +11,11 @@ from pytest_ddpperf.cli import console
 
 # By service, the files of a recipe with their paths from the top of a project.
 _RECIPES = Path(__file__).with_name("recipes")
+# What starts a job by hand, where the machine of the call has no devices.
+_COMMANDS = {
+    "kubernetes": "kubectl create -f perf-job.yaml",
+    "slurm": "sbatch --wait perf.sbatch",
+}
 
 _TESTS = Path("tests/perf")
 _FIRST_TEST = '''\
@@ -88,7 +93,7 @@ def _init(arguments: argparse.Namespace) -> int:
             lines.append(f"wrote  {path}")
     if arguments.ci is not None and not os.path.lexists(".git"):
         lines.append("note   services read this at the top of a git repository")
-    command = f"python -m pytest {_TESTS}"
+    command = _COMMANDS.get(arguments.ci, f"python -m pytest {_TESTS}")
     lines.append(f"next   change what is marked `adapt`, then: {command}")
     console.say(lines)
     return console.OK

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -28,10 +29,12 @@ FILES = {
     ],
     "gitlab": [".gitlab/perf.yml"],
     "jenkins": ["Jenkinsfile.perf"],
+    "kubernetes": ["perf-job.yaml"],
     "slurm": ["perf.sbatch"],
 }
 FIRST = "tests/perf/test_train_step.py"
-NEXT = "next   change what is marked `adapt`, then: python -m pytest tests/perf"
+NEXT = "next   change what is marked `adapt`, then: "
+RUN = f"{NEXT}python -m pytest tests/perf"
 
 
 @pytest.fixture(autouse=True)
@@ -54,7 +57,7 @@ def recipe(path: str) -> Any:
 def test_it_writes_a_first_test_and_says_what_comes_next(
     project: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert lines_of(capsys) == [f"wrote  {FIRST}", NEXT]
+    assert lines_of(capsys) == [f"wrote  {FIRST}", RUN]
     first = Path(FIRST).read_text()
     assert "def test_train_step(ddp_benchmark):" in first
     # how a program is timed, for who has no step to call
@@ -71,9 +74,13 @@ def test_it_writes_the_recipe_of_a_service(
     service: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     written = [FIRST, *FILES[service]]
+    commands = {
+        "kubernetes": "kubectl create -f perf-job.yaml",
+        "slurm": "sbatch --wait perf.sbatch",
+    }
     assert lines_of(capsys, "--ci", service) == [
         *(f"wrote  {file}" for file in written),
-        NEXT,
+        NEXT + commands.get(service, "python -m pytest tests/perf"),
     ]
     for file in FILES[service]:
         stored = RECIPES / service / file
@@ -95,7 +102,7 @@ def test_what_exists_stays_as_it_is(
         "kept   tests/perf: it has tests",
         f"kept   {dangling}: it exists, with other content",
         f"kept   {mine}: it exists, with other content",
-        NEXT,
+        RUN,
     ]
     assert mine.read_text() == "mine"
     assert dangling.is_symlink()
@@ -122,7 +129,7 @@ def test_a_second_call_keeps_all_that_the_first_wrote(
     assert lines_of(capsys, "--ci=gitlab") == [
         "kept   tests/perf: it has tests",
         "kept   .gitlab/perf.yml: it exists",
-        NEXT,
+        RUN,
     ]
 
 
@@ -198,7 +205,21 @@ def test_the_job_of_slurm_is_a_shell_script() -> None:
     subprocess.run(["bash", "-n", script], check=True)
 
 
+def test_the_job_of_kubernetes_meets_at_its_own_service() -> None:
+    text = (RECIPES / "kubernetes/perf-job.yaml").read_text(encoding="utf-8")
+    service, job = yaml.safe_load_all(text)
+    pod = job["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    environment = {each["name"]: each.get("value") for each in container["env"]}
+    assert service["metadata"]["name"] == pod["subdomain"]
+    assert service["spec"]["selector"] == {"job-name": job["metadata"]["name"]}
+    assert environment["PET_MASTER_ADDR"] == "perf-0.perf"
+    assert environment["PET_NNODES"] == str(job["spec"]["completions"])
+    assert job["spec"]["completions"] == job["spec"]["parallelism"]
+
+
 def test_every_command_that_measures_is_marked() -> None:
     for file in RECIPES.rglob("*perf*"):
         text = file.read_text(encoding="utf-8")
-        assert ("adapt" in text) == ("pytest tests/perf" in text), file
+        measures = re.search("pytest,? tests/perf", text) is not None
+        assert ("adapt" in text) == measures, file

@@ -349,6 +349,7 @@ RECIPES = "pytest_ddpperf/cli/recipes"
         f"{RECIPES}/github-main/.github/workflows/perf-main.yml",
         f"{RECIPES}/gitlab/.gitlab/perf.yml",
         f"{RECIPES}/jenkins/Jenkinsfile.perf",
+        f"{RECIPES}/kubernetes/perf-job.yaml",
         f"{RECIPES}/slurm/perf.sbatch",
     ],
 )
