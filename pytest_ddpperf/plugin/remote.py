@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import platform
-import re
 import shlex
 import signal
 import sys
@@ -17,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from pytest_ddpperf.launch.request import inherited
+from pytest_ddpperf.options import definitions
 from pytest_ddpperf.options.settings import read_settings
 from pytest_ddpperf.plugin.items import conftests, named_tests
 from pytest_ddpperf.plugin.leader_connection import LeaderConnection
@@ -154,9 +154,12 @@ def seed(config: pytest.Config) -> list[str]:
 def for_nodes(config: pytest.Config) -> list[str]:
     """Return the options that the pytests of other nodes get from this one: a seed, and settings,
     for `ddpperf bisect` has those of a comparison on the first node only."""
-    words = map(str, config.invocation_params.args)
-    given = filter(re.compile("--ddp-.*=").match, words)
-    return [*seed(config), *remote_arguments([*given], ())]
+    given = [
+        f"{row.option}={config.getoption(row.key)}"
+        for row in definitions.ROWS
+        if row.of_run and row.metavar and config.getoption(row.key) is not None
+    ]
+    return [*seed(config), *remote_arguments(given, ())]
 
 
 # Options with which pytest prints something and runs no test, on each node for itself.

@@ -34,7 +34,9 @@ def test_the_slower_commit_is_found_over_two_nodes(machines: Machines) -> None:
         "test_step.py::test_step",
         f"--good={commits[0]}",
         "--",
-        # not the number of steps, which the search sets on the first node
+        # the search sets it, too, on the first node, in its own spelling
+        "--ddp-steps",
+        "20",
         "--ddp-warmup=2",
         "--ddp-min-time=0",
         "--ddp-launches=4",
