@@ -44,8 +44,9 @@ _RECORDED = tuple(
     CUDA_LAUNCH_BLOCKING CUDA_DEVICE_MAX_CONNECTIONS CUDA_MODULE_LOADING CUDNN_ NVIDIA_TF32 TRITON_
     """.split()
 )
-# The place of a cache changes no figure, and an address may hold a password.
-_NOT_RECORDED = re.compile("REDIS|URL|_DIR$")
+# The place of a cache changes no figure, an address may hold a password, and torchrun sets how NCCL
+# ends after an error.
+_NOT_RECORDED = re.compile("REDIS|URL|_DIR$|ASYNC_ERROR_HANDLING$")
 
 LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
 

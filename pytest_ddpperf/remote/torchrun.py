@@ -103,6 +103,7 @@ class TorchrunStore:
         self, role: Role, seconds: float, reported: Json = None
     ) -> None:
         self._seconds = seconds
+        self._name = f"the store at {role.address}:{role.port}"
         self._answer: Json = None
         self._child = boot.Child(
             sys.executable, "pytest_ddpperf.rank.group", inherited(os.environ)
@@ -133,10 +134,10 @@ class TorchrunStore:
             if not messages:
                 written = self._child.output()
                 raise NodesError(
-                    f"torchrun's store did not answer\n{written}".rstrip()
+                    f"{self._name} did not answer\n{written}".rstrip()
                 )
             if "error" in messages[0]:
-                raise NodesError(f"torchrun's store: {messages[0]['error']}")
+                raise NodesError(f"{self._name}: {messages[0]['error']}")
             self._answer = messages[0]
         return self._answer
 

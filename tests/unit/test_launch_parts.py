@@ -524,6 +524,7 @@ def test_a_variable_that_changes_how_libraries_compute_is_recorded(
     others = {
         "HOME": "/root",
         "TORCHINDUCTOR_CACHE_DIR": "/tmp/1",
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
         "TORCHINDUCTOR_REDIS_URL": "redis://:secret@host",
     }
     assert recorded({name: "a value", **others}) == {f"env:{name}": "a value"}
