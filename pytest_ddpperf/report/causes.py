@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import replace
-from statistics import median
+from statistics import fmean, median
 from typing import NamedTuple
 
 from pytest_ddpperf import text
@@ -22,7 +22,7 @@ from pytest_ddpperf.explain.kernels import (
 from pytest_ddpperf.records import quantiles
 from pytest_ddpperf.records.metric import MEAN
 from pytest_ddpperf.records.outcome import BaselineSide
-from pytest_ddpperf.records.plan import Plan
+from pytest_ddpperf.records.plan import Limit, Plan
 from pytest_ddpperf.records.samples import (
     Comparison,
     LaunchRankSteps,
@@ -358,8 +358,10 @@ def _rank_causes(
     ):
         return ""
     rise = change.now_seconds - change.baseline_seconds
-    q = change.limit.kind.percentile
-    sides = by_rank(samples.cpu_seconds, q), by_rank(earlier.cpu_seconds, q)
+    sides = [
+        _figures_by_rank(durations, change.limit)
+        for durations in (samples.cpu_seconds, earlier.cpu_seconds)
+    ]
     rises = [after - own for after, own in zip(*sides, strict=True)]
     return _computing(rises, rise, plan, now)
 
@@ -387,6 +389,18 @@ def _computing(
         )
     amounts = text.span([rises[rank] for rank in late], _signed)
     return f"{who}: CPU time {amounts} {of_it}"
+
+
+def _figures_by_rank(durations: LaunchRankSteps, limit: Limit) -> list[float]:
+    """Return each rank's seconds by the metric of the limit: a few slow steps change the mean and
+    no percentile."""
+    if limit.metric != MEAN:
+        return by_rank(durations, limit.kind.percentile)
+    ranks = range(len(durations[0]))
+    return [
+        fmean(step for launch in durations for step in launch[rank])
+        for rank in ranks
+    ]
 
 
 def by_rank(durations: LaunchRankSteps, q: float) -> list[float]:

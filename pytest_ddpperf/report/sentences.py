@@ -152,11 +152,14 @@ def _why_inconclusive(outcome: Outcome, verdict: Verdict) -> str:
 
 
 def _two_speeds(verdict: Verdict) -> str:
-    """Return "4 of 10 launches are slow (31.0 ms instead of 25.0), 0 of 10 before"; "" if no
-    more launches are slow."""
+    """Return "4 of 10 launches are slow (31.0 ms instead of 25.0), 0 of 10 before"; "" if that is
+    not what decided the verdict."""
     for each in verdict.comparisons:
         speeds = each.speeds
-        if speeds is not None and each.reason == Reason.TWO_SPEEDS:
+        decided = (
+            each.status is verdict.status and each.reason == Reason.TWO_SPEEDS
+        )
+        if speeds is not None and decided:
             (slow, fast), unit = text.in_one_unit(
                 [speeds.slow_seconds, speeds.fast_seconds]
             )

@@ -150,6 +150,39 @@ def test_the_figures_of_ranks_name_the_cause(
         assert causes(now, *base) == found
 
 
+def test_a_few_slow_steps_compute_by_their_mean() -> None:
+    def with_slow_step(cpu: float) -> Measurement:
+        """Of three steps the last one takes `cpu` ms more, all of it CPU time."""
+        own = side(10, cpu=(10, 10))
+        launch = (0.01, 0.01, 0.01 + cpu / 1000)
+        samples = replace(
+            own.samples,
+            step_seconds=(launch,) * 2,
+            rank_seconds=((launch,) * 2,) * 2,
+            cpu_seconds=((launch,) * 2,) * 2,
+        )
+        return replace(own, samples=samples)
+
+    before, now = with_slow_step(3), with_slow_step(90)
+    change = comparison(
+        Status.REGRESSED,
+        "mean",
+        baseline_seconds=0.011,
+        now_seconds=0.04,
+        change=Interval(estimate=2.6, low=2.0, high=3.0),
+    )
+    found = words.find_causes(
+        Verdict(status=Status.REGRESSED, reason="x", comparisons=(change,)),
+        Plan(world_size=2, backend="gloo", device="cpu"),
+        now,
+        [before],
+    )
+    assert (
+        "every rank computes longer: CPU time +29.0 ms (the step: +29.0 ms)"
+        in found
+    )
+
+
 def with_page_faults(side: Measurement, *by_launch: float) -> Measurement:
     return replace(
         side,

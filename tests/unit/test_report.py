@@ -558,6 +558,12 @@ def test_a_failure_counts_the_slow_launches() -> None:
     )
 
 
+def test_slow_launches_that_did_not_decide_are_no_cause() -> None:
+    (suspected,) = of_two_speeds(Status.INCONCLUSIVE).comparisons
+    risen = verdict(Status.REGRESSED, "counter-rose", comparisons=(suspected,))
+    assert sentences.why(outcome(risen)) == ""
+
+
 NOISY = "too noisy for a 10 % limit: the smallest change it can detect is"
 QUIETER = ", or make the machine quieter (ddpperf doctor)"
 SLOWER = comparison(
