@@ -40,6 +40,7 @@ class _Parser(argparse.ArgumentParser):
         super().__init__(**how, allow_abbrev=False)
 
     def error(self, message: str) -> NoReturn:
+        self.color = False  # Python 3.14 has colors where stdout is a terminal
         console.warn([self.format_usage().rstrip()])
         raise console.UsageError(message)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import multiprocessing
 import os
 import re
 import sys
@@ -48,6 +49,10 @@ _FORMS = {
         "for torch.distributed.rpc there are rpc_benchmark and ddp_benchmark.command",
     ),
 }
+_RUNS_AGAIN = (
+    "a process that the program started, a DataLoader's worker for example, ran the program again:"
+    ' begin what it does with `if __name__ == "__main__":`'
+)
 _MOST = 2_000  # data files that a process adds
 _MOST_LINKS = 40  # one after the other, as Linux allows
 _REMEMBERED = 100_000  # paths that a process need not look at again
@@ -186,11 +191,14 @@ def noting_group(
         if size < 0:
             size = int(os.environ.get("WORLD_SIZE", 1))
         if size > 1:
+            why = (
+                f"the program starts ranks itself, {size} processes that form a group of their own:"
+                f" {remedy}"
+            )
+            if getattr(multiprocessing.current_process(), "_inheriting", False):
+                why = _RUNS_AGAIN
             with open(os.path.join(folder, OWN_GROUP), "w") as file:
-                file.write(
-                    f"the program starts ranks itself, {size} processes that form a group of their"
-                    f" own: {remedy}"
-                )
+                file.write(why)
         return form(*args, **options)
 
     return noting

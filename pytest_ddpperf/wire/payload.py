@@ -107,12 +107,22 @@ def _state(function: FunctionType) -> dict[str, Any]:
             if name.startswith("@")
         },
         **{name: getattr(function, name) for name in _KEPT},
+        "__annotations__": _annotations(function),
     }
 
 
 _KEPT = """
-    __name__ __qualname__ __module__ __doc__ __defaults__ __kwdefaults__ __annotations__
+    __name__ __qualname__ __module__ __doc__ __defaults__ __kwdefaults__
 """.split()
+
+
+def _annotations(function: FunctionType) -> dict[str, Any]:
+    """Those of a function; none where they cannot be had. Since Python 3.14 they are evaluated
+    only here, and may have names that only type checkers know."""
+    try:
+        return function.__annotations__
+    except Exception:
+        return {}
 
 
 def _contents(cell: CellType) -> tuple[Any, ...]:

@@ -920,6 +920,26 @@ elif __name__ == "__main__":
     )
 
 
+def test_a_program_that_its_worker_runs_again_is_told_so(
+    programs: Programs,
+) -> None:
+    """As DataLoader's workers do with Python 3.14, whose default start method is no fork."""
+    said = programs.fails(
+        """
+import time, torch, torch.distributed as dist
+
+dist.init_process_group("gloo")
+torch.multiprocessing.get_context("spawn").Process(target=print).start()
+time.sleep(3600)
+""",
+        begin="",
+    )
+    assert (
+        "a process that the program started, a DataLoader's worker for example, ran the program"
+        ' again: begin what it does with `if __name__ == "__main__":`'
+    ) in said
+
+
 def test_a_program_whose_children_call_each_other_is_refused(
     programs: Programs,
 ) -> None:
@@ -1105,7 +1125,8 @@ from torch.utils.data import DataLoader
 torch.multiprocessing.set_sharing_strategy("file_system")
 model = begin()
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-loader = DataLoader(torch.ones(10000, 4), batch_size=2, num_workers=1)
+loader = DataLoader(torch.ones(10000, 4), batch_size=2, num_workers=1,
+    multiprocessing_context="fork")
 for batch in loader:
     lasts(5)
     model(batch).sum().backward()

@@ -24,6 +24,15 @@ from tests.unit.test_report import outcome, verdict
 COMMANDS = tuple("diff history html markdown init baseline doctor".split())
 
 
+def test_a_usage_error_has_no_colors(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Python 3.14 would give it some."""
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    assert main.main(["history", "--nonsense"]) == 4
+    assert capsys.readouterr().err.startswith("usage: ddpperf ")
+
+
 def test_help_names_the_commands_and_the_exit_statuses(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

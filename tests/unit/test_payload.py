@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import unittest
 from collections.abc import Callable
@@ -50,6 +51,22 @@ def test_a_closure_may_refer_to_itself_and_to_later_names() -> None:
 
     assert there(factorial, 5) == 120
     assert there(first) == 2
+
+
+@pytest.mark.skipif(
+    sys.version_info < (3, 14), reason="annotations are evaluated at once"
+)
+def test_a_closure_travels_whose_annotations_only_type_checkers_know() -> None:
+    text = """
+def make():
+    captured = 3
+    def setup(ctx: OnlyForTypeCheckers):
+        return captured
+    return setup
+"""
+    names: dict[str, Any] = {}
+    exec(compile(text, __file__, "exec", dont_inherit=True), globals(), names)
+    assert there(names["make"](), None) == 3
 
 
 def test_what_cannot_be_pickled_is_named() -> None:
