@@ -212,12 +212,12 @@ def _slug(text: str, exact: str) -> str:
 
 def module_folder(module: str) -> Path:
     """The module's own path; a part that could lead out of the store is replaced."""
-    parts = []
-    for part in module.split("/"):
-        if part in ("", ".", "..") or "\0" in part:
-            parts.append(_slug(part, f"module {module}"))
-        else:
-            parts.append(part)
+    parts = (
+        _slug(part, f"module {module}")
+        if part in ("", ".", "..") or "\0" in part
+        else part
+        for part in module.split("/")
+    )
     return Path(*parts)
 
 

@@ -656,12 +656,11 @@ def _facts(session: Recording, now: Facts) -> list[tuple[str, str, str]]:
     from importlib import metadata  # costs more than all else here
 
     before = session.measurement.environment.recorded
-    facts = []
-    for name in sorted({*before, *now}):
-        if name.startswith(_VARIABLE) and before.get(name) != now.get(name):
-            facts.append(
-                (name, str(before.get(name) or ""), str(now.get(name) or ""))
-            )
+    facts = [
+        (name, str(before.get(name) or ""), str(now.get(name) or ""))
+        for name in sorted({*before, *now})
+        if name.startswith(_VARIABLE) and before.get(name) != now.get(name)
+    ]
     for name, distribution in sorted(session.distributions.items()):
         installed = ""
         with suppress(metadata.PackageNotFoundError):

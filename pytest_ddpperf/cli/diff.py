@@ -85,11 +85,11 @@ def compare(
 
 def _figures_of(*entries: Entry | None) -> dict[str, Figure]:
     """Return the figures of the users' own that measurements have, by name."""
-    sides = []
-    for entry in entries:
-        if entry is not None and entry.outcome.measurement is not None:
-            sides.append(entry.outcome.measured.samples.figures)
-    return figures_of(sides)
+    return figures_of(
+        entry.outcome.measured.samples.figures
+        for entry in entries
+        if entry is not None and entry.outcome.measurement is not None
+    )
 
 
 def _partners(

@@ -96,13 +96,11 @@ class Bisection:
         None at the end."""
         for gap in sorted(self.gaps(), key=lambda gap: -gap.rise.estimate):
             places = range(gap.before + 1, gap.after)
-            undecided = [
-                place
-                for place in places
-                if self.skipped.get(place) == UNDECIDED
-            ]
+            undecided = sum(
+                self.skipped.get(place) == UNDECIDED for place in places
+            )
             left = [place for place in places if place not in self.skipped]
-            if left and len(undecided) < MOST_UNDECIDED:
+            if left and undecided < MOST_UNDECIDED:
                 middle = (gap.before + gap.after) / 2
                 return min(left, key=lambda place: abs(place - middle))
         return None

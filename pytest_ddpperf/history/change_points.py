@@ -309,9 +309,10 @@ def _downweigh_far_points(
     scale = 1.4826 * median(distances)
     if scale <= 0 or max(distances) <= _FAR * scale:
         return 0.0, observations.noise
-    noise = []
-    for each, distance in zip(observations.noise, distances, strict=True):
-        noise.append(each * max(1.0, distance / (_FAR * scale)) ** 2)
+    noise = [
+        each * max(1.0, distance / (_FAR * scale)) ** 2
+        for each, distance in zip(observations.noise, distances, strict=True)
+    ]
     return max(distances) / scale, noise
 
 

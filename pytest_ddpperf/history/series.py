@@ -89,9 +89,9 @@ class Series:
         gaps = [abs(after - before) for before, after in pairwise(times)]
         usual = median(gaps) if gaps else 0.0
         # A machine drifts further in a longer time, and from run to run at least.
-        moves = [1.0]
-        for gap in gaps:
-            moves.append(max(1.0, gap / usual) if usual > 0 else 1.0)
+        moves = [
+            max(1.0, gap / usual) if usual > 0 else 1.0 for gap in (0.0, *gaps)
+        ]
         means = []
         spreads = []
         for measurement in self.measurements:
@@ -151,16 +151,15 @@ class HistoryChange:
         if self.kind.own_figure or not (before and after):
             return None
         change = self.seconds[1] - self.seconds[0]
-        moved = {}
-        for name in PHASES:
-            if all(name in phases for phases in (*before, *after)):
-                moved[name] = _mean_of(name, after) - _mean_of(name, before)
-        if not moved:
+        moved = {
+            name: _mean_of(name, after) - _mean_of(name, before)
+            for name in PHASES
+            if all(name in phases for phases in (*before, *after))
+        }
+        name = max(moved, key=lambda name: moved[name] / change, default="")
+        if not name or moved[name] / change < _MAIN_PART:
             return None
-        name = max(moved, key=lambda name: moved[name] / change)
-        return (
-            (name, moved[name]) if moved[name] / change >= _MAIN_PART else None
-        )
+        return name, moved[name]
 
     @property
     def why_saved(self) -> str:
@@ -358,14 +357,13 @@ def _match_accepted(
     for each in accepted:
         if (each.environment, each.test, each.must_match, each.metric) != key:
             continue
-        distances = []
-        for place, run in enumerate(series.runs):
-            if run.commit == each.commit:
-                for point in points:
-                    if _is_no_larger(point, each.change):
-                        distances.append(
-                            (abs(point.index - place), point.index)
-                        )
+        distances = [
+            (abs(point.index - place), point.index)
+            for place, run in enumerate(series.runs)
+            if run.commit == each.commit
+            for point in points
+            if _is_no_larger(point, each.change)
+        ]
         distance, index = min(distances, default=(math.inf, 0))
         if distance <= _INDEX_ERROR:
             whys[index] = each.why

@@ -276,11 +276,8 @@ def _medians(durations: LaunchRankSteps | None) -> list[float]:
     without any wait."""
     if not durations:
         return []
-    medians = []
-    for rank in range(len(durations[0])):
-        steps = [step for launch in durations for step in launch[rank]]
-        medians.append(quantiles.quantile(steps, 50))
-    return medians
+    by_rank = zip(*durations, strict=True)
+    return [quantiles.quantile([*chain(*steps)], 50) for steps in by_rank]
 
 
 def _counters(outcome: Outcome) -> tuple[tuple[str, ...], ...]:

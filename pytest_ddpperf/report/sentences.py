@@ -49,10 +49,11 @@ _WHY_INCONCLUSIVE = {
 def base_name(outcomes: Outcomes) -> str:
     """Return what the figures of the other side are called: "before", or "reference" if that is
     what all were compared with; "base" if some were."""
-    kinds = set()
-    for each in outcomes:
-        if each.comparisons or each.has_reference:
-            kinds.add(each.has_reference)
+    kinds = {
+        each.has_reference
+        for each in outcomes
+        if each.comparisons or each.has_reference
+    }
     if kinds == {True}:
         return "reference"
     return "base" if True in kinds else "before"
@@ -516,10 +517,10 @@ def measured(outcome: Outcome) -> str:
     sessions = outcome.sessions
     if not sessions:
         return text.several(launches, "launch")
-    before = 0
-    for session in sessions:
-        by_metric = session.launch_seconds.values()
-        before += len(next(iter(by_metric), ()))
+    before = sum(
+        len(next(iter(session.launch_seconds.values()), ()))
+        for session in sessions
+    )
     several = f"'s {len(sessions)} sessions" if len(sessions) > 1 else ""
     said = f"{text.several(launches, 'launch')} now, {before} in the baseline{several}"
     date = text.date(sessions[-1].created)
