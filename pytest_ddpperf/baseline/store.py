@@ -230,12 +230,9 @@ def _text(path: Path, baseline: Baseline) -> str:
         text = content.text(baseline)
         content.parse(path, text.encode())
     except (CodecError, BaselineError) as error:
-        problem = (
-            error.problem if isinstance(error, BaselineError) else str(error)
-        )
         raise BaselineError(
             path,
-            f"cannot be saved: {problem}",
+            f"cannot be saved: {error.problem}",
             "nothing was written; measure again",
         ) from error
     return text

@@ -271,15 +271,16 @@ def _doctor(arguments: argparse.Namespace) -> int:
         if check.advice:
             with_advice += 1
             lines.append(f"{below}-> {check.advice}")
-    lines.append("")
+    summary = "nothing to change was found"
     if with_advice:
-        lines.append(f"{with_advice} of {len(checks)} checks have advice")
-    else:
-        lines.append("nothing to change was found")
-    for line in lines:
+        summary = f"{with_advice} of {len(checks)} checks have advice"
+    for line in (*lines, "", summary):
         console.say(text.wrapped(line, text.terminal_width(), below))
-    advice = "smallest change that can be detected here: pytest TESTS --ddp-against self"
-    console.say([advice])
+    console.say(
+        [
+            "smallest change that can be detected here: pytest TESTS --ddp-against self"
+        ]
+    )
     if arguments.json is not None:
         console.write_json(
             arguments.json, {"checks": [each._asdict() for each in checks]}

@@ -166,13 +166,17 @@ def _check_contradictions(settings: Settings) -> None:
             asked[0], asked[1], "they exclude each other: use only one"
         )
     if settings.why is not None and not settings.records:
-        allowed = "says why a baseline is saved: add --ddp-save-baseline"
-        raise OptionError("--ddp-reason", settings.why, allowed)
+        raise OptionError(
+            "--ddp-reason",
+            settings.why,
+            "says why a baseline is saved: add --ddp-save-baseline",
+        )
     has_setup = settings.sources["against_setup"] == "command line"
     if has_setup and settings.against in (None, "self"):
-        allowed = "builds the code of a git ref: name it with --ddp-against"
         raise OptionError(
-            "--ddp-against-setup", settings.against_setup, allowed
+            "--ddp-against-setup",
+            settings.against_setup,
+            "builds the code of a git ref: name it with --ddp-against",
         )
     for word in settings.against_option or ():
         if word.startswith("--ddp-against"):

@@ -35,9 +35,7 @@ def report(outcomes: Sequence[Outcome], run: RunInfo) -> dict[str, Any]:
         "messages": list(run.messages),
         "guard": codec.encode(run.guard),
         "too_weak": run.too_weak,
-        "sections": {
-            title: list(lines) for title, lines in run.sections.items()
-        },
+        "sections": codec.encode(run.sections),
         "measurements": [_measurement(outcome) for outcome in outcomes],
     }
 
