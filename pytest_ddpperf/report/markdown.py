@@ -67,9 +67,10 @@ def report(stored: StoredReport) -> str:
         ),
         *sentences.problems([*concerning, *quiet[:room]], reasons=False),
     ]
+    title = summary.last_line(ordered, whole, only_before=len(gone))
     left_out = max(0, len(rows) - _MOST_ROWS) + max(0, len(gone) - _MOST_GONE)
     parts = [
-        f"{MARKER}\n## {summary.last_line(ordered, whole, only_before=len(gone))}",
+        f"{MARKER}\n## {_heading(title)}",
         _code(whole.problem) if whole.problem else "",
         _list([*guard.lines(whole)]),
         _table([*rows[:_MOST_ROWS], *gone[:_MOST_GONE]], concerning),
@@ -81,6 +82,13 @@ def report(stored: StoredReport) -> str:
         _more(left_out, "row"),
     ]
     return _joined(parts) + "\n"
+
+
+def _heading(line: str) -> str:
+    """Return a line as it is, unless it names a version or an option in which Markdown may read
+    something."""
+    is_plain = re.fullmatch(r"[\w ',.;:=()/+-]+", line, re.ASCII)
+    return line if is_plain and len(line) <= _LONGEST_REMARK else _code(line)
 
 
 def _joined(parts: Sequence[str]) -> str:

@@ -172,6 +172,23 @@ def test_another_version_is_named_with_the_files_that_differ() -> None:
     assert "- `against origin/main (1a2b3c4)`\n" in reported
 
 
+@pytest.mark.parametrize(
+    "ref",
+    ["<img src=x>", "fix-#12", "@octocat", "a\n\n## b", "\udcff", "x" * 9000],
+    ids=range(6),
+)
+def test_a_hostile_version_stays_in_code(ref: str) -> None:
+    side = replace(BESIDE, version=replace(BESIDE.version, ref=ref))
+    red = replace(
+        outcome(verdict(Status.REGRESSED)),
+        baseline_side=side,
+        baseline_path="",
+    )
+    _, heading, *_ = outside_of_code(report(red)).splitlines()
+    assert heading == "## CODE"
+    assert report(red).encode()
+
+
 def test_the_column_of_commands_has_wall_times() -> None:
     red = outcome(verdict(Status.REGRESSED))
     assert "| result | test | p50: before -> now |" in report(red)
