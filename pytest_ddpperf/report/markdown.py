@@ -102,7 +102,7 @@ def _section(title: str, lines: Sequence[str]) -> str:
 
 def _quiet(outcomes: Outcomes, most: int, *, open_: bool) -> str:
     """Return a folded section of at most `most` measurements that need no attention."""
-    statuses = Counter(str(outcome.verdict) for outcome in outcomes)
+    statuses = Counter(outcome.shown_status for outcome in outcomes)
     summary = ", ".join(
         f"{number} {status}" for status, number in statuses.items()
     )

@@ -189,6 +189,11 @@ def test_a_hostile_version_stays_in_code(ref: str) -> None:
     assert report(red).encode()
 
 
+def test_what_was_saved_is_counted_as_rows_show_it() -> None:
+    saved = outcome(verdict(Status.NOT_GATED, "saving"), saved=1)
+    assert "<summary>1 SAVED</summary>" in report(saved)
+
+
 def test_the_column_of_commands_has_wall_times() -> None:
     red = outcome(verdict(Status.REGRESSED))
     assert "| result | test | p50: before -> now |" in report(red)
