@@ -29,7 +29,9 @@ from pytest_ddpperf.report.json_report import StoredReport
 # A bot finds the comment that it should replace by this marker.
 MARKER = "<!-- pytest-ddpperf -->"
 
-# GitHub refuses comments of more than 65,536 characters. These bounds together stay below 60,000.
+# GitHub refuses comments of more than 65,536 characters. The other bounds together stay below this
+# one, but for long names with characters that HTML spells out.
+_LONGEST = 60_000
 _MOST_ROWS = 50
 _MOST_GONE = 10  # measurements of the baseline run that this run lacks
 _MOST_DETAILS = 10
@@ -43,6 +45,14 @@ _MOST_SECTIONS = 2
 def report(stored: StoredReport) -> str:
     """Return the counts, then a row for each measurement that needs attention, the worst first,
     with their details, then the others, then the messages. Longer lists end with "and N more"."""
+    for details in (_MOST_DETAILS, _MOST_DETAILS // 2, 0):
+        content = _report(stored, details)
+        if len(content) <= _LONGEST:
+            break
+    return content
+
+
+def _report(stored: StoredReport, most_details: int) -> str:
     whole, ordered = stored.run, summary.worst_first(stored.outcomes)
     concerning = summary.concerning(ordered)
     quiet = ordered[len(concerning) :]
@@ -74,7 +84,7 @@ def report(stored: StoredReport) -> str:
         _code(whole.problem) if whole.problem else "",
         _list([*guard.lines(whole)]),
         _table([*rows[:_MOST_ROWS], *gone[:_MOST_GONE]], concerning),
-        *map(_details, detailed[:_MOST_DETAILS]),
+        *map(_details, detailed[:most_details]),
         _quiet(quiet, room, open_=not concerning) if quiet else "",
         *(_section(*section) for section in sections[:_MOST_SECTIONS]),
         _more(len(sections) - _MOST_SECTIONS, "section"),

@@ -15,6 +15,7 @@ from pytest_ddpperf.cli import init
 from pytest_ddpperf.cli.main import main
 from pytest_ddpperf.plugin.results import RunResults
 from pytest_ddpperf.records import codec
+from pytest_ddpperf.records.guard import Kind, Loosened
 from pytest_ddpperf.records.outcome import Outcome, RunInfo
 from pytest_ddpperf.records.samples import FactChange, Status, TestId
 from pytest_ddpperf.report import markdown, page
@@ -243,6 +244,27 @@ def test_fifty_rows_are_shown_and_the_others_counted(measured: Outcome) -> None:
     assert text.count("```text") == (10 if measured in (RED, DOUBT) else 0)
     assert "\nAnd 950 more rows: see the JSON report.\n" in text
     assert " more remarks: see the JSON report.\n" in text
+
+
+def test_names_may_be_long_and_full_of_what_html_spells_out() -> None:
+    name = "'" * 400
+    noted = replace(RED, notes=("x" * 5_000,), evidence=("y" * 1_000,))
+    reds = [
+        replace(each, nodeid=f"{each.test.name}{name}")
+        for each in many(noted, 60)
+    ]
+    text = report(
+        *reds,
+        messages=[f"{i} {'m' * 500}" for i in range(30)],
+        sections={f"{i}{name}": ("line " * 2_000,) for i in range(3)},
+        guard=[
+            Loosened(kind=kind, since=since, name="n" * 500)
+            for kind in Kind
+            for since in ("a", "b", "c")
+        ],
+    )
+    assert 50_000 < len(text) <= 60_000
+    assert rows(text, "REGRESSED") == 50
 
 
 def test_the_worst_rows_come_first() -> None:
