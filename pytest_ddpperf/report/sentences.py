@@ -538,6 +538,10 @@ def gate_failure(outcome: Outcome, width: int = text.WIDTH) -> str:
     return "\n".join(_gate_failure(outcome, width))
 
 
+# What is in quotes is a part of its own.
+_BEFORE_OPTION = re.compile(r"""'[^']*'|"[^"]*"| (?=-)""")
+
+
 def _gate_failure(outcome: Outcome, width: int) -> Lines:
     verdict, compared = outcome.verdict, decided_on(outcome)
     assert verdict is not None
@@ -558,12 +562,13 @@ def _gate_failure(outcome: Outcome, width: int) -> Lines:
     if outcome.accept:
         title = "record:   " if compared is None else "accept:   "
         line = title + outcome.accept
-        # A shell reads the divided command as one line.
-        yield (
-            line
-            if len(line) <= width
-            else line.replace(" -", f" \\\n{' ' * 10}-")
-        )
+        if len(line) > width:
+            # A shell reads the divided command as one line.
+            end = f" \\\n{' ' * 10}"
+            line = _BEFORE_OPTION.sub(
+                lambda part: end if part[0] == " " else part[0], line
+            )
+        yield line
 
 
 def _comparison(

@@ -952,6 +952,14 @@ def test_no_line_of_a_failed_gate_is_wider_than_the_terminal() -> None:
         assert shlex.split(shell) == shlex.split(command)
 
 
+def test_a_command_is_not_divided_within_quotes() -> None:
+    words = ["pytest", "a.py::b[lr -1 -2]", "--rootdir", "it's -a 'b' -c", "-n"]
+    red = replace(outcome(verdict(Status.REGRESSED)), accept=shlex.join(words))
+    _, _, command = sentences.gate_failure(red, 30).partition("accept:   ")
+    assert command.count("\\\n") == 2
+    assert shlex.split(command.replace("\\\n", "")) == words
+
+
 def test_a_traceback_stays_as_it_is_in_a_narrow_terminal() -> None:
     place, code = f'  File "{"a" * 30}.py", line 3, in f', "    " + "b = c " * 6
     lines = [
