@@ -220,12 +220,17 @@ def share(value: float) -> str:
     return (
         f"{_in_three_digits(1 + value)}x"
         if value >= 1
-        else f"{100 * value:+.{_decimals(value)}f} %"
+        else f"{_percent(value, _decimals(value))} %"
     )
 
 
 def _decimals(value: float) -> int:
     return 1 if abs(value) < 0.0995 else 0
+
+
+def _percent(value: float, decimals: int) -> str:
+    """Return a share as a signed number, "+0.0" for what is rounded to nothing."""
+    return f"{100 * round(value, decimals + 2) + 0.0:+.{decimals}f}"
 
 
 def interval(change: Interval) -> str:
@@ -237,10 +242,7 @@ def interval(change: Interval) -> str:
         low, high = (_in_three_digits(1 + bound) for bound in bounds)
     else:
         decimals = _decimals(change.estimate)
-        low, high = (
-            f"{100 * round(bound, decimals + 2) + 0.0:+.{decimals}f}"
-            for bound in bounds
-        )
+        low, high = (_percent(bound, decimals) for bound in bounds)
     return f"{share(change.estimate)} [{low}, {high}]"
 
 

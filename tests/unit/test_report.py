@@ -214,10 +214,15 @@ def test_both_sides_have_one_unit_and_a_change_of_more_than_double_is_a_factor()
     assert text.seconds(0.0201, signed=True) == "+20.1 ms"
     changes = [
         Interval(estimate=e, low=low, high=h)
-        for e, low, h in ((-0.013, -0.05, 0.026), (0.51, -0.09, 1e9))
+        for e, low, h in (
+            (-0.013, -0.05, 0.026),
+            (-0.0004, -0.01, 0.01),
+            (0.51, -0.09, 1e9),
+        )
     ]
     assert list(map(text.interval, changes)) == [
         "-1.3 % [-5.0, +2.6]",
+        "+0.0 % [-1.0, +1.0]",
         "+51 % [-9, +9999]",
     ]
     assert (
