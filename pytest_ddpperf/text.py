@@ -113,8 +113,8 @@ def wrap_text(lines: str, width: int) -> Lines:
 
 
 def terminal_width() -> int:
-    """Return the columns of a line: those of the terminal, at most 100."""
-    return min(WIDTH, shutil.get_terminal_size((WIDTH, 0)).columns)
+    """Return the columns of a line: those of the terminal, from 20 to 100."""
+    return min(WIDTH, max(20, shutil.get_terminal_size((WIDTH, 0)).columns))
 
 
 def wrap_for_terminal(lines: Iterable[str]) -> Lines:

@@ -358,6 +358,13 @@ def test_lines_fit_into_the_terminal(
     assert [line for line in lines if line.endswith("  REGRESSED")]
 
 
+def test_a_terminal_without_columns_ends_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "1")
+    assert diff(tmp_path, [outcome(0.1)], [outcome(0.15)]) == 1
+
+
 # --- names
 
 
