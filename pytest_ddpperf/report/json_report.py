@@ -167,9 +167,8 @@ def report_of(path: Path, content: dict[str, Any]) -> StoredReport:
             path,
             f"has schema {schema}; this version of pytest-ddpperf reads up to {SCHEMA}: upgrade it",
         )
-    run = _decode(
-        path, RunInfo, _run_fields({**content.get("summary", {}), **content})
-    )
+    counts = _table(path, content, "summary")
+    run = _decode(path, RunInfo, _run_fields({**counts, **content}))
     outcomes = _decode(path, tuple[Outcome, ...], measurements, "measurements")
     for number, outcome in enumerate(outcomes):
         sides = {
@@ -181,7 +180,8 @@ def report_of(path: Path, content: dict[str, Any]) -> StoredReport:
                 raise FileError(
                     path, f"measurements[{number}].{place}.samples.{problem}"
                 )
-    base, gone = content.get("base"), content.get("only_in_base", ())
+    base = _table(path, content, "base")
+    gone = content.get("only_in_base", ())
     return StoredReport(
         paths=(path,),
         runs=(run,),
@@ -191,6 +191,10 @@ def report_of(path: Path, content: dict[str, Any]) -> StoredReport:
         else (),
         only_before=_decode(path, tuple[Gone, ...], gone, "only_in_base"),
     )
+
+
+def _table(path: Path, content: Mapping[str, Any], name: str) -> dict[str, Any]:
+    return _decode(path, dict[str, Any], content.get(name, {}), name)
 
 
 def _run_fields(content: Mapping[str, Any]) -> dict[str, Any]:
@@ -205,8 +209,11 @@ def _decode(path: Path, kind: type[T], data: object, place: str = "") -> T:
     try:
         return codec.decode(kind, data)
     except codec.CodecError as error:
-        dot = "." if place and not str(error).startswith("[") else ""
-        raise FileError(path, f"{place}{dot}{error}") from error
+        inner = error.path
+        dot = "." if place and inner and not inner.startswith("[") else ""
+        raise FileError(
+            path, f"{place}{dot}{inner}: {error.problem}"
+        ) from error
 
 
 def merged(reports: Sequence[StoredReport]) -> StoredReport:

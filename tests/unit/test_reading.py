@@ -138,7 +138,10 @@ def test_what_is_no_report_is_named_with_what_is_wrong(
         (("machine", "torch"), [], "facts[...]: expected "),
         (("summary", "skipped"), "1", "skipped: expected `int`, got `str`"),
         (("messages", 1), 7, "messages[1]: expected `str`, got `int`"),
+        (("summary",), None, "summary: expected `object`, got `null`"),
+        (("base",), "x", "base: expected `object`, got `str`"),
         (("base",), {"commit": 7}, "base.commit: expected `str`, got `int`"),
+        (("only_in_base",), 7, "only_in_base: expected `array`, got `int`"),
         (
             ("only_in_base",),
             [{"ranks": "2 gloo"}],
