@@ -574,7 +574,7 @@ def _last_session(arguments: argparse.Namespace) -> Recording:
     store = Store(arguments.baseline_dir)
     test = arguments.test
     sessions = []
-    for path in store.files() if store.root.is_dir() else ():
+    for path in store.files() if os.path.isdir(store.root) else ():
         baseline = store.read_file(path)
         name = f"{baseline.test.module}.py::{baseline.test.name}"
         without_parameters, _, _ = name.partition("[")

@@ -143,9 +143,9 @@ def _resolved(config: pytest.Config, row: Row, value: str, source: str) -> Path:
     path = Path(os.path.abspath(anchor / value))
     # other problems of a path are noted when it is written
     problem = ""
-    if row.parser == "file" and path.is_dir():
+    if row.parser == "file" and os.path.isdir(path):
         problem = "is a folder: name the file to write"
-    if row.parser == "folder" and path.is_file():
+    if row.parser == "folder" and os.path.isfile(path):
         problem = "is a file: name a folder"
     if problem:
         raise OptionError(row.option, str(path), problem)

@@ -637,6 +637,13 @@ def test_a_file_cannot_take_what_needs_a_folder(
     )
 
 
+@pytest.mark.parametrize("option", ["--ddp-json", "--ddp-baseline-dir"])
+def test_a_path_that_cannot_be_looked_at_is_refused_when_it_is_used(
+    read: Callable[..., Settings], option: str
+) -> None:
+    assert read(None, f"{option}={'a' * 300}")
+
+
 COMPARISONS = [
     ("--ddp-against", "HEAD"),
     ("--ddp-against", "self"),
