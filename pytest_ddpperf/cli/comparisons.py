@@ -196,7 +196,7 @@ def _run(
 
 
 def _digest(*words: str) -> str:
-    return hashlib.sha256("\0".join(words).encode()).hexdigest()[:16]
+    return hashlib.sha256(os.fsencode("\0".join(words))).hexdigest()[:16]
 
 
 Key = tuple[str, str]  # the label of a measurement, and a metric

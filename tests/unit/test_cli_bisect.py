@@ -760,6 +760,10 @@ def test_the_ends_must_be_measured(project: Project, bisect: Call) -> None:
     assert len(project.asked) == 2  # what stood in the way may be gone
 
 
+def test_names_need_not_be_unicode(project: Project) -> None:
+    assert comparisons.Runs(TEST, ["--rootdir=\udcff"]).folder
+
+
 def test_of_several_measurements_one_that_regressed_is_searched_for(
     project: Project, monkeypatch: pytest.MonkeyPatch
 ) -> None:
