@@ -11,6 +11,7 @@ import sys
 import tempfile
 import textwrap
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -67,14 +68,15 @@ def _run(arguments: argparse.Namespace) -> int:
     program = arguments.program
     if program[0] == "--":
         program = program[1:]
-    test = _test_of(program)
+    test = test_of(program)
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "test_train.py"
         report = Path(folder) / "run.json"
         removes_itself = _REMOVES_ITSELF.format(
             folder=folder, parent=os.getpid()
         )
-        file.write_text(removes_itself + test)
+        # what is no Unicode, as in some names of files, is written as Python has it
+        file.write_text(removes_itself + test, "utf-8", "backslashreplace")
         command = [
             *(sys.executable, "-m", "pytest", "-q", "-c", os.devnull),
             *("-p", "no:cacheprovider", "-p", "no:benchmark"),
@@ -117,14 +119,16 @@ def _run(arguments: argparse.Namespace) -> int:
     return console.OK
 
 
-def _test_of(program: Sequence[str]) -> str:
+def test_of(program: Sequence[str]) -> str:
     """Return a test that times the program; raises UsageError if it is no file."""
     named = 2 if program[0] == "-m" else 1
     if named == 1 and not Path(program[0]).is_file():
         raise console.UsageError(f"{program[0]}: there is no such file")
-    call = list(map(json.dumps, program[:named]))
+    # in double quotes; JSON's escapes of an emoji are not Python's
+    quoted = partial(json.dumps, ensure_ascii=False)
+    call = list(map(quoted, program[:named]))
     if rest := program[named:]:
-        call.append(f"args={json.dumps(rest)}")
+        call.append(f"args={quoted(rest)}")
     script = f"ddp_benchmark.script({', '.join(call)})"
     return f"def test_train(ddp_benchmark):\n    {script}\n"
 

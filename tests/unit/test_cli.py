@@ -7,12 +7,14 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 from pytest_ddpperf import __version__
 from pytest_ddpperf.baseline import Store
-from pytest_ddpperf.cli import diff, main
+from pytest_ddpperf.cli import commands, diff, main
 from pytest_ddpperf.history.entries import add_entry
 from pytest_ddpperf.records.samples import Baseline, Status, TestId
 from tests.unit.test_baseline_command import SESSION
@@ -160,6 +162,20 @@ def test_a_history_needs_no_more_than_the_recipe_installs(
     imported = {*ended.stdout.splitlines()[-1].split()} - {"pytest_ddpperf"}
     # msgspec imports it if it is there
     assert imported - {"typing_extensions"} == {*installed[1].split()}
+
+
+def test_a_program_and_its_arguments_have_any_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    program = ["\U0001f600.py", "\xe9", "\udcff", '"\\']
+    Path(program[0]).touch()
+    test = commands.test_of(program).encode("utf-8", "backslashreplace")
+    made: dict[str, Any] = {}
+    exec(test, made)
+    fixture = Mock()
+    made["test_train"](fixture)
+    fixture.script.assert_called_once_with(program[0], args=program[1:])
 
 
 def test_the_command_is_installed() -> None:
