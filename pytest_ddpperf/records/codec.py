@@ -109,16 +109,25 @@ def dumps(data: Json) -> str:
         raise CodecError("", "a number is not finite") from None
 
 
-def _text(data: Json, indent: str, durations: bool) -> str:
+# Tables of figures of the users' own, whose names say nothing of clocks.
+_NAMED_BY_USERS = ("figures", "recorded")
+
+
+def _text(
+    data: Json, indent: str, durations: bool, by_users: bool = False
+) -> str:
     inner = indent + "  "
     if isinstance(data, dict) and data:
         items = []
         for key in sorted(data):
             value = data[key]
             # a single number may be a fact, or the inverse of a rate
-            is_table = not isinstance(value, float)
+            is_table = not (by_users or isinstance(value, float))
             are = durations or (is_table and key.endswith("_seconds"))
-            items.append(f"{json.dumps(key)}: {_text(value, inner, are)}")
+            named = key in _NAMED_BY_USERS
+            items.append(
+                f"{json.dumps(key)}: {_text(value, inner, are, named)}"
+            )
         return _block("{", items, "}", indent)
     if isinstance(data, (list, tuple)) and data:
         if not all(type(item) in (int, float) for item in data):

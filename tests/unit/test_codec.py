@@ -281,6 +281,12 @@ def test_text_is_made_for_review():
     )
 
 
+def test_figures_of_users_are_not_rounded_whatever_they_are_called():
+    values = {"token_seconds": {"values": [[[3.214e-8]]]}}
+    data = {"figures": values, "recorded": {"op_seconds": [[[3.214e-8]]]}}
+    assert loads(dumps(data).encode()) == data
+
+
 def test_text_of_a_record_reads_back_to_the_nanosecond():
     samples = replace(
         SAMPLES, step_seconds=((0.1234567894999, 0.5), (0.125, 1.0))
