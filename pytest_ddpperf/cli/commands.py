@@ -20,7 +20,13 @@ from pytest_ddpperf.baseline import Store
 from pytest_ddpperf.cli import console
 from pytest_ddpperf.records.errors import BaselineError
 from pytest_ddpperf.records.samples import Baseline, TestId
-from pytest_ddpperf.report import figures, json_report, markdown, terminal
+from pytest_ddpperf.report import (
+    figures,
+    json_report,
+    markdown,
+    sentences,
+    terminal,
+)
 
 _SHARDS = (
     "Several reports, the shards of a CI job for example, become one; if several measured the same"
@@ -97,9 +103,18 @@ def _run(arguments: argparse.Namespace) -> int:
             check=False,
             preexec_fn=console.end_with_us(),
         )
-        outcomes = []
+        outcomes, notes = [], []
         if report.exists():
-            outcomes = [*json_report.read([report]).outcomes]
+            stored = json_report.read([report])
+            outcomes = [*stored.outcomes]
+            for outcome in outcomes:
+                # a baseline below our own folder is no concern of the user's
+                notes += [
+                    note
+                    for note in sentences.notes(outcome)
+                    if folder not in note
+                ]
+            notes += stored.runs[0].messages
     if ended.returncode or not outcomes:
         console.say(ended.stdout.splitlines())
         if ended.returncode == console.USAGE_ERROR:
@@ -111,6 +126,8 @@ def _run(arguments: argparse.Namespace) -> int:
         [
             shlex.join(program),
             *lines,
+            *(f"note: {note}" for note in notes),
+            "",
             "A test that does the same, say tests/perf/test_train.py:",
             "",
             *textwrap.indent(test, "    ").splitlines(),

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import importlib
 import json
-import multiprocessing
 import os
 import re
 import sys
@@ -187,6 +186,8 @@ def noting_group(
     with what to do instead."""
 
     def noting(*args: Any, **options: Any) -> Any:
+        import multiprocessing
+
         size = options.get("world_size") or -1
         if size < 0:
             size = int(os.environ.get("WORLD_SIZE", 1))

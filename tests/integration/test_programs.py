@@ -291,6 +291,7 @@ def test_the_command_shows_a_program_and_the_test_that_does_the_same(
     assert "0.007" in ended.stdout
     assert ended.stdout.startswith("train.py --milliseconds=7\n")
     assert "all_reduce.count 1," in ended.stdout
+    assert "there is no baseline" not in ended.stdout
     assert (
         '    ddp_benchmark.script("train.py", args=["--milliseconds=7"])'
         in ended.stdout
