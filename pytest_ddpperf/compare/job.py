@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pytest_ddpperf.baseline import content
 from pytest_ddpperf.options.settings import Settings
 from pytest_ddpperf.records.figure import figures_of
+from pytest_ddpperf.records.messages import ReadyToMeasure
 from pytest_ddpperf.records.plan import (
     COUNTER_LIMITS,
     Limits,
@@ -51,6 +52,17 @@ class Job:
     def launches(self) -> int:
         """How many launches there are before the first look."""
         return self.settings.launches
+
+    @property
+    def ready(self) -> ReadyToMeasure:
+        """The event that a test asks for this measurement; all nodes of a launch have to ask for
+        the same."""
+        return ReadyToMeasure(
+            label=self.test.label,
+            plan=self.plan,
+            batch_size=self.batch_size,
+            facts=self.facts,
+        )
 
     def limits(self, sides: Sequence[Measurement]) -> Limits:
         """Return the limits that apply to its plan, and to the figures of the user's own that

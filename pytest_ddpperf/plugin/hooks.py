@@ -28,7 +28,6 @@ from pytest_ddpperf.plugin.items import (
     nodeid_of,
 )
 from pytest_ddpperf.plugin.reporter import Reporter, prepare_files
-from pytest_ddpperf.plugin.role import LeadsNodes
 from pytest_ddpperf.plugin.snapshot import take_snapshot, why_not_compared
 from pytest_ddpperf.plugin.state import RUN, Run
 
@@ -77,7 +76,7 @@ def pytest_configure(config: pytest.Config) -> None:
     run = Run(config)
     config.stash[RUN] = run
     given = definitions.given(config)
-    if given or isinstance(run.role, LeadsNodes):
+    if given or run.role.other_nodes:
         _check(run)
     if not run.worker:
         writes = given and not _only_shows(config)
@@ -104,7 +103,7 @@ def _check(run: Run) -> None:
     in_one_process = settings.records or compares
     if not in_one_process and settings.suite_plots:
         in_one_process = "--ddp-suite-plots"
-    if not in_one_process and isinstance(run.role, LeadsNodes):
+    if not in_one_process and run.role.other_nodes:
         in_one_process = "a run on several nodes"
     if in_one_process and run.config.getoption("dist", "no") != "no":
         raise pytest.UsageError(

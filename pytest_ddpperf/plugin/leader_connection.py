@@ -12,8 +12,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from pytest_ddpperf.baseline import Store
-from pytest_ddpperf.compare import run
 from pytest_ddpperf.compare.job import Job
 from pytest_ddpperf.compare.result import Measured
 from pytest_ddpperf.compare.rounds import Launches, Round, combine
@@ -23,6 +21,10 @@ from pytest_ddpperf.launch.failed_ranks import text_with_output
 from pytest_ddpperf.launch.launcher import unpickle
 from pytest_ddpperf.launch.remote_ranks import Part
 from pytest_ddpperf.launch.template import Templates
+from pytest_ddpperf.plugin.process import PytestProcess
+from pytest_ddpperf.plugin.remote import connected_nodes
+from pytest_ddpperf.plugin.role import Call, PytestRole
+from pytest_ddpperf.plugin.session import Session
 from pytest_ddpperf.records import codec
 from pytest_ddpperf.records.errors import BaseSideError, DdpPerfError
 from pytest_ddpperf.records.messages import (
@@ -43,8 +45,6 @@ from pytest_ddpperf.records.messages import (
     Progress,
     RaiseError,
     Ready,
-    ReadyToCall,
-    ReadyToMeasure,
     ReleaseLocks,
     RunStretch,
     SampleStacks,
@@ -55,7 +55,6 @@ from pytest_ddpperf.records.messages import (
     WaitingForLock,
     changed,
 )
-from pytest_ddpperf.records.plan import Function, Plan
 from pytest_ddpperf.records.samples import (
     LaunchSamples,
     Reason,
@@ -71,18 +70,19 @@ _RELAY_SECONDS = 0.5
 OVER = "the leader has ended the test"
 
 
-class LeaderConnection:
-    """The connection to the pytest that leads."""
+class LeaderConnection(PytestRole):
+    """The role of a pytest that another one started for another version: it measures as that one
+    asks, over the connection to it."""
 
-    nodes = 1  # that tests of this pytest may have ranks on
+    works_for_leader = True
 
     def __init__(self, lines: Lines, start: StartPytest) -> None:
         self._lines = lines
         self._orders: list[Order] = []
-        self.relay = _Relay(self)
+        self.relay: Observer = _Relay(self)
         self.over = False  # nothing more will be asked of the test that runs
         self._asked = 0  # how often the test that runs asked for something
-        self.trees = codec.decode(Trees, start.trees)
+        self.trees: Trees = codec.decode(Trees, start.trees)
         self.folder = start.folder
         self.rpc = start.rpc
         # to the other nodes that this pytest leads, by node
@@ -91,9 +91,13 @@ class LeaderConnection:
         for node, descriptor in start.connections.items():
             os.set_inheritable(descriptor, False)
             self.connections[node] = Lines(socket.socket(fileno=descriptor))
-        self.templates = Templates()
+        self.templates: Templates = Templates()
         if start.rank_server is not None:
             self.templates.add(start.rank_server, start.variables)
+
+    def prepare(self, run: PytestProcess) -> None:
+        if self.connections:
+            self.lead(connected_nodes(run, self.address, self.connections))
 
     def send(self, event: Event) -> None:
         """Send an event; raises KeyboardInterrupt if the leader is gone."""
@@ -124,15 +128,17 @@ class LeaderConnection:
     def begin_test(self) -> None:
         self.over, self._asked = False, 0
 
-    def carry_out(self, job: Job, launcher: Launcher, store: Store) -> Measured:
+    def _carry_out(
+        self, job: Job, session: Session, observer: Observer
+    ) -> Measured:
         """Launch as often as the leader asks; raises BaseSideError when it has ended the test."""
+        launcher = session.launcher
         if not job.gate:  # nothing is compared, so nothing is asked
-            return replace(
-                run.carry_out(job, launcher, store, self.relay), fails=False
-            )
+            measured = session.comparison(job, observer)()
+            return replace(measured, fails=False)
         self._check_test()
         launches: Launches = ()
-        self.send(ready_job(job))
+        self.send(job.ready)
         while True:
             order = self.order()
             match order:
@@ -185,16 +191,6 @@ class LeaderConnection:
             self.send(Launched(replace(launched, output=())))
         return launched
 
-    def call(
-        self,
-        plan: Plan,
-        function: Function,
-        args: Sequence[Any],
-        launcher: Launcher,
-    ) -> list[Any]:
-        """Call the function on ranks of this pytest; return the results by rank."""
-        return launcher.call(plan, function, args, self.relay)
-
     def _check_test(self) -> None:
         """Raise BaseSideError if the leader has ended the test, or the test imported the other
         tree."""
@@ -239,39 +235,26 @@ class _Relay(Observer):
         self._leader.send(Progress(int(phase), step, steps))
 
 
-def ready_job(job: Job) -> ReadyToMeasure:
-    """Return the event that a test asks for a measurement; all nodes of a launch have to ask for
-    the same."""
-    return ReadyToMeasure(
-        label=job.test.label,
-        plan=job.plan,
-        batch_size=job.batch_size,
-        facts=job.facts,
-    )
-
-
-def ready_call(plan: Plan, function: Function) -> ReadyToCall:
-    """Return the event that a test asks for a call."""
-    return ReadyToCall(payload.name_of(function), plan)
-
-
 class NodeLeaderConnection(LeaderConnection):
-    """The connection to the node that leads."""
+    """The same on another node than the leader's."""
 
     def __init__(self, lines: Lines, start: StartPytest) -> None:
         super().__init__(lines, start)
         self.node, self.nodes = start.node, start.nodes
         self._interface = start.interface
 
-    def carry_out(self, job: Job, launcher: Launcher, store: Store) -> Measured:
+    def _carry_out(
+        self, job: Job, session: Session, observer: Observer
+    ) -> Measured:
         """Take part as often as the leader asks; raises BaseSideError when it has ended the
         test."""
         if job.plan.nodes == 1:  # the first node does it by itself
-            return super().carry_out(replace(job, gate=False), launcher, store)
+            job = replace(job, gate=False)
+            return super()._carry_out(job, session, observer)
 
         setup, *others = job.setups
         task = partial(payload.dumps, "measure", setup, others)
-        end = self._take_part(launcher, ready_job(job), task)
+        end = self._take_part(session.launcher, job.ready, task)
         if not isinstance(end, EndMeasurement) or not end.samples:
             self.over = True
             raise BaseSideError(OVER)
@@ -279,18 +262,14 @@ class NodeLeaderConnection(LeaderConnection):
             job, end.samples, _verdict(end.verdict), fails=end.fails
         )
 
-    def call(
-        self,
-        plan: Plan,
-        function: Function,
-        args: Sequence[Any],
-        launcher: Launcher,
+    def _call(
+        self, call: Call, launcher: Launcher, observer: Observer
     ) -> list[Any]:
         """Take part in a call as often as the leader asks; return the results by rank."""
-        if plan.nodes == 1:
-            return super().call(plan, function, args, launcher)
-        task = partial(payload.dumps, "call", function, args)
-        end = self._take_part(launcher, ready_call(plan, function), task)
+        if call.plan.nodes == 1:
+            return super()._call(call, launcher, observer)
+        task = partial(payload.dumps, "call", call.function, call.args)
+        end = self._take_part(launcher, call.ready, task)
         assert isinstance(end, EndCall), "the leader's test asks for the same"
         return unpickle(end.results)
 

@@ -8,7 +8,7 @@ import shlex
 import signal
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +19,6 @@ from pytest_ddpperf.launch.request import inherited
 from pytest_ddpperf.options import definitions
 from pytest_ddpperf.options.settings import read_settings
 from pytest_ddpperf.plugin.items import conftests, named_tests
-from pytest_ddpperf.plugin.leader_connection import LeaderConnection
 from pytest_ddpperf.plugin.process import PytestProcess
 from pytest_ddpperf.plugin.snapshot import take_snapshot
 from pytest_ddpperf.records.errors import DdpPerfError, NodesError
@@ -212,13 +211,13 @@ def meet_nodes(run: PytestProcess) -> OtherNodes | None:
 
 
 def connected_nodes(
-    run: PytestProcess, leader: LeaderConnection
+    run: PytestProcess, address: str, connections: Mapping[int, Lines]
 ) -> ConnectedNodes:
-    """Return the other nodes whose connections the leader gave to this pytest; raises
-    pytest.UsageError."""
-    nodes = ConnectedNodes(leader.address, run.settings.timeout_seconds)
+    """Return the other nodes whose connections, by node, the leader gave to this pytest, which they
+    reach by `address`; raises pytest.UsageError."""
+    nodes = ConnectedNodes(address, run.settings.timeout_seconds)
     try:
-        nodes.add(leader.connections)
+        nodes.add(connections)
     except NodesError as error:
         raise pytest.UsageError(str(error)) from None
     return nodes

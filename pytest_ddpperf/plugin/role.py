@@ -28,10 +28,10 @@ if TYPE_CHECKING:
     from pytest_ddpperf.compare.result import Measured
     from pytest_ddpperf.launch import Launcher, Observer
     from pytest_ddpperf.launch.template import Templates
-    from pytest_ddpperf.plugin.leader_connection import LeaderConnection
     from pytest_ddpperf.plugin.process import PytestProcess
     from pytest_ddpperf.plugin.session import Session
     from pytest_ddpperf.records.guard import Judged, Loosened
+    from pytest_ddpperf.records.messages import ReadyToCall
     from pytest_ddpperf.records.outcome import Outcomes
     from pytest_ddpperf.records.plan import Function, Plan, Variables
     from pytest_ddpperf.records.samples import Facts
@@ -42,9 +42,6 @@ if TYPE_CHECKING:
     # what is weaker than before, and why that fails the run
     Weaker = tuple[tuple[Loosened, ...], str]
 
-# The pytest that asked for this one.
-LEADER: pytest.StashKey[LeaderConnection] = pytest.StashKey()
-
 
 class Call(NamedTuple):
     """What `ddp_run` asks for: `function(ctx, *args)` on every rank of a fresh group."""
@@ -54,33 +51,60 @@ class Call(NamedTuple):
     function: Function
     args: Sequence[Any]
 
+    @property
+    def ready(self) -> ReadyToCall:
+        """The event that a test asks for this call."""
+        from pytest_ddpperf.records.messages import ReadyToCall
+        from pytest_ddpperf.wire import payload
+
+        return ReadyToCall(payload.name_of(self.function), self.plan)
+
 
 class PytestRole:
-    """The base of all roles: a pytest that measures by itself, and has no others to care for."""
+    """The base of all roles: a pytest that measures by itself. On the first of several nodes its
+    tests may have ranks on all of them."""
 
     works_for_leader = False
     nodes = 1  # that a test may have ranks on
     # whether there will be RPC launches, if a leader says so
     rpc: bool | None = None
     folder = ""  # as `Launcher` has it
-    other_nodes: ConnectedNodes | None = None
+    other_nodes: ConnectedNodes | None = None  # which this one leads
+    relay: Observer | None = None  # what lets a leader watch launches
     # that ranks import from, if there is another version
     trees: Trees | None = None
     templates: Templates | None = None  # of rank servers, if a leader gave some
 
-    # --- collection
+    def prepare(self, run: PytestProcess) -> None:
+        """Called once, before all else; raises pytest.UsageError."""
 
-    def measuring_as(self, own: PytestRole) -> PytestRole:
-        """Return the role of a pytest that measures as `own` does, on all nodes that this one
-        has."""
-        return own
+    def lead(self, other_nodes: ConnectedNodes | None) -> None:
+        """Lead other nodes, if there are any."""
+        if other_nodes is not None:
+            self.other_nodes = other_nodes
+            self.nodes = other_nodes.count
+
+    # --- collection
 
     def start(self, run: PytestProcess) -> None:
         """Let the others collect at the same time as this pytest; raises DdpPerfError."""
+        if self.other_nodes is not None:
+            from pytest_ddpperf.plugin import remote
+
+            self.other_nodes.start(remote.for_nodes(run.config))
 
     def await_others(self, run: PytestProcess) -> None:
         """Wait until the others have collected. Raises AgainstError if nothing differs from the
         other version, and NodesError if another node has other code or another kind of machine."""
+        if self.other_nodes is None:
+            return
+        from pytest_ddpperf.remote.worktree import one_tree, sources_here
+
+        # of the current code with its tests: the other version has copies
+        trees = one_tree(run.config.rootpath)
+        if self.works_for_leader and self.trees is not None:
+            trees = self.trees
+        self.other_nodes.collected(sources_here(trees), run.session.facts())
 
     def confirms(self, run: PytestProcess) -> SideOf | str:
         """Return what starts the code of a baseline, to confirm suspicions, or why nothing can;
@@ -89,7 +113,9 @@ class PytestRole:
 
     def facts(self) -> Facts:
         """Return what the machine line says of the others."""
-        return {}
+        if self.other_nodes is None:
+            return {}
+        return {"machines": str(self.other_nodes)}
 
     def environments(self) -> Mapping[str, Variables]:
         """Return the variables of ranks of other versions, by version."""
@@ -97,20 +123,54 @@ class PytestRole:
 
     # --- a test
 
-    def observer(self, observer: Observer) -> Observer:
-        """Return what watches a launch: `observer`, unless it is the leader's to watch."""
-        return observer
-
     def call(
         self, call: Call, launcher: Launcher, observer: Observer
     ) -> list[Any]:
         """Carry out a call, and return the results by rank; raises the errors of a launch."""
+        plan = call.plan
+        observer = self.relay or observer
+        if self.other_nodes is None or plan.nodes == 1:
+            return self._call(call, launcher, observer)
+        from pytest_ddpperf.launch.launcher import unpickle
+        from pytest_ddpperf.records.messages import EndCall
+        from pytest_ddpperf.wire import payload
+
+        with self.other_nodes.together(
+            call.nodeid, call.ready, plan.nodes
+        ) as end:
+            task = payload.dumps("call", call.function, call.args)
+            results = launcher.call_for_bytes(plan, task, observer)
+            end(EndCall(results))
+        return unpickle(results)
+
+    def _call(
+        self, call: Call, launcher: Launcher, observer: Observer
+    ) -> list[Any]:
+        """As `call`, without other nodes that this one leads."""
         return launcher.call(call.plan, call.function, call.args, observer)
 
     def carry_out(
         self, job: Job, session: Session, observer: Observer
     ) -> Measured:
         """Measure and judge; raises the errors of a launch, and BaselineError."""
+        nodes = job.plan.nodes
+        observer = self.relay or observer
+        if self.other_nodes is None or nodes == 1:
+            return self._carry_out(job, session, observer)
+        from pytest_ddpperf.records.messages import EndMeasurement
+
+        with self.other_nodes.together(job.nodeid, job.ready, nodes) as end:
+            measured = self._carry_out(job, session, observer)
+            samples = tuple(
+                replace(launch, output=()) for launch in measured.launches
+            )
+            end(EndMeasurement(samples, measured.verdict, measured.fails))
+        return measured
+
+    def _carry_out(
+        self, job: Job, session: Session, observer: Observer
+    ) -> Measured:
+        """As `carry_out`, of this node's part in it."""
         compare = session.comparison(job, observer)
         measured = compare()
         session.refuse_worse(measured)
@@ -118,7 +178,10 @@ class PytestRole:
 
     def end_test(self) -> list[str]:
         """End a test everywhere; return what failed elsewhere in its setup or teardown."""
-        return []
+        if self.other_nodes is None:
+            return []
+        self.other_nodes.leave()
+        return self.other_nodes.failed()
 
     # --- the end
 
@@ -129,6 +192,8 @@ class PytestRole:
 
     def messages(self) -> list[str]:
         """Return what the end of the run says of the others."""
+        if self.other_nodes is not None:
+            return self.other_nodes.reported
         count = os.environ.get("LOCAL_WORLD_SIZE", "1")
         if count != "1" and "TORCHELASTIC_RUN_ID" in os.environ:
             return [
@@ -142,14 +207,13 @@ class PytestRole:
 
     def close(self, status: int) -> None:
         """End the others, with the exit status of this pytest."""
+        if self.other_nodes is not None:
+            self.other_nodes.close(status)
 
 
 class ComparesStored(PytestRole):
     """A pytest that compares with stored baselines, and may start the code of one, on all nodes, to
     confirm a suspicion."""
-
-    def __init__(self, other_nodes: ConnectedNodes | None = None) -> None:
-        self.other_nodes = other_nodes
 
     def guard(self, run: PytestProcess, outcomes: Outcomes) -> Weaker:
         settings = run.settings
@@ -188,6 +252,10 @@ class LooksAtVersion(PytestRole):
         self._judged: Judged | None = None  # the current tests
 
     def start(self, run: PytestProcess) -> None:
+        super().start(run)
+        self._start_side(run)
+
+    def _start_side(self, run: PytestProcess) -> None:
         # Code that is not there any more may be why there is no test.
         self._side.look(always=not any(map(measures, run.items)))
         self._read_judged(run)
@@ -245,7 +313,7 @@ class LeadsVersion(LooksAtVersion):
         self.trees = side.trees
         self._items: Mapping[str, pytest.Item] = {}  # by node id
 
-    def start(self, run: PytestProcess) -> None:
+    def _start_side(self, run: PytestProcess) -> None:
         self._side.start()
 
     def changed(self) -> Sequence[str]:
@@ -254,17 +322,18 @@ class LeadsVersion(LooksAtVersion):
     def await_others(self, run: PytestProcess) -> None:
         from pytest_ddpperf.remote.worktree import sources_here
 
+        super().await_others(run)
         self._items = {nodeid_of(item): item for item in run.items}
         self._side.collect(sources_here(self._side.trees))
         self._read_judged(run)
 
     def facts(self) -> Facts:
-        return {"against": str(self._side.version)}
+        return {**super().facts(), "against": str(self._side.version)}
 
     def environments(self) -> Mapping[str, Variables]:
         return {str(self._side.version): self._side.environ}
 
-    def carry_out(
+    def _carry_out(
         self, job: Job, session: Session, observer: Observer
     ) -> Measured:
         from pytest_ddpperf.compare.unreached import take_unreached
@@ -282,134 +351,19 @@ class LeadsVersion(LooksAtVersion):
         return unreached or session.comparison(job, observer)(side)
 
     def end_test(self) -> list[str]:
+        failed = super().end_test()
         self._side.leave()
-        return []
-
-    def close(self, status: int) -> None:
-        self._side.close()
-
-
-class LeadsNodes(PytestRole):
-    """A pytest on the first of several nodes, whose tests may have ranks on all of them. How it
-    measures is its `own` role: by itself, next to another version, or for a leader."""
-
-    def __init__(self, other_nodes: ConnectedNodes, own: PytestRole) -> None:
-        self.other_nodes: ConnectedNodes = other_nodes
-        self.own = own
-        self.nodes = other_nodes.count
-        self.works_for_leader, self.rpc = own.works_for_leader, own.rpc
-        self.trees, self.folder = own.trees, own.folder
-        self.templates = own.templates
-
-    def measuring_as(self, own: PytestRole) -> PytestRole:
-        return LeadsNodes(self.other_nodes, own)
-
-    def start(self, run: PytestProcess) -> None:
-        from pytest_ddpperf.plugin import remote
-
-        self.other_nodes.start(remote.for_nodes(run.config))
-        self.own.start(run)
-
-    def await_others(self, run: PytestProcess) -> None:
-        from pytest_ddpperf.remote.worktree import one_tree, sources_here
-
-        # of the current code with its tests: the other version has copies
-        trees = one_tree(run.config.rootpath)
-        if self.works_for_leader and self.trees is not None:
-            trees = self.trees
-        self.other_nodes.collected(sources_here(trees), run.session.facts())
-        self.own.await_others(run)
-
-    def confirms(self, run: PytestProcess) -> SideOf | str:
-        return self.own.confirms(run)
-
-    def facts(self) -> Facts:
-        return {"machines": str(self.other_nodes), **self.own.facts()}
-
-    def environments(self) -> Mapping[str, Variables]:
-        return self.own.environments()
-
-    def call(
-        self, call: Call, launcher: Launcher, observer: Observer
-    ) -> list[Any]:
-        plan = call.plan
-        if plan.nodes == 1:
-            return self.own.call(call, launcher, observer)
-        from pytest_ddpperf.launch.launcher import unpickle
-        from pytest_ddpperf.plugin.leader_connection import ready_call
-        from pytest_ddpperf.records.messages import EndCall
-        from pytest_ddpperf.wire import payload
-
-        ready = ready_call(plan, call.function)
-        with self.other_nodes.together(call.nodeid, ready, plan.nodes) as end:
-            task = payload.dumps("call", call.function, call.args)
-            results = launcher.call_for_bytes(
-                plan, task, self.own.observer(observer)
-            )
-            end(EndCall(results))
-        return unpickle(results)
-
-    def carry_out(
-        self, job: Job, session: Session, observer: Observer
-    ) -> Measured:
-        if job.plan.nodes == 1:
-            return self.own.carry_out(job, session, observer)
-        from pytest_ddpperf.plugin.leader_connection import ready_job
-        from pytest_ddpperf.records.messages import EndMeasurement
-
-        with self.other_nodes.together(
-            job.nodeid, ready_job(job), job.plan.nodes
-        ) as end:
-            measured = self.own.carry_out(job, session, observer)
-            samples = tuple(
-                replace(launch, output=()) for launch in measured.launches
-            )
-            end(EndMeasurement(samples, measured.verdict, measured.fails))
-        return measured
-
-    def end_test(self) -> list[str]:
-        self.other_nodes.leave()
-        return [*self.other_nodes.failed(), *self.own.end_test()]
-
-    def changed(self) -> Sequence[str]:
-        return self.own.changed()
-
-    def messages(self) -> list[str]:
-        return [*self.other_nodes.reported]
-
-    def guard(self, run: PytestProcess, outcomes: Outcomes) -> Weaker:
-        return self.own.guard(run, outcomes)
+        return failed
 
     def close(self, status: int) -> None:
         try:
-            self.own.close(status)
+            self._side.close()
         finally:
-            self.other_nodes.close(status)
+            super().close(status)
 
 
-class WorksForLeader(PytestRole):
-    """A pytest that another one started: of another version, or on another node."""
-
-    works_for_leader = True
-
-    def __init__(self, leader: LeaderConnection) -> None:
-        self._leader = leader
-        self.nodes, self.rpc = leader.nodes, leader.rpc
-        self.trees, self.folder = leader.trees, leader.folder
-        self.templates = leader.templates
-
-    def observer(self, observer: Observer) -> Observer:
-        return self._leader.relay
-
-    def call(
-        self, call: Call, launcher: Launcher, observer: Observer
-    ) -> list[Any]:
-        return self._leader.call(call.plan, call.function, call.args, launcher)
-
-    def carry_out(
-        self, job: Job, session: Session, observer: Observer
-    ) -> Measured:
-        return self._leader.carry_out(job, session.launcher, session.store)
+# The role of a pytest that another one started.
+LEADER = pytest.StashKey[PytestRole]()
 
 
 def choose_role(run: PytestProcess) -> PytestRole:
@@ -417,17 +371,11 @@ def choose_role(run: PytestProcess) -> PytestRole:
     version as soon as the tests that measure are known: see `Run.start_others`."""
     leader = run.config.stash.get(LEADER, None)
     if leader is not None:
-        if not leader.connections:
-            return WorksForLeader(leader)
-        from pytest_ddpperf.plugin import remote
-
-        return LeadsNodes(
-            remote.connected_nodes(run, leader), WorksForLeader(leader)
-        )
+        leader.prepare(run)
+        return leader
+    own = ComparesStored()
     if "TORCHELASTIC_RUN_ID" in os.environ:
         from pytest_ddpperf.plugin import remote
 
-        other_nodes = remote.meet_nodes(run)
-        if other_nodes is not None:
-            return LeadsNodes(other_nodes, ComparesStored(other_nodes))
-    return ComparesStored()
+        own.lead(remote.meet_nodes(run))
+    return own

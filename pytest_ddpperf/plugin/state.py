@@ -126,13 +126,15 @@ class Run:
             side = remote.another_version(self, items, self.role.other_nodes)
             has_any = any(map(measures, self.items))
             why = side.checkout.nothing_to_compare() if has_any else ""
-            if why or not has_any:
-                self.role = self.role.measuring_as(LooksAtVersion(side))
+            kind = LooksAtVersion if why or not has_any else LeadsVersion
+            other_nodes = self.role.other_nodes
+            self.role = kind(side)
+            self.role.lead(other_nodes)
+            if kind is LooksAtVersion:
                 self.role.start(self)
                 if why:
                     self._skip_measurements(why)
                 return
-            self.role = self.role.measuring_as(LeadsVersion(side))
         # first: git opens files, of which some are watched from then on
         _ = self.report
         self.role.start(self)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from itertools import cycle
 from pathlib import Path
 from types import SimpleNamespace
@@ -297,6 +298,12 @@ def test_what_another_version_measures_without_a_gate_fails_nothing_there(
     asked: dict[str, Any] = {"gate": False, "fail_on": frozenset({"not-gated"})}
     assert measure(LAUNCH, Store(tmp_path), **asked).fails
     there = LeaderConnection.__new__(LeaderConnection)
-    there.relay = Observer()  # type: ignore[assignment]
+    there.relay = Observer()
     launcher: Any = SimpleNamespace(measure=lambda *_: LAUNCH)
-    assert not there.carry_out(job(**asked), launcher, Store(tmp_path)).fails
+    session: Any = SimpleNamespace(
+        launcher=launcher,
+        comparison=lambda job, observer: partial(
+            carry_out, job, launcher, Store(tmp_path), observer
+        ),
+    )
+    assert not there.carry_out(job(**asked), session, Observer()).fails

@@ -18,9 +18,8 @@ from pytest_ddpperf.plugin.role import (
     LEADER,
     Call,
     ComparesStored,
-    LeadsNodes,
     LeadsVersion,
-    WorksForLeader,
+    PytestRole,
     choose_role,
 )
 from pytest_ddpperf.records.guard import Kind, Loosened
@@ -32,18 +31,16 @@ PLAN = Plan(world_size=2, backend="gloo", device="cpu")
 
 
 class Recorder:
-    """A launcher and a leader that only note what is asked of them."""
-
-    nodes, rpc, trees, folder, templates = 1, True, None, "", None
-    connections: dict[int, Any] = {}
+    """A launcher that only notes what is asked of it."""
 
     def __init__(self) -> None:
         self.asked: list[str] = []
 
     def call(
-        self, plan: Plan, function: Any, args: Any, last: Any
+        self, plan: Plan, function: Any, args: Any, observer: Any
     ) -> list[Any]:
         self.asked.append(f"call on {plan.nodes}")
+        self.observer = observer
         return [0, 1]
 
     def call_for_bytes(
@@ -51,6 +48,11 @@ class Recorder:
     ) -> tuple[bytes]:
         self.asked.append(f"call on {plan.nodes} for bytes")
         return (pickle.dumps(7),)
+
+
+def leading(role: PytestRole, nodes: Any) -> PytestRole:
+    role.lead(nodes)
+    return role
 
 
 class Nodes:
@@ -90,20 +92,15 @@ def test_a_pytest_works_for_its_leader_or_else_alone(
     monkeypatch.delenv("TORCHELASTIC_RUN_ID", raising=False)
     config = pytester.parseconfig("-p", "no:randomly")
     assert type(choose_role(run(config))) is ComparesStored
-    leader: Any = Recorder()
+    leader = PytestRole()
+    leader.relay = Observer()
     config.stash[LEADER] = leader
     role = choose_role(run(config))
-    assert isinstance(role, WorksForLeader)
-    assert (role.works_for_leader, role.rpc, role.confirms(run(config))) == (
-        True,
-        True,
-        "",
-    )
+    assert role is leader
+    assert role.confirms(run(config)) == ""
     launcher: Any = Recorder()
     assert role.call(Call("a", PLAN, list, ()), launcher, Observer()) == [0, 1]
-    assert (leader.asked, launcher.asked) == (["call on 1"], []), (
-        "the connection of the leader makes the call"
-    )
+    assert launcher.observer is leader.relay
 
 
 def test_another_version_is_left_with_each_test_and_closed_at_the_end() -> None:
@@ -139,7 +136,7 @@ def test_of_several_pytests_on_a_machine_each_says_that_it_runs_all_tests(
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "a")
     assert [role.messages() for role in alone] == [[said], [said]]
     # the others of a node end at once
-    over_nodes = LeadsNodes(nodes, ComparesStored(nodes))
+    over_nodes = leading(ComparesStored(), nodes)
     assert over_nodes.messages() == nodes.reported
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "1")
     assert [role.messages() for role in alone] == [[], []]
@@ -154,7 +151,7 @@ def test_a_baseline_is_confirmed_on_all_nodes_of_the_run(
         remote, "start_commit", lambda *all: started.append(all)
     )
     process = SimpleNamespace(worker=False)
-    confirms: Any = LeadsNodes(nodes, ComparesStored(nodes)).confirms
+    confirms: Any = leading(ComparesStored(), nodes).confirms
     confirms(process)("1a2b", 60.0)
     confirms = ComparesStored().confirms
     confirms(process)("1a2b", 60.0)
@@ -185,13 +182,13 @@ def test_a_raised_limit_is_found_over_nodes_but_not_what_a_run_of_one_saved(
     outcomes: Any = ["a"]
     found = ComparesStored().guard(process, outcomes)[0]
     assert [each.kind for each in found] == [Kind.LIMIT, Kind.NOT_COMPARED]
-    found = ComparesStored(nodes).guard(process, outcomes)[0]
+    found = leading(ComparesStored(), nodes).guard(process, outcomes)[0]
     assert [each.kind for each in found] == [Kind.LIMIT]
 
 
 def test_other_nodes_take_part_in_what_has_ranks_on_them() -> None:
     nodes: Any = Nodes()
-    role, launcher = LeadsNodes(nodes, ComparesStored()), Recorder()
+    role, launcher = leading(ComparesStored(), nodes), Recorder()
     call = Call("test_a.py::test_a", PLAN, list, ())
     asked: Any = launcher
     assert role.call(call, asked, Observer()) == [0, 1]
