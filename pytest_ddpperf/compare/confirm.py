@@ -11,7 +11,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from pytest_ddpperf import text
@@ -67,28 +67,25 @@ def weigh(
     )
 
 
+@dataclass
 class Confirmation:
     """What a run has for confirming suspicions: seconds, and the baseline side that is alive."""
 
-    def __init__(
-        self,
-        seconds: float,
-        rootdir: Path,
-        baseline_dir: Path,
-        side_of: SideOf | str,
-    ) -> None:
-        """`side_of` starts a commit's own tests; a string says why nothing is confirmed, "" if
-        nobody asked for it."""
-        self._budget = seconds
-        self._left = seconds
-        self._rootdir, self._baseline_dir = rootdir, baseline_dir
-        self._side_of = side_of
-        self._side: BaseSide | None = None
-        self._commit = ""  # of the side
-        self._failed: dict[str, str] = {}  # by commit, why it has no side
-        # commands that would fetch the code of baselines
-        self._fetch: dict[str, None] = {}
-        self._unaffordable = 0  # suspicions for which no time was left
+    _budget: float  # seconds
+    _rootdir: Path
+    _baseline_dir: Path
+    # starts a commit's own tests; a string says why nothing is confirmed, "" if nobody asked for it
+    _side_of: SideOf | str
+    _side: BaseSide | None = None
+    _commit: str = ""  # of the side
+    # by commit, why it has no side
+    _failed: dict[str, str] = field(default_factory=dict)
+    # commands that would fetch the code of baselines
+    _fetch: dict[str, None] = field(default_factory=dict)
+    _unaffordable: int = 0  # suspicions for which no time was left
+
+    def __post_init__(self) -> None:
+        self._left = self._budget
 
     def confirm(self, measured: Measured, compare: Compare) -> Measured:
         """Return `measured` or, if there is a suspicion, what re-measuring the baseline's code

@@ -10,7 +10,7 @@ import signal
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -102,24 +102,23 @@ class _Place(NamedTuple):
     words: str
 
 
+@dataclass
 class Diagnosis:
     """Finds out what happened to the ranks of one launch."""
 
-    def __init__(
-        self,
-        folder: Path,
-        board: Board,
-        plan: Plan,
-        dump: Callable[[], None],
-        take_in: Callable[[], None],
-    ) -> None:
-        """`dump` asks every rank for its stacks, `take_in` reads what has arrived from them."""
-        self._folder, self._board, self._plan = folder, board, plan
-        self._dump, self._take_in = dump, take_in
-        # by rank, where some hang
-        self.started: Mapping[int, Started] = {}
-        self._progress: list[int] = []  # that the ranks of a program have made
-        self._progress_at = 0.0
+    _folder: Path
+    _board: Board
+    _plan: Plan
+    _dump: Callable[[], None]  # asks every rank for its stacks
+    _take_in: Callable[[], None]  # reads what has arrived from them
+    # by rank, where some hang
+    started: Mapping[int, Started] = field(default_factory=dict)
+    # that the ranks of a program have made
+    _progress: list[int] = field(default_factory=list)
+    _progress_at: float = 0.0
+
+    def __post_init__(self) -> None:
+        plan = self._plan
         self.late = f"did not end within {plan.timeout_seconds:g} s ({plan.timeout_setting})"
 
     def _place(self, rank: Peer) -> _Place:

@@ -13,7 +13,7 @@ from contextlib import (
     contextmanager,
     nullcontext,
 )
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -82,40 +82,32 @@ def _facts(windows: Windows) -> FoundFacts:
     return found
 
 
+@dataclass
 class Launcher:
     """Launches of one pytest session, one after the other, over one rank server; those of
-    references over another one, since they are alive at the same time.
+    references over another one, since they are alive at the same time."""
 
-    `modules` yields the test modules and conftests as name -> file. `rpc`: there will be RPC
-    launches, so their imports are preloaded. `trees`: where the ranks import the user's code from;
-    samples then list what they imported. `folder` is removed if this process is killed. `nodes`:
-    the other nodes, for plans that have several. `takes_locks`: whether measurements hold the locks
-    of their cores or devices. `templates`: of its rank server; they are closed with it.
-    """
+    # yields the test modules and conftests as name -> file
+    modules: Callable[[], Mapping[str, str]]
+    # there will be RPC launches, so their imports are preloaded
+    rpc: bool = False
+    # where the ranks import the user's code from; samples then list what they imported
+    trees: Trees | None = None
+    folder: str = ""  # removed if this process is killed
+    nodes: Nodes | None = None  # the other nodes, for plans that have several
+    # whether measurements hold the locks of their cores or devices
+    takes_locks: bool = True
+    # of its rank server; they are closed with it
+    templates: Templates = field(default_factory=Templates)
+    _facts: FoundFacts | None = None
+    # of accelerators, by CUDA, when facts were asked for
+    _visible: str | None = None
 
-    def __init__(
-        self,
-        modules: Callable[[], Mapping[str, str]],
-        *,
-        rpc: bool = False,
-        trees: Trees | None = None,
-        folder: str = "",
-        nodes: Nodes | None = None,
-        takes_locks: bool = True,
-        templates: Templates | None = None,
-    ) -> None:
-        self._modules = modules
-        self._takes_locks = takes_locks
-        self._nodes = nodes
-        self._rpc = rpc
-        self._trees = trees
-        self._templates = templates or Templates()
-        self._server = RankServer(self._templates, trees, folder)
-        self._reference_server = RankServer(self._templates, trees, folder)
+    def __post_init__(self) -> None:
+        made_with = self.templates, self.trees, self.folder
+        self._server = RankServer(*made_with)
+        self._reference_server = RankServer(*made_with)
         self._began = time.time()
-        self._facts: FoundFacts | None = None
-        # of accelerators, by CUDA, when facts were asked for
-        self._visible: str | None = None
 
     def probe(self, preload: Sequence[str], timeout: float) -> Facts:
         """Return what the machine and its torch offer (see `rank.environment.probe`), from one
@@ -210,16 +202,16 @@ class Launcher:
         every += [codec.from_json(Imported, result) for result in served]
         facts |= read_by(imported.variables for imported in every)
         files: dict[str, str] = {}
-        if self._trees is not None:
+        if self.trees is not None:
             files = self._digests(delivery.opened)
             # another node does not know what both versions have
             own = {
                 file
                 for imported in every
                 for file in imported.files
-                if not self._trees.keeps(file)
+                if not self.trees.keeps(file)
             }
-            files |= self._trees.digests(own)
+            files |= self.trees.digests(own)
         notes = (*delivery.notes, *self._compare_nodes(delivery.files))
         return collect(
             plan,
@@ -235,16 +227,16 @@ class Launcher:
     def _digests(self, opened: Opened) -> dict[str, str]:
         """Return the digests of the files that processes of this node opened; raises BaseSideError
         if one is of the other tree."""
-        if self._trees is None:
+        if self.trees is None:
             return {}
-        opened.refuse_strays(self._trees)
-        return opened.digests(self._trees, self._began)
+        opened.refuse_strays(self.trees)
+        return opened.digests(self.trees, self._began)
 
     def _compare_nodes(self, files: Mapping[str, Digests]) -> Iterator[str]:
         """Yield, in words, which nodes read other data than this one has, by the digests of what
         their ranks opened; raises NodesError for code."""
         for node, there in files.items():
-            here = self._trees.digests(there) if self._trees else {}
+            here = self.trees.digests(there) if self.trees else {}
             differing = [
                 file
                 for file, digest in here.items()
@@ -261,10 +253,10 @@ class Launcher:
     def _variables(self) -> Variables:
         """Return this process's variables. A path in either tree is the same fact on both sides."""
         environ = with_hash_seed(os.environ)
-        if self._trees is None:
+        if self.trees is None:
             return environ
         return {
-            name: self._trees.as_current(value)
+            name: self.trees.as_current(value)
             for name, value in environ.items()
         }
 
@@ -307,7 +299,7 @@ class Launcher:
     def close(self) -> None:
         self._server.stop()
         self._reference_server.stop()
-        self._templates.close()
+        self.templates.close()
 
     @contextmanager
     def alone(self, plan: Plan, observer: Observer) -> Iterator[None]:
@@ -327,7 +319,7 @@ class Launcher:
     ) -> AbstractContextManager[Sequence[Path]]:
         """Hold the locks of this node, which starts so many of the processes; yields their
         paths."""
-        if not self._takes_locks:
+        if not self.takes_locks:
             return nullcontext(())
         addresses = str(
             (self._facts or {}).get("device_addresses") or ""
@@ -343,9 +335,9 @@ class Launcher:
 
     def ready_for(self, plan: Plan) -> None:
         """Start a rank server for these launches, unless there is one; raises DdpPerfError."""
-        self._rpc = self._rpc or plan.rpc
+        self.rpc = self.rpc or plan.rpc
         preload = plan.preload
-        if self._rpc:
+        if self.rpc:
             preload += _RPC_PRELOAD
         self._server_for(plan).ensure(os.environ, preload)
 
@@ -399,18 +391,18 @@ class Launcher:
             rank_request,
             plan=plan,
             part=part,
-            modules=self._modules(),
-            trees=self._trees,
+            modules=self.modules(),
+            trees=self.trees,
             **further,
         )
         return launch_files(self._server_for(plan), request, task)
 
     @property
     def _other_nodes(self) -> Nodes:
-        assert self._nodes is not None, (
+        assert self.nodes is not None, (
             "a plan for several nodes in a run on one"
         )
-        return self._nodes
+        return self.nodes
 
 
 def unpickle(results: Sequence[bytes]) -> list[Any]:

@@ -11,6 +11,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from typing import IO, NoReturn
 
 from pytest_ddpperf.launch.template import (
@@ -63,22 +64,20 @@ _START_SECONDS = 300.0
 _END_SECONDS = 5.0
 
 
+@dataclass
 class RankServer:
     """One server process at a time. Not for threads: its template is started from the main one,
     with which it dies."""
 
-    def __init__(
-        self, templates: Templates, trees: Trees | None = None, folder: str = ""
-    ) -> None:
-        """`trees`: where to import from. `folder`: removed by the server if
-        pytest is killed."""
-        self._templates, self._trees, self._folder = templates, trees, folder
-        # that it was forked from, if this pytest started that
-        self._template: Template | None = None
-        self._lines: Lines | None = None
-        self._log: IO[bytes] | None = None
-        self._made_for: tuple[object, ...] = ()
-        self.pid = 0
+    _templates: Templates
+    _trees: Trees | None = None  # where to import from
+    _folder: str = ""  # removed by the server if pytest is killed
+    # that it was forked from, if this pytest started that
+    _template: Template | None = None
+    _lines: Lines | None = None
+    _log: IO[bytes] | None = None
+    _made_for: tuple[object, ...] = ()
+    pid: int = 0
 
     def ensure(
         self, variables: Mapping[str, str], preload: Sequence[str]

@@ -80,7 +80,7 @@ def pytest_configure(config: pytest.Config) -> None:
         _check(run)
     if not run.worker:
         writes = given and not _only_shows(config)
-        _register(run, Reporter(run, writes=writes), "ddpperf-reporter")
+        _register(run, Reporter(run, writes), "ddpperf-reporter")
 
 
 def _register(run: Run, plugin: object, name: str) -> None:

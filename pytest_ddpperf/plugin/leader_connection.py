@@ -7,7 +7,7 @@ import socket
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -216,12 +216,12 @@ class LeaderConnection(PytestRole):
         return None
 
 
+@dataclass
 class _Relay(Observer):
     """Lets the pytest that leads watch."""
 
-    def __init__(self, leader: LeaderConnection) -> None:
-        self._leader = leader
-        self._reported = 0.0
+    _leader: LeaderConnection
+    _reported: float = 0.0
 
     def waiting(self, resource: Path) -> None:
         self._leader.send(WaitingForLock(str(resource)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from pytest_ddpperf import text
@@ -38,15 +38,15 @@ class Place(NamedTuple):
     sees_one_device: bool = False  # as `Plan` has it
 
 
+@dataclass
 class Places:
     """The places that the tests of a run were given so far."""
 
-    def __init__(
-        self, of_run: Settings, role: PytestRole, facts: Callable[[], Facts]
-    ) -> None:
-        """`facts` returns those of the machine, from a probe rank."""
-        self._of_run, self._role, self._facts = of_run, role, facts
-        self._lines: dict[str, None] = {}  # in the order of their first test
+    _of_run: Settings
+    _role: PytestRole
+    _facts: Callable[[], Facts]  # of the machine, from a probe rank
+    # in the order of their first test
+    _lines: dict[str, None] = field(default_factory=dict)
 
     def find(
         self,

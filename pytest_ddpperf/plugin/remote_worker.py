@@ -9,6 +9,7 @@ import socket
 import sys
 from collections.abc import Generator
 from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import NoReturn
 
 import pytest
@@ -63,20 +64,20 @@ def main(descriptor: int, fields: codec.Json) -> NoReturn:
     sys.argv[:] = start.argv
     if leader.trees.base != leader.trees.current:
         install(leader.trees)
-    plugin = WorkerPlugin(leader, own_tests=start.own_tests)
+    plugin = WorkerPlugin(leader, start.own_tests)
     sys.exit(pytest.main(start.arguments, plugins=[plugin]))
 
 
+@dataclass(eq=False)
 class WorkerPlugin:
     """The plugin of a remote pytest: it runs the tests that the leader names."""
 
-    def __init__(self, leader: LeaderConnection, *, own_tests: bool) -> None:
-        """`own_tests`: a baseline's code is measured again, a test now and then."""
-        self._leader, self._own_tests = leader, own_tests
-        self._errors: dict[str, str] = {}
-        self._reports: list[pytest.TestReport] = []
-        self._broken = False  # whether a fixture of the test failed
-        self._apart = False  # whether one did that has to be reported
+    _leader: LeaderConnection
+    own_tests: bool  # a baseline's code is measured again, a test now and then
+    _errors: dict[str, str] = field(default_factory=dict)
+    _reports: list[pytest.TestReport] = field(default_factory=list)
+    _broken: bool = False  # whether a fixture of the test failed
+    _apart: bool = False  # whether one did that has to be reported
 
     @pytest.hookimpl(wrapper=True)
     def pytest_load_initial_conftests(self) -> Generator[None, None, None]:
@@ -139,7 +140,7 @@ class WorkerPlugin:
             # What fixtures of a baseline's code start must not disturb the measurements in
             # between.
             following = (
-                None if self._own_tests else _following(session.items, item)
+                None if self.own_tests else _following(session.items, item)
             )
             self._run(item, following)
 

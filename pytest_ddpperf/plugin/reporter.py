@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Generator
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -12,13 +13,13 @@ import pytest
 from pytest_ddpperf.plugin.state import Run
 
 
+@dataclass(eq=False)
 class Reporter:
-    """Reports the results, in the only process or in xdist's controller. `writes`: reports that are
-    files, too."""
+    """Reports the results, in the only process or in xdist's controller."""
 
-    def __init__(self, run: Run, *, writes: bool) -> None:
-        self._run, self._writes = run, writes
-        self._refused = ""  # why no test will run
+    _run: Run
+    _writes: bool  # reports that are files, too
+    _refused: str = ""  # why no test will run
 
     @pytest.hookimpl(wrapper=True)
     def pytest_collection(self) -> Generator[None, object, object]:

@@ -13,6 +13,7 @@ import sys
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass, field
 from functools import wraps
 from typing import Any, NoReturn
 
@@ -27,16 +28,14 @@ from pytest_ddpperf.records.samples import Window
 from pytest_ddpperf.wire.figures import FigureReader
 
 
+@dataclass
 class Loop:
-    """The steps of a program, in the process that makes it and not in its children. `deliver` takes
-    what was measured, and does not return."""
+    """The steps of a program, in the process that makes it and not in its children."""
 
-    def __init__(
-        self, rank: TimedRank, deliver: Callable[[Window], NoReturn]
-    ) -> None:
-        self._pid = os.getpid()
-        self._deliver = deliver
-        self._state: Learning | Warming | Timing = Learning(rank)
+    _state: Learning | Warming | Timing
+    # takes what was measured, and does not return
+    _deliver: Callable[[Window], NoReturn]
+    _pid: int = field(default_factory=os.getpid)
 
     def learned(self, ended_ns: list[int]) -> bool:
         """It is known where steps end, or turns out to be otherwise; some have ended at these
@@ -78,7 +77,7 @@ def run(
 ) -> NoReturn:
     """Run a program until its window is over. `fail` reports an error and ends the rank; in a child
     of the rank it does nothing. `end_child` ends such a child, with an error or without."""
-    loop = Loop(rank, deliver)
+    loop = Loop(Learning(rank), deliver)
     updates = Updates(loop.step_ended, loop.learned, fail)
     # The phases of `rank` are stamped by now: what ends a step is stamped before the step ends.
     if rank.plan.boundary == UPDATE:

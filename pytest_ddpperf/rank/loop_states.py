@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Iterable
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from statistics import multimode
 from typing import Any
@@ -54,11 +54,11 @@ def _advise(rank: TimedRank) -> str:
     )
 
 
+@dataclass
 class Learning:
     """It is not known yet where steps end: no step has ended."""
 
-    def __init__(self, rank: TimedRank) -> None:
-        self._rank = rank
+    _rank: TimedRank
 
     def learned(self, ended_ns: list[int]) -> Warming:
         """It is known where steps end, of which some have ended at these times."""
@@ -226,23 +226,21 @@ class Warming:
 ENDS_OTHERWISE = "steps end otherwise than in the warm-up: raise --ddp-warmup"
 
 
+@dataclass
 class Timing:
     """The window. A step that is shorter than the usual ones is left out, and its stretch goes on
     after it, in another part; not the next one, for epochs end otherwise."""
 
-    def __init__(
-        self, rank: TimedRank, warmed: warm_up.WarmUp, usual: int, unfit: str
-    ) -> None:
-        """Steps have as many backward passes as is `usual`."""
-        self._rank = rank
-        self._warmed = warmed
-        self._usual = usual
-        self._unfit = unfit
-        self._taken: list[Stretch] = []  # the parts with counted steps
-        # steps of each stretch that was asked for
-        self._counted: list[int] = []
-        self._left_out = 0
-        self._is_short = False  # the last step was left out
+    _rank: TimedRank
+    _warmed: warm_up.WarmUp
+    _usual: int  # backward passes of a step
+    _unfit: str
+    # the parts with counted steps
+    _taken: list[Stretch] = field(default_factory=list)
+    # steps of each stretch that was asked for
+    _counted: list[int] = field(default_factory=list)
+    _left_out: int = 0
+    _is_short: bool = False  # the last step was left out
 
     def begin(self) -> Timing | Window:
         rank, steps = self._rank, self._rank.board.steps(0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any
 
@@ -67,7 +68,7 @@ def rank_phases(
             begin,
             own_starts if has_ddp else (),
             still_open(stamps[place:first], open_kinds),
-            knows_waits=arrivals is not None,
+            arrivals is not None,
         )
         if not step.take(stamps[first:last], end) or (
             step.open and before is None
@@ -115,25 +116,21 @@ def still_open(stamps: Sequence[Stamp], before: Sequence[int]) -> list[int]:
     return found
 
 
+@dataclass
 class _Step:
     """Divides one step into pieces, each a phase and its end."""
 
-    def __init__(
-        self,
-        begin: int,
-        starts: Sequence[int],
-        open_kinds: list[int],
-        *,
-        knows_waits: bool,
-    ) -> None:
-        self.pieces: list[tuple[str, int]] = []
-        self.open = open_kinds
-        self._at = begin
-        self._starts = starts  # of collectives that DDP may wait for
-        self._knows_waits = knows_waits
-        self._waited_until = begin
-        self._gaps: list[int] = []  # pieces whose phase depends on what follows
-        self._last = ""  # phase, gaps and waits left out
+    _at: int  # first, where the step begins
+    _starts: Sequence[int]  # of collectives that DDP may wait for
+    open: list[int]
+    _knows_waits: bool
+    pieces: list[tuple[str, int]] = field(default_factory=list)
+    # pieces whose phase depends on what follows
+    _gaps: list[int] = field(default_factory=list)
+    _last: str = ""  # phase, gaps and waits left out
+
+    def __post_init__(self) -> None:
+        self._waited_until = self._at
 
     def take(self, stamps: Sequence[Stamp], end: int) -> bool:
         """Divide the step at its `stamps`; return whether they are well nested."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from functools import wraps
 from typing import Any
 from weakref import ref
@@ -181,36 +182,30 @@ def _optimizers() -> list[object]:
     ]
 
 
+@dataclass
 class Updates:
     """Watches the backward passes and optimizers of this process."""
 
-    def __init__(
-        self,
-        on_end: Callable[[int], None],
-        on_learned: Callable[[list[int]], bool],
-        fail: Callable[[BaseException], None],
-    ) -> None:
-        """`on_end(passes)` is called where a step ends, with the number of its backward passes.
-        `on_learned(ends)` is called when it is known, or turns out to be otherwise, where steps
-        end, with the times of those so far, in ns; if it returns False, they end as before. `fail`
-        gets what either raises."""
-        self._on_end = on_end
-        self._on_learned = on_learned
-        self._fail = fail
-        self._end = StepEnd()
-        self._unseen = UnseenUpdates()
-        self._last: object = None  # of this run, the last event
-        self._last_ns = 0
-        # how and when the first runs ended, until it is known where steps end
-        self._first_runs: list[tuple[object, int]] = []
-        # backward passes that have not ended: one may call another
-        self._open = 0
-        # since the last step ended; those within an optimizer's step, as LBFGS has, are one
-        self._passes = 0
-        # as many as there were when the optimizer's step under way began
-        self._before_step: int | None = None
-        # whether an optimizer took a step within this backward pass
-        self._within = False
+    # called where a step ends, with the number of its backward passes
+    _on_end: Callable[[int], None]
+    # Called when it is known, or turns out to be otherwise, where steps end, with the times of
+    # those so far, in ns; if it returns False, they end as before.
+    _on_learned: Callable[[list[int]], bool]
+    _fail: Callable[[BaseException], None]  # gets what either raises
+    _end: StepEnd = field(default_factory=StepEnd)
+    _unseen: UnseenUpdates = field(default_factory=UnseenUpdates)
+    _last: object = None  # of this run, the last event
+    _last_ns: int = 0
+    # how and when the first runs ended, until it is known where steps end
+    _first_runs: list[tuple[object, int]] = field(default_factory=list)
+    # backward passes that have not ended: one may call another
+    _open: int = 0
+    # since the last step ended; those within an optimizer's step, as LBFGS has, are one
+    _passes: int = 0
+    # as many as there were when the optimizer's step under way began
+    _before_step: int | None = None
+    # whether an optimizer took a step within this backward pass
+    _within: bool = False
 
     def install(self) -> None:
         """Watch from here on."""

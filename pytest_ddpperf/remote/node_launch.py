@@ -256,7 +256,7 @@ def alone(
         for host, number in sorted(places):
             whose = places[host, number]
             if isinstance(whose, Node):
-                there = _RemoteObserver(whose, observer, taken)
+                there = _RemoteObserver(whose, observer, {**taken})
                 whose = _alone_on(whose, there, late)
             for resource in paused.enter_context(whose):
                 taken[_boot(host), str(resource)] = f"node {number}"
@@ -309,17 +309,13 @@ class _SameMachine(BaseSideError):
     """A node waits for what another node of the same launch has: for ever."""
 
 
+@dataclass
 class _RemoteObserver(Observer):
     """Reports what a member waits for."""
 
-    def __init__(
-        self,
-        member: Node,
-        observer: Observer,
-        taken: Mapping[tuple[str, str], str],
-    ) -> None:
-        """`taken`: by host and resource, which node has it."""
-        self._member, self._observer, self.taken = member, observer, dict(taken)
+    _member: Node
+    _observer: Observer
+    taken: dict[tuple[str, str], str]  # by host and resource, which node has it
 
     def waiting(self, resource: object) -> None:
         path = Path(str(resource))

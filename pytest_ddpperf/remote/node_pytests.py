@@ -9,7 +9,7 @@ import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -34,29 +34,25 @@ _Start = Callable[[Sequence[str]], RemotePytest]
 _END_SECONDS = 45.0
 
 
+@dataclass
 class NodePytests:
     """What starts them. `close` ends those of other versions, with what they left."""
 
-    def __init__(
-        self,
-        settings: Settings,
-        invocation: Invocation,
-        place: Mapping[str, Any],
-        folder: Path,
-        connect: Callable[[int], Lines],
-    ) -> None:
-        """`place` are the fields of StartPytest about this node; `folder` is for the pytest of the
-        current code. `connect` returns a connection to the leader at a port; it raises NodesError
-        and OSError."""
-        self._settings, self._invocation = settings, invocation
-        self._place, self._folder, self._connect = place, folder, connect
-        self._top = one_tree(invocation.rootdir)
-        # of both sides, as on the first node
-        self._templates = Templates()
-        self._further: tuple[str, ...] = ()  # arguments that the leader gave
-        self._threads: list[threading.Thread] = []
-        self._connections: list[socket.socket] = []
-        self._is_over = False
+    _settings: Settings
+    _invocation: Invocation
+    _place: Mapping[str, Any]  # the fields of StartPytest about this node
+    _folder: Path  # for the pytest of the current code
+    # returns a connection to the leader at a port; raises NodesError and OSError
+    _connect: Callable[[int], Lines]
+    # of both sides, as on the first node
+    _templates: Templates = field(default_factory=Templates)
+    _further: tuple[str, ...] = ()  # arguments that the leader gave
+    _threads: list[threading.Thread] = field(default_factory=list)
+    _connections: list[socket.socket] = field(default_factory=list)
+    _is_over: bool = False
+
+    def __post_init__(self) -> None:
+        self._top = one_tree(self._invocation.rootdir)
 
     def start(self, further: Sequence[str]) -> RemotePytest:
         """Start the pytest of the current code, with `further` arguments; raises OSError."""

@@ -4,6 +4,7 @@ one."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from pytest_ddpperf.records.errors import BaseSideError, DdpPerfError
 from pytest_ddpperf.records.messages import (
@@ -28,21 +29,17 @@ class _Gone(Exception):
     """The leader is."""
 
 
+@dataclass
 class NodeWorker:
     """Serves the first node in one run, until the pytest that leads says that it is over, or is
     gone."""
 
-    def __init__(
-        self,
-        leader: Lines,
-        start: Callable[[Sequence[str]], RemotePytest],
-        serve_version: Callable[[ServeVersion], None] | None = None,
-    ) -> None:
-        """`start` starts this node's pytest, with further arguments; `serve_version` begins to
-        serve with another one."""
-        self._leader, self._start = leader, start
-        self._serve_version = serve_version
-        self._pytest: RemotePytest | None = None
+    _leader: Lines
+    # starts this node's pytest, with further arguments
+    _start: Callable[[Sequence[str]], RemotePytest]
+    # begins to serve with another one
+    _serve_version: Callable[[ServeVersion], None] | None = None
+    _pytest: RemotePytest | None = None
 
     def run(self) -> int | None:
         """The status to exit with; None if the leader is gone."""

@@ -12,6 +12,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
@@ -197,20 +198,21 @@ class RemotePytest(Line):
 START_SECONDS = 300.0
 
 
+@dataclass
 class Tests:
     """One test at a time, over one line."""
 
-    def __init__(self, line: Line, patience: float) -> None:
-        """`patience`: seconds without a word of a test, after which something is wrong with the
-        whole process."""
-        self._line, self._patience = line, patience
-        self.known: frozenset[str] = frozenset()
-        self.errors: Mapping[str, str] = {}  # of collection, by file
-        self.lacks_conftest = False  # whether it ended because of one
-        self._started = False  # whether it has a rank server
-        self._test = ""  # that it is in
-        # tests of which no further measurement will come, and why
-        self._ended: dict[str, str] = {}
+    _line: Line
+    # seconds without a word of a test, after which something is wrong with the whole process
+    _patience: float
+    known: frozenset[str] = frozenset()
+    # of collection, by file
+    errors: Mapping[str, str] = field(default_factory=dict)
+    lacks_conftest: bool = False  # whether it ended because of one
+    _started: bool = False  # whether it has a rank server
+    _test: str = ""  # that it is in
+    # tests of which no further measurement will come, and why
+    _ended: dict[str, str] = field(default_factory=dict)
 
     def hello(self, seconds: float) -> None:
         """Raises BaseSideError if there is another version of the plugin."""

@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -280,15 +280,14 @@ def nothing_differs(
     return not differing_files(current.files, base.files)
 
 
+@dataclass
 class RemotePausedLaunch:
-    over = False
-    helpers = 0  # those of the current side are known
-
-    def __init__(self, paused: Paused, ask: Function) -> None:
-        """`ask` sends an order and returns the answer, which has to be of a kind, or raises
-        BaseSideError."""
-        self.steps, self.step_seconds = paused.steps, paused.step_seconds
-        self._ask = ask
+    steps: int
+    step_seconds: float
+    # sends an order and returns the answer, which has to be of a kind, or raises BaseSideError
+    _ask: Function
+    over: bool = False
+    helpers: int = 0  # those of the current side are known
 
     def stretch(self, steps: int) -> None:
         """Run so many steps, of which the first is not counted; returns when all ranks rest. Raises
@@ -688,7 +687,9 @@ class BaseSide:
         context."""
         paused = self.tests.ask(observer, PauseLaunch(steps), Paused)
         ask = partial(self.tests.ask, observer)
-        return dropping(RemotePausedLaunch(paused, ask))
+        return dropping(
+            RemotePausedLaunch(paused.steps, paused.step_seconds, ask)
+        )
 
     def end_measurement(self) -> None:
         """Let the test go on: its measurement is over."""

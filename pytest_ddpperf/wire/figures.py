@@ -11,6 +11,7 @@ import re
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from pytest_ddpperf.records.errors import (
@@ -24,19 +25,16 @@ _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 _EVENTS = "tfevents"  # in the name of each of TensorBoard's files
 
 
+@dataclass
 class FigureReader:
     """Reads the figures that a process, or a program of several, writes from a moment on."""
 
-    def __init__(
-        self, figures: NamedFigures, folder: str, logs: Sequence[str]
-    ) -> None:
-        """`logs` are the files of its output; paths of figures begin at `folder`."""
-        self._figures = figures
-        self._folder = folder
-        self._logs = logs
-        # what was in files before that which counts, by path
-        self._before: dict[str, bytes] = {}
-        self._written_at: dict[str, float] = {}
+    _figures: NamedFigures
+    _folder: str  # where paths of figures begin
+    _logs: Sequence[str]  # the files of its output
+    # what was in files before that which counts, by path
+    _before: dict[str, bytes] = field(default_factory=dict)
+    _written_at: dict[str, float] = field(default_factory=dict)
 
     def begin(self) -> None:
         """From now on it counts what is written."""

@@ -139,7 +139,7 @@ class Bench:
     def of_templates(self) -> int:
         """Count the descriptors of templates, a connection and a log each. A change of variables
         leaves two."""
-        return 2 * len(self.launcher._templates._templates)
+        return 2 * len(self.launcher.templates._templates)
 
     def left(self) -> list[str]:
         """What a launch left behind: processes below the server, and folders."""

@@ -139,7 +139,7 @@ def test_rank_servers_of_one_template_have_one_layout() -> None:
     plan = Plan(world_size=1, backend="gloo", device="cpu")
     launchers = [
         Launcher(dict, templates=templates)
-        for templates in (ours, theirs, None)
+        for templates in (ours, theirs, Templates())
     ]
     try:
         one, same, other = (
@@ -181,11 +181,11 @@ def test_an_import_asks_the_same_finders_on_both_sides(tmp_path: Path) -> None:
 
 
 def test_a_template_that_is_killed_is_replaced(bench: Bench) -> None:
-    template = next(iter(bench.launcher._templates._templates.values()))
+    template = next(iter(bench.launcher.templates._templates.values()))
     assert bench.call(lambda ctx: ctx.rank) == [0, 1]
     template._child.kill()
     assert bench.call(lambda ctx: ctx.rank) == [0, 1]
-    assert template not in bench.launcher._templates._templates.values()
+    assert template not in bench.launcher.templates._templates.values()
     assert template._child.lines.socket.fileno() == -1, "closed"
 
 

@@ -88,7 +88,7 @@ def test_a_launch_says_what_any_rank_imported_where_it_is_asked(
     samples = bench.measure(setup)
     assert (samples.files, samples.others) == ({}, ())
     trees = Trees(current=str(top), base=str(top), kept=())
-    monkeypatch.setattr(bench.launcher, "_trees", trees)
+    monkeypatch.setattr(bench.launcher, "trees", trees)
     samples = bench.measure(setup)
     assert samples.files == trees.digests(
         ["late.py", "of_rank_0.py", "of_rank_1.py"]
@@ -234,7 +234,7 @@ def test_a_launch_that_is_asked_to_samples_where_its_steps_are(
     monkeypatch.syspath_prepend(str(top))
     monkeypatch.setattr(
         bench.launcher,
-        "_trees",
+        "trees",
         Trees(current=str(top), base=str(top), kept=()),
     )
 

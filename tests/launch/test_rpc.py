@@ -171,7 +171,7 @@ def test_a_launch_says_what_any_of_its_processes_imported(
         (tmp_path / f"{name}.py").write_text("")
     monkeypatch.syspath_prepend(top)
     monkeypatch.setattr(
-        bench.launcher, "_trees", Trees(current=top, base=top, kept=())
+        bench.launcher, "trees", Trees(current=top, base=top, kept=())
     )
 
     def trainer(ctx: Any, shared: Any) -> Any:

@@ -534,8 +534,8 @@ def test_other_code_that_ranks_of_a_node_opened_is_an_error_and_other_data_a_not
     for name in ("a.py", "data.bin", "written.log"):
         (tmp_path / name).write_text(name)
     launcher = Launcher.__new__(Launcher)
-    launcher._trees = Trees(current=str(tmp_path), base=str(tmp_path), kept=())
-    there = launcher._trees.digests(["a.py"])
+    launcher.trees = Trees(current=str(tmp_path), base=str(tmp_path), kept=())
+    there = launcher.trees.digests(["a.py"])
     there |= {"data.bin": "other", "only_there.bin": "1", "written.log": ""}
     assert list(launcher._compare_nodes({"node 1 (b)": there})) == [
         "node 1 (b) reads other data than the first node: data.bin"

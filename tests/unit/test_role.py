@@ -106,13 +106,14 @@ def test_a_pytest_works_for_its_leader_or_else_alone(
 def test_another_version_is_left_with_each_test_and_closed_at_the_end() -> None:
     ended: list[str] = []
     side: Any = SimpleNamespace(
-        trees=None,
+        trees="trees",
         version="main",
         environ={"A": "1"},
         leave=lambda: ended.append("test"),
         close=lambda: ended.append("run"),
     )
     role = LeadsVersion(side)
+    assert role.trees == "trees"
     assert (role.facts(), role.environments()) == (
         {"against": "main"},
         {"main": {"A": "1"}},
