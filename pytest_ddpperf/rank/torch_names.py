@@ -19,117 +19,85 @@ import torch
 class TorchName(NamedTuple):
     # the module, and within it the attributes: "torch.amp:GradScaler.update"
     path: str
-    used_for: str
-    unknown: str  # without it
     since: str  # which torch has it: the lowest that we allow, or a later one
     needs_nccl: bool  # a torch built without NCCL lacks it
 
 
-# By what is unknown without them: the names, and what each is used for.
-_NAMES = {
-    "the phases of a step": {
-        "torch.autograd:backward": "see backward passes",
-        "torch.autograd:grad": "see backward passes",
-        "torch._C._distributed_c10d:Work.wait": "see waits for collectives",
-        "torch._C:Future.wait": "see waits for futures",
-        "torch.distributed._functional_collectives:wait_tensor": (
-            "see waits for functional collectives"
-        ),
-        "torch.distributed:_broadcast_coalesced": "see waits for buffers",
-        "torch._C._distributed_c10d:ProcessGroup.send": "name messages",
-        "torch._C._distributed_c10d:ProcessGroup.recv": "name messages",
-        "torch._C._distributed_c10d:ProcessGroup.recv_anysource": "name messages",
-    },
-    "where the steps of a program end": {
-        "torch.amp:GradScaler.update": "see updates",
-        "torch.distributed.fsdp:FSDPModule._get_fsdp_state": (
-            "see which modules synchronise"
-        ),
-        "torch:Tensor._version": "see that parameters change",
-    },
-    "whether a program has the right process group": {
-        "torch.distributed.distributed_c10d:rendezvous": (
-            "let the ranks of a program meet at the store of their launch"
-        ),
-    },
-    "which implementation a backend's name stands for": {
-        "torch.distributed:ProcessGroup._get_backend": "record its class",
-        "torch.distributed.distributed_c10d:_is_torchcomms_backend": (
-            "see which backends torchcomms has"
-        ),
-    },
-    "what a step sends": {
-        "torch.cuda:CUDAGraph.replay": "see what hides operations",
-        "torch.distributed:ProcessGroup.register_pre_hook": "see all that is sent",
-        "torch.distributed.distributed_c10d:_world.pg_names": "find process groups",
-        "torch._C._distributed_c10d:_dump_fr_trace": "read the flight recorder",
-        "torch._C._distributed_c10d:_dump_nccl_trace": "read NCCL's flight recorder",
-        "torch.utils._pytree:tree_leaves": "find an operation's tensors",
-        "torch.utils._python_dispatch:TorchDispatchMode.ignore_compile_internals": (
-            "count in compiled code"
-        ),
-    },
-    "the floating-point operations of a step": {
-        "torch.utils.flop_counter:flop_registry": "find the formula of an operator",
-    },
-    "the gradients that a step synchronises, and their buckets": {
-        "torch.distributed:Reducer.get_backward_stats": "see which modules do",
-        "torch.nn.parallel:DistributedDataParallel._get_ddp_logging_data": (
-            "read their sizes"
-        ),
-    },
-    "whether DDP has rebuilt its buckets in the warm-up": {
-        "torch.nn.parallel.distributed:logger.info": "see that it does",
-    },
-    "the bytes of parameters": {
-        "torch.distributed.tensor:DTensor._local_tensor": "find the shard of a rank",
-    },
-    "what a step compiles": {
-        "torch._dynamo.utils:curr_frame": "count compilations",
-        "torch._dynamo.utils:counters": "count graph breaks",
-    },
-    "what a step sends by RPC": {
-        "torch.distributed.rpc.api:_to_worker_info": "count requests",
-        "torch.distributed.rpc.api:_invoke_rpc_python_udf": "wait for answers",
-        "torch.distributed.rpc.internal:_internal_rpc_pickler.serialize": (
-            "count the tensors that leave"
-        ),
-        "torch.distributed.rpc.internal:_internal_rpc_pickler.deserialize": (
-            "count the tensors that arrive"
-        ),
-        "torch.distributed.rpc.internal:_run_function": "see calls of others",
-        "torch.distributed.rpc:PyRRef.to_here": "count and time calls",
-        "torch.distributed.autograd:backward": "count gradients",
-        "torch.distributed.autograd:context.__exit__": "find unseen gradients",
-        "torch.distributed.autograd:_retrieve_context": "find hooks of gradients",
-        "torch.distributed.autograd:_current_context": "see backwards of others",
-        "torch._C:Future.wait": "time waits",
-        "torch._C._distributed_c10d:Work.get_future": "see waits for collectives",
-    },
-    "which functions of a module take long": {
-        "torch.nn:Module._wrapped_call_impl": "know modules by their callers",
-    },
-    "which program is one of RPC": {
-        "torch.distributed.rpc.api:_ALL_WORKER_NAMES": "say what measures it",
-    },
-    "all that torch.jit.script compiles": {
-        "torch.jit._builtins:_get_builtin_table": "know what is wrapped",
-    },
-    "which models torch.jit.load reads": {
-        "torch._C:import_ir_module": "note their files",
-    },
-    "the switches of torch": {
-        "torch.backends.cuda:matmul.fp32_precision": "record it",
-        "torch.backends.mkldnn:matmul.fp32_precision": "record it",
-        "torch.backends.cudnn:conv.fp32_precision": "record it",
-    },
-    "all: no launch would do without them": {
-        "torch.distributed:ProcessGroupGloo": (
-            "form a group that `destroy_process_group` leaves alone"
-        ),
-        "torch.utils._python_dispatch:TorchDispatchMode": "see operations",
-    },
-}
+# By what is unknown without them; next to each or above it, what it is used for.
+_NAMES = (
+    # --- the phases of a step
+    "torch.autograd:backward",  # see backward passes
+    "torch.autograd:grad",  # see backward passes
+    "torch._C._distributed_c10d:Work.wait",  # see waits for collectives
+    "torch._C:Future.wait",  # see waits for futures
+    "torch.distributed._functional_collectives:wait_tensor",  # see waits for functional collectives
+    "torch.distributed:_broadcast_coalesced",  # see waits for buffers
+    "torch._C._distributed_c10d:ProcessGroup.send",  # name messages
+    "torch._C._distributed_c10d:ProcessGroup.recv",  # name messages
+    "torch._C._distributed_c10d:ProcessGroup.recv_anysource",  # name messages
+    # --- where the steps of a program end
+    "torch.amp:GradScaler.update",  # see updates
+    "torch.distributed.fsdp:FSDPModule._get_fsdp_state",  # see which modules synchronise
+    "torch:Tensor._version",  # see that parameters change
+    # --- whether a program has the right process group
+    # let the ranks of a program meet at the store of their launch
+    "torch.distributed.distributed_c10d:rendezvous",
+    # --- which implementation a backend's name stands for
+    "torch.distributed:ProcessGroup._get_backend",  # record its class
+    # see which backends torchcomms has
+    "torch.distributed.distributed_c10d:_is_torchcomms_backend",
+    # --- what a step sends
+    "torch.cuda:CUDAGraph.replay",  # see what hides operations
+    "torch.distributed:ProcessGroup.register_pre_hook",  # see all that is sent
+    "torch.distributed.distributed_c10d:_world.pg_names",  # find process groups
+    "torch._C._distributed_c10d:_dump_fr_trace",  # read the flight recorder
+    "torch._C._distributed_c10d:_dump_nccl_trace",  # read NCCL's flight recorder
+    "torch.utils._pytree:tree_leaves",  # find an operation's tensors
+    # count in compiled code
+    "torch.utils._python_dispatch:TorchDispatchMode.ignore_compile_internals",
+    # --- the floating-point operations of a step
+    "torch.utils.flop_counter:flop_registry",  # find the formula of an operator
+    # --- the gradients that a step synchronises, and their buckets
+    "torch.distributed:Reducer.get_backward_stats",  # see which modules do
+    "torch.nn.parallel:DistributedDataParallel._get_ddp_logging_data",  # read their sizes
+    # --- whether DDP has rebuilt its buckets in the warm-up
+    "torch.nn.parallel.distributed:logger.info",  # see that it does
+    # --- the bytes of parameters
+    "torch.distributed.tensor:DTensor._local_tensor",  # find the shard of a rank
+    # --- what a step compiles
+    "torch._dynamo.utils:curr_frame",  # count compilations
+    "torch._dynamo.utils:counters",  # count graph breaks
+    # --- what a step sends by RPC
+    "torch.distributed.rpc.api:_to_worker_info",  # count requests
+    "torch.distributed.rpc.api:_invoke_rpc_python_udf",  # wait for answers
+    # count the tensors that leave
+    "torch.distributed.rpc.internal:_internal_rpc_pickler.serialize",
+    # count the tensors that arrive
+    "torch.distributed.rpc.internal:_internal_rpc_pickler.deserialize",
+    "torch.distributed.rpc.internal:_run_function",  # see calls of others
+    "torch.distributed.rpc:PyRRef.to_here",  # count and time calls
+    "torch.distributed.autograd:backward",  # count gradients
+    "torch.distributed.autograd:context.__exit__",  # find unseen gradients
+    "torch.distributed.autograd:_retrieve_context",  # find hooks of gradients
+    "torch.distributed.autograd:_current_context",  # see backwards of others
+    "torch._C:Future.wait",  # time waits
+    "torch._C._distributed_c10d:Work.get_future",  # see waits for collectives
+    # --- which functions of a module take long
+    "torch.nn:Module._wrapped_call_impl",  # know modules by their callers
+    # --- which program is one of RPC
+    "torch.distributed.rpc.api:_ALL_WORKER_NAMES",  # say what measures it
+    # --- all that torch.jit.script compiles
+    "torch.jit._builtins:_get_builtin_table",  # know what is wrapped
+    # --- which models torch.jit.load reads
+    "torch._C:import_ir_module",  # note their files
+    # --- the switches of torch
+    "torch.backends.cuda:matmul.fp32_precision",  # record it
+    "torch.backends.mkldnn:matmul.fp32_precision",  # record it
+    "torch.backends.cudnn:conv.fp32_precision",  # record it
+    # --- all: no launch would do without them
+    "torch.distributed:ProcessGroupGloo",  # form a group that `destroy_process_group` leaves alone
+    "torch.utils._python_dispatch:TorchDispatchMode",  # see operations
+)
 _LOWEST = "2.6"
 _SINCE = {
     "torch.backends.cuda:matmul.fp32_precision": "2.9",
@@ -143,11 +111,8 @@ _SINCE = {
 _OF_NCCL = ("torch._C._distributed_c10d:_dump_nccl_trace",)
 
 NAMES = {
-    path: TorchName(
-        path, used, unknown, _SINCE.get(path, _LOWEST), path in _OF_NCCL
-    )
-    for unknown, names in _NAMES.items()
-    for path, used in names.items()
+    path: TorchName(path, _SINCE.get(path, _LOWEST), path in _OF_NCCL)
+    for path in _NAMES
 }
 
 

@@ -14,7 +14,7 @@ from pytest_ddpperf.rank.sent import Dispatched, Sent
 from pytest_ddpperf.rank.torch_names import NAMES, TorchName
 from pytest_ddpperf.rank.work import Work
 
-ABSENT = TorchName("torch.autograd:absent", "test", "nothing", "2.11", False)
+ABSENT = TorchName("torch.autograd:absent", "2.11", False)
 
 
 def work_of(step: Callable[[], Any]) -> Work:
