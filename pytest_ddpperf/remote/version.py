@@ -425,11 +425,39 @@ class BaseSide:
 
     def start_pytest(self, **place: Any) -> RemotePytest:
         """Start its pytest on this node, once it is checked out; `place` are fields of StartPytest
-        about the nodes. Raises AgainstError."""
-        connections = place.get("connections", {})
-        remote_pytest, rank_server = self._process(connections.values())
+        about the nodes. It uses a rank server that is forked from the same template as ours;
+        another interpreter, or one with other variables, starts its own. Raises AgainstError."""
+        python = sys.executable
+        if self._settings.against_python is not None:
+            python = os.path.abspath(
+                shutil.which(self._settings.against_python) or ""
+            )
+        message = replace(self._first_message(), **place)
+        descriptors = [*message.connections.values()]
+        try:
+            with ExitStack() as passed_on:
+                # libraries may read variables when they are loaded
+                if not (self.version.python or self.version.environ):
+                    rank_server, _ = self._templates.fork_server(os.environ)
+                    number = passed_on.enter_context(rank_server).fileno()
+                    descriptors.append(number)
+                    message = replace(
+                        message,
+                        rank_server=number,
+                        variables=read_at_import(os.environ),
+                    )
+                remote_pytest = RemotePytest(
+                    str(self.version),
+                    python,
+                    self._environ(),
+                    self._invocation.folder_in(self.tree),
+                    descriptors,
+                )
+        except OSError as error:
+            raise AgainstError(
+                self._option, f"{python} cannot be started: {error}"
+            ) from None
         self._closing.callback(remote_pytest.close)
-        message = replace(self._first_message(rank_server), **place)
         try:
             remote_pytest.send(message)
         except BaseSideError as error:
@@ -493,20 +521,12 @@ class BaseSide:
     def _to_start(self) -> float:
         return min(START_SECONDS, self._left)
 
-    def _first_message(self, rank_server: int | None) -> StartPytest:
+    def _first_message(self) -> StartPytest:
         further = list(self._settings.against_option or ())
         if self._settings.trace_dir is not None:
             further.append(f"--ddp-trace={self._settings.trace_dir}")
         start = self._invocation.start(self.tree, further, self.checkout.folder)
-        if self.version.python:
-            return replace(start, sys_path=None)
-        if rank_server is not None:
-            return replace(
-                start,
-                rank_server=rank_server,
-                variables=read_at_import(os.environ),
-            )
-        return start
+        return replace(start, sys_path=None) if self.version.python else start
 
     def _unlike_ours(self, error: BaseSideError) -> AgainstError:
         if self.version.python:
@@ -521,36 +541,6 @@ class BaseSide:
     def environ(self) -> dict[str, str]:
         """The variables of its ranks, if conftests there set the same as here."""
         return {**os.environ, **self.checkout.assignments}
-
-    def _process(
-        self, descriptors: Iterable[int]
-    ) -> tuple[RemotePytest, int | None]:
-        """Start its pytest with further `descriptors`; return it, and its descriptor of the
-        connection to a rank server that it shall use, forked from the same template as ours.
-        Another interpreter, or one with other variables, starts its own."""
-        python = sys.executable
-        if self._settings.against_python is not None:
-            python = os.path.abspath(
-                shutil.which(self._settings.against_python) or ""
-            )
-        start = partial(
-            RemotePytest,
-            str(self.version),
-            python,
-            self._environ(),
-            self._invocation.folder_in(self.tree),
-        )
-        try:
-            # libraries may read variables when they are loaded
-            if self.version.python or self.version.environ:
-                return start([*descriptors]), None
-            with self._templates.fork_server(os.environ)[0] as rank_server:
-                number = rank_server.fileno()
-                return start([*descriptors, number]), number
-        except OSError as error:
-            raise AgainstError(
-                self._option, f"{python} cannot be started: {error}"
-            ) from None
 
     def _environ(self) -> dict[str, str]:
         """Return the variables of its pytest."""
