@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import socket
 import sys
-import time
 import traceback
 from collections.abc import Iterator
 from contextlib import suppress
@@ -44,7 +43,7 @@ class Rank:
     pid: int = field(default_factory=os.getpid)
 
     def enter(self, phase: Phase) -> None:
-        self.board.enter(self.number, phase, time.monotonic_ns())
+        self.board.enter(self.number, phase)
 
     def deliver(self, data: bytes) -> None:
         """Deliver a result once the device has done its work. Raises the device's error, and

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
@@ -60,4 +59,4 @@ class TimedRank:
         self.phases.begin()
 
     def enter(self, phase: Phase) -> None:
-        self.board.enter(self.ctx.rank, phase, time.monotonic_ns())
+        self.board.enter(self.ctx.rank, phase)

@@ -13,6 +13,7 @@ import os
 import selectors
 import socket
 import struct
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from enum import IntEnum
@@ -174,10 +175,10 @@ class Board:
             os.close(descriptor)
         self._cells = memoryview(self._map).cast("q")
 
-    def enter(self, rank: int, phase: Phase, when_ns: int) -> None:
+    def enter(self, rank: int, phase: Phase) -> None:
         row = self.row(rank)
         row[self.STEP_CELL] = 0
-        row[self._ENTERED + phase] = when_ns
+        row[self._ENTERED + phase] = time.monotonic_ns()
         row[0] = phase
 
     def row(self, rank: int) -> memoryview:

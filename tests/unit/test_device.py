@@ -587,7 +587,7 @@ def test_a_program_that_allocates_device_memory_in_its_window_is_told(
 
 def rank_on(device: str, channel: Any, entered: list[Phase]) -> process.Rank:
     board: Any = SimpleNamespace(
-        enter=lambda rank, phase, when: entered.append(phase)
+        enter=lambda rank, phase: entered.append(phase)
     )
     plan = Plan(world_size=1, backend="nccl", device=device)
     return process.Rank(0, plan, board, channel, None, in_stretches=False)
