@@ -71,10 +71,9 @@ def store_of(
     return dist.PrefixStore(name, client)  # type: ignore[attr-defined]
 
 
-def url_of(
-    name: str, size: int, place: ProcessPlace, timeout: timedelta
-) -> str:
-    """Return the URL of such a store, for what takes an `init_method` only."""
+def url_for_rpc(size: int, place: ProcessPlace, timeout: timedelta) -> str:
+    """Return the URL of such a store for RPC, which takes an `init_method` only."""
+    name = "store-rpc"
     if place.store is None:
         return (place.folder / name).as_uri()
 

@@ -40,7 +40,7 @@ def start(plan: Plan, place: group.ProcessPlace) -> RpcContext:
     role, index, size = _role_of(plan, process)
     devices = 1 if plan.device == "cpu" else torch.accelerator.device_count()
     device = group.prepare(plan, place.index % devices, place.threads)
-    url = group.url_of("store-rpc", plan.processes, place, timeout)
+    url = group.url_for_rpc(plan.processes, place, timeout)
     options = rpc.TensorPipeRpcBackendOptions(
         init_method=url, rpc_timeout=timeout.total_seconds()
     )
