@@ -43,12 +43,6 @@ class Work:
         self.operators += 1
         if self.flops is None:
             return
-        self.flops = self._with_flops(self.flops, func, args, options, result)
-
-    def _with_flops(
-        self, flops: int, func: Any, args: Any, options: Any, result: Any
-    ) -> int | None:
-        """Return the floating-point operations with those of a call, None if they are unknown."""
         namespace, _, name = func.name().partition("::")
         packet = getattr(func, "overloadpacket", func)
         if _ON_CPU in name:
@@ -57,10 +51,10 @@ class Work:
         formula = (self._formulas or {}).get(packet)
         if formula is not None:
             try:
-                return flops + int(formula(*args, **options, out_val=result))
+                self.flops += int(formula(*args, **options, out_val=result))
             except Exception:  # arguments that the formula does not know
-                return None
+                self.flops = None
+            return
         is_known = self._formulas is not None and namespace in _OF_TORCH
-        if is_known and not _MULTIPLIES.search(name.partition(".")[0]):
-            return flops
-        return None
+        if not is_known or _MULTIPLIES.search(name.partition(".")[0]):
+            self.flops = None
