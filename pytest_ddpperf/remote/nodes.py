@@ -291,16 +291,12 @@ class OtherNodes(ConnectedNodes):
         until = time.monotonic() + seconds
         wanted = range(1, self.role.nodes)
         came = rendezvous.admit(
-            self._door, self._key, wanted, until, self._drop
+            self._door, self._key, wanted, until, self._dropped.setdefault
         )
         self.add(came)
         if len(came) == len(wanted):
             self._door.close()
             self._store.close()
-
-    def _drop(self, reported: str) -> None:
-        """Note a connection that was dropped."""
-        self._dropped[reported] = None
 
     @contextmanager
     def serving_version(
@@ -335,7 +331,11 @@ class OtherNodes(ConnectedNodes):
         missing = {node.number for node in self.nodes}
         while missing and (now := time.monotonic()) < until:
             came |= rendezvous.admit(
-                door, self._key, missing, now + _LOOK_SECONDS, self._drop
+                door,
+                self._key,
+                missing,
+                now + _LOOK_SECONDS,
+                self._dropped.setdefault,
             )
             missing -= came.keys()
             for node in self.nodes:
