@@ -173,9 +173,9 @@ class Difference:
     def p_value(self) -> float:
         """One-sided: how likely so large an estimate is where there is no difference, or one below
         zero."""
-        if self.error == 0:
-            return 0.0 if self.estimate > 0 else 1.0
-        return t_cdf(-self.estimate / self.error, self.freedom)
+        if self.error == 0 and self.estimate <= 0:
+            return 1.0
+        return self.beyond(self.estimate)
 
     def beyond(self, bound: float) -> float:
         """How likely an estimate beyond `bound` is where there is no difference."""
