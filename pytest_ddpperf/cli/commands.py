@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -107,14 +107,8 @@ def _run(arguments: argparse.Namespace) -> int:
         if report.exists():
             stored = json_report.read([report])
             outcomes = [*stored.outcomes]
-            for outcome in outcomes:
-                # a baseline below our own folder is no concern of the user's
-                notes += [
-                    note
-                    for note in sentences.notes(outcome)
-                    if folder not in note
-                ]
-            notes += stored.runs[0].messages
+            # a baseline below our own folder is no concern of the user's
+            notes = [note for note in _notes(stored) if folder not in note]
     if ended.returncode or not outcomes:
         console.say(ended.stdout.splitlines())
         if ended.returncode == console.USAGE_ERROR:
@@ -134,6 +128,14 @@ def _run(arguments: argparse.Namespace) -> int:
         ]
     )
     return console.OK
+
+
+def _notes(stored: json_report.StoredReport) -> Iterator[str]:
+    """Yield what else the user should know of a program."""
+    for outcome in stored.outcomes:
+        yield from sentences.notes(outcome)
+    for run in stored.runs:
+        yield from run.messages
 
 
 def test_of(program: Sequence[str]) -> str:
