@@ -112,9 +112,10 @@ def with_speeds(
     comparison: Comparison, speeds: Speeds, enough: bool
 ) -> Comparison:
     """Return the comparison of launches with two speeds; `enough` is whether there is evidence, at
-    this look, that more are slow."""
+    this look, that more are slow. Launches that are faster by more than the limit stay so: the slow
+    ones among them are slow only for these."""
     comparison = replace(comparison, speeds=speeds)
-    if speeds.p_value > _SUSPECTED:
+    if speeds.p_value > _SUSPECTED or comparison.status is Status.IMPROVED:
         return comparison
     status = Status.INCONCLUSIVE
     if enough or comparison.status is Status.REGRESSED:
