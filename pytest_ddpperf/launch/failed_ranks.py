@@ -28,7 +28,9 @@ from pytest_ddpperf.records.errors import DdpPerfError, LaunchError
 from pytest_ddpperf.records.messages import ShareProgress, Started
 from pytest_ddpperf.records.plan import UPDATE, Plan
 from pytest_ddpperf.records.samples import Outputs, RankError
+from pytest_ddpperf.wire.boot import contents
 from pytest_ddpperf.wire.channels import Board, Phase
+from pytest_ddpperf.wire.opened import OWN_GROUP_OF_ONE
 
 
 def describe_end(status: int) -> str:
@@ -156,13 +158,14 @@ class Diagnosis:
             if self.ask_started() != self.started:
                 # they go on, so no rank hangs
                 self.started = {}
-                if self._plan.boundary == UPDATE and not any(
-                    self._board.updates()
-                ):
-                    self.late += (
-                        "; it goes on, but without updates that are seen, so mark where steps end"
-                        ' (boundary="mark")'
-                    )
+                self.late += self._without_updates(
+                    "it goes on, but without updates that are seen, so mark where steps end"
+                    ' (boundary="mark")'
+                )
+        if at_deadline:
+            self.late += self._without_updates(
+                contents(self._folder / OWN_GROUP_OF_ONE)
+            )
         # Asking takes up to seconds, in which the cause may have come or, if it was no deadline,
         # what was waited for.
         self._take_in()
@@ -189,6 +192,13 @@ class Diagnosis:
                     late = "was still running when the launch was stopped"
                     since = math.inf
                 rank.error = self._error(rank, since, late, place, stacks)
+
+    def _without_updates(self, hint: str) -> str:
+        """Return a hint for a program of which no update was seen."""
+        has_none = self._plan.boundary == UPDATE and not any(
+            self._board.updates()
+        )
+        return f"; {hint}" if hint and has_none else ""
 
     def wait_in_vain(
         self,

@@ -35,6 +35,8 @@ CHILDREN = os.path.join(os.path.dirname(__file__), "children")
 _NAME = "opened"
 # the file in the folder of the launch that says why it is refused: a rank's children form a group
 OWN_GROUP = "own-group"
+# The same of a group of one process, which a helper may form, too: it is told at the deadline only.
+OWN_GROUP_OF_ONE = "own-group-of-one"
 _GROUPS = "torch.distributed.distributed_c10d"
 _REMEDY = (
     "give the program of one rank, which runs as under torchrun, with RANK and WORLD_SIZE; with"
@@ -191,15 +193,22 @@ def noting_group(
         size = options.get("world_size") or -1
         if size < 0:
             size = int(os.environ.get("WORLD_SIZE", 1))
-        if size > 1:
-            why = (
-                f"the program starts ranks itself, {size} processes that form a group of their own:"
-                f" {remedy}"
-            )
-            if getattr(multiprocessing.current_process(), "_inheriting", False):
-                why = _RUNS_AGAIN
-            with open(os.path.join(folder, OWN_GROUP), "w") as file:
-                file.write(why)
+        why = (
+            f"the program starts ranks itself, {size} processes that form a group of their own:"
+            f" {remedy}"
+        )
+        name = OWN_GROUP
+        if size == 1:
+            why = f"a process that the program started formed a group of its own: {remedy}"
+            name = OWN_GROUP_OF_ONE
+        elif getattr(multiprocessing.current_process(), "_inheriting", False):
+            why = _RUNS_AGAIN
+        # the folder goes with the launch, which a helper may outlast
+        with (
+            suppress(OSError),
+            open(os.path.join(folder, name), "w") as file,
+        ):
+            file.write(why)
         return form(*args, **options)
 
     return noting

@@ -1261,6 +1261,34 @@ def test_a_program_that_never_reaches_its_boundary_is_not_called_a_deadlock(
     assert "never entered" not in said
 
 
+def test_a_program_that_starts_one_rank_is_told_so_at_the_deadline(
+    programs: Programs, bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = replace(
+        bench.plan(ranks=1, steps=6, warmup=4, boundary=UPDATE),
+        timeout_seconds=12,
+    )
+    monkeypatch.setattr(bench, "plan", lambda **_: plan)
+    said = programs.fails(
+        """
+import time, torch, torch.distributed as dist
+
+def work(rank):
+    dist.init_process_group("gloo", "tcp://127.0.0.1:0", rank=0, world_size=1)
+    time.sleep(3600)
+
+if __name__ == "__main__":
+    torch.multiprocessing.spawn(work, nprocs=1)
+""",
+        begin="",
+        ranks=1,
+    )
+    assert (
+        "did not end within 12 s (--ddp-timeout); a process that the program started formed a"
+        " group of its own: give the program of one rank"
+    ) in " ".join(said.split())
+
+
 @NEEDS_RECORDER
 def test_a_program_without_updates_is_told_to_mark_its_steps(
     programs: Programs, bench: Bench, monkeypatch: pytest.MonkeyPatch
