@@ -10,7 +10,12 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from contextlib import (
+    ExitStack,
+    contextmanager,
+    nullcontext,
+    suppress,
+)
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -72,7 +77,12 @@ from pytest_ddpperf.remote.clocks import closest, compare_clocks, send_clock
 from pytest_ddpperf.remote.node import Node
 from pytest_ddpperf.remote.node_launch import Parts, alone
 from pytest_ddpperf.remote.nodes import OtherNodes
-from pytest_ddpperf.remote.torchrun import Role, join_step, role
+from pytest_ddpperf.remote.torchrun import (
+    Role,
+    TorchrunStore,
+    join_step,
+    role,
+)
 from pytest_ddpperf.remote.version import remote_arguments
 from pytest_ddpperf.wire.boot import listen
 from pytest_ddpperf.wire.channels import Lines
@@ -1006,3 +1016,29 @@ def test_a_node_that_does_not_end_its_ranks_is_not_waited_for(
     parted.parts.stop(1.0)
     parted.parts.await_end()
     assert "did not end its ranks" in parted.parts.errors[0].summary
+
+
+# --- a store at which nodes meet
+
+
+def test_a_store_whose_port_is_taken_is_named_by_its_address(
+    closing: ExitStack,
+) -> None:
+    taken = closing.enter_context(socket.socket())
+    taken.bind(("127.0.0.1", 0))
+    taken.listen()
+    port = taken.getsockname()[1]
+    place = Role(
+        node=0,
+        nodes=2,
+        local_rank=0,
+        address="127.0.0.1",
+        port=port,
+        hosted=False,
+        run="1",
+    )
+    store = TorchrunStore(place, 60.0, {"address": "127.0.0.1"})
+    closing.callback(store.close)
+    said = f"^the store at 127.0.0.1:{port}: .*already in use"
+    with pytest.raises(NodesError, match=said):
+        store.answer()
