@@ -81,7 +81,7 @@ def _run(arguments: argparse.Namespace) -> int:
         removes_itself = _REMOVES_ITSELF.format(
             folder=folder, parent=os.getpid()
         )
-        # what is no Unicode, as in some names of files, is written as Python has it
+        # file names may have bytes that are no Unicode: they become escapes of Python
         file.write_text(removes_itself + test, "utf-8", "backslashreplace")
         command = [
             *(sys.executable, "-m", "pytest", "-q", "-c", os.devnull),

@@ -159,7 +159,7 @@ class Diagnosis:
                 # they go on, so no rank hangs
                 self.started = {}
                 self.late += self._without_updates(
-                    "it goes on, but without updates that are seen, so mark where steps end"
+                    "it goes on, but none of its updates is seen: mark where steps end"
                     ' (boundary="mark")'
                 )
         if at_deadline:

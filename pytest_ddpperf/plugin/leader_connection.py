@@ -236,7 +236,7 @@ class _Relay(Observer):
 
 
 class NodeLeaderConnection(LeaderConnection):
-    """The same on another node than the leader's."""
+    """The role of such a pytest on another node than the leader's."""
 
     def __init__(self, lines: Lines, start: StartPytest) -> None:
         super().__init__(lines, start)

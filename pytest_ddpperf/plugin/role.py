@@ -146,7 +146,7 @@ class PytestRole:
     def _call(
         self, call: Call, launcher: Launcher, observer: Observer
     ) -> list[Any]:
-        """As `call`, without other nodes that this one leads."""
+        """Carry out a call on this node."""
         return launcher.call(call.plan, call.function, call.args, observer)
 
     def carry_out(
@@ -170,7 +170,7 @@ class PytestRole:
     def _carry_out(
         self, job: Job, session: Session, observer: Observer
     ) -> Measured:
-        """As `carry_out`, of this node's part in it."""
+        """Carry out this node's part of a measurement, and judge it."""
         compare = session.comparison(job, observer)
         measured = compare()
         session.refuse_worse(measured)

@@ -23,7 +23,8 @@ class TorchName(NamedTuple):
     needs_nccl: bool  # a torch built without NCCL lacks it
 
 
-# By what is unknown without them; next to each or above it, what it is used for.
+# The names, by what is unknown without them. The comment next to each, or above it, says what it is
+# used for.
 _NAMES = (
     # --- the phases of a step
     "torch.autograd:backward",  # see backward passes

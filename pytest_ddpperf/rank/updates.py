@@ -224,7 +224,7 @@ class Updates:
 
     @property
     def has_passed(self) -> bool:
-        """Whether a backward pass has ended since the last step, or the begin."""
+        """Whether a backward pass has ended since the last step, or since the program began."""
         return self._passes > 0
 
     def _watch_scaler(self, scaler: Any) -> None:

@@ -35,7 +35,8 @@ CHILDREN = os.path.join(os.path.dirname(__file__), "children")
 _NAME = "opened"
 # the file in the folder of the launch that says why it is refused: a rank's children form a group
 OWN_GROUP = "own-group"
-# The same of a group of one process, which a helper may form, too: it is told at the deadline only.
+# The file that says the same of a group of one process. A helper may form one, so the launch goes
+# on until its deadline.
 OWN_GROUP_OF_ONE = "own-group-of-one"
 _GROUPS = "torch.distributed.distributed_c10d"
 _REMEDY = (
@@ -205,7 +206,7 @@ def noting_group(
             why = _RUNS_AGAIN
         # the folder goes with the launch, which a helper may outlast
         with (
-            suppress(OSError),
+            suppress(FileNotFoundError),
             open(os.path.join(folder, name), "w") as file,
         ):
             file.write(why)

@@ -117,8 +117,8 @@ _KEPT = """
 
 
 def _annotations(function: FunctionType) -> dict[str, Any]:
-    """Those of a function; none where they cannot be had. Since Python 3.14 they are evaluated
-    only here, and may have names that only type checkers know."""
+    """Return a function's annotations, or none if they cannot be evaluated: Python 3.14 evaluates
+    them when they are read, and they may have names that only type checkers know."""
     try:
         return function.__annotations__
     except Exception:

@@ -1304,7 +1304,7 @@ def test_a_program_without_updates_is_told_to_mark_its_steps(
         "    dist.all_reduce(torch.ones(8))\n"
     )
     assert (
-        "did not end within 8 s (--ddp-timeout); it goes on, but without updates that are seen, so"
+        "did not end within 8 s (--ddp-timeout); it goes on, but none of its updates is seen:"
         ' mark where steps end (boundary="mark")'
     ) in " ".join(said.split())
 
