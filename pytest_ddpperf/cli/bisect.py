@@ -32,7 +32,6 @@ from pytest_ddpperf.cli.comparisons import (
     difference,
     follow,
     key_of,
-    progress,
 )
 from pytest_ddpperf.history import bisection, entries
 from pytest_ddpperf.records import codec
@@ -128,7 +127,7 @@ def _run(arguments: argparse.Namespace) -> int:
     try:
         answer = search(arguments, runs)
     except KeyboardInterrupt:
-        progress("")
+        console.progress("")
         console.complain("interrupted: the same command goes on from here")
         raise
     except DdpPerfError as error:
@@ -138,7 +137,7 @@ def _run(arguments: argparse.Namespace) -> int:
             runs.forget()
         raise
     runs.end_nodes()
-    progress("")
+    console.progress("")
     console.say(answer.lines)
     if arguments.json is not None:
         console.write_json(
@@ -470,7 +469,9 @@ class CommitSearch:
             "evidence": list(evidence),
             "error_rate": bisection.ERROR_RATE,
         }
-        return Answer(bool(gaps), lines, answer)
+        # a search that passed over all commits between the ends knows no more than before
+        is_narrowed = len(found.measured) > 2 or not found.skipped
+        return Answer(bool(gaps) and is_narrowed, lines, answer)
 
     def _rows(
         self, found: bisection.Bisection
@@ -600,14 +601,15 @@ def _of_facts(arguments: argparse.Namespace, runs: Runs) -> Answer:
     ).outcomes
     measured = [each for each in outcomes if each.measurement is not None]
     if not measured:
-        errors = "; ".join(each.error for each in outcomes)
-        raise console.UsageError(f"{arguments.test} was not measured: {errors}")
+        errors = [each.error for each in outcomes]
+        why = "; ".join(errors) or "it failed, or was skipped"
+        raise console.UsageError(f"{arguments.test} was not measured: {why}")
     facts = _facts(session, measured[0].measured.environment.recorded)
     rows = [("fact", "before -> now", "change [range]", "verdict")]
     found = []
     slower = []
     for number, (name, before, now) in enumerate(facts, 1):
-        progress(f"{number} of {len(facts)}: {name}")
+        console.progress(f"{number} of {len(facts)}: {name}")
         change, verdict = _compare_with(arguments, runs, name, before)
         short_name = name.removeprefix(_VARIABLE)
         values = f"{before or 'unset'} -> {now or 'unset'}"

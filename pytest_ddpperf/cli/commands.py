@@ -63,6 +63,19 @@ def add_run(subparsers: Any) -> None:
     parser.set_defaults(run=_run)
 
 
+_PYTEST = (
+    sys.executable,
+    "-m",
+    "pytest",
+    "-q",
+    "-c",
+    os.devnull,
+    "-p",
+    "no:cacheprovider",
+    "-p",
+    "no:benchmark",
+    "--ddp-baseline-missing=warn",
+)
 # For the end of a pytest whose command was killed.
 _REMOVES_ITSELF = """\
 import atexit, os, shutil
@@ -83,19 +96,20 @@ def _run(arguments: argparse.Namespace) -> int:
         )
         # file names may have bytes that are no Unicode: they become escapes of Python
         file.write_text(removes_itself + test, "utf-8", "backslashreplace")
-        command = [
-            *(sys.executable, "-m", "pytest", "-q", "-c", os.devnull),
-            *("-p", "no:cacheprovider", "-p", "no:benchmark"),
-            f"--rootdir={os.getcwd()}",
-            f"--ddp-world-size={arguments.world_size}",
-            f"--ddp-backend={arguments.backend}",
-            f"--ddp-baseline-dir={folder}",
-            "--ddp-baseline-missing=warn",
-            f"--ddp-json={report}",
-            str(file),
-        ]
+        named = shlex.join(program)
+        console.progress(
+            f"timing {text.shortened(named, 40)}: it runs several times"
+        )
         ended = subprocess.run(
-            command,
+            [
+                *_PYTEST,
+                f"--rootdir={os.getcwd()}",
+                f"--ddp-world-size={arguments.world_size}",
+                f"--ddp-backend={arguments.backend}",
+                f"--ddp-baseline-dir={folder}",
+                f"--ddp-json={report}",
+                str(file),
+            ],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -103,22 +117,22 @@ def _run(arguments: argparse.Namespace) -> int:
             check=False,
             preexec_fn=console.end_with_us(),
         )
-        outcomes, notes = [], []
-        if report.exists():
+        outcomes = []
+        if not ended.returncode:
             stored = json_report.read([report])
             outcomes = [*stored.outcomes]
             # a baseline below our own folder is no concern of the user's
             notes = [note for note in _notes(stored) if folder not in note]
-    if ended.returncode or not outcomes:
+    console.progress("")
+    if not outcomes:
         console.say(ended.stdout.splitlines())
-        if ended.returncode == console.USAGE_ERROR:
-            return console.USAGE_ERROR
-        return console.NAMED_VERDICT
+        is_usage_error = ended.returncode == console.USAGE_ERROR
+        return console.USAGE_ERROR if is_usage_error else console.NAMED_VERDICT
     # below the name of the test, which is ours
     _, _, *lines = terminal.details(outcomes)
     console.say(
         [
-            shlex.join(program),
+            named,
             *lines,
             *(f"note: {note}" for note in notes),
             "",

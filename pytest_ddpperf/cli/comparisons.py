@@ -35,19 +35,6 @@ from pytest_ddpperf.version import __version__
 _END_SECONDS = 60.0  # for the other nodes to hear that the search is over
 
 
-def progress(words: str) -> None:
-    """Say how far it is: on a terminal on one and the same line, which ends with no words."""
-    if not sys.stderr.isatty():
-        console.warn([words] if words else [])
-    else:
-        print(
-            f"\r{words:<70}",
-            end="" if words else "\r",
-            file=sys.stderr,
-            flush=True,
-        )
-
-
 class NotMeasured(Exception):
     """Why a version could not be compared, on one line."""
 
@@ -99,7 +86,7 @@ class Runs:
         path = self.folder / f"{_digest(*asked, str(again))}.json"
         self.used.add(path)
         if not path.exists():
-            progress(doing)
+            console.progress(doing)
             began = time.monotonic()
             self._pytest(path, asked)
             self.seconds.append(time.monotonic() - began)

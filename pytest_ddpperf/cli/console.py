@@ -59,6 +59,16 @@ def warn(lines: Iterable[str]) -> None:
     _print(lines, sys.stderr)
 
 
+def progress(words: str) -> None:
+    """Say how far it is: on a terminal on one and the same line, which ends with no words."""
+    stream = sys.stderr
+    if stream and stream.isatty():
+        end = "" if words else "\r"
+        print(f"\r{words:<70}", end=end, file=stream, flush=True)
+    elif words:
+        warn([words])
+
+
 def _print(lines: Iterable[str], stream: TextIO | None) -> None:
     """Who reads them may have seen enough (`| head`), or have closed the stream: that ends nothing
     else."""

@@ -290,6 +290,8 @@ def test_the_command_shows_a_program_and_the_test_that_does_the_same(
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert "0.007" in ended.stdout
     assert ended.stdout.startswith("train.py --milliseconds=7\n")
+    timing = "timing train.py --milliseconds=7: it runs several times\n"
+    assert ended.stderr == timing
     assert "all_reduce.count 1," in ended.stdout
     assert "there is no baseline" not in ended.stdout
     assert (

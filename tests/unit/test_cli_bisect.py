@@ -303,6 +303,19 @@ def test_commits_that_cannot_be_measured_are_named(
     assert why in out
 
 
+def test_a_search_that_passed_over_all_commits_found_none(
+    project: Project, bisect: Call
+) -> None:
+    good = project.commit(20.0)
+    broken = [project.commit("does not build") for _ in range(3)]
+    project.commit(23.0)
+    status, out, _ = bisect("--good", good)
+    assert status == 1
+    assert "any of these 4 commits may be it" in out
+    for commit in broken:
+        assert commit[:12] in out
+
+
 def test_of_a_merged_branch_the_merge_is_named(
     project: Project, bisect: Call
 ) -> None:
@@ -838,6 +851,16 @@ def test_a_variable_that_makes_a_test_slower_is_named(
         *["slower", "by", "CPU_MODE", "fast", "->", "unset"],
     ]
     assert [asked for asked in project.asked if "OMP" in str(asked)] == []
+
+
+def test_facts_of_a_test_that_measures_nothing_are_an_error(
+    project: Project, bisect: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save(project.commit(23.0))
+    monkeypatch.setattr(project, "_outcomes", lambda _: ([], ""))
+    status, _, err = bisect("--facts")
+    assert status == 4
+    assert f"{TEST} was not measured: it failed, or was skipped" in err
 
 
 def test_a_build_without_facts_is_refused(
