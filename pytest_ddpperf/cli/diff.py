@@ -55,8 +55,8 @@ def compare(
             outcome = replace(outcome, fails=fails)
         entries.append(replace(entry, outcome=outcome))
     outcomes = [entry.outcome for entry in entries]
-    # Counts and messages of a run as a whole are not about the comparison: `-k` may have chosen a
-    # part.
+    # Counts and messages of a run as a whole, and what its guard found in another comparison, are
+    # not about this one: `-k` may have chosen a part.
     runs = tuple(
         replace(
             run,
@@ -65,6 +65,8 @@ def compare(
             other_failures=0,
             problem="",
             messages=(),
+            guard=(),
+            too_weak="",
         )
         for run in now.runs
     )

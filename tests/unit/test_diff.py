@@ -17,6 +17,7 @@ from pytest_ddpperf.baseline import Store
 from pytest_ddpperf.cli.main import main
 from pytest_ddpperf.options import parse
 from pytest_ddpperf.plugin.outcomes import Took, build_outcome
+from pytest_ddpperf.records.guard import Kind, Loosened
 from pytest_ddpperf.records.outcome import Outcome, RunInfo
 from pytest_ddpperf.records.plan import Plan
 from pytest_ddpperf.records.samples import (
@@ -175,6 +176,21 @@ def test_what_weakens_a_gate_is_about_a_run_and_not_about_two(
     asked = "--fail-on=loosened"
     assert diff(tmp_path, [outcome(0.1)], [outcome(0.1)], asked) == 4
     assert "'loosened': not one of regressed, " in capsys.readouterr().err
+
+
+def test_what_the_guard_found_in_a_run_is_not_in_its_comparison_with_another(
+    tmp_path: Path,
+) -> None:
+    found = Loosened(kind=Kind.FILE, since="main", name="conftest.py")
+    now = replace(NOW, guard=(found,), too_weak="1 test is not compared")
+    paths = (
+        written(tmp_path / "base.json", outcome(0.1), run=BASE),
+        written(tmp_path / "now.json", outcome(0.1), run=now),
+    )
+    assert "guard: " in reread(paths[1])
+    compared = tmp_path / "compared.json"
+    assert main(["diff", *map(str, paths), "--json", str(compared)]) == 0
+    assert "guard: " not in reread(compared)
 
 
 def test_what_is_slower_has_its_evidence(
