@@ -240,7 +240,6 @@ def _analyze(arguments: argparse.Namespace) -> HistoryAnalysis:
 
 def add(arguments: argparse.Namespace) -> int:
     """Add the runs of reports to a history."""
-    lines = []
     for path in arguments.reports:
         report = json_report.read([path])
         why = entries.why_unfit(report.runs[0])
@@ -250,12 +249,11 @@ def add(arguments: argparse.Namespace) -> int:
             raise FileError(path, f"cannot be added: {why}")
         entry = entries.make_entry(report.outcomes, report.runs[0])
         if entry.measurements:
-            lines.append(f"{path} -> {entries.add_entry(arguments.to, entry)}")
+            line = f"{path} -> {entries.add_entry(arguments.to, entry)}"
         else:
-            lines.append(
-                f"{path}: no measurement of this commit alone can be added (see docs/history.md)"
-            )
-    console.say(lines)
+            line = f"{path}: no measurement of this commit alone can be added (see docs/history.md)"
+        # a later report may be refused
+        console.say([line])
     return console.OK
 
 

@@ -589,3 +589,14 @@ def test_regressions_without_any_improvement_are_likely_noise(
     assert not [
         *history_lines(replace(analysis, changes=[change] * 8 + [improved]))
     ][-1].endswith("--threshold")
+
+
+def test_what_was_added_before_a_report_that_is_refused_is_named(
+    tmp_path: Path, say: Say
+) -> None:
+    good = written(tmp_path / "a.json", measured(), run=run(5))
+    bad = written(tmp_path / "b.json", measured(), run=run(commit=""))
+    status, out, err = say("add", good, bad, "--to", tmp_path / "history")
+    (file,) = (tmp_path / "history").iterdir()
+    assert (status, out) == (4, f"{good} -> {file}\n")
+    assert f"{bad}: cannot be added" in err
