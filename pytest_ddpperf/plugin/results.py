@@ -187,8 +187,9 @@ class RunResults:
         if now is None:
             return
         traces = [each.traces for each in self.outcomes if each.traces]
+        folder = os.path.relpath(baselines, rootdir)
         # pytest-cov writes `.coverage` in every run
-        own = (os.path.relpath(baselines, rootdir), ".coverage", *traces)
+        own = (f"{folder}/", ".coverage", *traces)
         found = [file for file in sorted(now) if not file.startswith(own)]
         before = [file for file in found if file in self.uncommitted]
         new = [file for file in found if file not in self.uncommitted]

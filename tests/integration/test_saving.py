@@ -217,7 +217,7 @@ def test_files_that_a_step_leaves_in_the_repository_are_noted_once(
     leaves = """
 def leaving(ctx):
     for number in range(4):
-        open(f"checkpoint{number}.pt", "w").close()
+        open(f"baselines{number}.pt", "w").close()
     open(".coverage", "w").close()
     return lasting(ctx)
 
@@ -238,7 +238,7 @@ def test_again(ddp_benchmark): ddp_benchmark(leaving)
     said = " ".join(
         map(str.strip, run("--ddp-save-baseline", *reports, *FEW).outlines)
     )
-    files = "checkpoint0.pt, checkpoint1.pt, checkpoint2.pt, ..."
+    files = "baselines0.pt, baselines1.pt, baselines2.pt, ..."
     resumes = "a program that resumes from its files does something else in its next launch"
     assert said.count(f"files changed while tests ran: {files}: {resumes}") == 1
     assert "in no commit (notes.txt): " in said
