@@ -65,6 +65,7 @@ def serve(descriptor: int, template: int, failure: str | None) -> NoReturn:
     """Serve over `descriptor` until pytest goes, in a process that the process `template` has
     forked. If there was a `failure` there, only report it."""
     os.setsid()
+    known = len(sys.modules)
     # a preload may hang, or ignore SIGTERM
     boot.die_with_parent(template, signal.SIGKILL)
     boot.adopt_orphans()
@@ -90,7 +91,7 @@ def serve(descriptor: int, template: int, failure: str | None) -> NoReturn:
     if failure is not None:
         control.send(ServerFailed(failure))
         os._exit(1)
-    keep_shared()
+    keep_shared(known)
     server = _Server(control, start.folder)
     # from here on it ends in order
     boot.die_with_parent(template, signal.SIGTERM)
@@ -98,9 +99,10 @@ def serve(descriptor: int, template: int, failure: str | None) -> NoReturn:
     server.serve()
 
 
-def keep_shared() -> None:
-    """Keep what was imported by now in memory that processes forked from this one share."""
-    know_loaded()
+def keep_shared(known: int = 0) -> None:
+    """Keep what was imported by now in memory that processes forked from this one share; a process
+    that this one was forked from has done so for the first `known` modules."""
+    know_loaded(known)
     gc.collect()
     # a collection in a rank would otherwise copy every page of torch's objects
     gc.freeze()

@@ -18,6 +18,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from importlib.machinery import ModuleSpec, PathFinder
 from importlib.util import spec_from_file_location
+from itertools import islice
 from pathlib import Path
 from types import ModuleType
 
@@ -300,18 +301,21 @@ def refuse_files(strays: Sequence[str], how: str) -> None:
         raise BaseSideError(f"{problem}: {', '.join(strays[:_NAMED])}{more}")
 
 
-def know_loaded() -> None:
-    """Resolve the links of all files imported by now, for the processes that are forked from this
-    one: torch has two thousand files, for which each rank would take a tenth of a second."""
-    for _ in _loaded():
+def know_loaded(known: int = 0) -> None:
+    """Resolve the links of all files imported by now, but for the first `known` modules, for the
+    processes that are forked from this one: torch has two thousand files, for which each rank would
+    take a tenth of a second."""
+    for _ in _loaded(known):
         pass
 
 
-def _loaded() -> Iterator[tuple[str, str]]:
+def _loaded(known: int = 0) -> Iterator[tuple[str, str]]:
     """Yield the name and the file, links resolved, of each module of this process that came from a
-    file."""
-    for name, module in list(sys.modules.items()):
-        file = getattr(module, "__file__", None)
+    file, the last one first; the first `known` are not even looked at, for that counts references,
+    and so copies memory that this process shares with what forked it."""
+    names = islice(reversed(sys.modules), max(len(sys.modules) - known, 0))
+    for name in list(names):
+        file = getattr(sys.modules[name], "__file__", None)
         if isinstance(file, str) and os.path.isabs(file):
             yield name, real_path(file)
 

@@ -8,6 +8,7 @@ import gc
 import mmap
 import multiprocessing
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -152,6 +153,23 @@ def test_rank_servers_of_one_template_have_one_layout() -> None:
     assert one == same
     if Path("/proc/sys/kernel/randomize_va_space").read_text().strip() != "0":
         assert one != other, "that of a template of its own is another"
+
+
+@pytest.mark.skipif(
+    not Path("/proc/self/smaps_rollup").exists(),
+    reason="only Linux says which memory is a process's own",
+)
+def test_a_rank_server_has_little_memory_that_its_template_lacks() -> None:
+    """Its ranks share that, and those of the other side have other pages."""
+    launcher = Launcher(dict)
+    try:
+        launcher.ready_for(Plan(world_size=1, backend="gloo", device="cpu"))
+        pid = launcher._server.pid
+        memory = Path(f"/proc/{pid}/smaps_rollup").read_text()
+    finally:
+        launcher.close()
+    (own,) = re.findall(r"Private_Dirty: +(\d+) kB", memory)
+    assert int(own) < 10_000
 
 
 FINDERS = "import sys; print([type(each).__name__ for each in sys.meta_path])"
