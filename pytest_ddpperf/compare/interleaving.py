@@ -112,14 +112,13 @@ def _take_pair(
                     steps = paused[name].steps
             interleave((paused["n"], paused["b"]), random.Random())
             are_interleaved = True
-            now = paused["n"].deliver()
-            before = paused["b"].deliver()
+            found = {name: paused[name].deliver() for name in _draw_order()}
     except (LaunchError, BaseSideError) as error:
         if current.place == 0 and paused and not are_interleaved:
             raise NotTogether(str(error).partition("\n")[0]) from error
         raise
-    observer.launched(now)
-    return Round(now, before, "".join(paused))
+    observer.launched(found["n"])
+    return Round(found["n"], found["b"], "".join(paused))
 
 
 def interleave(

@@ -313,6 +313,14 @@ def test_both_sides_of_a_pair_are_alive_and_run_the_same_stretches() -> None:
     assert both.alive == 0
 
 
+def test_which_side_delivers_first_is_drawn() -> None:
+    """On a device its work is profiled then, while the other side is paused or has ended."""
+    both = Both()
+    both.take(40)
+    delivered = [each for each in both.reported if "deliver" in each]
+    assert {*delivered[::2]} == {"n deliver", "b deliver"}
+
+
 def test_windows_of_a_device_keep_as_many_steps_on_both_sides() -> None:
     """A window is longer than what is kept of it. A side that is asked for all steps of the other
     one keeps more."""
