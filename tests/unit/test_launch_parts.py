@@ -516,6 +516,8 @@ def test_ranks_of_one_of_several_nodes_are_told_so_and_meet_the_others_over_its_
             "TORCHINDUCTOR_FREEZING",
         ),
         *("TORCHDYNAMO_DISABLE", "CUBLAS_WORKSPACE_CONFIG", "LD_LIBRARY_PATH"),
+        *("MALLOC_TRIM_THRESHOLD_", "GLIBC_TUNABLES", "GOMP_SPINCOUNT"),
+        *("PYTHONMALLOC", "PYTHONOPTIMIZE", "PYTHONDEVMODE"),
     ],
 )
 def test_a_variable_that_changes_how_libraries_compute_is_recorded(
