@@ -6,7 +6,7 @@ from collections.abc import Generator
 
 import pytest
 
-from pytest_ddpperf.plugin.item_settings import plain_failure
+from pytest_ddpperf.plugin.item_settings import check_place, plain_failure
 from pytest_ddpperf.plugin.items import (
     has_benchmark,
     is_distributed,
@@ -18,13 +18,25 @@ from pytest_ddpperf.plugin.replay import mark_with_timer
 from pytest_ddpperf.plugin.results import TestResults
 from pytest_ddpperf.plugin.state import Run
 from pytest_ddpperf.records import codec
-from pytest_ddpperf.records.errors import DdpPerfError
+from pytest_ddpperf.records.errors import DdpPerfError, Unavailable
 
 TEST = pytest.StashKey[TestState]()
 
 
 def state_of(item: pytest.Item) -> TestState:
     return item.stash.setdefault(TEST, TestState())
+
+
+def _skip_if_unavailable(item: pytest.Item) -> None:
+    """Skip a test before its fixtures, and what else it does, run into what is missing here."""
+    try:
+        check_place(item)
+    except Unavailable as error:
+        raise pytest.skip.Exception(
+            str(error), _use_item_location=True
+        ) from None
+    except DdpPerfError:
+        pass  # the call of its fixture reports it
 
 
 class RunningTests:
@@ -46,6 +58,8 @@ class RunningTests:
             return
         self._run.begun.add(nodeid_of(item))
         state_of(item).begin_attempt()
+        if not item.config.getoption("setuponly", False):
+            _skip_if_unavailable(item)
         # Asked again: CodSpeed unregisters pytest-benchmark, and its own reading of the marker
         # knows no timer.
         if has_benchmark(item.config.pluginmanager) and measures(item):

@@ -109,6 +109,33 @@ def test_what_the_machine_lacks_matters_only_to_distributed_tests_that_run(
     )
 
 
+LACKING = """
+import pytest
+@pytest.mark.ddp(world_size=4, device="xpu")
+def test_a(ddp_run): assert False
+@pytest.mark.ddp(device="xpu")
+class TestMethods:
+    @pytest.fixture
+    def device(self): assert False
+    def test_b(self, device, ddp_benchmark): pass
+    def test_plain(self): pass
+"""
+
+
+def test_a_test_is_skipped_before_it_runs_into_what_is_missing(
+    pytester: pytest.Pytester, run: Run
+) -> None:
+    pytester.makepyfile(LACKING)
+    result = run("-rs")
+    result.assert_outcomes(passed=1, skipped=2)
+    result.stdout.fnmatch_lines(
+        [
+            "2 skipped (0 of 0 compared)",
+            "*@pytest.mark.ddp(device=...): xpu: *",
+        ]
+    )
+
+
 MISTAKEN = """
 import pytest, unittest
 @pytest.mark.ddp(wrld_size=2)
