@@ -10,7 +10,7 @@ import shutil
 import signal
 import subprocess
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from datetime import datetime, timezone
 from functools import partial
@@ -346,11 +346,15 @@ def last_change(top: Path, file: Path) -> str:
 
 
 def changed_files(
-    top: Path, commit: str, *, timeout: float | None = None
+    top: Path,
+    commit: str,
+    *,
+    timeout: float | None = None,
+    reports: Iterable[Path | None] = (),
 ) -> list[str]:
     """Return paths from `top`, or a folder below it, of its files that differ between a commit and
     the working tree in more than the ends of their lines. Untracked files count, but for Python's
-    caches and those that git ignores. `timeout`: seconds for each command. Raises
+    caches, those that git ignores, and `reports`. `timeout`: seconds for each command. Raises
     GitError."""
     # With --name-only git would not look at lines.
     how = """
@@ -376,6 +380,10 @@ def changed_files(
         "--others",
         "--exclude-standard",
         "--exclude=*.pyc",
+        *(
+            f"--exclude=/{os.path.relpath(path, top)}"
+            for path in filter(None, reports)
+        ),
         "-z",
         timeout=timeout,
     )

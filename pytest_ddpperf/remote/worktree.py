@@ -412,8 +412,12 @@ class Checkout:
         """The files that differ between the trees; raises AgainstError."""
         if not self.other_commit:
             return []
+        asked = self._settings
+        reports = asked.json_path, asked.markdown_path, asked.html_path
         try:
-            return git.changed_files(self.top, self.version.commit)
+            return git.changed_files(
+                self.top, self.version.commit, reports=reports
+            )
         except GitError as error:
             raise AgainstError(
                 "--ddp-against",

@@ -125,6 +125,18 @@ def test_the_first_line_that_differs_is_found(
     assert changed_files(top / "below", first) == ["a.py", "new.py"]
 
 
+def test_reports_that_git_does_not_have_are_no_changed_files(
+    tmp_path: Path,
+) -> None:
+    top = tmp_path / "top"
+    first = commit(top, run="1", below__run="1")
+    for name in ("run.py", "run.json", "below/run.json"):
+        (top / name).write_text("2\n")
+    reports = [top / "run.json", top / "run.py", None, tmp_path / "run.json"]
+    changed = changed_files(top, first, reports=reports)
+    assert changed == ["below/run.json", "run.py"]
+
+
 def test_the_time_of_a_commit_is_told_in_utc(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
