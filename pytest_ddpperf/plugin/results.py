@@ -136,9 +136,9 @@ class RunResults:
         unread = [file for file in changed if file not in read]
         if not any(side.imported or not side.same for side in sides):
             self.usage_error = (
-                f"no test imported a file that differs between {sides[0].version} and the working"
-                " tree, nor any file of this repository: if tests measure its code, install it"
-                " with pip install -e ."
+                f"the run fails: no test imported what differs between {sides[0].version} and"
+                " the working tree, nor any file of this repository: if tests measure its code,"
+                " install it with pip install -e ."
             )
         elif unread:
             self.doubts.append(

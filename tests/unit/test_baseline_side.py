@@ -111,7 +111,7 @@ def test_a_run_says_which_files_that_differ_no_rank_is_known_to_have_read(
         }
     )
     run.end(changed=("a_submodule", "conf.yaml", "src/net.py"))
-    said = "no test imported a file that differs between origin/main (1a2b3c4) and the working tree"
+    said = "the run fails: no test imported what differs between origin/main (1a2b3c4) and the"
     assert run.doubts == [reported] * bool(reported)
     if reported:
         shown = [*run.lines(-1, 80)]
