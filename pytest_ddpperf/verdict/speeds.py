@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import compress
+from operator import not_
 from statistics import fmean
 
 from pytest_ddpperf.records.plan import Limit
@@ -78,32 +80,33 @@ def find_speeds(
         apart = [each - min(now) for each in now]
         apart_before = [each - min(now) for each in before]
     every = [*apart, *apart_before]
-    slow_from = stats.find_gap(
-        [each for each in every if each >= 0], bound(limit, fmean(now))
-    )
+    slower = [each for each in every if each >= 0]
+    slow_from = stats.find_gap(slower, bound(limit, fmean(now)))
     if slow_from is None:
         return None
-    slow = sum(each >= slow_from for each in apart)
-    slow_before = sum(each >= slow_from for each in apart_before)
+    is_slow = [each >= slow_from for each in every]
+    both = sum(is_slow)
+    slow = sum(is_slow[: len(now)])
 
     def likely(slow: int, slow_before: int) -> float:
         if interleaved:
             return stats.more_are_slower(slow, slow_before, len(now))
         return stats.fisher(slow, len(now), slow_before, len(before))
 
-    both = slow + slow_before
     most = min(both, len(now))
-    by_speed: dict[bool, list[float]] = {False: [], True: []}
-    for each, distance in zip([*now, *before], every, strict=True):
-        by_speed[distance >= slow_from].append(each)
+    values = [*now, *before]
+    fast = compress(values, map(not_, is_slow))
+    if interleaved:
+        # the other one of each pair, which was measured at the same time
+        fast = compress([*before, *now], is_slow)
     return Speeds(
-        fast_seconds=math.exp(fmean(by_speed[False])),
-        slow_seconds=math.exp(fmean(by_speed[True])),
+        fast_seconds=math.exp(fmean(fast)),
+        slow_seconds=math.exp(fmean(compress(values, is_slow))),
         slow=slow,
         launches=len(now),
-        slow_before=slow_before,
+        slow_before=both - slow,
         launches_before=len(before),
-        p_value=likely(slow, slow_before),
+        p_value=likely(slow, both - slow),
         least_p_value=likely(most, both - most),
     )
 

@@ -144,6 +144,18 @@ def test_more_slow_launches_are_a_regression_with_evidence() -> None:
     assert speeds.p_value == stats.more_are_slower(5, 0, 20)
 
 
+def test_the_two_speeds_of_pairs_are_those_of_pairs_that_differ() -> None:
+    """The machine was slower in the first pairs, whose launches count as fast."""
+    levels = [1.3] * 15 + [1.0] * 5
+    before = measurement([FAST * level for level in levels])
+    seconds = [FAST * 1.3] * 15 + [SLOW] * 5
+    speeds = of_p10(judged(measurement(seconds), before)).speeds
+    assert speeds is not None
+    assert (speeds.slow, speeds.slow_before) == (5, 0)
+    assert speeds.fast_seconds == pytest.approx(FAST)
+    assert speeds.slow_seconds == pytest.approx(SLOW)
+
+
 @pytest.mark.parametrize(
     ("limits", "lowest"),
     [
