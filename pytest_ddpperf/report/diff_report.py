@@ -44,7 +44,8 @@ def lines(base: StoredReport, now: StoredReport) -> Lines:
 def summary_lines(now: StoredReport) -> Lines:
     """Yield the lines below the figures; the counts are the last line."""
     for outcome in now.outcomes:
-        if outcome.verdict == Status.REGRESSED:
+        verdict = outcome.verdict
+        if verdict and (outcome.fails or verdict == Status.REGRESSED):
             yield f"{text.name(outcome)}:"
             failure = sentences.gate_failure(outcome, text.terminal_width() - 2)
             for line in failure.splitlines():

@@ -178,6 +178,18 @@ def test_what_weakens_a_gate_is_about_a_run_and_not_about_two(
     assert "'loosened': not one of regressed, " in capsys.readouterr().err
 
 
+def test_each_verdict_that_fails_says_why(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    noisy = [outcome(0.1, spread=0.5, seed=seed) for seed in (1, 2)]
+    assert diff(tmp_path, *([each] for each in noisy)) == 0
+    why = "the smallest change it can detect is"
+    assert why in " ".join(capsys.readouterr().out.split())
+    asked = "--fail-on=inconclusive"
+    assert diff(tmp_path, *([each] for each in noisy), asked) == 1
+    assert why in " ".join(capsys.readouterr().out.split())
+
+
 def test_what_the_guard_found_in_a_run_is_not_in_its_comparison_with_another(
     tmp_path: Path,
 ) -> None:
