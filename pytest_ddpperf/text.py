@@ -237,12 +237,14 @@ def interval(change: Interval) -> str:
     """Return the change with its bounds: "-1.3 % [-5.0, +2.6]", "2.36x [2.08, 2.68]"."""
     # a bound is never shown as less than the estimate
     most = max(_MOST, 10 * change.estimate)
-    bounds = [min(bound, most) for bound in (change.low, change.high)]
+    bounds = change.low, min(change.high, most)
     if change.estimate >= 1:
         low, high = (_in_three_digits(1 + bound) for bound in bounds)
     else:
         decimals = _decimals(change.estimate)
         low, high = (_percent(bound, decimals) for bound in bounds)
+    if change.high > most:
+        high = f">{high.removeprefix('+')}"
     return f"{share(change.estimate)} [{low}, {high}]"
 
 

@@ -14,7 +14,8 @@ from pytest_ddpperf.records.samples import Outputs, RankError
 def short_repr(value: object) -> str:
     """Return the repr of a user's value on one line, at most 200 characters of it: that of a tensor
     has many."""
-    return f"{' '.join(repr(value).split()):.200}"
+    line = " ".join(repr(value).split())
+    return line if len(line) <= 200 else f"{line:.197}..."
 
 
 class DdpPerfError(Exception):

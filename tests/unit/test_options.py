@@ -522,6 +522,11 @@ REFUSED: list[tuple[str, list[str], str]] = [
 ]
 
 
+def test_a_long_value_is_cut_where_dots_say_so() -> None:
+    assert short_repr("a" * 198) == f"'{'a' * 198}'"
+    assert short_repr("a" * 199) == f"'{'a' * 196}..."
+
+
 @pytest.mark.parametrize(
     ("option", "given", "allowed"), REFUSED, ids=lambda value: str(value)[:30]
 )

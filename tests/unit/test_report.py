@@ -223,7 +223,7 @@ def test_both_sides_have_one_unit_and_a_change_of_more_than_double_is_a_factor()
     assert list(map(text.interval, changes)) == [
         "-1.3 % [-5.0, +2.6]",
         "+0.0 % [-1.0, +1.0]",
-        "+51 % [-9, +9999]",
+        "+51 % [-9, >9999]",
     ]
     assert (
         text.interval(Interval(estimate=1.36, low=1.08, high=1.68))
@@ -238,6 +238,8 @@ def test_both_sides_have_one_unit_and_a_change_of_more_than_double_is_a_factor()
         text.interval(Interval(estimate=299.0, low=249.0, high=359.0))
         == "300x [250, 360]"
     )
+    beyond = Interval(estimate=6.94, low=-0.9064, high=672.9)
+    assert text.interval(beyond) == "7.94x [0.0936, >101]"
     assert text.amount(20858.93) == "over 9999 %"
 
 
