@@ -38,7 +38,7 @@ _BUSY = 0.1  # of a core: below this, an idle system is that busy with itself
 
 _FIELDS = """
     index name persistence_mode enforced.power.limit clocks.sm clocks.max.sm utilization.gpu
-    mig.mode.current compute_mode ecc.errors.uncorrected.volatile.total
+    mig.mode.current compute_mode
 """.split()
 # The mask of what lowers the clocks. Drivers from 535 on use the first name; nvidia-smi answers
 # nothing at all if it is asked for a name that it does not know.
@@ -271,13 +271,6 @@ def _gpus() -> Checks:
     ]:
         fact = f"{_names(exclusive)} for one process at a time: --ddp-turns stretches has two"
         yield Check("compute mode", fact, "nvidia-smi -c DEFAULT")
-    if faulty := [
-        row
-        for row in rows
-        if number_in(row["ecc.errors.uncorrected.volatile.total"])
-    ]:
-        fact = f"{_names(faulty)} had uncorrectable errors of memory"
-        yield Check("ECC", fact, "nvidia-smi --gpu-reset, or replace it")
     if len(rows) > 1:
         for line in filter(None, topology()):
             yield Check("topology", line.rstrip())
