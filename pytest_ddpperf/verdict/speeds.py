@@ -60,9 +60,9 @@ def find_speeds(
     """Return the two speeds of launches, at the time that a limit is on; None if there is but one,
     or if the limit is on no time.
 
-    A slow launch is slower than the fastest one of its session or, interleaved, than the other one
-    of its pair, by more than the limit and all differences between fast ones. So pairs of two slow
-    launches count as fast.
+    A slow launch is slower than the fastest one of its session (now: of the baseline, too, for one
+    launch may be fast by chance) or, interleaved, than the other one of its pair, by more than the
+    limit and all differences between fast ones. So pairs of two slow launches count as fast.
     """
     if limit.kind.own_figure:
         return None
@@ -77,7 +77,8 @@ def find_speeds(
         for session in baseline:
             values = logs(limit, session)
             before += [each - min(values) + min(now) for each in values]
-        apart = [each - min(now) for each in now]
+        fastest = fmean(min(logs(limit, session)) for session in baseline)
+        apart = [each - max(min(now), fastest) for each in now]
         apart_before = [each - min(now) for each in before]
     every = [*apart, *apart_before]
     slower = [each for each in every if each >= 0]
@@ -93,7 +94,6 @@ def find_speeds(
             return stats.more_are_slower(slow, slow_before, len(now))
         return stats.fisher(slow, len(now), slow_before, len(before))
 
-    most = min(both, len(now))
     values = [*now, *before]
     fast = compress(values, map(not_, is_slow))
     if interleaved:
@@ -107,7 +107,7 @@ def find_speeds(
         slow_before=both - slow,
         launches_before=len(before),
         p_value=likely(slow, both - slow),
-        least_p_value=likely(most, both - most),
+        least_p_value=likely(min(both, len(now)), max(both - len(now), 0)),
     )
 
 

@@ -144,6 +144,19 @@ def test_more_slow_launches_are_a_regression_with_evidence() -> None:
     assert speeds.p_value == stats.more_are_slower(5, 0, 20)
 
 
+@pytest.mark.parametrize("launch", [0.010, 0.00999])
+def test_one_fast_launch_makes_no_slow_ones_of_the_others(
+    launch: float,
+) -> None:
+    """Next to stored launches of which none is faster."""
+    now = measurement([0.0085] + [launch] * 19)
+    before = measurement([0.010] * 19 + [0.0101])
+    found = judge(now, [before, before], LIMITS)
+    assert found == "PASS"
+    mirrored = judge(before, [now, now], LIMITS)
+    assert mirrored != "REGRESSED"
+
+
 def test_the_two_speeds_of_pairs_are_those_of_pairs_that_differ() -> None:
     """The machine was slower in the first pairs, whose launches count as fast."""
     levels = [1.3] * 15 + [1.0] * 5

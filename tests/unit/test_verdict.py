@@ -1029,6 +1029,7 @@ DIVERGED: list[tuple[Any, Any, str]] = [
     (NAN, SAME, "2.12 -> nan"),
     ((*SAME, (2.25, None)), SAME, "2.12 -> nan"),
     (SAME, NAN, "nan -> 2.12"),
+    (((1e200,), (2e200,), (1e199,)), SAME, "2.25 -> nan"),
     *(
         (now, SAME, "")
         for now in (SAME, LONGER, ((2.25, 2.0 + 4e-6),) * 3, (), ((),) * 3)
@@ -1261,6 +1262,13 @@ LOSS_ALONE = {
         ),
         (
             {**WITH_LOSS, "gradient_bytes": None},
+            {**LOSS_ALONE, "gradient_bytes": None},
+            0.2,
+            "INCOMPARABLE",
+            "gradients are no longer synchronised: all_reduce.bytes 1,000,004 -> 4",
+        ),
+        (  # no limit can be on what is unknown
+            WITH_LOSS,
             {**LOSS_ALONE, "gradient_bytes": None},
             0.2,
             "INCOMPARABLE",
