@@ -10,7 +10,7 @@ import shutil
 import signal
 import subprocess
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from datetime import datetime, timezone
 from functools import partial
@@ -350,7 +350,7 @@ def changed_files(
     commit: str,
     *,
     timeout: float | None = None,
-    reports: Iterable[Path | None] = (),
+    reports: Sequence[Path | None] = (),
 ) -> list[str]:
     """Return paths from `top`, or a folder below it, of its files that differ between a commit and
     the working tree in more than the ends of their lines. Untracked files count, but for Python's

@@ -41,6 +41,7 @@ from pytest_ddpperf.records.plan import Limit
 from pytest_ddpperf.records.samples import Comparison, Facts, Recording, Status
 from pytest_ddpperf.remote.torchrun import Role, role
 from pytest_ddpperf.verdict import observed, stats
+from pytest_ddpperf.version import __version__
 from pytest_ddpperf.wire.variables import concealed
 
 _ABOUT = """\
@@ -140,9 +141,14 @@ def _run(arguments: argparse.Namespace) -> int:
     console.progress("")
     console.say(answer.lines)
     if arguments.json is not None:
-        console.write_json(
-            arguments.json, {"test": arguments.test, **answer.data}
-        )
+        content = {
+            "schema": 1,
+            "created": text.now(),
+            "version": __version__,
+            "test": arguments.test,
+            **answer.data,
+        }
+        console.write(arguments.json, codec.dumps(content))
     runs.forget()
     return console.OK if answer.found else console.NAMED_VERDICT
 
@@ -601,8 +607,8 @@ def _of_facts(arguments: argparse.Namespace, runs: Runs) -> Answer:
     ).outcomes
     measured = [each for each in outcomes if each.measurement is not None]
     if not measured:
-        errors = [each.error for each in outcomes]
-        why = "; ".join(errors) or "it failed, or was skipped"
+        why = "; ".join(each.error for each in outcomes)
+        why = why or "it failed, or was skipped"
         raise console.UsageError(f"{arguments.test} was not measured: {why}")
     facts = _facts(session, measured[0].measured.environment.recorded)
     rows = [("fact", "before -> now", "change [range]", "verdict")]

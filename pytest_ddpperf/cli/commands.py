@@ -63,19 +63,9 @@ def add_run(subparsers: Any) -> None:
     parser.set_defaults(run=_run)
 
 
-_PYTEST = (
-    sys.executable,
-    "-m",
-    "pytest",
-    "-q",
-    "-c",
-    os.devnull,
-    "-p",
-    "no:cacheprovider",
-    "-p",
-    "no:benchmark",
-    "--ddp-baseline-missing=warn",
-)
+_PYTEST = f"""
+    -m pytest -q -c {os.devnull} -p no:cacheprovider -p no:benchmark --ddp-baseline-missing=warn
+""".split()
 # For the end of a pytest whose command was killed.
 _REMOVES_ITSELF = """\
 import atexit, os, shutil
@@ -102,6 +92,7 @@ def _run(arguments: argparse.Namespace) -> int:
         )
         ended = subprocess.run(
             [
+                sys.executable,
                 *_PYTEST,
                 f"--rootdir={os.getcwd()}",
                 f"--ddp-world-size={arguments.world_size}",
@@ -290,11 +281,10 @@ def add_doctor(subparsers: Any) -> None:
             " found."
         ),
     )
-    console.add_path(parser, "--json", "write the checks as JSON, too")
     parser.set_defaults(run=_doctor)
 
 
-def _doctor(arguments: argparse.Namespace) -> int:
+def _doctor(_: argparse.Namespace) -> int:
     from pytest_ddpperf.doctor import run_checks
 
     checks = run_checks()
@@ -318,8 +308,4 @@ def _doctor(arguments: argparse.Namespace) -> int:
             "smallest change that can be detected here: pytest TESTS --ddp-against self"
         ]
     )
-    if arguments.json is not None:
-        console.write_json(
-            arguments.json, {"checks": [each._asdict() for each in checks]}
-        )
     return console.OK

@@ -6,17 +6,15 @@ import argparse
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any, TextIO, TypeVar
+from typing import TextIO, TypeVar
 
 from pytest_ddpperf import files, text
-from pytest_ddpperf.records import codec
 from pytest_ddpperf.records.errors import DdpPerfError
 from pytest_ddpperf.report.json_report import StoredReport
-from pytest_ddpperf.version import __version__
 from pytest_ddpperf.wire import boot
 
 # Never 2, argparse's own for usage: make turns any failure into 2.
@@ -60,7 +58,8 @@ def warn(lines: Iterable[str]) -> None:
 
 
 def progress(words: str) -> None:
-    """Say how far it is: on a terminal on one and the same line, which ends with no words."""
+    """Say how far a command is. On a terminal each call replaces the line of the last one, and a
+    call without words clears it."""
     stream = sys.stderr
     if stream and stream.isatty():
         end = "" if words else "\r"
@@ -96,20 +95,6 @@ def write(path: Path, content: str, *, append: bool = False) -> None:
         raise UsageError(
             f"{path}: cannot be written: {error.strerror}"
         ) from error
-
-
-_SCHEMA = 1
-
-
-def write_json(path: Path, answer: Mapping[str, Any]) -> None:
-    """Write what a command found, with the time and the version, or raise UsageError."""
-    content = {
-        "schema": _SCHEMA,
-        "created": text.now(),
-        "version": __version__,
-        **answer,
-    }
-    write(path, codec.dumps(content))
 
 
 T = TypeVar("T")

@@ -123,11 +123,7 @@ def find(
         found = [joined, *others] if explained else [*others, joined]
     rest = rise - sum(each.seconds or 0.0 for each in found)
     if any(each.phases for each in found) and abs(rest / rise) > _UNEXPLAINED:
-        found.append(
-            Finding(
-                phases=(), seconds=rest, low=rest, high=rest, share=rest / rise
-            )
-        )
+        found.append(Finding(phases=(), seconds=rest, share=rest / rise))
     return tuple(found)
 
 
@@ -183,12 +179,10 @@ def _of_phase(
     least = _LEAST_SHARE * abs(sides.rise)
     if change.p_value() > level or change.estimate < least:
         return None
-    seconds, reach = sides.sign * change.estimate, change.reach(level)
     return Finding(
         phases=(phase,),
-        seconds=seconds,
-        low=seconds - reach,
-        high=seconds + reach,
+        seconds=sides.sign * change.estimate,
+        reach=change.reach(level),
         share=change.estimate / abs(sides.rise),
     )
 
@@ -311,8 +305,7 @@ def _joined(
             if any(phase in each.phases for each in findings)
         ),
         seconds=sum(each.seconds or 0.0 for each in findings),
-        low=sum(each.low for each in findings),
-        high=sum(each.high for each in findings),
+        reach=sum(each.reach for each in findings),
         share=sum(each.share for each in findings),
         counters=counters,
     )
@@ -364,8 +357,7 @@ def find_slower_file(
     return Finding(
         phases=(),
         seconds=gain,
-        low=gain - reach,
-        high=gain + reach,
+        reach=reach,
         share=gain / rise,
         rank=rank,
         file=slower,

@@ -60,8 +60,6 @@ def find_kernels(now: Measurement, before: Measurement) -> tuple[Finding, ...]:
             Finding(
                 phases=(),
                 seconds=change,
-                low=change,
-                high=change,
                 share=change / whole,
                 rank=rank,
                 kernel=name,

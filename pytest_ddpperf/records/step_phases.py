@@ -99,8 +99,8 @@ class Finding:
     phases: tuple[str, ...]
     # of the step, signed; None if only counters changed
     seconds: float | None = None
-    low: float = 0.0  # its range, at the error rate of the test
-    high: float = 0.0
+    # how far `seconds` may be off, at the error rate of the test; 0 if that is not known
+    reach: float = 0.0
     share: float = 0.0  # of the whole change
     # whose phase alone changed; None: that of all ranks, of ranks in turns, or unknown
     rank: int | None = None

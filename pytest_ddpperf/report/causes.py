@@ -93,8 +93,6 @@ def _with_exposed(
         Finding(
             phases=(EXPOSED,),
             seconds=exposed,
-            low=exposed,
-            high=exposed,
             share=exposed / rise,
         ),
         *found,

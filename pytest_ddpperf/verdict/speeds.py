@@ -60,9 +60,9 @@ def find_speeds(
     """Return the two speeds of launches, at the time that a limit is on; None if there is but one,
     or if the limit is on no time.
 
-    A slow launch is slower than the fastest one of its session (now: of the baseline, too, for one
-    launch may be fast by chance) or, interleaved, than the other one of its pair, by more than the
-    limit and all differences between fast ones. So pairs of two slow launches count as fast.
+    A slow launch is slower than the fastest one of its session or, interleaved, than the other one
+    of its pair, by more than the limit and all differences between fast ones. So pairs of two slow
+    launches count as fast. A slow launch of now is slower than the baseline's fastest as well.
     """
     if limit.kind.own_figure:
         return None
@@ -73,12 +73,12 @@ def find_speeds(
         apart_before = [-each for each in apart]
     else:
         # as if the fastest launch of each session took as long as now
-        before = []
+        before, fastest = [], []
         for session in baseline:
             values = logs(limit, session)
+            fastest.append(min(values))
             before += [each - min(values) + min(now) for each in values]
-        fastest = fmean(min(logs(limit, session)) for session in baseline)
-        apart = [each - max(min(now), fastest) for each in now]
+        apart = [each - max(min(now), fmean(fastest)) for each in now]
         apart_before = [each - min(now) for each in before]
     every = [*apart, *apart_before]
     slower = [each for each in every if each >= 0]
