@@ -311,8 +311,8 @@ def know_loaded(known: int = 0) -> None:
 
 def _loaded(known: int = 0) -> Iterator[tuple[str, str]]:
     """Yield the name and the file, links resolved, of each module of this process that came from a
-    file, the last one first, without the first `known`: Python counts references to a module that is
-    looked at, and so copies memory that this process shares with the one that forked it."""
+    file, the last one first, without the first `known`. Python counts references to a module that
+    is looked at, and so copies memory that this process shares with the one that forked it."""
     names = islice(reversed(sys.modules), max(len(sys.modules) - known, 0))
     for name in list(names):
         file = getattr(sys.modules[name], "__file__", None)
