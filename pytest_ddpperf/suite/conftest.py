@@ -94,7 +94,7 @@ def _open_settings(config: pytest.Config) -> dict[str, Any]:
     given = {
         name
         for name in settings
-        if workloads.read_option(config, f"ddp_{name}", None) is not None
+        if workloads.read_option(config, f"ddp_{name}") is not None
     }
     if given & {"launches", "steps"}:
         given.add("threshold")
@@ -106,21 +106,19 @@ def _open_settings(config: pytest.Config) -> dict[str, Any]:
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     config = session.config
     tables = config.stash[_TABLES]
+    lines = list(tables.lines())
     folder = config.getoption("ddp_suite_plots")
     if folder is not None and not config.option.collectonly:
         place = config.invocation_params.dir / os.path.expanduser(folder)
         try:
-            tables.drawn = list(save(tables.all_plots(), place))
-            if not tables.drawn:
-                tables.problem = (
-                    "--ddp-suite-plots: nothing was measured that has a figure"
-                )
+            plots = save(tables.all_plots(), place)
+            lines += [f"drawn: {path}" for path in plots] or [
+                "--ddp-suite-plots: nothing was measured that has a figure"
+            ]
         except Exception as error:  # the tables are shown all the same
-            tables.problem = (
-                f"--ddp-suite-plots: {type(error).__name__}: {error}"
-            )
+            lines.append(f"--ddp-suite-plots: {type(error).__name__}: {error}")
             session.exitstatus = max(exitstatus, pytest.ExitCode.TESTS_FAILED)
-    if lines := list(tables.lines()):
+    if lines:
         add_section(config, "pytest_ddpperf.suite", lines)
 
 

@@ -6,6 +6,7 @@ import re
 import shutil
 import subprocess
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from operator import itemgetter
 from pathlib import Path
 from statistics import fmean, median
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar
@@ -22,6 +23,7 @@ ALONE = "without communication"
 OVERLAPPED = "overlapped"
 NOT_OVERLAPPED = "not overlapped"
 PERCENTILES = (50, 75, 90, 95)  # of PyTorch's benchmarks
+_SECONDS = "seconds an iteration"  # along an axis
 
 T = TypeVar("T")
 
@@ -32,12 +34,10 @@ class Tables:
     def __init__(self) -> None:
         # name of a test, and the reason
         self.skipped: list[tuple[str, str]] = []
-        self.drawn: list[Path] = []
-        self.problem = ""  # with drawing
         self.plots: list[Plot] = []  # of single tests
         self._tables: dict[type[Any], Any] = {}
-        self._rows: dict[str, list[Mapping[str, object]]] = {}  # by title
-        self._with_columns: set[str] = set()  # titles
+        # by whether they are columns, and title
+        self._rows: dict[tuple[bool, str], list[Mapping[str, object]]] = {}
         self._texts: list[Iterable[str]] = []
 
     def get(self, kind: type[T]) -> T:
@@ -45,41 +45,35 @@ class Tables:
         `plots()`."""
         return self._tables.setdefault(kind, kind())
 
-    def add(self, title: str, cells: Mapping[str, object]) -> None:
-        """Add a row to the plain table of that title."""
-        self._rows.setdefault(title, []).append(cells)
-
-    def add_column(self, title: str, cells: Mapping[str, object]) -> None:
-        """Add a column to the plain table of that title."""
-        self._with_columns.add(title)
-        self.add(title, cells)
+    def add(
+        self, title: str, cells: Mapping[str, object], *, column: bool = False
+    ) -> None:
+        """Add a row, or a `column`, to the plain table of that title."""
+        self._rows.setdefault((column, title), []).append(cells)
 
     def add_text(self, text: Iterable[str]) -> None:
         """Add a table that is text already."""
         self._texts.append(text)
 
     def lines(self) -> Lines:
-        """Yield all tables, then what was skipped and drawn."""
+        """Yield all tables, then what was skipped."""
         texts = [
             *self._texts,
             *(table.lines() for table in self._tables.values()),
         ]
-        for title in sorted(self._rows, key=self._with_columns.__contains__):
-            texts.append(self._plain_table(title))
+        for key in sorted(self._rows, key=itemgetter(0)):
+            texts.append(self._plain_table(*key))
         for text in texts:
             yield from text
             yield ""
         yield from self._not_measured()
-        for path in self.drawn:
-            yield f"drawn: {path}"
-        if self.problem:
-            yield self.problem
 
-    def _plain_table(self, title: str) -> Lines:
-        table: list[Sequence[str]] = [list(self._rows[title][0])]
-        for row in self._rows[title]:
+    def _plain_table(self, are_columns: bool, title: str) -> Lines:
+        rows = self._rows[are_columns, title]
+        table: list[Sequence[str]] = [list(rows[0])]
+        for row in rows:
             table.append([str(cell) for cell in row.values()])
-        if title in self._with_columns:
+        if are_columns:
             table = list(zip(*table, strict=True))
         yield title
         yield from markdown(table)
@@ -245,7 +239,8 @@ class Latencies:
                 for variant, timing in taken.items():
                     over_ranks.setdefault(variant, {})[ranks] = timing.spread
             if len(by_ranks) > 1:
-                yield _plot_over_ranks(f"{experiment} over ranks", over_ranks)
+                title = f"{experiment} over ranks"
+                yield lines(title, "ranks", _SECONDS, over_ranks)
 
 
 class Scaling:
@@ -269,13 +264,7 @@ class Scaling:
                 yield f"  {model:>20} {ranks:>4} ranks:  {spread}  {first / spread.middle:7.0%}"
 
     def plots(self) -> Iterator[Plot]:
-        yield _plot_over_ranks("Latency over ranks", self._spreads)
-
-
-def _plot_over_ranks(
-    title: str, spreads: Mapping[str, Mapping[float, Spread]]
-) -> Plot:
-    return lines(title, "ranks", "seconds an iteration", spreads)
+        yield lines("Latency over ranks", "ranks", _SECONDS, self._spreads)
 
 
 class Breakdown:
@@ -304,11 +293,10 @@ class Breakdown:
     def _parts(self, trained: str) -> dict[str, dict[str, float]]:
         """Return the mean phases of each variant, with communication separated: the backward pass
         takes as long as alone, if that is known, and communication adds the rest."""
-        parts: dict[str, dict[str, float]] = {}
-        for variant, phases in self._taken[trained].items():
-            parts[variant] = {
-                phase: fmean(each) for phase, each in phases.items()
-            }
+        parts = {
+            variant: {phase: fmean(each) for phase, each in phases.items()}
+            for variant, phases in self._taken[trained].items()
+        }
         if ALONE in parts:
             alone = parts[ALONE]["backward"]
             for mean in parts.values():
@@ -399,7 +387,7 @@ def boxes(
 
     def draw(axes: Axes) -> None:
         axes.boxplot(list(seconds.values()), tick_labels=list(seconds))
-        axes.set(xlabel=across, ylabel="seconds an iteration", ylim=(0, None))
+        axes.set(xlabel=across, ylabel=_SECONDS, ylim=(0, None))
 
     return Plot(title, draw)
 
@@ -465,7 +453,7 @@ def stacks(
         axes.errorbar(
             list(parts), middle, errors, fmt="none", ecolor="black", capsize=4
         )
-        axes.set(ylabel="seconds an iteration")
+        axes.set(ylabel=_SECONDS)
         axes.legend()
 
     return Plot(title, draw)

@@ -68,9 +68,10 @@ def _add_costs(
         deviation = stdev(values) if len(values) > 1 else 0.0
         cells[name.format("avg")] = f"{fmean(values):.6g}"
         cells[name.format("std")] = f"{deviation:.3g}"
-    tables.add_column(
+    tables.add(
         f"Data parallel training of GPT {model} on {result.world_size} ranks",
         cells,
+        column=True,
     )
 
 
@@ -161,35 +162,6 @@ def _is_kernel(event: Any) -> bool:
 # --- experiments
 
 
-def written_out(ctx: Context, model: str, wrap: Wrap, size: Size) -> Step:
-    net, loss = workload(ctx, model, size)
-    wrapped = wrap(net)
-    optimizer = torch.optim.SGD(wrapped.parameters(), lr=0.01, momentum=0.9)
-
-    def step() -> None:
-        before = wrapped.seconds_waited
-        optimizer.zero_grad()
-        loss(wrapped).backward()
-        wrapped.finish()
-        optimizer.step()
-        ctx.record("comm_seconds", wrapped.seconds_waited - before, better=None)
-
-    return step
-
-
-def torchs_profiled(ctx: Context, model: str, size: Size) -> Step:
-    """Return a step that records how long it waits for communication. The profiler makes it
-    slower."""
-    step = ddp_training(ctx, model, size)
-
-    def observed() -> None:
-        seconds, waited = profiled(ctx, step)
-        ctx.record("seconds", seconds, better=None)
-        ctx.record("comm_seconds", waited, better=None)
-
-    return observed
-
-
 Measured = Callable[[str, str, Wrap], Result]
 
 
@@ -198,7 +170,26 @@ def measured(timed: Timed, size: Size, tables: Tables) -> Measured:
     """Call it with a model, the name of a variant and its wrapper."""
 
     def measure(model: str, variant: str, wrap: Wrap) -> Result:
-        result = timed(lambda ctx: written_out(ctx, model, wrap, size), model)
+        def setup(ctx: Context) -> Step:
+            net, loss = workload(ctx, model, size)
+            wrapped = wrap(net)
+            optimizer = torch.optim.SGD(
+                wrapped.parameters(), lr=0.01, momentum=0.9
+            )
+
+            def step() -> None:
+                before = wrapped.seconds_waited
+                optimizer.zero_grad()
+                loss(wrapped).backward()
+                wrapped.finish()
+                optimizer.step()
+                ctx.record(
+                    "comm_seconds", wrapped.seconds_waited - before, better=None
+                )
+
+            return step
+
+        result = timed(setup, model)
         steps = chain.from_iterable(result.step_seconds)
         waited = chain.from_iterable(
             slowest_ranks(result.recorded["comm_seconds"])
@@ -241,9 +232,22 @@ def test_torchs(
 ) -> None:
     """torch's DDP, compared with those written out; the profiler measures in other launches how
     long steps wait."""
+
+    def setup(ctx: Context) -> Step:
+        """Return a step that records how long it waits for communication. The profiler makes it
+        slower."""
+        step = ddp_training(ctx, model, size)
+
+        def observed() -> None:
+            seconds, waited = profiled(ctx, step)
+            ctx.record("seconds", seconds, better=None)
+            ctx.record("comm_seconds", waited, better=None)
+
+        return observed
+
     result = timed(lambda ctx: ddp_training(ctx, model, size), model)
     recorded = ddp_benchmark(
-        lambda ctx: torchs_profiled(ctx, model, size),
+        setup,
         batch_size=tokens,
         name="profiled",
         gate=False,

@@ -80,56 +80,49 @@ def test_convergence(
     slower convergence erase what latency gains?"""
     sequences = BATCHES[batch]
     fits(size.gpt, sequences)
-    learned: dict[int, Learned] = {}
+    seconds: dict[int, float] = {}  # of an iteration, in the slowest rank
+    # over seeds, by iteration
+    losses: dict[int, list[Spread]] = {}
     ranks = 0
     for every in SYNC_EVERY:
         of_ranks = ddp_run(learn, size, every, sequences)
         ranks = len(of_ranks)
-        slowest = max(each.seconds for each in of_ranks)
-        learned[every] = of_ranks[0]._replace(seconds=slowest)
-    _add_losses(tables, batch, ranks, learned)
-    _plot_losses(tables, batch, ranks, learned)
-    often = _last_losses(learned[SYNC_EVERY[0]])
-    seldom = _last_losses(learned[SYNC_EVERY[-1]])
-    assert max(often) < min(seldom), (
+        seconds[every] = max(each.seconds for each in of_ranks)
+        curves = zip(*of_ranks[0].curves, strict=True)
+        losses[every] = [spread_around_mean(each) for each in curves]
+    _show_losses(tables, f"{batch} batch", ranks, seconds, losses)
+    often, seldom = losses[SYNC_EVERY[0]][-1], losses[SYNC_EVERY[-1]][-1]
+    assert often.most < seldom.least, (
         "more updates on the same samples learn more here"
     )
 
 
-def _spreads(learned: Learned) -> list[Spread]:
-    """Return the loss over seeds, by iteration."""
-    return [
-        spread_around_mean(each) for each in zip(*learned.curves, strict=True)
-    ]
-
-
-def _last_losses(learned: Learned) -> list[float]:
-    return [curve[-1] for curve in learned.curves]
-
-
-def _add_losses(
-    tables: Tables, batch: str, ranks: int, learned: dict[int, Learned]
+def _show_losses(
+    tables: Tables,
+    batch: str,
+    ranks: int,
+    seconds: dict[int, float],
+    losses: dict[int, list[Spread]],
 ) -> None:
-    """Add the table, and how often to synchronise to be first at a loss that all reach."""
-    title = f"{ITERATIONS} iterations of a {batch} batch, {ranks} ranks ({SEEDS} seeds)"
-    means = {
-        every: [loss.middle for loss in _spreads(each)]
-        for every, each in learned.items()
-    }
-    target = max(curve[-1] for curve in means.values())
+    """Add the table and the figures, and how often to synchronise to be first at a loss that all
+    reach."""
+    title = (
+        f"{ITERATIONS} iterations of a {batch}, {ranks} ranks ({SEEDS} seeds)"
+    )
+    target = max(curve[-1].middle for curve in losses.values())
     reached = {}
-    for every, each in learned.items():
+    for every, curve in losses.items():
         iteration = next(
-            n for n, loss in enumerate(means[every]) if loss <= target
+            n for n, loss in enumerate(curve) if loss.middle <= target
         )
-        reached[every] = each.seconds * iteration
-        last = _last_losses(each)
+        reached[every] = seconds[every] * iteration
+        last = curve[-1]
         tables.add(
             title,
             {
                 "synchronised": f"every {every}",
-                "loss": f"{means[every][-1]:.4f} ({min(last):.4f} to {max(last):.4f})",
-                "iteration": f"{each.seconds:.6f}s",
+                "loss": f"{last.middle:.4f} ({last.least:.4f} to {last.most:.4f})",
+                "iteration": f"{seconds[every]:.6f}s",
                 f"to a loss of {target:.2f}": f"{reached[every]:.3f}s",
             },
         )
@@ -139,23 +132,17 @@ def _add_losses(
         answer = "what is saved is lost in learning"
     tables.add_text(
         [
-            f"{batch} batch: synchronised every {first}, the loss is {target:.2f} first: {answer}"
+            f"{batch}: synchronised every {first}, the loss is {target:.2f} first: {answer}"
         ]
     )
-
-
-def _plot_losses(
-    tables: Tables, batch: str, ranks: int, learned: dict[int, Learned]
-) -> None:
     for across in ("iterations", "seconds"):
         curves: dict[str, dict[float, Spread]] = {}
-        for every, each in learned.items():
-            scale = each.seconds if across == "seconds" else 1.0
+        for every, curve in losses.items():
+            scale = seconds[every] if across == "seconds" else 1.0
             curves[f"synchronised every {every}"] = {
-                iteration * scale: loss
-                for iteration, loss in enumerate(_spreads(each))
+                iteration * scale: loss for iteration, loss in enumerate(curve)
             }
-        title = f"Loss against {across}, {batch} batch, {ranks} ranks"
+        title = f"Loss against {across}, {batch}, {ranks} ranks"
         tables.plots.append(lines(title, across, "loss", curves))
 
 

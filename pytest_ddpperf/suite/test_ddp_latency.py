@@ -60,46 +60,6 @@ def name_of(model: str, size: Size) -> str:
 # --- latency
 
 
-def phased(ctx: Context, model: str, size: Size, variant: str) -> Step:
-    """Return a step that records its phases. Not overlapped: the first all-reduce follows the
-    backward pass."""
-    net, loss = workload(ctx, model, size)
-    # Under no_sync buffers are not synchronised either: no variant does, so that forward passes are
-    # alike.
-    ddp = DistributedDataParallel(net, **workloads.no_buffers())  # type: ignore[arg-type]
-    reduced_after = ddps_buckets(list(ddp.parameters()))
-    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.001, momentum=0.9)
-
-    def now() -> float:
-        if ctx.device.type != "cpu":
-            torch.accelerator.synchronize()
-        return time.perf_counter()
-
-    def reduce() -> None:
-        for bucket in reduced_after:
-            gradients = [parameter.grad for parameter in bucket]
-            flat = flatten(gradients) / ctx.world_size
-            dist.all_reduce(flat)
-            unflatten(flat, gradients)
-
-    def step() -> None:
-        optimizer.zero_grad()
-        with nullcontext() if variant == OVERLAPPED else ddp.no_sync():
-            marks = [now()]
-            value = loss(ddp)
-            marks.append(now())
-            value.backward()
-            if variant == NOT_OVERLAPPED:
-                reduce()
-            marks.append(now())
-        optimizer.step()
-        marks.append(now())
-        for phase, (began, ended) in zip(PHASES, pairwise(marks), strict=True):
-            ctx.record(phase, ended - began, better=None)
-
-    return step
-
-
 @pytest.mark.parametrize("variant", [ALONE, OVERLAPPED, NOT_OVERLAPPED])
 @pytest.mark.parametrize("model", ["resnet50", "gpt"])
 def test_latency_breakdown(
@@ -108,7 +68,47 @@ def test_latency_breakdown(
     """Forward, backward, communication that the backward pass does not hide, optimizer; with and
     without overlap."""
     name = name_of(model, size)
-    result = timed(lambda ctx: phased(ctx, name, size, variant), name)
+
+    def setup(ctx: Context) -> Step:
+        net, loss = workload(ctx, name, size)
+        # Under no_sync buffers are not synchronised either: no variant does, so that forward passes
+        # are alike.
+        ddp = DistributedDataParallel(net, **workloads.no_buffers())
+        reduced_after = ddps_buckets(list(ddp.parameters()))
+        optimizer = torch.optim.SGD(ddp.parameters(), lr=0.001, momentum=0.9)
+
+        def now() -> float:
+            if ctx.device.type != "cpu":
+                torch.accelerator.synchronize()
+            return time.perf_counter()
+
+        def reduce() -> None:
+            for bucket in reduced_after:
+                gradients = [parameter.grad for parameter in bucket]
+                flat = flatten(gradients) / ctx.world_size
+                dist.all_reduce(flat)
+                unflatten(flat, gradients)
+
+        def step() -> None:
+            optimizer.zero_grad()
+            with nullcontext() if variant == OVERLAPPED else ddp.no_sync():
+                marks = [now()]
+                value = loss(ddp)
+                marks.append(now())
+                value.backward()
+                if variant == NOT_OVERLAPPED:
+                    reduce()
+                marks.append(now())
+            optimizer.step()
+            marks.append(now())
+            for phase, (began, ended) in zip(
+                PHASES, pairwise(marks), strict=True
+            ):
+                ctx.record(phase, ended - began, better=None)
+
+        return step
+
+    result = timed(setup, name)
     tables.get(Breakdown).add(model, variant, result)
 
 
@@ -206,7 +206,11 @@ def test_compression(compared: Timed, hook: str, size: Size) -> None:
         pytest.importorskip("numpy", reason="torch's PowerSGD needs NumPy")
     chosen = HOOKS[hook]
 
-    def prepare(ddp: DistributedDataParallel) -> None:
+    def setup(ctx: Context) -> Step:
+        net, loss = workload(ctx, size.gpt, size)
+        # One bucket: of several, PowerSGD's further all-reduces would begin in another order on
+        # each rank.
+        ddp = DistributedDataParallel(net, bucket_cap_mb=1000)
         state = None
         if hook == "PowerSGD":
             state = powerSGD_hook.PowerSGDState(
@@ -214,13 +218,7 @@ def test_compression(compared: Timed, hook: str, size: Size) -> None:
             )
         if chosen is not None:
             add_hook(ddp, chosen, state)
-
-    def setup(ctx: Context) -> Step:
-        # One bucket: of several, PowerSGD's further all-reduces would begin in another order on
-        # each rank.
-        return ddp_training(
-            ctx, size.gpt, size, prepare=prepare, bucket_cap_mb=1000
-        )
+        return training(ddp, loss)
 
     compared("Gradient compression", hook, setup)
 
@@ -238,11 +236,10 @@ OPTIONS: dict[str, dict[str, bool]] = {
 def test_option(compared: Timed, option: str, size: Size) -> None:
     """What DDP's options cost or save: static_graph, gradient_as_bucket_view,
     find_unused_parameters, buffers."""
-    options: dict[str, Any] = OPTIONS[option]
     compared(
         "Options",
         option,
-        lambda ctx: ddp_training(ctx, "resnet50", size, **options),
+        lambda ctx: ddp_training(ctx, "resnet50", size, **OPTIONS[option]),
         "resnet50",
     )
 
@@ -283,7 +280,9 @@ def test_round_robin(compared: Timed, groups: int, size: Size) -> None:
     """Buckets dealt to 1, 3 and 5 process groups in turn, which torch's own round-robin group once
     did."""
 
-    def deal(ddp: DistributedDataParallel) -> None:
+    def setup(ctx: Context) -> Step:
+        net, loss = workload(ctx, size.gpt, size)
+        ddp = DistributedDataParallel(net, bucket_cap_mb=1)
         dealt = [dist.new_group() for _ in range(groups)]
         turns = count()
 
@@ -292,9 +291,7 @@ def test_round_robin(compared: Timed, groups: int, size: Size) -> None:
             return default_hooks.allreduce_hook(group, bucket)
 
         add_hook(ddp, reduce)
-
-    def setup(ctx: Context) -> Step:
-        return ddp_training(ctx, size.gpt, size, prepare=deal, bucket_cap_mb=1)
+        return training(ddp, loss)
 
     compared("Process groups in turn", str(groups), setup)
 

@@ -129,7 +129,7 @@ def test_ddp_sweep(
 ) -> None:
     """A training step of a ResNet over numbers of ranks, and one without DDP (PyTorch's DDP
     benchmark)."""
-    bucket_mb = int(read_option(pytestconfig, "ddp_suite_bucket_mb", 25))
+    bucket_mb = int(read_option(pytestconfig, "ddp_suite_bucket_mb") or 25)
     fits(model)
 
     def setup(ctx: Context) -> Step:
@@ -137,18 +137,14 @@ def test_ddp_sweep(
         optimizer = torch.optim.SGD(
             net.parameters(), lr=0.001, momentum=0.9, weight_decay=1e-4
         )
-        if not sweep_row.ranks:
-            return training(net, loss, optimizer)
-        options: dict[str, Any] = {"bucket_cap_mb": bucket_mb, **no_buffers()}
-        return training(
-            DistributedDataParallel(net, **options), loss, optimizer
-        )
+        if sweep_row.ranks:
+            net = DistributedDataParallel(
+                net, bucket_cap_mb=bucket_mb, **no_buffers()
+            )
+        return training(net, loss, optimizer)
 
     # By these, `ddpperf diff --form pytorch` shows what the original's does.
-    facts: dict[str, str | int | float | bool] = {
-        "model": model,
-        "row": sweep_row.title,
-    }
+    facts: dict[str, Any] = {"model": model, "row": sweep_row.title}
     if sweep_row.ranks:
         facts["bucket_size"] = bucket_mb
     result = ddp_benchmark(setup, batch_size=size.images, facts=facts)

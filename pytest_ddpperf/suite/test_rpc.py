@@ -16,7 +16,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from itertools import chain
 from statistics import fmean
 from typing import Any
 
@@ -212,7 +211,7 @@ def test_hybrid(
     )
     roles: dict[str, Any] = {}
     for role in ("trainers", "parameter_servers"):
-        if not read_option(pytestconfig, f"ddp_{role}", None):
+        if not read_option(pytestconfig, f"ddp_{role}"):
             roles[role] = ORIGINALS if (cores or 1) > 2 * ORIGINALS else 2
     for name, made in ((None, master), ("RemoteModule", master_of_modules)):
         result = rpc_benchmark(trainer, master=made, name=name, **roles)
@@ -375,7 +374,7 @@ def test_gradient_server(
     all-reduce does (PyTorch's parameter server benchmark)."""
     if (
         server == "by request"
-        and int(read_option(pytestconfig, "ddp_trainers", 2)) > 8
+        and int(read_option(pytestconfig, "ddp_trainers") or 2) > 8
     ):
         pytest.skip(
             "needs at most 8 trainers: each of their two buckets takes a thread of a server"
@@ -450,7 +449,7 @@ def test_agent_and_observers(
 ) -> None:
     """One agent, many observers that ask it what to do: a round of all of them, and the actions a
     second."""
-    observers = int(read_option(pytestconfig, "ddp_parameter_servers", 2))
+    observers = int(read_option(pytestconfig, "ddp_parameter_servers") or 2)
 
     def agent(ctx: RpcContext) -> Step:
         def round_of_all() -> None:
@@ -486,8 +485,12 @@ def run_second_stage(values: Tensor) -> Tensor:
 
 def _mean_share(result: Result) -> float:
     """Return the mean of the bubble over launches, ranks and steps."""
-    ranks = chain.from_iterable(result.recorded["bubble"])
-    return fmean(share or 0.0 for of_rank in ranks for share in of_rank)
+    return fmean(
+        share or 0.0
+        for launch in result.recorded["bubble"]
+        for of_rank in launch
+        for share in of_rank
+    )
 
 
 def second_stage_parameters() -> list[Any]:
@@ -501,7 +504,7 @@ def test_pipeline(
 ) -> None:
     """Two stages, trainers and as many parameter servers, each stage replicated by DDP: a step of
     the whole, in so many micro-batches. All go forward, then all backward, as in GPipe."""
-    pipelines = int(read_option(pytestconfig, "ddp_trainers", 2))
+    pipelines = int(read_option(pytestconfig, "ddp_trainers") or 2)
 
     def parameter_server(ctx: RpcContext) -> None:
         torch.manual_seed(ctx.seed)
@@ -553,6 +556,5 @@ def test_pipeline(
     )
     share = _mean_share(result)
     bubble = f"bubble {share:.0%} of forward (ideal {1 / (parts + 1):.0%})"
-    several = "s" if parts > 1 else ""
-    workload = f"pipeline, {parts} part{several}, {bubble}"
+    workload = f"pipeline, {parts} part{'s' if parts > 1 else ''}, {bubble}"
     _add_round(tables, workload, result, "examples", BATCH)

@@ -109,17 +109,16 @@ SIZES = {
 }
 
 
-def read_option(config: pytest.Config, name: str, default: Any) -> Any:
-    """Return an option of the plugin from the command line, else from the ini file."""
+def read_option(config: pytest.Config, name: str) -> Any:
+    """Return an option of the plugin from the command line, else from the ini file; None if it is
+    in neither."""
     given = config.getoption(name)
-    if given is None:
-        given = config.getini(name)
-    return default if given is None else given
+    return config.getini(name) if given is None else given
 
 
 def largest_world(config: pytest.Config) -> int:
     """Return the most ranks that --ddp-world-size asks for."""
-    sizes = read_option(config, "ddp_world_size", "2")
+    sizes = read_option(config, "ddp_world_size") or "2"
     parts = sizes if isinstance(sizes, (list, tuple)) else [sizes]
     return max(int(number) for part in parts for number in str(part).split(","))
 
@@ -145,10 +144,10 @@ class SweepRow(NamedTuple):
 
 def uses_cuda(config: pytest.Config, ranks: int) -> bool:
     """Whether so many ranks of one machine have a CUDA device each, as the plugin chooses."""
-    device = read_option(config, "ddp_device", "auto")
+    device = read_option(config, "ddp_device") or "auto"
     if device != "auto":
         return device in ("cuda", "cuda:0")
-    backend = read_option(config, "ddp_backend", "auto")
+    backend = read_option(config, "ddp_backend") or "auto"
     if backend != "auto":
         return "nccl" in backend
     return torch.cuda.device_count() >= ranks
@@ -156,7 +155,7 @@ def uses_cuda(config: pytest.Config, ranks: int) -> bool:
 
 def chosen_size(config: pytest.Config) -> Size:
     """Return the size of the run."""
-    name = read_option(config, "ddp_suite_size", "auto")
+    name = read_option(config, "ddp_suite_size") or "auto"
     if name == "auto":
         ranks = math.ceil(largest_world(config) / node_count(config))
         name = "full" if uses_cuda(config, ranks) else "small"
@@ -280,16 +279,12 @@ def ddp_training(
     size: Size,
     *,
     sequences: int | None = None,
-    prepare: Callable[[DistributedDataParallel], object] | None = None,
     **options: Any,
 ) -> Step:
     """Return a training step of a model under DDP with these options; `sequences` as of a
-    `workload`. `prepare` is called with the wrapped model."""
+    `workload`."""
     net, loss = workload(ctx, model, size, sequences=sequences)
-    ddp = DistributedDataParallel(net, **options)
-    if prepare is not None:
-        prepare(ddp)
-    return training(ddp, loss)
+    return training(DistributedDataParallel(net, **options), loss)
 
 
 # The first argument is the hook's state; torch's own hooks take a process group, or None for all
@@ -306,7 +301,7 @@ def add_hook(
     ddp.register_comm_hook(state, lambda state, bucket: hook(state, bucket))
 
 
-def no_buffers() -> dict[str, bool]:
+def no_buffers() -> dict[str, Any]:
     """Return DDP's argument for not synchronising buffers, by its name in this torch."""
     names = inspect.signature(DistributedDataParallel.__init__).parameters
     if "forward_sync_buffers" in names:
