@@ -64,12 +64,11 @@ class Store:
         newer schema, or belongs to another test or environment.
         """
         path = self.path(environment, test)
-        try:
-            data = path.read_bytes()
-        except FileNotFoundError:
-            return None
-        except OSError as error:
-            raise _failure(path, "cannot be read", error) from error
+        with _naming(path, "cannot be read"):
+            try:
+                data = path.read_bytes()
+            except FileNotFoundError:
+                return None
         baseline = content.parse(path, data)
         if baseline.test != test:
             raise BaselineError(
@@ -95,18 +94,13 @@ class Store:
         """
         environment = baseline.environment
         path = self.path(environment, baseline.test)
-        try:
-            with _locked(path, self.root):
-                if extend and (
-                    stored := self.read_alike(environment, baseline.test)
-                ):
-                    sessions = (*stored.sessions, *baseline.sessions)
-                    baseline = replace(
-                        baseline, sessions=sessions[-SESSIONS_KEPT:]
-                    )
-                files.write(path, _text(path, baseline))
-        except OSError as error:
-            raise _failure(path, "cannot be written", error) from error
+        with _naming(path, "cannot be written"), _locked(path, self.root):
+            if extend and (
+                stored := self.read_alike(environment, baseline.test)
+            ):
+                sessions = (*stored.sessions, *baseline.sessions)
+                baseline = replace(baseline, sessions=sessions[-SESSIONS_KEPT:])
+            files.write(path, _text(path, baseline))
         return path
 
     def read_alike(
@@ -129,10 +123,8 @@ class Store:
     def files(self) -> tuple[Path, ...]:
         """All that are called like a baseline, sorted; raises BaselineError where the root cannot
         be read."""
-        try:
+        with _naming(self.root, "cannot be read"):
             next(self.root.iterdir(), None)
-        except OSError as error:
-            raise _failure(self.root, "cannot be read", error) from error
         return tuple(
             sorted(
                 path for path in self.root.glob("*/**/*.json") if path.is_file()
@@ -141,10 +133,8 @@ class Store:
 
     def read_file(self, path: Path) -> Baseline:
         """The baseline of whichever test; raises BaselineError."""
-        try:
+        with _naming(path, "cannot be read"):
             return content.parse(path, path.read_bytes())
-        except OSError as error:
-            raise _failure(path, "cannot be read", error) from error
 
     def others(self, test: TestId) -> tuple[str, ...]:
         """Names of the environments that have a baseline for this test; none where the root is
@@ -285,17 +275,24 @@ def _lock_folder() -> Path:
     return folder
 
 
-def _failure(path: Path, what: str, error: OSError) -> BaselineError:
-    if isinstance(error, (FileExistsError, NotADirectoryError)):
+@contextmanager
+def _naming(path: Path, what: str) -> Iterator[None]:
+    """Raises BaselineError, which names `path` and the next step, for an OSError."""
+    try:
+        yield
+    except (FileExistsError, NotADirectoryError) as error:
         blocking = next(
             (parent for parent in path.parents if parent.is_file()), path
         )
-        return BaselineError(
+        raise BaselineError(
             path,
             f"{what}: {blocking} is a file, not a folder",
             f"move it away, {_ELSEWHERE}",
-        )
-    remedy = f"make that possible, {_ELSEWHERE}"
-    if error.errno == errno.ENOENT:
-        remedy = f"save baselines with pytest --ddp-save-baseline, {_ELSEWHERE}"
-    return BaselineError(path, f"{what}: {error}", remedy)
+        ) from error
+    except OSError as error:
+        remedy = f"make that possible, {_ELSEWHERE}"
+        if error.errno == errno.ENOENT:
+            remedy = (
+                f"save baselines with pytest --ddp-save-baseline, {_ELSEWHERE}"
+            )
+        raise BaselineError(path, f"{what}: {error}", remedy) from error

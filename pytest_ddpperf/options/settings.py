@@ -251,13 +251,9 @@ def with_markers(
     """Return the settings of one test: its `ddp` markers, closest first, over those of the run.
     Raises MarkerError."""
     try:
-        given = _arguments_of(markers)
-        if not given:
+        values = _arguments_of(markers)
+        if not values:
             return settings
-        values: dict[str, Any] = {}
-        for name, value in given.items():
-            row = BY_ARGUMENT[name]
-            values[row.field] = _parsed(row, value, MARKER)
         sources = {**settings.sources, **dict.fromkeys(values, MARKER)}
         return _checked(replace(settings, **values, sources=sources))
     except OptionError as error:
@@ -265,7 +261,8 @@ def with_markers(
 
 
 def _arguments_of(marks: Iterable[pytest.Mark]) -> dict[str, Any]:
-    given: dict[str, Any] = {}
+    """Return what markers ask for, by the field of Settings."""
+    values: dict[str, Any] = {}
     for mark in marks:
         if mark.args:
             allowed = (
@@ -278,8 +275,10 @@ def _arguments_of(marks: Iterable[pytest.Mark]) -> dict[str, Any]:
                 raise OptionError(
                     f"@pytest.mark.ddp({name}=...)", value, allowed
                 )
-            given.setdefault(name, value)
-    return given
+            row = BY_ARGUMENT[name]
+            if row.field not in values:
+                values[row.field] = _parsed(row, value, MARKER)
+    return values
 
 
 def _checked(settings: Settings) -> Settings:

@@ -9,7 +9,7 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, NoReturn, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -83,15 +83,13 @@ def from_json(cls: type[T], text: bytes) -> T:
 def loads(text: bytes) -> Json:
     """Return what JSON holds; raises ValueError for anything else, NaN and infinity included."""
 
-    def refuse(constant: str) -> NoReturn:
-        raise ValueError(f"{constant} is not a number")
-
     def finite(number: str) -> float:
-        return (
-            found if math.isfinite(found := float(number)) else refuse(number)
-        )
+        found = float(number)
+        if not math.isfinite(found):
+            raise ValueError(f"{number} is not a number")
+        return found
 
-    return json.loads(text, parse_constant=refuse, parse_float=finite)
+    return json.loads(text, parse_constant=finite, parse_float=finite)
 
 
 def dumps(data: Json) -> str:

@@ -5,13 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from statistics import fmean, geometric_mean
-from typing import Literal, TypeGuard, get_args
+from typing import Literal, get_args
 
 from pytest_ddpperf.records.quantiles import LaunchRankSteps, quantile
 from pytest_ddpperf.records.record import record
 
 Better = Literal["higher", "lower"]
-_NAME = re.compile(r"[A-Za-z_][\w./-]*", re.ASCII)
 _PERCENTILE = re.compile(r"(.+)_p(\d+(?:\.\d+)?)", re.ASCII)
 
 
@@ -20,11 +19,6 @@ def split_name(metric: str) -> tuple[str, float | None]:
     mean."""
     match = _PERCENTILE.fullmatch(metric)
     return (match[1], float(match[2])) if match else (metric, None)
-
-
-def is_name(name: object) -> TypeGuard[str]:
-    """Whether a limit can be on a figure of that name, or on a percentile of it."""
-    return isinstance(name, str) and _NAME.fullmatch(name) is not None
 
 
 @record

@@ -10,7 +10,7 @@ from functools import cache
 from itertools import chain
 from typing import Protocol
 
-from pytest_ddpperf.records.figure import FigureValues, is_name, split_name
+from pytest_ddpperf.records.figure import FigureValues, split_name
 from pytest_ddpperf.records.quantiles import (
     LaunchRanks,
     LaunchRankSteps,
@@ -382,13 +382,14 @@ def metric_of(name: str, better: str = "") -> Metric:
     return OwnFigure(name, better)
 
 
+_NAME = re.compile(r"[A-Za-z_][\w./-]*", re.ASCII)  # of a user's figure
 # A percentile of step times with a mistake is no figure of the user's.
 _LIKE_PERCENTILE = re.compile(r"(cpu_)?p[\dOo.]*", re.ASCII)
 
 
 def why_no_figure(name: object) -> str:
     """Return why a figure of the user's own cannot have that name; "" if it can."""
-    if not is_name(name):
+    if not (isinstance(name, str) and _NAME.fullmatch(name)):
         return 'the name of a figure has letters, digits and "_", "-", ".", "/"'
     if split_name(name)[1] is not None:
         return "such names are those of percentiles of figures"

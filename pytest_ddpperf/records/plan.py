@@ -195,11 +195,8 @@ class Plan:
     def part(self, node: int) -> tuple[int, ...]:
         """The processes of a node: its share of those that are timed and, of the first node, all
         others."""
-        share = self.world_size // self.nodes
-        own = range(node * share, (node + 1) * share)
-        if node > 0:
-            return tuple(own)
-        return (*own, *range(self.world_size, self.processes))
+        every = range(self.processes)
+        return tuple(each for each in every if self.node_of(each) == node)
 
     @property
     def over_nodes(self) -> str:

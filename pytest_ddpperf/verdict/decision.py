@@ -317,16 +317,15 @@ def with_counters(
     ):
         return verdict
     found, why_unknown = _count(verdict, current, baseline[-1], limits)
-    status, reason = _counted_decision(verdict, found.counters)
-    decided = replace(found, status=status, reason=reason)
-    if status is Status.REGRESSED:
+    decided = _decided(found)
+    if decided.status is Status.REGRESSED:
         return decided
     if of_another_machine:
         return replace(verdict, counters=found.counters)
     if found.details:
         return replace(found, status=Status.INCOMPARABLE, reason=why_unknown)
     lost = _lost_traffic(current, baseline[-1], limits)
-    if lost and status.compared:
+    if lost and decided.status.compared:
         return replace(
             found,
             status=Status.INCOMPARABLE,
@@ -378,22 +377,21 @@ _COUNTED_REASONS = {
 }
 
 
-def _counted_decision(
-    verdict: Verdict, changes: Sequence[CounterChange]
-) -> tuple[Status, Reason]:
-    """Return the status and the reason: those of counters if they are graver, or if no times were
-    compared and a counter rose, or the user limits one."""
+def _decided(verdict: Verdict) -> Verdict:
+    """Return the verdict with the status and the reason of its counters if they are graver, or if
+    no times were compared and a counter rose, or the user limits one."""
+    changes = verdict.counters
     if not changes:
-        return verdict.status, verdict.reason
+        return verdict
     counted = gravest(change.status for change in changes)
     if verdict.status.compared:
         decides = gravest((verdict.status, counted)) is not verdict.status
     else:
         is_asked = any(not change.limit.default for change in changes)
         decides = is_asked or counted is Status.REGRESSED
-    if decides:
-        return counted, _COUNTED_REASONS[counted]
-    return verdict.status, verdict.reason
+    if not decides:
+        return verdict
+    return replace(verdict, status=counted, reason=_COUNTED_REASONS[counted])
 
 
 _SENT_COUNTS = tuple(f"{kind}.count" for kind in (*SENT, "collectives"))
@@ -489,15 +487,13 @@ def with_work(
     if sides["gradient_bytes"][1] == 0:
         del sides["gradient_bytes"]
     examples = _examples(before), _examples(current)
-    sides[EXAMPLES] = None, None
-    if all(examples):
-        sides[EXAMPLES] = fmean(examples[0]), fmean(examples[1])
+    earlier, now = (fmean(side) if side else None for side in examples)
+    sides[EXAMPLES] = earlier, now
     less = []
-    for name, (earlier, now) in sides.items():
-        if earlier and now is not None and now < _FELL * earlier:
-            less.append(Fall(name=name, before=earlier, now=now))
+    for name, (base, own) in sides.items():
+        if base and own is not None and own < _FELL * base:
+            less.append(Fall(name=name, before=base, now=own))
     verdict = replace(verdict, less=tuple(less))
-    earlier, now = sides[EXAMPLES]
     if not earlier or not now or _FELL < now / earlier < 1 / _FELL:
         return verdict
     # Examples may vary from step to step, and so do the means of launches.

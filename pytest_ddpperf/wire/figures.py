@@ -11,7 +11,7 @@ import re
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from pytest_ddpperf.records.errors import (
@@ -32,9 +32,6 @@ class FigureReader:
     _figures: NamedFigures
     _folder: str  # where paths of figures begin
     _logs: Sequence[str]  # the files of its output
-    # what was in files before that which counts, by path
-    _before: dict[str, bytes] = field(default_factory=dict)
-    _written_at: dict[str, float] = field(default_factory=dict)
 
     def begin(self) -> None:
         """From now on it counts what is written."""
@@ -43,6 +40,7 @@ class FigureReader:
             for figure in self._figures.values()
             for path in self._files(figure)
         }
+        # what was in files before that which counts
         self._before = {path: Path(path).read_bytes() for path in paths}
         self._written_at = {path: os.path.getmtime(path) for path in paths}
         self._began = time.time()

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache
 from importlib.util import source_from_cache
+from pathlib import Path
 from typing import Any
 
 from pytest_ddpperf.records.errors import BaseSideError
@@ -157,10 +158,10 @@ def begin_child(folder: str) -> None:
     """Let an interpreter that a rank of the launch in `folder` started import from the rank's side,
     and `watch` it."""
     try:
-        with open(os.path.join(folder, "request.json")) as file:
-            fields = json.load(file)["trees"]
+        request = Path(folder, "request.json").read_bytes()
     except FileNotFoundError:  # the launch is over
         return
+    fields = json.loads(request)["trees"]
 
     def hook(event: str, arguments: tuple[Any, ...]) -> None:
         # in each process that imports torch: a command's ranks, workers that are not forked
@@ -205,11 +206,8 @@ def noting_group(
         elif getattr(multiprocessing.current_process(), "_inheriting", False):
             why = _RUNS_AGAIN
         # the folder goes with the launch, which a helper may outlast
-        with (
-            suppress(FileNotFoundError),
-            open(os.path.join(folder, name), "w") as file,
-        ):
-            file.write(why)
+        with suppress(FileNotFoundError):
+            Path(folder, name).write_text(why)
         return form(*args, **options)
 
     return noting
@@ -329,13 +327,10 @@ class Opened:
     """What the processes of a launch opened, by the list in its folder."""
 
     def __init__(self, folder: str) -> None:
-        self._lines: list[str] = []
-        with (
-            suppress(FileNotFoundError),
-            open(os.path.join(folder, _NAME), "rb") as log,
-        ):
-            lines = os.fsdecode(log.read()).split("\0")[:-1]
-            self._lines = sorted(set(lines))
+        noted = b""
+        with suppress(FileNotFoundError):
+            noted = Path(folder, _NAME).read_bytes()
+        self._lines = sorted(set(os.fsdecode(noted).split("\0")[:-1]))
 
     def _noted(self, kind: str) -> list[str]:
         return [line[1:] for line in self._lines if line.startswith(kind)]

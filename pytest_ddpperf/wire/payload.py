@@ -215,10 +215,8 @@ def _is_package(file: str) -> bool:
     return Path(file).name == "__init__.py"
 
 
-def loads(data: bytes) -> tuple[str, Any, tuple[Any, ...]]:
-    """Unpickle a task: its name, its function and the arguments."""
-    name, function, args = pickle.loads(data)
-    return name, function, args
+# Unpickles a task: its name, its function and the arguments.
+loads = pickle.loads
 
 
 def _new_function(module: str, code: CodeType) -> FunctionType:
