@@ -30,7 +30,7 @@ from pytest_ddpperf.records.plan import UPDATE, Plan
 from pytest_ddpperf.records.samples import Outputs, RankError
 from pytest_ddpperf.wire.boot import contents
 from pytest_ddpperf.wire.channels import Board, Phase
-from pytest_ddpperf.wire.opened import OWN_GROUP_OF_ONE
+from pytest_ddpperf.wire.opened import OWN_GROUP, OWN_GROUP_OF_ONE
 
 
 def describe_end(status: int) -> str:
@@ -166,6 +166,11 @@ class Diagnosis:
             self.late += self._without_updates(
                 contents(self._folder / OWN_GROUP_OF_ONE)
             )
+            if any(map(self._starts_ranks, ranks)):
+                self.late += (
+                    "; it started processes that form a process group of their own: the plugin"
+                    " starts the ranks, and calls setup in each"
+                )
         # Asking takes up to seconds, in which the cause may have come or, if it was no deadline,
         # what was waited for.
         self._take_in()
@@ -199,6 +204,15 @@ class Diagnosis:
             self._board.updates()
         )
         return f"; {hint}" if hint and has_none else ""
+
+    def _starts_ranks(self, rank: Peer) -> bool:
+        """Whether a set-up function has started ranks itself. Programs are refused for that."""
+        plan = self._plan
+        if plan.boundary or plan.command or plan.rpc:
+            return False
+        if not contents(self._folder / OWN_GROUP):
+            return False
+        return self._board.phase(rank.number) <= Phase.SETUP
 
     def wait_in_vain(
         self,

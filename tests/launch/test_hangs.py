@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
+import subprocess
 import sys
 import time
 from typing import Any
@@ -142,6 +143,29 @@ def test_ranks_that_disagree_on_the_number_of_collectives(bench: Bench) -> None:
     assert (
         caught.value.others[0].summary
         == "had delivered its result and waited for the others"
+    )
+
+
+def test_a_set_up_that_starts_ranks_is_told_so_at_the_deadline(
+    bench: Bench,
+) -> None:
+    # nobody is at that port
+    worker = """
+import datetime, torch.distributed as dist
+dist.init_process_group("gloo", "tcp://127.0.0.1:1", rank=1, world_size=2,
+                        timeout=datetime.timedelta(seconds=0.1))
+"""
+
+    def setup(ctx: Any) -> Any:
+        subprocess.run([sys.executable, "-c", worker], check=False)
+        hang()
+
+    with bench.over_once(arrived=1), pytest.raises(LaunchError) as caught:
+        bench.measure(setup, ranks=1)
+    assert (
+        caught.value.cause.summary
+        == "did not end within 300 s (--ddp-timeout); it started processes that form a process"
+        " group of their own: the plugin starts the ranks, and calls setup in each"
     )
 
 

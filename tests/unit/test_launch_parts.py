@@ -40,7 +40,8 @@ from pytest_ddpperf.records.errors import DdpPerfError
 from pytest_ddpperf.records.messages import ShareProgress
 from pytest_ddpperf.records.plan import UPDATE, Plan
 from pytest_ddpperf.records.samples import RankError
-from pytest_ddpperf.wire.channels import Board
+from pytest_ddpperf.wire.channels import Board, Phase
+from pytest_ddpperf.wire.opened import OWN_GROUP
 
 # --- cores
 
@@ -769,6 +770,39 @@ def test_a_launch_that_is_too_late_names_the_setting_of_its_timeout(
     assert rank.error.summary == f"did not end within 5 s ({setting})"
     (note,) = diagnosis.notes_on_clean_up([rank])
     assert f"did not end within 5 s ({setting});" in note
+
+
+@pytest.mark.parametrize(
+    ("phase", "fields", "is_told"),
+    [
+        (Phase.SETUP, {}, True),
+        (Phase.STEPS, {}, False),
+        (Phase.SETUP, {"command": True}, False),
+        (Phase.SETUP, {"parameter_servers": 1}, False),
+        (Phase.SETUP, {"boundary": UPDATE}, False),
+    ],
+)
+def test_only_a_set_up_is_told_that_it_started_ranks(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    phase: Phase,
+    fields: dict[str, Any],
+    is_told: bool,
+) -> None:
+    monkeypatch.setattr(failed_ranks, "await_stacks", lambda send, sizes: None)
+    (tmp_path / OWN_GROUP).write_text("a group")
+    plan = Plan(world_size=1, backend="gloo", device="cpu", **fields)
+    board: Any = SimpleNamespace(
+        describe=lambda number, warmup: "setup",
+        phase=lambda number: phase,
+        updates=lambda: [0],
+    )
+    diagnosis = failed_ranks.Diagnosis(
+        tmp_path, board, plan, lambda: None, lambda: None
+    )
+    rank: Any = SimpleNamespace(number=0, resting=None, error=None, result=None)
+    diagnosis.add_hanging([rank], 0.0, at_deadline=True)
+    assert ("group of their own" in rank.error.summary) is is_told
 
 
 @pytest.mark.parametrize(
