@@ -77,7 +77,7 @@ def git(
     if ended.returncode:
         # warnings, of a folder that cannot be read, say; "needs merge" is in stdout
         said = _WARNINGS.sub(b"", ended.stderr) or ended.stdout
-        raise GitError(said.decode(errors="replace").strip())
+        raise GitError(said.decode(errors="replace").expandtabs(4).strip())
     return os.fsdecode(ended.stdout)
 
 

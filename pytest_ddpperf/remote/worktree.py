@@ -211,7 +211,7 @@ class Checkout:
             if is_other:
                 raise AgainstError(
                     "--ddp-against",
-                    f"{ref} is a git ref, and {rootdir} has no repository: {error}",
+                    f"{ref} is a git ref, and git cannot read the repository of {rootdir}: {error}",
                 ) from None
             self.top = Path(os.path.realpath(rootdir))
         now = git.checked_out(self.top)[0]

@@ -816,7 +816,7 @@ def test_without_git_or_a_repository_a_ref_is_a_usage_error(
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     result.stderr.fnmatch_lines(
         [
-            f"ERROR: --ddp-against: main is a git ref, and {pytester.path} has no repository: *"
+            f"ERROR: --ddp-against: main is a git ref, and git cannot read the repository of {pytester.path}: *"
         ]
     )
     monkeypatch.setenv("PATH", str(pytester.path))

@@ -1153,12 +1153,13 @@ def test_a_ref_of_no_repository_is_refused(
     option, problem, _ = refusal(outside, against="main")
     assert option == "--ddp-against"
     assert problem.startswith(
-        f"main is a git ref, and {outside} has no repository: fatal: not a git repository"
+        f"main is a git ref, and git cannot read the repository of {outside}: fatal: not a git repository"
     )
     monkeypatch.setenv("PATH", str(outside))
     assert (
         refusal(top, against="main")[1]
-        == f"main is a git ref, and {top} has no repository: git is not installed, or not on PATH"
+        == f"main is a git ref, and git cannot read the repository of {top}: git is not installed,"
+        " or not on PATH"
     )
 
 
