@@ -10,7 +10,7 @@ import shutil
 import signal
 import subprocess
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import datetime, timezone
 from functools import partial
@@ -212,18 +212,16 @@ def tree_of(top: Path, without: Path, commit: str = "") -> str:
     """Return the git tree of a commit or, with "", of all files in the working tree that git does
     not ignore.
 
-    Files below the folder `without` and Python's caches are left out. Nothing is written into the
-    repository. Raises GitError.
+    Files below the folder `without` and Python's caches are left out, and temporary files that git
+    does not know. Nothing is written into the repository. Raises GitError.
     """
     with tempfile.TemporaryDirectory() as folder:
         objects = Path(folder) / "objects"
         objects.mkdir()
         variables = {
-            "GIT_INDEX_FILE": str(
-                Path(folder) / "index"
-                if commit
-                else _copy_of_index(top, folder)
-            ),
+            "GIT_INDEX_FILE": f"{folder}/index"
+            if commit
+            else _copy_of_index(top, folder),
             "GIT_OBJECT_DIRECTORY": str(objects),
             "GIT_ALTERNATE_OBJECT_DIRECTORIES": str(
                 top
@@ -235,7 +233,19 @@ def tree_of(top: Path, without: Path, commit: str = "") -> str:
             apart("read-tree", commit)
         else:
             # the objects are thrown away: to compress them would take most of the time
-            apart("-c", "core.looseCompression=0", "add", "--all", "--", ".")
+            stage = partial(apart, "-c", "core.looseCompression=0")
+            stage("add", "--update")
+            # a repository within has a slash at its end
+            new = "".join(f"{path.rstrip('/')}\0" for path in _new(apart, top))
+            given = os.fsencode(new)
+            stage(
+                "update-index",
+                "--add",
+                "--remove",
+                "-z",
+                "--stdin",
+                given=given,
+            )
         left_out = ["*.pyc"]
         real = Path(os.path.realpath(without))
         if top in real.parents:
@@ -253,16 +263,13 @@ def tree_of(top: Path, without: Path, commit: str = "") -> str:
         return apart("write-tree", "--missing-ok").strip()
 
 
-def _copy_of_index(top: Path, folder: str) -> Path:
+def _copy_of_index(top: Path, folder: str) -> str:
     """Copy the index to a folder; raises GitError. There is no copy if nothing was ever added."""
-    copy = Path(folder) / "index"
+    copy = f"{folder}/index"
     try:
         # With its time: git does not trust what it knows of files that are not older than the
         # index.
-        shutil.copy2(
-            top / git(top, "rev-parse", "--git-path", "index").rstrip("\n"),
-            copy,
-        )
+        shutil.copy2(own_folder(top) / "index", copy)
     except FileNotFoundError:
         pass
     except OSError as error:
@@ -354,8 +361,8 @@ def changed_files(
 ) -> list[str]:
     """Return paths from `top`, or a folder below it, of its files that differ between a commit and
     the working tree in more than the ends of their lines. Untracked files count, but for Python's
-    caches, those that git ignores, and `reports`. `timeout`: seconds for each command. Raises
-    GitError."""
+    caches, temporary files, those that git ignores, and `reports`. `timeout`: seconds for each
+    command. Raises GitError."""
     # With --name-only git would not look at lines.
     how = """
         --numstat --relative --ignore-cr-at-eol --ignore-submodules=none -z --no-ext-diff
@@ -363,7 +370,7 @@ def changed_files(
     """.split()
     # It writes what it finds into the index, even without optional locks: so it gets a copy.
     with tempfile.TemporaryDirectory() as folder:
-        copy = {"GIT_INDEX_FILE": str(_copy_of_index(top, folder))}
+        copy = {"GIT_INDEX_FILE": _copy_of_index(top, folder)}
         apart = partial(git, top, timeout=timeout, variables=copy)
         # Files that git was asked not to look at may have changed.
         tagged = apart("ls-files", "-t", "-z").split("\0")
@@ -374,20 +381,25 @@ def changed_files(
         apart("update-index", "-q", "--really-refresh")
         counted = apart("diff", *how, commit, "--")
     differing = [line.split("\t", 2)[2] for line in entries(counted)]
-    untracked = git(
-        top,
-        "ls-files",
-        "--others",
-        "--exclude-standard",
-        "--exclude=*.pyc",
-        *(
-            f"--exclude=/{os.path.relpath(path, top)}"
-            for path in filter(None, reports)
-        ),
-        "-z",
-        timeout=timeout,
-    )
-    return sorted({*differing, *entries(untracked)})
+    ask = partial(git, top, timeout=timeout)
+    return sorted({*differing, *_new(ask, top, *reports)})
+
+
+def _new(
+    ask: Callable[..., str], top: Path, *but: str | Path | None
+) -> list[str]:
+    """Return the files that git does not know and does not ignore, but for Python's caches,
+    temporary files and `but`; raises GitError. `ask` calls git in `top`."""
+    left_out = ["--exclude=*.pyc"]
+    for path in (*but, tempfile.gettempdir()):
+        if path is not None:
+            place = os.path.relpath(
+                os.path.realpath(path), os.path.realpath(top)
+            )
+            pattern = re.sub(r"[*?[\\]", r"\\\g<0>", place)
+            left_out.append(f"--exclude=/{pattern}")
+    said = ask("ls-files", "--others", "--exclude-standard", *left_out, "-z")
+    return entries(said)
 
 
 def first_changed_line(commit: str, file: str) -> int:

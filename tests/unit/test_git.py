@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from pytest_ddpperf.git import (
     first_changed_line,
     ignored_files,
     top_level,
+    tree_of,
     worktrees,
 )
 from pytest_ddpperf.records.errors import GitError
@@ -137,6 +139,53 @@ def test_reports_that_git_does_not_have_are_no_changed_files(
     assert changed == ["below/run.json", "run.py"]
 
 
+def test_temporary_files_are_no_files_of_the_working_tree(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where TMPDIR is below it, our own are there, too. What git knows stays."""
+    first = commit(tmp_path, run="1", below__tmp__run="1")
+    folder = tmp_path / "below/tmp"
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    (folder / "new.py").write_text("2\n")
+    without = tmp_path / "baselines"
+    assert tree_of(tmp_path, without) == tree_of(tmp_path, without, first)
+    assert changed_files(tmp_path, first) == []
+    (folder / "run.py").write_text("2\n")
+    assert tree_of(tmp_path, without) != tree_of(tmp_path, without, first)
+    assert changed_files(tmp_path, first) == ["below/tmp/run.py"]
+    # a folder of temporary files may be the only one where nothing else can be written
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    assert "below/tmp/new.py" in changed_files(tmp_path, first)
+
+
+@pytest.mark.parametrize(
+    ("name", "ignored"), [("t[ab]", ""), ("tb", "t*\n"), ("link", "")]
+)
+def test_the_folder_of_temporary_files_may_be_ignored_or_have_any_name(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    ignored: str,
+) -> None:
+    top = tmp_path / "top"
+    first = commit(top, run="1")
+    (top / ".gitignore").write_text(ignored)
+    folder = tmp_path / name if name == "link" else top / name
+    if name == "link":
+        (top / "below").mkdir()
+        folder.symlink_to(top / "below")
+    else:
+        folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    without = top / "baselines"
+    before = tree_of(top, without)
+    (folder / "new.py").write_text("2\n")
+    assert tree_of(top, without) == before
+    assert changed_files(top, first) == [".gitignore"]
+    (top / "ta.py").write_text("2\n")
+    assert (tree_of(top, without) == before) == bool(ignored)
+
+
 def test_the_time_of_a_commit_is_told_in_utc(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -251,6 +300,19 @@ def test_a_warning_of_gits_is_no_error(
     assert ignored_files(tmp_path, ["a.py"]) == []
     with pytest.raises(GitError, match=r"^fatal: [^\n]*$"):
         git_module.git(tmp_path, "log", "nowhere", "--")
+
+
+def test_commands_that_git_advises_have_no_tab(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    advice = b"fatal: dubious ownership\n\tgit config --global ...\n"
+    monkeypatch.setattr(
+        git_module,
+        "run_whole",
+        lambda *_, **__: subprocess.CompletedProcess((), 128, b"", advice),
+    )
+    with pytest.raises(GitError, match="ownership\n    git config"):
+        top_level(tmp_path)
 
 
 @pytest.mark.parametrize(
