@@ -421,6 +421,11 @@ def first_changed_line(commit: str, file: str) -> int:
     return 0
 
 
+def is_shallow(top: Path) -> bool:
+    """Whether the clone lacks older commits; raises GitError."""
+    return git(top, "rev-parse", "--is-shallow-repository").strip() == "true"
+
+
 def worktrees(top: Path) -> list[Path]:
     """The folders of all worktrees of a repository, whether they still exist or not; raises
     GitError."""
@@ -439,9 +444,11 @@ def first_parents(top: Path, good: str, bad: str) -> list[str]:
     try:
         git(top, "merge-base", "--is-ancestor", good, bad)
     except GitError as error:
+        why = ": git merge-base shows one"
+        if is_shallow(top):
+            why = " in this clone, which is shallow: git fetch --unshallow"
         raise GitError(
-            str(error)
-            or f"{good[:12]} is no ancestor of {bad[:12]}: git merge-base shows one"
+            str(error) or f"{good[:12]} is no ancestor of {bad[:12]}{why}"
         ) from None
     # of the path from `good`, which may have been merged
     how = ("--first-parent", "--ancestry-path", "--reverse")

@@ -35,7 +35,7 @@ from pytest_ddpperf.cli.comparisons import (
 )
 from pytest_ddpperf.history import bisection, entries
 from pytest_ddpperf.records import codec
-from pytest_ddpperf.records.errors import DdpPerfError
+from pytest_ddpperf.records.errors import DdpPerfError, GitError
 from pytest_ddpperf.records.outcome import Outcome
 from pytest_ddpperf.records.plan import Limit
 from pytest_ddpperf.records.samples import Comparison, Facts, Recording, Status
@@ -206,12 +206,18 @@ class CommitSearch:
         self._test = arguments.test
         top = runs.top
         head = git.commit_named(top, "HEAD")
-        good = git.commit_named(top, arguments.good or _fast_commit(arguments))
-        bad = (
-            head
-            if arguments.bad is None
-            else git.commit_named(top, arguments.bad)
-        )
+        good = arguments.good or _fast_commit(arguments)
+        try:
+            good = git.commit_named(top, good)
+            bad = head
+            if arguments.bad is not None:
+                bad = git.commit_named(top, arguments.bad)
+        except GitError as error:
+            if git.is_shallow(top):
+                raise GitError(
+                    f"{error}; this clone is shallow: git fetch --unshallow brings all"
+                ) from None
+            raise
         is_changed = bool(git.changed_files(top, head))
         self._commits = [good, *git.first_parents(top, good, bad)]
         if arguments.bad is None and is_changed:

@@ -540,10 +540,7 @@ def _left(until: float) -> float | None:
 
 def _remedy(top: Path, ref: str) -> str:
     with suppress(GitError):
-        if (
-            git.git(top, "rev-parse", "--is-shallow-repository").strip()
-            == "true"
-        ):
+        if git.is_shallow(top):
             remote, _, branch = ref.partition("/")
             if branch and remote in git.git(top, "remote").split():
                 return (

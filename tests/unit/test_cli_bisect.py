@@ -728,6 +728,32 @@ def test_what_cannot_be_searched_is_an_error(
     assert error in err
 
 
+def test_a_shallow_clone_lacks_what_is_searched(
+    project: Project, bisect: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    good, *_ = project.commits([20.0, 20.0, 23.0])
+    clone = project.top.parent / "clone"
+    git(
+        project.top.parent,
+        "clone",
+        "--quiet",
+        "--depth=1",
+        project.top.as_uri(),
+        clone,
+    )
+    monkeypatch.chdir(clone)
+    status, _, err = bisect("--good", good)
+    assert status == 4
+    assert (
+        f"{good!r} is no commit of {clone}; this clone is shallow: git fetch --unshallow"
+        in err
+    )
+    git(clone, "fetch", "--quiet", "--depth=1", "origin", good)
+    status, _, err = bisect("--good", good)
+    assert status == 4
+    assert " in this clone, which is shallow: git fetch --unshallow" in err
+
+
 def test_a_baseline_of_uncommitted_changes_names_no_commit(
     project: Project, bisect: Call
 ) -> None:
