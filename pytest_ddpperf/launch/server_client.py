@@ -21,7 +21,11 @@ from pytest_ddpperf.launch.template import (
     with_hash_seed,
 )
 from pytest_ddpperf.records import codec
-from pytest_ddpperf.records.errors import DdpPerfError, ServerError
+from pytest_ddpperf.records.errors import (
+    DdpPerfError,
+    ServerError,
+    where_limited,
+)
 from pytest_ddpperf.records.messages import (
     Message,
     ServerAnswer,
@@ -187,4 +191,5 @@ class RankServer:
                 if news.pid == self.pid:
                     problem += f" (status {news.status})"
         self.stop()
+        problem += where_limited(output)
         raise ServerError(problem, output[-10_000:])

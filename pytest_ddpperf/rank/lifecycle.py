@@ -46,7 +46,12 @@ from pytest_ddpperf.rank.context import Context, RpcContext
 from pytest_ddpperf.rank.process import Rank, flush
 from pytest_ddpperf.rank.timed_rank import TimedRank
 from pytest_ddpperf.records import codec
-from pytest_ddpperf.records.errors import DdpPerfError, EndedEarly, short_repr
+from pytest_ddpperf.records.errors import (
+    DdpPerfError,
+    EndedEarly,
+    short_repr,
+    where_limited,
+)
 from pytest_ddpperf.records.messages import RankRequest
 from pytest_ddpperf.records.metric import KERNELS
 from pytest_ddpperf.records.plan import Program
@@ -455,7 +460,7 @@ def _summary(error: BaseException) -> str:
     if isinstance(error, SystemExit):
         return f"sys.exit({short_repr(error.code)}) was called"
     first = next(iter(_words(error).splitlines()), type(error).__name__)
-    return _bounded(first)
+    return f"{_bounded(first)}{where_limited(first)}"
 
 
 def _bounded(words: str) -> str:

@@ -5,6 +5,9 @@ None is a pytest exception: the plugin turns them into what pytest's users expec
 
 from __future__ import annotations
 
+import errno
+import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,6 +19,17 @@ def short_repr(value: object) -> str:
     has many."""
     line = " ".join(repr(value).split())
     return line if len(line) <= 200 else f"{line:.197}..."
+
+
+def where_limited(said: str) -> str:
+    """Return the end of a message: where to look if what was `said` may be that no further process
+    or thread could be started; "" if it is something else."""
+    if not re.search(f"{os.strerror(errno.EAGAIN)}|start new thread", said):
+        return ""
+    return (
+        "; if no process or thread could be started, see the limits of ulimit -u and -v, and a"
+        " container's on processes"
+    )
 
 
 class DdpPerfError(Exception):

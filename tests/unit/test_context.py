@@ -211,6 +211,17 @@ class Broken(RuntimeError):
         (SystemExit(3), "sys.exit(3) was called"),
         (Broken(), "Broken: <exception str() failed>"),
         (DdpPerfError("no step"), "no step"),
+        (
+            RuntimeError("Resource temporarily unavailable"),
+            (
+                "RuntimeError: Resource temporarily unavailable; if no process or thread could be"
+                " started, see the limits of ulimit -u and -v, and a container's on processes"
+            ),
+        ),
+        (
+            RuntimeError("can't start new thread"),
+            "limits of ulimit -u and -v, and a container's on processes",
+        ),
     ],
 )
 def test_an_error_has_a_summary(error: BaseException, summary: str) -> None:
