@@ -187,7 +187,7 @@ _PLAUSIBLE = 2.5
 
 def implausible_ratio(recorded: Measurements, now: Measurement) -> float:
     """Return how many times its recorded time the baseline's code takes now, if no drift of the
-    machine explains it: then it does not do what it did when it was recorded. Else return 0.
+    machine explains it: then it may not do what it did when it was recorded. Else return 0.
 
     A session's time is the p10 of its fastest launch, which other work on the machine disturbs
     least.

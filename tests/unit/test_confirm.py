@@ -79,16 +79,33 @@ def test_a_comparison_that_decides_nothing_says_what_it_found_and_what_else_diff
     )
 
 
-def test_a_time_that_no_drift_explains_decides_nothing() -> None:
+def at_speed(times: float) -> Measurement:
+    """The baseline's code when it takes so many times as long as it did."""
     steps = tuple(
-        tuple(10 * step for step in launch)
+        tuple(times * step for step in launch)
         for launch in MEASUREMENT.samples.step_seconds
     )
     samples = replace(MEASUREMENT.samples, step_seconds=steps)
-    ten_times = replace(MEASUREMENT, samples=samples)
-    found = weigh(SUSPECTED, measured(NOT_SLOWER, ten_times), [], COMMIT)
-    why = "it now takes 10x its recorded time, which a drift of the machine does not explain"
+    return replace(MEASUREMENT, samples=samples)
+
+
+@pytest.mark.parametrize(
+    ("interleaved", "times"), [(NOT_SLOWER, 10), (SLOWER, 0.1)]
+)
+def test_a_time_that_no_drift_explains_decides_nothing(
+    interleaved: Verdict, times: float
+) -> None:
+    other = measured(interleaved, at_speed(times))
+    found = weigh(SUSPECTED, other, [], COMMIT)
+    why = f"it now takes {times:g}x its recorded time, which is more than machines usually drift"
     assert found == why
+
+
+def test_slower_than_the_baselines_code_on_a_slow_day_is_confirmed() -> None:
+    """Whatever makes the machine slow, it does so to both sides."""
+    found = weigh(SUSPECTED, measured(SLOWER, at_speed(10)), [], COMMIT)
+    assert isinstance(found, Measured)
+    assert found.verdict.reason == "confirmed"
 
 
 def never(*_: Any, **__: Any) -> Any:
