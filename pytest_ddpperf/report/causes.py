@@ -321,7 +321,7 @@ def _slow_steps(
     if rise <= 0 or not 0 < slow.share <= _FEW or added < _MAIN_PART * rise:
         return []
     typical = text.seconds(quantiles.quantile(slow.seconds, 50))
-    return [f"1 of {round(1 / slow.share)} steps takes {typical}"]
+    return [f"about 1 of {round(1 / slow.share)} steps takes {typical}"]
 
 
 class _SlowSteps(NamedTuple):
@@ -361,16 +361,26 @@ def _rank_causes(
         for durations in (samples.cpu_seconds, earlier.cpu_seconds)
     ]
     rises = [after - own for after, own in zip(*sides, strict=True)]
-    return _computing(rises, rise, plan, now)
+    usual = max(sides[1]) / change.baseline_seconds
+    return _computing(rises, rise, usual, plan, now)
+
+
+# A smaller share of the rise than this is no computing.
+_LEAST_BUSY = 0.1
 
 
 def _computing(
-    rises: Sequence[float], rise: float, plan: Plan, now: Measurement
+    rises: Sequence[float],
+    rise: float,
+    usual: float,
+    plan: Plan,
+    now: Measurement,
 ) -> str:
-    """Return whose CPU time rose; `rises` are by rank."""
+    """Return whose CPU time rose; `rises` are by rank. It is a `usual` share of the baseline's
+    step: a rank whose core is busy with others computes, too, where the rise has as much of it."""
     of_it = f"(the step: {_signed(rise)})"
     most = max(0.0, *rises)
-    if most < rise * _MAIN_PART:
+    if most < rise * min(max(usual, _LEAST_BUSY), _MAIN_PART):
         how = "waiting more than computing"
         if most < rise * _MINOR_PART:
             how = "waiting, not computing"

@@ -119,6 +119,23 @@ BASE = side(11, cpu=(10, 10))
             [BASE],
             ("rank 0: CPU time +10.1 ms (the step: +20.0 ms)",),
         ),
+        # Its core was busy with others before, too, and a fifth of the rise is computing.
+        (
+            side(31, cpu=(2, 6)),
+            [side(11, cpu=(2, 2))],
+            ("rank 1: CPU time +4.00 ms (the step: +20.0 ms)",),
+        ),
+        # its steps had waited before, too
+        (
+            side(31, cpu=(0.1, 0.35)),
+            [side(11, cpu=(0.1, 0.1))],
+            ("waiting, not computing: CPU time +250 us (the step: +20.0 ms)",),
+        ),
+        (
+            side(31, cpu=(0, 0)),
+            [side(11, cpu=(0, 0))],
+            ("waiting, not computing: CPU time +0 ns (the step: +20.0 ms)",),
+        ),
         # the baseline has no CPU time
         (side(31, cpu=(11, 31)), [side(11, cpu=None, own=(11, 11))], ()),
         (
@@ -135,6 +152,9 @@ BASE = side(11, cpu=(10, 10))
         "sleep",
         "below half",
         "above half",
+        "busy core",
+        "waits as before",
+        "no CPU time",
         "unknown before",
         "alone",
         "other ranks",
@@ -453,9 +473,9 @@ def with_slow_steps(*launches: Sequence[int]) -> Measurement:
 @pytest.mark.parametrize(
     ("slow", "cause"),
     [
-        (((3, 7, 21), (11, 12, 28)), "1 of 10 steps takes 150 ms"),
-        (((0,), (17,)), "1 of 30 steps takes 150 ms"),
-        ((range(0, 30, 3), range(0, 30, 3)), "1 of 3 steps takes 150 ms"),
+        (((3, 7, 21), (11, 12, 28)), "about 1 of 10 steps takes 150 ms"),
+        (((0,), (17,)), "about 1 of 30 steps takes 150 ms"),
+        ((range(0, 30, 3), range(0, 30, 3)), "about 1 of 3 steps takes 150 ms"),
     ],
 )
 def test_few_slow_steps_are_named_with_their_share(
