@@ -6,7 +6,8 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
-from math import sqrt
+from functools import partial
+from math import log, sqrt
 from statistics import NormalDist, fmean, median
 from typing import NamedTuple
 
@@ -66,12 +67,22 @@ class Sides(NamedTuple):
         return difference(now, [before])
 
     def phase_change(self, figure: Callable[[StepPhases], float]) -> Difference:
-        """Return the difference of a figure of the phases of each launch."""
+        """Return the difference of a figure of the phases of each launch, positive if it changed as
+        the step did."""
         now, before = (
             [figure(launch) for launch in side.phases]
             for side in (self.now, self.before)
         )
-        return self.change(now, before)
+        change = self.change(now, before)
+        return change if self.rise > 0 else change.mirrored()
+
+    def p_value(self, figure: Callable[[StepPhases], float]) -> float:
+        """Return how likely such a change is by chance: by the ratios of launches, for noise grows
+        with time. By their differences if a launch spent no time there."""
+        launches = (*self.now.phases, *self.before.phases)
+        if min(map(figure, launches)) <= 0:
+            return self.phase_change(figure).p_value()
+        return self.phase_change(lambda launch: log(figure(launch))).p_value()
 
     @property
     def change_of_step(self) -> float:
@@ -97,7 +108,7 @@ def find(
 
     Counts have no noise: those that differ are a finding. A phase is a finding if its change has
     evidence at the `level` of the test, shared by all phases: Student's or Welch's t-test on the
-    phase's time in each launch."""
+    logarithm of the phase's time in each launch."""
     sides = Sides(now, before, rise, is_paired, level)
     counters = changed_counters(now.counters, before.counters)
     # More work is a cause if it is enough of it; any change of the code changes some.
@@ -131,7 +142,7 @@ def _know_the_same(
     now: Sequence[StepPhases], before: Sequence[StepPhases]
 ) -> bool:
     """Whether all launches have the same ranks, and know the same phases: more than that a step
-    takes time. An optimizer or a loader may appear."""
+    takes time, a pass or a wait. An optimizer or a loader may appear."""
     launches = (*now, *before)
     ranks = {len(launch.own[OTHER]) for launch in launches}
     known = {
@@ -143,7 +154,14 @@ def _know_the_same(
     }
     if min(len(now), len(before)) < 2 or len(ranks) > 1 or len(known) > 1:
         return False
-    return any(known.pop()[:2])
+    waits = any(any(launch.own[EXPOSED]) for launch in launches)
+    return waits or _knows_passes(now)
+
+
+def _knows_passes(launches: Sequence[StepPhases]) -> bool:
+    """Whether forward or backward passes are known, of launches that know the same."""
+    own = launches[0].own
+    return None not in own[FORWARD] or None not in own[BACKWARD]
 
 
 def _phases(sides: Sides) -> Iterator[Finding]:
@@ -153,16 +171,17 @@ def _phases(sides: Sides) -> Iterator[Finding]:
     )
     level = sides.level / len(PHASES)
     for phase in PHASES:
+        # without passes it is no more than the step
+        if phase == OTHER and not _knows_passes(sides.now.phases):
+            continue
 
         def taken(launch: StepPhases, phase: str = phase) -> float:
             if with_path:
-                return sides.sign * sum(launch.path[phase])
-            return sides.sign * fmean(
-                seconds or 0.0 for seconds in launch.own[phase]
-            )
+                return sum(launch.path[phase])
+            return fmean(seconds or 0.0 for seconds in launch.own[phase])
 
-        change = sides.phase_change(taken)
-        found = _of_phase(sides, phase, change, level)
+        change, p_value = sides.phase_change(taken), sides.p_value(taken)
+        found = _of_phase(sides, phase, change, p_value, level)
         if found is None:
             continue
         if with_path and sides.rise > 0:
@@ -172,17 +191,18 @@ def _phases(sides: Sides) -> Iterator[Finding]:
 
 
 def _of_phase(
-    sides: Sides, phase: str, change: Difference, level: float
+    sides: Sides, phase: str, change: Difference, p_value: float, level: float
 ) -> Finding | None:
     """Return the finding that a phase changed as the step did; `change` is positive then. None
     without evidence."""
     least = _LEAST_SHARE * abs(sides.rise)
-    if change.p_value() > level or change.estimate < least:
+    if p_value > level or change.estimate < least:
         return None
     return Finding(
         phases=(phase,),
         seconds=sides.sign * change.estimate,
-        reach=change.reach(level),
+        # there is evidence that it changed
+        reach=min(change.reach(level), change.estimate),
         share=change.estimate / abs(sides.rise),
     )
 
@@ -199,25 +219,38 @@ def _rpc_wait(sides: Sides) -> Finding | None:
     )
     if min(len(now), len(before)) < 2:
         return None
-    return _of_phase(sides, RPC_WAIT, sides.change(now, before), sides.level)
+    change = sides.change(now, before)
+    return _of_phase(sides, RPC_WAIT, change, change.p_value(), sides.level)
+
+
+# No phase is known better. It stands for one that took no time.
+_CLOCK_SECONDS = 1e-6
 
 
 def _late_rank(
     sides: Sides, phase: str, rise: float, level: float
 ) -> int | None:
     """Return the rank whose own phase alone rose, and which is on the critical path of most steps;
-    None if none is."""
+    None if none is. Alone: with evidence that it takes longer than the next one by more than it
+    did."""
     ranks = range(len(sides.now.phases[0].own[phase]))
     if phase == EXPOSED or len(ranks) < 2:
         return None
 
-    def change_of(rank: int) -> Difference:
-        return sides.phase_change(lambda launch: launch.own[phase][rank] or 0.0)
+    def taken(launch: StepPhases, rank: int) -> float:
+        return launch.own[phase][rank] or 0.0
 
-    changes = [change_of(rank) for rank in ranks]
-    late = max(ranks, key=lambda rank: changes[rank].estimate)
-    most = changes[late].estimate
-    others = [changes[rank].estimate for rank in ranks if rank != late]
+    rises = [
+        sides.phase_change(partial(taken, rank=rank)).estimate for rank in ranks
+    ]
+    late = max(ranks, key=rises.__getitem__)
+    most = rises[late]
+    others = [rises[rank] for rank in ranks if rank != late]
+
+    def apart(launch: StepPhases) -> float:
+        next_one = max(taken(launch, rank) for rank in ranks if rank != late)
+        return taken(launch, late) / max(next_one, _CLOCK_SECONDS)
+
     on_path = [
         fmean(launch.path[phase][rank] for launch in sides.now.phases)
         for rank in ranks
@@ -225,7 +258,7 @@ def _late_rank(
     is_late = (
         max(others) < most / 2
         and most >= rise / 2
-        and changes[late].p_value() <= level / len(ranks)
+        and sides.p_value(apart) <= level / len(ranks)
         and on_path[late] >= _MOSTLY * sum(on_path)
     )
     return late if is_late else None

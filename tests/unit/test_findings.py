@@ -117,6 +117,55 @@ def test_a_rank_is_named_if_its_phase_alone_took_longer() -> None:
     assert named(side({}, {FORWARD: 2}), 2) == [((FORWARD,), 1, ())]
 
 
+def test_noise_that_grows_with_the_time_hides_no_rank() -> None:
+    launches = [
+        side({}, {FORWARD: more}, seed=seed, launches=1).phases[0]
+        for seed, more in enumerate((172, 162, 160, 195, 370))
+    ]
+    now = replace(BEFORE, phases=tuple(launches))
+    before = side(seed=1, launches=5)
+    assert named(now, 190, before) == [((FORWARD,), 1, ())]
+    (found,) = find(now, before, 0.19, is_paired=True, level=0.015)
+    assert found.seconds == found.reach == pytest.approx(0.2, rel=0.1)
+
+
+def test_no_rank_is_named_by_one_slow_launch_of_two_ranks_that_rose_alike() -> (
+    None
+):
+    source = random.Random(1)
+    launches = []
+    for seed in range(8):
+        # the last launch of rank 1 is twenty times as slow as usual
+        more = [20 * source.lognormvariate(0, 0.3) for _ in range(2)]
+        if seed == 7:
+            more[1] *= 20
+        both = ({FORWARD: each} for each in more)
+        (launch,) = side(*both, seed=seed, launches=1).phases
+        # on the way of all steps
+        way = {**launch.path, FORWARD: (0.0, 0.02 + seed / 100)}
+        launches.append(replace(launch, path=way))
+    now = replace(BEFORE, phases=tuple(launches))
+    assert named(now, 50) == [((FORWARD,), None, ())]
+
+
+def test_a_wait_is_named_where_no_pass_is_known() -> None:
+    """A loop of collectives, without a model."""
+
+    def without_passes(measured: Measurement) -> Measurement:
+        unknown = dict.fromkeys((FORWARD, BACKWARD), (None, None))
+        launches = [
+            replace(launch, own={**launch.own, **unknown})
+            for launch in measured.phases
+        ]
+        return replace(measured, phases=tuple(launches))
+
+    before = without_passes(BEFORE)
+    now = without_passes(side({EXPOSED: 2}, {EXPOSED: 2}))
+    assert named(now, 2, before) == [((EXPOSED,), None, ())]
+    # what CPU time says of it is more than that it is the step
+    assert named(without_passes(side({}, {OTHER: 2})), 2, before) == []
+
+
 def test_no_rank_is_named_where_both_are_slower_or_take_turns() -> None:
     assert named(side({FORWARD: 2}, {FORWARD: 1.9}), 2) == [
         ((FORWARD,), None, ())
