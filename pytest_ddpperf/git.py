@@ -430,12 +430,7 @@ def worktrees(top: Path) -> list[Path]:
     """The folders of all worktrees of a repository, whether they still exist or not; raises
     GitError."""
     said = git(top, "worktree", "list", "--porcelain")
-    start = "worktree "
-    return [
-        Path(line.removeprefix(start))
-        for line in said.splitlines()
-        if line.startswith(start)
-    ]
+    return list(map(Path, re.findall(r"(?m)^worktree (.+)", said)))
 
 
 def first_parents(top: Path, good: str, bad: str) -> list[str]:

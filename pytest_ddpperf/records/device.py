@@ -56,13 +56,13 @@ def mean_kernels(launches: Sequence[Sequence[Kernel]]) -> tuple[Kernel, ...]:
     for launch in launches:
         for each in launch:
             found.setdefault((each.name, each.kind), []).append(each)
-    share = 1 / len(launches) if launches else 0.0
     kernels = [
         Kernel(
             name=name,
             kind=kind,
-            calls=sum(each.calls for each in same) * share,
-            total_seconds=sum(each.total_seconds for each in same) * share,
+            calls=sum(each.calls for each in same) / len(launches),
+            total_seconds=sum(each.total_seconds for each in same)
+            / len(launches),
         )
         for (name, kind), same in found.items()
     ]

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from operator import itemgetter
 from pathlib import Path
 from statistics import fmean, median
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from pytest_ddpperf import Result
 
@@ -270,14 +270,7 @@ class Scaling:
 class Breakdown:
     """Step times by phase: medians over steps, of the slowest rank."""
 
-    # the width of each column
-    COLUMNS: ClassVar = {
-        "forward": 11,
-        "backward": 11,
-        "communication": 14,
-        "optimizer": 11,
-        "total": 11,
-    }
+    COLUMNS = ("forward", "backward", "communication", "optimizer", "total")
 
     def __init__(self) -> None:
         # By model and ranks, variant and phase: the seconds of each launch.
@@ -312,16 +305,16 @@ class Breakdown:
                 f"Latency breakdown, {trained} (p50 of each phase; communication: what it adds to"
                 " backward)"
             )
-            titles = [name.rjust(width) for name, width in self.COLUMNS.items()]
+            titles = [name.rjust(14) for name in self.COLUMNS]
             yield f"  {'':>24} {' '.join(titles)}"
             totals = {}
             for variant, phases in self._parts(trained).items():
                 totals[variant] = sum(phases.values())
                 phases["total"] = totals[variant]
                 row = f"  {variant:>24}"
-                for name, width in self.COLUMNS.items():
+                for name in self.COLUMNS:
                     cell = f"{phases[name]:.6f}s" if name in phases else "-"
-                    row += f" {cell:>{width}}"
+                    row += f" {cell:>14}"
                 yield row
             if OVERLAPPED in totals and NOT_OVERLAPPED in totals:
                 saved = 1 - totals[OVERLAPPED] / totals[NOT_OVERLAPPED]

@@ -227,9 +227,10 @@ class Difference:
             needed = (most * mean - launches * self.estimate) / left
             return t_cdf((needed - self.estimate) / spread, self.now.freedom)
 
-        noise = t_quantile(1 - noise_level, most - 1) * math.sqrt(own / most)
+        quantile = t_quantile(1 - noise_level, most - 1)
+        noise = quantile * math.sqrt(own / most)
         whole = math.sqrt(own / most + fixed)
-        unseen = t_quantile(1 - noise_level, most - 1) * whole
+        unseen = quantile * whole
         evidence = t_quantile(1 - level, most - 1) * whole
         passes = 0.0
         if unseen <= seen:
@@ -237,10 +238,8 @@ class Difference:
         return passes, 1 - likely(max(bound, evidence))
 
     def launches_for(self, resolution: float, level: float) -> int | None:
-        """Return about how many current launches would detect so small a change; None if no number
-        of them would."""
-        if self.error == 0:
-            return self.launches
+        """Return about how many current launches would detect so small a change, where these leave
+        an error; None if no number of them would."""
         now, base, drift = self._parts
         # As many errors as now make a resolution; only the part of the current launches shrinks.
         room = (
