@@ -413,7 +413,12 @@ class Checkout:
         if not self.other_commit:
             return []
         asked = self._settings
-        reports = asked.json_path, asked.markdown_path, asked.html_path
+        reports = (
+            asked.json_path,
+            asked.markdown_path,
+            asked.html_path,
+            self.top / ".coverage",  # of an earlier run with pytest-cov
+        )
         try:
             return git.changed_files(
                 self.top, self.version.commit, reports=reports
