@@ -71,20 +71,31 @@ def named_tests(config: pytest.Config) -> tuple[str, ...]:
     )
 
 
+def words_of_call(config: pytest.Config) -> list[str]:
+    """Return what pytest was called with, PYTEST_ADDOPTS included."""
+    return [
+        *shlex.split(os.environ.get("PYTEST_ADDOPTS", "")),
+        *map(str, config.invocation_params.args),
+    ]
+
+
 def selects_tests(config: pytest.Config) -> bool:
     """Say whether the call names single tests, or those that the last run left."""
     by_last_run = re.compile(r"--(lf|last-failed|sw|stepwise)\b")
-    called_with = map(str, config.invocation_params.args)
     return any("::" in word for word in named_tests(config)) or any(
-        map(by_last_run.match, called_with)
+        map(by_last_run.match, words_of_call(config))
     )
 
 
 def leaves_tests_out(run: PytestProcess) -> bool:
     """Say whether the call selects tests, or a plugin does, so that tests which are not there mean
     nothing. What the ini file selects is not meant."""
-    selects = re.compile("-[dfhlqsvxV]*[km]|--deselect|--ignore")
-    if any(map(selects.match, map(str, run.config.invocation_params.args))):
+    selects = re.compile(
+        "-[dfhlqsvxV]*[km]|--deselect|--ignore"
+        # of pytest-split, pytest-shard and pytest-test-groups
+        "|--splits|--group|--shard-id|--test-group"
+    )
+    if any(map(selects.match, words_of_call(run.config))):
         return True
     by_ini = any(map(selects.match, run.config.getini("addopts")))
     return selects_tests(run.config) or bool(run.deselected and not by_ini)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import platform
-import shlex
 import signal
 import sys
 import tempfile
@@ -18,7 +17,7 @@ import pytest
 from pytest_ddpperf.launch.request import inherited
 from pytest_ddpperf.options import definitions
 from pytest_ddpperf.options.settings import read_settings
-from pytest_ddpperf.plugin.items import conftests, named_tests
+from pytest_ddpperf.plugin.items import conftests, named_tests, words_of_call
 from pytest_ddpperf.plugin.process import PytestProcess
 from pytest_ddpperf.plugin.snapshot import take_snapshot
 from pytest_ddpperf.records.errors import DdpPerfError, NodesError
@@ -84,10 +83,7 @@ def start_commit(
 def _invocation(config: pytest.Config, kept: tuple[str, ...]) -> Invocation:
     """Return how this pytest was called; `kept` is as `Invocation` has it."""
     call, snapshot = config.invocation_params, take_snapshot(config)
-    called_with = (
-        *shlex.split(os.environ.get("PYTEST_ADDOPTS", "")),
-        *map(str, call.args),
-    )
+    called_with = tuple(words_of_call(config))
     files = [
         Path(word[1:]).name for word in called_with if word.startswith("@")
     ]

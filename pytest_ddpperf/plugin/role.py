@@ -226,7 +226,9 @@ class ComparesStored(PytestRole):
         # Of xdist's workers it is not known what they left out; over nodes, tests of one node have
         # baselines next to those of runs without the others.
         is_whole = self.other_nodes is None and not leaves_tests_out(run)
-        if run.items and not run.failed and is_whole:
+        # as long as nothing ended the run early
+        have_begun = {*map(nodeid_of, run.items)} <= run.begun
+        if run.items and not run.failed and is_whole and have_begun:
             from pytest_ddpperf.plugin.judged import skipped_tests
 
             found += tuple(

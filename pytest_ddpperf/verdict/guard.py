@@ -81,7 +81,7 @@ class Guard:
                 yield self._found(Kind.NOT_COMPARED, test.nodeid, now=why)
                 continue
             for label, why in self._lost(test, now):
-                name = f"{test.nodeid} ({label})" if label else test.nodeid
+                name = _measurement(test, label)
                 yield self._found(Kind.NOT_COMPARED, name, now=why)
             if not now.why_not:
                 yield from self._weaker(test, now)
@@ -153,11 +153,21 @@ class Guard:
         red = {*self.before.red, *self.now.red}
         if why := why_loosened(found, red):
             return why
-        asked = {test.nodeid for test in self.before.tests if not test.why_not}
+        asked = [test for test in self.before.tests if not test.why_not]
         lost = {each.test for each in found if each.kind is Kind.NOT_COMPARED}
-        if asked and asked <= lost and not compared and "no-baseline" in red:
+
+        def is_lost(test: JudgedTest) -> bool:
+            named = {_measurement(test, label) for label in test.labels}
+            return test.nodeid in lost or (bool(named) and named <= lost)
+
+        is_any_left = compared or not all(map(is_lost, asked))
+        if asked and not is_any_left and "no-baseline" in red:
             return "nothing is compared any more"
         return ""
+
+
+def _measurement(test: JudgedTest, label: str) -> str:
+    return f"{test.nodeid} ({label})" if label else test.nodeid
 
 
 def _needs(test: JudgedTest) -> list[object]:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from pytest_ddpperf.plugin import remote
-from pytest_ddpperf.plugin.items import selects_tests
+from pytest_ddpperf.plugin.items import leaves_tests_out, selects_tests
 from pytest_ddpperf.plugin.judged import read_judged, skipped_tests
 from pytest_ddpperf.plugin.state import RUN
 from pytest_ddpperf.records.guard import (
@@ -344,6 +344,23 @@ def test_a_run_is_red_by_the_settings_of_either_side(
     assert (f"guard: the run fails: {why}" in words.lines(info)) is bool(why)
 
 
+def test_a_run_that_lost_all_measurements_with_names_is_red() -> None:
+    test = replace(BEFORE, labels=("fwd", "bwd"))
+    guard = Guard(
+        before=Judged(tests=(test,)),
+        now=Judged(red=("no-baseline",)),
+        since="main",
+        files=(),
+        measured={},
+    )
+    lost = [
+        Loosened(kind=Kind.NOT_COMPARED, since="main", test=f"{A} ({label})")
+        for label in test.labels
+    ]
+    assert guard.why_red(lost, compared=0) == "nothing is compared any more"
+    assert guard.why_red(lost[:1], compared=0) == ""
+
+
 @pytest.mark.parametrize(
     ("arguments", "selects"),
     [
@@ -367,6 +384,27 @@ def test_the_last_run_selects_tests_if_the_call_says_so(
         invocation_params=SimpleNamespace(args=arguments),
     )
     assert selects_tests(config) is selects
+
+
+@pytest.mark.parametrize(
+    "given",
+    ["--lf", "-k fast", "--splits=4 --group=1", "--shard-id 0"],
+)
+def test_what_the_variable_selects_the_call_does(
+    monkeypatch: pytest.MonkeyPatch, given: str
+) -> None:
+    """Also where the ini file selects, too."""
+    config: Any = SimpleNamespace(
+        args=[],
+        ArgsSource=pytest.Config.ArgsSource,
+        args_source=pytest.Config.ArgsSource.TESTPATHS,
+        invocation_params=SimpleNamespace(args=()),
+        getini=lambda name: ["-m", "not slow"],
+    )
+    run: Any = SimpleNamespace(config=config, deselected=["a"])
+    assert not leaves_tests_out(run)
+    monkeypatch.setenv("PYTEST_ADDOPTS", given)
+    assert leaves_tests_out(run)
 
 
 def test_limits_that_hold_unless_they_are_named_can_be_raised() -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from pytest_ddpperf.launch import Observer
-from pytest_ddpperf.plugin import remote
+from pytest_ddpperf.plugin import judged, remote
 from pytest_ddpperf.plugin import role as role_module
 from pytest_ddpperf.plugin.role import (
     LEADER,
@@ -173,14 +173,22 @@ def test_a_raised_limit_is_found_over_nodes_but_not_what_a_run_of_one_saved(
         guard, "since_baseline", lambda outcomes: iter([raised])
     )
     monkeypatch.setattr(role_module, "leaves_tests_out", lambda run: False)
+    monkeypatch.setattr(role_module, "nodeid_of", lambda item: item)
+    monkeypatch.setattr(judged, "skipped_tests", lambda run: {})
     process: Any = SimpleNamespace(
         settings=SimpleNamespace(records=False, disable=False, fail_on=()),
-        items=[SimpleNamespace(iter_markers=lambda name: ())],
+        items=["b"],
+        begun={"b"},
         failed=set(),
         session=SimpleNamespace(find_lost=lost),
     )
     nodes: Any = Nodes()
     outcomes: Any = ["a"]
+    # Ctrl-C, say
+    process.items.append("c")
+    found = ComparesStored().guard(process, outcomes)[0]
+    assert [each.kind for each in found] == [Kind.LIMIT]
+    process.begun.add("c")
     found = ComparesStored().guard(process, outcomes)[0]
     assert [each.kind for each in found] == [Kind.LIMIT, Kind.NOT_COMPARED]
     found = leading(ComparesStored(), nodes).guard(process, outcomes)[0]
