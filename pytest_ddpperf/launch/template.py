@@ -18,7 +18,7 @@ from pytest_ddpperf.wire.channels import readable
 # Read when a library is imported, so a rank of a template that imported it earlier would not see a
 # change.
 _READ_AT_IMPORT = tuple(
-    "OMP_ MKL_ KMP_ OPENBLAS_ TORCH PYTORCH LD_ PYTHON MALLOC_ GLIBC_".split()
+    "OMP_ GOMP_ MKL_ KMP_ OPENBLAS_ TORCH PYTORCH LD_ PYTHON MALLOC_ GLIBC_".split()
 )
 # Of these, search paths, which each rank server and each rank has for itself, and folders of
 # caches.

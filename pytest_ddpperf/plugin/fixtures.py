@@ -19,6 +19,7 @@ from pytest_ddpperf.baseline.content import file_name, module_folder
 from pytest_ddpperf.compare.job import Job
 from pytest_ddpperf.compare.result import CollectiveResult, Measured, Result
 from pytest_ddpperf.compare.rounds import baseline_launches
+from pytest_ddpperf.launch.template import read_at_import
 from pytest_ddpperf.options.definitions import MARKER
 from pytest_ddpperf.options.settings import Settings, make_plan, with_markers
 from pytest_ddpperf.plugin import arguments
@@ -527,15 +528,19 @@ class DdpBenchmark(BenchmarkFixture):
             self._refuse_tests(f"{self._name}.script", called.path)
         given = arguments.check_figures(f"{self._name}.script", figures)
         compared = self._reference(other, threshold)
-        plan = self._plan_of_program(boundary, called, compared, given)
-        return self._gated(
-            plan,
-            called,
-            label=label,
-            batch_size=batch_size,
-            gate=gate,
-            reference=compared,
-        )
+        with pytest.MonkeyPatch.context() as patch:
+            # ranks have what these libraries read in front of the program's first line
+            for variable, value in read_at_import(called.env).items():
+                patch.setenv(variable, value)
+            plan = self._plan_of_program(boundary, called, compared, given)
+            return self._gated(
+                plan,
+                called,
+                label=label,
+                batch_size=batch_size,
+                gate=gate,
+                reference=compared,
+            )
 
     def command(
         self,

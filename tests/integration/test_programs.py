@@ -81,6 +81,21 @@ def test_a_script_is_compared_with_its_baseline_and_its_arguments_have_to_match(
     )
 
 
+def test_a_program_has_its_variables_when_its_libraries_are_imported(
+    run: Run, folder: Path
+) -> None:
+    train = TRAIN.replace("SECONDS", "5").replace(
+        "while True:", "assert torch.get_num_threads() == 1\nwhile True:"
+    )
+    (folder / "train.py").write_text(train)
+    test = TEST.format("").replace(
+        "args=[]", 'args=[], env={"OMP_NUM_THREADS": "1"}'
+    )
+    (folder / "tests/test_train.py").write_text(test)
+    run().assert_outcomes(passed=1)
+    assert "OMP_NUM_THREADS" not in os.environ
+
+
 def test_a_slower_script_is_found_next_to_its_last_commit(
     run: Run, folder: Path
 ) -> None:
