@@ -128,10 +128,13 @@ def test_a_function_is_replaced_where_torch_looks_it_up(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(
-        torch.autograd, "grad", SimpleNamespace(is_original=True)
+        torch.autograd, "backward", SimpleNamespace(is_original=True)
     )
-    replace("torch.autograd:grad", lambda original: (original, "wrapped"))
-    assert torch.autograd.grad == (SimpleNamespace(is_original=True), "wrapped")
+    replace("torch.autograd:backward", lambda original: (original, "wrapped"))
+    assert torch.autograd.backward == (
+        SimpleNamespace(is_original=True),
+        "wrapped",
+    )
 
 
 def test_what_rpc_sends_is_unknown_if_torch_lacks_a_name(
