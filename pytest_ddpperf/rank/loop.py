@@ -179,6 +179,11 @@ def _mark_steps(
         return result
 
     setattr(owner, last, marking if function is found else type(found)(marking))
+    # other modules may have imported it by name
+    for other in [*sys.modules.values()]:
+        for name, value in [*getattr(other, "__dict__", {}).items()]:
+            if value is function:
+                setattr(other, name, marking)
 
 
 def _prepare(program: Program) -> None:
