@@ -362,7 +362,7 @@ class _Server:
                 self._ranks.discard(pid)
                 _remove_batches(pid)
         if self._dir:
-            _remove_shared(f"sem.{Path(self._dir).name}-*")
+            _remove_shared(f"*{Path(self._dir).name}-*")
 
     def _started(self) -> list[int]:
         """Return the pids of all children that a launch started."""

@@ -25,6 +25,7 @@ from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from functools import partial
+from multiprocessing import shared_memory
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn
@@ -90,10 +91,12 @@ def run(rank: int, directory: str, channel: socket.socket) -> NoReturn:
         RankRequest, (folder / "request.json").read_bytes()
     )
     # A rank ends hard, so multiprocessing (DataLoader's workers) must leave its sockets where they
-    # are removed, and give its semaphores a name by which they are.
+    # are removed, and give its semaphores and shared memory a name by which they are.
     multiprocessing.current_process()._config.update(  # type: ignore[attr-defined]
         tempdir=directory, semprefix=f"/{folder.name}"
     )
+    shared_memory._SHM_NAME_PREFIX = f"/{folder.name}-"  # type: ignore[attr-defined]
+    shared_memory._SHM_SAFE_NAME_LENGTH = 30  # type: ignore[attr-defined]
     plan = request.plan
     board = Board(folder / "board", plan.processes, plan.room)
     trees = Trees(**request.trees) if request.trees is not None else None
