@@ -65,7 +65,10 @@ class FigureReader:
     def _written(self, figure: Figure) -> Iterator[object]:
         for path in self._files(figure):
             if figure.pattern:
-                yield from re.findall(figure.pattern, self._added(path))
+                added = self._added(path)
+                if figure.file:  # the last line may not be whole yet
+                    added = added[: added.rfind("\n") + 1]
+                yield from re.findall(figure.pattern, added)
             elif _EVENTS not in os.path.basename(path):
                 yield from _of_json_lines(path, figure.key, self._added(path))
             # those of earlier runs would take long

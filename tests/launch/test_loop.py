@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from pytest_ddpperf import Figure
 from pytest_ddpperf.launch import failed_ranks, run
@@ -604,6 +605,28 @@ for step in range(10**9):
     )
 
 
+def test_a_step_may_end_with_a_function_that_others_import_by_name(
+    programs: Programs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "named").mkdir()
+    (tmp_path / "named/__init__.py").write_text(
+        "from named.engine import step\n"
+    )
+    (tmp_path / "named/engine.py").write_text("def step(work): work()\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    text = """
+from named import step
+model = begin()
+def work():
+    lasts(5)
+    model(x).sum().backward()
+while True:
+    step(work)
+"""
+    samples = programs.run(text, boundary="named.engine:step")
+    assert milliseconds(samples) == [5] * 6
+
+
 @pytest.mark.parametrize("name", ["Engine.step", "Engine", "Engine.number"])
 def test_a_boundary_that_is_no_function_is_refused(
     programs: Programs,
@@ -1141,6 +1164,61 @@ def test_batches_in_shared_memory_go_with_the_launch(
     before = {*Path("/dev/shm").glob("torch_*")}
     assert milliseconds(programs.run(LOADS)) == [5] * 6
     assert {*Path("/dev/shm").glob("torch_*")} <= before
+
+
+SHARES = """
+from multiprocessing.shared_memory import SharedMemory
+model = begin()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+shared = SharedMemory(create=True, size=100)
+print("named", shared.name, file=sys.stderr)
+while True:
+    lasts(5)
+    model(x).sum().backward()
+    optimizer.step()
+"""
+
+
+@pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="Linux has it there")
+def test_shared_memory_goes_with_the_launch(programs: Programs) -> None:
+    samples = programs.run(SHARES)
+    assert milliseconds(samples) == [5] * 6
+    for output in samples.output:
+        (name,) = re.findall(r"named (\S+)", output.stderr)
+        assert not Path("/dev/shm", name).exists()
+
+
+COMPILES = """
+graphs = []
+def backend(graph, inputs):
+    graphs.append(graph)
+    return graph.forward
+weight = torch.ones(3, requires_grad=True)
+@torch.compile(backend=backend)
+def penalty(x):
+    energy = (weight * x).pow(2).sum()
+    (force,) = torch.autograd.grad(energy, x, create_graph=True)
+    return (force * force).sum() + energy
+penalty(torch.ones(3, requires_grad=True))
+"""
+TRAINS_ON = """
+model = begin()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+print(len(graphs), "graphs", file=sys.stderr)
+while True:
+    lasts(5)
+    model(x).sum().backward()
+    optimizer.step()
+"""
+
+
+def test_what_calls_autograd_is_compiled_as_in_training(
+    programs: Programs,
+) -> None:
+    alone: dict[str, Any] = {"torch": torch}
+    exec(COMPILES, alone)
+    samples = programs.run(COMPILES + TRAINS_ON)
+    assert f"{len(alone['graphs'])} graphs" in samples.output[0].stderr
 
 
 # --- errors

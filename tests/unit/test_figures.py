@@ -707,6 +707,17 @@ def written(tmp_path: Path) -> Written:
 TPS = Figure(better="higher", pattern=r"tps: ([\d,.]+|\w+)")
 
 
+def test_the_last_line_of_a_file_may_not_be_whole_yet(written: Written) -> None:
+    figure = replace(TPS, file="train.log")
+    read = written.reading(figure)
+    written.write("tps: 1234.5\ntps: 12", "train.log")
+    assert read() == (1234.5,)
+    # the output of ranks is whole
+    read = written.reading(TPS)
+    written.write("tps: 12")
+    assert read() == (12,)
+
+
 def test_what_was_written_before_does_not_count(written: Written) -> None:
     read = written.reading(TPS)
     assert read() == ()
