@@ -118,16 +118,13 @@ def summary_line(analysis: HistoryAnalysis) -> str:
 
 def history_html(analysis: HistoryAnalysis) -> str:
     """Return the page of a history. Call `figures.check` first: it needs matplotlib."""
-    by_series: dict[object, list[HistoryChange]] = {}
-    for change in analysis.changes:
-        by_series.setdefault(change.series.key, []).append(change)
     # The series with the worst change comes first.
     ordered = {change.series.key: change.series for change in analysis.changes}
     ordered |= {series.key: series for series in analysis.series}
     with figures.style():
         cards = [
-            _card(f"s{number}", series, by_series.get(key, []), analysis)
-            for number, (key, series) in enumerate(ordered.items(), 1)
+            _card(f"s{number}", series, analysis)
+            for number, series in enumerate(ordered.values(), 1)
         ]
     note = ""
     if not (analysis.changes or analysis.unchanged):
@@ -142,12 +139,11 @@ def history_html(analysis: HistoryAnalysis) -> str:
 
 
 def _card(
-    anchor: str,
-    series: Series,
-    changes: Sequence[HistoryChange],
-    analysis: HistoryAnalysis,
+    anchor: str, series: Series, analysis: HistoryAnalysis
 ) -> dict[str, Any]:
     """Return what the template shows of a series."""
+    key = series.key
+    changes = [each for each in analysis.changes if each.series.key == key]
     # the worst
     status = changes[0].status.value if changes else "no change point"
     facts = (
@@ -160,7 +156,7 @@ def _card(
         for change in changes
     ]
     for each, metric, smallest in analysis.unchanged:
-        if each.key == series.key:
+        if each.key == key:
             lines.append(unchanged_line(series, metric, smallest))
     drawn = []
     for metric in analysis.metrics:
