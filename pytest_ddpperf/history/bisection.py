@@ -8,13 +8,13 @@ difference of theirs.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import NamedTuple
 
 from pytest_ddpperf.records.samples import Interval
+from pytest_ddpperf.verdict import stats
 from pytest_ddpperf.verdict.stats import NOTHING, Difference
 
 # How likely a search may be to name a wrong commit.
@@ -131,9 +131,4 @@ class Bisection:
 
 def interval(rise: Difference, level: float) -> Interval:
     """Return a rise as a relative change with its bounds."""
-    reach = rise.reach(level)
-    return Interval(
-        estimate=math.expm1(rise.estimate),
-        low=math.expm1(rise.estimate - reach),
-        high=math.expm1(rise.estimate + reach),
-    )
+    return stats.interval(rise.estimate, rise.reach(level))

@@ -16,7 +16,8 @@ from itertools import pairwise
 from statistics import fmean, median
 from typing import NamedTuple
 
-from pytest_ddpperf.verdict.stats import Part, pooled, t_quantile
+from pytest_ddpperf.records.samples import Interval
+from pytest_ddpperf.verdict.stats import Part, interval, pooled, t_quantile
 
 # With fewer points no jump could be distinguished from noise.
 MIN_POINTS = 6
@@ -55,10 +56,10 @@ class ChangePoint:
     # the probability of so large a jump in this series where nothing changed
     p_value: float
 
-    def bounds(self) -> tuple[float, float]:
-        """Return the 95 % interval of the relative change: 0.05 is 5 % slower."""
+    def interval(self) -> Interval:
+        """Return the relative change with its 95 % interval: 0.05 is 5 % slower."""
         reach = t_quantile(0.975, self.freedom) * self.error
-        return math.expm1(self.change - reach), math.expm1(self.change + reach)
+        return interval(self.change, reach)
 
 
 def weigh_runs(

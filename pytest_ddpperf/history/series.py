@@ -307,7 +307,6 @@ def _judge_points(
     ends = [*(point.index for point in points), len(values)]
     start = 0
     for number, (point, end) in enumerate(zip(points, ends[1:], strict=True)):
-        low, high = point.bounds()
         first = max(point.index - _RUNS_BEFORE, start)
         start = point.index
         base = fmean(values[first : point.index])
@@ -323,9 +322,7 @@ def _judge_points(
             metric=limit.metric,
             status=status,
             index=point.index,
-            change=Interval(
-                estimate=math.expm1(point.change), low=low, high=high
-            ),
+            change=point.interval(),
             seconds=(before, before * math.exp(point.change)),
             runs_since=end - point.index,
             why=why,
@@ -373,10 +370,10 @@ def _match_accepted(
 def _is_no_larger(point: ChangePoint, accepted: Interval) -> bool:
     """Whether it has the same direction as the accepted one, and is not evidently larger: their
     intervals overlap."""
-    low, high = point.bounds()
+    found = point.interval()
     if accepted.estimate > 0:
-        return point.change > 0 and low <= accepted.high
-    return point.change < 0 and high >= accepted.low
+        return point.change > 0 and found.low <= accepted.high
+    return point.change < 0 and found.high >= accepted.low
 
 
 def make_acceptance(change: HistoryChange, why: str) -> AcceptedChange:

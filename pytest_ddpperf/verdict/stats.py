@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from pytest_ddpperf.records.quantiles import quantile
 from pytest_ddpperf.records.record import record
+from pytest_ddpperf.records.samples import Interval
 
 _NORMAL = NormalDist()
 # Beyond it the two differ by less than 1e-5, and the continued fraction loses digits.
@@ -488,3 +489,17 @@ def steps_needed(q: float) -> int:
     """
     share = max(q, 100 - q) / 100
     return math.ceil(math.log(1 - _CONFIDENCE) / math.log(share))
+
+
+def as_share(logarithm: float) -> float:
+    """Return a difference of logarithms as a relative change."""
+    return math.expm1(min(logarithm, 700.0))
+
+
+def interval(estimate: float, reach: float) -> Interval:
+    """Return a difference of logarithms as a relative change, with the bounds at its `reach`."""
+    return Interval(
+        estimate=as_share(estimate),
+        low=as_share(estimate - reach),
+        high=as_share(estimate + reach),
+    )

@@ -14,7 +14,6 @@ from pytest_ddpperf.records.samples import (
     Comparison,
     Dropped,
     FactChange,
-    Interval,
     Measurement,
     Measurements,
     Reason,
@@ -41,7 +40,13 @@ from pytest_ddpperf.verdict.speeds import (
     most_p_value,
     with_speeds,
 )
-from pytest_ddpperf.verdict.stats import Difference, Drift, Evidence
+from pytest_ddpperf.verdict.stats import (
+    Difference,
+    Drift,
+    Evidence,
+    as_share,
+    interval,
+)
 
 # How likely a test may be to call unchanged code regressed, over all its limits, however many tests
 # a run has. docs/statistics.md has the figures of other rates.
@@ -205,7 +210,7 @@ def _fastest(
 ) -> float:
     """Return the relative change from the fastest launches of sessions to now's."""
     before = fmean(min(logs(limit, session)) for session in baseline)
-    return _share(min(now) - before)
+    return as_share(min(now) - before)
 
 
 def _refuse_limits(
@@ -309,7 +314,7 @@ def resolutions(
     """By metric, the relative slowdown that two measurements like this one, taken on one occasion,
     would resolve."""
     return {
-        limit.metric: _share(own)
+        limit.metric: as_share(own)
         for limit, _, own in _with_itself(current, limits, level)
     }
 
@@ -471,16 +476,12 @@ def _comparison(
         reason=reason,
         baseline_seconds=math.exp(base),
         now_seconds=math.exp(now),
-        change=Interval(
-            estimate=_share(estimate),
-            low=_share(estimate - reach),
-            high=_share(estimate + reach),
-        ),
+        change=interval(estimate, reach),
         p_value=(
             difference if estimate > 0 else difference.mirrored()
         ).p_value(),
         level=evidence.level,
-        resolution=_share(resolution),
+        resolution=as_share(resolution),
         alarm_rate=difference.beyond(max(allowed, reach)),
         settled=settled,
         drift=drift,
@@ -533,7 +534,3 @@ def seen(allowed: float) -> float:
     """Return the largest slowdown that a PASS may leave possible, as a difference of logarithms,
     by that which the limit allows."""
     return math.log1p(_SEEN_LIMITS * math.expm1(allowed))
-
-
-def _share(logarithm: float) -> float:
-    return math.expm1(min(logarithm, 700.0))

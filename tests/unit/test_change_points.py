@@ -148,8 +148,8 @@ def test_a_change_point_has_its_index_and_size() -> None:
     )
     assert point.index == 40
     assert point.change == pytest.approx(5.0, abs=1.0)
-    low, high = point.bounds()
-    assert low < math.expm1(5.0) < high
+    interval = point.interval()
+    assert interval.low < math.expm1(5.0) < interval.high
     assert point.p_value < 1e-5
 
 
