@@ -239,7 +239,10 @@ class RunResults:
             messages=(
                 *self.messages,
                 *self.doubts,
-                *terminal.unmeasured(self.never_measured),
+                *(
+                    f"{nodeid}: never measured: it does not call its fixture"
+                    for nodeid in self.never_measured
+                ),
             ),
             guard=self.guard,
             too_weak=self.too_weak,

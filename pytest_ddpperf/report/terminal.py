@@ -157,12 +157,6 @@ def change(outcome: Outcome) -> str:
     return metric + sentences.change_of(shown)
 
 
-def unmeasured(nodeids: Sequence[str]) -> Lines:
-    """Yield a line for each test that passed and measured nothing."""
-    for nodeid in nodeids:
-        yield f"{nodeid}: never measured: it does not call its fixture"
-
-
 def details(outcomes: Outcomes, width: int = text.WIDTH) -> Lines:
     """Yield the percentiles and rates of each measurement, of the group and by rank; counters;
     costs; error rates."""
