@@ -95,8 +95,8 @@ def weigh_runs(
 
 
 def _noise_between(values: Sequence[float]) -> float:
-    """Return the variance of the noise, with or without drift: a rise that follows a fall. It only
-    sets weights."""
+    """Return the variance of the noise, with or without drift: a rise that follows a fall. It may
+    come out below 0, and only sets weights."""
     differences = [after - before for before, after in pairwise(values)]
     if len(differences) < 2:
         return 0.0
@@ -105,9 +105,7 @@ def _noise_between(values: Sequence[float]) -> float:
     clipped = [
         max(-usual, min(usual, difference)) for difference in differences
     ]
-    return max(
-        0.0, -fmean(before * after for before, after in pairwise(clipped))
-    )
+    return -fmean(before * after for before, after in pairwise(clipped))
 
 
 def find_change_points(
@@ -126,11 +124,10 @@ def find_change_points(
         found.append(point)
     if len(found) > 1:
         for point in list(found):
-            others = [each for each in found if each is not point]
+            found.remove(point)
             again = find_largest(
-                observations, _indexes(others), near=point.index
+                observations, _indexes(found), near=point.index
             )
-            found = others
             if again is not None and again.p_value <= level:
                 found.append(again)
     return sorted(found, key=lambda point: point.index)
