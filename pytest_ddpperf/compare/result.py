@@ -27,14 +27,10 @@ from pytest_ddpperf.compare.sides import (
     OtherVersion,
     StoredBaseline,
 )
+from pytest_ddpperf.records import quantiles
 from pytest_ddpperf.records.figure import FigureValues
 from pytest_ddpperf.records.outcome import BaselineSide
 from pytest_ddpperf.records.plan import COUNTER_LIMITS, Collective, Limits
-from pytest_ddpperf.records.quantiles import (
-    geometric_mean,
-    launch_means,
-    launch_quantiles,
-)
 from pytest_ddpperf.records.samples import (
     Baseline,
     Counters,
@@ -98,13 +94,13 @@ class Result:
         fewer)."""
         if not 0 <= q <= 100:
             raise ValueError(f"percentile({q!r}): from 0 to 100")
-        return geometric_mean(launch_quantiles(self.step_seconds, q))
+        return quantiles.percentile(self.step_seconds, q)
 
     @property
     def mean(self) -> float:
         """The time of the whole window per step: per launch, then the geometric mean over
         launches."""
-        return geometric_mean(launch_means(self.step_seconds))
+        return quantiles.mean(self.step_seconds)
 
     @property
     def p10(self) -> float:

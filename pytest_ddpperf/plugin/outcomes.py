@@ -14,9 +14,9 @@ from pytest_ddpperf.compare.rounds import recorded
 from pytest_ddpperf.compare.sides import shown
 from pytest_ddpperf.explain import find_slower_file
 from pytest_ddpperf.explain.slow_node import describe_slow_node
+from pytest_ddpperf.records import quantiles
 from pytest_ddpperf.records.outcome import BaselineSide, Outcome
-from pytest_ddpperf.records.quantiles import geometric_mean, launch_means
-from pytest_ddpperf.records.samples import Measurement, Status
+from pytest_ddpperf.records.samples import Status
 from pytest_ddpperf.records.step_phases import Finding
 from pytest_ddpperf.report import causes
 from pytest_ddpperf.verdict.times import TEST_LEVEL
@@ -73,22 +73,21 @@ def _explain(
     )
     if not found.sampled or side is None:
         return findings, words
-    now, (earlier,) = found.measurement, before
+    now, there = (
+        quantiles.mean(side.samples.step_seconds)
+        for side in (found.measurement, *before)
+    )
     slower = find_slower_file(
         [launch.stacks for launch in found.sampled],
         [fmean(launch.step_seconds) for launch in found.sampled],
         findings,
-        rise=_mean_seconds(now) - _mean_seconds(earlier),
+        rise=now - there,
         files=side.differing,
         level=job.level,
     )
     if slower is not None:
         findings = (*findings, slower)
     return findings, words
-
-
-def _mean_seconds(measurement: Measurement) -> float:
-    return geometric_mean(launch_means(measurement.samples.step_seconds))
 
 
 def build_failure(job: Job, error: str, took: Took) -> Outcome:

@@ -42,6 +42,11 @@ def percentile(launches: Sequence[Sequence[float]], q: float) -> float:
     return geometric_mean(launch_quantiles(launches, q))
 
 
+def mean(launches: Sequence[Sequence[float]]) -> float:
+    """Return the mean over launches of their means."""
+    return geometric_mean(launch_means(launches))
+
+
 def geometric_mean(values: Sequence[float]) -> float:
     """The estimator over launches: step times are skewed, and changes are ratios. 0 if any value is
     0."""

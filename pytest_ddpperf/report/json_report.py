@@ -54,9 +54,7 @@ def _measurement(outcome: Outcome) -> dict[str, Any]:
             f"p{q}": quantiles.percentile(launches, q) for q in percentiles
         }
         data["busy_share"] = outcome.measurement.busy_share
-        data["mean_seconds"] = quantiles.geometric_mean(
-            quantiles.launch_means(launches)
-        )
+        data["mean_seconds"] = quantiles.mean(launches)
     return data
 
 
