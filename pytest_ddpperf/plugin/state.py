@@ -123,11 +123,11 @@ class Run:
         if self.settings.comparison_option:
             from pytest_ddpperf.plugin import remote
 
-            side = remote.another_version(self, items, self.role.other_nodes)
+            other_nodes = self.role.other_nodes
+            side = remote.another_version(self, items, other_nodes)
             has_any = any(map(measures, self.items))
             why = side.checkout.nothing_to_compare() if has_any else ""
             kind = LooksAtVersion if why or not has_any else LeadsVersion
-            other_nodes = self.role.other_nodes
             self.role = kind(side)
             self.role.lead(other_nodes)
             if kind is LooksAtVersion:
