@@ -10,6 +10,7 @@ from pytest_ddpperf.records.guard import Loosened
 from pytest_ddpperf.records.plan import Limits, Plan
 from pytest_ddpperf.records.record import record
 from pytest_ddpperf.records.samples import (
+    Change,
     Comparison,
     Facts,
     LaunchCost,
@@ -207,6 +208,11 @@ class Outcome:
     def comparisons(self) -> tuple[Comparison, ...]:
         """Those of the verdict, if there is one."""
         return self.verdict.comparisons if self.verdict else ()
+
+    @property
+    def shown(self) -> Change | None:
+        """The change that every report shows, as of the verdict, if there is one."""
+        return self.verdict.shown if self.verdict else None
 
     @property
     def other_side(self) -> Measurement | None:

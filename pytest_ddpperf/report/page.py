@@ -191,7 +191,10 @@ def _measured(outcome: Outcome) -> tuple[list[dict[str, str]], list[Table]]:
     if outcome.measurement is None:
         return [], []
     now, base = figures.sides_of(outcome)
-    metric = _decisive(outcome, now)
+    metric = "p50"
+    # the one that decided, if reports have it for each launch
+    if outcome.shown and outcome.shown.limit.metric in now.sessions[0]:
+        metric = outcome.shown.limit.metric
     drawn = []
     if outcome.comparisons:
         against = base.name if base else "the baseline"
@@ -214,13 +217,6 @@ def _measured(outcome: Outcome) -> tuple[list[dict[str, str]], list[Table]]:
     )
     sides = [now] if base is None else [base, now]
     return drawn, list(_tables(outcome, sides))
-
-
-def _decisive(outcome: Outcome, side: figures.Side) -> str:
-    """Return the metric that decided, or p50 if reports do not have that one for each launch."""
-    shown = outcome.verdict.shown if outcome.verdict else None
-    metric = shown.limit.metric if shown else ""
-    return metric if metric in side.sessions[0] else "p50"
 
 
 def _tables(outcome: Outcome, sides: Sequence[figures.Side]) -> Iterator[Table]:

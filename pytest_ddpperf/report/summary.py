@@ -194,16 +194,15 @@ def worst_first(outcomes: Outcomes) -> list[Outcome]:
 
 def _change_size(outcome: Outcome) -> float:
     """Return the change that is shown; without direction if it is for the better."""
-    verdict = outcome.verdict
-    shown = verdict.shown if verdict else None
-    if verdict is None or shown is None:
+    shown = outcome.shown
+    if shown is None:
         return 0.0
     change = (
         shown.change
         if isinstance(shown, CounterChange)
         else shown.change.estimate
     )
-    return abs(change) if verdict.status is Status.IMPROVED else change
+    return abs(change) if outcome.verdict == Status.IMPROVED else change
 
 
 # GitHub shows ten of a kind and step, and drops the others without a word.

@@ -132,8 +132,7 @@ def _cells(outcome: Outcome) -> Iterator[str]:
 def both_sides(outcome: Outcome) -> tuple[str, str]:
     """Return the step time at p50 on the baseline side, "" if there is none, and now, with the unit
     of both; a figure of the user's own, with its name, if its change is shown."""
-    verdict = outcome.verdict
-    shown = verdict.shown if verdict else None
+    shown = outcome.shown
     if shown and isinstance(shown.limit.kind, OwnFigure):
         before, now = text.both_sides(shown, None)
         return f"{shown.limit.metric} {before}", now
@@ -146,12 +145,9 @@ def both_sides(outcome: Outcome) -> tuple[str, str]:
 def change(outcome: Outcome) -> str:
     """Return the change that decided, with its metric if that is not p50; "" if nothing was
     compared."""
-    verdict = outcome.verdict
+    shown = outcome.shown
     # Of a reference it is known without a gate, too.
-    if verdict is None or verdict.status is Status.INCOMPARABLE:
-        return ""
-    shown = verdict.shown
-    if shown is None:
+    if shown is None or outcome.verdict == Status.INCOMPARABLE:
         return ""
     metric = "" if shown.limit.metric == "p50" else f"{shown.limit.metric} "
     return metric + sentences.change_of(shown)
