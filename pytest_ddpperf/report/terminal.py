@@ -11,7 +11,6 @@ from pytest_ddpperf import text
 from pytest_ddpperf.records import quantiles
 from pytest_ddpperf.records.metric import WALL, OwnFigure, metric_of
 from pytest_ddpperf.records.outcome import Outcome, Outcomes, RunInfo
-from pytest_ddpperf.records.plan import Collective
 from pytest_ddpperf.records.samples import (
     Baseline,
     Facts,
@@ -336,33 +335,29 @@ def collective_table(outcomes: Outcomes) -> Lines:
         asked, measured = outcome.plan.collective, outcome.measurement
         if asked and measured:
             title = f"{text.shortened(outcome.nodeid)} on {text.ranks(outcome.plan)}"
-            tables.setdefault(title, []).append(
-                _collective_row(asked, measured.samples.p50)
+            facts = (
+                asked.op,
+                asked.size,
+                asked.count,
+                asked.dtype,
+                asked.redop,
+                asked.root,
             )
+            seconds = measured.samples.p50
+            row = (
+                *map(str, facts),
+                f"{seconds * 1e6:.5g}",
+                f"{asked.algbw(seconds):.3g}",
+                f"{asked.busbw(seconds):.3g}",
+                "0",  # a wrong result ends its launch
+            )
+            tables.setdefault(title, []).append(row)
     for title, rows in tables.items():
         yield from ("", title)
         for line in text.aligned(
             [_COLLECTIVE_TITLES, _COLLECTIVE_UNITS, *rows]
         ):
             yield f"  {line}"
-
-
-def _collective_row(asked: Collective, seconds: float) -> tuple[str, ...]:
-    facts = (
-        asked.op,
-        asked.size,
-        asked.count,
-        asked.dtype,
-        asked.redop,
-        asked.root,
-    )
-    return (
-        *map(str, facts),
-        f"{seconds * 1e6:.5g}",
-        f"{asked.algbw(seconds):.3g}",
-        f"{asked.busbw(seconds):.3g}",
-        "0",  # a wrong result ends its launch
-    )
 
 
 _BASELINE_TITLES = (
