@@ -27,18 +27,6 @@ def state_of(item: pytest.Item) -> TestState:
     return item.stash.setdefault(TEST, TestState())
 
 
-def _skip_if_unavailable(item: pytest.Item) -> None:
-    """Skip a test before its fixtures, and what else it does, run into what is missing here."""
-    try:
-        check_place(item)
-    except Unavailable as error:
-        raise pytest.skip.Exception(
-            str(error), _use_item_location=True
-        ) from None
-    except DdpPerfError:
-        pass  # the call of its fixture reports it
-
-
 class RunningTests:
     """The hooks around each test of a run that has distributed ones."""
 
@@ -59,7 +47,15 @@ class RunningTests:
         self._run.begun.add(nodeid_of(item))
         state_of(item).begin_attempt()
         if not item.config.getoption("setuponly", False):
-            _skip_if_unavailable(item)
+            # before its fixtures, and what else it does, run into what is missing here
+            try:
+                check_place(item)
+            except Unavailable as error:
+                raise pytest.skip.Exception(
+                    str(error), _use_item_location=True
+                ) from None
+            except DdpPerfError:
+                pass  # the call of its fixture reports it
         # Asked again: CodSpeed unregisters pytest-benchmark, and its own reading of the marker
         # knows no timer.
         if has_benchmark(item.config.pluginmanager) and measures(item):
