@@ -139,8 +139,7 @@ def _notes(stored: json_report.StoredReport) -> Iterator[str]:
     """Yield what else the user should know of a program."""
     for outcome in stored.outcomes:
         yield from sentences.notes(outcome)
-    for run in stored.runs:
-        yield from run.messages
+    yield from stored.run.messages
 
 
 def test_of(program: Sequence[str]) -> str:

@@ -75,11 +75,7 @@ class Reporter:
             lines += annotated(report.outcomes)
             lines += guard.annotated(report.run)
         # xdist's workers collected, and no header was shown
-        if (
-            verbosity > 0
-            and report.facts
-            and config.getoption("dist", "no") != "no"
-        ):
+        if verbosity > 0 and config.getoption("dist", "no") != "no":
             lines += report.header(verbosity)
         terminalreporter.section("distributed performance")
         for line in (*lines, *report.lines(verbosity, terminal_width())):

@@ -140,8 +140,7 @@ def _about(run: RunInfo) -> Iterator[str]:
     """Yield the commit and the machine of a run."""
     if run.commit:
         yield f"commit {text.commit(run.commit)}"
-    if run.facts:
-        yield from terminal.about(run.facts)
+    yield from terminal.about(run.facts)
 
 
 def appends(path: Path) -> bool:

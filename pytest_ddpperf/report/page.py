@@ -108,7 +108,7 @@ def _run_facts(run: RunInfo) -> dict[str, Any]:
         for title, name in names.items()
         if (value := getattr(run, name))
     ]
-    lines = list(terminal.about(run.facts)) if run.facts else []
+    lines = list(terminal.about(run.facts))
     return {"lines": lines, "facts": facts}
 
 

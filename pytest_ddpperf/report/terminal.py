@@ -30,7 +30,10 @@ _PERCENTILES = (50, 75, 90, 95)
 
 
 def about(facts: Facts) -> Lines:
-    """Yield what runs the ranks, from the facts of a probe rank, and where each world size runs."""
+    """Yield what runs the ranks, from the facts of a probe rank, and where each world size runs;
+    nothing without facts."""
+    if not facts:
+        return
     versions = [f"torch {facts.get('torch')}", f"Python {facts.get('python')}"]
     for key, name in (("cuda", "CUDA"), ("nccl", "NCCL")):
         if facts.get(key):
