@@ -15,7 +15,7 @@ from pytest_ddpperf.cli import console
 from pytest_ddpperf.options import parse
 from pytest_ddpperf.options.definitions import FAIL_ON_NAMES
 from pytest_ddpperf.records import codec
-from pytest_ddpperf.records.figure import Figure, figures_of
+from pytest_ddpperf.records.figure import figures_of
 from pytest_ddpperf.records.outcome import Outcome
 from pytest_ddpperf.records.plan import TIME_LIMITS, Limits, limits_for
 from pytest_ddpperf.records.samples import Reason, Recording, Status, Verdict
@@ -44,9 +44,12 @@ def compare(
     for number, entry in enumerate(now.entries):
         partner = partners.get(number)
         asked = limits or entry.outcome.limits or TIME_LIMITS
-        applying = limits_for(
-            entry.outcome.plan, asked, _figures_of(entry, partner)
+        figures = figures_of(
+            each.outcome.measured.samples.figures
+            for each in (entry, partner)
+            if each is not None and each.outcome.measurement is not None
         )
+        applying = limits_for(entry.outcome.plan, asked, figures)
         outcome = _with_verdict(entry.outcome, partner, applying)
         if outcome.verdict:
             fails = decision.fails(
@@ -82,15 +85,6 @@ def compare(
         ),
         bases=base.runs,
         only_before=tuple(gone_of(entry.outcome) for entry in gone.values()),
-    )
-
-
-def _figures_of(*entries: Entry | None) -> dict[str, Figure]:
-    """Return the figures of the users' own that measurements have, by name."""
-    return figures_of(
-        entry.outcome.measured.samples.figures
-        for entry in entries
-        if entry is not None and entry.outcome.measurement is not None
     )
 
 
