@@ -118,7 +118,7 @@ def find_change_points(
     """
     found: list[ChangePoint] = []
     while True:
-        point = find_largest(observations, _indexes(found))
+        point = find_largest(observations, {each.index for each in found})
         if point is None or point.p_value > level:
             break
         found.append(point)
@@ -126,15 +126,13 @@ def find_change_points(
         for point in list(found):
             found.remove(point)
             again = find_largest(
-                observations, _indexes(found), near=point.index
+                observations,
+                {each.index for each in found},
+                near=point.index,
             )
             if again is not None and again.p_value <= level:
                 found.append(again)
     return sorted(found, key=lambda point: point.index)
-
-
-def _indexes(points: Sequence[ChangePoint]) -> set[int]:
-    return {point.index for point in points}
 
 
 def find_largest(

@@ -152,7 +152,8 @@ class HistoryChange:
             return None
         change = self.seconds[1] - self.seconds[0]
         moved = {
-            name: _mean_of(name, after) - _mean_of(name, before)
+            name: fmean(phases[name] for phases in after)
+            - fmean(phases[name] for phases in before)
             for name in PHASES
             if all(name in phases for phases in (*before, *after))
         }
@@ -188,10 +189,6 @@ def _known_phases(
     measurements: Sequence[HistoryMeasurement],
 ) -> list[Mapping[str, float]]:
     return [each.phases for each in measurements if each.phases]
-
-
-def _mean_of(phase: str, runs: Sequence[Mapping[str, float]]) -> float:
-    return fmean(phases[phase] for phases in runs)
 
 
 @record
