@@ -292,9 +292,10 @@ class Measured:
     def notes(self, rootdir: Path) -> tuple[str, ...]:
         """Return all notes on it, with paths from `rootdir`; of the other version's launches those
         that do not hold for the current side, too."""
-        advise = not self.job.settings.disable
-        own = find_notes(self.launches, self.job.plan, advise=advise)
-        notes = [*self.job.notes, *own]
+        job = self.job
+        advise = not job.settings.disable
+        own = find_notes(self.launches, job.plan, advise=advise)
+        notes = [*job.notes, *own]
         if self.other is None:
             notes += self.stored.notes(self.verdict, self.steps, rootdir)
             return (*notes, *self.further_notes)
@@ -303,7 +304,6 @@ class Measured:
             notes.append(
                 f"measured one launch after the other: with both sides alive, {apart}"
             )
-        job = self.job
         is_over_nodes = job.plan.nodes > 1 and not self.error
         if is_over_nodes and job.settings.wants_stretches(job.plan):
             notes.append(

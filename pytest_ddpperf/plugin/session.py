@@ -77,13 +77,12 @@ class Session:
     def save(self, measured: Measured) -> int:
         """Write a baseline, in place of the one before or in addition to it, and return how many
         sessions it now has. Raises BaselineError."""
-        created = text.now()
         tree, inputs = self._code_and_inputs(measured.launches)
         candidate = measured.candidate
         (measured_now,) = candidate.sessions
         session = replace(
             measured_now,
-            created=created,
+            created=text.now(),
             commit=self._commit,
             tree=tree,
             inputs=inputs,
