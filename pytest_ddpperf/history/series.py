@@ -7,7 +7,7 @@ has the statistics; this module decides what a change point means.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from datetime import datetime
 from enum import Enum
@@ -144,10 +144,12 @@ class HistoryChange:
     def phase(self) -> tuple[str, float] | None:
         """Return the phase of the step that makes up at least half of the change, and its change in
         seconds."""
-        runs = self.series.measurements
+        of_runs = [each.phases for each in self.series.measurements]
         start = max(self.index - _RUNS_BEFORE, 0)
-        before = _known_phases(runs[start : self.index])
-        after = _known_phases(runs[self.index : self.index + self.runs_since])
+        end = self.index + self.runs_since
+        # of those that know them
+        before = list(filter(None, of_runs[start : self.index]))
+        after = list(filter(None, of_runs[self.index : end]))
         if self.kind.own_figure or not (before and after):
             return None
         change = self.seconds[1] - self.seconds[0]
@@ -183,12 +185,6 @@ class HistoryChange:
         for change in fact_changes(after.counters, before.counters):
             if change.name in exact:
                 yield str(change)
-
-
-def _known_phases(
-    measurements: Sequence[HistoryMeasurement],
-) -> list[Mapping[str, float]]:
-    return [each.phases for each in measurements if each.phases]
 
 
 @record
