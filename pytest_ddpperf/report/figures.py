@@ -171,7 +171,11 @@ def draw_changes(
 ) -> dict[str, str]:
     """Draw the change of each limited metric with its bounds and its limit."""
     changes = [text.changed(comparison) for comparison in comparisons]
-    limits = [signed_limit(comparison) for comparison in comparisons]
+    limits = []
+    for comparison in comparisons:
+        share = text.limit_share(comparison)
+        is_less = comparison.limit.kind.lower_is_worse
+        limits.append(-share if is_less else share)
     places = range(len(changes))
 
     def draw(axes: Axes) -> None:
@@ -210,11 +214,6 @@ def draw_changes(
         for each in comparisons
     ]
     return figure(f"Change against {name}", "; ".join(described), draw)
-
-
-def signed_limit(comparison: Comparison) -> float:
-    share = text.limit_share(comparison)
-    return -share if comparison.limit.kind.lower_is_worse else share
 
 
 def draw_distributions(now: Side, base: Side | None) -> dict[str, str]:
