@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import math
 import os
@@ -18,7 +19,7 @@ import pytest
 from pytest_ddpperf import Figure
 from pytest_ddpperf.baseline import Store
 from pytest_ddpperf.cli import bisect as bisecting
-from pytest_ddpperf.cli import comparisons, main
+from pytest_ddpperf.cli import comparisons, console, main
 from pytest_ddpperf.history.entries import BisectedChange, read_changes
 from pytest_ddpperf.options import parse
 from pytest_ddpperf.records import codec
@@ -726,6 +727,36 @@ def test_what_cannot_be_searched_is_an_error(
     status, out, err = bisect(*arguments)
     assert (status, out, project.asked) == (4, "", [])
     assert error in err
+
+
+@pytest.mark.parametrize(
+    ("test", "found"),
+    [
+        ("a.py::b[ws2]", ("a.py::b", "2")),
+        ("a.py::b[x-3-ws16]", ("a.py::b[x-3]", "16")),
+        ("a.py::b[aws2]", ("a.py::b[aws2]", "")),
+        ("a.py::b", ("a.py::b", "")),
+    ],
+)
+def test_the_world_size_is_no_part_of_a_baselines_test(
+    test: str, found: tuple[str, str]
+) -> None:
+    assert bisecting._without_world_size(test) == found
+
+
+def test_a_test_of_several_world_sizes_has_a_baseline_of_each(
+    project: Project, bisect: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commit, *_ = project.commits([20.0, 20.0, 23.0])
+    save(commit)
+    size = measurement(Drawn()).environment.key["world_size"]
+    arguments: Any = argparse.Namespace(
+        baseline_dir=Path("baselines"), test=f"{TEST}[ws{size}]"
+    )
+    assert bisecting._last_session(arguments).commit == commit
+    arguments.test = f"{TEST}[ws7]"
+    with pytest.raises(console.UsageError):
+        bisecting._last_session(arguments)
 
 
 def test_a_shallow_clone_lacks_what_is_searched(
