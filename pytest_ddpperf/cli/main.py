@@ -26,6 +26,7 @@ _STATUSES = """\
 exit status:
   0    all is well
   1    a verdict that --fail-on names (default: regressed), or a failed measurement
+       (history: a test became slower; run: the program failed; bisect: none was found)
   3    an error of ddpperf's own
   4    an invalid command, or a file that cannot be read or written
   5    no measurement could be compared

@@ -176,7 +176,7 @@ ROWS = (
         help=(
             "with --ddp-against: stretches: interleave a few steps of each side, both alive;"
             " launches: one launch after the other; auto: stretches on cpu, launches on other"
-            " devices and for RPC"
+            " devices, for RPC, for commands and for programs with figures"
         ),
     ),
     _seconds(
