@@ -393,7 +393,7 @@ def test_a_slower_machine_is_acquitted_with_the_same_ignored_files_and_by_code_t
     assert "confirmed" not in {each["verdict"]["reason"] for each in measured}
     result.stdout.fnmatch_lines(
         [
-            "note: *not confirmed *: it now takes 0.36x its recorded time, which a drift of *",
+            "note: *not confirmed *: it now takes 0.36x its recorded time, which is more than *",
             "*: the machine is slower: *not checked: *",
             "*: these files changed, and did not make it slower: python code/src/speed/config.json",
         ]
