@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import math
 import os
-import re
 import shlex
 import shutil
 import signal
@@ -586,16 +585,17 @@ def _fast_commit(arguments: argparse.Namespace) -> str:
 def _last_session(arguments: argparse.Namespace) -> Recording:
     """Return the newest session of the test's baselines; raises UsageError and BaselineError."""
     store = Store(arguments.baseline_dir)
-    test, world_size = _without_world_size(arguments.test)
+    test = arguments.test
     sessions = []
     for path in store.files() if os.path.isdir(store.root) else ():
         baseline = store.read_file(path)
         name = f"{baseline.test.module}.py::{baseline.test.name}"
-        without_parameters, _, _ = name.partition("[")
-        own = str(baseline.environment.key.get("world_size"))
-        if f"/{test}".endswith((f"/{name}", f"/{without_parameters}")) and (
-            world_size in ("", own)
-        ):
+        without_parameters, _, others = name.partition("[")
+        # of several world sizes, each has a baseline
+        size = f"ws{baseline.environment.key.get('world_size')}]"
+        sized = f"{without_parameters}[{others.replace(']', '-')}{size}"
+        names = (f"/{name}", f"/{without_parameters}", f"/{sized}")
+        if f"/{test}".endswith(names):
             sessions.append(baseline.sessions[-1])
     if not sessions:
         raise console.UsageError(
@@ -603,16 +603,6 @@ def _last_session(arguments: argparse.Namespace) -> Recording:
             " --baseline-dir"
         )
     return max(sessions, key=lambda session: session.created)
-
-
-def _without_world_size(test: str) -> tuple[str, str]:
-    """Return the node id of a test as baselines have it, and the world size among its parameters,
-    if it has one: each size has a baseline."""
-    found = re.fullmatch(r"(.*?)(-|\[)ws(\d+)\]", test)
-    if found is None:
-        return test, ""
-    others = f"{found[1]}]" if found[2] == "-" else found[1]
-    return others, found[3]
 
 
 # --- facts

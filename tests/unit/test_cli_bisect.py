@@ -729,34 +729,27 @@ def test_what_cannot_be_searched_is_an_error(
     assert error in err
 
 
-@pytest.mark.parametrize(
-    ("test", "found"),
-    [
-        ("a.py::b[ws2]", ("a.py::b", "2")),
-        ("a.py::b[x-3-ws16]", ("a.py::b[x-3]", "16")),
-        ("a.py::b[aws2]", ("a.py::b[aws2]", "")),
-        ("a.py::b", ("a.py::b", "")),
-    ],
-)
-def test_the_world_size_is_no_part_of_a_baselines_test(
-    test: str, found: tuple[str, str]
-) -> None:
-    assert bisecting._without_world_size(test) == found
-
-
 def test_a_test_of_several_world_sizes_has_a_baseline_of_each(
     project: Project, bisect: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     commit, *_ = project.commits([20.0, 20.0, 23.0])
     save(commit)
-    size = measurement(Drawn()).environment.key["world_size"]
-    arguments: Any = argparse.Namespace(
-        baseline_dir=Path("baselines"), test=f"{TEST}[ws{size}]"
-    )
-    assert bisecting._last_session(arguments).commit == commit
-    arguments.test = f"{TEST}[ws7]"
+    own = measurement(Drawn())
+    size = own.environment.key["world_size"]
+    recording = Recording(measurement=own, created="2026-03-02", commit="x")
+    test = TestId(module="tests/perf/test_step", name="test_b[a-3]")
+    Store(Path("baselines")).write(Baseline(test=test, sessions=(recording,)))
+
+    def found(test: str) -> str:
+        arguments: Any = argparse.Namespace(
+            baseline_dir=Path("baselines"), test=test
+        )
+        return bisecting._last_session(arguments).commit
+
+    assert found(f"{TEST}[ws{size}]") == commit
+    assert found(f"tests/perf/test_step.py::test_b[a-3-ws{size}]") == "x"
     with pytest.raises(console.UsageError):
-        bisecting._last_session(arguments)
+        found(f"{TEST}[ws7]")
 
 
 def test_a_shallow_clone_lacks_what_is_searched(
