@@ -362,7 +362,10 @@ def _rank_causes(
     ]
     rises = [after - own for after, own in zip(*sides, strict=True)]
     usual = max(sides[1]) / change.baseline_seconds
-    return _computing(rises, rise, usual, plan, now)
+    of_it = ""
+    if change.limit.kind.is_wall_time:
+        of_it = f" (the step: {_signed(_rise(change, now, before))})"
+    return _computing(rises, rise, usual, plan, now) + of_it
 
 
 # A smaller share of the rise than this is no computing.
@@ -378,13 +381,12 @@ def _computing(
 ) -> str:
     """Return whose CPU time rose; `rises` are by rank. It is a `usual` share of the baseline's
     step: a rank whose core is busy with others computes, too, where the rise has as much of it."""
-    of_it = f"(the step: {_signed(rise)})"
     most = max(0.0, *rises)
     if most < rise * min(max(usual, _LEAST_BUSY), _MAIN_PART):
         how = "waiting more than computing"
         if most < rise * _MINOR_PART:
             how = "waiting, not computing"
-        return f"{how}: CPU time {_signed(most)} {of_it}"
+        return f"{how}: CPU time {_signed(most)}"
     late = [rank for rank, each in enumerate(rises) if each > most / 2]
     who = text.some(
         [text.process(plan, now.environment, rank) for rank in late], 3
@@ -396,7 +398,7 @@ def _computing(
             else "it computes longer"
         )
     amounts = text.span([rises[rank] for rank in late], _signed)
-    return f"{who}: CPU time {amounts} {of_it}"
+    return f"{who}: CPU time {amounts}"
 
 
 def _figures_by_rank(durations: LaunchRankSteps, limit: Limit) -> list[float]:
