@@ -182,7 +182,10 @@ def _check_own(item: object, metric: str) -> None:
     """Refuse what cannot be a figure of the user's own, or is more likely a metric with a
     mistake."""
     name, percentile = split_name(metric)
-    guess = _guess(metric, _METRICS, _MISTAKE)
+    guess = ""
+    # "tflops" or "forward_ms" is no mistake
+    if not any(known in metric for known in NAMED):
+        guess = _guess(metric, _METRICS, _MISTAKE)
     if metric == "median":
         guess = _guess("p50", _METRICS)
     if guess or why_no_figure(name):

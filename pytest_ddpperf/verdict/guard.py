@@ -62,14 +62,12 @@ class Guard:
     def find(self) -> Iterator[Loosened]:
         """Yield all that is weaker, then what else differs."""
         current = {test.nodeid: test for test in self.now.tests}
-        renamed: dict[str, JudgedTest] = {}
-        if not self.selects:
-            renamed = _pair_renamed(self.before.tests, self.now.tests)
+        renamed = _pair_renamed(self.before.tests, self.now.tests)
         for test in self.before.tests:
             if test.why_not:
                 continue
             now = current.get(test.nodeid)
-            if now is None and test.nodeid in renamed:
+            if now is None and test.nodeid in renamed and not self.selects:
                 now = renamed[test.nodeid]
                 yield self._found(Kind.RENAMED, test.nodeid, now=now.nodeid)
             if now is None:

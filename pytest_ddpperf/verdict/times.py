@@ -373,7 +373,8 @@ def _comparable(
 ) -> tuple[list[Limit], tuple[Dropped, ...]]:
     """Return the limits that the current side, the first, can support, without default ones that
     another side cannot, or whose figures a side lacks; and those left out. A note of its launches
-    says why the current side lacks figures; one of the user's own must not get lost."""
+    says why the current side lacks figures; one of the user's own must not get lost, nor be in some
+    launches of another side."""
     supported, dropped = _supported(sides[0], limits)
     for side in sides[1:]:
         # a later look may have more steps than the one that was saved
@@ -386,7 +387,9 @@ def _comparable(
     kept = []
     for limit in supported:
         is_known = has_figure(limit, sides[0])
-        is_lost = not is_known and limit.kind.own_figure != ""
+        is_lost = limit.kind.own_figure != "" and (
+            not is_known or any(_lacks_some(limit, side) for side in sides[1:])
+        )
         everywhere = all(has_figure(limit, side) for side in sides)
         if not limit.default or is_lost or everywhere:
             kept.append(limit)
@@ -395,6 +398,13 @@ def _comparable(
                 Dropped(limit=limit, why="the baseline does not know it"),
             )
     return kept, dropped
+
+
+def _lacks_some(limit: Limit, side: Measurement) -> bool:
+    """Whether some launches of a side have a figure of the user's own, and others lack it."""
+    own = side.samples.figures.get(limit.kind.own_figure)
+    has_some = own is not None and any(map(any, own.values))
+    return has_some and not has_figure(limit, side)
 
 
 def _differences(

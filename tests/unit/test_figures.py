@@ -209,6 +209,8 @@ def test_the_mean_is_over_launches() -> None:
     [
         ("", "p10:10% p50:10% mean:25% rss:10% tps:10%"),
         ("tps:5%", "tps:5% rss:10%"),
+        # names that contain those of metrics
+        ("tflops:5%,forward_ms:5%", "p10:10% p50:10% mean:25% rss:10% tps:10%"),
         ("p50:3%,tps_p50:5%", "p50:3% tps_p50:5% rss:10%"),
         # of another test
         ("busy:5%", "p10:10% p50:10% mean:25% rss:10% tps:10%"),
@@ -348,6 +350,18 @@ def test_a_new_figure_is_not_compared_and_the_default_limit_is_dropped() -> (
     verdict = judge(now, [measured()], LIMITS)
     assert (verdict, verdict.reason) == ("INCOMPARABLE", "no-figure")
     assert verdict.differences == ("tps is unknown in the baseline",)
+
+
+@pytest.mark.parametrize("asked", ["tps:5%", "p50:5%"])
+def test_a_figure_that_one_launch_of_the_baseline_lacks_is_not_compared(
+    asked: str,
+) -> None:
+    known = values(FASTER, STEADY)
+    lacks_one = replace(known, values=(((), ()), *known.values[1:]))
+    now = measured(tps=values(FASTER, [each / 2 for each in STEADY]))
+    limits = limits_for(PLAN, parse.limits(asked), {"tps": FASTER})
+    verdict = judge(now, [measured(tps=lacks_one)], limits, interleaved=True)
+    assert (verdict, verdict.reason) == ("INCOMPARABLE", "no-figure")
 
 
 def test_worse_within_the_limit_is_not_called_slower() -> None:
