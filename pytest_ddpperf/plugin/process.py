@@ -28,6 +28,9 @@ class PytestProcess(Protocol):
     def settings(self) -> Settings: ...
 
     @property
+    def exit_status(self) -> int: ...
+
+    @property
     def rpc(self) -> bool: ...
 
     @property

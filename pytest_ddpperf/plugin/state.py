@@ -175,12 +175,16 @@ class Run:
             return False
         return bool(self.role.messages()) or not self.report.empty
 
+    @property
+    def exit_status(self) -> int:
+        """Return pytest's, as far as it is known."""
+        if self.pytest_session is None:
+            return pytest.ExitCode.USAGE_ERROR
+        return int(self.pytest_session.exitstatus)
+
     def close(self) -> None:
-        status: int = pytest.ExitCode.USAGE_ERROR
-        if self.pytest_session is not None:
-            status = self.pytest_session.exitstatus
         with ExitStack() as closing:
-            closing.callback(self.role.close, int(status))
+            closing.callback(self.role.close, self.exit_status)
             if "session" in vars(self):
                 closing.callback(self.session.close)
             # first: whoever waits for a rank server hears of its end

@@ -173,22 +173,21 @@ def test_a_raised_limit_is_found_over_nodes_but_not_what_a_run_of_one_saved(
         guard, "since_baseline", lambda outcomes: iter([raised])
     )
     monkeypatch.setattr(role_module, "leaves_tests_out", lambda run: False)
-    monkeypatch.setattr(role_module, "nodeid_of", lambda item: item)
     monkeypatch.setattr(judged, "skipped_tests", lambda run: {})
     process: Any = SimpleNamespace(
         settings=SimpleNamespace(records=False, disable=False, fail_on=()),
         items=["b"],
-        begun={"b"},
+        exit_status=0,
         failed=set(),
         session=SimpleNamespace(find_lost=lost),
     )
     nodes: Any = Nodes()
     outcomes: Any = ["a"]
-    # Ctrl-C, say
-    process.items.append("c")
+    process.exit_status = pytest.ExitCode.INTERRUPTED
     found = ComparesStored().guard(process, outcomes)[0]
     assert [each.kind for each in found] == [Kind.LIMIT]
-    process.begun.add("c")
+    # as of a plugin that runs no further test, and says nothing
+    process.exit_status = pytest.ExitCode.OK
     found = ComparesStored().guard(process, outcomes)[0]
     assert [each.kind for each in found] == [Kind.LIMIT, Kind.NOT_COMPARED]
     found = leading(ComparesStored(), nodes).guard(process, outcomes)[0]
