@@ -242,6 +242,8 @@ def test_each_figure_has_a_limit_in_its_direction(asked: str, own: str) -> None:
         ("foward:5%", "unknown metric foward; did you mean forward?"),
         ("p5O:5%", "unknown metric p5O; did you mean p50?"),
         ("median:5%", "unknown metric median; did you mean p50?"),
+        ("meann:5%", "unknown metric meann; did you mean mean?"),
+        ("forwards:5%", "unknown metric forwards; did you mean forward?"),
     ],
 )
 def test_what_no_limit_can_be_on_is_refused(asked: str, problem: str) -> None:
