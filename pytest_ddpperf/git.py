@@ -236,15 +236,16 @@ def tree_of(top: Path, without: Path, commit: str = "") -> str:
             stage = partial(apart, "-c", "core.looseCompression=0")
             stage("add", "--update")
             # a repository within has a slash at its end
-            new = "".join(f"{path.rstrip('/')}\0" for path in _new(apart, top))
-            given = os.fsencode(new)
+            new = "".join(
+                f"{path.rstrip('/')}\0" for path in _untracked(apart, top)
+            )
             stage(
                 "update-index",
                 "--add",
                 "--remove",
                 "-z",
                 "--stdin",
-                given=given,
+                given=os.fsencode(new),
             )
         left_out = ["*.pyc"]
         real = Path(os.path.realpath(without))
@@ -382,23 +383,23 @@ def changed_files(
         counted = apart("diff", *how, commit, "--")
     differing = [line.split("\t", 2)[2] for line in entries(counted)]
     ask = partial(git, top, timeout=timeout)
-    return sorted({*differing, *_new(ask, top, *reports)})
+    return sorted({*differing, *_untracked(ask, top, *reports)})
 
 
-def _new(
-    ask: Callable[..., str], top: Path, *but: str | Path | None
+def _untracked(
+    ask: Callable[..., str], top: Path, *left_out: Path | None
 ) -> list[str]:
-    """Return the files that git does not know and does not ignore, but for Python's caches,
-    temporary files and `but`; raises GitError. `ask` calls git in `top`."""
-    left_out = ["--exclude=*.pyc"]
-    for path in (*but, tempfile.gettempdir()):
+    """Return the files that git does not know and does not ignore, without Python's caches,
+    temporary files and what is `left_out`; raises GitError. `ask` calls git in `top`."""
+    excluded = ["--exclude=*.pyc"]
+    for path in (*left_out, tempfile.gettempdir()):
         if path is not None:
             place = os.path.relpath(
                 os.path.realpath(path), os.path.realpath(top)
             )
             pattern = re.sub(r"[*?[\\]", r"\\\g<0>", place)
-            left_out.append(f"--exclude=/{pattern}")
-    said = ask("ls-files", "--others", "--exclude-standard", *left_out, "-z")
+            excluded.append(f"--exclude=/{pattern}")
+    said = ask("ls-files", "--others", "--exclude-standard", *excluded, "-z")
     return entries(said)
 
 

@@ -277,7 +277,7 @@ def _lock_folder() -> Path:
 
 @contextmanager
 def _naming(path: Path, what: str) -> Iterator[None]:
-    """Raises BaselineError, which names `path` and the next step, for an OSError."""
+    """Raise a BaselineError, which names `path` and the next step, for an OSError."""
     try:
         yield
     except (FileExistsError, NotADirectoryError) as error:

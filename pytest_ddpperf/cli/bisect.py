@@ -590,12 +590,15 @@ def _last_session(arguments: argparse.Namespace) -> Recording:
     for path in store.files() if os.path.isdir(store.root) else ():
         baseline = store.read_file(path)
         name = f"{baseline.test.module}.py::{baseline.test.name}"
-        without_parameters, _, others = name.partition("[")
+        without_parameters, _, _ = name.partition("[")
         # of several world sizes, each has a baseline
         size = f"ws{baseline.environment.key.get('world_size')}]"
-        sized = f"{without_parameters}[{others.replace(']', '-')}{size}"
-        names = (f"/{name}", f"/{without_parameters}", f"/{sized}")
-        if f"/{test}".endswith(names):
+        sized = (
+            f"{name[:-1]}-{size}" if name.endswith("]") else f"{name}[{size}"
+        )
+        if f"/{test}".endswith(
+            (f"/{name}", f"/{without_parameters}", f"/{sized}")
+        ):
             sessions.append(baseline.sessions[-1])
     if not sessions:
         raise console.UsageError(

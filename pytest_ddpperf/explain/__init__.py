@@ -223,7 +223,7 @@ def _rpc_wait(sides: Sides) -> Finding | None:
     return _of_phase(sides, RPC_WAIT, change, change.p_value(), sides.level)
 
 
-# No phase is known better. It stands for one that took no time.
+# A phase that took no time counts as this long: no clock tells less.
 _CLOCK_SECONDS = 1e-6
 
 

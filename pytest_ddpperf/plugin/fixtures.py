@@ -529,7 +529,7 @@ class DdpBenchmark(BenchmarkFixture):
         given = arguments.check_figures(f"{self._name}.script", figures)
         compared = self._reference(other, threshold)
         with pytest.MonkeyPatch.context() as patch:
-            # ranks have what these libraries read in front of the program's first line
+            # libraries read these when they are imported, which is before the program begins
             for variable, value in read_at_import(called.env).items():
                 patch.setenv(variable, value)
             plan = self._plan_of_program(boundary, called, compared, given)

@@ -89,8 +89,8 @@ _NAMES = (
     "torch.distributed.rpc.api:_ALL_WORKER_NAMES",  # say what measures it
     # --- all that torch.jit.script compiles
     "torch.jit._builtins:_get_builtin_table",  # know what is wrapped
-    "torch._dynamo.trace_rules:get_torch_obj_rule_map",  # let it know what is wrapped
-    # let it know what is wrapped
+    "torch._dynamo.trace_rules:get_torch_obj_rule_map",  # let dynamo know what is wrapped
+    # let dynamo know what is wrapped
     "torch._dynamo.variables.torch:TorchInGraphFunctionVariable._get_handlers",
     # --- which models torch.jit.load reads
     "torch._C:import_ir_module",  # note their files
@@ -162,13 +162,12 @@ def replace(path: str, wrap: Callable[[Any], Any]) -> None:
     original = need(path)
     owner, last = _place(path)
     wrapped = wrap(original)
-    # torch.compile asks once for all that it treats in a way of its own
+    # torch.compile looks up once which functions it treats in a special way: torch's own, not ours
     for path_of_known in (
         "torch._dynamo.trace_rules:get_torch_obj_rule_map",
         "torch._dynamo.variables.torch:TorchInGraphFunctionVariable._get_handlers",
     ):
-        known = find(path_of_known)
-        if known is not None:
+        if known := find(path_of_known):
             known()
     # TorchScript knows its built-in functions by their identity
     table = find("torch.jit._builtins:_get_builtin_table")

@@ -368,7 +368,7 @@ def _rank_causes(
     return _computing(rises, rise, usual, plan, now) + of_it
 
 
-# A smaller share of the rise than this is no computing.
+# CPU time that is a smaller share of a rise is not its cause.
 _LEAST_BUSY = 0.1
 
 
@@ -379,8 +379,9 @@ def _computing(
     plan: Plan,
     now: Measurement,
 ) -> str:
-    """Return whose CPU time rose; `rises` are by rank. It is a `usual` share of the baseline's
-    step: a rank whose core is busy with others computes, too, where the rise has as much of it."""
+    """Return whose CPU time rose; `rises` are by rank. CPU time is a `usual` share of the
+    baseline's step. If it is as large a share of the rise, the rank computes, on a core that it
+    shares with others."""
     most = max(0.0, *rises)
     if most < rise * min(max(usual, _LEAST_BUSY), _MAIN_PART):
         how = "waiting more than computing"

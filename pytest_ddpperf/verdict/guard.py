@@ -156,7 +156,7 @@ class Guard:
 
         def is_lost(test: JudgedTest) -> bool:
             named = {_measurement(test, label) for label in test.labels}
-            return test.nodeid in lost or (bool(named) and named <= lost)
+            return test.nodeid in lost or set() < named <= lost
 
         is_any_left = compared or not all(map(is_lost, asked))
         if asked and not is_any_left and "no-baseline" in red:
