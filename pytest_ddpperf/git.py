@@ -40,7 +40,8 @@ def git(
     offline: bool = False,
     variables: Variables | None = None,
 ) -> str:
-    """Return what a git command that reads what is `given` prints; raises GitError.
+    """Return what a git command that reads what is `given` prints, without the last newline; raises
+    GitError.
 
     It runs none of the user's hooks and asks nothing of a terminal; with `offline` nor of another
     repository, which a partial clone does for the files that it lacks. `variables`: further ones of
@@ -78,7 +79,7 @@ def git(
         # warnings, of a folder that cannot be read, say; "needs merge" is in stdout
         said = _WARNINGS.sub(b"", ended.stderr) or ended.stdout
         raise GitError(said.decode(errors="replace").expandtabs(4).strip())
-    return os.fsdecode(ended.stdout)
+    return os.fsdecode(ended.stdout).removesuffix("\n")
 
 
 def entries(said: str) -> list[str]:
@@ -138,7 +139,7 @@ def checked_out(path: Path) -> tuple[str, str]:
     pull request, return the head."""
     ask = partial(git, path, timeout=_GIT_SECONDS)
     with suppress(GitError):
-        commit = _without_merge(ask("rev-parse", "--verify", "HEAD").strip())
+        commit = _without_merge(ask("rev-parse", "--verify", "HEAD"))
         # `git describe --dirty` writes the index, even without optional locks.
         changed = ask(
             "status", "--porcelain", "--untracked-files=no", "--no-renames"
@@ -167,17 +168,13 @@ def _without_merge(commit: str) -> str:
 
 def top_level(path: Path) -> Path:
     """The top of the working tree that `path` is in, links resolved; raises GitError."""
-    return Path(
-        os.path.realpath(
-            git(path, "rev-parse", "--show-toplevel").removesuffix("\n")
-        )
-    )
+    return Path(git(path, "rev-parse", "--show-toplevel")).resolve()
 
 
 def own_folder(path: Path) -> Path:
     """Return git's folder of the repository, worktree or submodule that a path is in; raises
     GitError."""
-    return Path(git(path, "rev-parse", "--absolute-git-dir").rstrip("\n"))
+    return Path(git(path, "rev-parse", "--absolute-git-dir"))
 
 
 def commit_named(path: Path, ref: str, *, offline: bool = False) -> str:
@@ -190,7 +187,7 @@ def commit_named(path: Path, ref: str, *, offline: bool = False) -> str:
                 git, path, "rev-parse", "--verify", "--quiet", offline=offline
             )
             # what follows :/ would be a part of its text
-            return ask(f"{ask(ref).strip()}^{{commit}}").strip()
+            return ask(f"{ask(ref)}^{{commit}}")
         except GitError as error:
             reported = f" ({error})" if str(error) else ""
     raise GitError(f"{ref!r} is no commit of {path}{reported}")
@@ -224,8 +221,7 @@ def tree_of(top: Path, without: Path, commit: str = "") -> str:
             else _copy_of_index(top, folder),
             "GIT_OBJECT_DIRECTORY": str(objects),
             "GIT_ALTERNATE_OBJECT_DIRECTORIES": str(
-                top
-                / git(top, "rev-parse", "--git-path", "objects").rstrip("\n")
+                top / git(top, "rev-parse", "--git-path", "objects")
             ),
         }
         apart = partial(git, top, variables=variables, offline=bool(commit))
@@ -248,7 +244,7 @@ def tree_of(top: Path, without: Path, commit: str = "") -> str:
                 given=os.fsencode(new),
             )
         left_out = ["*.pyc"]
-        real = Path(os.path.realpath(without))
+        real = without.resolve()
         if top in real.parents:
             left_out.append(real.relative_to(top).as_posix())
         apart(
@@ -261,7 +257,7 @@ def tree_of(top: Path, without: Path, commit: str = "") -> str:
             "--",
             *left_out,
         )
-        return apart("write-tree", "--missing-ok").strip()
+        return apart("write-tree", "--missing-ok")
 
 
 def _copy_of_index(top: Path, folder: str) -> str:
@@ -350,7 +346,7 @@ def last_change(top: Path, file: Path) -> str:
         "--",
         file,
         offline=True,
-    ).strip()
+    )
 
 
 def changed_files(
@@ -424,7 +420,7 @@ def first_changed_line(commit: str, file: str) -> int:
 
 def is_shallow(top: Path) -> bool:
     """Whether the clone lacks older commits; raises GitError."""
-    return git(top, "rev-parse", "--is-shallow-repository").strip() == "true"
+    return git(top, "rev-parse", "--is-shallow-repository") == "true"
 
 
 def worktrees(top: Path) -> list[Path]:
@@ -461,7 +457,7 @@ def described(top: Path, commit: str) -> tuple[str, str, str]:
         "--format=%an%x00%as%x00%s",
         commit,
     )
-    author, date, subject = said.rstrip("\n").split("\0")
+    author, date, subject = said.split("\0")
     return author, date, subject
 
 

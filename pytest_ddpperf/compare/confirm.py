@@ -7,7 +7,6 @@ and one baseline side at a time.
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -222,7 +221,7 @@ class Confirmation:
             return
         with suppress(AgainstError):
             # Baselines are newer than the commit that has their code.
-            baselines = Path(os.path.realpath(self._baseline_dir))
+            baselines = self._baseline_dir.resolve()
             top = Path(side.trees.current)
             changed = [
                 file

@@ -3,7 +3,6 @@ pytest."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -59,7 +58,7 @@ class Session:
     def shown(self, file: Path) -> str:
         """Return a file's path from the top of the working tree, as reviewers see it; outside of it
         the whole path."""
-        real = Path(os.path.realpath(file))
+        real = file.resolve()
         if real.is_relative_to(self._top):
             return real.relative_to(self._top).as_posix()
         return str(file)

@@ -86,7 +86,7 @@ def _leave_out_sparse(top: Path, there: Path) -> None:
 def _bring_large_files(part: Part, index: str) -> Iterator[Path]:
     """Bring the content of files of Git LFS; yield those that this clone lacks, and that the
     current tree has."""
-    common = part.ask("rev-parse", "--git-common-dir").rstrip("\n")
+    common = part.ask("rev-parse", "--git-common-dir")
     store = part.there / common / "lfs" / "objects"
     for file in git.entries(
         part.ask("ls-files", "-z", ":(attr:filter=lfs)", index=index)

@@ -93,7 +93,7 @@ class Worktree:
         self._top, self._commit = top, commit
         # the marker of its owner is there as soon as the folder is
         owner = f"{_own_prefix()}{os.getpid()}-{_start_of(os.getpid())}-"
-        self.path = Path(os.path.realpath(tempfile.mkdtemp(prefix=owner)))
+        self.path = Path(tempfile.mkdtemp(prefix=owner)).resolve()
         for folder in self.path.parent.glob(f"{_own_prefix()}*"):
             if _is_abandoned(folder):
                 shutil.rmtree(folder, ignore_errors=True)
@@ -126,7 +126,7 @@ class Worktree:
             # where it is empty: git leaves that behind
             with suppress(GitError, OSError):
                 asked = "rev-parse --path-format=absolute --git-path worktrees"
-                Path(git.git(self._top, *asked.split()).strip()).rmdir()
+                Path(git.git(self._top, *asked.split())).rmdir()
             raise
 
     def remove(self) -> None:
@@ -152,9 +152,7 @@ def _alone(top: Path) -> Iterator[None]:
     with ExitStack() as locked:
         # without locks on its file system, the odds are still good
         with suppress(GitError, OSError):
-            common = git.git(top, "rev-parse", "--git-common-dir").removesuffix(
-                "\n"
-            )
+            common = git.git(top, "rev-parse", "--git-common-dir")
             descriptor = os.open(top / common, os.O_RDONLY)
             locked.callback(os.close, descriptor)
             fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -213,7 +211,7 @@ class Checkout:
                     "--ddp-against",
                     f"{ref} is a git ref, and git cannot read the repository of {rootdir}: {error}",
                 ) from None
-            self.top = Path(os.path.realpath(rootdir))
+            self.top = rootdir.resolve()
         now = git.checked_out(self.top)[0]
         # the commit that is checked out; "" if it is no other one
         self.other_commit = self._commit(ref) if is_other else ""
@@ -584,5 +582,5 @@ def one_tree(rootdir: Path) -> Trees:
     try:
         top = git.top_level(rootdir)
     except GitError:
-        top = Path(os.path.realpath(rootdir))
+        top = rootdir.resolve()
     return Trees(current=str(top), base=str(top), kept=())
