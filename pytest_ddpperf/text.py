@@ -210,11 +210,6 @@ def _in_three_digits(value: float) -> str:
     return f"{value:.{min(max(2 - exponent, 0), 5)}f}"
 
 
-def rate(value: float) -> str:
-    """Return examples per second."""
-    return f"{value:,.0f}/s" if value >= 100 else f"{value:.3g}/s"
-
-
 def share(value: float) -> str:
     """Return a relative change: "+12 %", "-1.3 %"; "2.36x" if it is more than double."""
     return (

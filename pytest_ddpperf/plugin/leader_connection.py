@@ -12,6 +12,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from pytest_ddpperf.compare.job import Job
 from pytest_ddpperf.compare.result import Measured
 from pytest_ddpperf.compare.rounds import Launches, Round, combine
@@ -22,11 +24,14 @@ from pytest_ddpperf.launch.launcher import unpickle
 from pytest_ddpperf.launch.remote_ranks import Part
 from pytest_ddpperf.launch.template import Templates
 from pytest_ddpperf.plugin.process import PytestProcess
-from pytest_ddpperf.plugin.remote import connected_nodes
 from pytest_ddpperf.plugin.role import Call, PytestRole
 from pytest_ddpperf.plugin.session import Session
 from pytest_ddpperf.records import codec
-from pytest_ddpperf.records.errors import BaseSideError, DdpPerfError
+from pytest_ddpperf.records.errors import (
+    BaseSideError,
+    DdpPerfError,
+    NodesError,
+)
 from pytest_ddpperf.records.messages import (
     AcquireLocks,
     Deliver,
@@ -61,6 +66,7 @@ from pytest_ddpperf.records.samples import (
     Status,
     Verdict,
 )
+from pytest_ddpperf.remote.nodes import ConnectedNodes
 from pytest_ddpperf.wire import payload
 from pytest_ddpperf.wire.channels import Lines, Phase, readable
 from pytest_ddpperf.wire.source_trees import Trees
@@ -97,7 +103,12 @@ class LeaderConnection(PytestRole):
 
     def prepare(self, run: PytestProcess) -> None:
         if self.connections:
-            self.lead(connected_nodes(run, self.address, self.connections))
+            nodes = ConnectedNodes(self.address, run.settings.timeout_seconds)
+            try:
+                nodes.add(self.connections)
+            except NodesError as error:
+                raise pytest.UsageError(str(error)) from None
+            self.lead(nodes)
 
     def send(self, event: Event) -> None:
         """Send an event; raises KeyboardInterrupt if the leader is gone."""

@@ -7,7 +7,7 @@ import platform
 import signal
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -119,7 +119,7 @@ def _kept(run: PytestProcess, items: Sequence[pytest.Item]) -> tuple[str, ...]:
     paths = [item.path for item in items if isinstance(item, pytest.Function)]
     paths += [Path(str(module.__file__)) for module in conftests(config)]
     kept = set(map(os.path.realpath, paths))
-    root = Path(os.path.realpath(config.rootpath))
+    root = config.rootpath.resolve()
     for folder in {Path(path).parent for path in kept} - {root, *root.parents}:
         if _holds_tests_only(folder):
             kept.add(str(folder))
@@ -204,19 +204,6 @@ def meet_nodes(run: PytestProcess) -> OtherNodes | None:
         return OtherNodes(found, _versions(), run.settings.timeout_seconds)
     except DdpPerfError as error:
         raise pytest.UsageError(str(error)) from None
-
-
-def connected_nodes(
-    run: PytestProcess, address: str, connections: Mapping[int, Lines]
-) -> ConnectedNodes:
-    """Return the other nodes whose connections, by node, the leader gave to this pytest, which they
-    reach by `address`; raises pytest.UsageError."""
-    nodes = ConnectedNodes(address, run.settings.timeout_seconds)
-    try:
-        nodes.add(connections)
-    except NodesError as error:
-        raise pytest.UsageError(str(error)) from None
-    return nodes
 
 
 def _versions() -> dict[str, str]:

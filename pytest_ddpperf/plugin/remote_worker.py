@@ -137,11 +137,12 @@ class WorkerPlugin:
                     Exception, pytest.fail.Exception, pytest.skip.Exception
                 ):
                     session._setupstate.teardown_exact(item)
-            # What fixtures of a baseline's code start must not disturb the measurements in
-            # between.
-            following = (
-                None if self.own_tests else _following(session.items, item)
-            )
+            # Fixtures that the next test needs too are kept. What fixtures of a baseline's code
+            # start must not disturb the measurements in between.
+            following = None
+            if not self.own_tests:
+                later = session.items[session.items.index(item) + 1 :]
+                following = next(filter(is_distributed, later), None)
             self._run(item, following)
 
     def _run(self, item: pytest.Item, following: pytest.Item | None) -> None:
@@ -177,14 +178,6 @@ class WorkerPlugin:
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         self._reports.append(report)
-
-
-def _following(
-    items: list[pytest.Item], item: pytest.Item
-) -> pytest.Item | None:
-    """Return the next test that may be asked for. Fixtures that it needs too are kept."""
-    later = items[items.index(item) + 1 :]
-    return next((other for other in later if is_distributed(other)), None)
 
 
 def _tear_down_all(item: pytest.Item) -> str:

@@ -114,7 +114,13 @@ def _object_of(path: Path) -> str:
 def _check_out_submodules(part: Part) -> Iterator[Path]:
     """Check out the submodules that a commit records, recursively; yield those of which this clone
     lacks the commit."""
-    for path, recorded in _recorded_submodules(part):
+    for line in git.entries(
+        part.ask("ls-tree", "-r", "-z", "--full-tree", part.commit)
+    ):
+        facts, path = line.split("\t", 1)
+        _, kind, recorded = facts.split()
+        if kind != "commit":
+            continue
         here, there = part.here / path, part.there / path
         if here.is_dir() and not any(here.iterdir()):
             continue
@@ -133,17 +139,6 @@ def _check_out_submodules(part: Part) -> Iterator[Path]:
             own.ask(*words, recorded, index=index)
             yield from _bring_large_files(own, index)
         yield from _check_out_submodules(own)
-
-
-def _recorded_submodules(part: Part) -> Iterator[tuple[str, str]]:
-    """Yield path and commit of each submodule of a commit."""
-    for line in git.entries(
-        part.ask("ls-tree", "-r", "-z", "--full-tree", part.commit)
-    ):
-        facts, path = line.split("\t", 1)
-        _, kind, recorded = facts.split()
-        if kind == "commit":
-            yield path, recorded
 
 
 def _git_folders(part: Part, here: Path) -> Iterator[Path]:

@@ -68,7 +68,11 @@ def explain(
         rise = _rise(change, now, before)
     found = find(now, before, rise, is_paired=side is not None, level=level)
     found = _with_exposed(found, exposed_rise(now, before), rise)
-    if not is_open and _is_of_device(verdict, now, before, rise):
+    # The device's work changed as the verdict says, and is a part of the step's rise, if known.
+    sign = -1 if verdict.status is Status.IMPROVED else 1
+    of_device = sign * device_rise(now, before)
+    is_part = of_device > 0 and of_device >= _MINOR_PART * sign * rise
+    if is_part and not is_open:
         found = (*find_kernels(now, before), *found)
     return found, find_causes(verdict, plan, now, baseline, found)
 
@@ -97,16 +101,6 @@ def _with_exposed(
         ),
         *found,
     )
-
-
-def _is_of_device(
-    verdict: Verdict, now: Measurement, before: Measurement, rise: float
-) -> bool:
-    """Whether the device's work changed as the verdict says, and is a part of the `rise` of the
-    step, if that is known."""
-    sign = -1 if verdict.status is Status.IMPROVED else 1
-    of_device = sign * device_rise(now, before)
-    return of_device > 0 and of_device >= _MINOR_PART * sign * rise
 
 
 def find_causes(

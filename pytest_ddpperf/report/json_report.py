@@ -14,7 +14,7 @@ from pytest_ddpperf.records import codec, quantiles
 from pytest_ddpperf.records.errors import FileError
 from pytest_ddpperf.records.outcome import Outcome, RunInfo
 from pytest_ddpperf.records.record import record
-from pytest_ddpperf.report.summary import count
+from pytest_ddpperf.report.summary import OF_RUNS, count
 
 SCHEMA = 1
 T = TypeVar("T")
@@ -22,20 +22,15 @@ T = TypeVar("T")
 
 def report(outcomes: Sequence[Outcome], run: RunInfo) -> dict[str, Any]:
     """Return a run as plain JSON values, raw samples included; never NaN."""
+    data = codec.encode(run)
+    for name in OF_RUNS:  # they are in the summary
+        del data[name]
     return {
         "schema": SCHEMA,
-        "run_id": run.id,
-        "created": run.created,
-        "version": run.version,
-        "commit": run.commit,
-        "committed": run.committed,
-        "machine": dict(run.facts),
+        "run_id": data.pop("id"),
+        "machine": data.pop("facts"),
+        **data,
         "summary": count(outcomes, run),
-        "problem": run.problem,
-        "messages": list(run.messages),
-        "guard": codec.encode(run.guard),
-        "too_weak": run.too_weak,
-        "sections": codec.encode(run.sections),
         "measurements": [_measurement(outcome) for outcome in outcomes],
     }
 

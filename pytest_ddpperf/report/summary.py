@@ -34,7 +34,7 @@ _NOT_COMPARED = {
     "not_gated": Status.NOT_GATED,
 }
 # These count tests, and come from the runs.
-_OF_RUNS = "skipped never_measured other_failures".split()
+OF_RUNS = "skipped never_measured other_failures".split()
 # The last line counts what reports show.
 _SHOWN = {
     **_COMPARED,
@@ -60,7 +60,7 @@ def count(outcomes: Outcomes, *runs: RunInfo) -> dict[str, int]:
         "compared": sum(by_name[name] for name in _COMPARED),
         **by_name,
         "failed": len(outcomes) - len(verdicts),
-        **{name: sum(getattr(run, name) for run in runs) for name in _OF_RUNS},
+        **{name: sum(getattr(run, name) for run in runs) for name in OF_RUNS},
     }
 
 

@@ -206,7 +206,7 @@ def _rate(
         if outcome.batch_size is None or not seconds:
             return "-"
         ranks = outcome.plan.world_size if rank is None else 1
-        return text.rate(outcome.batch_size * ranks / seconds)
+        return f"{text.number(outcome.batch_size * ranks / seconds)}/s"
     # From the examples really processed in each step; the slow end of time is the low end of the
     # rate.
     rates = []
@@ -220,7 +220,7 @@ def _rate(
             for number, seconds in zip(processed, launch, strict=True)
         ]
         rates.append(quantiles.quantile(in_steps, 100 - q))
-    return text.rate(quantiles.geometric_mean(rates))
+    return f"{text.number(quantiles.geometric_mean(rates))}/s"
 
 
 def _details(outcome: Outcome) -> Lines:

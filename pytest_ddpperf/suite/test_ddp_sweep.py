@@ -41,7 +41,8 @@ class SweepTable:
         self._rows: dict[str, dict[SweepRow, Result]] = {}  # by model and row
         self._images = 0
         self._bucket_mb = 0
-        self._others: dict[str, list[str]] = {}  # topologies, by machine
+        # topologies of all machines but the first, which is in the heading
+        self.others: dict[str, list[str]] = {}
 
     def add(
         self,
@@ -55,13 +56,6 @@ class SweepTable:
         self._images = images
         self._bucket_mb = bucket_mb
 
-    def add_topologies(
-        self, machines: Iterable[tuple[str, list[str]] | None]
-    ) -> None:
-        """Add those of all machines but the first, as the ranks of a row returned them."""
-        _, *others = filter(None, machines)
-        self._others.update(others)
-
     def lines(self) -> Iterator[str]:
         result = next(iter(next(iter(self._rows.values())).values()))
         yield "-----------------------------------"
@@ -74,7 +68,7 @@ class SweepTable:
             f"* Maximum bucket size: {self._bucket_mb}MB",
             heading="--- nvidia-smi topo -m ---",
         )
-        for machine, topology_there in self._others.items():
+        for machine, topology_there in self.others.items():
             yield ""
             yield f"{machine}:"
             yield from topology_there
@@ -150,6 +144,7 @@ def test_ddp_sweep(
     result = ddp_benchmark(setup, batch_size=size.images, facts=facts)
     tables.get(SweepTable).add(model, sweep_row, result, size.images, bucket_mb)
     if sweep_row.machines > 1:
-        tables.get(SweepTable).add_topologies(ddp_run(topology_of_machine))
+        _, *others = filter(None, ddp_run(topology_of_machine))
+        tables.get(SweepTable).others.update(others)
     if sweep_row.ranks:
         tables.get(Scaling).add(model, result)

@@ -137,10 +137,21 @@ class Guard:
                 now=new,
                 source=now.limits_from,
             )
-        for name, old, new in _reduced(before.settings, now.settings):
-            yield self._found(
-                Kind.MEASURED_LESS, now.nodeid, name=name, before=old, now=new
-            )
+        # another backend may be less, too
+        for name, asked in before.settings.items():
+            given = now.settings.get(name, asked)
+            if isinstance(asked, str) or isinstance(given, str):
+                is_less = asked != given
+            else:
+                is_less = given < asked
+            if is_less:
+                yield self._found(
+                    Kind.MEASURED_LESS,
+                    now.nodeid,
+                    name=name,
+                    before=str(asked),
+                    now=str(given),
+                )
         for fixture in now.overridden:
             if fixture not in before.overridden:
                 yield self._found(Kind.FIXTURE, now.nodeid, name=fixture)
@@ -200,20 +211,6 @@ def _key(test: JudgedTest) -> tuple[object, ...]:
     # an id has the number of ranks where the test has several
     parameters = re.sub(r"\bws\d+|[-\]]", "", test.nodeid.partition("[")[2])
     return test.body, parameters, test.settings.get("ranks")
-
-
-def _reduced(
-    before: Mapping[str, float | str], now: Mapping[str, float | str]
-) -> Iterator[Change]:
-    """Yield the settings of which there is less. A backend that is another one may be, too."""
-    for name, old in before.items():
-        new = now.get(name, old)
-        if isinstance(old, str) or isinstance(new, str):
-            is_less = old != new
-        else:
-            is_less = new < old
-        if is_less:
-            yield name, str(old), str(new)
 
 
 def raised_limits(before: Limits, now: Limits) -> Iterator[Change]:
