@@ -241,7 +241,7 @@ def _set_environment(request: RankRequest, number: int, index: int) -> None:
     os.environ.clear()
     os.environ.update(
         {
-            **recorder.RECORDER_SIZE,
+            **recorder.size(),
             **request.environ,
             "RANK": str(number),
             "LOCAL_RANK": str(index),

@@ -26,13 +26,20 @@ _DUMPS = (
     "torch._C._distributed_c10d:_dump_fr_trace",
     "torch._C._distributed_c10d:_dump_nccl_trace",
 )
-# Of 200 steps with 25 collectives each, or of 30 with one for each parameter of a ResNet-50. To
-# read them all takes about 60 ms.
-RECORDER_SIZE = {"TORCH_FR_BUFFER_SIZE": "5000"}
 # the recorder's, where they are not torch's in lower case
 _OTHER_DTYPES = {"byte": "uint8", "char": "int8"}
 
 Entry = dict[str, Any]
+
+
+def size() -> dict[str, str]:
+    """Return the variable that gives the recorder room for 200 steps with 25 collectives each, or
+    for 30 with one for each parameter of a ResNet-50. To read them all takes about 60 ms.
+
+    Before torch 2.8 only NCCL has a recorder. Later versions warn of its variable."""
+    if torch_names.find(_DUMPS[0]):
+        return {"TORCH_FR_BUFFER_SIZE": "5000"}
+    return {"TORCH_NCCL_TRACE_BUFFER_SIZE": "5000"}
 
 
 def record_something() -> None:
