@@ -386,8 +386,9 @@ def _untracked(
     ask: Callable[..., str], top: Path, *left_out: Path | None
 ) -> list[str]:
     """Return the files that git does not know and does not ignore, without Python's caches,
-    temporary files and what is `left_out`; raises GitError. `ask` calls git in `top`."""
-    excluded = ["--exclude=*.pyc"]
+    what `pip install -e` writes, temporary files and what is `left_out`; raises GitError. `ask`
+    calls git in `top`."""
+    excluded = ["--exclude=*.pyc", "--exclude=*.egg-info"]
     for path in (*left_out, tempfile.gettempdir()):
         if path is not None:
             place = os.path.relpath(

@@ -139,6 +139,16 @@ def test_reports_that_git_does_not_have_are_no_changed_files(
     assert changed == ["below/run.json", "run.py"]
 
 
+def test_what_an_editable_install_writes_is_no_change(tmp_path: Path) -> None:
+    """In no commit is a tree with it, and no rank reads it."""
+    first = commit(tmp_path, run="1")
+    (tmp_path / "src/net.egg-info").mkdir(parents=True)
+    (tmp_path / "src/net.egg-info/SOURCES.txt").write_text("run.py\n")
+    without = tmp_path / "baselines"
+    assert tree_of(tmp_path, without) == tree_of(tmp_path, without, first)
+    assert changed_files(tmp_path, first) == []
+
+
 def test_temporary_files_are_no_files_of_the_working_tree(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
