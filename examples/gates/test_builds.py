@@ -1,7 +1,7 @@
 """Two builds of a communication library, in turns within one allocation.
 
     pytest examples/gates/test_builds.py --ddp-world-size 8 --ddp-backend nccl \
-        --ddp-against-env LD_LIBRARY_PATH=/opt/nccl-old/lib
+        --ddp-against-env LD_PRELOAD=/opt/nccl-old/lib/libnccl.so.2
 
 The current side loads the library that is installed, the other side the one of that variable. Each
 size has its own verdict; together they have the error rate of one test.
