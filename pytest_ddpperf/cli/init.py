@@ -13,7 +13,7 @@ from pytest_ddpperf.cli import console
 _RECIPES = Path(__file__).with_name("recipes")
 # What starts a job by hand, where the machine of the call has no devices.
 _COMMANDS = {
-    "kubernetes": "kubectl create -f perf-job.yaml",
+    "kubernetes": "kubectl replace --force -f perf-job.yaml",
     "slurm": "sbatch --wait perf.sbatch",
 }
 

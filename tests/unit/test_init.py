@@ -75,7 +75,7 @@ def test_it_writes_the_recipe_of_a_service(
 ) -> None:
     written = [FIRST, *FILES[service]]
     commands = {
-        "kubernetes": "kubectl create -f perf-job.yaml",
+        "kubernetes": "kubectl replace --force -f perf-job.yaml",
         "slurm": "sbatch --wait perf.sbatch",
     }
     assert lines_of(capsys, "--ci", service) == [
