@@ -72,10 +72,9 @@ def store_of(
 
 
 def url_for_rpc(size: int, place: ProcessPlace, timeout: timedelta) -> str:
-    """Return the URL of such a store for RPC, which takes an `init_method` only."""
+    """Return the URL of such a store for RPC, which takes an `init_method` only. torch does not
+    unquote the path of a file's URL."""
     name = "store-rpc"
-    if place.store is None:
-        return (place.folder / name).as_uri()
 
     def rendezvous(url: str, **_: object) -> Iterator[tuple[Any, int, int]]:
         yield store_of(name, size, place, timeout), -1, size

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import signal
+import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -102,6 +103,18 @@ def calling(act: Any, *args: Any, step: int = 2, timeout: float = 0.0) -> Any:
 
 
 # --- roles
+
+
+def test_folders_for_temporary_files_may_have_any_name(
+    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torch takes a URL for a path as it is quoted."""
+    folder = tmp_path / "job@tmp 1"
+    folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    monkeypatch.setenv("TMPDIR", str(folder))
+    samples = measure(bench, calling(nothing))
+    assert samples.step_seconds
 
 
 def test_every_role_has_its_set_up_its_place_and_what_the_master_shares(
