@@ -57,7 +57,8 @@ class RpcMeter(Meter):
         self._unpickled = threading.local()
 
     def _reset(self) -> None:
-        self._answers: list[Any] = []  # futures
+        # futures; None after the step that is counted
+        self._answers: list[Any] | None = []
         # by role of the process that is called
         self._calls: Counter[str] = Counter()
         # requests, less those that passed the pickler: builtin and TorchScript functions do not
@@ -106,7 +107,7 @@ class RpcMeter(Meter):
         """Wait for the answers to the step's requests: the step itself need not, and an answer may
         never come."""
         until = time.monotonic() + _ANSWERS_SECONDS
-        for answer in self._answers:
+        for answer in self._answers or ():
             while not answer.done() and time.monotonic() < until:
                 time.sleep(0.001)
             has_come = False
@@ -118,6 +119,7 @@ class RpcMeter(Meter):
 
     def close(self) -> Figures:
         self._counting = False
+        self._answers = None
         if not self._is_installed:
             return {}
         figures: Figures = {"rpc.calls": self._calls.total()}
@@ -142,6 +144,8 @@ class RpcMeter(Meter):
 
     def _invoke(self, original: Any, *args: Any, **kwargs: Any) -> Any:
         """Keep the future of an answer, which is waited for before bytes are reported."""
+        if self._answers is None:
+            return original(*args, **kwargs)
         if not self._counting:
             self._answers = [each for each in self._answers if not each.done()]
         answer = original(*args, **kwargs)
