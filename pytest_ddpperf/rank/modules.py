@@ -28,7 +28,9 @@ def find_objects(kind: type | tuple[type, ...]) -> list[Any]:
     # after a copy.
     every = gc.get_objects()
     every += [each() for each in _frozen]
-    return [each for each in every if issubclass(type(each), kind)]
+    found = (each for each in every if issubclass(type(each), kind))
+    # those that were unfrozen again are in both lists
+    return [*{id(each): each for each in found}.values()]
 
 
 def watch_freezing() -> None:

@@ -1112,8 +1112,11 @@ for step in range(100):
 """
 
 
-def test_what_a_program_freezes_is_still_seen(programs: Programs) -> None:
-    samples = programs.run(FREEZES)
+@pytest.mark.parametrize("then", ["gc.freeze()", "gc.freeze(); gc.unfreeze()"])
+def test_what_a_program_freezes_is_still_seen_once(
+    programs: Programs, then: str
+) -> None:
+    samples = programs.run(FREEZES.replace("gc.freeze()", then))
     assert milliseconds(samples) == [5] * 6
     assert samples.counters["gradient_bytes"] == 160
 
