@@ -31,12 +31,7 @@ def run(rank: Rank, folder: Path, environ: Variables) -> Window:
     reader.begin()
     rank.enter(Phase.STEPS)
     began = time.monotonic_ns()
-    given = {**environ, **command.env}
-    if given["PYTHONPATH"] != environ["PYTHONPATH"]:
-        # what lets this side's code be imported stays
-        paths = opened.CHILDREN, given["PYTHONPATH"], environ["PYTHONPATH"]
-        given["PYTHONPATH"] = os.pathsep.join(paths)
-    status = _run_to_end(command, given)
+    status = _run_to_end(command, opened.with_own(environ, command.env))
     ended = time.monotonic_ns()
     if status:
         raise DdpPerfError(describe_status(status))

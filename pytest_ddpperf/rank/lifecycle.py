@@ -206,7 +206,7 @@ def _work(rank: Rank, folder: Path, request: RankRequest) -> None:
     if rank.plan.boundary:
         os.environ["ROLE_RANK"] = str(rank.number)
         if isinstance(function, Program):
-            os.environ.update(function.env)
+            os.environ.update(opened.with_own(os.environ, function.env))
     modules.watch_freezing()
     rank.enter(Phase.GROUP)
     place = group.ProcessPlace(

@@ -188,12 +188,14 @@ def _mark_steps(
 
 def _prepare(program: Program) -> None:
     """Let this process look as Python does for a program: its own folder, or that of a module,
-    first on sys.path."""
+    first on sys.path, then those of its PYTHONPATH."""
     os.chdir(program.cwd)
     sys.argv[:] = [program.path, *program.args]
-    sys.path.insert(
-        0, program.cwd if program.is_module else os.path.dirname(program.path)
-    )
+    first = program.cwd
+    if not program.is_module:
+        first = os.path.dirname(os.path.realpath(program.path))
+    others = program.env.get("PYTHONPATH", "").split(os.pathsep)
+    sys.path[:0] = [first, *map(os.path.abspath, filter(None, others))]
 
 
 def _run(program: Program) -> None:

@@ -105,6 +105,18 @@ def for_children(
     return {FOLDER: str(folder), "PYTHONPATH": path}
 
 
+def with_own(
+    environ: Mapping[str, str], own: Mapping[str, str]
+) -> dict[str, str]:
+    """Return the variables of a rank with a program's own. What lets this side's code be imported
+    stays."""
+    given = {**environ, **own}
+    if given["PYTHONPATH"] != environ["PYTHONPATH"]:
+        paths = CHILDREN, given["PYTHONPATH"], environ["PYTHONPATH"]
+        given["PYTHONPATH"] = os.pathsep.join(paths)
+    return given
+
+
 def watch(folder: str, trees: Trees) -> None:
     """Note from here on what this process opens, and what interpreters it starts."""
     events = _Notes(os.path.join(folder, _NAME), trees).events

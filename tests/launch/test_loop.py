@@ -690,6 +690,41 @@ while True:
     assert milliseconds(samples) == [5] * 6
 
 
+def test_a_program_finds_modules_as_python_does(
+    programs: Programs, tmp_path: Path
+) -> None:
+    """Next to the script, not to a link to it; then in the folders of its PYTHONPATH."""
+    for file in ("src/near.py", "lib/far.py"):
+        path = tmp_path / file
+        path.parent.mkdir()
+        path.touch()
+    (tmp_path / "src/train.py").write_text(
+        BEGIN
+        + """
+import os, subprocess
+import near, far
+subprocess.run([sys.executable, "-c", "import far"], check=True)
+assert len(os.environ["PYTHONPATH"].split(os.pathsep)) > 1, "ours stays"
+model = begin()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+while True:
+    lasts(3)
+    model(x).sum().backward()
+    optimizer.step()
+"""
+    )
+    link = tmp_path / "train.py"
+    link.symlink_to("src/train.py")
+    program = Program(
+        path=str(link),
+        is_module=False,
+        args=(),
+        cwd=str(tmp_path),
+        env={"PYTHONPATH": "lib"},
+    )
+    assert milliseconds(programs.launch(program)) == [3] * 6
+
+
 def test_a_module_runs_as_with_python_m_and_a_function_gets_its_context(
     programs: Programs, tmp_path: Path
 ) -> None:
