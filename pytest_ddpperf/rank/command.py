@@ -27,7 +27,7 @@ def run(rank: Rank, folder: Path, environ: Variables) -> Window:
     logs = [
         str(folder / f"rank{rank.number}.{name}") for name in ("out", "err")
     ]
-    reader = FigureReader(rank.plan.figures, command.cwd, logs)
+    reader = FigureReader(rank.plan.figures, command.cwd, logs, _has_ended=True)
     reader.begin()
     rank.enter(Phase.STEPS)
     began = time.monotonic_ns()

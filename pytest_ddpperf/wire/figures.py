@@ -32,6 +32,7 @@ class FigureReader:
     _figures: NamedFigures
     _folder: str  # where paths of figures begin
     _logs: Sequence[str]  # the files of its output
+    _has_ended: bool = False  # when they are read
 
     def begin(self) -> None:
         """From now on it counts what is written."""
@@ -58,7 +59,7 @@ class FigureReader:
     def _files(self, figure: Figure) -> list[str]:
         paths: Iterable[str] = self._logs
         if figure.file:
-            pattern = os.path.join(self._folder, figure.file)
+            pattern = os.path.join(glob.escape(self._folder), figure.file)
             paths = sorted(glob.glob(pattern, recursive=True))
         return [path for path in paths if os.path.isfile(path)]
 
@@ -66,7 +67,8 @@ class FigureReader:
         for path in self._files(figure):
             if figure.pattern:
                 added = self._added(path)
-                if figure.file:  # the last line may not be whole yet
+                # the last line may not be whole yet
+                if figure.file and not self._has_ended:
                     added = added[: added.rfind("\n") + 1]
                 yield from re.findall(figure.pattern, added)
             elif _EVENTS not in os.path.basename(path):

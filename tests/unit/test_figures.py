@@ -705,11 +705,16 @@ class Written:
         with (self.folder / file).open("a") as log:
             log.write(words)
 
-    def reading(self, figure: Figure) -> Callable[[], tuple[float, ...]]:
+    def reading(
+        self, figure: Figure, *, has_ended: bool = False
+    ) -> Callable[[], tuple[float, ...]]:
         """Begin to read a figure."""
         gone = str(self.folder / "gone.err")
         reader = FigureReader(
-            {"tps": figure}, str(self.folder), [str(self.log), gone]
+            {"tps": figure},
+            str(self.folder),
+            [str(self.log), gone],
+            _has_ended=has_ended,
         )
         reader.begin()
         return lambda: reader.read()["tps"].values[0][0]
@@ -728,6 +733,10 @@ def test_the_last_line_of_a_file_may_not_be_whole_yet(written: Written) -> None:
     read = written.reading(figure)
     written.write("tps: 1234.5\ntps: 12", "train.log")
     assert read() == (1234.5,)
+    # what a command has written is whole when it has ended
+    read = written.reading(figure, has_ended=True)
+    written.write("\ntps: 56.7", "train.log")
+    assert read() == (56.7,)
     # the output of ranks is whole
     read = written.reading(TPS)
     written.write("tps: 12")
@@ -865,3 +874,12 @@ def test_event_files_are_read_by_tag(
         figures_module, "_of_events", lambda *_: pytest.fail("nothing is new")
     )
     assert read() == (), "it was there before"
+
+
+def test_the_folder_of_a_program_is_no_pattern(tmp_path: Path) -> None:
+    folder = tmp_path / "job[1]*"
+    folder.mkdir()
+    written = Written(folder)
+    read = written.reading(replace(TPS, file="train.*"))
+    written.write("tps: 5\n", "train.log")
+    assert read() == (5.0,)
