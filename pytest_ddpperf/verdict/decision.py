@@ -494,7 +494,9 @@ def with_work(
         if base and own is not None and own < _FELL * base:
             less.append(Fall(name=name, before=base, now=own))
     verdict = replace(verdict, less=tuple(less))
-    if not earlier or not now or _FELL < now / earlier < 1 / _FELL:
+    if earlier is None or now is None:
+        return verdict
+    if _FELL * earlier < now < earlier / _FELL:
         return verdict
     # Examples may vary from step to step, and so do the means of launches.
     if max(map(min, examples)) <= min(map(max, examples)):

@@ -1510,6 +1510,7 @@ def processing(
 
 
 FULL, HALF = (64,) * len(STEADY), (32,) * len(STEADY)
+NONE = (0,) * len(STEADY)  # empty batches
 
 
 @pytest.mark.parametrize(
@@ -1522,6 +1523,9 @@ FULL, HALF = (64,) * len(STEADY), (32,) * len(STEADY)
         (1.5, HALF, FULL, "REGRESSED"),
         # it does more
         (2.0, FULL, HALF, "INCOMPARABLE"),
+        (0.5, NONE, FULL, "INCOMPARABLE"),
+        (2.0, FULL, NONE, "INCOMPARABLE"),
+        (1.0, NONE, NONE, "PASS"),
         (0.5, HALF, None, "IMPROVED"),
         (0.5, None, FULL, "IMPROVED"),
         # they vary from launch to launch by as much
@@ -1538,8 +1542,10 @@ def test_times_of_steps_with_other_examples_are_not_compared(
     assert verdict.status.value == status
     if status == "INCOMPARABLE":
         assert verdict.reason == "other-examples"
-        sides = "128 -> 64" if now == HALF else "64 -> 128"
-        assert verdict.differences == (f"examples a step {sides}",)
+        assert now
+        assert before
+        sides = f"examples a step {2 * before[0]} -> {2 * now[0]}"
+        assert verdict.differences == (sides,)
 
 
 def test_what_a_step_does_less_of_is_told_with_every_verdict() -> None:
