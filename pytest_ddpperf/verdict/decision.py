@@ -203,7 +203,7 @@ def _fastest(session: Measurement) -> float:
     return min(launch_quantiles(session.samples.step_seconds, 10))
 
 
-# An INCONCLUSIVE for these reasons does not say that steps were slower.
+# A comparison that is INCONCLUSIVE for these reasons does not say that steps were slower.
 _NOT_SLOWER = (Reason.TOO_NOISY, Reason.GOES_ON, Reason.TWO_SPEEDS)
 
 
@@ -237,9 +237,10 @@ def confirm(
     interleaved = replace(
         interleaved, facts=stored.facts, sessions=stored.sessions
     )
-    was_slower = stored.status is Status.REGRESSED or (
-        stored.status is Status.INCONCLUSIVE
-        and stored.reason not in _NOT_SLOWER
+    was_slower = stored.status is Status.REGRESSED or any(
+        compared.status is Status.INCONCLUSIVE
+        and compared.reason not in _NOT_SLOWER
+        for compared in stored.comparisons
     )
     if was_slower:
         return replace(

@@ -25,6 +25,7 @@ from pytest_ddpperf.verdict.decision import (
     implausible_ratio,
     is_suspected,
     with_two_speeds,
+    without_claim,
     without_improvement,
     without_steady_windows,
 )
@@ -323,11 +324,24 @@ def test_code_that_is_not_slower_is_not_the_cause(
 def test_a_baseline_that_did_not_say_slower_passes_next_to_its_own_code(
     reason: Reason,
 ) -> None:
-    stored = replace(
-        verdict(Status.INCONCLUSIVE, 0.06, high=0.5), reason=reason
-    )
+    stored = inconclusive(reason)
     found = confirmed(stored, NOT_SLOWER)
     assert (found.status, found.reason) == (Status.PASS, Reason.WITHIN_LIMIT)
+
+
+def inconclusive(reason: Reason) -> Verdict:
+    stored = verdict(Status.INCONCLUSIVE, 0.06, high=0.5)
+    return without_claim(stored, Status.INCONCLUSIVE, reason)
+
+
+def test_a_baseline_said_slower_if_one_of_its_comparisons_did() -> None:
+    """A verdict has the reason of the first comparison that decided it."""
+    noisy = inconclusive(Reason.TOO_NOISY)
+    slower = inconclusive(Reason.NOT_SIGNIFICANT)
+    stored = replace(
+        noisy, comparisons=(*noisy.comparisons, *slower.comparisons)
+    )
+    assert confirmed(stored, NOT_SLOWER).reason == Reason.MACHINE_SLOWER
 
 
 def test_a_comparison_that_was_given_up_near_its_limit_leaves_the_stored_verdict() -> (
