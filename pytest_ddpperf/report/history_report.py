@@ -157,7 +157,7 @@ def _card(
     ]
     for each, metric, smallest in analysis.unchanged:
         if each.key == key:
-            lines.append(unchanged_line(series, metric, smallest))
+            lines.append(unchanged_line(each, metric, smallest))
     drawn = []
     for metric in analysis.metrics:
         of_metric = [change for change in changes if change.metric == metric]

@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
-from pytest_ddpperf.history.entries import HistoryEntry
+from pytest_ddpperf.history.entries import HistoryEntry, HistoryFigure
+from pytest_ddpperf.records.plan import Limit
 from pytest_ddpperf.report.history_report import history_html, history_lines
-from tests.unit.test_history import TEST, history, judged, stepped
+from tests.unit.test_history import TEST, history, judged, kept, one, stepped
 from tests.unit.test_page import Read
 
 pytest.importorskip("matplotlib", reason="pages are drawn by matplotlib")
@@ -78,3 +79,27 @@ def test_a_history_that_is_too_short_says_so() -> None:
         "Nothing was judged: no series has 6 runs with p50."
         in drawn(SEVERAL[3]).words
     )
+
+
+def test_the_smallest_change_of_a_rate_is_that_of_the_runs_which_have_it() -> (
+    None
+):
+    """A change of a rate is not that of its reciprocal."""
+    rates = [(90.0, 140.0), (80.0, 130.0)] * 6
+    entries = [
+        one(
+            day,
+            kept(
+                figures={"tps": HistoryFigure(better="higher", launches=rate)}
+            ),
+        )
+        for day, rate in enumerate(rates)
+    ]
+    entries.append(one(len(entries), kept()))
+    limits = (Limit(metric="tps", value=0.0, unit="%"),)
+    (line,) = [
+        line.partition("  ")[2].partition("  ")[2]
+        for line in history_lines(judged(entries, limits=limits))
+        if "tps: no change point" in line
+    ]
+    assert line in drawn(entries, limits=limits).words
