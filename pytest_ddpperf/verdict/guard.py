@@ -18,7 +18,7 @@ from pytest_ddpperf.records.guard import (
     Kind,
     Loosened,
 )
-from pytest_ddpperf.records.metric import DEVICE
+from pytest_ddpperf.records.metric import DEVICE, WALL
 from pytest_ddpperf.records.outcome import Outcome
 from pytest_ddpperf.records.plan import (
     COMMAND_LIMITS,
@@ -218,12 +218,15 @@ def raised_limits(before: Limits, now: Limits) -> Iterator[Change]:
     compared, so they count. If none are known of one side, nothing is yielded."""
     if not before or not now:
         return
-    # figures of one's own have a limit of ours unless it is named
+    # figures of one's own have a limit of ours unless it is named, and so has a command's wall time
+    # unless any is
     own = [
         replace(limit, value=OWN_LIMIT, unit="%")
         for limit in now
-        if limit.kind.own_figure
+        if limit.kind.own_figure or limit.metric == WALL
     ]
+    if all(limit.default for limit in now):
+        now = (*COMMAND_LIMITS, *now)
     old, new = _by_metric((*own, *before)), _by_metric(now)
     for metric, limit in old.items():
         other = new.get(metric)
@@ -235,7 +238,7 @@ def raised_limits(before: Limits, now: Limits) -> Iterator[Change]:
 
 def _by_metric(limits: Limits) -> dict[str, Limit]:
     # the first ones hold unless others are named
-    every = (*COUNTER_LIMITS, *COMMAND_LIMITS, *limits)
+    every = (*COUNTER_LIMITS, *limits)
     return {limit.metric: limit for limit in every}
 
 

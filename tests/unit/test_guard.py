@@ -415,6 +415,17 @@ def test_limits_that_hold_unless_they_are_named_can_be_raised() -> None:
     ]
 
 
+def test_a_limit_on_the_wall_time_is_gone_where_only_another_is_named() -> None:
+    default = limit("wall:10%"), limit("tps:10%")
+    named = (limit("tps:5%"),)
+    assert [*raised_limits(default, named)] == [("wall", "10 %", "none")]
+    # a command has the default ones unless any is named
+    unnamed = tuple(replace(each, default=True) for each in TIME_LIMITS)
+    assert [*raised_limits(default[:1], unnamed)] == []
+    strict = limit("wall:5%"), *unnamed
+    assert [*raised_limits(strict, unnamed)] == [("wall", "5 %", "10 %")]
+
+
 def test_nothing_is_known_of_limits_that_were_not_kept() -> None:
     assert [*raised_limits((), (limit("p50:10%"),))] == []
 
