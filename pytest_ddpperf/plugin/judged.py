@@ -68,9 +68,10 @@ def read_judged(run: PytestProcess, trees: Trees) -> Judged:
 
 
 def skipped_tests(run: PytestProcess) -> Iterator[tuple[str, str]]:
-    """Yield the module and the name of each test that a condition (`skipif`) skips."""
+    """Yield the module and the name of each test that only a condition (`skipif`) skips."""
     for item in run.items:
-        if any(item.iter_markers("skipif")) and _why_not(item):
+        marks = {mark.name for mark in item.iter_markers()}
+        if "skipif" in marks and "skip" not in marks and _why_not(item):
             yield module_of(run.config, item), name_of(item)
 
 
