@@ -64,10 +64,12 @@ def with_place(item: pytest.Item, error: MarkerError) -> str:
 def named_tests(config: pytest.Config) -> tuple[str, ...]:
     """Return the words of the command line that name tests; () if the ini file names them, or
     nothing does."""
-    return (
-        tuple(config.args)
-        if config.args_source is config.ArgsSource.ARGS
-        else ()
+    if config.args_source is not config.ArgsSource.ARGS:
+        return ()
+    by_call = words_of_call(config)
+    by_ini = config.getini("addopts")
+    return tuple(
+        word for word in config.args if word in by_call or word not in by_ini
     )
 
 

@@ -382,7 +382,23 @@ def test_the_last_run_selects_tests_if_the_call_says_so(
         ArgsSource=pytest.Config.ArgsSource,
         args_source=pytest.Config.ArgsSource.ARGS,
         invocation_params=SimpleNamespace(args=arguments),
+        getini=lambda name: [],
     )
+    assert selects_tests(config) is selects
+
+
+@pytest.mark.parametrize(
+    ("arguments", "selects"),
+    [((), False), (("tests",), False), (("test_a.py::test_a",), True)],
+)
+def test_a_test_that_the_ini_file_names_is_not_selected_by_the_call(
+    pytester: pytest.Pytester, arguments: tuple[str, ...], selects: bool
+) -> None:
+    """pytest takes words of `addopts` for words of the command line."""
+    pytester.mkdir("tests")
+    pytester.makeini("[pytest]\naddopts = test_a.py::test_a -q")
+    config = pytester.parseconfig(*arguments)
+    assert "test_a.py::test_a" in config.args
     assert selects_tests(config) is selects
 
 
