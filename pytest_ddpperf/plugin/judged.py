@@ -121,7 +121,13 @@ def _read_test(
         marks=tuple(sorted({mark.name for mark in item.iter_markers()})),
     )
     if function is not None:
-        parts = map(ast.dump, (function.args, *function.body))
+        # marks are known by themselves
+        wrappers = [
+            wrapper
+            for wrapper in function.decorator_list
+            if not ast.unparse(wrapper).startswith("pytest.mark.")
+        ]
+        parts = map(ast.dump, (*wrappers, function.args, *function.body))
         body = digest("".join(parts).encode())
         test = replace(test, labels=_labels(function), body=body)
     with suppress(MarkerError):
@@ -161,10 +167,8 @@ def _applying(item: pytest.Item, limits: Limits) -> Limits:
     if not uses(item, {_COLLECTIVE}):
         others.append("busbw")
     if not uses(item, {RPC}):
-        others.append("rpc.")
-    found = [
-        limit for limit in limits if not limit.metric.startswith(tuple(others))
-    ]
+        others += ["rpc.calls", "rpc.bytes"]
+    found = [limit for limit in limits if limit.metric not in others]
     return tuple(found) or TIME_LIMITS
 
 

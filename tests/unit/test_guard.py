@@ -670,3 +670,33 @@ def test_a_folder_with_a_package_below_it_holds_more_than_tests(
     package.mkdir(parents=True)
     (package / "__init__.py").touch()
     assert not remote._holds_tests_only(folder)
+
+
+def test_what_wraps_a_function_is_a_part_of_it_but_its_marks_are_not(
+    judged: Callable[..., dict[str, JudgedTest]],
+) -> None:
+    """`unittest.skip` measures nothing; marks are compared by themselves."""
+    plain, marked, wrapped = (
+        judged(
+            f"import pytest, unittest\n{decorator}\n"
+            "def test_a(ddp_benchmark): ddp_benchmark(None)"
+        )["test_a"].body
+        for decorator in (
+            "",
+            "@pytest.mark.ddp(steps=9)",
+            "@unittest.skip('flaky')",
+        )
+    )
+    assert plain == marked != wrapped
+
+
+def test_a_figures_name_may_begin_like_another_metric(
+    judged: Callable[..., dict[str, JudgedTest]],
+) -> None:
+    asked = "busbw_net:5%", "rpc.latency:5%"
+    (test,) = judged(
+        "import pytest\n"
+        f"@pytest.mark.ddp(threshold={','.join(asked)!r})\n"
+        "def test_a(ddp_benchmark): ddp_benchmark(None)"
+    ).values()
+    assert test.limits == tuple(map(limit, asked))
