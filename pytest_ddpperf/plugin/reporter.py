@@ -65,15 +65,15 @@ class Reporter:
 
     def _summarise(self, terminalreporter: Any) -> None:
         from pytest_ddpperf.report import guard
-        from pytest_ddpperf.report.summary import annotated
+        from pytest_ddpperf.report.summary import MOST_COMMANDS, annotated
         from pytest_ddpperf.text import terminal_width
 
         config, report = self._run.config, self._run.report
         verbosity = config.getoption("verbose")
         lines: list[str] = []
         if os.environ.get("GITHUB_ACTIONS") == "true":
-            lines += annotated(report.outcomes)
             lines += guard.annotated(report.run)
+            lines += annotated(report.outcomes, MOST_COMMANDS - len(lines))
         # xdist's workers collected, and no header was shown
         if verbosity > 0 and config.getoption("dist", "no") != "no":
             lines += report.header(verbosity)

@@ -205,8 +205,8 @@ def _change_size(outcome: Outcome) -> float:
     return abs(change) if outcome.verdict == Status.IMPROVED else change
 
 
-# GitHub shows ten of a kind and step, and drops the others without a word.
-_MOST_COMMANDS = 10
+# GitHub shows so many of a kind and step, and drops the others without a word.
+MOST_COMMANDS = 10
 
 _COMMANDS = {
     Concern.FAILS: "error",
@@ -217,18 +217,17 @@ _COMMANDS = {
 _LONGEST_LINE = 1_000  # characters
 
 
-def annotated(outcomes: Outcomes) -> Iterator[str]:
-    """Yield a workflow command for each of the worst ten; the last one says how many more there
-    are."""
+def annotated(outcomes: Outcomes, most: int = MOST_COMMANDS) -> Iterator[str]:
+    """Yield a workflow command for each of the worst; the last one says how many more there are."""
     ordered = concerning(outcomes)
-    more = len(ordered) - _MOST_COMMANDS
-    for place, outcome in enumerate(ordered[:_MOST_COMMANDS], 1):
+    more = len(ordered) - most
+    for place, outcome in enumerate(ordered[:most], 1):
         message = [sentences.headline(outcome)]
         if outcome.accept:
             is_compared = sentences.decided_on(outcome) is not None
             verb = "accept" if is_compared else "record"
             message.append(f"{verb}: {outcome.accept}")
-        if more > 0 and place == _MOST_COMMANDS:
+        if more > 0 and place == most:
             message.append(
                 f"and {text.several(more, 'more measurement')} to look at"
             )
