@@ -564,8 +564,13 @@ class BaseSide:
             raise AgainstError(self._option, str(error)) from None
         if self._reach is not None:
             self._reach.collected(here.files if here is not None else ())
-        is_other = self.checkout.other_commit and not self.version.option
-        if is_other and not self.changed_tests:
+        # other Pythons read the same function otherwise
+        otherwise = self.version.option or self.version.python
+        if (
+            self.checkout.other_commit
+            and not otherwise
+            and not self.changed_tests
+        ):
             # its ini file is the current one
             self.own_tests = replace(collected.judged, ini="")
         if self.version.ref or here is None:
