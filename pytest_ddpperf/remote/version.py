@@ -416,11 +416,12 @@ class BaseSide:
 
     @property
     def _patience(self) -> float:
-        """How long its pytest may say nothing of a test. It waits for those of other nodes as long
-        as this pytest does, and is the one to say that one of them does not answer."""
-        seconds = self._settings.timeout_seconds
+        """How long its pytest may say nothing of a test: what a test does there is the user's. It
+        waits for those of other nodes as long as this pytest does, and is the one to say that one
+        of them does not answer."""
+        seconds = max(START_SECONDS, self._settings.timeout_seconds)
         if self._nodes is not None:
-            seconds = max(START_SECONDS, seconds) + _NODES_SECONDS
+            seconds += _NODES_SECONDS
         return seconds + _SILENCE_SECONDS
 
     def start_pytest(self, **place: Any) -> RemotePytest:
