@@ -77,6 +77,7 @@ _FLAGS = """
 _WITH_VALUE = """
     --ddp-confirm --ddp-suite-plots --ddp-markdown --ddp-html --ddp-history --ddp-trace --ddp-json
     --ddp-against --ddp-against-setup --ddp-against-python --ddp-against-env --ddp-against-option
+    --ddp-reason
     --junitxml --junit-xml --junitprefix --junit-prefix --basetemp --maxfail --pastebin --log-file
     --lfnf --last-failed-no-failures --report-log --html --csv --json-report-file --alluredir
     --benchmark-json --benchmark-save --benchmark-compare-fail

@@ -105,6 +105,7 @@ def test_a_flag_that_writes_selects_or_is_ours_is_dropped_by_itself(
         "--ddp-against-python",
         "--ddp-against-env",
         "--ddp-confirm",
+        "--ddp-reason",
         "--ddp-trace",
         "--ddp-suite-plots",
         "--ddp-markdown",
