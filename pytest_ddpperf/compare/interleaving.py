@@ -98,7 +98,6 @@ def _take_pair(
     plan = current.job.plan
     sides: dict[str, Side] = {"n": current, "b": other}
     paused: dict[str, PausedSide] = {}
-    are_interleaved = False
     try:
         with ExitStack() as alive:
             alive.enter_context(current.launcher.alone(plan, observer))
@@ -111,10 +110,9 @@ def _take_pair(
                 if not plan.spreads:
                     steps = paused[name].steps
             interleave((paused["n"], paused["b"]), random.Random())
-            are_interleaved = True
             found = {name: paused[name].deliver() for name in _draw_order()}
     except (LaunchError, BaseSideError) as error:
-        if current.place == 0 and paused and not are_interleaved:
+        if current.place == 0 and paused:
             raise NotTogether(str(error).partition("\n")[0]) from error
         raise
     observer.launched(found["n"])

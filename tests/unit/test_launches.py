@@ -348,7 +348,7 @@ PROBLEM = LaunchError(
 
 
 @pytest.mark.parametrize("side", ["n", "b"])
-@pytest.mark.parametrize("what", ["pause", "stretch"])
+@pytest.mark.parametrize("what", ["pause", "stretch", "deliver"])
 def test_what_fails_only_with_both_sides_alive_is_measured_one_after_the_other(
     side: str, what: str
 ) -> None:
