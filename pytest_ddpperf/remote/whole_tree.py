@@ -172,7 +172,9 @@ def link_ignored(trees: Trees) -> None:
         there = Path(trees.base, entry)
         if there.name == "__pycache__" or is_code(entry):
             continue
-        if not os.path.lexists(there):
+        # a link there may lead to the user's own files
+        is_within = there.parent == there.parent.resolve()
+        if is_within and not os.path.lexists(there):
             there.parent.mkdir(parents=True, exist_ok=True)
             here = top / entry
             count = _count_files(here)

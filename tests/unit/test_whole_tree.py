@@ -398,3 +398,22 @@ def test_variables_lead_into_the_versions_tree(
     assert [*move_variables(trees, given).values()] == [*moved.values(), *same]
     temporary = {"TMPDIR": f"{here}/tmp"}
     assert move_variables(trees, temporary) == temporary, "of both sides"
+
+
+def test_ignored_data_is_not_linked_through_a_link_of_the_version(
+    top: Path, tmp_path: Path
+) -> None:
+    """It may lead to the user's own files."""
+    outside = tmp_path / "datasets"
+    outside.mkdir()
+    (top / "data").symlink_to(outside)
+    commit(top)
+    (top / "data").unlink()
+    (top / "data").mkdir()
+    (top / "data/.gitkeep").touch()
+    (top / ".gitignore").write_text("*.bin\n")
+    (top / "data/train.bin").write_text("1")
+    commit(top)
+    with Version(top, "HEAD~1") as tree:
+        assert (tree / "data").is_symlink()
+    assert [*outside.iterdir()] == []
