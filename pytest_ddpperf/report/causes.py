@@ -157,7 +157,7 @@ def _finding(
     amount = _signed(found.seconds)
     if not found.phases:
         if found.share > 0:
-            return f"unexplained: {amount}{of_it}"
+            return f"unexplained: {amount}"
         return f"all else: {amount}"
     who = ""
     if found.rank is not None:
