@@ -329,12 +329,16 @@ class Need(NamedTuple):
 
 
 def free_memory() -> float:
-    """Return the bytes of this machine's memory that are free; infinity if unknown."""
+    """Return the bytes of this machine's memory that are free, at most those of this container;
+    infinity if unknown."""
+    free = math.inf
+    with suppress(OSError, ValueError):  # "max"
+        free = float(int(Path("/sys/fs/cgroup/memory.max").read_text()))
     with suppress(OSError):
         for line in Path("/proc/meminfo").read_text().splitlines():
             if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024.0
-    return math.inf
+                free = min(free, int(line.split()[1]) * 1024.0)
+    return free
 
 
 def first_step(

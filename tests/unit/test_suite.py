@@ -270,6 +270,26 @@ def test_a_first_step_is_measured_in_one_rank_of_a_machine() -> None:
     assert need.free == pytest.approx(workloads.free_memory(), rel=0.5)
 
 
+@pytest.mark.parametrize(
+    ("of_container", "free"),
+    [("3000\n", 3000), ("max\n", 4096), ("9000\n", 4096), (None, 4096)],
+)
+def test_a_container_may_have_less_memory_than_its_machine(
+    of_container: str | None, free: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = {"/proc/meminfo": "MemTotal: 9 kB\nMemAvailable: 4 kB\n"}
+    if of_container is not None:
+        files["/sys/fs/cgroup/memory.max"] = of_container
+
+    def read_text(path: Path) -> str:
+        if str(path) not in files:
+            raise FileNotFoundError(path)
+        return files[str(path)]
+
+    monkeypatch.setattr(Path, "read_text", read_text)
+    assert workloads.free_memory() == free
+
+
 def test_no_first_step_is_tried_that_cannot_fit(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
