@@ -192,7 +192,7 @@ class Launcher:
             facts["pinned"] = placement.pinned
         if plan.nodes > 1:
             facts |= {
-                **self._other_nodes.facts,
+                **self._other_nodes.facts(plan.nodes),
                 "nodes": plan.nodes,
                 "devices_per_node": plan.world_size // plan.nodes,
             }

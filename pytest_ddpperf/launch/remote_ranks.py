@@ -32,9 +32,8 @@ class Nodes(Protocol):
     address: str  # by which they reach this one
     interface: str
 
-    @property
-    def facts(self) -> Facts:
-        """Of the nodes and of the network between them."""
+    def facts(self, nodes: int) -> Facts:
+        """Of so many nodes, this one included, and of the network between them."""
 
     def parts(self, plan: Plan, store: Address) -> RemoteRanks:
         """Those of a launch whose processes meet at `store`."""

@@ -101,10 +101,9 @@ class ConnectedNodes:
         """By node."""
         return [socket.gethostname(), *(node.host for node in self.nodes)]
 
-    @property
-    def facts(self) -> Facts:
+    def facts(self, nodes: int) -> Facts:
         return {
-            "hosts": ", ".join(self.hosts),
+            "hosts": ", ".join(self.hosts[:nodes]),
             "interface": self.interface,
             "network": link_of(self.interface),
             "topology_address": os.environ.get("SLURM_TOPOLOGY_ADDR"),

@@ -530,6 +530,18 @@ def test_what_a_node_reported_before_its_pytest_died_is_received_first(
     )
 
 
+def test_a_test_on_some_nodes_has_the_hosts_of_those(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Hosts decide how much baselines may drift."""
+    monkeypatch.setattr(socket, "gethostname", lambda: "a")
+    nodes: Any = object.__new__(OtherNodes)
+    nodes.nodes = [SimpleNamespace(host="b"), SimpleNamespace(host="c")]
+    nodes.interface = "lo"
+    assert nodes.facts(2)["hosts"] == "a, b"
+    assert nodes.facts(3)["hosts"] == "a, b, c"
+
+
 def led(nodes: Sequence[Node]) -> OtherNodes:
     """The other nodes of a run in which all have come."""
     other_nodes = OtherNodes.__new__(OtherNodes)
