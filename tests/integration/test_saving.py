@@ -142,7 +142,7 @@ def test_a_session_says_whose_code_it_is(
         "together"
     )
     assert what in " ".join(map(str.strip, result.outlines))
-    assert "new files" not in result.stdout.str()
+    assert "files changed" not in result.stdout.str()
     session = last_session(folder, "test_step")
     assert session["commit"].endswith("-dirty")
     git(pytester.path, "add", "--update", "perf/mylib")
@@ -242,7 +242,9 @@ def test_again(ddp_benchmark): ddp_benchmark(leaving)
     resumes = "a program that resumes from its files does something else in its next launch"
     assert said.count(f"files changed while tests ran: {files}: {resumes}") == 1
     assert "in no commit (notes.txt): " in said
-    assert "new files" not in run(*FEW).stdout.str()  # they are there already
+    assert (
+        "files changed" not in run(*FEW).stdout.str()
+    )  # they are there already
 
 
 def test_a_slower_session_of_the_same_code_is_added(

@@ -22,7 +22,6 @@ from pytest_ddpperf.baseline.content import (
 from pytest_ddpperf.records.errors import BaselineError
 from pytest_ddpperf.records.plan import Plan
 from pytest_ddpperf.records.samples import (
-    SESSIONS_KEPT,
     Baseline,
     Environment,
     Measurement,
@@ -759,11 +758,10 @@ def test_extending_adds_a_session_and_saving_replaces_them_all(store):
 
 
 def test_the_latest_sessions_are_kept(store):
-    for number in range(SESSIONS_KEPT + 2):
+    for number in range(12):
         store.write(baseline(commits=[str(number)]), extend=True)
-    assert commits(store.read(CPU, TEST)) == [
-        str(number) for number in range(2, SESSIONS_KEPT + 2)
-    ]
+    kept = [str(number) for number in range(2, 12)]
+    assert commits(store.read(CPU, TEST)) == kept
 
 
 def test_sessions_that_were_measured_otherwise_do_not_mix(store):
@@ -874,3 +872,24 @@ def test_a_baseline_of_the_same_test_by_another_path_or_rootdir_is_found(
     assert store.nearby(CPU, TestId(module=module, name="test_step")) == file
     assert store.nearby(CPU, TestId(module=module, name="test_other")) is None
     assert store.nearby(CPU, TestId(module="test_b", name="test_step")) is None
+
+
+def test_another_machine_counts_no_memory_and_another_backend_or_role_nothing(
+    store,
+):
+    there = replace(CPU, key={**CPU.key, "cpu_model": "another"})
+    (session,) = baseline(environment=there).sessions
+    counters = {"all_reduce.bytes": 8, "peak_memory.bytes": 100}
+    counted = replace(session.measurement, counters=counters)
+    sessions = (replace(session, measurement=counted),)
+    store.write(replace(BASELINE, sessions=sessions))
+    assert store.read_counted(CPU, TEST)[1].counters == {"all_reduce.bytes": 8}
+    for name in ("backend", "roles"):
+        here = replace(CPU, key={**CPU.key, name: "another"})
+        assert store.read_counted(here, TEST) is None
+
+
+def test_the_network_and_cudnns_flag_must_match():
+    facts = {"network": "InfiniBand", "cudnn_deterministic": True}
+    found = environment({**GPU_FACTS, **facts}, GPU_PLAN, batch_size=None)
+    assert found.must_match.items() >= facts.items()

@@ -1,8 +1,13 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
-from pytest_ddpperf.launch.collect import completions
+from pytest_ddpperf.launch.collect import collect, completions
+from pytest_ddpperf.records.errors import DdpPerfError
+from pytest_ddpperf.records.samples import Window
+from tests.unit.test_benchmark import job
 
 
 def test_completions_add_up_to_the_wall_time_of_the_window() -> None:
@@ -24,3 +29,23 @@ def test_completions_keep_the_unit_of_their_clock() -> None:
 def test_ranks_with_different_numbers_of_steps_are_refused() -> None:
     with pytest.raises(ValueError, match="zip"):
         completions([[0.0, 1.0, 2.0], [0.0, 1.0]])
+
+
+def test_windows_of_different_lengths_are_refused() -> None:
+    windows = [
+        Window(
+            marks_ns=(tuple(range(steps + 1)),),
+            cpu_ns=None,
+            examples=None,
+            blocked_ns=(0,) * steps,
+            counters={},
+            unsettled="",
+            warmup=0,
+        )
+        for steps in (2, 3)
+    ]
+    unused: Any = None
+    with pytest.raises(
+        DdpPerfError, match=r"^ranks differ in the steps that they took$"
+    ):
+        collect(job().plan, windows, unused, facts={}, files={}, others=())

@@ -25,8 +25,9 @@ from pytest_ddpperf.records.guard import (
 from pytest_ddpperf.records.outcome import RunInfo
 from pytest_ddpperf.records.plan import TIME_LIMITS, Limit
 from pytest_ddpperf.report import guard as words
-from pytest_ddpperf.verdict.guard import Guard, raised_limits
+from pytest_ddpperf.verdict.guard import Guard, raised_limits, since_baseline
 from pytest_ddpperf.wire.source_trees import Trees
+from tests.reports import Drawn, against_baseline
 
 A = "tests/test_a.py::test_a"
 
@@ -303,7 +304,10 @@ def test_a_line_names_three_tests() -> None:
         ((), (), Kind.LIMIT, 1, ""),
         ((), ("loosened",), Kind.LIMIT, 1, "--ddp-fail-on loosened"),
         (("loosened",), (), Kind.NOT_RED, 1, "--ddp-fail-on loosened"),
+        ((), ("loosened",), Kind.MEASURED_LESS, 1, "--ddp-fail-on loosened"),
+        ((), ("loosened",), Kind.FIXTURE, 1, "--ddp-fail-on loosened"),
         ((), ("loosened",), Kind.FILE, 1, ""),
+        ((), ("loosened",), Kind.NOT_COLLECTED, 1, ""),
         ((), ("loosened",), Kind.RENAMED, 1, ""),
         ((), ("no-baseline",), Kind.NOT_COMPARED, 1, ""),
         (
@@ -421,6 +425,34 @@ def test_what_the_variable_selects_the_call_does(
     assert not leaves_tests_out(run)
     monkeypatch.setenv("PYTEST_ADDOPTS", given)
     assert leaves_tests_out(run)
+
+
+def test_a_fixture_that_was_overridden_before_is_no_change() -> None:
+    both = judged_test(overridden=("ddp_benchmark (conftest)",))
+    assert lines(both, before=both) == []
+
+
+def test_fewer_launches_than_the_newest_session_has_are_told() -> None:
+    outcome = against_baseline("test_a", Drawn(seed=1), Drawn(seed=100))
+    session, *_ = outcome.sessions
+    sessions = replace(session, launches=2), replace(session, launches=5)
+    outcome = replace(outcome, launches=2, sessions=sessions)
+    found = [
+        each
+        for each in since_baseline([outcome])
+        if each.kind is Kind.MEASURED_LESS
+    ]
+    (line,) = words.lines(RunInfo(guard=tuple(found)))
+    assert line.endswith(
+        "measured otherwise than for the baseline: launches 5 -> 2"
+    )
+
+
+def test_the_annotation_of_a_red_run_is_an_error() -> None:
+    found = Loosened(kind=Kind.FILE, since="main", name="conftest.py")
+    for why, level in (("", "warning"), ("--ddp-fail-on loosened", "error")):
+        (command,) = words.annotated(RunInfo(guard=(found,), too_weak=why))
+        assert command.startswith(f"::{level} title=guard::")
 
 
 def test_limits_that_hold_unless_they_are_named_can_be_raised() -> None:

@@ -281,3 +281,8 @@ def test_a_slower_mean_is_said_to_be_one_of_slow_launches() -> None:
         "beyond-limit",
         "two-speeds",
     ]
+
+
+def test_below_forty_launches_more_slow_ones_are_no_evidence() -> None:
+    found = judged(launches(19, 5), launches(19, 0))
+    assert (found, found.reason) == ("INCONCLUSIVE", "two-speeds")

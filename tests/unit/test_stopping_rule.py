@@ -278,3 +278,12 @@ def test_the_same_rounds_always_get_the_same_answer() -> None:
     assert isinstance(first, Stop)
     assert first == second
     assert INTERLEAVED.next(rounds[:4]) == Take(5)
+
+
+def test_launches_of_the_baseline_that_are_mostly_unfit_count_too() -> None:
+    before = launch(0.01, unfit="rank 0 recompiled")
+    rounds = [
+        Round(now=launch(0.01 * ratio), before=before) for ratio in STEADY
+    ]
+    verdict, *_ = follow(INTERLEAVED, rounds)
+    assert (verdict.status, verdict.reason) == ("INCONCLUSIVE", "recompiled")

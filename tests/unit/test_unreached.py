@@ -78,3 +78,14 @@ def test_what_opened_no_file_that_differs_passes_after_one_launch() -> None:
 )
 def test_all_else_is_compared(asked: dict[str, Any], launches: int) -> None:
     assert taken(**asked) == (None, launches)
+
+
+@pytest.mark.parametrize("of_plan", [{"command": True}, {"nodes": 2}], ids=str)
+def test_what_is_not_all_known_to_be_read_is_compared(
+    of_plan: dict[str, Any],
+) -> None:
+    own = job()
+    own = replace(own, plan=replace(own.plan, **of_plan))
+    base: Any = SimpleNamespace(is_unreached=lambda *_: True)
+    unused: Any = None
+    assert take_unreached(own, unused, base, set, Observer()) is None

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from pytest_ddpperf.options.definitions import FAIL_ON_NAMES
 from pytest_ddpperf.records.metric import SENT
 from pytest_ddpperf.records.plan import COUNTER_LIMITS, TIME_LIMITS, Limit
+from pytest_ddpperf.records.reason import Reason
 from pytest_ddpperf.records.samples import (
     Environment,
     Measurement,
@@ -28,7 +29,7 @@ from pytest_ddpperf.records.step_phases import (
 )
 from pytest_ddpperf.report import sentences
 from pytest_ddpperf.text import loss_change
-from pytest_ddpperf.verdict.decision import fails, judge
+from pytest_ddpperf.verdict.decision import fails, judge, with_counters
 from pytest_ddpperf.verdict.observed import of_one_length
 from pytest_ddpperf.verdict.stats import Drift
 from pytest_ddpperf.verdict.times import (
@@ -490,6 +491,8 @@ def test_another_host_drifts_further_and_sessions_of_one_host_say_little_of_it()
         measurement(times(1.0), recorded={"host": "a", "hosts": hosts})
         for hosts in ("a, b", "a, c")
     ]
+    mixed = resolved(on("a"), own[0], on("b", 1.001))
+    assert mixed > 1.5 * resolved(on("a"), *own[:2]), "one is of another host"
     assert resolved(*on_nodes) == pytest.approx(resolved(on("b"), own[0])), (
         "another host of several nodes is another one"
     )
@@ -1589,3 +1592,34 @@ def test_examples_that_differ_say_what_to_do() -> None:
     assert sentences.why_not_compared(said) == (
         "examples a step 128 -> 64: measure as before, or save a new baseline"
     )
+
+
+def test_a_default_limit_on_the_mean_has_a_tenth_of_the_weight_of_another() -> (
+    None
+):
+    mean = Limit(metric="mean", value=0.25, unit="%")
+    side = measurement(STEADY)
+    for default, share in ((True, 0.1), (False, 1.0)):
+        limits = [replace(each, default=default) for each in (P50, mean)]
+        p50, other = decide(side, side, *limits).comparisons
+        assert other.level == pytest.approx(share * p50.level)
+
+
+@pytest.mark.parametrize(
+    ("now", "status"),
+    [
+        (9, "REGRESSED"),
+        (8, "NO BASELINE"),
+        (7, "NO BASELINE"),
+        (None, "NO BASELINE"),
+    ],
+)
+def test_with_counters_of_another_machine_alone_only_a_rise_is_found(
+    now: int | None, status: str
+) -> None:
+    current, there = (
+        replace(measurement(STEADY), counters={"rpc.bytes": count})
+        for count in (now, 8)
+    )
+    nothing = Verdict(status=Status.NO_BASELINE, reason=Reason.NO_BASELINE)
+    assert with_counters(nothing, current, [there], (BYTES,)) == status
