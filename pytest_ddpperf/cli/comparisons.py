@@ -203,11 +203,18 @@ class Compared:
         found = {}
         for outcome in self.outcomes:
             verdict, side = outcome.verdict, outcome.baseline_side
-            if verdict and side and side.measurement:
-                for limit, now, other in observed.paired_logs(
-                    verdict, outcome.measured, side.measurement, side.stretches
-                ):
-                    found[key_of(outcome, limit)] = now, other
+            if not verdict or not side or not side.measurement:
+                continue
+            sides = observed.alike([outcome.measured, side.measurement])
+            now, other = sides
+            limits = [each.limit for each in verdict.comparisons]
+            cpu_time = observed.CPU_TIME  # where it is known, too
+            if all(observed.has_figure(cpu_time, each) for each in sides):
+                limits.append(cpu_time)
+            for limit in limits:
+                found[key_of(outcome, limit)] = observed.paired(
+                    limit, now, other, side.stretches
+                )
         return found
 
     def slowest(self) -> tuple[Outcome, Comparison]:

@@ -375,14 +375,15 @@ class Launch:
                         rank.pid = pid
             case RankEnded(pid, status, when):
                 for rank in self._ranks:
-                    if rank.pid == pid:
-                        self._take_end(rank, status, when)
-
-    def _take_end(self, rank: Peer, status: int, when: float) -> None:
-        rank.read()  # all it sent has arrived before the news of its end
-        rank.exited = True
-        if not rank.settled:
-            rank.error = self._diagnosis.error_of_end(rank, status, when)
+                    if rank.pid != pid:
+                        continue
+                    # all it sent has arrived before the news of its end
+                    rank.read()
+                    rank.exited = True
+                    if not rank.settled:
+                        rank.error = self._diagnosis.error_of_end(
+                            rank, status, when
+                        )
 
     def _give_up(
         self, has_arrived: Callable[[Peer], bool], *, at_deadline: bool

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from pytest_ddpperf.records import quantiles
@@ -18,7 +18,6 @@ from pytest_ddpperf.records.samples import (
     Samples,
     Scalar,
     StretchLengths,
-    Verdict,
 )
 from pytest_ddpperf.verdict import stats
 
@@ -80,22 +79,6 @@ def in_stretches(
             now, base, sides, stretches, strict=True
         )
     ]
-
-
-def paired_logs(
-    verdict: Verdict,
-    current: Measurement,
-    other: Measurement,
-    stretches: StretchLengths,
-) -> Iterator[tuple[Limit, list[float], list[float]]]:
-    """Yield the logarithms behind each comparison of interleaved launches, in pairs, and those of
-    the CPU time where it is known."""
-    current, other = alike([current, other])
-    limits = [comparison.limit for comparison in verdict.comparisons]
-    if has_figure(CPU_TIME, current) and has_figure(CPU_TIME, other):
-        limits.append(CPU_TIME)
-    for limit in limits:
-        yield limit, *paired(limit, current, other, stretches)
 
 
 def paired(
