@@ -17,7 +17,7 @@ import torch
 
 
 class TorchName(NamedTuple):
-    # the module, and within it the attributes: "torch.amp:GradScaler.update"
+    # the module, and within it the attributes: "torch.amp:GradScaler.step"
     path: str
     since: str  # which torch has it: the lowest that we allow, or a later one
     needs_nccl: bool  # a torch built without NCCL lacks it
@@ -37,7 +37,7 @@ _NAMES = (
     "torch._C._distributed_c10d:ProcessGroup.recv",  # name messages
     "torch._C._distributed_c10d:ProcessGroup.recv_anysource",  # name messages
     # --- where the steps of a program end
-    "torch.amp:GradScaler.update",  # see updates
+    "torch.amp:GradScaler.step",  # see updates
     "torch.distributed.fsdp:FSDPModule._get_fsdp_state",  # see which modules synchronise
     "torch:Tensor._version",  # see that parameters change
     # --- whether a program has the right process group

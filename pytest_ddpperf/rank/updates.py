@@ -37,9 +37,9 @@ _MOST_PASSES = 256
 class StepEnd:
     """The event that ends steps.
 
-    An update is a run of optimizer steps, and updates of a GradScaler, without a backward pass
-    between them. The runs of some updates show with which event each kind of them ends. Of several
-    kinds (a GAN's), the rarest ends a step. When it no longer happens (another stage of the
+    An update is a run of optimizer steps, also of those that a GradScaler skips, without a backward
+    pass between them. The runs of some updates show with which event each kind of them ends. Of
+    several kinds (a GAN's), the rarest ends a step. When it no longer happens (another stage of the
     training, an optimizer made anew), those that come end steps.
     """
 
@@ -213,32 +213,26 @@ class Updates:
         torch_names.replace("torch.autograd:grad", self._around)
         register_optimizer_step_pre_hook(self._optimizer_begins)
         register_optimizer_step_post_hook(self._optimizer_ended)
-        scaler: Any = torch.amp.GradScaler
-        for each in (scaler, *scaler.__subclasses__()):
-            self._watch_scaler(each)
-        # FSDP's is imported by the program
-        # Python 3.10 would not give a bound method the class
-        scaler.__init_subclass__ = classmethod(
-            lambda each: self._watch_scaler(each)
-        )
+        torch_names.replace("torch.amp:GradScaler.step", self._scaling)
 
     @property
     def has_passed(self) -> bool:
         """Whether a backward pass has ended since the last step, or since the program began."""
         return self._passes > 0
 
-    def _watch_scaler(self, scaler: Any) -> None:
-        update = vars(scaler).get("update")
-        if update is None:
-            return
+    def _scaling(self, step: Any) -> Any:
+        """Watch also the steps that a scaler skips. Several optimizers may share it, or have one
+        each."""
 
-        @wraps(update)
-        def updated(*args: Any, **kwargs: Any) -> Any:
-            result = update(*args, **kwargs)
-            self._happened("GradScaler")
+        @wraps(step)
+        def scaled(
+            scaler: Any, optimizer: Any, *args: Any, **kwargs: Any
+        ) -> Any:
+            result = step(scaler, optimizer, *args, **kwargs)
+            self._happened(ref(optimizer))
             return result
 
-        scaler.update = updated
+        return scaled
 
     def _around(self, function: Any) -> Any:
         @wraps(function)

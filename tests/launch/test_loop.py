@@ -171,6 +171,32 @@ for step in range(10**9):
     assert milliseconds(samples) == [13] * 6
 
 
+@pytest.mark.parametrize("enabled", [True, False])
+def test_a_scaler_that_networks_share_does_not_change_what_a_step_is(
+    programs: Programs, *, enabled: bool
+) -> None:
+    samples = programs.run(
+        f"""
+critic, generator = begin(), DDP(nn.Linear(4, 4))
+optimizers = [torch.optim.SGD(model.parameters(), lr=0.1) for model in (critic, generator)]
+scaler = torch.amp.GradScaler("cpu", init_scale=2.0, enabled={enabled})
+def update(loss, optimizer):
+    scaler.scale(loss).backward()
+    scaler.step(optimizer)
+    scaler.update()
+for step in range(10**9):
+    for _ in range(3):
+        lasts(1)
+        update(critic(generator(x).detach()).sum(), optimizers[0])
+    lasts(10)
+    update(generator(x).sum(), optimizers[1])
+""",
+        warmup=8,
+    )
+    assert milliseconds(samples) == [13] * 6
+    assert samples.unfit == ""
+
+
 def test_training_one_network_of_two_first_does_not_change_what_a_step_is(
     programs: Programs,
 ) -> None:
