@@ -159,11 +159,16 @@ class UnseenUpdates:
 
 def _synchronises(module: Any) -> bool:
     """Return whether a backward pass of now synchronises the gradients of a DDP or FSDP2 module."""
-    state = module._get_fsdp_state() if _is_fsdp(module) else None
+    if not _is_fsdp(module):
+        return bool(vars(module).get("require_backward_grad_sync"))
+    state = module._get_fsdp_state()
     shared = getattr(state, "_state_ctx", None)
-    return bool(
-        vars(module).get("require_backward_grad_sync")
-        or getattr(shared, "is_last_backward", False)
+    # an older torch has one
+    groups = getattr(state, "_fsdp_param_groups", None) or [
+        getattr(state, "_fsdp_param_group", None)
+    ]
+    return getattr(shared, "is_last_backward", False) and any(
+        getattr(each, "all_reduce_grads", False) for each in groups
     )
 
 

@@ -525,6 +525,29 @@ model = torch.compile(begin(), backend="eager")
 """
 
 
+@pytest.mark.parametrize(
+    "switch", ["set_requires_gradient_sync", "set_requires_all_reduce"]
+)
+def test_without_an_optimizer_that_is_seen_fsdp2_may_accumulate_gradients(
+    programs: Programs, switch: str
+) -> None:
+    samples = programs.run(
+        SHARDED
+        + f"""
+for step in range(10**9):
+    for micro in range(2):
+        lasts(5)
+        model.{switch}(micro == 1)
+        model(x).sum().backward()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter -= 0.1 * parameter.grad
+            parameter.grad = None
+"""
+    )
+    assert milliseconds(samples) == [10] * 6
+
+
 @NEEDS_RECORDER
 @pytest.mark.parametrize(
     ("model", "counter"),
