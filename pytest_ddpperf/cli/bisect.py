@@ -128,7 +128,6 @@ def _run(arguments: argparse.Namespace) -> int:
     try:
         answer = search(arguments, runs)
     except KeyboardInterrupt:
-        console.progress("")
         console.complain("interrupted: the same command goes on from here")
         raise
     except DdpPerfError as error:

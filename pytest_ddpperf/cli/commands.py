@@ -64,7 +64,8 @@ def add_run(subparsers: Any) -> None:
 
 
 _PYTEST = f"""
-    -m pytest -q -c {os.devnull} -p no:cacheprovider -p no:benchmark --ddp-baseline-missing=warn
+    -m pytest -q --color=no -c {os.devnull} -p no:cacheprovider -p no:benchmark
+    --ddp-baseline-missing=warn
 """.split()
 # For the end of a pytest whose command was killed.
 _REMOVES_ITSELF = """\

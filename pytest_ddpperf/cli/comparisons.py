@@ -86,9 +86,13 @@ class Runs:
         path = self.folder / f"{_digest(*asked, str(again))}.json"
         self.used.add(path)
         if not path.exists():
-            console.progress(doing)
+            if doing:
+                console.progress(doing)
             began = time.monotonic()
-            self._pytest(path, asked)
+            try:
+                self._pytest(path, asked)
+            finally:
+                console.progress("")
             self.seconds.append(time.monotonic() - began)
         return json_report.read([path])
 
@@ -99,6 +103,7 @@ class Runs:
         words = (
             self._test,
             "-q",
+            "--color=no",
             "-o",
             f"cache_dir={self.folder / 'cache'}",
             f"--ddp-json={new}",
