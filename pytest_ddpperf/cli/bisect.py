@@ -581,8 +581,11 @@ def _fast_commit(arguments: argparse.Namespace) -> str:
     return session.commit
 
 
-def _last_session(arguments: argparse.Namespace) -> Recording:
-    """Return the newest session of the test's baselines; raises UsageError and BaselineError."""
+def _last_session(
+    arguments: argparse.Namespace, key: Facts | None = None
+) -> Recording:
+    """Return the newest session of the test's baselines, if there are some with this `key` of
+    theirs; raises UsageError and BaselineError."""
     store = Store(arguments.baseline_dir)
     test = arguments.test
     sessions = []
@@ -604,7 +607,13 @@ def _last_session(arguments: argparse.Namespace) -> Recording:
             f"{store.root} has no baseline of this test: name a fast commit with --good, or"
             " --baseline-dir"
         )
-    return max(sessions, key=lambda session: session.created)
+    return max(
+        sessions,
+        key=lambda each: (
+            each.measurement.environment.key == key,
+            each.created,
+        ),
+    )
 
 
 # --- facts
@@ -612,7 +621,6 @@ def _last_session(arguments: argparse.Namespace) -> Recording:
 
 def _of_facts(arguments: argparse.Namespace, runs: Runs) -> Answer:
     """Compare the working tree with itself under each fact that the baseline has otherwise."""
-    session = _last_session(arguments)
     outcomes = runs.run(
         f"--ddp-baseline-dir={arguments.baseline_dir}",
         "--ddp-baseline-missing=warn",
@@ -622,7 +630,8 @@ def _of_facts(arguments: argparse.Namespace, runs: Runs) -> Answer:
         why = "; ".join(each.error for each in outcomes)
         why = why or "it failed, or was skipped"
         raise console.UsageError(f"{arguments.test} was not measured: {why}")
-    facts = _facts(session, measured[0].measured.environment.recorded)
+    here = measured[0].measured.environment
+    facts = _facts(_last_session(arguments, here.key), here.recorded)
     rows = [("fact", "before -> now", "change [range]", "verdict")]
     found = []
     slower = []

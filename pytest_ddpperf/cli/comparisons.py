@@ -25,7 +25,7 @@ from pytest_ddpperf.history.bisection import SAME
 from pytest_ddpperf.records.errors import NOTHING_DIFFERS, NodesError
 from pytest_ddpperf.records.outcome import Outcome
 from pytest_ddpperf.records.plan import Limit
-from pytest_ddpperf.records.samples import Comparison, Reason
+from pytest_ddpperf.records.samples import Comparison, Reason, Status
 from pytest_ddpperf.remote.process import START_SECONDS
 from pytest_ddpperf.remote.torchrun import Role, TorchrunStore
 from pytest_ddpperf.report import json_report, sentences
@@ -280,7 +280,11 @@ def compare(
         raise console.UsageError(
             "the test is compared with its reference, not with other commits"
         )
-    compared = [each for each in outcomes if each.comparisons]
+    compared = [
+        each
+        for each in outcomes
+        if each.comparisons and each.verdict != Status.INCOMPARABLE
+    ]
     if not compared:
         verdict = outcomes[0].verdict
         if verdict and verdict.reason is Reason.UNREACHED:

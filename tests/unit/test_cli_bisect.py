@@ -27,6 +27,7 @@ from pytest_ddpperf.records.errors import NOTHING_DIFFERS, NodesError
 from pytest_ddpperf.records.figure import FigureValues
 from pytest_ddpperf.records.outcome import Outcome
 from pytest_ddpperf.records.plan import Limit, limits_for
+from pytest_ddpperf.records.reason import Reason
 from pytest_ddpperf.records.samples import (
     Baseline,
     Distribution,
@@ -844,6 +845,48 @@ def test_of_several_measurements_one_that_regressed_is_searched_for(
         comparisons.Runs(TEST, ()), "--ddp-against=x"
     )
     assert compared.slowest()[0].verdict == "REGRESSED"
+
+
+def test_what_the_gate_does_not_compare_is_not_searched_for(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Steps with other numbers of examples: their times were compared, and say nothing."""
+    other = in_turns("a", Drawn(seed=1, step=0.022), Drawn(seed=2))
+    assert other.verdict is not None
+    other = replace(
+        other,
+        verdict=replace(
+            other.verdict,
+            status=Status.INCOMPARABLE,
+            reason=Reason.OTHER_EXAMPLES,
+            details=("examples a step 64 -> 128",),
+        ),
+    )
+    monkeypatch.setattr(project, "_outcomes", lambda options: ([other], ""))
+    project.commit(20.0)
+    with pytest.raises(comparisons.NotMeasured, match="64 -> 128"):
+        comparisons.compare(comparisons.Runs(TEST, ()), "--ddp-against=x")
+
+
+def test_facts_are_those_of_the_baseline_of_this_environment(
+    project: Project,
+) -> None:
+    own = measurement(Drawn())
+    key = own.environment.key
+    other = replace(own.environment, key={**key, "cpu_model": "another"})
+    test = TestId(module="tests/perf/test_step", name="test_train")
+    for measured, day in ((own, 1), (replace(own, environment=other), 2)):
+        session = Recording(
+            measurement=measured, created=f"2026-03-0{day}", commit=str(day)
+        )
+        Store(Path("baselines")).write(Baseline(test=test, sessions=(session,)))
+    arguments: Any = argparse.Namespace(
+        baseline_dir=Path("baselines"), test=TEST
+    )
+    assert bisecting._last_session(arguments).commit == "2"
+    assert bisecting._last_session(arguments, key).commit == "1"
+    elsewhere = {**key, "cpu_model": "a third"}
+    assert bisecting._last_session(arguments, elsewhere).commit == "2"
 
 
 def test_looks_at_a_commit_count_together_without_the_pairs_that_differ_most() -> (
