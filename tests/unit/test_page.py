@@ -8,14 +8,15 @@ import warnings
 from collections import Counter
 from dataclasses import replace
 from html.parser import HTMLParser
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from pytest_ddpperf import text
 from pytest_ddpperf.records.errors import MissingExtraError
-from pytest_ddpperf.records.outcome import Outcome
-from pytest_ddpperf.records.samples import TestId
+from pytest_ddpperf.records.outcome import DIVERGED, FAILED, Outcome
+from pytest_ddpperf.records.samples import Status, TestId
 from pytest_ddpperf.records.step_phases import PHASES
 from pytest_ddpperf.report import figures, page, sentences
 from pytest_ddpperf.report.json_report import StoredReport
@@ -394,3 +395,14 @@ def test_the_caption_of_phases_has_words_and_figures_alone() -> None:
     with figures.style():
         drawn = figures.draw_phases(now, None)
     assert drawn["description"] == "now: forward 4.00 ms, backward 9.00 ms"
+
+
+def test_what_fails_has_the_colour_of_failures() -> None:
+    style = Path(page.__file__).with_name("templates") / "style.css"
+    (rule,) = [
+        line
+        for line in style.read_text().splitlines()
+        if line.startswith(".regressed") and "color: var(--bad)" in line
+    ]
+    for status in (Status.REGRESSED.value, FAILED, DIVERGED):
+        assert f".{status.lower()}" in rule
