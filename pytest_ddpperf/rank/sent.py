@@ -132,14 +132,14 @@ class Dispatched(TorchDispatchMode):
             target = options.get("device") or source.device
         else:
             return
-        is_from = source.device.type != "cpu"
         is_to = target.type != "cpu"
-        if is_to and not is_from:
-            self.copies["h2d.bytes"] += bytes_of([source])
-        elif is_from and not is_to:
-            self.copies["d2h.bytes"] += bytes_of([source])
-            if not (options.get("non_blocking") or (len(args) > 2 and args[2])):
-                self.copies["host_syncs"] += 1
+        if is_to == (source.device.type != "cpu"):
+            return
+        way = "h2d.bytes" if is_to else "d2h.bytes"
+        self.copies[way] += bytes_of([source])
+        # torch waits for the stream in either direction
+        if not (options.get("non_blocking") or (len(args) > 2 and args[2])):
+            self.copies["host_syncs"] += 1
 
 
 def recorded(own: NoGroup) -> dict[tuple[int, int], Operation] | None:
@@ -151,8 +151,8 @@ def recorded(own: NoGroup) -> dict[tuple[int, int], Operation] | None:
     return {
         (entry["recorder"], entry["record_id"]): _recorded(entry)
         for entry in known[0]
-        # NCCL's is an all-reduce
-        if not entry["profiling_name"].endswith("barrier")
+        # NCCL's barrier is an all-reduce, and the end of a batch sends nothing
+        if not entry["profiling_name"].endswith(("barrier", ":coalesced"))
     }
 
 

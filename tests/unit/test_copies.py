@@ -14,7 +14,9 @@ from pytest_ddpperf.rank.sent import Dispatched
 @pytest.mark.parametrize(
     ("step", "counts"),
     [
-        ("here.to('meta')", {"h2d.bytes": 8}),
+        ("here.to('meta')", {"h2d.bytes": 8, "host_syncs": 1}),
+        ("there.copy_(here)", {"h2d.bytes": 8, "host_syncs": 1}),
+        ("here.to('meta', non_blocking=True)", {"h2d.bytes": 8}),
         ("there.copy_(here, non_blocking=True)", {"h2d.bytes": 8}),
         ("there.cpu()", {"d2h.bytes": 8, "host_syncs": 1}),
         ("here.copy_(there)", {"d2h.bytes": 8, "host_syncs": 1}),
