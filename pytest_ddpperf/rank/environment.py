@@ -205,8 +205,10 @@ def numbers_of(addresses: Sequence[str]) -> str:
 
 
 def pci_address(index: int) -> str:
-    """The folder's name in /sys/bus/pci/devices of a visible CUDA device."""
+    """The folder's name in /sys/bus/pci/devices of a visible CUDA device; "" before torch 2.8."""
     found: Any = torch.cuda.get_device_properties(index)
+    if not hasattr(found, "pci_bus_id"):
+        return ""
     return f"{found.pci_domain_id:04x}:{found.pci_bus_id:02x}:{found.pci_device_id:02x}.0"
 
 

@@ -21,10 +21,12 @@ _FIELDS = frozenset(
     input_dtypes
     """.split()
 )
-# NCCL's process group keeps a recorder of its own.
+# NCCL's process group keeps a recorder of its own and, since torch 2.15, so does each newer one.
 _DUMPS = (
-    "torch._C._distributed_c10d:_dump_fr_trace",
-    "torch._C._distributed_c10d:_dump_nccl_trace",
+    ("torch._C._distributed_c10d:_dump_fr_trace",),
+    ("torch._C._distributed_c10d:_dump_nccl_trace",),
+    ("torch._C._distributed_c10d:_dump_fr_trace", "nccl2"),
+    ("torch._C._distributed_c10d:_dump_fr_trace", "nccl-lazy"),
 )
 # the recorder's, where they are not torch's in lower case
 _OTHER_DTYPES = {"byte": "uint8", "char": "int8"}
@@ -37,7 +39,7 @@ def size() -> dict[str, str]:
     for 30 with one for each parameter of a ResNet-50. To read them all takes about 60 ms.
 
     Before torch 2.8 only NCCL has a recorder. Later versions warn of its variable."""
-    if torch_names.find(_DUMPS[0]):
+    if torch_names.find(_DUMPS[0][0]):
         return {"TORCH_FR_BUFFER_SIZE": "5000"}
     return {"TORCH_NCCL_TRACE_BUFFER_SIZE": "5000"}
 
@@ -59,11 +61,15 @@ def entries(own: NoGroup) -> tuple[list[Entry], int] | None:
     since = 0
     is_on = False
     try:
-        for place, name in enumerate(_DUMPS):
+        for place, (name, *backend) in enumerate(_DUMPS):
             dump = torch_names.find(name)
             if dump is None:
                 continue
-            kept = pickle.loads(dump(True, False, False)).get("entries", ())
+            try:
+                dumped = dump(True, False, False, *backend)
+            except TypeError:  # an older torch has one for all
+                continue
+            kept = pickle.loads(dumped).get("entries", ())
             for entry in kept:
                 is_on = True
                 if not entry.keys() >= _FIELDS:
