@@ -275,11 +275,14 @@ _BUSY_CORES = 0.5
 def goes_on() -> bool:
     """Whether other Python threads of this process, or its children, have work to do while this
     thread sleeps: what steps left to them. Native threads do not count, for OpenMP's spin; nor do
-    daemons of multiprocessing, for workers of a DataLoader work ahead. False where the kernel does
-    not say it."""
+    daemons of multiprocessing and the thread that pins their memory, for workers of a DataLoader
+    work ahead. False where the kernel does not say it."""
     current = threading.current_thread()
-    others = [each for each in threading.enumerate() if each is not current]
-    busy = {thread.native_id for thread in others}
+    busy = {
+        each.native_id
+        for each in threading.enumerate()
+        if each is not current and "(_pin_memory_loop)" not in each.name
+    }
     daemons = (
         child.pid for child in multiprocessing.active_children() if child.daemon
     )

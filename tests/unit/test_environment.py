@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import platform
+import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -260,3 +262,43 @@ def test_the_matrix_of_gpus_is_plain_text(
         "        GPU0    GPU1",
         "GPU0     X      NV2",
     ]
+
+
+def test_before_torch_28_a_device_has_no_address(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    properties: Any = SimpleNamespace(name="H100")
+    monkeypatch.setattr(
+        torch.cuda, "get_device_properties", lambda index: properties
+    )
+    assert environment.pci_address(0) == ""
+    properties.pci_domain_id, properties.pci_bus_id = 0, 23
+    properties.pci_device_id = 0
+    assert environment.pci_address(0) == "0000:17:00.0"
+
+
+@pytest.mark.skipif(
+    sys.platform != "linux", reason="the kernel does not say it"
+)
+@pytest.mark.parametrize(
+    ("name", "goes_on"),
+    [("of a step", True), ("Thread-1 (_pin_memory_loop)", False)],
+)
+def test_a_thread_that_pins_memory_works_ahead(
+    name: str, *, goes_on: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As workers of a DataLoader do."""
+    monkeypatch.setattr(environment, "_BUSY_CORES", 0.0)
+    over = threading.Event()
+
+    def work() -> None:
+        while not over.is_set():
+            sum(range(1000))
+
+    thread = threading.Thread(target=work, name=name)
+    thread.start()
+    try:
+        assert environment.goes_on() is goes_on
+    finally:
+        over.set()
+        thread.join()
