@@ -131,7 +131,9 @@ def accept_command(item: pytest.Item, settings: Settings) -> str:
         if is_given and row.field in _CHOOSE_BASELINE:
             # else a path may be taken for one of tests
             words.append(f"{row.option}={config.getoption(row.key)}")
-    if config.option.inifilename or config.option.rootdir:
+    given = config.option.inifilename or config.option.rootdir
+    # pytest would look for its rootdir where the test is
+    if given or not item.path.is_relative_to(config.rootpath):
         start = config.invocation_params.dir
         # the null device serves as an empty ini file
         ini = (

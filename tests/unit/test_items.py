@@ -212,3 +212,17 @@ def test_an_option_whose_value_moves_the_rootdir_is_named_with_what_to_write(
             f" {option}={value}, or set it in an ini file"
         )
     assert moved_rootdir(config) == expected
+
+
+def test_the_command_that_accepts_a_test_outside_rootdir_names_that(
+    pytester: pytest.Pytester, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """pytest would look for a rootdir where the test is: the suite may be anywhere."""
+    folder = tmp_path_factory.mktemp("site-packages")
+    write(folder / "test_step.py")
+    pytester.makeini(f"[pytest]\ntestpaths = {folder}")
+    items, _ = pytester.inline_genitems("-p", "no:randomly")
+    command = accept_command(items[0], settings_of(items[0]))
+    assert " -c tox.ini --rootdir . " in command
+    alone = pytester.parseconfig("-p", "no:randomly", *shlex.split(command)[1:])
+    assert alone.rootpath == items[0].config.rootpath
