@@ -192,9 +192,10 @@ def _look(run: Run, items: list[pytest.Item]) -> None:
 
 def _only_shows(config: pytest.Config) -> bool:
     """Say whether pytest shows tests or their fixtures (--setup-plan too), and calls none."""
-    return bool(
-        config.option.collectonly or config.getoption("setuponly", False)
-    )
+    shows = """
+        collectonly setuponly showfixtures show_fixtures_per_test cacheshow
+    """
+    return any(config.getoption(each, None) for each in shows.split())
 
 
 def _prepare(run: Run, items: list[pytest.Item]) -> None:

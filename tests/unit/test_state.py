@@ -98,7 +98,13 @@ def test_of_conftests_by_one_name_all_are_known_and_the_last_is_imported_by_it(
 
 
 @pytest.mark.parametrize(
-    "option", ["--setup-plan", "--setup-only", "--collect-only"]
+    "option",
+    [
+        "--setup-plan",
+        "--setup-only",
+        "--collect-only",
+        "--fixtures-per-test",
+    ],
 )
 def test_what_only_shows_tests_asks_no_rank_and_writes_nothing(
     pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, option: str
