@@ -120,8 +120,9 @@ class RunningTests:
         """Note how the test ended, and add its results to its last report, which xdist sends to the
         controller."""
         test = state_of(item)
+        # a fixture may have subtests, too
+        test.part_failed |= report.failed
         if test.calling:
-            test.part_failed |= report.failed
             return
         is_xfail = hasattr(report, "wasxfail")
         if report.when == "call":

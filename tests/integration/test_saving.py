@@ -117,6 +117,40 @@ def test_one_skips(ddp_benchmark, subtests):
     assert report["summary"]["skipped"] == 0
 
 
+@pytest.mark.skipif(
+    not hasattr(pytest, "Subtests"), reason="subtests are a fixture of pytest 9"
+)
+def test_subtests_of_fixtures_are_parts_too(
+    pytester: pytest.Pytester, run: Run
+) -> None:
+    """pytest reports them as calls."""
+    pytester.makepyfile(
+        test_parts=STEP
+        + """
+@pytest.fixture
+def begins(subtests):
+    with subtests.test():
+        assert False
+
+def test_one_of_a_fixture_fails(begins, ddp_benchmark):
+    ddp_benchmark(lasting)
+
+@pytest.fixture
+def ends(subtests):
+    yield
+    with subtests.test():
+        pass
+
+def test_one_of_a_fixture_passes_after_a_failure(ends, ddp_benchmark):
+    ddp_benchmark(lasting)
+    assert False
+"""
+    )
+    # pytest-rerunfailures does not expect them
+    run("--ddp-save-baseline", "-p", "no:rerunfailures", *FEW)
+    assert stored(pytester.path) == []
+
+
 def test_a_session_says_whose_code_it_is(
     pytester: pytest.Pytester, run: Run
 ) -> None:
