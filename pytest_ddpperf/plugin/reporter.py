@@ -36,6 +36,8 @@ class Reporter:
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.failed:
             self._run.failed.add(report.nodeid)
+        elif str(report.outcome) == "rerun":  # its subtests may have failed
+            self._run.failed.discard(report.nodeid)
         message = getattr(report, "ddpperf", None)
         if message is not None:
             self._run.report.take(message)
