@@ -225,13 +225,13 @@ class ComparesStored(PytestRole):
         found = tuple(since_baseline(outcomes))
         # Of xdist's workers it is not known what they left out; over nodes, tests of one node have
         # baselines next to those of runs without the others.
-        # Tests that Ctrl-C left are not lost: pytest ends with another status than 0.
+        # Tests that Ctrl-C or --session-timeout left are not lost: pytest ends with another status.
         is_whole = (
             self.other_nodes is None
             and not leaves_tests_out(run)
-            and run.exit_status != pytest.ExitCode.INTERRUPTED
+            and run.exit_status == pytest.ExitCode.OK
         )
-        if run.items and not run.failed and is_whole:
+        if run.items and is_whole:
             from pytest_ddpperf.plugin.judged import skipped_tests
 
             found += tuple(
