@@ -247,7 +247,7 @@ def _list(arguments: argparse.Namespace) -> int:
     for name, baselines in chosen.items():
         gone = {each.test for each in baselines if _is_gone(each.test)}
         if gone:
-            marks = "*: uncommitted changes; ?: the test is gone"
+            marks = "*: uncommitted changes; ?: not in its file"
         table = terminal.baseline_table(name, baselines, gone)
         console.say(text.wrap_for_terminal((*table, "")))
     stored = text.several(sum(map(len, chosen.values())), "baseline")

@@ -220,7 +220,7 @@ def test_a_baseline_whose_test_is_gone_is_marked(
     _, _, *rows, _, last = capsys.readouterr().out.splitlines()
     marked = {row.split()[0].rpartition("::")[2]: "?" in row for row in rows}
     assert marked == {"test_here[4]": False, "test_gone?": True}
-    assert last.endswith("(*: uncommitted changes; ?: the test is gone)")
+    assert last.endswith("(*: uncommitted changes; ?: not in its file)")
     module.unlink()
     assert ddpperf(tmp_path, "list") == 0
     assert capsys.readouterr().out.count("? ") == 2
