@@ -57,8 +57,8 @@ class RpcMeter(Meter):
         self._unpickled = threading.local()
 
     def _reset(self) -> None:
-        # futures; None after the step that is counted
-        self._answers: list[Any] | None = []
+        self._answers: list[Any] = []  # futures
+        self._is_over = False  # the step that is counted
         # by role of the process that is called
         self._calls: Counter[str] = Counter()
         # requests, less those that passed the pickler: builtin and TorchScript functions do not
@@ -107,7 +107,7 @@ class RpcMeter(Meter):
         """Wait for the answers to the step's requests: the step itself need not, and an answer may
         never come."""
         until = time.monotonic() + _ANSWERS_SECONDS
-        for answer in self._answers or ():
+        for answer in self._answers:
             while not answer.done() and time.monotonic() < until:
                 time.sleep(0.001)
             has_come = False
@@ -119,7 +119,7 @@ class RpcMeter(Meter):
 
     def close(self) -> Figures:
         self._counting = False
-        self._answers = None
+        self._is_over = True
         if not self._is_installed:
             return {}
         figures: Figures = {"rpc.calls": self._calls.total()}
@@ -144,7 +144,7 @@ class RpcMeter(Meter):
 
     def _invoke(self, original: Any, *args: Any, **kwargs: Any) -> Any:
         """Keep the future of an answer, which is waited for before bytes are reported."""
-        if self._answers is None:
+        if self._is_over:
             return original(*args, **kwargs)
         if not self._counting:
             self._answers = [each for each in self._answers if not each.done()]
