@@ -151,9 +151,11 @@ def _mark_steps(
     # Imported as a module, the program would be a second copy, or run to its end here.
     spec = importlib.util.find_spec(module)
     # of a package, `python -m` runs another module
-    is_package = getattr(spec, "submodule_search_locations", None)
+    is_package = spec and spec.submodule_search_locations
     own = getattr(program, "path", "")
-    if own in (module, getattr(spec, "origin", None)) and not is_package:
+    origin = spec and spec.origin
+    is_own = own == module or os.path.realpath(own) == origin
+    if is_own and not is_package:
         raise DdpPerfError(
             f'boundary="{boundary}" is in the program itself, which runs as __main__: move it'
             ' to another module, or call pytest_ddpperf.step_end() there (boundary="mark")'

@@ -234,7 +234,9 @@ class Updates:
             scaler: Any, optimizer: Any, *args: Any, **kwargs: Any
         ) -> Any:
             result = step(scaler, optimizer, *args, **kwargs)
-            self._happened(ref(optimizer))
+            # what wraps one may be anything
+            if isinstance(optimizer, torch.optim.Optimizer):
+                self._happened(ref(optimizer))
             return result
 
         return scaled

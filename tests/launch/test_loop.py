@@ -464,6 +464,30 @@ for step in range(10**9):
     assert milliseconds(samples) == [6] * 6
 
 
+def test_what_a_scaler_steps_may_wrap_an_optimizer(programs: Programs) -> None:
+    """It may have no hash, and no weak references."""
+    samples = programs.run("""
+from dataclasses import dataclass
+@dataclass(slots=True)
+class Wrapper:
+    optimizer: object
+    @property
+    def param_groups(self):
+        return self.optimizer.param_groups
+    def step(self):
+        self.optimizer.step()
+model = begin()
+optimizer = Wrapper(torch.optim.SGD(model.parameters(), lr=0.1))
+scaler = torch.amp.GradScaler("cpu", init_scale=2.0, growth_interval=10**6)
+for step in range(10**9):
+    lasts(5)
+    scaler.scale(model(x).sum()).backward()
+    scaler.step(optimizer)
+    scaler.update()
+""")
+    assert milliseconds(samples) == [5] * 6
+
+
 def test_without_an_optimizer_that_is_seen_a_synchronising_backward_pass_ends_a_step(
     programs: Programs,
 ) -> None:
@@ -693,14 +717,18 @@ def test_a_boundary_that_is_no_function_is_refused(
     )
 
 
-@pytest.mark.parametrize("is_module", [False, True])
+@pytest.mark.parametrize(
+    "path", ["{0}/train.py", "{0}/linked/train.py", "train"]
+)
 def test_a_function_of_the_program_itself_does_not_end_a_step(
-    programs: Programs, tmp_path: Path, *, is_module: bool
+    programs: Programs, tmp_path: Path, path: str
 ) -> None:
     (tmp_path / "train.py").write_text("1 / 0\ndef step(): pass\n")
+    (tmp_path / "linked").mkdir()
+    (tmp_path / "linked/train.py").symlink_to("../train.py")
     program = Program(
-        path="train" if is_module else str(tmp_path / "train.py"),
-        is_module=is_module,
+        path=path.format(tmp_path),
+        is_module=path == "train",
         args=(),
         cwd=str(tmp_path),
         env={},
