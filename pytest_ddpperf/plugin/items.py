@@ -62,14 +62,12 @@ def with_place(item: pytest.Item, error: MarkerError) -> str:
 
 
 def named_tests(config: pytest.Config) -> tuple[str, ...]:
-    """Return the words of the command line that name tests; () if the ini file names them, or
-    nothing does."""
-    if config.args_source is not config.ArgsSource.ARGS:
-        return ()
-    by_call = words_of_call(config)
-    by_ini = config.getini("addopts")
-    return tuple(
-        word for word in config.args if word in by_call or word not in by_ini
+    """Return the words that name tests, of the command line and of `addopts`; () if `testpaths`
+    names them, or nothing does."""
+    return (
+        tuple(config.args)
+        if config.args_source is config.ArgsSource.ARGS
+        else ()
     )
 
 
@@ -84,8 +82,10 @@ def words_of_call(config: pytest.Config) -> list[str]:
 def selects_tests(config: pytest.Config) -> bool:
     """Say whether the call names single tests, or those that the last run left."""
     by_last_run = re.compile(r"--(lf|last-failed|sw|stepwise)\b")
-    return any("::" in word for word in named_tests(config)) or any(
-        map(by_last_run.match, words_of_call(config))
+    by_call, by_ini = words_of_call(config), config.getini("addopts")
+    return any(map(by_last_run.match, by_call)) or any(
+        "::" in word and (word in by_call or word not in by_ini)
+        for word in named_tests(config)
     )
 
 

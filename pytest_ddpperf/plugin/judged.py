@@ -74,7 +74,8 @@ def skipped_tests(run: PytestProcess) -> Iterator[tuple[str, str]]:
     """Yield the module and the name of each test that only a condition (`skipif`) skips."""
     for item in run.items:
         marks = {mark.name for mark in item.iter_markers()}
-        if "skipif" in marks and "skip" not in marks and _why_not(item):
+        others = marks & {"skip", "xfail"}
+        if "skipif" in marks and not others and _why_not(item):
             yield module_of(run.config, item), name_of(item)
 
 

@@ -585,6 +585,9 @@ def test_a_condition_skips_a_test_by_the_name_of_its_baselines(
         @pytest.mark.skipif(False, reason="no")
         @pytest.mark.skip("flaky")
         def test_c(ddp_benchmark): ...
+        @pytest.mark.skipif(False, reason="no")
+        @pytest.mark.xfail(run=False)
+        def test_d(ddp_benchmark): ...
         """
     )
     items, _ = pytester.inline_genitems("-p", "no:randomly")
