@@ -128,6 +128,7 @@ def _run(arguments: argparse.Namespace) -> int:
     try:
         answer = search(arguments, runs)
     except KeyboardInterrupt:
+        console.progress("")
         console.complain("interrupted: the same command goes on from here")
         raise
     except DdpPerfError as error:
@@ -584,8 +585,8 @@ def _fast_commit(arguments: argparse.Namespace) -> str:
 def _last_session(
     arguments: argparse.Namespace, key: Facts | None = None
 ) -> Recording:
-    """Return the newest session of the test's baselines, if there are some with this `key` of
-    theirs; raises UsageError and BaselineError."""
+    """Return the newest session of the test's baselines: of those with this `key`, if there are
+    any; raises UsageError and BaselineError."""
     store = Store(arguments.baseline_dir)
     test = arguments.test
     sessions = []
@@ -621,6 +622,7 @@ def _last_session(
 
 def _of_facts(arguments: argparse.Namespace, runs: Runs) -> Answer:
     """Compare the working tree with itself under each fact that the baseline has otherwise."""
+    _last_session(arguments)  # else nothing needs to be measured
     outcomes = runs.run(
         f"--ddp-baseline-dir={arguments.baseline_dir}",
         "--ddp-baseline-missing=warn",

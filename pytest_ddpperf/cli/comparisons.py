@@ -286,8 +286,11 @@ def compare(
         if each.comparisons and each.verdict != Status.INCOMPARABLE
     ]
     if not compared:
-        verdict = outcomes[0].verdict
+        first = max(
+            outcomes, key=lambda each: each.verdict == Status.INCOMPARABLE
+        )
+        verdict = first.verdict
         if verdict and verdict.reason is Reason.UNREACHED:
             return Compared(same="nothing that the test reads differs")
-        raise NotMeasured(sentences.reason(outcomes[0]))
+        raise NotMeasured(sentences.reason(first))
     return Compared(compared)
