@@ -207,7 +207,8 @@ def add_section(
     """Add lines of text below a title to all reports of a run: the terminal, JSON, Markdown and the
     page.
 
-    Call it from a conftest's `pytest_sessionstart` to its `pytest_sessionfinish`. Of equal titles the last call holds.
+    Call it from a conftest's `pytest_sessionstart` to its `pytest_sessionfinish`. Of equal titles
+    the last call holds.
     """
     if isinstance(lines, str):
         raise TypeError(

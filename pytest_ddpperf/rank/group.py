@@ -72,8 +72,8 @@ def store_of(
 
 
 def url_for_rpc(size: int, place: ProcessPlace, timeout: timedelta) -> str:
-    """Return the URL of such a store for RPC, which takes an `init_method` only. torch does not
-    unquote the path of a file's URL."""
+    """Return the URL of such a store for RPC, which takes an `init_method` only. It is no
+    file's URL: torch does not unquote its path."""
     name = "store-rpc"
 
     def rendezvous(url: str, **_: object) -> Iterator[tuple[Any, int, int]]:

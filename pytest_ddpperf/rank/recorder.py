@@ -39,9 +39,9 @@ def size() -> dict[str, str]:
     for 30 with one for each parameter of a ResNet-50. To read them all takes about 60 ms.
 
     Before torch 2.8 only NCCL has a recorder. Later versions warn of its variable."""
-    if torch_names.find(_DUMPS[0][0]):
-        return {"TORCH_FR_BUFFER_SIZE": "5000"}
-    return {"TORCH_NCCL_TRACE_BUFFER_SIZE": "5000"}
+    is_old = torch_names.find(_DUMPS[0][0]) is None
+    name = "TORCH_NCCL_TRACE_BUFFER_SIZE" if is_old else "TORCH_FR_BUFFER_SIZE"
+    return {name: "5000"}
 
 
 def record_something() -> None:

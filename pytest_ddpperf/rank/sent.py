@@ -135,8 +135,7 @@ class Dispatched(TorchDispatchMode):
         is_to = target.type != "cpu"
         if is_to == (source.device.type != "cpu"):
             return
-        way = "h2d.bytes" if is_to else "d2h.bytes"
-        self.copies[way] += bytes_of([source])
+        self.copies["h2d.bytes" if is_to else "d2h.bytes"] += bytes_of([source])
         # torch waits for the stream in either direction
         if not (options.get("non_blocking") or (len(args) > 2 and args[2])):
             self.copies["host_syncs"] += 1

@@ -30,7 +30,7 @@ _NAMES = (
     "torch.autograd:backward",  # see backward passes
     "torch.autograd:grad",  # see backward passes
     "torch._C._distributed_c10d:Work.wait",  # see waits for collectives
-    "torch._C:Future.wait",  # see waits for futures
+    "torch._C:Future.wait",  # see waits for futures, as those for answers of RPC
     "torch.distributed._functional_collectives:wait_tensor",  # see waits for functional collectives
     "torch.distributed:_broadcast_coalesced",  # see waits for buffers
     "torch._C._distributed_c10d:ProcessGroup.send",  # name messages
@@ -81,7 +81,6 @@ _NAMES = (
     "torch.distributed.autograd:context.__exit__",  # find unseen gradients
     "torch.distributed.autograd:_retrieve_context",  # find hooks of gradients
     "torch.distributed.autograd:_current_context",  # see backwards of others
-    "torch._C:Future.wait",  # time waits
     "torch._C._distributed_c10d:Work.get_future",  # see waits for collectives
     # --- which functions of a module take long
     "torch.nn:Module._wrapped_call_impl",  # know modules by their callers

@@ -124,7 +124,7 @@ def judge_times(
             dropped_limits=dropped,
             facts=facts,
         )
-    _check_launches(current, baseline, interleaved=interleaved)
+    _check_launches(sides, interleaved=interleaved)
     now, *before = alike(sides)
     drift = None if interleaved else assumed
     found = _judge_limits(kept, now, before, level, share, drift, stretches)
@@ -243,16 +243,13 @@ def _refuse_limits(
     return None
 
 
-def _check_launches(
-    current: Measurement, baseline: Measurements, *, interleaved: bool
-) -> None:
+def _check_launches(sides: Measurements, *, interleaved: bool) -> None:
     """Raise ValueError if the baseline has too few launches, or others than were interleaved."""
-    launches = [session.samples.launches for session in baseline]
+    now, *launches = (side.samples.launches for side in sides)
     if min(launches) < LAUNCHES_NEEDED:
         raise ValueError(
             f"a baseline of a single launch: a comparison needs {LAUNCHES_NEEDED} a side"
         )
-    now = current.samples.launches
     if interleaved and launches != [now]:
         counts = " + ".join(map(str, launches))
         raise ValueError(
