@@ -126,10 +126,13 @@ def interleave(
 
     While a rank is stopped, what its helpers wait for goes on: a worker of a loader then has a
     batch that cost no time. As many steps as it has helpers take these batches, and do not
-    count."""
+    count. With more of them a side would gain more: raises NotTogether."""
+    one, other = (side.helpers for side in sides)
+    if one != other:
+        raise NotTogether(f"ranks have {one} and {other} further processes")
     for side in source.sample(sides, 2):
         side.stretch(1)  # which counts nothing
-    helpers = min(max(side.helpers for side in sides), _HELPERS)
+    helpers = min(one, _HELPERS)
     lengths = stretch_lengths(
         sides[0].steps,
         max(side.step_seconds for side in sides),

@@ -214,7 +214,7 @@ class LeaderConnection(PytestRole):
     ) -> LaunchSamples | None:
         """Pause a launch until it is to deliver or to be dropped; return what it delivers."""
         with current.pause(self.relay, steps) as launch:
-            self.send(Paused(launch.steps, launch.step_seconds))
+            self.send(Paused(launch.steps, launch.step_seconds, launch.helpers))
             while isinstance(order := self.order(), RunStretch):
                 launch.stretch(order.steps)
                 self.send(StretchDone())

@@ -509,6 +509,7 @@ class Paused(Message):
 
     steps: int
     step_seconds: float  # of each, about
+    helpers: int  # processes that each rank has started
 
 
 class StretchDone(Message):

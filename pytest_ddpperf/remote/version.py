@@ -285,10 +285,10 @@ def nothing_differs(
 class RemotePausedLaunch:
     steps: int
     step_seconds: float
+    helpers: int
     # sends an order and returns the answer, which has to be of a kind, or raises BaseSideError
     _ask: Function
     over: bool = False
-    helpers: int = 0  # those of the current side are known
 
     def stretch(self, steps: int) -> None:
         """Run so many steps, of which the first is not counted; returns when all ranks rest. Raises
@@ -685,7 +685,9 @@ class BaseSide:
         paused = self.tests.ask(observer, PauseLaunch(steps), Paused)
         ask = partial(self.tests.ask, observer)
         return dropping(
-            RemotePausedLaunch(paused.steps, paused.step_seconds, ask)
+            RemotePausedLaunch(
+                paused.steps, paused.step_seconds, paused.helpers, ask
+            )
         )
 
     def end_measurement(self) -> None:

@@ -9,7 +9,11 @@ from typing import NamedTuple
 
 import pytest
 
-from pytest_ddpperf.compare.interleaving import interleave, stretch_lengths
+from pytest_ddpperf.compare.interleaving import (
+    NotTogether,
+    interleave,
+    stretch_lengths,
+)
 
 
 def drawn(steps: int, warm: float, real: float, seed: int) -> list[int]:
@@ -43,22 +47,33 @@ def test_they_add_up_and_none_is_short(steps: int, step_seconds: float) -> None:
         )
 
 
+class WithHelpers(NamedTuple):
+    """A side whose ranks have started so many processes each."""
+
+    steps = 60
+    step_seconds = 0.01
+    helpers: int
+    stretches: list[int]
+
+    def stretch(self, steps: int) -> None:
+        self.stretches.append(steps)
+
+
+def test_sides_with_other_numbers_of_helpers_are_not_interleaved() -> None:
+    """What eight workers wait for goes on while they are stopped, four times as much as of two."""
+    sides = WithHelpers(2, []), WithHelpers(8, [])
+    with pytest.raises(NotTogether, match="ranks have 2 and 8 further proc"):
+        interleave(sides, random.Random(1))  # type: ignore[arg-type]
+    assert sides[0].stretches == []
+
+
 @pytest.mark.parametrize("helpers", [0, 1, 5, 99])
 def test_as_many_steps_as_ranks_have_helpers_are_not_counted(
     helpers: int,
 ) -> None:
     """What workers of a loader waited for while they were stopped has cost no time."""
 
-    class Side(NamedTuple):
-        steps = 60
-        step_seconds = 0.01
-        helpers: int
-        stretches: list[int]
-
-        def stretch(self, steps: int) -> None:
-            self.stretches.append(steps)
-
-    sides = Side(helpers, []), Side(0, [])
+    sides = WithHelpers(helpers, []), WithHelpers(helpers, [])
     interleave(sides, random.Random(1))  # type: ignore[arg-type]
     before = max(min(helpers, 16) - 1, 0)
     for side in sides:
