@@ -41,7 +41,7 @@ from pytest_ddpperf.wire.source_trees import Trees, digest
 # The last ones are of plugins that set variables, if there are any.
 _INI = """
     addopts python_files python_classes python_functions testpaths norecursedirs usefixtures
-    ddp_against_setup ddp_preload env env_files
+    ddp_against_setup ddp_baseline_dir ddp_preload env env_files
 """.split()
 _COLLECTIVE = "collective_benchmark"
 
@@ -149,6 +149,7 @@ def _read_test(
             limits_from=source,
             settings={
                 "ranks": settings.trainers if is_rpc else size,
+                "nodes": settings.nodes or 0,  # all
                 "parameter-servers": servers,
                 "launches": settings.launches,
                 "max-launches": settings.max_launches,
@@ -185,6 +186,10 @@ def _why_not(item: pytest.Item) -> str:
         xfail = evaluate_xfail_marks(item)
         if xfail is not None and not item.config.option.runxfail:
             return f'expected to fail: "{xfail.reason}"'
+    marks = "__unittest_skip__", "__unittest_expecting_failure__"
+    for owner in (getattr(item, "cls", None), getattr(item, "function", None)):
+        if any(getattr(owner, mark, False) for mark in marks):
+            return "skipped or expected to fail by unittest"
     return ""
 
 
