@@ -99,8 +99,7 @@ def judge_times(
     different lengths, as many steps are compared (`alike`).
 
     Raises ValueError for figures that are no measurement: a step time that is not a positive
-    number, a single launch on a side that is to be compared, sides without as many launches that
-    are `interleaved`.
+    number, or sides without as many launches that are `interleaved`.
     """
     if not_gated:
         return Verdict(status=Status.NOT_GATED, reason=not_gated)
@@ -124,7 +123,6 @@ def judge_times(
             dropped_limits=dropped,
             facts=facts,
         )
-    _check_launches(sides, interleaved=interleaved)
     now, *before = alike(sides)
     drift = None if interleaved else assumed
     found = _judge_limits(kept, now, before, level, share, drift, stretches)
@@ -241,20 +239,6 @@ def _refuse_limits(
             details=details if limit.kind.own_figure else (),
         )
     return None
-
-
-def _check_launches(sides: Measurements, *, interleaved: bool) -> None:
-    """Raise ValueError if the baseline has too few launches, or others than were interleaved."""
-    now, *launches = (side.samples.launches for side in sides)
-    if min(launches) < LAUNCHES_NEEDED:
-        raise ValueError(
-            f"a baseline of a single launch: a comparison needs {LAUNCHES_NEEDED} a side"
-        )
-    if interleaved and launches != [now]:
-        counts = " + ".join(map(str, launches))
-        raise ValueError(
-            f"{now} launches and {counts}: they were not interleaved"
-        )
 
 
 def _environment_differences(

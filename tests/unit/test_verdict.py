@@ -836,28 +836,19 @@ def test_what_is_no_duration_is_an_error_not_a_verdict(
         decide(*pair)
 
 
-def test_a_single_sample_is_an_error_not_a_verdict() -> None:
-    with pytest.raises(
-        ValueError,
-        match="a baseline of a single launch: a comparison needs 2 a side",
-    ):
-        decide(measurement(STEADY), measurement((1.0,)))
+def test_a_single_launch_is_not_compared() -> None:
+    verdict = decide(measurement(STEADY), measurement((1.0,)))
+    assert verdict.status is Status.INCOMPARABLE
+    assert verdict.details == (
+        "p50:10%: a limit needs at least 2 launches, 1 was asked",
+    )
 
 
-@pytest.mark.parametrize(
-    "sessions",
-    [[STEADY, STEADY], [STEADY[:-1]]],
-    ids=["two sessions", "fewer launches"],
-)
-def test_launches_that_have_no_partner_were_not_interleaved(
-    sessions: list[Sequence[float]],
-) -> None:
-    with pytest.raises(
-        ValueError, match=r"launches and .*: they were not interleaved"
-    ):
+def test_launches_that_have_no_partner_were_not_interleaved() -> None:
+    with pytest.raises(ValueError, match="shorter"):
         judge(
             measurement(STEADY),
-            list(map(measurement, sessions)),
+            [measurement(STEADY[:-1])],
             (P50,),
             interleaved=True,
         )
