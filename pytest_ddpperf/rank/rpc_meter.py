@@ -120,6 +120,7 @@ class RpcMeter(Meter):
     def close(self) -> Figures:
         self._counting = False
         self._is_over = True
+        self._answers.clear()
         if not self._is_installed:
             return {}
         figures: Figures = {"rpc.calls": self._calls.total()}
@@ -144,12 +145,13 @@ class RpcMeter(Meter):
 
     def _invoke(self, original: Any, *args: Any, **kwargs: Any) -> Any:
         """Keep the future of an answer, which is waited for before bytes are reported."""
-        if self._is_over:
-            return original(*args, **kwargs)
-        if not self._counting:
-            self._answers = [each for each in self._answers if not each.done()]
         answer = original(*args, **kwargs)
-        self._answers.append(answer)
+        if not self._is_over:
+            if not self._counting:
+                self._answers = [
+                    each for each in self._answers if not each.done()
+                ]
+            self._answers.append(answer)
         return answer
 
     def _serialize(self, original: Any, value: Any) -> Any:

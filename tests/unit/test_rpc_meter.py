@@ -19,3 +19,4 @@ def test_a_request_may_be_under_way_when_the_counted_step_is_over() -> None:
 
     assert meter._invoke(original) is answer
     assert meter._invoke(lambda: answer) is answer
+    assert meter._answers == [], "nothing that an answer holds stays"
