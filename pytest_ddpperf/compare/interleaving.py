@@ -32,8 +32,8 @@ _STRETCHES = 8
 
 
 class NotTogether(Exception):
-    """The first launches of both sides failed while both were alive: they may need what only one
-    can have."""
+    """Both sides cannot be alive, since the first launches failed so and may need what only one can
+    have, or they cannot be compared so."""
 
 
 def take_round(

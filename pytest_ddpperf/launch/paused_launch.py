@@ -47,6 +47,8 @@ class PausedLaunch(Launch):
         super().__init__(*launch)
         self._samples = samples
         self._window = Resting(steps=0, step_ns=0)  # until all have warmed up
+        # how many processes each rank has started by then: workers of a loader, say
+        self.helpers = 0
         self._is_stopped = False  # by signal
         self._left_seconds = 0.0  # until its deadline, while it is paused
         self._warm_ns = 0  # when it was warm
@@ -60,6 +62,7 @@ class PausedLaunch(Launch):
         self._rest()
         self._warm_ns = time.monotonic_ns()
         self._window = self._ranks[0].resting or self._window
+        self.helpers = count_helpers(self._server.pid, len(self._ranks))
 
     @property
     def steps(self) -> int:
@@ -70,11 +73,6 @@ class PausedLaunch(Launch):
     def step_seconds(self) -> float:
         """The approximate time of a step; 0 without a warm-up."""
         return self._window.step_ns / 1e9
-
-    @property
-    def helpers(self) -> int:
-        """How many processes each rank has started: workers of a loader, say."""
-        return count_helpers(self._server.pid, len(self._ranks))
 
     def stretch(self, steps: int) -> None:
         """Run so many, the first of them uncounted; returns when all ranks are stopped. Raises as
