@@ -154,7 +154,7 @@ def _mark_steps(
     is_package = spec and spec.submodule_search_locations
     own = getattr(program, "path", "")
     origin = spec and spec.origin
-    is_own = own == module or os.path.realpath(own) == origin
+    is_own = own in (module, origin) or os.path.realpath(own) == origin
     if is_own and not is_package:
         raise DdpPerfError(
             f'boundary="{boundary}" is in the program itself, which runs as __main__: move it'
