@@ -147,9 +147,9 @@ def _read_test(
             test,
             limits=_applying(item, settings.limits),
             limits_from=source,
+            nodes=settings.nodes,
             settings={
                 "ranks": settings.trainers if is_rpc else size,
-                "nodes": settings.nodes or 0,  # all
                 "parameter-servers": servers,
                 "launches": settings.launches,
                 "max-launches": settings.max_launches,
@@ -186,10 +186,6 @@ def _why_not(item: pytest.Item) -> str:
         xfail = evaluate_xfail_marks(item)
         if xfail is not None and not item.config.option.runxfail:
             return f'expected to fail: "{xfail.reason}"'
-    marks = "__unittest_skip__", "__unittest_expecting_failure__"
-    for owner in (getattr(item, "cls", None), getattr(item, "function", None)):
-        if any(getattr(owner, mark, False) for mark in marks):
-            return "skipped or expected to fail by unittest"
     return ""
 
 

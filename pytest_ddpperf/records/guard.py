@@ -26,12 +26,13 @@ class JudgedTest:
     labels: tuple[str, ...] = ()
     limits: Limits = ()
     limits_from: str = ""  # "pytest.ini", "marker", "command line" or "default"
+    nodes: int | None = None  # that its ranks are on; None: all
     # "launches", "steps", "ranks", "backend", ...; {} if its marker is invalid
     settings: Mapping[str, float | str] = field(default_factory=dict)
     # of its fixtures those that are not the plugin's, with the file that has them
     overridden: tuple[str, ...] = ()
     marks: tuple[str, ...] = ()  # their names
-    body: str = ""  # a digest of its function, without its name and decorators
+    body: str = ""  # a digest of its function, without its name and marks
 
 
 @record

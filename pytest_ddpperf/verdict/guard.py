@@ -181,7 +181,8 @@ def _measurement(test: JudgedTest, label: str) -> str:
 
 def _needs(test: JudgedTest) -> list[object]:
     """Return what a machine must have for a test."""
-    return [test.settings.get(name) for name in ("ranks", "nodes", "backend")]
+    asked = test.settings
+    return [test.nodes, asked.get("ranks"), asked.get("backend")]
 
 
 def why_loosened(found: Sequence[Loosened], red: Collection[str]) -> str:

@@ -665,7 +665,6 @@ def test_a_test_shows_what_it_is_judged_by(
     assert expected.why_not == 'expected to fail: "slow"'
     assert expected.settings == {
         "ranks": 4,
-        "nodes": 0,
         "parameter-servers": 0,
         "launches": 7,
         "max-launches": 20,
@@ -682,6 +681,7 @@ def test_a_test_shows_what_it_is_judged_by(
         "marker",
     )
     assert expected.marks == ("ddp", "xfail")
+    assert expected.nodes is None
     assert found["test_skipped"].why_not == 'skipped: "flaky"'
     assert found["test_typo"].settings == {}
     rpc = found["TestClass::test_rpc"].settings
@@ -738,29 +738,10 @@ def test_a_figures_name_may_begin_like_another_metric(
     assert test.limits == tuple(map(limit, asked))
 
 
-@pytest.mark.parametrize(
-    "mark", ["__unittest_skip__", "__unittest_expecting_failure__"]
-)
-def test_what_unittest_marks_is_not_judged(
-    judged: Callable[..., dict[str, JudgedTest]], mark: str
-) -> None:
-    """A base class of the package may have it."""
-    found = judged(f"""
-class Base: {mark} = True
-class TestA(Base):
-    def test_a(self, ddp_benchmark): ddp_benchmark(None)
-class TestB:
-    def test_b(self, ddp_benchmark): ddp_benchmark(None)
-""")
-    why = "skipped or expected to fail by unittest"
-    assert [test.why_not for test in found.values()] == [why, ""]
-
-
 def test_a_test_that_wants_nodes_which_a_machine_lacks_is_lost() -> None:
-    now = judged_test(settings={**BEFORE.settings, "nodes": 2})
-    before = judged_test(settings={**BEFORE.settings, "nodes": 0})
+    now = judged_test(nodes=2)
     guard = Guard(
-        before=Judged(tests=(before,)),
+        before=Judged(tests=(BEFORE,)),
         now=Judged(tests=(now,)),
         since="main",
         files=(),
