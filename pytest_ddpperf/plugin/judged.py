@@ -34,6 +34,7 @@ from pytest_ddpperf.records.errors import MarkerError
 from pytest_ddpperf.records.guard import EVERY_SIZE, Judged, JudgedTest
 from pytest_ddpperf.records.plan import TIME_LIMITS, Limits
 from pytest_ddpperf.remote.worktree import INI_FILES
+from pytest_ddpperf.verdict.decision import red_names
 from pytest_ddpperf.verdict.guard import DESELECTED
 from pytest_ddpperf.wire.source_trees import Trees, digest
 
@@ -57,15 +58,11 @@ def read_judged(run: PytestProcess, trees: Trees) -> Judged:
     for name in _INI:
         with suppress(ValueError):
             ini.append(run.config.getini(name))
-    settings = run.settings
-    red = ["regressed"]  # as `decision.fails` has it
-    if settings.fail_on is not None:
-        red = sorted(settings.fail_on)
-    elif settings.baseline_missing == "fail":
-        red += ["no-baseline", "incomparable"]
     return Judged(
         tests=tuple(tests),
-        red=tuple(red),
+        red=tuple(
+            red_names(run.settings.fail_on, run.settings.baseline_missing)
+        ),
         ini=digest(repr(ini).encode()),
     )
 

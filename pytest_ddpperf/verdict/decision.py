@@ -144,6 +144,17 @@ def fails(
     return verdict.status is Status.REGRESSED
 
 
+def red_names(
+    fail_on: frozenset[str] | None, baseline_missing: Literal["warn", "fail"]
+) -> list[str]:
+    """Return what makes a run red, by the names of --ddp-fail-on."""
+    if fail_on is not None:
+        return sorted(fail_on)
+    if baseline_missing == "fail":
+        return ["regressed", "no-baseline", "incomparable"]
+    return ["regressed"]
+
+
 # A change beyond this share of its limit is worth the seconds of a confirmation.
 # docs/evidence.md has the rates.
 SUSPICIOUS = 0.5
