@@ -26,6 +26,7 @@ from pytest_ddpperf.plugin.items import (
     has_own_sizes,
     is_distributed,
     nodeid_of,
+    only_prints,
 )
 from pytest_ddpperf.plugin.reporter import Reporter, prepare_files
 from pytest_ddpperf.plugin.snapshot import take_snapshot, why_not_compared
@@ -192,10 +193,7 @@ def _look(run: Run, items: list[pytest.Item]) -> None:
 
 def _only_shows(config: pytest.Config) -> bool:
     """Say whether pytest shows tests or their fixtures (--setup-plan too), and calls none."""
-    shows = """
-        collectonly setuponly showfixtures show_fixtures_per_test cacheshow
-    """
-    return any(config.getoption(each, None) for each in shows.split())
+    return only_prints(config, "collectonly setuponly")
 
 
 def _prepare(run: Run, items: list[pytest.Item]) -> None:

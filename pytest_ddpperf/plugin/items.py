@@ -79,6 +79,13 @@ def words_of_call(config: pytest.Config) -> list[str]:
     ]
 
 
+def only_prints(config: pytest.Config, further: str = "") -> bool:
+    """Say whether pytest has an option with which it prints something and runs no test, or one of
+    the `further` options."""
+    names = f"help version markers showfixtures show_fixtures_per_test cacheshow {further}"
+    return any(config.getoption(name, None) for name in names.split())
+
+
 def selects_tests(config: pytest.Config) -> bool:
     """Say whether the call names single tests, or those that the last run left."""
     by_last_run = re.compile(r"--(lf|last-failed|sw|stepwise)\b")

@@ -17,7 +17,12 @@ import pytest
 from pytest_ddpperf.launch.request import inherited
 from pytest_ddpperf.options import definitions
 from pytest_ddpperf.options.settings import read_settings
-from pytest_ddpperf.plugin.items import conftests, named_tests, words_of_call
+from pytest_ddpperf.plugin.items import (
+    conftests,
+    named_tests,
+    only_prints,
+    words_of_call,
+)
 from pytest_ddpperf.plugin.process import PytestProcess
 from pytest_ddpperf.plugin.snapshot import take_snapshot
 from pytest_ddpperf.records.errors import DdpPerfError, NodesError
@@ -157,16 +162,10 @@ def for_nodes(config: pytest.Config) -> list[str]:
     return [*seed(config), *remote_arguments(given, ())]
 
 
-# Options with which pytest prints something and runs no test, on each node for itself.
-_PRINTS_ONLY = """
-    help version markers showfixtures show_fixtures_per_test cacheshow
-""".split()
-
-
 def main(config: pytest.Config) -> int | None:
     """Work for the first node's pytest if torchrun or srun started this one on another node, and
     return the exit status; None if this pytest has to run as usual."""
-    if _only_prints(config):
+    if only_prints(config):  # on each node for itself
         return None
     node = os.environ.get("GROUP_RANK", os.environ.get("SLURM_NODEID"))
     try:
@@ -187,14 +186,10 @@ def main(config: pytest.Config) -> int | None:
         ) from None
 
 
-def _only_prints(config: pytest.Config) -> bool:
-    return any(config.getoption(name, None) for name in _PRINTS_ONLY)
-
-
 def meet_nodes(run: PytestProcess) -> OtherNodes | None:
     """Open the door to the other nodes, if torchrun started several and this pytest is the first
     one's; raises pytest.UsageError."""
-    if _only_prints(run.config):
+    if only_prints(run.config):
         return None
     try:
         found = role(os.environ)
