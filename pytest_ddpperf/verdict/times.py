@@ -410,7 +410,8 @@ def _differences(
                 sessions = joined(sessions, hosts)
             found.append(stats.difference(now, sessions, drift=drift))
         else:
-            pairs = paired(limit, current, baseline[0], stretches)
+            (other,) = baseline
+            pairs = paired(limit, current, other, stretches)
             trim = TRIM if by_stretches(limit, stretches) else 0.0
             found.append(stats.paired(*pairs, trim=trim))
     return found

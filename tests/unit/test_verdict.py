@@ -844,11 +844,21 @@ def test_a_single_launch_is_not_compared() -> None:
     )
 
 
-def test_launches_that_have_no_partner_were_not_interleaved() -> None:
-    with pytest.raises(ValueError, match="shorter"):
+@pytest.mark.parametrize(
+    ("sessions", "problem"),
+    [
+        ([STEADY, STEADY], "too many values"),
+        ([STEADY[:-1]], "is shorter than"),
+    ],
+    ids=["two sessions", "fewer launches"],
+)
+def test_launches_that_have_no_partner_were_not_interleaved(
+    sessions: list[Sequence[float]], problem: str
+) -> None:
+    with pytest.raises(ValueError, match=problem):
         judge(
             measurement(STEADY),
-            [measurement(STEADY[:-1])],
+            list(map(measurement, sessions)),
             (P50,),
             interleaved=True,
         )
