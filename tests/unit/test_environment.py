@@ -288,7 +288,7 @@ def test_a_thread_that_pins_memory_works_ahead(
     name: str, *, goes_on: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As workers of a DataLoader do."""
-    monkeypatch.setattr(environment, "_BUSY_CORES", 0.0)
+    monkeypatch.setattr(environment, "_BUSY_CORES", 0.1)
     over = threading.Event()
 
     def work() -> None:
