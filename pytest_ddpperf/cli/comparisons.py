@@ -286,6 +286,7 @@ def compare(
         if each.comparisons and each.verdict != Status.INCOMPARABLE
     ]
     if not compared:
+        # what cannot be compared says more than what was not reached
         first = max(
             outcomes, key=lambda each: each.verdict == Status.INCOMPARABLE
         )

@@ -32,8 +32,9 @@ _STRETCHES = 8
 
 
 class NotTogether(Exception):
-    """Both sides cannot be alive, since the first launches failed so and may need what only one can
-    have, or they cannot be compared so."""
+    """Both sides have to be measured one launch after the other. Either the first launches failed
+    while both were alive, for they may need what only one can have; or one side would gain from
+    being stopped."""
 
 
 def take_round(
@@ -126,10 +127,13 @@ def interleave(
 
     While a rank is stopped, what its helpers wait for goes on: a worker of a loader then has a
     batch that cost no time. As many steps as it has helpers take these batches, and do not
-    count. With more of them a side would gain more: raises NotTogether."""
+    count. The side with more helpers would gain more. So with different numbers of them it raises
+    NotTogether."""
     one, other = (side.helpers for side in sides)
     if one != other:
-        raise NotTogether(f"ranks have {one} and {other} further processes")
+        raise NotTogether(
+            f"a rank has {one} further processes on this side and {other} on the other"
+        )
     for side in source.sample(sides, 2):
         side.stretch(1)  # which counts nothing
     helpers = min(one, _HELPERS)

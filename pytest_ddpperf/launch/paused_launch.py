@@ -47,7 +47,7 @@ class PausedLaunch(Launch):
         super().__init__(*launch)
         self._samples = samples
         self._window = Resting(steps=0, step_ns=0)  # until all have warmed up
-        # how many processes each rank has started by then: workers of a loader, say
+        # how many processes each rank has started when it is warm: workers of a loader, say
         self.helpers = 0
         self._is_stopped = False  # by signal
         self._left_seconds = 0.0  # until its deadline, while it is paused

@@ -30,7 +30,7 @@ _NAMES = (
     "torch.autograd:backward",  # see backward passes
     "torch.autograd:grad",  # see backward passes
     "torch._C._distributed_c10d:Work.wait",  # see waits for collectives
-    "torch._C:Future.wait",  # see waits for futures, as those for answers of RPC
+    "torch._C:Future.wait",  # see waits for futures, among them answers of RPC
     "torch.distributed._functional_collectives:wait_tensor",  # see waits for functional collectives
     "torch.distributed:_broadcast_coalesced",  # see waits for buffers
     "torch._C._distributed_c10d:ProcessGroup.send",  # name messages

@@ -566,7 +566,7 @@ class BaseSide:
             raise AgainstError(self._option, str(error)) from None
         if self._reach is not None:
             self._reach.collected(here.files if here is not None else ())
-        # other Pythons read the same function otherwise
+        # another Python may parse the same function differently
         otherwise = self.version.option or self.version.python
         if (
             self.checkout.other_commit

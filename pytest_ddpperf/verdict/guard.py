@@ -219,8 +219,8 @@ def raised_limits(before: Limits, now: Limits) -> Iterator[Change]:
     compared, so they count. If none are known of one side, nothing is yielded."""
     if not before or not now:
         return
-    # figures of one's own have a limit of ours unless it is named, and so has a command's wall time
-    # unless any is
+    # figures of one's own have a limit of ours unless theirs is named, a command's wall time unless
+    # any limit is named
     own = [
         replace(limit, value=OWN_LIMIT, unit="%")
         for limit in now

@@ -32,7 +32,7 @@ class FigureReader:
     _figures: NamedFigures
     _folder: str  # where paths of figures begin
     _logs: Sequence[str]  # the files of its output
-    _has_ended: bool = False  # the program has, when they are read
+    _has_ended: bool = False  # whether the program has ended when they are read
 
     def begin(self) -> None:
         """From now on it counts what is written."""

@@ -108,8 +108,8 @@ def for_children(
 def with_own(
     environ: Mapping[str, str], own: Mapping[str, str]
 ) -> dict[str, str]:
-    """Return the variables of a rank with a program's own. What lets this side's code be imported
-    stays."""
+    """Return the variables of a rank, replaced by a program's own. The folders on PYTHONPATH from
+    which this side's code is imported stay on it."""
     given = {**environ, **own}
     if given["PYTHONPATH"] != environ["PYTHONPATH"]:
         paths = CHILDREN, given["PYTHONPATH"], environ["PYTHONPATH"]

@@ -59,10 +59,10 @@ class WithHelpers(NamedTuple):
         self.stretches.append(steps)
 
 
-def test_sides_with_other_numbers_of_helpers_are_not_interleaved() -> None:
+def test_sides_with_different_numbers_of_helpers_are_not_interleaved() -> None:
     """What eight workers wait for goes on while they are stopped, four times as much as of two."""
     sides = WithHelpers(2, []), WithHelpers(8, [])
-    with pytest.raises(NotTogether, match="ranks have 2 and 8 further proc"):
+    with pytest.raises(NotTogether, match="2 further processes on this side"):
         interleave(sides, random.Random(1))  # type: ignore[arg-type]
     assert sides[0].stretches == []
 
