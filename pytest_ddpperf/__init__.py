@@ -6,8 +6,6 @@ for, since pytest imports this package in every run.
 PYTEST_DONT_REWRITE: pytest would warn where another version's process has imported it before.
 """
 
-from __future__ import annotations
-
 import importlib
 from typing import TYPE_CHECKING, Any
 

@@ -5,8 +5,6 @@ Facts come from files below a root, which tests replace, and from nvidia-smi. A 
 (macOS) or cannot be read gives no fact.
 """
 
-from __future__ import annotations
-
 import os
 import platform
 import re

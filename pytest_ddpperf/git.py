@@ -1,8 +1,6 @@
 """What is asked of git: which commit is here, what another ref is, a worktree of it. Never touches
 index or files."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """The end of a step, as a training program marks it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 # What a mark calls. A rank that times a program by its marks adds its own function.

@@ -1,7 +1,5 @@
 """Names, figures and tables as text, the same in every report."""
 
-from __future__ import annotations
-
 import math
 import re
 import shutil

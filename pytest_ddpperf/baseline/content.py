@@ -1,7 +1,5 @@
 """What a baseline's file holds, and its name. Reads and writes no files."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re

@@ -4,8 +4,6 @@ Knows files and locks; it decides nothing: a baseline that does not exist is Non
 be read is a BaselineError that names the file and the next step.
 """
 
-from __future__ import annotations
-
 import errno
 import hashlib
 import os

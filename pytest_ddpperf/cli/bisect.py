@@ -5,8 +5,6 @@ Each comparison is a pytest of its own, with --ddp-against. All compare with the
 nothing checks out.
 """
 
-from __future__ import annotations
-
 import argparse
 import math
 import os

@@ -1,7 +1,5 @@
 """The short subcommands: `ddpperf run`, `html`, `markdown`, `baseline list` and `doctor`."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -1,8 +1,6 @@
 """Comparisons of the working tree with other versions, each by a run of pytest of its own: for
 `ddpperf bisect`."""
 
-from __future__ import annotations
-
 import hashlib
 import itertools
 import os

@@ -1,7 +1,5 @@
 """How a subcommand ends and what it prints, and the options that several have."""
 
-from __future__ import annotations
-
 import argparse
 import os
 import signal

@@ -1,7 +1,5 @@
 """`ddpperf diff`: compare reports with another one, by the judge of the gate."""
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Hashable, Sequence
 from dataclasses import replace

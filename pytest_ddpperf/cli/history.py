@@ -1,7 +1,5 @@
 """`ddpperf history`: find change points, add runs, accept change points."""
 
-from __future__ import annotations
-
 import argparse
 import shlex
 from collections.abc import Callable, Iterator, Sequence

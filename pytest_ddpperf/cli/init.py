@@ -1,7 +1,5 @@
 """`ddpperf init`: a first test, and a recipe for CI."""
 
-from __future__ import annotations
-
 import argparse
 import os
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The command line of `ddpperf`: which subcommand was asked for, and what becomes of its errors."""
 
-from __future__ import annotations
-
 import argparse
 import sys
 import traceback

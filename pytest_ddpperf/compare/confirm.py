@@ -5,8 +5,6 @@ It is an ordinary comparison with another version. A run has one budget of secon
 and one baseline side at a time.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress

@@ -4,8 +4,6 @@ Where both launches of a round can be alive together, they are interleaved in st
 paused while the other one runs some steps. Else one launch follows the other.
 """
 
-from __future__ import annotations
-
 import math
 import random
 import statistics

@@ -1,7 +1,5 @@
 """Figures of the user's own that cannot be judged: a test with one is red, and never passes."""
 
-from __future__ import annotations
-
 from pytest_ddpperf.compare.job import Job
 from pytest_ddpperf.options.definitions import MARKER
 from pytest_ddpperf.options.settings import where

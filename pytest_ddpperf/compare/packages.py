@@ -1,7 +1,5 @@
 """Which installed packages ranks imported, and whether they are the same as another day."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -4,8 +4,6 @@ A measurement has no other state than its rounds: a tuple to which rounds are ad
 limits nor verdicts.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, fields
 from statistics import fmean, median
 from typing import Any

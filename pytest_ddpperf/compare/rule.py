@@ -16,8 +16,6 @@ also ends if the launches that are left would hardly settle it (a stop for futil
 All of it is computed from the rounds so far: nothing is launched, read or remembered here.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 

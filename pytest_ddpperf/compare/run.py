@@ -1,7 +1,5 @@
 """The loop of a measurement: a round of launches, then what the rule says."""
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections.abc import Mapping

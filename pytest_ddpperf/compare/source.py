@@ -3,8 +3,6 @@
 What differs from it today may make the same code slower.
 """
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence

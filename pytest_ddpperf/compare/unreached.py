@@ -1,8 +1,6 @@
 """A measurement that ends after one launch of the current side: nothing that differs from the other
 version can have a part in it."""
 
-from __future__ import annotations
-
 from pytest_ddpperf.compare.job import Job
 from pytest_ddpperf.compare.own_figures import check_launch
 from pytest_ddpperf.compare.result import Measured

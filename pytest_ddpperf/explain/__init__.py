@@ -1,8 +1,6 @@
 """What changed in a step, and how much of its time that explains: from the phases, counters and
 stacks of two sides."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace

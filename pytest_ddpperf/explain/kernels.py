@@ -1,7 +1,5 @@
 """Which kernels made the work of a device change."""
 
-from __future__ import annotations
-
 from statistics import fmean
 
 from pytest_ddpperf.records.device import COMMUNICATION, Kernel

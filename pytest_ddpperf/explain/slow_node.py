@@ -1,7 +1,5 @@
 """The node that is slower on both sides of a comparison, so that no change of the code is why."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from statistics import fmean
 

@@ -6,8 +6,6 @@ logarithm of how much longer that version takes. Between two commits a test beca
 difference of theirs.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from itertools import pairwise

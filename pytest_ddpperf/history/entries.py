@@ -4,8 +4,6 @@ A file is never rewritten and no two runs share a name, so branches that each ad
 without a conflict.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 import re

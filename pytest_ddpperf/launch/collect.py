@@ -1,7 +1,5 @@
 """What a launch brought back: the windows of its ranks become LaunchSamples."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import pairwise

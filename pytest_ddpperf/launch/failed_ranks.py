@@ -1,7 +1,5 @@
 """Failed ranks: which one was the first cause, where each one was, and its stacks."""
 
-from __future__ import annotations
-
 import json
 import math
 import os

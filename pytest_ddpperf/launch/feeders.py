@@ -1,8 +1,6 @@
 """Finds a process outside of a launch that feeds its ranks. It goes on while they are stopped
 between stretches, so what they read next has cost no time."""
 
-from __future__ import annotations
-
 import glob
 import os
 import stat

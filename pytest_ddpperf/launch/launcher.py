@@ -1,7 +1,5 @@
 """Launches: what can be asked of ranks. Knows neither limits nor baselines."""
 
-from __future__ import annotations
-
 import json
 import os
 import pickle

@@ -1,8 +1,6 @@
 """The output of ranks, read at the end (and cut in the middle if it is long) or streamed, and the
 observer."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 

@@ -6,8 +6,6 @@ longer than a stretch disturbs both. Paused ranks are stopped by signal, with al
 because threads may spin and workers of a loader run on.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress

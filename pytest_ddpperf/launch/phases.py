@@ -1,8 +1,6 @@
 """Where the time of a launch's steps went: each rank's own phases, and the critical path through
 all ranks."""
 
-from __future__ import annotations
-
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Mapping, Sequence

@@ -2,8 +2,6 @@
 GPUs, and host-wide locks, so that no two pytest processes, of any user, time steps on the same core
 or device at once."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import random

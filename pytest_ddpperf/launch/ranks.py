@@ -1,7 +1,5 @@
 """One rank of a launch on this node, as pytest sees it over its channel."""
 
-from __future__ import annotations
-
 import socket
 from collections.abc import Sequence
 from contextlib import suppress

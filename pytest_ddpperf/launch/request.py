@@ -4,8 +4,6 @@ and which variables belong to a measurement.
 The variables are pytest's, without those of an outer launcher, plus those that keep a launch local.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import sys

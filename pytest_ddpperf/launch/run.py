@@ -1,8 +1,6 @@
 """One launch, from the request to the last process: the seam *run launch k of this plan, return its
 samples*."""
 
-from __future__ import annotations
-
 import math
 import os
 import shutil

@@ -1,7 +1,5 @@
 """pytest's handle on its rank server: start it, restart it when it must be, ask for ranks."""
 
-from __future__ import annotations
-
 import errno
 import os
 import resource

@@ -1,8 +1,6 @@
 """The Python stacks of ranks that hang, as faulthandler writes them: how to ask for them, and what
 they say."""
 
-from __future__ import annotations
-
 import re
 import time
 from collections.abc import Callable, Sequence

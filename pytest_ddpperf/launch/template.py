@@ -1,7 +1,5 @@
 """pytest's handle on the templates that its rank servers are forked from (see `rank.template`)."""
 
-from __future__ import annotations
-
 import os
 import socket
 import sys

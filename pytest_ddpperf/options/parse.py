@@ -5,8 +5,6 @@ the function that parses it. Each raises ValueError that says what is allowed; w
 the place and the value, or the item of it that is refused.
 """
 
-from __future__ import annotations
-
 import math
 import os
 import re

@@ -3,8 +3,6 @@
 What may raise hides its frame, so that --pdb opens in the test's.
 """
 
-from __future__ import annotations
-
 import inspect
 import math
 import os

@@ -1,8 +1,6 @@
 """The files that the code of a test imports, by what its module, conftests and all that these
 import name."""
 
-from __future__ import annotations
-
 import ast
 import importlib.util
 import os

@@ -1,7 +1,5 @@
 """Read from collected tests what each would be measured and judged by. Nothing runs."""
 
-from __future__ import annotations
-
 import ast
 import inspect
 import os

@@ -1,7 +1,5 @@
 """The worker's half of a remote pytest: it measures when the leader asks, and judges nothing."""
 
-from __future__ import annotations
-
 import os
 import socket
 import time

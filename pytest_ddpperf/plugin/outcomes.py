@@ -1,7 +1,5 @@
 """The measurements of one test, and the outcome of each that is reported. Knows no pytest."""
 
-from __future__ import annotations
-
 import os
 from dataclasses import dataclass, replace
 from pathlib import Path

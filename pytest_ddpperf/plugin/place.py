@@ -1,8 +1,6 @@
 """Where tests run: the asked backend, device and nodes against what the machine has. Knows no
 pytest."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace

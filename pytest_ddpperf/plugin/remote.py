@@ -1,7 +1,5 @@
 """How remote pytests are called from a run: other versions, and other nodes."""
 
-from __future__ import annotations
-
 import os
 import platform
 import signal

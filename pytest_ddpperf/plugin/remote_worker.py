@@ -1,7 +1,5 @@
 """The pytest of another version or node: it collects, then runs the tests that the leader names."""
 
-from __future__ import annotations
-
 import faulthandler
 import os
 import signal

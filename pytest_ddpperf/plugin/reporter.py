@@ -1,8 +1,6 @@
 """The end of a run: its results go to the terminal, and to files. Reports are imported if there is
 something to report."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Generator
 from dataclasses import dataclass

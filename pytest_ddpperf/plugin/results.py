@@ -1,7 +1,5 @@
 """The results of one run: its outcomes and its reports. Does not import pytest."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress

@@ -1,7 +1,5 @@
 """pytest's hooks around each test. Imported and registered if a run has distributed tests."""
 
-from __future__ import annotations
-
 from collections.abc import Generator
 
 import pytest

@@ -1,8 +1,6 @@
 """What a run measures with: its ranks, and the baselines that it compares with and writes. Knows no
 pytest."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace

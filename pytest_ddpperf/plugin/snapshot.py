@@ -1,8 +1,6 @@
 """What a pytest process is started with: environment, import path and options, and what the
 user's conftests add to the options."""
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """The progress of a measurement on the terminal."""
 
-from __future__ import annotations
-
 import os
 import sys
 import time

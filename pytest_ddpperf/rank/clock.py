@@ -6,8 +6,6 @@ with: the start of the window, then the end of each step. Differences of marks a
 time of the window.
 """
 
-from __future__ import annotations
-
 import gc
 import resource
 import sys

@@ -1,8 +1,6 @@
 """One run of a command that starts its ranks itself. This process is no rank: it starts the command
 and waits for it. All that the command leaves behind ends with the launch."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """The `ctx` that user code gets in a rank, and the values that it records or returns."""
 
-from __future__ import annotations
-
 import inspect
 import io
 import math

@@ -1,8 +1,6 @@
 """The counters of a step: what it sends, copies, calls, compiles and holds. See
 docs/counters.md."""
 
-from __future__ import annotations
-
 import gc
 import resource
 import sys

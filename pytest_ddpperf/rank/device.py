@@ -4,8 +4,6 @@ Profiled steps, and those that follow, take longer on the host, so nothing is ti
 then. What kernels take does not change by it. Only the device's own activity is recorded.
 """
 
-from __future__ import annotations
-
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence

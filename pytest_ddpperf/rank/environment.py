@@ -1,8 +1,6 @@
 """Facts about where a rank runs, as flat names and scalars. What they mean for a comparison is
 `baseline`'s to say."""
 
-from __future__ import annotations
-
 import multiprocessing
 import platform
 import sys

@@ -9,8 +9,6 @@ without a word.
 Its requests and answers are in `records.messages`.
 """
 
-from __future__ import annotations
-
 import ctypes
 import gc
 import os

@@ -5,8 +5,6 @@ pinning, unpickling, process group, the user's code; the result or the error lea
 teardown; then it exits hard, because Gloo's and NCCL's destructors can hang.
 """
 
-from __future__ import annotations
-
 import faulthandler
 import json
 import multiprocessing

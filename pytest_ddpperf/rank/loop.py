@@ -1,8 +1,6 @@
 """Runs a program that owns its loop, and times it by its optimizer updates, its own marks or a
 function, without a collective of ours."""
 
-from __future__ import annotations
-
 import importlib.util
 import inspect
 import os

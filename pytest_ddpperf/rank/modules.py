@@ -1,7 +1,5 @@
 """The modules of this process: which synchronise gradients, and the bytes of their parameters."""
 
-from __future__ import annotations
-
 import gc
 from collections.abc import Iterable, Mapping
 from typing import Any

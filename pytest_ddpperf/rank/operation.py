@@ -1,7 +1,5 @@
 """A collective as the step that is timed, and the check that it does what it should."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 

@@ -1,8 +1,6 @@
 """Divides steps into pieces, each a phase and its end, by the stamps of what began and ended in
 them."""
 
-from __future__ import annotations
-
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """This process in its launch, and its connection to pytest."""
 
-from __future__ import annotations
-
 import os
 import socket
 import sys

@@ -1,7 +1,5 @@
 """torch's flight recorders: which collectives this process started, and when."""
 
-from __future__ import annotations
-
 import math
 import pickle
 import time

@@ -4,8 +4,6 @@ trainers have ended.
 Imported only where RPC is used: it costs half a second.
 """
 
-from __future__ import annotations
-
 import queue
 import threading
 import warnings

@@ -4,8 +4,6 @@ steps, seen in the Python layer of torch.distributed.rpc.
 Imported only where RPC is used, as `rank.rpc`.
 """
 
-from __future__ import annotations
-
 import threading
 import time
 from collections import Counter

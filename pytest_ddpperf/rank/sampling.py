@@ -1,7 +1,5 @@
 """The timed steps of one rank whose set-up function made the step."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any

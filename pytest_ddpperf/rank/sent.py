@@ -7,8 +7,6 @@ collective but, on Gloo, call a reduce-scatter an all-reduce and have no send an
 differ the figures are unknown.
 """
 
-from __future__ import annotations
-
 import math
 import re
 import threading

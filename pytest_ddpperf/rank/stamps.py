@@ -9,8 +9,6 @@ On a device a stamp is an event in its current stream: a phase lasts until the d
 work. The host starts a collective long before that, so waits are not known there.
 """
 
-from __future__ import annotations
-
 import threading
 import time
 import warnings

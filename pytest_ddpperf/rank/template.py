@@ -5,8 +5,6 @@ is the same on both.
 `launch.template` starts it as a process of its own. It dies with pytest, and ends its rank servers.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import socket

@@ -1,7 +1,5 @@
 """A rank that times steps, as all parts of a measurement share it."""
 
-from __future__ import annotations
-
 import gc
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field

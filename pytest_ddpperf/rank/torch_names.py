@@ -7,8 +7,6 @@ Attributes that torch gives to objects only (DDP's `reducer`, FSDP2's `_state_ct
 of their classes, and are not in the table.
 """
 
-from __future__ import annotations
-
 import importlib
 from collections.abc import Callable
 from typing import Any, NamedTuple

@@ -1,7 +1,5 @@
 """Where the steps of a program that owns its loop end, by its optimizers and backward passes."""
 
-from __future__ import annotations
-
 import time
 from collections import deque
 from collections.abc import Callable, Sequence

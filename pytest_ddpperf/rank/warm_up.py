@@ -1,8 +1,6 @@
 """The warm-up of one rank: steps until nothing changes any more, and until a device's clock is
 up."""
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """The window of a rank: stretches of timed steps, and what they come to."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate, pairwise
 from statistics import median

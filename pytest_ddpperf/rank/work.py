@@ -1,7 +1,5 @@
 """The work of a step, by what it calls: operators, and their floating-point operations."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

@@ -3,8 +3,6 @@
 msgspec checks every value against the type hints of its dataclass.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """What a step gives a device to do, by kernels."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from pytest_ddpperf.records.record import record

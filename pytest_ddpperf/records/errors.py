@@ -3,8 +3,6 @@
 None is a pytest exception: the plugin turns them into what pytest's users expect.
 """
 
-from __future__ import annotations
-
 import errno
 import os
 import re

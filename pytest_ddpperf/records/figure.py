@@ -1,7 +1,5 @@
 """A figure of the user's own: what it is, and its values in launches."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Mapping
 from statistics import fmean, geometric_mean

@@ -1,7 +1,5 @@
 """What the tests of one version are judged by, and what is weaker in another version."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import field
 

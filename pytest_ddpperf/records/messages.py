@@ -7,8 +7,6 @@ its start. Last those between a leading pytest (`remote`) and a remote one
 `Event` are the unions that a receiver decodes and takes apart by `match`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import field
 from typing import TYPE_CHECKING, Any, TypeVar

@@ -1,8 +1,6 @@
 """What a limit can be on. Each kind of metric is a class: a new one is a class in METRICS, and a
 row in docs/options.md. If it has percentiles, `options.parse` has to know its prefix."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """One measurement as the reports know it, with what it was compared with."""
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import field

@@ -1,7 +1,5 @@
 """Quantiles and means of durations: what describes one launch."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from statistics import fmean

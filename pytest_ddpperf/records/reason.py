@@ -1,7 +1,5 @@
 """The reason codes of verdicts."""
 
-from __future__ import annotations
-
 from enum import Enum
 
 

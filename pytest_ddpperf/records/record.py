@@ -1,7 +1,5 @@
 """What most values here are: immutable, and made by the names of their fields."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
 

@@ -1,7 +1,5 @@
 """The phases of a training step, and what a launch says about them."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import TypeVar

@@ -1,7 +1,5 @@
 """Both ends of the exchange that shows by how much the clocks of two nodes differ."""
 
-from __future__ import annotations
-
 import socket
 import struct
 import time

@@ -1,7 +1,5 @@
 """The network interfaces and addresses of this node."""
 
-from __future__ import annotations
-
 import fcntl
 import ipaddress
 import socket

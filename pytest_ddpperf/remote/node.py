@@ -1,7 +1,5 @@
 """One other node, as the first one sees it: the connection, and its pytest."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress

@@ -1,7 +1,5 @@
 """The pytests that a node runs for the first one: of the current code, and of another version."""
 
-from __future__ import annotations
-
 import os
 import signal
 import socket

@@ -1,8 +1,6 @@
 """The process that torchrun started on another node: it runs the pytest of its node for the first
 one."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 

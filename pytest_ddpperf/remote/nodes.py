@@ -1,7 +1,5 @@
 """All other nodes, as the first one sees them."""
 
-from __future__ import annotations
-
 import os
 import secrets
 import socket

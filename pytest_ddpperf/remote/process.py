@@ -1,8 +1,6 @@
 """A remote pytest as a process of this machine, the connection to it, and the tests that it runs
 for the leader."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal

@@ -1,7 +1,5 @@
 """Which tests a change cannot reach: who opens a file that differs, and whose code imports one."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Mapping, Set
 from pathlib import Path
 

@@ -4,8 +4,6 @@ The proof is the one of `multiprocessing.connection`: an HMAC of a random challe
 directions.
 """
 
-from __future__ import annotations
-
 import os
 import socket
 import struct

@@ -1,8 +1,6 @@
 """The place of a pytest among those of several nodes, by torchrun's variables; and torchrun's
 store, by which they find the first."""
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Mapping, MutableMapping

@@ -1,8 +1,6 @@
 """What git does not check out with a worktree of a commit: submodules, files of Git LFS, and what
 it ignores. All comes from the repository's own copies: nothing is fetched."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

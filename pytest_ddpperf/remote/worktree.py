@@ -1,7 +1,5 @@
 """The version to compare with: which commit it is, and its worktree in a temporary folder."""
 
-from __future__ import annotations
-
 import fcntl
 import glob
 import hashlib

@@ -4,8 +4,6 @@ ranks.
 Where phases say nothing, CPU time, which waiting does not use, shows which rank worked more.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from dataclasses import replace

@@ -1,8 +1,6 @@
 """Two runs side by side: ours with the verdict of the gate, and those of PyTorch's DDP
 benchmark."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence

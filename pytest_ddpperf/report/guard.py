@@ -1,7 +1,5 @@
 """What is weaker now, in words: at most one line a kind."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 
 from pytest_ddpperf import text

@@ -1,8 +1,6 @@
 """Write and read the JSON of a run (the schema is in docs/json.md): one report, or several, the
 shards of a CI job."""
 
-from __future__ import annotations
-
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path

@@ -5,8 +5,6 @@ Whatever a user named stands in a code span or in a fence: there neither Markdow
 and no platform looks for mentions or references.
 """
 
-from __future__ import annotations
-
 import os
 import re
 from collections import Counter

@@ -1,8 +1,6 @@
 """A run as one HTML file: offline, without script. Each measurement has its texts, as in other
 reports, and figures."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Sequence
 from itertools import chain

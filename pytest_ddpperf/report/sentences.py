@@ -1,8 +1,6 @@
 """A verdict in words: the headline, the reason, what both sides are, the text of a failed gate. The
 same in every report."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 

@@ -1,8 +1,6 @@
 """A run in short: how many measurements have which verdict, and which come first. And verdicts for
 CI services: GitHub's workflow commands, and properties of a test for JUnit XML."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from enum import IntEnum

@@ -1,8 +1,6 @@
 """What a run shows on the terminal: a row per measurement, a line per problem, a last line; and
 more with -v."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import fields
 from statistics import fmean, median

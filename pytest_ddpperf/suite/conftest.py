@@ -1,7 +1,5 @@
 """Fixtures and tables that the experiments share."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Generator
 from functools import partial

@@ -6,8 +6,6 @@ of Xie et al. 2016. They have the same layers and as many parameters as torchvis
 these names, and take images of 32x32 pixels or more.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial

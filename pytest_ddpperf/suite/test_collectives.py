@@ -1,8 +1,6 @@
 """Collectives alone: all of them over sizes, in the terms of nccl-tests, and the all-reduce by
 backend of CS336."""
 
-from __future__ import annotations
-
 import pytest
 
 from pytest_ddpperf import CollectiveBenchmark

@@ -2,8 +2,6 @@
 overlapped and bucketed gradient averaging on GPTs, and the part of a step that waits for
 communication."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from itertools import chain

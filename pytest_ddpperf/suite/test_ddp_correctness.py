@@ -1,8 +1,6 @@
 """The DDP paper apart from latency: what synchronising less often costs in learning, and the two
 ways to hang."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Sequence
 from contextlib import nullcontext

@@ -3,8 +3,6 @@ et al., VLDB 2020): the effect of overlap, bucket size, synchronising less often
 options and process groups on the latency of a step. And the same step under DDP, FSDP2 and a
 sharded optimizer."""
 
-from __future__ import annotations
-
 import time
 from contextlib import nullcontext
 from itertools import count, pairwise

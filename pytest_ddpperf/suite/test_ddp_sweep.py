@@ -1,8 +1,6 @@
 """PyTorch's DDP benchmark (pytorch/benchmarks/distributed/ddp): step times of four ResNets over
 numbers of ranks."""
 
-from __future__ import annotations
-
 import socket
 from collections.abc import Iterable, Iterator
 from typing import Any

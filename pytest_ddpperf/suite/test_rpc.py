@@ -8,8 +8,6 @@ batches, and a master that makes the tables. The benchmark refers to them by RRe
 RemoteModules; both are measured.
 """
 
-from __future__ import annotations
-
 import os
 import random
 import sys

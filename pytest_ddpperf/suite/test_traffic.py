@@ -2,8 +2,6 @@
 Parallel": which bytes depend on the batch size, as equalities; and the bytes that each algorithm
 sends over the network."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from statistics import median

@@ -1,8 +1,6 @@
 """How much the experiments measure, and what they train: a ResNet on images or a GPT on text, both
 random."""
 
-from __future__ import annotations
-
 import inspect
 import math
 import resource

@@ -6,8 +6,6 @@ Each wrapper broadcasts rank 0's parameters, averages gradients over ranks in `f
 how long it waits for communication.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Sequence
 from functools import partial

@@ -5,8 +5,6 @@ have no noise. Knows nothing of files, pytest or reports. docs/statistics.md has
 here, with the figures they rest on.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import replace

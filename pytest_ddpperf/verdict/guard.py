@@ -1,8 +1,6 @@
 """What is weaker now: two versions of the tests are compared by what they are judged by. Nothing
 here is measured or read."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """What is observed of the launches of both sides, in the form that limits compare."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import replace

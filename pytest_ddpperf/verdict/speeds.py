@@ -1,7 +1,5 @@
 """Launches of two speeds: how many are slow, and whether more are than before."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import replace

@@ -1,8 +1,6 @@
 """Times, compared with those of a baseline: what is observed of a launch, and the evidence between
 launches."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace

@@ -6,8 +6,6 @@ which a sys.path or the files of many tests exceed. Standard library only; the k
 on Linux and does nothing on macOS.
 """
 
-from __future__ import annotations
-
 import ctypes
 import glob
 import os

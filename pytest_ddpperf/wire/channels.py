@@ -5,8 +5,6 @@ server; frames from a rank to pytest; the board, memory that every rank writes a
 that a rank's phase and step are known even of a rank that was killed.
 """
 
-from __future__ import annotations
-
 import json
 import mmap
 import os

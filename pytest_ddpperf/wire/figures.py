@@ -1,8 +1,6 @@
 """Reads what a program writes of the user's own figures: from its output, from text and JSON lines,
 and from TensorBoard's event files."""
 
-from __future__ import annotations
-
 import glob
 import json
 import math

@@ -1,8 +1,6 @@
 """Which of some files any process of this machine opens, in whichever language it is written, by
 inotify(7) of Linux. Standard library only."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import struct

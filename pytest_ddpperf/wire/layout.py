@@ -9,8 +9,6 @@ Compare T. Mytkowicz et al., "Producing wrong data without doing anything obviou
 ASPLOS 2013.
 """
 
-from __future__ import annotations
-
 import ctypes
 import mmap
 import os

@@ -6,8 +6,6 @@ shared libraries. Each process adds a file once to a list in the folder of the l
 process that is killed has noted it, too.
 """
 
-from __future__ import annotations
-
 import importlib
 import json
 import os

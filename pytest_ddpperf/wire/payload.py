@@ -8,8 +8,6 @@ global that cannot be pickled (a lock, a logger), while a global that was monkey
 not seen. Does not import torch.
 """
 
-from __future__ import annotations
-
 import copyreg
 import importlib
 import inspect

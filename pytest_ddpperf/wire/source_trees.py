@@ -7,8 +7,6 @@ found in the worktree, too, at the same place. Standard library only: pytest's p
 server and the ranks use it.
 """
 
-from __future__ import annotations
-
 import ast
 import hashlib
 import os

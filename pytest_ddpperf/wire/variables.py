@@ -4,8 +4,6 @@ without the standard library's, torch's and pytest's.
 A value leaves the process as a digest: it may be a secret, and baselines end up in git.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 import re
