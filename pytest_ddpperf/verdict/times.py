@@ -406,13 +406,28 @@ def _differences(
             sessions = [logs(limit, session) for session in baseline]
             if here not in hosts:
                 sessions = joined(sessions, hosts)
-            found.append(stats.difference(now, sessions, drift=drift))
+            drifts = None if _is_constant(limit, current, baseline) else drift
+            found.append(stats.difference(now, sessions, drift=drifts))
         else:
             (other,) = baseline
             pairs = paired(limit, current, other, stretches)
             trim = TRIM if by_stretches(limit, stretches) else 0.0
             found.append(stats.paired(*pairs, trim=trim))
     return found
+
+
+def _is_constant(
+    limit: Limit, current: Measurement, baseline: Measurements
+) -> bool:
+    """Whether the limit is on a figure that may be constant by its declaration, and is: then it has
+    no drift."""
+    own = current.samples.figures.get(limit.kind.own_figure)
+    before = {each for session in baseline for each in logs(limit, session)}
+    return (
+        own is not None
+        and own.figure.constant
+        and len({*logs(limit, current)}) == len(before) == 1
+    )
 
 
 def differences_of(

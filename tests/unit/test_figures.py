@@ -502,7 +502,10 @@ def test_a_figure_that_some_launches_lack_is_red() -> None:
     )
 
 
-def test_counts_that_may_be_constant_are_compared_exactly() -> None:
+@pytest.mark.parametrize("interleaved", [True, False])
+def test_counts_that_may_be_constant_are_compared_exactly(
+    interleaved: bool,
+) -> None:
     figure = replace(SMALLER, constant=True)
     limits = limits_for(PLAN, parse.limits("rss:1%"), {"rss": figure})
     for now, status in ((5.0, "PASS"), (5.1, "REGRESSED"), (4.9, "IMPROVED")):
@@ -510,7 +513,20 @@ def test_counts_that_may_be_constant_are_compared_exactly() -> None:
             measured(rss=replace(SAME, figure=figure, values=(((each,),),) * 5))
             for each in (now, 5.0)
         ]
-        assert judge(sides[0], sides[1:], limits, interleaved=True) == status
+        found = judge(sides[0], sides[1:], limits, interleaved=interleaved)
+        assert found == status
+
+
+def test_a_count_that_varied_between_sessions_drifts_also_if_it_may_be_constant() -> (
+    None
+):
+    figure = replace(SMALLER, constant=True)
+    limits = limits_for(PLAN, parse.limits("rss:1%"), {"rss": figure})
+    now, *sessions = [
+        measured(rss=replace(SAME, figure=figure, values=(((each,),),) * 5))
+        for each in (5.1, 5.0, 5.05)
+    ]
+    assert judge(now, sessions, limits) == "INCONCLUSIVE"
 
 
 def test_a_markers_limit_on_a_figure_that_the_test_does_not_have_is_red() -> (
