@@ -145,7 +145,10 @@ def test_of(program: Sequence[str]) -> str:
     """Return a test that times the program; raises UsageError if it is no file."""
     named = 2 if program[0] == "-m" else 1
     if named == 1 and not Path(program[0]).is_file():
-        raise console.UsageError(f"{program[0]}: there is no such file")
+        raise console.UsageError(
+            f"{program[0]}: there is no such file (a training script is needed; a command such as"
+            " torchrun is measured by a test with ddp_benchmark.command)"
+        )
     # in double quotes; JSON's escapes of an emoji are not Python's
     quoted = partial(json.dumps, ensure_ascii=False)
     call = list(map(quoted, program[:named]))

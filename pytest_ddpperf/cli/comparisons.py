@@ -272,7 +272,10 @@ def compare(
         )
     if len({each.nodeid for each in report.outcomes}) > 1:
         named = text.some([each.nodeid for each in report.outcomes])
-        raise console.UsageError(f"several tests: name one of them: {named}")
+        raise console.UsageError(
+            "several tests: name one of them, and add `-- -o addopts=` if it is addopts that names"
+            f" others: {named}"
+        )
     outcomes = [each for each in report.outcomes if not each.has_reference]
     if not outcomes:
         raise console.UsageError(
