@@ -287,6 +287,8 @@ class Updates:
     def _optimizer_ended(self, optimizer: object, *_: object) -> None:
         if torch.compiler.is_compiling():
             return
+        # what was taken for an unseen update may be a change between two passes of this one
+        self._unseen.are_known = False
         if self._before_step is not None:
             self._passes = min(self._passes, self._before_step + 1)
             self._before_step = None

@@ -317,6 +317,27 @@ def test_a_critic_with_five_updates_for_one_of_the_generator_is_timed_by_the_gen
     assert samples.unfit == ""
 
 
+def test_parameters_that_change_between_two_passes_of_one_update_end_no_step(
+    programs: Programs,
+) -> None:
+    """As those of sharpness-aware minimisation, whose both passes synchronise."""
+    samples = programs.run("""
+model = begin()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+while True:
+    lasts(5)
+    model(x).sum().backward()
+    with torch.no_grad():
+        for each in model.parameters():
+            each.add_(0.01)
+    lasts(3)
+    model(x).sum().backward()
+    optimizer.step()
+""")
+    assert milliseconds(samples) == [8] * 6
+    assert samples.unfit == ""
+
+
 def test_a_stage_that_comes_again_within_the_window_makes_a_launch_unfit_and_does_not_stop_it(
     programs: Programs,
 ) -> None:
