@@ -89,7 +89,9 @@ def check_measurement(job: Job, measurement: Measurement) -> None:
                 )
         elif own and job.settings.sources["limits"] == MARKER:
             known = f": it has {', '.join(figures)}" if figures else ""
-            raise DdpPerfError(f"{place}: the test has no figure {own}{known}")
+            raise DdpPerfError(
+                f"limit {limit}: this measurement has no figure {own}{known}"
+            )
 
 
 def _all_values(found: FigureValues) -> list[float]:

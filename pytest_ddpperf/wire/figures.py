@@ -96,7 +96,8 @@ def _of_json_lines(path: str, key: str, text: str) -> Iterator[object]:
             if number == len(lines):
                 return
             raise DdpPerfError(
-                f"{path}: a line is not JSON: {short_repr(line)}"
+                f"{path}: a line is not JSON (the program has to write and flush whole lines):"
+                f" {short_repr(line)}"
             ) from None
         if isinstance(content, dict) and key in content:
             yield content[key]

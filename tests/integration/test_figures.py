@@ -88,9 +88,7 @@ def test_a_limit_on_a_figure_that_is_not_there_is_red_or_named(
     result = run(*FEW)
     result.assert_outcomes(failed=1)
     result.stdout.fnmatch_lines(
-        [
-            "*@pytest.mark.ddp(threshold=...): tsp:5%: the test has no figure tsp: it has tps"
-        ]
+        ["*limit tsp:5%: this measurement has no figure tsp: it has tps"]
     )
     pytester.makepyfile(test_own=RECORDING.replace("MARK", ""))
     result = run(*FEW, "--ddp-threshold=tsp:5%,p50:300%")

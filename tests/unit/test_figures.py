@@ -537,8 +537,7 @@ def test_a_markers_limit_on_a_figure_that_the_test_does_not_have_is_red() -> (
     with pytest.raises(DdpPerfError) as caught:
         check_measurement(job("tsp:5%", "marker"), now)
     assert str(caught.value) == (
-        "@pytest.mark.ddp(threshold=...): tsp:5%: the test has no figure tsp: it"
-        " has tps"
+        "limit tsp:5%: this measurement has no figure tsp: it has tps"
     )
 
 
@@ -835,7 +834,10 @@ def test_json_lines_are_read_by_key(written: Written) -> None:
 @pytest.mark.parametrize(
     ("line", "problem"),
     [
-        ("tps 5", "log.jsonl: a line is not JSON: 'tps 5'"),
+        (
+            "tps 5",
+            "log.jsonl: a line is not JSON (the program has to write and flush whole lines): 'tps 5'",
+        ),
         ('{"tps": NaN}', "tps is nan, not a finite number"),
         ('{"tps": true}', "tps is True, not a finite number"),
         ('{"tps": null}', "tps is None, not a finite number"),
