@@ -184,12 +184,12 @@ class Run:
 
     def close(self) -> None:
         with ExitStack() as closing:
-            closing.callback(self.role.close, self.exit_status)
-            if "session" in vars(self):
-                closing.callback(self.session.close)
-            # first: whoever waits for a rank server hears of its end
             if self.items:
                 closing.callback(self.templates.close)
+            if "session" in vars(self):
+                closing.callback(self.session.close)
+            # first: a worktree, in which fixtures are torn down, goes with its rank server
+            closing.callback(self.role.close, self.exit_status)
 
 
 RUN = pytest.StashKey[Run]()

@@ -1041,6 +1041,43 @@ def test_both_sides_stay_in_step_whatever_a_test_does(
     )
 
 
+def test_fixtures_of_both_sides_are_torn_down_where_their_files_are(
+    repository: Repository, run: Run
+) -> None:
+    """Also those that a test would have used that does not run."""
+    repository.write(
+        "tests/conftest.py",
+        """
+        import os, pytest
+
+        @pytest.fixture(scope="session", autouse=True)
+        def service():
+            yield
+            with open(os.environ["TORN_DOWN"], "a") as log:
+                print(os.path.exists(__file__), file=log)
+        """,
+    )
+    repository.write(
+        "tests/test_step.py",
+        STEP,
+        """
+        def test_fails(ddp_benchmark):
+            ddp_benchmark(lambda ctx: lasting(ctx, speed.MILLISECONDS))
+            assert False
+
+        def test_never_runs(ddp_benchmark):
+            ddp_benchmark(lasting)
+        """,
+    )
+    repository.write("src/speed/__init__.py", SECOND)
+    repository.commit()
+    log = repository.top.parent / "torn_down"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TORN_DOWN", str(log))
+        run("tests", "-x", "--ddp-against=HEAD~1", *FEW, own=True)
+    assert log.read_text().split() == ["True", "True"]
+
+
 def test_nothing_is_left_of_a_run_that_is_stopped(
     repository: Repository,
 ) -> None:
