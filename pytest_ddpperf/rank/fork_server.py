@@ -236,12 +236,14 @@ class _Server:
     def serve(self) -> NoReturn:
         status = 1
         try:
-            self._serve()
+            with suppress(ConnectionError):  # pytest is gone
+                self._serve()
             status = 0
         except BaseException:
             traceback.print_exc()  # to the log that pytest shows
+            self._folder = ""  # pytest goes on, in it
         finally:
-            # pytest is gone, or we are broken: either way nothing may stay
+            # pytest is gone, or we are broken: either way no process may stay
             self._exit(status)
 
     def _serve(self) -> None:

@@ -77,6 +77,16 @@ def fork():
 os.fork = fork
 """
 
+NO_PYTEST = """
+from pytest_ddpperf.wire.channels import Lines
+send = Lines.send
+def to_nobody(self, message, *descriptors):
+    if type(message).__name__ == "LaunchEnded":
+        raise BrokenPipeError
+    send(self, message, *descriptors)
+Lines.send = to_nobody
+"""
+
 STORE_WHERE_NO_CHILDREN_ARE_TOLD = """
 import time
 import pytest_ddpperf.rank
@@ -166,12 +176,20 @@ def test_a_server_takes_folders_along_and_pytests_own_only_if_that_was_killed(
 
 
 @contextmanager
-def leader(played: str) -> Iterator[tuple[Lines, subprocess.Popen[str]]]:
-    """A server in which some part is played, and the line to it."""
+def leader(
+    played: str, pytests: str = ""
+) -> Iterator[tuple[Lines, subprocess.Popen[str]]]:
+    """A server in which some part is played, with a folder of pytest's own, and the line to it."""
     ours, theirs = socket.socketpair()
     with ours, theirs:
         process = subprocess.Popen(
-            [sys.executable, "-c", played + SERVE, str(theirs.fileno()), ""],
+            [
+                sys.executable,
+                "-c",
+                played + SERVE,
+                str(theirs.fileno()),
+                pytests,
+            ],
             env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
             pass_fds=[theirs.fileno()],
             stderr=subprocess.PIPE,
@@ -201,8 +219,13 @@ def ask_for_rank(lines: Lines) -> socket.socket:
     return channel
 
 
-def test_an_error_of_the_servers_own_is_written_and_no_end_in_order() -> None:
-    with leader(NO_FORK) as (lines, process), open(os.devnull) as channel:
+def test_an_error_of_the_servers_own_is_written_and_takes_no_folder_along(
+    tmp_path: Path,
+) -> None:
+    with (
+        leader(NO_FORK, str(tmp_path)) as (lines, process),
+        open(os.devnull) as channel,
+    ):
         # In one piece, after which it may have ended.
         socket.send_fds(
             lines.socket,
@@ -212,6 +235,18 @@ def test_an_error_of_the_servers_own_is_written_and_no_end_in_order() -> None:
         _, written = process.communicate(timeout=60)
     assert process.returncode == 1
     assert written.endswith("BlockingIOError: [Errno 11] no process is left\n")
+    assert tmp_path.exists(), "pytest goes on in it, with another server"
+
+
+def test_a_server_whose_pytest_is_gone_when_it_reports_ends_in_order(
+    tmp_path: Path,
+) -> None:
+    with leader(NO_PYTEST, str(tmp_path / "tree")) as (lines, process):
+        (tmp_path / "tree").mkdir()
+        lines.send(EndLaunch())
+        _, written = process.communicate(timeout=60)
+    assert (process.returncode, written) == (0, "")
+    assert not (tmp_path / "tree").exists()
 
 
 def test_an_error_of_a_rank_that_has_no_log_yet_is_written() -> None:
