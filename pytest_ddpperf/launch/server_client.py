@@ -186,7 +186,8 @@ class RankServer:
         if self._template is not None:
             output += self._template.output()
             for news in self._template.news(_END_SECONDS):
-                if news.pid == self.pid:
+                # it is 0 until the server is ready
+                if self.pid in (0, news.pid):
                     problem += f" (status {news.status})"
         self.stop()
         problem += where_limited(output)

@@ -30,7 +30,9 @@ _NODE = struct.Struct("!I")
 
 def _verify(connected: socket.socket, secret: bytes) -> int:
     """Return which node has connected and proved that it knows the secret; raises NodesError."""
-    # In seconds and microseconds; a timeout of Python's would make the descriptor non-blocking.
+    # Whatever socket.setdefaulttimeout says: a timeout of Python's makes the descriptor
+    # non-blocking. The kernel's own is in seconds and microseconds.
+    connected.setblocking(True)
     connected.setsockopt(
         socket.SOL_SOCKET,
         socket.SO_RCVTIMEO,

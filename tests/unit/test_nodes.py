@@ -302,6 +302,22 @@ def test_who_knows_the_secret_comes_in(at_the_door: Door) -> None:
     assert at_the_door.dropped == []
 
 
+def test_a_default_timeout_that_a_conftest_sets_locks_no_node_out(
+    at_the_door: Door,
+) -> None:
+    connected = at_the_door.untrusted()
+    socket.setdefaulttimeout(30.0)
+    try:
+        at_the_door.admit([1])
+        time.sleep(0.2)  # the door waits for a proof by now
+        rendezvous._prove(connected, KEY, 1)
+        at_the_door.end()
+    finally:
+        socket.setdefaulttimeout(None)
+    assert at_the_door.dropped == []
+    assert at_the_door.came.keys() == {1}
+
+
 def test_a_wrong_secret_is_told_at_both_ends(at_the_door: Door) -> None:
     at_the_door.admit([1])
     with pytest.raises(
