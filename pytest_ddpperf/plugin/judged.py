@@ -3,7 +3,6 @@
 import ast
 import inspect
 import os
-import textwrap
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -40,7 +39,7 @@ from pytest_ddpperf.wire.source_trees import Trees, digest
 # The last ones are of plugins that set variables, if there are any.
 _INI = """
     addopts python_files python_classes python_functions testpaths norecursedirs usefixtures
-    ddp_against_setup ddp_baseline_dir ddp_preload env env_files
+    ddp_against_setup ddp_baseline_dir env env_files
 """.split()
 _COLLECTIVE = "collective_benchmark"
 
@@ -52,7 +51,7 @@ def read_judged(run: PytestProcess, trees: Trees) -> Judged:
         for item in items:
             if measures(item):
                 tests.append(_read_test(item, run.settings, trees, why_not))
-    ini = []
+    ini: list[object] = [run.settings.preload]
     for name in _INI:
         with suppress(ValueError):
             ini.append(run.config.getini(name))
@@ -65,13 +64,17 @@ def read_judged(run: PytestProcess, trees: Trees) -> Judged:
     )
 
 
-def skipped_tests(run: PytestProcess) -> Iterator[tuple[str, str]]:
-    """Yield the module and the name of each test that only a condition (`skipif`) skips."""
+def why_not_judged(
+    run: PytestProcess,
+) -> Iterator[tuple[tuple[str, str], str]]:
+    """Yield the module and the name of each test that its marks keep from being judged, and why; ""
+    if only a condition (`skipif`) skips it."""
     for item in run.items:
-        marks = {mark.name for mark in item.iter_markers()}
-        others = marks & {"skip", "xfail"}
-        if "skipif" in marks and not others and _why_not(item):
-            yield module_of(run.config, item), name_of(item)
+        if why := _why_not(item):
+            marks = {mark.name for mark in item.iter_markers()}
+            if not marks & {"skip", "xfail"}:
+                why = ""
+            yield (module_of(run.config, item), name_of(item)), why
 
 
 def differing_files(
@@ -190,7 +193,9 @@ def _overridden(item: pytest.Item) -> Iterator[str]:
     for name in sorted({*BENCHMARKS, WORLD_SIZE} & {*known}):
         function = inspect.unwrap(known[name][-1].func)
         module = getattr(function, "__module__", "")
-        if not module.startswith("pytest_ddpperf."):
+        # a test of several sizes: what pytest makes of our parameter
+        is_size = name == WORLD_SIZE and module == "_pytest.python"
+        if not (is_size or module.startswith("pytest_ddpperf.")):
             yield f"{name} ({module})"
 
 
@@ -199,15 +204,17 @@ def _function_of(item: pytest.Item) -> ast.FunctionDef | None:
     function: Any = getattr(item, "function", None)
     with suppress(OSError, TypeError, SyntaxError, ValueError):
         source = inspect.getsource(inspect.unwrap(function))
-        (node,) = ast.parse(textwrap.dedent(source)).body
-        if isinstance(node, ast.FunctionDef):
-            return node
+        if source[:1].isspace():  # of a class; lines of a text may begin at 0
+            source = f"if True:\n{source}"
+        for node in ast.walk(ast.parse(source)):
+            if isinstance(node, ast.FunctionDef):
+                return node
     return None
 
 
-def _labels(function: ast.FunctionDef) -> tuple[str, ...]:
-    """Return the labels of the measurements of a test that are compared with another version; () if
-    it calls its fixture in a way that does not show them."""
+def _labels(function: ast.FunctionDef) -> tuple[str, ...] | None:
+    """Return the labels of the measurements of a test that are compared with another version; None
+    if it calls its fixture in a way that does not show them."""
     found: list[str] = []
     named = 0
     for node in ast.walk(function):
@@ -227,10 +234,12 @@ def _labels(function: ast.FunctionDef) -> tuple[str, ...]:
         given = {each.arg: _constant(each.value) for each in node.keywords}
         label = given.get("name", "")
         if None in given or not isinstance(label, str):
-            return ()  # known only when it runs
+            return None  # known only when it runs
+        if fixture.id == _COLLECTIVE:
+            label = f"{label}-{EVERY_SIZE}" if label else EVERY_SIZE
         if given.get("gate", True) is True and "reference" not in given:
-            found.append(EVERY_SIZE if fixture.id == _COLLECTIVE else label)
-    return () if named else tuple(found)
+            found.append(label)
+    return None if named else tuple(found)
 
 
 def _constant(node: ast.expr) -> object:

@@ -1,7 +1,7 @@
 """What a run measures with: its ranks, and the baselines that it compares with and writes. Knows no
 pytest."""
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -125,10 +125,11 @@ class Session:
             )
 
     def find_lost(
-        self, outcomes: Sequence[Outcome], skipped: Collection[tuple[str, str]]
+        self, outcomes: Sequence[Outcome], marked: Mapping[tuple[str, str], str]
     ) -> Iterator[Loosened]:
         """Yield the baselines of the environments and modules of a run whose measurements it did
-        not compare. `skipped` are modules and names of tests that need not be measured."""
+        not compare. `marked` has why marks keep a test from being judged, by module and name; "" if
+        it need not be."""
         known: dict[Path, str] = {}
         for outcome in outcomes:
             path, why = self._rootdir / outcome.baseline_path, ""
@@ -146,8 +147,9 @@ class Session:
                 why = known.get(path, "not measured")
                 with suppress(BaselineError):
                     test = self.store.read_file(path).test
-                    is_skipped = (test.module, test.name) in skipped
-                    if why and (path in known or not is_skipped):
+                    if not known.get(path):
+                        why = marked.get((test.module, test.name), why)
+                    if why:
                         yield Loosened(
                             kind=Kind.NOT_COMPARED,
                             since=BASELINE,

@@ -7,7 +7,7 @@ from pytest_ddpperf.records.plan import Limits
 from pytest_ddpperf.records.reason import Text
 from pytest_ddpperf.records.record import record
 
-# The label of all measurements of a collective: there is one for each size.
+# The label of all measurements of a collective, or its end: there is one for each size.
 EVERY_SIZE = "*"
 ALL_FILES = ""
 
@@ -20,8 +20,8 @@ class JudgedTest:
     file: str  # from the top of the git working tree
     # why it would not be judged: 'skipped: "flaky"', "deselected"; "" if it would
     why_not: str
-    # of its measurements that have a gate; () if its function does not show them
-    labels: tuple[str, ...] = ()
+    # of its measurements that have a gate; None if its function does not show them
+    labels: tuple[str, ...] | None = None
     limits: Limits = ()
     limits_from: str = ""  # "pytest.ini", "marker", "command line" or "default"
     nodes: int | None = None  # that its ranks are on; None: all

@@ -3,7 +3,8 @@ here is measured or read."""
 
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import field, replace
+from fnmatch import fnmatch
 from functools import partial
 
 from pytest_ddpperf import text
@@ -31,6 +32,7 @@ REMOVED = "removed"
 DESELECTED = "deselected"
 GATE_OFF = "gate=False"
 HAS_REFERENCE = "it has a reference"
+NONE = "none"  # instead of a limit
 LOOSENED = "--ddp-fail-on loosened"
 Change = tuple[str, str, str]  # of what, before and now
 
@@ -56,6 +58,8 @@ class Guard:
     # whether the call itself selected some tests, of which the other version has others
     selects: bool = False
     has_device: bool = True  # whether any was measured on an accelerator
+    # by node id: the metrics that have a limit in tests that were measured
+    limited: Mapping[str, Collection[str]] = field(default_factory=dict)
 
     def find(self) -> Iterator[Loosened]:
         """Yield all that is weaker, then what else differs."""
@@ -104,28 +108,39 @@ class Guard:
                 yield "", now.why_not
             return
         measured = self.measured.get(now.nodeid)
+        nothing, gone = "measures nothing", REMOVED
+        if measured is None and before.labels and now.labels is not None:
+            # it did not run, or it failed
+            measured = dict.fromkeys(now.labels, True)
+            nothing = gone = "no gate is left"
         is_same = before.body == now.body
         if now.nodeid in self.lacking:
             is_same = _needs(before) == _needs(now)
         if measured is None or is_same:
             return
         if not measured:
-            yield "", "measures nothing"
+            yield "", nothing
             return
-        for label in before.labels:
-            if label == EVERY_SIZE:
-                if not any(measured.values()):
-                    yield "", GATE_OFF
-            elif (now.nodeid, label) in self.references:
+        for label in before.labels or ():
+            if (now.nodeid, label) in self.references:
                 yield label, HAS_REFERENCE
-            elif not measured.get(label, False):
-                yield label, GATE_OFF if label in measured else REMOVED
+                continue
+            gates = [
+                has_gate
+                for name, has_gate in measured.items()
+                if name == label or fnmatch(name, label)
+            ]
+            if not any(gates):
+                name = "" if label == EVERY_SIZE else label
+                yield name, GATE_OFF if gates else gone
 
     def _weaker(
         self, before: JudgedTest, now: JudgedTest
     ) -> Iterator[Loosened]:
         for name, old, new in raised_limits(before.limits, now.limits):
             if name == DEVICE and not self.has_device:
+                continue
+            if new != NONE and name not in self.limited.get(now.nodeid, [name]):
                 continue
             yield self._found(
                 Kind.LIMIT,
@@ -164,7 +179,8 @@ class Guard:
         lost = {each.test for each in found if each.kind is Kind.NOT_COMPARED}
 
         def is_lost(test: JudgedTest) -> bool:
-            named = {_measurement(test, label) for label in test.labels}
+            labels = test.labels or ()
+            named = {_measurement(test, label) for label in labels}
             return test.nodeid in lost or set() < named <= lost
 
         is_any_left = compared or not all(map(is_lost, asked))
@@ -212,9 +228,13 @@ def _key(test: JudgedTest) -> tuple[object, ...]:
     return test.body, parameters, test.settings.get("ranks")
 
 
-def raised_limits(before: Limits, now: Limits) -> Iterator[Change]:
+def raised_limits(
+    before: Limits, now: Limits, *, all_known: bool = False
+) -> Iterator[Change]:
     """Yield the limits that are not as strict any more, by metric. Limits in another unit cannot be
-    compared, so they count. If none are known of one side, nothing is yielded."""
+    compared, so they count. If none are known of one side, nothing is yielded.
+
+    With `all_known`, `before` has those of figures, too."""
     if not before or not now:
         return
     # figures of one's own have a limit of ours unless theirs is named, a command's wall time unless
@@ -222,7 +242,7 @@ def raised_limits(before: Limits, now: Limits) -> Iterator[Change]:
     own = [
         replace(limit, value=OWN_LIMIT, unit="%")
         for limit in now
-        if limit.kind.own_figure or limit.metric == WALL
+        if not all_known and (limit.kind.own_figure or limit.metric == WALL)
     ]
     if all(limit.default for limit in now):
         now = (*COMMAND_LIMITS, *now)
@@ -230,7 +250,7 @@ def raised_limits(before: Limits, now: Limits) -> Iterator[Change]:
     for metric, limit in old.items():
         other = new.get(metric)
         if other is None:
-            yield metric, text.limit(limit), "none"
+            yield metric, text.limit(limit), NONE
         elif other.unit != limit.unit or other.value > limit.value:
             yield metric, text.limit(limit), text.limit(other)
 
@@ -246,7 +266,9 @@ def since_baseline(outcomes: Sequence[Outcome]) -> Iterator[Loosened]:
     for outcome in outcomes:
         for session in outcome.sessions[-1:]:
             found = partial(Loosened, since=BASELINE, test=text.name(outcome))
-            for name, old, new in raised_limits(session.limits, outcome.limits):
+            for name, old, new in raised_limits(
+                session.limits, outcome.limits, all_known=True
+            ):
                 yield found(kind=Kind.LIMIT, name=name, before=old, now=new)
             if outcome.launches < session.launches:
                 yield found(

@@ -442,7 +442,8 @@ def test_baselines_whose_tests_are_weaker_are_told_until_they_are_saved_anew(
         "guard: limit of test_step::test_second raised since its baseline was saved:"
         " p50 300 % -> 900 %",
         "guard: tests that have baselines are not compared now: test_step::test_first (two)"
-        " (gate=False), test_step::test_gone (not measured), test_step::test_third (not measured)",
+        " (gate=False), test_step::test_gone (not measured), test_step::test_third (skipped:"
+        ' "flaky")',
     ]
     lines[0] = lines[0].replace("test_step::", "test_step.py::")
     assert guard_lines(result) == lines
@@ -457,6 +458,18 @@ def test_baselines_whose_tests_are_weaker_are_told_until_they_are_saved_anew(
     result = run(*FEW, fails, "-k", "first")
     assert (result.ret, guard_lines(result)) == (0, [])
 
+    expected = TESTS.replace("import speed\n", "")
+    file.write_text(
+        expected.replace("def test_gone", "@pytest.mark.xfail\ndef test_gone")
+    )
+    result = run(*FEW, fails)
+    assert guard_lines(result) == [
+        "guard: tests that have baselines are not compared now: test_step::test_gone (expected to"
+        ' fail: "")',
+        "guard: the run fails: --ddp-fail-on loosened",
+    ]
+
+    file.write_text(changed.replace("def test_gone", "def gone"))
     saved = run("--ddp-save-baseline", *FEW, fails)
     assert (saved.ret, guard_lines(saved)) == (0, [])
     for gone in ("test_gone", "test_third", "test_first+two"):

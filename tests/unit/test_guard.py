@@ -12,7 +12,7 @@ import pytest
 
 from pytest_ddpperf.plugin import remote
 from pytest_ddpperf.plugin.items import leaves_tests_out, selects_tests
-from pytest_ddpperf.plugin.judged import read_judged, skipped_tests
+from pytest_ddpperf.plugin.judged import read_judged, why_not_judged
 from pytest_ddpperf.plugin.state import RUN
 from pytest_ddpperf.records.guard import (
     ALL_FILES,
@@ -238,6 +238,51 @@ def test_measurements_without_a_gate_are_told_where_the_function_differs(
     now = judged_test(body="2")
     assert lines(now, before=before, measured=measured) == told
     assert lines(before, before=before, measured=measured) == []
+
+
+@pytest.mark.parametrize(
+    ("labels", "told"),
+    [
+        (None, []),
+        (("two", ""), []),
+        (("",), not_compared("no gate is left", "test_a.py::test_a (two)")),
+        ((), not_compared("no gate is left")),
+    ],
+)
+def test_measurements_that_a_function_lacks_are_told_if_it_did_not_run(
+    labels: tuple[str, ...] | None, told: list[str]
+) -> None:
+    """As where nothing but tests differs, so that nothing is measured."""
+    before = judged_test(labels=("", "two"))
+    now = judged_test(body="2", labels=labels)
+    assert lines(now, before=before) == told
+    assert lines(replace(now, body="1"), before=before) == []
+
+
+def test_of_two_named_collectives_one_that_is_gone_is_told() -> None:
+    before = judged_test(labels=("bf16-*", "fp32-*"))
+    now = judged_test(body="2")
+    sizes = {"bf16-8KiB": True, "bf16-1MiB": True}
+    gone = not_compared("removed", "test_a.py::test_a (fp32-*)")
+    assert lines(now, before=before, measured=sizes) == gone
+    off = not_compared("gate=False", "test_a.py::test_a (fp32-*)")
+    measured = {**sizes, "fp32-8KiB": False}
+    assert lines(now, before=before, measured=measured) == off
+    measured = {**sizes, "fp32-8KiB": True}
+    assert lines(now, before=before, measured=measured) == []
+
+
+def test_a_limit_of_the_run_is_raised_only_for_tests_that_have_it() -> None:
+    """As one on the wall time of commands, which a test of steps has not."""
+    now = judged_test(limits=(limit("p50:10%"), limit("wall:20%")))
+    raised = ["limit of test_a.py::test_a raised: wall 10 % -> 20 %"]
+    assert lines(now) == raised, "it did not run"
+    assert lines(now, limited={A: {"wall"}}) == raised
+    assert lines(now, limited={A: {"p50"}}) == []
+    none = judged_test(limits=(limit("p90:1%"),))
+    assert lines(none, limited={A: {"p90"}}) == [
+        "limit of test_a.py::test_a raised: p50 10 % -> none"
+    ]
 
 
 def test_a_test_that_needs_more_devices_is_told_if_it_did_not_before() -> None:
@@ -474,6 +519,15 @@ def test_a_limit_on_the_wall_time_is_gone_where_only_another_is_named() -> None:
     assert [*raised_limits(strict, unnamed)] == [("wall", "5 %", "10 %")]
 
 
+def test_a_baseline_had_a_limit_on_each_figure_that_it_has() -> None:
+    now = limit("p50:10%"), limit("wall:500%"), limit("tps:90%")
+    assert [*raised_limits(now[:1], now, all_known=True)] == []
+    had = limit("p50:10%"), limit("tps:50%")
+    assert [*raised_limits(had, now, all_known=True)] == [
+        ("tps", "50 %", "90 %")
+    ]
+
+
 def test_nothing_is_known_of_limits_that_were_not_kept() -> None:
     assert [*raised_limits((), (limit("p50:10%"),))] == []
 
@@ -530,6 +584,9 @@ def test_keywords(ddp_benchmark):
 def test_sizes(collective_benchmark):
     collective_benchmark("all_reduce", [1])
 
+def test_named_sizes(collective_benchmark):
+    collective_benchmark("all_reduce", [1], name="bf16")
+
 @pytest.mark.skipif(True, reason="flaky")
 def test_skipped(ddp_benchmark):
     ddp_benchmark(None)
@@ -555,8 +612,16 @@ class TestClass:
     def test_rpc(self, rpc_benchmark):
         rpc_benchmark(None)
 
+    def test_text(self, ddp_benchmark):
+        ddp_benchmark('''
+a line at the margin
+''')
+
 def test_reference(ddp_benchmark):
     ddp_benchmark(None, reference=None)
+
+def test_only_measured(ddp_benchmark):
+    ddp_benchmark(None, gate=False)
 
 def test_run(ddp_run):
     pass
@@ -593,7 +658,11 @@ def test_a_condition_skips_a_test_by_the_name_of_its_baselines(
     items, _ = pytester.inline_genitems("-p", "no:randomly")
     run = items[0].config.stash[RUN]
     run.items = items
-    assert {*skipped_tests(run)} == {("test_it", "test_a")}
+    assert dict(why_not_judged(run)) == {
+        ("test_it", "test_a"): "",
+        ("test_it", "test_c"): 'skipped: "flaky"',
+        ("test_it", "test_d"): 'expected to fail: ""',
+    }
 
 
 def test_limits_of_the_ini_file_have_its_name(
@@ -648,11 +717,13 @@ def test_a_test_shows_what_it_is_judged_by(
     assert {name: test.labels for name, test in found.items()} == {
         "test_plain": ("",),
         "test_named": ("two", "one"),
-        "test_dynamic_name": (),
-        "test_attribute": (),
-        "test_passed_on": (),
-        "test_keywords": (),
+        "test_dynamic_name": None,
+        "test_attribute": None,
+        "test_passed_on": None,
+        "test_keywords": None,
         "test_sizes": ("*",),
+        "test_named_sizes": ("bf16-*",),
+        "TestClass::test_text": ("",),
         "test_skipped": ("",),
         "test_expected[ws2]": ("",),
         "test_expected[ws4]": ("",),
@@ -660,6 +731,7 @@ def test_a_test_shows_what_it_is_judged_by(
         "test_expected_body[1]": ("",),
         "TestClass::test_rpc": ("",),
         "test_reference": (),
+        "test_only_measured": (),
     }
     expected = found["test_expected[ws4]"]
     assert expected.why_not == 'expected to fail: "slow"'
@@ -688,7 +760,8 @@ def test_a_test_shows_what_it_is_judged_by(
     assert (rpc["ranks"], rpc["parameter-servers"]) == (2, 2)
     (overridden,) = found["TestClass::test_rpc"].overridden
     assert overridden.startswith("rpc_benchmark (test_a_test_shows")
-    assert found["test_plain"].overridden == ()
+    for name in ("test_plain", "test_expected[ws2]"):
+        assert found[name].overridden == ()
     body = found["test_plain"].body
     assert body == found["test_skipped"].body == expected.body
     assert body != found["test_expected_body[1]"].body

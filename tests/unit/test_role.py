@@ -165,7 +165,7 @@ def test_a_baseline_is_confirmed_on_all_nodes_of_the_run(
 def test_a_raised_limit_is_found_over_nodes_but_not_what_a_run_of_one_saved(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def lost(outcomes: Any, skipped: Any) -> Any:
+    def lost(outcomes: Any, marked: Any) -> Any:
         yield Loosened(kind=Kind.NOT_COMPARED, since="", test="b")
 
     raised = Loosened(kind=Kind.LIMIT, since="", test="a")
@@ -173,7 +173,7 @@ def test_a_raised_limit_is_found_over_nodes_but_not_what_a_run_of_one_saved(
         guard, "since_baseline", lambda outcomes: iter([raised])
     )
     monkeypatch.setattr(role_module, "leaves_tests_out", lambda run: False)
-    monkeypatch.setattr(judged, "skipped_tests", lambda run: {})
+    monkeypatch.setattr(judged, "why_not_judged", lambda run: ())
     process: Any = SimpleNamespace(
         settings=SimpleNamespace(records=False, disable=False, fail_on=()),
         items=["b"],
