@@ -14,8 +14,8 @@ import mmap
 import os
 import random
 import sys
+from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any
 
 # Blocks: enough that the sizes which a step asks for find holes in some launches and none in
 # others, and no more than 2 MiB in the mean. Sizes in bytes, below glibc's threshold for blocks
@@ -38,7 +38,19 @@ _SHIFT = 1 << 32
 # lies, and on a number that types get in the order of their first use. One more class in the code,
 # and other lookups share a cell in each step: each of them then searches the type and its bases.
 _CELLS = 1 << 12
-_MOST_VERSIONS = 500  # of one type; Python 3.13 gives no more than 1,000
+# They share the numbers: Python 3.13 gives no type more than 1,000. From 3.12 on, types like these
+# have numbers of their own.
+_BUILTIN = (
+    zip,
+    map,
+    filter,
+    enumerate,
+    reversed,
+    slice,
+    super,
+    staticmethod,
+    property,
+)
 
 # What this process has drawn, as long as it lives.
 _kept: list[object] = []
@@ -76,14 +88,16 @@ def draw() -> None:
                 mmap.PROT_READ,
             )
         )
-    _skip_versions(source.randrange(_CELLS))
+    classes = [type("changed", (), {}) for _ in _BUILTIN]
+    for kinds in (_BUILTIN, classes):
+        _skip_versions(kinds, source.randrange(_CELLS))
 
 
-def _skip_versions(count: int) -> None:
+def _skip_versions(kinds: Sequence[type], count: int) -> None:
     """Let Python give later versions to the types that it uses for the first time from here on."""
-    changed: Any = None
+    modified = ctypes.pythonapi.PyType_Modified
+    modified.argtypes = (ctypes.py_object,)
     for number in range(count):
-        if number % _MOST_VERSIONS == 0:
-            changed = type("changed", (), {})
-        changed.number = number  # it has no version any more
-        hasattr(changed, "number")  # and gets the next one
+        kind = kinds[number % len(kinds)]
+        modified(kind)  # it has no version any more
+        hasattr(kind, "number")  # and gets the next one

@@ -62,7 +62,8 @@ def test_the_hash_seed_is_the_same_in_every_session_unless_the_user_chooses_one(
 
 def places(ctx: Any) -> tuple[int, ...]:
     """Return where this process has a block of the heap, a Python object, and a block with a
-    mapping of its own; how much of Python's stack its frames take; and the version of a type."""
+    mapping of its own; how much of Python's stack its frames take; and the versions of a class and of
+    a builtin type."""
     # the first ones fill what others have freed
     objects = [bytes(100) for _ in range(1_000)]
     stack = sum(
@@ -73,7 +74,8 @@ def places(ctx: Any) -> tuple[int, ...]:
         id(objects[-1]),
         torch.empty(1 << 20).data_ptr(),
         stack,
-        version_of_a_type(),
+        version_of(type("used", (), {})),
+        version_of(bytearray),
     )
 
 
@@ -81,11 +83,11 @@ def places(ctx: Any) -> tuple[int, ...]:
 VERSION_OFFSET = 384
 
 
-def version_of_a_type() -> int:
-    """Return the number that Python gives to a type which it uses for the first time."""
-    used = type("used", (), {})
-    hasattr(used, "name")
-    return ctypes.c_uint.from_address(id(used) + VERSION_OFFSET).value
+def version_of(kind: type) -> int:
+    """Return the number that Python gives to a type where it is used for the first time."""
+    ctypes.pythonapi.PyType_Modified(ctypes.py_object(kind))
+    hasattr(kind, "name")
+    return ctypes.c_uint.from_address(id(kind) + VERSION_OFFSET).value
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="glibc's heap")
@@ -97,13 +99,13 @@ def test_each_rank_of_each_launch_has_a_heap_and_a_stack_of_its_own(
         assert len({*kind}) > len(kind) / 2
 
 
-# where its blocks lie in their pages, and the version of a type
+# where its blocks lie in their pages, and the versions of types
 IN_A_CHILD = """
 import torch
 from tests.launch.test_exchangeable import places
 
-tensor, small, *_, version = places(None)
-print(tensor % 4096, small % 4096, version)
+tensor, small, *_, version, builtin = places(None)
+print(tensor % 4096, small % 4096, version, builtin)
 """
 
 
