@@ -147,8 +147,9 @@ def _read_test(
             limits_from=source,
             nodes=settings.nodes,
             settings={
-                "ranks": settings.trainers if is_rpc else size,
-                "parameter-servers": servers,
+                # more of them may hide what is slow on one
+                "ranks": str(settings.trainers if is_rpc else size),
+                "parameter-servers": str(servers),
                 "launches": settings.launches,
                 "max-launches": settings.max_launches,
                 "steps": settings.steps,

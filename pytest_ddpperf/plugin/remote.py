@@ -87,12 +87,15 @@ def _invocation(config: pytest.Config, kept: tuple[str, ...]) -> Invocation:
     """Return how this pytest was called; `kept` is as `Invocation` has it."""
     call, snapshot = config.invocation_params, take_snapshot(config)
     called_with = tuple(words_of_call(config))
+    by_ini = config.getini("addopts")
     files = [
-        Path(word[1:]).name for word in called_with if word.startswith("@")
+        Path(word[1:]).name
+        for word in (*by_ini, *called_with)
+        if word.startswith("@")
     ]
     return Invocation(
         arguments=(
-            *config.getini("addopts"),
+            *by_ini,
             *spelt_out(called_with, call.dir),
         ),
         called_with=called_with,

@@ -112,7 +112,8 @@ class Guard:
         if measured is None and before.labels and now.labels is not None:
             # it did not run, or it failed
             measured = dict.fromkeys(now.labels, True)
-            nothing = gone = "no gate is left"
+            nothing = "no gate is left"
+            gone = nothing
         is_same = before.body == now.body
         if now.nodeid in self.lacking:
             is_same = _needs(before) == _needs(now)

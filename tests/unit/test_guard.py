@@ -130,6 +130,10 @@ def test_what_is_stricter_is_not_told(now: dict[str, Any]) -> None:
             ),
         ),
         (
+            {"settings": {"launches": 5, "ranks": "16"}},
+            "test_a.py::test_a measured otherwise than in main: ranks 2 -> 16",
+        ),
+        (
             {"overridden": ("ddp_benchmark (conftest)",)},
             (
                 "a fixture of test_a.py::test_a is not the plugin's now: ddp_benchmark"
@@ -141,7 +145,9 @@ def test_what_is_stricter_is_not_told(now: dict[str, Any]) -> None:
 def test_settings_that_are_weaker_are_told(
     now: dict[str, Any], told: str
 ) -> None:
-    assert lines(judged_test(**now)) == [told]
+    ranks = {**BEFORE.settings, "ranks": "2"}
+    before = replace(BEFORE, settings=ranks)
+    assert lines(judged_test(**now), before=before) == [told]
 
 
 @pytest.mark.parametrize(
@@ -430,22 +436,27 @@ def test_the_last_run_selects_tests_if_the_call_says_so(
         args=[each for each in arguments if each.startswith("test_a")],
         ArgsSource=pytest.Config.ArgsSource,
         args_source=pytest.Config.ArgsSource.ARGS,
-        invocation_params=SimpleNamespace(args=arguments),
+        invocation_params=SimpleNamespace(args=arguments, dir=Path()),
         getini=lambda name: [],
     )
     assert selects_tests(config) is selects
 
 
+@pytest.mark.parametrize("by_ini", ["test_a.py::test_a", "@perf.txt"])
 @pytest.mark.parametrize(
     ("arguments", "selects"),
     [((), False), (("tests",), False), (("test_a.py::test_a",), True)],
 )
 def test_a_test_that_the_ini_file_names_is_not_selected_by_the_call(
-    pytester: pytest.Pytester, arguments: tuple[str, ...], selects: bool
+    pytester: pytest.Pytester,
+    arguments: tuple[str, ...],
+    selects: bool,
+    by_ini: str,
 ) -> None:
     """pytest takes words of `addopts` for words of the command line."""
     pytester.mkdir("tests")
-    pytester.makeini("[pytest]\naddopts = test_a.py::test_a -q")
+    (pytester.path / "perf.txt").write_text("test_a.py::test_a\n")
+    pytester.makeini(f"[pytest]\naddopts = {by_ini} -q")
     config = pytester.parseconfig(*arguments)
     assert "test_a.py::test_a" in config.args
     assert selects_tests(config) is selects
@@ -463,7 +474,7 @@ def test_what_the_variable_selects_the_call_does(
         args=[],
         ArgsSource=pytest.Config.ArgsSource,
         args_source=pytest.Config.ArgsSource.TESTPATHS,
-        invocation_params=SimpleNamespace(args=()),
+        invocation_params=SimpleNamespace(args=(), dir=Path()),
         getini=lambda name: ["-m", "not slow"],
     )
     run: Any = SimpleNamespace(config=config, deselected=["a"])
@@ -736,8 +747,8 @@ def test_a_test_shows_what_it_is_judged_by(
     expected = found["test_expected[ws4]"]
     assert expected.why_not == 'expected to fail: "slow"'
     assert expected.settings == {
-        "ranks": 4,
-        "parameter-servers": 0,
+        "ranks": "4",
+        "parameter-servers": "0",
         "launches": 7,
         "max-launches": 20,
         "steps": 30,
@@ -757,7 +768,7 @@ def test_a_test_shows_what_it_is_judged_by(
     assert found["test_skipped"].why_not == 'skipped: "flaky"'
     assert found["test_typo"].settings == {}
     rpc = found["TestClass::test_rpc"].settings
-    assert (rpc["ranks"], rpc["parameter-servers"]) == (2, 2)
+    assert (rpc["ranks"], rpc["parameter-servers"]) == ("2", "2")
     (overridden,) = found["TestClass::test_rpc"].overridden
     assert overridden.startswith("rpc_benchmark (test_a_test_shows")
     for name in ("test_plain", "test_expected[ws2]"):
