@@ -75,7 +75,8 @@ def check_measurement(job: Job, measurement: Measurement) -> None:
                 f"{name} is {values[0]:.10g} in all launches, so it is probably not measured: if it"
                 " is constant, say constant=True"
             )
-    for limit in job.settings.limits:
+    has_limits = job.gate or job.reference is not None
+    for limit in job.settings.limits if has_limits else ():
         own = limit.kind.own_figure
         place = f"{where(job.settings, 'limits')}: {limit}"
         if own in figures:

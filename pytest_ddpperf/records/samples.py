@@ -1,7 +1,5 @@
 """What was measured: of each rank, of a launch, and of all together, and the decision about it."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass, field, replace
 from statistics import fmean
@@ -122,7 +120,7 @@ class Samples:
         """By launch, of the rank that has most; [] where they are unknown."""
         return [max(ranks) for ranks in self.page_faults or ()]
 
-    def first(self, steps: int) -> Samples:
+    def first(self, steps: int) -> "Samples":
         """With so many steps of each launch, those that came first."""
         tables: dict[str, Any] = {
             "step_seconds": tuple(
@@ -454,11 +452,12 @@ class Verdict:
 
     @property
     def worst(self) -> Comparison | None:
-        """A comparison that decided, if any did: of several p50, else the largest."""
+        """A comparison that decided, if any did: of several p50, else the largest change."""
         decisive = [c for c in self.comparisons if c.status is self.status]
         same = decisive or self.comparisons
         at_p50 = [c for c in same if c.limit.metric == "p50"]
-        return max(
+        which = min if self.status is Status.IMPROVED else max
+        return which(
             at_p50 or same, key=lambda c: c.change.estimate, default=None
         )
 

@@ -305,21 +305,25 @@ def with_counters(
     counter that is unknown on one side is INCOMPARABLE if the limit is the user's, unless something
     else is REGRESSED; a default limit is dropped, without a word if the baseline does not know the
     counter. If no times were compared, default limits only find regressions. All limits do so if
-    the baseline is another machine's, of which only counters are compared. Steps that send nothing
+    the times are INCOMPARABLE because some are unknown, or if the baseline is another machine's, of
+    which only counters are compared. Steps that send nothing
     any more are INCOMPARABLE, for they train something else, unless they are REGRESSED.
     """
-    of_another_machine = verdict.status is Status.NO_BASELINE and bool(baseline)
+    unknown = verdict.status in (Status.NO_BASELINE, Status.INCOMPARABLE)
+    only_rises = (
+        unknown and verdict.reason != Reason.MUST_MATCH and bool(baseline)
+    )
     if not (
         verdict.status.compared
         or verdict.reason == Reason.NO_SUPPORTED_LIMIT
-        or of_another_machine
+        or only_rises
     ):
         return verdict
     found, why_unknown = _count(verdict, current, baseline[-1], limits)
     decided = _decided(found)
     if decided.status is Status.REGRESSED:
         return decided
-    if of_another_machine:
+    if only_rises:
         return replace(verdict, counters=found.counters)
     if found.details:
         return replace(found, status=Status.INCOMPARABLE, reason=why_unknown)

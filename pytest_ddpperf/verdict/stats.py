@@ -1,7 +1,5 @@
 """Statistics of step times: pure functions over floats, Student's distribution included."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import replace
@@ -196,7 +194,7 @@ class Difference:
         """The difference that would be found at `level` four times out of five."""
         return self.reach(level) + self.reach(1 - POWER)
 
-    def mirrored(self) -> Difference:
+    def mirrored(self) -> "Difference":
         return replace(self, estimate=-self.estimate)
 
     def chance_to_settle(

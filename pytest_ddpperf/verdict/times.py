@@ -268,7 +268,7 @@ def _other_figures(
     """Return the user's own figures that are others in the baseline."""
     changes = []
     now, before = current.samples.figures, base.samples.figures
-    for name in now.keys() & before.keys():
+    for name in sorted(now.keys() & before.keys()):
         was, is_now = str(before[name].figure), str(now[name].figure)
         if was != is_now:
             changes.append(FactChange(name=name, before=was, now=is_now))
@@ -359,7 +359,8 @@ def _comparable(
         # a later look may have more steps than the one that was saved
         default = [limit for limit in supported if limit.default]
         enough, thin = _supported(side, default)
-        dropped += thin
+        why = "the baseline has too few steps"
+        dropped += tuple(Dropped(limit=each.limit, why=why) for each in thin)
         supported = [
             limit for limit in supported if limit in enough or not limit.default
         ]

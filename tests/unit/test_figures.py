@@ -415,9 +415,16 @@ def test_causes_are_not_looked_for_in_a_figure_that_is_no_time() -> None:
 # --- what is red
 
 
-def job(limits: str = "p50:5%", source: str = "default", **more: Any) -> Any:
+def job(
+    limits: str = "p50:5%",
+    source: str = "default",
+    gate: bool = True,
+    **more: Any,
+) -> Any:
     settings = {"limits": parse.limits(limits), "disable": False, **more}
     return SimpleNamespace(
+        gate=gate,
+        reference=None,
         plan=replace(PLAN, boundary="update"),
         settings=SimpleNamespace(**settings, sources={"limits": source}),
     )
@@ -534,6 +541,7 @@ def test_a_markers_limit_on_a_figure_that_the_test_does_not_have_is_red() -> (
 ):
     now = measured(tps=values(FASTER, STEADY))
     check_measurement(job("tsp:5%", "command line"), now)
+    check_measurement(job("tsp:5%", "marker", gate=False), now)
     with pytest.raises(DdpPerfError) as caught:
         check_measurement(job("tsp:5%", "marker"), now)
     assert str(caught.value) == (

@@ -185,6 +185,28 @@ def test_one_regressed_metric_outweighs_the_others() -> None:
     assert verdict.worst is verdict.comparisons[1]
 
 
+def test_the_largest_improvement_is_the_one_that_is_shown() -> None:
+    limits = [
+        Limit(metric=name, value=0.1, unit="%") for name in ("p10", "p90")
+    ]
+    before = measurement(STEADY)
+    launches = tuple(
+        tuple(
+            seconds * (0.4 if number % 2 else 0.8)
+            for number, seconds in enumerate(launch)
+        )
+        for launch in before.samples.step_seconds
+    )
+    now = replace(
+        before, samples=replace(before.samples, step_seconds=launches)
+    )
+    verdict = decide(now, before, *limits)
+    assert verdict == "IMPROVED"
+    least = min(each.change.estimate for each in verdict.comparisons)
+    assert verdict.worst is not None
+    assert verdict.worst.change.estimate == least
+
+
 def test_cpu_time_is_compared_with_cpu_time() -> None:
     limit = Limit(metric="cpu_p50", value=0.05, unit="%")
     now, base = (
@@ -256,13 +278,23 @@ def test_a_limit_on_a_phase_that_is_unknown_or_takes_no_time_is_incomparable() -
 
 def test_a_cpu_limit_without_cpu_time_is_incomparable() -> None:
     limit = Limit(metric="cpu_p50", value=0.05, unit="%")
-    verdict = decide(
-        measurement(STEADY, cpu=STEADY), measurement(STEADY), limit
-    )
+    now = measurement(STEADY, cpu=STEADY)
+    verdict = decide(now, measurement(STEADY), limit)
     assert (verdict.status, verdict.reason) == (
         Status.INCOMPARABLE,
         "no-cpu-time",
     )
+    for count, status in (
+        (9, "REGRESSED"),
+        (8, verdict.status),
+        (7, verdict.status),
+    ):
+        current, base = (
+            replace(side, counters={"rpc.bytes": each})
+            for side, each in ((now, count), (measurement(STEADY), 8))
+        )
+        found = decide(current, base, limit, BYTES).status
+        assert found == status, "what is unknown hides no rise"
     idle = measurement(STEADY, cpu=(0.0, 1.0, 1.0, 1.0, 1.0))
     assert (
         decide(idle, measurement(STEADY, cpu=STEADY), limit).reason
