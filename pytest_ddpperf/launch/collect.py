@@ -202,7 +202,7 @@ def _of_program(
     steps, usual = len(step_seconds), median(step_seconds)
     if left_out := windows[0].left_out:
         found["left out"] = (
-            f"{left_out} of {steps + left_out} steps with fewer backward passes are left out"
+            f"left out: {left_out} of {steps + left_out} steps, which had fewer backward passes"
         )
     if long := sum(each > _LONG * usual for each in step_seconds):
         took = f"took more than {_LONG}x the median (evaluation, checkpoints, logging?)"

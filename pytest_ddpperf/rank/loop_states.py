@@ -274,7 +274,8 @@ class Timing:
             self._end_part(kept)
             self._begin_part(missing, uncounted=part.uncounted and not kept)
             return self
-        if passes != self._usual:
+        # what comes first tells more
+        if passes != self._usual and not self._unfit:
             self._unfit = (
                 f"update {row[Board.UPDATES_CELL]} had {passes} backward passes, and those"
                 f" before {self._usual}: raise --ddp-warmup, or {_MARK}"
