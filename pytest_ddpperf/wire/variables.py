@@ -34,6 +34,8 @@ _SECRET = re.compile(
     r"|(^|[-_])(pwd|pass|key|auth|credentials?))([-_](json|value|str|string|header|file))?$",
     re.IGNORECASE,
 )
+# variables in the value of an option, or in a command of a shell
+_ASSIGNED = re.compile(r"([\w.-]+)=([^\s,;'\"]+)")
 # of "scheme://user:password@host"
 _USER = re.compile(r"(?<=://)[^/@\s]+(?=@)")
 
@@ -45,10 +47,13 @@ def is_secret(name: str) -> bool:
 
 
 def concealed(name: str, value: str) -> str:
-    """Return a value as a file may hold it: the digest of a secret, which its name shows, and of
-    the user in a URL."""
+    """Return a value as a file may hold it: the digest of a secret, which its name shows, also of
+    one that is assigned in it, and of the user in a URL."""
     if is_secret(name) and value:
         return digest(value)
+    value = _ASSIGNED.sub(
+        lambda found: f"{found[1]}={concealed(found[1], found[2])}", value
+    )
     return _USER.sub(lambda found: digest(found[0]), value)
 
 

@@ -125,6 +125,19 @@ def test_the_secrets_of_a_command_line_are_digests() -> None:
     assert variables.concealed_words(words.split()) == shown
 
 
+def test_secrets_within_a_word_are_digests() -> None:
+    words = [
+        "--export=ALL,HF_TOKEN=abc",
+        "-c",
+        "N=2 HF_TOKEN=abc 'A_KEY=abc' run",
+    ]
+    assert variables.concealed_words(words) == (
+        f"--export=ALL,HF_TOKEN={SECRET}",
+        "-c",
+        f"N=2 HF_TOKEN={SECRET} 'A_KEY={SECRET}' run",
+    )
+
+
 def test_allowed_variables_and_the_other_version_show_no_secret(
     tmp_path: Path,
 ) -> None:
