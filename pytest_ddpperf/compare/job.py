@@ -1,7 +1,5 @@
 """What is measured, for which test, and how it is judged."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from pytest_ddpperf.baseline import content
@@ -46,7 +44,7 @@ class Job:
     trace: str = ""  # as `Plan` has it, for the first launch; "" for no traces
     notes: tuple[str, ...] = ()
     # what it is compared with in the same run: the same, but for what ranks run
-    reference: Job | None = None
+    reference: "Job | None" = None
 
     @property
     def launches(self) -> int:

@@ -1,8 +1,6 @@
 """What a measurement comes to: `Result` for the test, and `Measured` for everything that reports or
 saves it."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -162,7 +160,7 @@ class Measured:
     sampled: Launches = ()
     further_notes: tuple[str, ...] = ()
     # with the stored baseline, if this one confirmed or refuted the suspicion
-    suspected: Measured | None = None
+    suspected: "Measured | None" = None
 
     @property
     def launches(self) -> Launches:

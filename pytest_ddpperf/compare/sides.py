@@ -4,8 +4,6 @@ Another version launches, as the current code does. Of a stored baseline nothing
 read once.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
@@ -46,7 +44,7 @@ class CurrentSide(NamedTuple):
     place: int
 
     @property
-    def reference(self) -> CurrentSide | None:
+    def reference(self) -> "CurrentSide | None":
         """The same launch of what the job is compared with in the same run, if it is."""
         if self.job.reference is None:
             return None

@@ -4,8 +4,6 @@ A series has the runs of one test in one environment with the same must-match fa
 has the statistics; this module decides what a change point means.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -63,7 +61,7 @@ class Series:
         """Return a metric of its last run."""
         return self.measurements[-1].kind(metric)
 
-    def having(self, metric: str) -> Series:
+    def having(self, metric: str) -> "Series":
         """Return the runs that have a metric, in the direction that it had last."""
         known = [
             (run, each)

@@ -1,7 +1,5 @@
 """Launches whose ranks are on several nodes: which ranks are here, and the clocks of the others."""
 
-from __future__ import annotations
-
 import socket
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -35,7 +33,7 @@ class Nodes(Protocol):
     def facts(self, nodes: int) -> Facts:
         """Of so many nodes, this one included, and of the network between them."""
 
-    def parts(self, plan: Plan, store: Address) -> RemoteRanks:
+    def parts(self, plan: Plan, store: Address) -> "RemoteRanks":
         """Those of a launch whose processes meet at `store`."""
 
     def alone(

@@ -1,8 +1,6 @@
 """The table of settings, one row each, and its registration with pytest. Every pytest run imports
 it; `parse` reads values."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -355,7 +353,7 @@ MARKER_HELP = (
 )
 
 
-def given(config: pytest.Config) -> bool:
+def given(config: "pytest.Config") -> bool:
     """Say whether any setting was given on the command line or in the ini file. If not, none need
     be read."""
     # not above: the command line of reports reads settings without it
@@ -374,7 +372,7 @@ def given(config: pytest.Config) -> bool:
         return True
 
 
-def add_options(parser: pytest.Parser) -> None:
+def add_options(parser: "pytest.Parser") -> None:
     """Register every option and ini key without a default: `read_settings` must see what was
     given, and where."""
     group = parser.getgroup("ddpperf", "distributed performance regression")

@@ -4,8 +4,6 @@ traceback of ours.
 What may raise between a test and its failure hides its frame, so that --pdb opens in the test's.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -101,7 +99,7 @@ class DistributedFixture:
         self,
         request: pytest.FixtureRequest,
         world_size: int,
-        replay: StoreSamples | None = None,
+        replay: "StoreSamples | None" = None,
     ) -> None:
         """`world_size`: 0 for RPC launches, which have trainers and parameter servers. `replay`
         takes what a test that did not fail has measured."""
@@ -163,8 +161,12 @@ class DistributedFixture:
     ) -> None:
         """Add the end of the ranks' output to the report, at -v all; under -s this node's was
         streamed already."""
-        asked = self._run.config.getoption
-        streamed = asked("capture", "no") == "no"
+        config = self._run.config
+        asked = config.getoption
+        is_worker = hasattr(
+            config, "workerinput"
+        )  # xdist's, which has no terminal
+        streamed = asked("capture", "no") == "no" and not is_worker
         for outputs in zip(*launches, strict=True):
             if streamed and plan.node_of(outputs[0].rank) == 0:
                 continue
@@ -335,7 +337,7 @@ class BenchmarkFixture(DistributedFixture):
 
     def _launch_failed(
         self, job: Job, error: DdpPerfError, watcher: Watcher
-    ) -> Failed:
+    ) -> "Failed":
         """Keep the outcome of a measurement that failed, and return the test's failure."""
         self._show_failure(job.plan, error)
         problem = str(error)
@@ -401,7 +403,8 @@ class BenchmarkFixture(DistributedFixture):
             notes.append(moved)
         of_run = self._run.settings
         if (
-            self._world_size
+            # a conftest's own marker comes too late if there were several
+            self._world_size in self._settings.world_sizes
             and self._settings.sources["world_sizes"] == MARKER
             and of_run.sources["world_sizes"] != "default"
             and self._run.config.getoption("verbose", 0) > 0

@@ -106,7 +106,7 @@ def _check(run: Run) -> None:
         in_one_process = "--ddp-suite-plots"
     if not in_one_process and run.role.other_nodes:
         in_one_process = "a run on several nodes"
-    if in_one_process and run.config.getoption("dist", "no") != "no":
+    if in_one_process and run.config.getoption("tx", None):
         raise pytest.UsageError(
             f"{in_one_process} is not supported under xdist: add -n 0"
         )

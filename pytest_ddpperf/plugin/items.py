@@ -88,8 +88,12 @@ def only_prints(config: pytest.Config, further: str = "") -> bool:
 
 def selects_tests(config: pytest.Config) -> bool:
     """Say whether the call names single tests, or those that the last run left."""
+    from pytest_ddpperf.remote.version import spelt_out
+
     by_last_run = re.compile(r"--(lf|last-failed|sw|stepwise)\b")
-    by_call, by_ini = words_of_call(config), config.getini("addopts")
+    by_call = words_of_call(config)
+    folder = config.invocation_params.dir
+    by_ini = [*spelt_out(config.getini("addopts"), folder)]
     return any(map(by_last_run.match, by_call)) or any(
         "::" in word and (word in by_call or word not in by_ini)
         for word in named_tests(config)
@@ -154,7 +158,11 @@ def accept_command(item: pytest.Item, settings: Settings) -> str:
             "--rootdir",
             os.path.relpath(config.rootpath, start),
         ]
-    if hasattr(config, "workerinput"):  # xdist's workers may not record
+    for pair in config.option.override_ini or ():
+        words += ["-o", pair]
+    # xdist's workers may not record, and `addopts` may ask for some
+    is_worker = hasattr(config, "workerinput")
+    if is_worker or config.getoption("numprocesses", None) == 0:
         words += ["-n", "0"]
     return shlex.join([*words, "--ddp-save-baseline"])
 

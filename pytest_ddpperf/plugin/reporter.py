@@ -75,7 +75,7 @@ class Reporter:
             lines += guard.annotated(report.run)
             lines += annotated(report.outcomes, MOST_COMMANDS - len(lines))
         # xdist's workers collected, and no header was shown
-        if verbosity > 0 and config.getoption("dist", "no") != "no":
+        if verbosity > 0 and config.getoption("tx", None):
             lines += report.header(verbosity)
         terminalreporter.section("distributed performance")
         for line in (*lines, *report.lines(verbosity, terminal_width())):

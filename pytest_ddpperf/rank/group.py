@@ -1,7 +1,5 @@
 """How a rank joins its process group, and the store where ranks meet."""
 
-from __future__ import annotations
-
 import json
 import os
 import random
@@ -59,7 +57,7 @@ def _tcp_store(host: str, port: int, **options: Any) -> Any:
 
 
 def store_of(
-    name: str, size: int, place: ProcessPlace, timeout: timedelta
+    name: str, size: int, place: "ProcessPlace", timeout: timedelta
 ) -> Any:
     """Return the store of a group of so many ranks: a file in the launch's folder or, on several
     nodes, where they meet."""
@@ -71,7 +69,7 @@ def store_of(
     return dist.PrefixStore(name, client)  # type: ignore[attr-defined]
 
 
-def url_for_rpc(size: int, place: ProcessPlace, timeout: timedelta) -> str:
+def url_for_rpc(size: int, place: "ProcessPlace", timeout: timedelta) -> str:
     """Return the URL of such a store for RPC, which takes an `init_method` only. It is no
     file's URL: torch does not unquote its path."""
     name = "store-rpc"

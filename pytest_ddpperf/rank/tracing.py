@@ -5,8 +5,6 @@ traces of the ranks of a host share a clock and its origin, so they can be laid 
 Samples of stacks show which functions of the repository a rank is in while its steps are timed.
 """
 
-from __future__ import annotations
-
 import os
 import random
 import re
@@ -112,7 +110,7 @@ class StackSampler:
         # by code's file name, the path from the top; None outside
         self._files: dict[str, str | None] = {}
 
-    def __enter__(self) -> StackSampler:
+    def __enter__(self) -> "StackSampler":
         self._interval = sys.getswitchinterval()
         # by default Python code would not be interrupted for as long
         sys.setswitchinterval(_EVERY_SECONDS / 20)

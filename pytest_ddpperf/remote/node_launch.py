@@ -1,7 +1,5 @@
 """A launch over several nodes: who takes part, and what came of each part."""
 
-from __future__ import annotations
-
 import math
 import socket
 import time
@@ -265,7 +263,7 @@ def alone(
 
 @contextmanager
 def _alone_on(
-    member: Node, there: _RemoteObserver, late: ExitStack
+    member: Node, there: "_RemoteObserver", late: ExitStack
 ) -> Iterator[Sequence[str]]:
     member.line.send(AcquireLocks())
     try:
@@ -297,7 +295,7 @@ def _await_locks(member: Node, observer: Observer) -> Sequence[str]:
     raise BaseSideError(f"{member}: {why}")
 
 
-def _request_end(member: Node, there: _RemoteObserver) -> None:
+def _request_end(member: Node, there: "_RemoteObserver") -> None:
     """Let it release the locks that it waited for, which are free by now."""
     there.taken.clear()
     with suppress(BaseSideError):

@@ -1,8 +1,6 @@
 """The baseline side of a comparison with another version: how its pytest is called, as are those of
 other nodes, and the proof that it is another."""
 
-from __future__ import annotations
-
 import math
 import os
 import re
@@ -205,7 +203,7 @@ class Invocation:
             cores=usable_cores(),
         )
 
-    def to_collect_own_tests(self, trees: Trees) -> Invocation | None:
+    def to_collect_own_tests(self, trees: Trees) -> "Invocation | None":
         """Return how the other version's own tests are collected, as its own ini file says; None if
         the call names tests that it does not have."""
         gone = [

@@ -1,8 +1,6 @@
 """The change points of a history as lines of text, and its page: the series with the worst change
 points first."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -185,7 +183,7 @@ def _figure(
     values = [kind.shown(math.exp(each), None) for each in logs]
     dates = [run.committed[:10] for run in series.runs]
 
-    def draw(axes: Axes) -> None:
+    def draw(axes: "Axes") -> None:
         every = -(-len(dates) // 4)
         axes.set_xticks(range(0, len(dates), every), dates[::every])
         if not kind.own_figure:

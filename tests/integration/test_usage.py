@@ -200,6 +200,35 @@ def test_a_mistake_that_a_marker_has_a_part_in_is_its_tests_alone(
     assert "Traceback" not in text
 
 
+def test_how_xdist_would_distribute_tests_matters_only_if_it_does(
+    pytester: pytest.Pytester, run: Run
+) -> None:
+    """`--dist` is often in `addopts`, and `-n` on the command line."""
+    pytester.makepyfile(test_a=NOTHING)
+    result = run("--ddp-save-baseline", "--dist=loadfile")
+    assert result.ret == 0
+    result = run("--ddp-save-baseline", "--dist=loadfile", "-n1")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+
+
+def test_a_marker_that_a_conftest_adds_is_not_said_to_win_over_several_sizes(
+    pytester: pytest.Pytester, run: Run
+) -> None:
+    pytester.makeconftest("""
+        import pytest
+
+        def pytest_collection_modifyitems(items):
+            for item in items:
+                item.add_marker(pytest.mark.ddp(world_size=3))
+        """)
+    pytester.makepyfile(
+        "def test_a(ddp_benchmark): ddp_benchmark(lambda ctx: int)"
+    )
+    result = run("-v", "--ddp-world-size=1,2")
+    result.assert_outcomes(passed=2)
+    result.stdout.no_fnmatch_line("*the marker's world_size*")
+
+
 def test_a_marker_that_asks_for_more_than_there_is_skips_and_counts(
     pytester: pytest.Pytester, run: Run
 ) -> None:

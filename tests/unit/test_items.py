@@ -119,6 +119,7 @@ def test_a_test_is_named_as_it_was_collected_whatever_a_conftest_makes_of_it(
             ["--ddp-baseline-dir", "my baselines"],
             " '--ddp-baseline-dir=my baselines'",
         ),
+        (["-o", "ddp_warmup=9"], " -o ddp_warmup=9"),
     ],
 )
 def test_the_command_that_accepts_has_the_options_that_choose_the_baseline(
@@ -212,6 +213,18 @@ def test_an_option_whose_value_moves_the_rootdir_is_named_with_what_to_write(
             f" {option}={value}, or set it in an ini file"
         )
     assert moved_rootdir(config) == expected
+
+
+def test_the_command_that_accepts_is_not_for_the_workers_that_the_ini_file_asks_for(
+    pytester: pytest.Pytester,
+) -> None:
+    write(pytester.path / "test_step.py")
+    pytester.makeini("[pytest]\naddopts = -n 2")
+    item = collected(pytester, "-n", "0")
+    assert (
+        accept_command(item, settings_of(item))
+        == "pytest test_step.py::test_step -n 0 --ddp-save-baseline"
+    )
 
 
 def test_the_command_that_accepts_a_test_outside_rootdir_names_that(

@@ -398,6 +398,11 @@ def test_variables_lead_into_the_versions_tree(
     assert [*move_variables(trees, given).values()] == [*moved.values(), *same]
     temporary = {"TMPDIR": f"{here}/tmp"}
     assert move_variables(trees, temporary) == temporary, "of both sides"
+    monkeypatch.chdir(here)
+    assert move_variables(trees, {"TMPDIR": "tmp", "TEMP": ""}) == {
+        **temporary,
+        "TEMP": "",
+    }
 
 
 def test_ignored_data_is_not_linked_through_a_link_of_the_version(
