@@ -223,7 +223,9 @@ class Warming:
         return when, _advise(self._rank)
 
 
-ENDS_OTHERWISE = "steps end otherwise than in the warm-up: raise --ddp-warmup"
+ENDS_OTHERWISE = (
+    f"steps end otherwise than in the warm-up: raise --ddp-warmup, or {_MARK}"
+)
 
 
 @dataclass

@@ -287,8 +287,6 @@ class Updates:
     def _optimizer_ended(self, optimizer: object, *_: object) -> None:
         if torch.compiler.is_compiling():
             return
-        # what was taken for an unseen update may be a change between two passes of this one
-        self._unseen.are_known = False
         if self._before_step is not None:
             self._passes = min(self._passes, self._before_step + 1)
             self._before_step = None
@@ -301,6 +299,8 @@ class Updates:
         self._last = event
         self._last_ns = time.monotonic_ns()
         self._unseen.clear()
+        # what was taken for an unseen update may be a change between two passes of one that is seen
+        self._unseen.are_known = event == "a synchronisation"
         if self._end.is_ended_by(event):
             self._end_step()
 
