@@ -10,9 +10,6 @@ from pytest_ddpperf.rank.context import Context
 from pytest_ddpperf.records.errors import DdpPerfError
 from pytest_ddpperf.records.plan import Collective
 
-# No checked value is larger, for int8 has no more.
-_LARGEST = 127
-
 
 def setup(ctx: Context, asked: Collective) -> Iterator[Callable[[], object]]:
     """Yield the step, and check its result before and after the window; raises DdpPerfError.
@@ -129,19 +126,19 @@ class _Buffers:
         """The largest number up to which the dtype has every whole number."""
         if self._dtype == torch.bool:
             return 1
-        floating = self._dtype.is_floating_point or self._dtype.is_complex
-        return (
-            min(_LARGEST, int(2 / torch.finfo(self._dtype).eps))
-            if floating
-            else _LARGEST
-        )
+        if self._dtype.is_floating_point or self._dtype.is_complex:
+            return int(2 / torch.finfo(self._dtype).eps)
+        return torch.iinfo(self._dtype).max
 
     def _value(self, rank: int) -> int:
-        """Return what `rank` sends: rank + 1, begun anew where the dtype or, for sums, their total
-        is not exact."""
+        """Return what `rank` sends: rank + 1, begun anew where the dtype is not exact. Where the
+        total of sums is not, all send 1, as far as that is."""
         if self._asked.redop == "none":
             return (rank + 1) % (self._largest + 1)
-        return rank + 1 if (rank + 1) * (rank + 2) // 2 <= self._largest else 0
+        ranks = self._asked.ranks
+        if ranks * (ranks + 1) // 2 <= self._largest:
+            return rank + 1
+        return int(rank < self._largest)
 
     def _expected(self) -> list[int]:
         """Return the value of each block that this rank should receive."""

@@ -79,6 +79,21 @@ def check(op: str, ranks: int, dtype: str, got: Tensor) -> None:
     mine.check()
 
 
+@pytest.mark.parametrize("op", SUMMING)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
+@pytest.mark.parametrize("ranks", [2, 16, 100])
+def test_a_sum_without_the_last_rank_is_found(
+    op: str, ranks: int, dtype: str
+) -> None:
+    sent = all_sent(op, ranks, dtype, 64)
+    if op == "reduce_scatter":
+        sent = all_sent(op, ranks, dtype)
+    check(op, ranks, dtype, received(op, sent, 0))
+    sent[-1].zero_()
+    with pytest.raises(DdpPerfError, match="are wrong"):
+        check(op, ranks, dtype, received(op, sent, 0))
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("ranks", [2, 5, 16, 128])
 def test_sums_are_exact_in_every_dtype(ranks: int, dtype: str) -> None:
