@@ -79,6 +79,13 @@ def words_of_call(config: pytest.Config) -> list[str]:
     ]
 
 
+def _words_of_ini(config: pytest.Config) -> list[str]:
+    from pytest_ddpperf.remote.version import spelt_out
+
+    folder = config.invocation_params.dir
+    return [*spelt_out(config.getini("addopts"), folder)]
+
+
 def only_prints(config: pytest.Config, further: str = "") -> bool:
     """Say whether pytest has an option with which it prints something and runs no test, or one of
     the `further` options."""
@@ -88,12 +95,8 @@ def only_prints(config: pytest.Config, further: str = "") -> bool:
 
 def selects_tests(config: pytest.Config) -> bool:
     """Say whether the call names single tests, or those that the last run left."""
-    from pytest_ddpperf.remote.version import spelt_out
-
     by_last_run = re.compile(r"--(lf|last-failed|sw|stepwise)\b")
-    by_call = words_of_call(config)
-    folder = config.invocation_params.dir
-    by_ini = [*spelt_out(config.getini("addopts"), folder)]
+    by_call, by_ini = words_of_call(config), _words_of_ini(config)
     return any(map(by_last_run.match, by_call)) or any(
         "::" in word and (word in by_call or word not in by_ini)
         for word in named_tests(config)
@@ -110,7 +113,7 @@ def leaves_tests_out(run: PytestProcess) -> bool:
     )
     if any(map(selects.match, words_of_call(run.config))):
         return True
-    by_ini = any(map(selects.match, run.config.getini("addopts")))
+    by_ini = any(map(selects.match, _words_of_ini(run.config)))
     return selects_tests(run.config) or bool(run.deselected and not by_ini)
 
 

@@ -42,6 +42,7 @@ _INI = """
     ddp_against_setup ddp_baseline_dir env env_files
 """.split()
 _COLLECTIVE = "collective_benchmark"
+_Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 def read_judged(run: PytestProcess, trees: Trees) -> Judged:
@@ -200,7 +201,7 @@ def _overridden(item: pytest.Item) -> Iterator[str]:
             yield f"{name} ({module})"
 
 
-def _function_of(item: pytest.Item) -> ast.FunctionDef | None:
+def _function_of(item: pytest.Item) -> _Function | None:
     """Return the function of a test; None if its source is not known."""
     function: Any = getattr(item, "function", None)
     with suppress(OSError, TypeError, SyntaxError, ValueError):
@@ -208,14 +209,16 @@ def _function_of(item: pytest.Item) -> ast.FunctionDef | None:
         if source[:1].isspace():  # of a class; lines of a text may begin at 0
             source = f"if True:\n{source}"
         for node in ast.walk(ast.parse(source)):
-            if isinstance(node, ast.FunctionDef):
+            if isinstance(node, _Function):
                 return node
     return None
 
 
-def _labels(function: ast.FunctionDef) -> tuple[str, ...] | None:
+def _labels(function: _Function) -> tuple[str, ...] | None:
     """Return the labels of the measurements of a test that are compared with another version; None
     if it calls its fixture in a way that does not show them."""
+    if not BENCHMARKS & {each.arg for each in function.args.args}:
+        return None  # another fixture calls it
     found: list[str] = []
     named = 0
     for node in ast.walk(function):
@@ -234,11 +237,12 @@ def _labels(function: ast.FunctionDef) -> tuple[str, ...] | None:
         named -= 1
         given = {each.arg: _constant(each.value) for each in node.keywords}
         label = given.get("name", "")
-        if None in given or not isinstance(label, str):
+        gate = given.get("gate", True)
+        if None in (*given, gate) or not isinstance(label, str):
             return None  # known only when it runs
         if fixture.id == _COLLECTIVE:
             label = f"{label}-{EVERY_SIZE}" if label else EVERY_SIZE
-        if given.get("gate", True) is True and "reference" not in given:
+        if gate is True and "reference" not in given:
             found.append(label)
     return None if named else tuple(found)
 

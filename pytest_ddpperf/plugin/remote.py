@@ -94,10 +94,7 @@ def _invocation(config: pytest.Config, kept: tuple[str, ...]) -> Invocation:
         if word.startswith("@")
     ]
     return Invocation(
-        arguments=(
-            *by_ini,
-            *spelt_out(called_with, call.dir),
-        ),
+        arguments=tuple(spelt_out((*by_ini, *called_with), call.dir)),
         called_with=called_with,
         caches=config.pluginmanager.hasplugin("cacheprovider"),
         tests=named_tests(config),

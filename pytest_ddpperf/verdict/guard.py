@@ -4,7 +4,6 @@ here is measured or read."""
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import field, replace
-from fnmatch import fnmatch
 from functools import partial
 
 from pytest_ddpperf import text
@@ -129,7 +128,8 @@ class Guard:
             gates = [
                 has_gate
                 for name, has_gate in measured.items()
-                if name == label or fnmatch(name, label)
+                if name == label
+                or (label.endswith(EVERY_SIZE) and name.startswith(label[:-1]))
             ]
             if not any(gates):
                 name = "" if label == EVERY_SIZE else label
