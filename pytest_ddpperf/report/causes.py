@@ -123,6 +123,7 @@ def find_causes(
     if kernels:
         is_of_step = change is not None and change.limit.kind.is_wall_time
         words.append(_kernels(kernels, plan, now, of_it if is_of_step else ""))
+        of_it = ""
     for each in found:
         if each.kernel:
             continue

@@ -218,7 +218,7 @@ def confirm(
         reason = interleaved.reason
         if reason != Reason.COUNTER_ROSE:  # reports show that counter
             reason = Reason.CONFIRMED
-        return replace(interleaved, reason=reason, facts=stored.facts)
+        return replace(interleaved, reason=reason)
     if any(each.status is Status.REGRESSED for each in stored.counters):
         return None  # counts have no noise, and no machine makes them rise
     if stored.reason == Reason.RECOMPILED:
