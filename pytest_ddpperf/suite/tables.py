@@ -154,12 +154,9 @@ def slowest_ranks(
     slowest = []
     for launch in launches:
         steps = zip(*launch, strict=True)
-        slowest.append([_largest(step) for step in steps])
+        # a rank may have recorded nothing
+        slowest.append([max(value or 0.0 for value in step) for step in steps])
     return slowest
-
-
-def _largest(values: Iterable[float | None]) -> float:
-    return max(value for value in values if value is not None)
 
 
 class Spread(NamedTuple):
