@@ -1,7 +1,5 @@
 """The settings of one test, its markers included, and the failure for a mistake in them."""
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING
 
 import pytest
@@ -21,12 +19,12 @@ if TYPE_CHECKING:
     from pytest_ddpperf.options.settings import Settings
 
 
-def settings_of(item: pytest.Item) -> Settings:
+def settings_of(item: pytest.Item) -> "Settings":
     """Return the settings of one test, its markers included; raises MarkerError."""
     return marked_settings(item, item.config.stash[RUN].settings)
 
 
-def own_settings(item: pytest.Item) -> Settings:
+def own_settings(item: pytest.Item) -> "Settings":
     """Return the settings of a test that runs; a mistake in its marker fails the test."""
     from pytest_ddpperf.records.errors import MarkerError
 
@@ -59,7 +57,7 @@ def check_place(item: pytest.Item) -> None:
             places.find(settings, world_size)
 
 
-def plain_failure(problem: str) -> Failed:
+def plain_failure(problem: str) -> "Failed":
     """Return an ordinary test failure without a traceback of ours."""
     from pytest_ddpperf import text
 

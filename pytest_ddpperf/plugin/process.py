@@ -1,7 +1,5 @@
 """What roles and remote pytests need to know of the pytest process that they are in."""
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING, Protocol
 
 import pytest
@@ -25,7 +23,7 @@ class PytestProcess(Protocol):
     lacking: set[str]
 
     @property
-    def settings(self) -> Settings: ...
+    def settings(self) -> "Settings": ...
 
     @property
     def exit_status(self) -> int: ...
@@ -34,7 +32,7 @@ class PytestProcess(Protocol):
     def rpc(self) -> bool: ...
 
     @property
-    def templates(self) -> Templates: ...
+    def templates(self) -> "Templates": ...
 
     @property
-    def session(self) -> Session: ...
+    def session(self) -> "Session": ...

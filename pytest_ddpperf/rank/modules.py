@@ -16,7 +16,7 @@ Figures = dict[str, int | None]  # as Counters, of one rank
 
 
 # Modules and optimizers that the program has frozen: the collector does not list them any more.
-_frozen: list[ref[Any]] = []
+frozen: list[ref[Any]] = []
 
 
 def find_objects(kind: type | tuple[type, ...]) -> list[Any]:
@@ -25,7 +25,7 @@ def find_objects(kind: type | tuple[type, ...]) -> list[Any]:
     # Do not copy this list: it holds tuples that are half made, and `tuple(step() for ...)` fails
     # after a copy.
     every = gc.get_objects()
-    every += [each() for each in _frozen]
+    every += [each() for each in frozen]
     found = (each for each in every if issubclass(type(each), kind))
     # those that were unfrozen again are in both lists
     return [*{id(each): each for each in found}.values()]
@@ -37,7 +37,7 @@ def watch_freezing() -> None:
 
     def noting() -> None:
         kinds = nn.Module, torch.optim.Optimizer
-        _frozen[:] = map(ref, find_objects(kinds))
+        frozen[:] = map(ref, find_objects(kinds))
         freeze()
 
     gc.freeze = noting

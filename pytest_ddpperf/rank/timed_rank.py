@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from pytest_ddpperf import text
+from pytest_ddpperf.rank import modules
 from pytest_ddpperf.rank.context import Context
 from pytest_ddpperf.rank.counters import Meter
 from pytest_ddpperf.rank.group import NoGroup, cores
@@ -43,7 +44,8 @@ class TimedRank:
     def begin_window(self) -> None:
         """Collect garbage, stamp phases from here on, and note if the user's code or a library, as
         NCCL does, has pinned this thread to other cores than it had."""
-        if gc.get_stats()[-1]["collections"] > self.meter.collections:
+        collections = gc.get_stats()[-1]["collections"]
+        if collections > self.meter.collections and not modules.frozen:
             # A step lets Python look through all objects. As in training, what was imported before
             # the fork is among them. Other ranks are spared the tenths of a second that it takes.
             gc.unfreeze()

@@ -9,20 +9,12 @@ of their classes, and are not in the table.
 
 import importlib
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
-
-class TorchName(NamedTuple):
-    # the module, and within it the attributes: "torch.amp:GradScaler.step"
-    path: str
-    since: str  # which torch has it: the lowest that we allow, or a later one
-    needs_nccl: bool  # a torch built without NCCL lacks it
-
-
-# The names, by what is unknown without them. The comment next to each, or above it, says what it is
-# used for.
+# The names, by what is unknown without them: the module, and within it the attributes. The comment
+# next to each, or above it, says what it is used for.
 _NAMES = (
     # --- the phases of a step
     "torch.autograd:backward",  # see backward passes
@@ -99,8 +91,8 @@ _NAMES = (
     "torch.distributed:ProcessGroupGloo",  # form a group that `destroy_process_group` leaves alone
     "torch.utils._python_dispatch:TorchDispatchMode",  # see operations
 )
-_LOWEST = "2.6"
-_SINCE = {
+# which torch has it, if not each that we allow
+SINCE = {
     "torch.backends.cuda:matmul.fp32_precision": "2.9",
     "torch.backends.mkldnn:matmul.fp32_precision": "2.9",
     "torch.backends.cudnn:conv.fp32_precision": "2.9",
@@ -109,18 +101,17 @@ _SINCE = {
     "torch.distributed:ProcessGroup.register_pre_hook": "2.14",
     "torch.distributed.distributed_c10d:_is_torchcomms_backend": "2.14",
 }
-_OF_NCCL = ("torch._C._distributed_c10d:_dump_nccl_trace",)
+# a torch built without NCCL lacks it
+OF_NCCL = ("torch._C._distributed_c10d:_dump_nccl_trace",)
 
-NAMES = {
-    path: TorchName(path, _SINCE.get(path, _LOWEST), path in _OF_NCCL)
-    for path in _NAMES
-}
+# by name: where torch has it
+NAMES = {path: path for path in _NAMES}
 
 
 def _place(path: str) -> tuple[Any, str]:
     """Return the object that has the last attribute of a name, None if torch lacks it, and the
     name of that attribute."""
-    module, _, attributes = NAMES[path].path.partition(":")
+    module, _, attributes = NAMES[path].partition(":")
     *owners, last = attributes.split(".")
     try:
         owner: Any = importlib.import_module(module)

@@ -1,7 +1,5 @@
 """What is asked for: plans, limits, and collectives."""
 
-from __future__ import annotations
-
 import math
 import os
 import re
@@ -152,7 +150,7 @@ class Plan:
     parameter_servers: int = 0
     master: bool = False
     # is the step, instead of what a set-up makes
-    collective: Collective | None = None
+    collective: "Collective | None" = None
     # the beginning of the paths of traces of further steps, in a launch that takes some
     trace: str = ""
     # whether the launch samples Python stacks; its times are not compared
@@ -229,7 +227,7 @@ class Plan:
             self.steps, asked if self.spreads else min(asked, self.most_steps)
         )
 
-    def exactly(self, steps: int) -> Plan:
+    def exactly(self, steps: int) -> "Plan":
         """With a window of so many steps, however long they take: percentiles of few steps differ
         from those of many (the p10 of 15 is 3 to 5 % above that of 60), so what is compared has as
         many."""
@@ -240,7 +238,7 @@ class Plan:
             min_seconds=self.min_seconds if self.spreads else 0.0,
         )
 
-    def measured_as(self, other: Plan) -> Plan:
+    def measured_as(self, other: "Plan") -> "Plan":
         """With the group, the warm-up, the windows and the timing of another."""
         names = """
             world_size backend device sees_one_device parameter_servers

@@ -251,7 +251,7 @@ def move_variables(trees: Trees, environ: Mapping[str, str]) -> dict[str, str]:
     found = {}
     for name, value in environ.items():
         if name in _TEMPORARY:
-            found[name] = value and os.path.abspath(value)
+            found[name] = value and os.path.join(os.getcwd(), value)
             continue
         parts = value.split(os.pathsep)
         for number, part in enumerate(parts):

@@ -359,7 +359,7 @@ def _comparable(
         # a later look may have more steps than the one that was saved
         default = [limit for limit in supported if limit.default]
         enough, thin = _supported(side, default)
-        why = "the baseline has too few steps"
+        why = "the baseline has too few steps or launches"
         dropped += tuple(Dropped(limit=each.limit, why=why) for each in thin)
         supported = [
             limit for limit in supported if limit in enough or not limit.default

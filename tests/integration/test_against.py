@@ -1044,7 +1044,7 @@ def test_both_sides_stay_in_step_whatever_a_test_does(
 def test_fixtures_of_both_sides_are_torn_down_where_their_files_are(
     repository: Repository, run: Run
 ) -> None:
-    """Also those that a test would have used that does not run."""
+    """Also a fixture kept for a test that does not run."""
     repository.write(
         "tests/conftest.py",
         """

@@ -590,7 +590,7 @@ def test_a_private_name_that_torch_lacks_leaves_figures_unknown(
     def setup(ctx: Any) -> Any:
         from pytest_ddpperf.rank.torch_names import NAMES
 
-        NAMES[name] = NAMES[name]._replace(path="torch:of_another_version")
+        NAMES[name] = "torch:of_another_version"
         return training(4)(ctx)
 
     samples = bench.measure(setup, warmup=3)
@@ -793,11 +793,7 @@ def test_counting_in_compiled_code_is_refused_by_a_torch_that_would_stop_compili
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     name = "torch.utils._python_dispatch:TorchDispatchMode.ignore_compile_internals"
-    monkeypatch.setitem(
-        torch_names.NAMES,
-        name,
-        torch_names.NAMES[name]._replace(path="torch:absent"),
-    )
+    monkeypatch.setitem(torch_names.NAMES, name, "torch:absent")
     for has_compiled in (False, True):
         sent = Sent(NoGroup(), has_compiled=has_compiled)
         with sent.watching():

@@ -225,11 +225,18 @@ def test_page_faults_of_steps_are_counted(bench: Bench) -> None:
     assert 300 <= many < 400
 
 
-def looked_through(bench: Bench, *, collects: bool) -> float:
+def looked_through(
+    bench: Bench, *, collects: bool, freezes: bool = False
+) -> float:
     """Through how many objects Python's garbage collector looks in a step of the window."""
 
     def setup(ctx: Any) -> Any:
+        model = torch.nn.Linear(1, 1)
+        if freezes:
+            gc.freeze()
+
         def step() -> None:
+            assert model.training
             if collects:
                 gc.collect()
             ctx.record("objects", len(gc.get_objects()), better=None)
@@ -248,6 +255,8 @@ def test_a_step_that_collects_looks_through_as_much_as_in_training(
     most = looked_through(bench, collects=True)
     least = looked_through(bench, collects=False)
     assert 0 < least < most / 5
+    frozen = looked_through(bench, collects=True, freezes=True)
+    assert 0 < frozen < most / 5, "as the code has asked for"
 
 
 def test_the_garbage_collector_is_as_the_code_has_set_it(bench: Bench) -> None:

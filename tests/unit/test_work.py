@@ -11,10 +11,10 @@ import torch.nn.functional as F
 from torch import nn
 
 from pytest_ddpperf.rank.sent import Dispatched, Sent
-from pytest_ddpperf.rank.torch_names import NAMES, TorchName
+from pytest_ddpperf.rank.torch_names import NAMES
 from pytest_ddpperf.rank.work import Work
 
-ABSENT = TorchName("torch.autograd:absent", "2.11", False)
+ABSENT = "torch.autograd:absent"
 
 
 def work_of(step: Callable[[], Any]) -> Work:
