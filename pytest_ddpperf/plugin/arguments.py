@@ -236,14 +236,13 @@ def read_reference(
     return read_program(fixture, words[:first], root, words[first:], cwd, env)
 
 
-def name_of(program: Any) -> str:
-    """Return the command line of a program with its variables, whose values may be secret, or the
-    name of a function."""
+def name_of(program: Any, root: Path) -> str:
+    """Return the command line of a program as a file may hold it, or the name of a function."""
     if not isinstance(program, Program):
         return payload.name_of(program)
-    shown = replace(program, args=concealed_words(program.args))
-    words = [*shown_variables(program.env), str(shown)]
-    return without_temporary(" ".join(words))
+    args = concealed_words(program.args)
+    shown = replace(program, args=args, cwd=str(root))
+    return _as_anywhere(program.env, str(shown), root)
 
 
 def read_folder(call: str, root: Path, cwd: Any) -> Path:
@@ -297,26 +296,25 @@ def check_limits_of_command(limits: Limits, plan: Plan) -> None:
             )
 
 
-def shown_variables(env: Variables) -> list[str]:
-    """Return variables as a file may hold them: values may be secret."""
-    return [
-        f"{name}={digest(without_temporary(value))}"
-        for name, value in sorted(env.items())
-    ]
-
-
 def shown_command(command: Command, root: Path) -> str:
-    """Return a command line as a file may hold it: the same on every machine, and in every version
-    of the code."""
+    """Return a command line as a file may hold it."""
     line = shlex.join(concealed_words(command.words))
-    line = line.replace(sys.executable, "python").replace(f"{root}{os.sep}", "")
-    words = [*shown_variables(command.env), line]
-    return without_temporary(" ".join(words))
+    line = line.replace(sys.executable, "python")
+    return _as_anywhere(command.env, line, root)
 
 
-def without_temporary(words: str) -> str:
-    """Return a command line without paths of temporary files: a folder of a test's own is another
-    one in each run."""
-    return re.sub(
-        rf"{re.escape(tempfile.gettempdir())}{os.sep}\S*", "TEMPORARY", words
-    )
+def _as_anywhere(env: Variables, line: str, root: Path) -> str:
+    """Return a command line with its variables, whose values may be secret: the same on every
+    machine, in each run, and in every version of the code. So without `root`, and without paths of
+    temporary files: a folder of a test's own is another one in each run."""
+    here = re.escape(str(root))
+    temporary = re.escape(tempfile.gettempdir())
+
+    def same(text: str) -> str:
+        text = re.sub(rf"{here}(?:{os.sep}|(?![\w.-]))", "", text)
+        return re.sub(rf"{temporary}{os.sep}\S*", "TEMPORARY", text)
+
+    own = [
+        f"{name}={digest(same(value))}" for name, value in sorted(env.items())
+    ]
+    return " ".join([*own, same(line)])

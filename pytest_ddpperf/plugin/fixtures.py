@@ -161,12 +161,9 @@ class DistributedFixture:
     ) -> None:
         """Add the end of the ranks' output to the report, at -v all; under -s this node's was
         streamed already."""
-        config = self._run.config
-        asked = config.getoption
-        is_worker = hasattr(
-            config, "workerinput"
-        )  # xdist's, which has no terminal
-        streamed = asked("capture", "no") == "no" and not is_worker
+        asked = self._run.config.getoption
+        # a worker of xdist has no terminal
+        streamed = asked("capture", "no") == "no" and not self._run.worker
         for outputs in zip(*launches, strict=True):
             if streamed and plan.node_of(outputs[0].rank) == 0:
                 continue
@@ -326,7 +323,11 @@ class BenchmarkFixture(DistributedFixture):
                 "nothing was saved: a test with a reference has no baseline"
             )
         job = replace(job, settings=reference.settings, notes=tuple(notes))
-        now, before = map(arguments.name_of, (*job.setups, reference.setup))
+        root = self._run.config.rootpath
+        now, before = (
+            arguments.name_of(each, root)
+            for each in (*job.setups, reference.setup)
+        )
         other = replace(
             job,
             setups=(reference.setup,),
@@ -641,11 +642,14 @@ class DdpBenchmark(BenchmarkFixture):
         it need not match."""
         __tracebackhide__ = True
         arguments.check_boundary(boundary)
+        name = ""
+        if reference is None:
+            name = arguments.name_of(program, self._run.config.rootpath)
         return self._plan(
             self._settings,
             self._world_size,
             boundary=boundary,
-            program=arguments.name_of(program) if reference is None else "",
+            program=name,
             figures=figures,
         )
 

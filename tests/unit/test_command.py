@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import os
 import sys
+import tempfile
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,7 +21,13 @@ from pytest_ddpperf.plugin.place import Places
 from pytest_ddpperf.plugin.role import PytestRole
 from pytest_ddpperf.rank.command import describe_status
 from pytest_ddpperf.records.metric import metric_of
-from pytest_ddpperf.records.plan import Command, Plan, limits_for
+from pytest_ddpperf.records.plan import (
+    Command,
+    Limit,
+    Plan,
+    Program,
+    limits_for,
+)
 from pytest_ddpperf.records.samples import Measurement, Samples
 from pytest_ddpperf.verdict.times import unsupported
 from tests.unit.test_machine import settings
@@ -98,6 +107,55 @@ def test_its_line_is_the_same_on_every_machine_and_hides_secrets() -> None:
     assert "secret" not in line
 
 
+@pytest.mark.parametrize(
+    "called",
+    [
+        lambda root: Program(
+            path=f"{root}/train.py",
+            is_module=False,
+            args=("--config", f"{root}/sub/a.yaml"),
+            cwd=root,
+            env={"PYTHONPATH": root, "DATA": f"{root}/data:{root}/more"},
+        ),
+        lambda root: Program(
+            path=f"{root}/train.py",
+            is_module=False,
+            args=(),
+            cwd=f"{tempfile.gettempdir()}/of a test",
+            env={},
+        ),
+        lambda root: Command(
+            words=("torchrun", f"{root}/train.py", f"--at={root}"),
+            cwd=root,
+            env={"PYTHONPATH": root},
+        ),
+    ],
+)
+def test_its_line_is_the_same_in_every_tree(
+    called: Callable[[str], Any],
+) -> None:
+    """A worktree is among the temporary files."""
+    roots = "/home/me/repo", f"{tempfile.gettempdir()}/ddpperf-1-2-x/repo"
+    lines = []
+    for root in roots:
+        program = called(root)
+        if isinstance(program, Command):
+            line = arguments.shown_command(program, Path(root))
+        else:
+            line = arguments.name_of(program, Path(root))
+        lines.append(line)
+    assert lines[0] == lines[1]
+    assert roots[0] not in lines[0]
+
+
+def test_a_folder_whose_name_begins_as_that_of_the_tree_stays_in_its_line() -> (
+    None
+):
+    words = "run", "/repo/a", "/repo2/a", "/repo"
+    command = Command(words=words, cwd="/repo", env={})
+    assert arguments.shown_command(command, Path("/repo")) == "run a /repo2/a "
+
+
 @pytest.mark.parametrize("asked", ["auto", "cuda"])
 def test_its_device_is_that_of_the_machine_whatever_backend_ranks_have(
     asked: str,
@@ -110,6 +168,8 @@ def test_its_device_is_that_of_the_machine_whatever_backend_ranks_have(
         "default_backends": "cpu:gloo,cuda:nccl",
     }
     own = settings(device=asked, backend="gloo")
+    # of a phase, which the steps of other tests have
+    own = replace(own, limits=(Limit(metric="forward", value=0.1, unit="%"),))
     places = Places(own, PytestRole(), lambda: facts)
     place = places.find_for_command(own)
     assert (place.device, place.backend) == ("cuda", "")
