@@ -35,7 +35,7 @@ _SECRET = re.compile(
     re.IGNORECASE,
 )
 # variables in the value of an option, or in a command of a shell
-_ASSIGNED = re.compile(r"""([\w.-]+)=("[^"]*"|'[^']*'|[^\s,;'"]+)""")
+_ASSIGNED = re.compile(r"""([\w.-]+)=("(?:\\.|[^"\\])*"|'[^']*'|[^\s,;'"]+)""")
 # of "scheme://user:password@host"
 _USER = re.compile(r"(?<=://)[^/@\s]+(?=@)")
 
@@ -87,9 +87,11 @@ class _Watched(os._Environ[str]):
         try:
             value = super().__getitem__(key)
         finally:
-            reader = _reader()
-            if reader is not None and reader not in _bulk:
-                _read.setdefault(key, value)
+            # each time would cost more the longer the reader's code is
+            if key not in _read:
+                reader = _reader()
+                if reader is not None and reader not in _bulk:
+                    _read[key] = value
         return str(value)
 
     def __iter__(self) -> Iterator[str]:

@@ -27,6 +27,15 @@ def _watched(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     os.environ.__class__ = os._Environ
 
 
+def test_only_the_first_reading_looks_at_its_reader(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It takes longer, the longer the reader's code is."""
+    assert os.environ.get("OURS_UNSET", "x") == "x"
+    monkeypatch.setattr(variables, "_reader", lambda: pytest.fail("again"))
+    assert os.environ.get("OURS_UNSET", "x") == "x"
+
+
 def test_each_way_to_read_a_variable_is_noted_with_its_first_value(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
