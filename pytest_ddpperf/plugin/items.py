@@ -82,8 +82,7 @@ def words_of_call(config: pytest.Config) -> list[str]:
 def _words_of_ini(config: pytest.Config) -> list[str]:
     from pytest_ddpperf.remote.version import spelt_out
 
-    folder = config.invocation_params.dir
-    return [*spelt_out(config.getini("addopts"), folder)]
+    return [*spelt_out(config.getini("addopts"), config.invocation_params.dir)]
 
 
 def only_prints(config: pytest.Config, further: str = "") -> bool:

@@ -65,9 +65,7 @@ def read_judged(run: PytestProcess, trees: Trees) -> Judged:
     )
 
 
-def why_not_judged(
-    run: PytestProcess,
-) -> Iterator[tuple[tuple[str, str], str]]:
+def why_not_judged(run: PytestProcess) -> Iterator[tuple[tuple[str, str], str]]:
     """Yield the module and the name of each test that its marks keep from being judged, and why; ""
     if only a condition (`skipif`) skips it."""
     for item in run.items:
@@ -217,7 +215,8 @@ def _function_of(item: pytest.Item) -> _Function | None:
 def _labels(function: _Function) -> tuple[str, ...] | None:
     """Return the labels of the measurements of a test that are compared with another version; None
     if it calls its fixture in a way that does not show them."""
-    if not BENCHMARKS & {each.arg for each in function.args.args}:
+    args = function.args
+    if not BENCHMARKS & {each.arg for each in args.args + args.kwonlyargs}:
         return None  # another fixture calls it
     found: list[str] = []
     named = 0
@@ -237,12 +236,11 @@ def _labels(function: _Function) -> tuple[str, ...] | None:
         named -= 1
         given = {each.arg: _constant(each.value) for each in node.keywords}
         label = given.get("name", "")
-        gate = given.get("gate", True)
-        if None in (*given, gate) or not isinstance(label, str):
+        if None in given or not isinstance(label, str):
             return None  # known only when it runs
         if fixture.id == _COLLECTIVE:
             label = f"{label}-{EVERY_SIZE}" if label else EVERY_SIZE
-        if gate is True and "reference" not in given:
+        if given.get("gate", True) is True and "reference" not in given:
             found.append(label)
     return None if named else tuple(found)
 

@@ -285,10 +285,7 @@ class LooksAtVersion(PytestRole):
         # without those that are skipped because nothing differs
         nodeids = {nodeid_of(item) for item in run.items}
         measured = {nodeid: {} for nodeid in (nodeids & run.begun) - run.failed}
-        limited: dict[str, set[str]] = {}
         for outcome in outcomes:
-            metrics = limited.setdefault(outcome.nodeid, set())
-            metrics.update(limit.metric for limit in outcome.limits)
             verdict = outcome.verdict
             if verdict is not None and outcome.nodeid in measured:
                 has_gate = verdict.reason is not Reason.GATE_OFF
@@ -308,7 +305,6 @@ class LooksAtVersion(PytestRole):
             failed=run.failed,
             selects=selects_tests(run.config),
             has_device=any(each.plan.device != "cpu" for each in outcomes),
-            limited=limited,
         )
         found = tuple(guard.find())
         return found, guard.why_red(found, compared=compared)

@@ -3,7 +3,7 @@ here is measured or read."""
 
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import field, replace
+from dataclasses import replace
 from functools import partial
 
 from pytest_ddpperf import text
@@ -31,7 +31,6 @@ REMOVED = "removed"
 DESELECTED = "deselected"
 GATE_OFF = "gate=False"
 HAS_REFERENCE = "it has a reference"
-NONE = "none"  # instead of a limit
 LOOSENED = "--ddp-fail-on loosened"
 Change = tuple[str, str, str]  # of what, before and now
 
@@ -57,8 +56,6 @@ class Guard:
     # whether the call itself selected some tests, of which the other version has others
     selects: bool = False
     has_device: bool = True  # whether any was measured on an accelerator
-    # by node id: the metrics that have a limit in tests that were measured
-    limited: Mapping[str, Collection[str]] = field(default_factory=dict)
 
     def find(self) -> Iterator[Loosened]:
         """Yield all that is weaker, then what else differs."""
@@ -140,8 +137,6 @@ class Guard:
     ) -> Iterator[Loosened]:
         for name, old, new in raised_limits(before.limits, now.limits):
             if name == DEVICE and not self.has_device:
-                continue
-            if new != NONE and name not in self.limited.get(now.nodeid, [name]):
                 continue
             yield self._found(
                 Kind.LIMIT,
@@ -251,7 +246,7 @@ def raised_limits(
     for metric, limit in old.items():
         other = new.get(metric)
         if other is None:
-            yield metric, text.limit(limit), NONE
+            yield metric, text.limit(limit), "none"
         elif other.unit != limit.unit or other.value > limit.value:
             yield metric, text.limit(limit), text.limit(other)
 

@@ -268,6 +268,8 @@ def test_measurements_that_a_function_lacks_are_told_if_it_did_not_run(
 def test_of_two_named_collectives_one_that_is_gone_is_told() -> None:
     before = judged_test(labels=("bf16-*", "fp32-*"))
     now = judged_test(body="2")
+    odd = judged_test(labels=("fp[16]-*",))
+    assert lines(now, before=odd, measured={"fp[16]-8KiB": True}) == []
     sizes = {"bf16-8KiB": True, "bf16-1MiB": True}
     gone = not_compared("removed", "test_a.py::test_a (fp32-*)")
     assert lines(now, before=before, measured=sizes) == gone
@@ -276,19 +278,6 @@ def test_of_two_named_collectives_one_that_is_gone_is_told() -> None:
     assert lines(now, before=before, measured=measured) == off
     measured = {**sizes, "fp32-8KiB": True}
     assert lines(now, before=before, measured=measured) == []
-
-
-def test_a_limit_of_the_run_is_raised_only_for_tests_that_have_it() -> None:
-    """As one on the wall time of commands, which a test of steps has not."""
-    now = judged_test(limits=(limit("p50:10%"), limit("wall:20%")))
-    raised = ["limit of test_a.py::test_a raised: wall 10 % -> 20 %"]
-    assert lines(now) == raised, "it did not run"
-    assert lines(now, limited={A: {"wall"}}) == raised
-    assert lines(now, limited={A: {"p50"}}) == []
-    none = judged_test(limits=(limit("p90:1%"),))
-    assert lines(none, limited={A: {"p90"}}) == [
-        "limit of test_a.py::test_a raised: p50 10 % -> none"
-    ]
 
 
 def test_a_test_that_needs_more_devices_is_told_if_it_did_not_before() -> None:
@@ -598,6 +587,20 @@ def test_sizes(collective_benchmark):
 def test_named_sizes(collective_benchmark):
     collective_benchmark("all_reduce", [1], name="bf16")
 
+@pytest.fixture
+def measure(ddp_benchmark):
+    return ddp_benchmark
+
+def test_by_a_fixture(measure, ddp_run):
+    measure(None)
+
+def test_by_keyword(*, ddp_benchmark):
+    ddp_benchmark(None, name="one")
+
+async def test_async(ddp_benchmark):
+    def setup(ctx): ...
+    ddp_benchmark(setup)
+
 @pytest.mark.skipif(True, reason="flaky")
 def test_skipped(ddp_benchmark):
     ddp_benchmark(None)
@@ -734,6 +737,9 @@ def test_a_test_shows_what_it_is_judged_by(
         "test_keywords": None,
         "test_sizes": ("*",),
         "test_named_sizes": ("bf16-*",),
+        "test_by_a_fixture": None,
+        "test_by_keyword": ("one",),
+        "test_async": ("",),
         "TestClass::test_text": ("",),
         "test_skipped": ("",),
         "test_expected[ws2]": ("",),
