@@ -200,12 +200,12 @@ def _work(rank: Rank, folder: Path, request: RankRequest) -> None:
         _rpc().meter.install()
     if rank.plan.boundary:
         group.meet_at_launch(str(folder))
+    modules.watch_freezing()  # the file of the test may freeze, too
     task, function, args = payload.loads((folder / "payload").read_bytes())
     if rank.plan.boundary:
         os.environ["ROLE_RANK"] = str(rank.number)
         if isinstance(function, Program):
             os.environ.update(opened.with_own(os.environ, function.env))
-    modules.watch_freezing()
     rank.enter(Phase.GROUP)
     place = group.ProcessPlace(
         number=rank.number,

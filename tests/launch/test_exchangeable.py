@@ -231,12 +231,10 @@ def looked_through(
     """Through how many objects Python's garbage collector looks in a step of the window."""
 
     def setup(ctx: Any) -> Any:
-        model = torch.nn.Linear(1, 1)
         if freezes:
             gc.freeze()
 
         def step() -> None:
-            assert model.training
             if collects:
                 gc.collect()
             ctx.record("objects", len(gc.get_objects()), better=None)
