@@ -131,12 +131,12 @@ class _Buffers:
         return torch.iinfo(self._dtype).max
 
     def _value(self, rank: int) -> int:
-        """Return what `rank` sends: rank + 1, begun anew where the dtype is not exact. Where the
-        total of sums is not, all send 1, as far as that is."""
+        """Return what `rank` sends: rank + 1, begun anew where the dtype is not exact, and 1 from
+        where the total of sums would not be."""
         if self._asked.redop == "none":
             return (rank + 1) % (self._largest + 1)
-        ranks = self._asked.ranks
-        if ranks * (ranks + 1) // 2 <= self._largest:
+        later = self._asked.ranks - rank - 1  # each sends 1 at least
+        if (rank + 1) * (rank + 2) // 2 + later <= self._largest:
             return rank + 1
         return int(rank < self._largest)
 

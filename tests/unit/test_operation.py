@@ -89,7 +89,12 @@ def test_a_sum_without_the_last_rank_is_found(
     if op == "reduce_scatter":
         sent = all_sent(op, ranks, dtype)
     check(op, ranks, dtype, received(op, sent, 0))
+    last = sent[-1].clone()
     sent[-1].zero_()
+    with pytest.raises(DdpPerfError, match="are wrong"):
+        check(op, ranks, dtype, received(op, sent, 0))
+    sent[-1] = last
+    sent[1] = sent[0].clone()  # the first one twice instead of the second
     with pytest.raises(DdpPerfError, match="are wrong"):
         check(op, ranks, dtype, received(op, sent, 0))
 
