@@ -68,7 +68,7 @@ class FigureReader:
                 # the last line may not be whole yet
                 if figure.file and not self._has_ended:
                     added = added[: added.rfind("\n") + 1]
-                yield from re.findall(figure.pattern, added)
+                yield from re.findall(figure.pattern, added, re.MULTILINE)
             elif _EVENTS not in os.path.basename(path):
                 yield from _of_json_lines(path, figure.key, self._added(path))
             # those of earlier runs would take long

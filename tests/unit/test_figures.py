@@ -766,6 +766,12 @@ def test_the_last_line_of_a_file_may_not_be_whole_yet(written: Written) -> None:
     assert read() == (12,)
 
 
+def test_a_pattern_may_be_of_a_whole_line(written: Written) -> None:
+    read = written.reading(replace(TPS, pattern=r"^tps: (\d+)$"))
+    written.write("tps: 1\nmean tps: 2\ntps: 3\ntps: 4 or so\n")
+    assert read() == (1, 3)
+
+
 def test_what_was_written_before_does_not_count(written: Written) -> None:
     read = written.reading(TPS)
     assert read() == ()
