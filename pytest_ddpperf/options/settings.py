@@ -148,7 +148,7 @@ def _resolved(config: pytest.Config, row: Row, value: str, source: str) -> Path:
     if row.parser == "folder" and os.path.isfile(path):
         problem = "is a file: name a folder"
     if problem:
-        raise OptionError(row.option, str(path), problem)
+        raise OptionError(row.where(source), str(path), problem)
     return path
 
 
@@ -287,7 +287,9 @@ def _checked(settings: Settings) -> Settings:
     if settings.disable:
         return replace(settings, warmup=0, steps=1, min_seconds=0.0, launches=1)
     if settings.sources["max_launches"] == "default":
-        most = max(settings.max_launches, 2 * settings.launches)
+        # not that of the run, which may ask for more launches than a marker
+        least = int(BY_ARGUMENT["max_launches"].default or 0)
+        most = max(least, 2 * settings.launches)
         settings = replace(settings, max_launches=most)
     elif settings.max_launches < settings.launches:
         name = where(settings, "max_launches")

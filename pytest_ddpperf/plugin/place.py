@@ -83,7 +83,7 @@ class Places:
         device = settings.device
         if device == "auto":
             device = str(facts["device_type"])
-        asked = replace(settings, backend="auto", device=device)
+        asked = replace(settings, backend="auto", device=device, limits=())
         return resolve(asked, 1, facts)._replace(backend="")
 
     def _note(self, place: Place, who: str, processes: int) -> None:

@@ -863,6 +863,8 @@ def test_the_closest_marker_wins_argument_by_argument(
         read("--ddp-launches=8"), [mark(steps=50), mark(steps=60, warmup=7)]
     )
     assert (settings.steps, settings.warmup, settings.launches) == (50, 7, 8)
+    few = with_markers(read("--ddp-launches=30"), [mark(launches=5)])
+    assert (few.launches, few.max_launches) == (5, 20)
     assert settings.sources["launches"] == "command line"
 
 
