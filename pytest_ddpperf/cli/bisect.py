@@ -320,10 +320,7 @@ class CommitSearch:
         self._search(found, self._key, first)
 
     def _search(
-        self,
-        found: bisection.Bisection,
-        key: Key,
-        first: Sequence[int] = (),
+        self, found: bisection.Bisection, key: Key, first: Sequence[int] = ()
     ) -> None:
         """Measure these commits `first`, then those between them."""
         places = [

@@ -154,9 +154,7 @@ class Confirmation:
         # Windows are as long as those that raised the suspicion: some slowdowns grow with every
         # step.
         interleaved = compare(
-            side,
-            steps=measured.steps,
-            confirm_seconds=until - time.monotonic(),
+            side, steps=measured.steps, confirm_seconds=until - time.monotonic()
         )
         if interleaved.error:
             return _first_line(interleaved.error)

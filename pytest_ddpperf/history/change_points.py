@@ -126,9 +126,7 @@ def find_change_points(
         for point in list(found):
             found.remove(point)
             again = find_largest(
-                observations,
-                {each.index for each in found},
-                near=point.index,
+                observations, {each.index for each in found}, near=point.index
             )
             if again is not None and again.p_value <= level:
                 found.append(again)

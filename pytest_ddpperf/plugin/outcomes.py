@@ -131,9 +131,7 @@ class TestMeasurement:
             return replace(outcome, fails=True, error=unsaved.splitlines()[0])
         if is_xfail and outcome.fails:
             return replace(
-                outcome,
-                fails=False,
-                notes=(*outcome.notes, "expected to fail"),
+                outcome, fails=False, notes=(*outcome.notes, "expected to fail")
             )
         return replace(outcome, saved=self.saved)
 

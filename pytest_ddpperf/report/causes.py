@@ -92,11 +92,7 @@ def _with_exposed(
     if joined != found:
         return joined
     return (
-        Finding(
-            phases=(EXPOSED,),
-            seconds=exposed,
-            share=exposed / rise,
-        ),
+        Finding(phases=(EXPOSED,), seconds=exposed, share=exposed / rise),
         *found,
     )
 

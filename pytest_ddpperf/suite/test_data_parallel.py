@@ -245,10 +245,7 @@ def test_torchs(
 
     result = timed(lambda ctx: ddp_training(ctx, model, size), model)
     recorded = ddp_benchmark(
-        setup,
-        batch_size=tokens,
-        name="profiled",
-        gate=False,
+        setup, batch_size=tokens, name="profiled", gate=False
     ).recorded
     waits: list[Any] = []
     launches = zip(recorded["seconds"], recorded["comm_seconds"], strict=True)

@@ -107,7 +107,8 @@ def topology_of_machine(ctx: Context) -> tuple[str, list[str]] | None:
     return f"machine {ctx.node_rank + 1}, {socket.gethostname()}", topology()
 
 
-@pytest.mark.ddp(world_size=1, timing="step")  # each parameter has its own
+# each parameter has a world size of its own
+@pytest.mark.ddp(world_size=1, timing="step")
 @pytest.mark.parametrize("model", RESNETS)
 def test_ddp_sweep(
     ddp_benchmark: DdpBenchmark,

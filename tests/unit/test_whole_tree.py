@@ -399,9 +399,12 @@ def test_variables_lead_into_the_versions_tree(
     temporary = {"TMPDIR": f"{here}/tmp"}
     assert move_variables(trees, temporary) == temporary, "of both sides"
     monkeypatch.chdir(here)
-    assert move_variables(trees, {"TMPDIR": "tmp", "TEMP": ""}) == {
+    assert move_variables(
+        trees, {"TMPDIR": "tmp", "TEMP": "", "TMP": "/t/"}
+    ) == {
         **temporary,
         "TEMP": "",
+        "TMP": "/t/",
     }
 
 
