@@ -10,8 +10,7 @@ import re
 import shlex
 import sys
 import tempfile
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -31,6 +30,7 @@ from pytest_ddpperf.records.plan import (
     Variables,
 )
 from pytest_ddpperf.wire import payload
+from pytest_ddpperf.wire.source_trees import Trees
 from pytest_ddpperf.wire.variables import concealed_words, digest
 
 _WHAT_SETUP_DOES = {
@@ -236,13 +236,20 @@ def read_reference(
     return read_program(fixture, words[:first], root, words[first:], cwd, env)
 
 
-def name_of(program: Any, root: Path) -> str:
-    """Return the command line of a program as a file may hold it, or the name of a function."""
-    if not isinstance(program, Program):
+def name_of(program: Any, root: Path, trees: Trees | None) -> str:
+    """Return the command line of a program or a command as a file may hold it, or the name of a
+    function."""
+    if isinstance(program, Program):
+        name = ["-m"] if program.is_module else []
+        words = [*name, program.path, *concealed_words(program.args)]
+    elif isinstance(program, Command):
+        words = [
+            word.replace(sys.executable, "python")
+            for word in concealed_words(program.words)
+        ]
+    else:
         return payload.name_of(program)
-    args = concealed_words(program.args)
-    shown = replace(program, args=args, cwd=str(root))
-    return _as_anywhere(program.env, str(shown), root)
+    return _as_anywhere(program.env, words, root, trees)
 
 
 def read_folder(call: str, root: Path, cwd: Any) -> Path:
@@ -296,25 +303,26 @@ def check_limits_of_command(limits: Limits, plan: Plan) -> None:
             )
 
 
-def shown_command(command: Command, root: Path) -> str:
-    """Return a command line as a file may hold it."""
-    line = shlex.join(concealed_words(command.words))
-    line = line.replace(sys.executable, "python")
-    return _as_anywhere(command.env, line, root)
-
-
-def _as_anywhere(env: Variables, line: str, root: Path) -> str:
+def _as_anywhere(
+    env: Variables, words: Sequence[str], root: Path, trees: Trees | None
+) -> str:
     """Return a command line with its variables, whose values may be secret: the same on every
     machine, in each run, and in every version of the code. So without `root`, and without paths of
     temporary files: a folder of a test's own is another one in each run."""
-    here = re.escape(str(root))
-    temporary = re.escape(tempfile.gettempdir())
+    as_current = trees.as_current if trees else str
+    here = re.escape(as_current(str(root)))
+    # neither in "/mnt/repo" nor in "/repo-2", but in "-I/repo"
+    place = rf"(?:(?<![\w.-])|(?<=-\w)){here}(?:{os.sep}|(?=[\s:;,'\"]|$))"
+
+    def below(text: str) -> str:
+        return re.sub(place, "", as_current(text))
+
+    temporary = rf"{re.escape(below(tempfile.gettempdir()))}{os.sep}\S*"
 
     def same(text: str) -> str:
-        text = re.sub(rf"{here}(?:{os.sep}|(?![\w.-]))", "", text)
-        return re.sub(rf"{temporary}{os.sep}\S*", "TEMPORARY", text)
+        return re.sub(temporary, "TEMPORARY", below(text))
 
     own = [
         f"{name}={digest(same(value))}" for name, value in sorted(env.items())
     ]
-    return " ".join([*own, same(line)])
+    return " ".join([*own, shlex.join(map(same, words))])

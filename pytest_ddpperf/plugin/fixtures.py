@@ -323,11 +323,7 @@ class BenchmarkFixture(DistributedFixture):
                 "nothing was saved: a test with a reference has no baseline"
             )
         job = replace(job, settings=reference.settings, notes=tuple(notes))
-        root = self._run.config.rootpath
-        now, before = (
-            arguments.name_of(each, root)
-            for each in (*job.setups, reference.setup)
-        )
+        now, before = map(self._name_of, (*job.setups, reference.setup))
         other = replace(
             job,
             setups=(reference.setup,),
@@ -385,6 +381,10 @@ class BenchmarkFixture(DistributedFixture):
             each for each in properties if each[0].rpartition(".")[0] != prefix
         ]
         properties[:] = [*kept, *summary.junit_properties(outcome)]
+
+    def _name_of(self, program: Setup) -> str:
+        run = self._run
+        return arguments.name_of(program, run.config.rootpath, run.role.trees)
 
     def _trace(self, label: str) -> str:
         """Return the beginning of the paths of this side's traces; "" for none."""
@@ -585,7 +585,7 @@ class DdpBenchmark(BenchmarkFixture):
                 settings,
                 1,
                 command=True,
-                program=arguments.shown_command(command, root),
+                program=self._name_of(command),
                 figures=given,
             ),
             warmup=0,
@@ -642,14 +642,11 @@ class DdpBenchmark(BenchmarkFixture):
         it need not match."""
         __tracebackhide__ = True
         arguments.check_boundary(boundary)
-        name = ""
-        if reference is None:
-            name = arguments.name_of(program, self._run.config.rootpath)
         return self._plan(
             self._settings,
             self._world_size,
             boundary=boundary,
-            program=name,
+            program=self._name_of(program) if reference is None else "",
             figures=figures,
         )
 

@@ -1,9 +1,7 @@
 """What is asked for: plans, limits, and collectives."""
 
 import math
-import os
 import re
-import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field, replace
 from typing import Any, Literal
@@ -98,13 +96,6 @@ class Program:
     args: tuple[str, ...]
     cwd: str  # absolute
     env: Variables  # variables beyond those of pytest
-
-    def __str__(self) -> str:
-        """The command line."""
-        name = [os.path.relpath(self.path, self.cwd)]
-        if self.is_module:
-            name = ["-m", self.path]
-        return shlex.join([*name, *self.args])
 
 
 @record

@@ -187,22 +187,14 @@ class Invocation:
         self, trees: Trees, further: Sequence[str], folder: Path
     ) -> StartPytest:
         """Return the first message to a remote pytest, which has `further` arguments and `folder`
-        for itself. It may share a folder with this one, so it writes neither into its cache nor
-        over its log."""
-        log = ["-o", "log_file="]
+        for itself. It may share a disk with this one, so it does not write into its cache."""
         cache = ["-o", f"cache_dir={folder / 'cache'}"] if self.caches else []
         addopts = [] if self.reads_addopts else ["-o", "addopts="]
         return StartPytest(
             sys_path=boot.search_path(self.sys_path),
             version=__version__,
             trees=codec.encode(trees),
-            arguments=[
-                *self.arguments_in(trees),
-                *further,
-                *addopts,
-                *cache,
-                *log,
-            ],
+            arguments=[*self.arguments_in(trees), *further, *addopts, *cache],
             argv=sys.argv,
             folder=str(folder),
             parent=os.getpid(),

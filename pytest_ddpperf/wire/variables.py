@@ -35,7 +35,9 @@ _SECRET = re.compile(
     re.IGNORECASE,
 )
 # variables in the value of an option, or in a command of a shell
-_ASSIGNED = re.compile(r"""([\w.-]+)=("(?:\\.|[^"\\])*"|'[^']*'|[^\s,;'"]+)""")
+_ASSIGNED = re.compile(
+    r"""([\w.-]+)=("(?:\\[\s\S]|[^"\\])*"?|'[^']*'|[^\s,;'"]+)"""
+)
 # of "scheme://user:password@host"
 _USER = re.compile(r"(?<=://)[^/@\s]+(?=@)")
 

@@ -1078,33 +1078,6 @@ def test_fixtures_of_both_sides_are_torn_down_where_their_files_are(
     assert log.read_text().split() == ["True", "True"]
 
 
-def test_a_log_file_of_the_ini_file_is_the_first_pytests(
-    repository: Repository, run: Run
-) -> None:
-    """Both are in one folder."""
-    repository.write(
-        "pytest.ini", "[pytest]\npythonpath = src\nlog_file = out.log\n"
-    )
-    repository.write(
-        "tests/test_step.py",
-        STEP,
-        """
-        import logging
-        logging.getLogger().error("collected in %s", os.getpid())
-
-        def test_of_the_first_pytest_alone():
-            logging.getLogger().error("run in %s", os.getpid())
-
-        def test_step(ddp_benchmark):
-            ddp_benchmark(lasting)
-        """,
-    )
-    run("tests", "--ddp-against=self", *FEW, own=True).assert_outcomes(passed=2)
-    log = (repository.root / "out.log").read_text()
-    (first,) = re.findall(r"run in (\d+)", log)
-    assert f"collected in {first}" in log
-
-
 def test_nothing_is_left_of_a_run_that_is_stopped(
     repository: Repository,
 ) -> None:

@@ -30,6 +30,7 @@ from pytest_ddpperf.records.plan import (
 )
 from pytest_ddpperf.records.samples import Measurement, Samples
 from pytest_ddpperf.verdict.times import unsupported
+from pytest_ddpperf.wire.source_trees import Trees
 from tests.unit.test_machine import settings
 
 PLAN = Plan(world_size=1, backend="", device="cpu", command=True)
@@ -100,29 +101,47 @@ def test_its_line_is_the_same_on_every_machine_and_hides_secrets() -> None:
         cwd="/repo",
         env={"TOKEN": "secret"},
     )
-    line = arguments.shown_command(command, Path("/repo"))
+    line = arguments.name_of(command, Path("/repo"), None)
     assert line.partition(" ")[0].startswith("TOKEN=digest")
     assert "python train.py" in line
     assert line.endswith("'a b'")
     assert "secret" not in line
 
 
+def program(
+    root: str, path: str, *args: str, cwd: str = "", **env: str
+) -> Program:
+    return Program(
+        path=path, is_module=False, args=args, cwd=cwd or root, env=env
+    )
+
+
+TEMPORARY_FOLDER = tempfile.gettempdir()
+
+
 @pytest.mark.parametrize(
     "called",
     [
-        lambda root: Program(
-            path=f"{root}/train.py",
-            is_module=False,
-            args=("--config", f"{root}/sub/a.yaml"),
-            cwd=root,
-            env={"PYTHONPATH": root, "DATA": f"{root}/data:{root}/more"},
+        lambda root: program(
+            root,
+            f"{root}/sub/train.py",
+            "--config",
+            f"{root}/a.yaml",
+            f"-I{root}/include",
+            "s3://bucket/my repo/data",
+            f"{TEMPORARY_FOLDER}/pytest-{len(root)}/x",
+            PYTHONPATH=root,
+            DATA=f"{root}/data:{root}/more",
         ),
-        lambda root: Program(
-            path=f"{root}/train.py",
-            is_module=False,
-            args=(),
-            cwd=f"{tempfile.gettempdir()}/of a test",
-            env={},
+        lambda root: program(
+            root, f"{root}/train.py", cwd=f"{TEMPORARY_FOLDER}/of a test"
+        ),
+        # outside of the repository
+        lambda root: program(root, "/opt/train.py", cwd="/opt"),
+        lambda root: program(
+            root,
+            f"{TEMPORARY_FOLDER}/{len(root)}/train.py",
+            "/elsewhere/my repo",
         ),
         lambda root: Command(
             words=("torchrun", f"{root}/train.py", f"--at={root}"),
@@ -131,29 +150,46 @@ def test_its_line_is_the_same_on_every_machine_and_hides_secrets() -> None:
         ),
     ],
 )
+@pytest.mark.parametrize("current", ["/home/me/my repo", "/my repo"])
 def test_its_line_is_the_same_in_every_tree(
-    called: Callable[[str], Any],
+    called: Callable[[str], Any], current: str
 ) -> None:
     """A worktree is among the temporary files."""
-    roots = "/home/me/repo", f"{tempfile.gettempdir()}/ddpperf-1-2-x/repo"
-    lines = []
-    for root in roots:
-        program = called(root)
-        if isinstance(program, Command):
-            line = arguments.shown_command(program, Path(root))
-        else:
-            line = arguments.name_of(program, Path(root))
-        lines.append(line)
-    assert lines[0] == lines[1]
-    assert roots[0] not in lines[0]
+    base = f"{TEMPORARY_FOLDER}/ddpperf-1-2-x/my repo"
+    trees = Trees(current=current, base=base, kept=())
+    here = arguments.name_of(called(current), Path(current), None)
+    assert here == arguments.name_of(called(current), Path(current), trees)
+    assert here == arguments.name_of(called(base), Path(base), trees)
+    elsewhere = "/builds/my repo"
+    assert here == arguments.name_of(called(elsewhere), Path(elsewhere), None)
+
+
+def test_what_both_sides_have_from_the_working_tree_is_the_same() -> None:
+    """As a program of a virtual environment in it."""
+    trees = Trees(current="/repo", base="/tmp/x/repo", kept=())
+    command = Command(words=("/repo/.venv/bin/torchrun",), cwd="", env={})
+    for root in ("/repo/sub", "/tmp/x/repo/sub"):
+        line = arguments.name_of(command, Path(root), trees)
+        assert line == "/repo/.venv/bin/torchrun"
+
+
+def test_temporary_files_in_the_tree_are_temporary(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", "/repo/tmp")
+    command = Command(words=("run", "/repo/tmp/pytest-3/x"), cwd="", env={})
+    assert arguments.name_of(command, Path("/repo"), None) == "run TEMPORARY"
 
 
 def test_a_folder_whose_name_begins_as_that_of_the_tree_stays_in_its_line() -> (
     None
 ):
-    words = "run", "/repo/a", "/repo2/a", "/repo"
+    words = "run", "/repo/a", "/repo2/a", "/mnt/repo/a"
     command = Command(words=words, cwd="/repo", env={})
-    assert arguments.shown_command(command, Path("/repo")) == "run a /repo2/a "
+    assert (
+        arguments.name_of(command, Path("/repo"), None)
+        == "run a /repo2/a /mnt/repo/a"
+    )
 
 
 @pytest.mark.parametrize("asked", ["auto", "cuda"])

@@ -136,15 +136,18 @@ def test_the_secrets_of_a_command_line_are_digests() -> None:
 
 def test_secrets_within_a_word_are_digests() -> None:
     quoted = variables.digest("'a b'")
+    escaped, lines = '"a\\"b"', '"a\\\nb"'
     words = [
         "--export=ALL,HF_TOKEN=abc",
         "-c",
         "N=2 HF_TOKEN=abc 'A_KEY=abc' B_KEY='a b' run",
+        'N=2 C_KEY="a\\"b" D_KEY="a\\\nb" run',
     ]
     assert variables.concealed_words(words) == (
         f"--export=ALL,HF_TOKEN={SECRET}",
         "-c",
         f"N=2 HF_TOKEN={SECRET} 'A_KEY={SECRET}' B_KEY={quoted} run",
+        f"N=2 C_KEY={variables.digest(escaped)} D_KEY={variables.digest(lines)} run",
     )
 
 
