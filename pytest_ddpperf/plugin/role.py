@@ -226,17 +226,14 @@ class ComparesStored(PytestRole):
         # Of xdist's workers it is not known what they left out; over nodes, tests of one node have
         # baselines next to those of runs without the others.
         # Tests that Ctrl-C or --session-timeout left are not lost: pytest ends with another status.
-        is_whole = (
-            self.other_nodes is None
-            and not leaves_tests_out(run)
-            and run.exit_status == pytest.ExitCode.OK
-        )
-        if run.items and is_whole:
+        is_green = run.exit_status == pytest.ExitCode.OK
+        if run.items and self.other_nodes is None and is_green:
             from pytest_ddpperf.plugin.judged import why_not_judged
 
-            found += tuple(
-                run.session.find_lost(outcomes, dict(why_not_judged(run)))
-            )
+            # tests that are left out say nothing, those that ran do
+            missing = "" if leaves_tests_out(run) else "not measured"
+            marked = dict(why_not_judged(run))
+            found += tuple(run.session.find_lost(outcomes, marked, missing))
         return found, why_loosened(found, settings.fail_on or ())
 
     def confirms(self, run: PytestProcess) -> SideOf | str:

@@ -125,11 +125,14 @@ class Session:
             )
 
     def find_lost(
-        self, outcomes: Sequence[Outcome], marked: Mapping[tuple[str, str], str]
+        self,
+        outcomes: Sequence[Outcome],
+        marked: Mapping[tuple[str, str], str],
+        missing: str,
     ) -> Iterator[Loosened]:
         """Yield the baselines of the environments and modules of a run whose measurements it did
         not compare. `marked` has why marks keep a test from being judged, by module and name; "" if
-        it need not be."""
+        it need not be; `missing` says so of one that did not run."""
         known: dict[Path, str] = {}
         for outcome in outcomes:
             path, why = self._rootdir / outcome.baseline_path, ""
@@ -144,7 +147,7 @@ class Session:
                 known[path] = why
         for folder in sorted({path.parent for path in known}):
             for path in sorted(folder.glob("*.json")):
-                why = known.get(path, "not measured")
+                why = known.get(path, missing)
                 with suppress(BaselineError):
                     test = self.store.read_file(path).test
                     if not known.get(path):

@@ -165,9 +165,11 @@ def test_a_baseline_is_confirmed_on_all_nodes_of_the_run(
 def test_a_raised_limit_is_found_over_nodes_but_not_what_a_run_of_one_saved(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def lost(outcomes: Any, marked: Any) -> Any:
+    def lost(outcomes: Any, marked: Any, missing: str) -> Any:
+        asked.append(missing)
         yield Loosened(kind=Kind.NOT_COMPARED, since="", test="b")
 
+    asked: list[str] = []
     raised = Loosened(kind=Kind.LIMIT, since="", test="a")
     monkeypatch.setattr(
         guard, "since_baseline", lambda outcomes: iter([raised])
@@ -192,6 +194,9 @@ def test_a_raised_limit_is_found_over_nodes_but_not_what_a_run_of_one_saved(
     process.exit_status = pytest.ExitCode.OK
     found = ComparesStored().guard(process, outcomes)[0]
     assert [each.kind for each in found] == [Kind.LIMIT, Kind.NOT_COMPARED]
+    monkeypatch.setattr(role_module, "leaves_tests_out", lambda run: True)
+    assert len(ComparesStored().guard(process, outcomes)[0]) == 2
+    assert asked == ["not measured", ""]
     found = leading(ComparesStored(), nodes).guard(process, outcomes)[0]
     assert [each.kind for each in found] == [Kind.LIMIT]
 
