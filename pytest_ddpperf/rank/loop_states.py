@@ -279,8 +279,8 @@ class Timing:
         # what comes first tells more
         if passes != self._usual and not self._unfit:
             self._unfit = (
-                f"update {row[Board.UPDATES_CELL]} had {passes} backward passes, and those"
-                f" before {self._usual}: raise --ddp-warmup, or {_MARK}"
+                f"update {row[Board.UPDATES_CELL]} had {passes} backward passes, and most"
+                f" before it {self._usual}: raise --ddp-warmup, or {_MARK}"
             )
         if part.steps == part.length:
             self._end_part(part.steps)

@@ -392,5 +392,5 @@ def why_no_figure(name: object) -> str:
     if split_name(name)[1] is not None:
         return "such names are those of percentiles of figures"
     if _LIKE_PERCENTILE.fullmatch(name) or not metric_of(name).own_figure:
-        return "a metric has that name"
+        return "a metric has that name: choose another"
     return ""

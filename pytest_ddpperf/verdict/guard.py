@@ -158,8 +158,8 @@ class Guard:
                     Kind.MEASURED_LESS,
                     now.nodeid,
                     name=name,
-                    before=str(asked),
-                    now=str(given),
+                    before=str(asked).removesuffix(".0"),
+                    now=str(given).removesuffix(".0"),
                 )
         for fixture in now.overridden:
             if fixture not in before.overridden:

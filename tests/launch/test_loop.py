@@ -1784,7 +1784,7 @@ for step in range(10**9):
     optimizer.step()
 """)
     assert re.fullmatch(
-        r"update \d+ had 2 backward passes, and those before 1: raise --ddp-warmup, or mark where"
+        r"update \d+ had 2 backward passes, and most before it 1: raise --ddp-warmup, or mark where"
         r' steps end \(boundary="mark"\)',
         samples.unfit,
     )

@@ -136,9 +136,9 @@ def test_what_no_figure_can_be_is_an_error(
         *(
             ({name: Figure(better="lower", pattern="(c)")}, ValueError, problem)
             for name, problem in {
-                "p50": "a metric has that name",
-                "p5O": "a metric has that name",
-                "rpc.bytes": "a metric has that name",
+                "p50": "a metric has that name: choose another",
+                "p5O": "a metric has that name: choose another",
+                "rpc.bytes": "a metric has that name: choose another",
                 "tps_p90": "percentiles of figures",
                 "tokens per second": "letters, digits",
                 "a:b": "letters, digits",
@@ -679,7 +679,7 @@ def ctx() -> Context:
         (
             lambda ctx: ctx.record("p50", 1.0, better="higher"),
             ValueError,
-            "ctx.record('p50', ...): a metric has that name",
+            "ctx.record('p50', ...): a metric has that name: choose another",
         ),
         (
             lambda ctx: ctx.record("tokens per s", 1.0, better="higher"),
