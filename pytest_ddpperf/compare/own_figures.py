@@ -39,8 +39,6 @@ def _failed(problem: str, launch: LaunchSamples) -> LaunchError:
 
 
 def _why_missing(figure: Figure, job: Job) -> str:
-    if figure.skip:
-        return f"it has at most {figure.skip} values, and skip= leaves them out"
     if figure.file:
         what = figure.key or figure.pattern
         return f'{figure.file} has no new "{what}": the program has to write and flush it'

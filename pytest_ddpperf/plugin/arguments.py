@@ -241,11 +241,10 @@ def name_of(program: Any, root: Path, trees: Trees | None) -> str:
     function."""
     if isinstance(program, Program):
         name = ["-m"] if program.is_module else []
-        words = [*name, program.path, *concealed_words(program.args)]
+        words = [*name, program.path, *program.args]
     elif isinstance(program, Command):
         words = [
-            word.replace(sys.executable, "python")
-            for word in concealed_words(program.words)
+            word.replace(sys.executable, "python") for word in program.words
         ]
     else:
         return payload.name_of(program)
@@ -310,19 +309,26 @@ def _as_anywhere(
     machine, in each run, and in every version of the code. So without `root`, and without paths of
     temporary files: a folder of a test's own is another one in each run."""
     as_current = trees.as_current if trees else str
-    here = re.escape(as_current(str(root)))
-    # neither in "/mnt/repo" nor in "/repo-2", but in "-I/repo"
-    place = rf"(?:(?<![\w.-])|(?<=-\w)){here}(?:{os.sep}|(?=[\s:;,'\"]|$))"
-
-    def below(text: str) -> str:
-        return re.sub(place, "", as_current(text))
-
-    temporary = rf"{re.escape(below(tempfile.gettempdir()))}{os.sep}\S*"
+    home = as_current(str(root))
+    temporary = tempfile.gettempdir()
+    rules = [
+        # neither in "/mnt/repo" nor in "/repo-2", but in "-I/repo"
+        (
+            rf"(?:(?<![\w.-])|(?<=^-\w)|(?<=\s-\w)){re.escape(home)}(?:{os.sep}|(?![\w.@-]))",
+            "",
+        ),
+        (rf"{re.escape(temporary)}{os.sep}\S*", "TEMPORARY"),
+    ]
+    if temporary.startswith(f"{home}{os.sep}"):
+        rules.reverse()
 
     def same(text: str) -> str:
-        return re.sub(temporary, "TEMPORARY", below(text))
+        for place, instead in rules:
+            text = re.sub(place, instead, as_current(text))
+        return text
 
     own = [
         f"{name}={digest(same(value))}" for name, value in sorted(env.items())
     ]
-    return " ".join([*own, shlex.join(map(same, words))])
+    line = shlex.join(concealed_words([*map(same, words)]))
+    return " ".join([*own, line])

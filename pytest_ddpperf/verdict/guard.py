@@ -158,8 +158,8 @@ class Guard:
                     Kind.MEASURED_LESS,
                     now.nodeid,
                     name=name,
-                    before=str(asked).removesuffix(".0"),
-                    now=str(given).removesuffix(".0"),
+                    before=str(asked),
+                    now=str(given),
                 )
         for fixture in now.overridden:
             if fixture not in before.overridden:

@@ -128,6 +128,7 @@ TEMPORARY_FOLDER = tempfile.gettempdir()
             "--config",
             f"{root}/a.yaml",
             f"-I{root}/include",
+            f"--key-file={root}/key",
             "s3://bucket/my repo/data",
             f"{TEMPORARY_FOLDER}/pytest-{len(root)}/x",
             PYTHONPATH=root,
@@ -179,6 +180,11 @@ def test_temporary_files_in_the_tree_are_temporary(
     monkeypatch.setattr(tempfile, "tempdir", "/repo/tmp")
     command = Command(words=("run", "/repo/tmp/pytest-3/x"), cwd="", env={})
     assert arguments.name_of(command, Path("/repo"), None) == "run TEMPORARY"
+    # tests that lie in the folder itself
+    words = "run", "/repo/tmp/a.py", "s3://b/x", "/data/tmp/x"
+    command = replace(command, words=words)
+    line = arguments.name_of(command, Path("/repo/tmp"), None)
+    assert line == "run a.py s3://b/x /data/tmp/x"
 
 
 def test_a_folder_whose_name_begins_as_that_of_the_tree_stays_in_its_line() -> (

@@ -446,12 +446,6 @@ def launched(*ranks: tuple[float, ...], figure: Figure = FASTER) -> Any:
             " timed steps; if it comes less often, raise --ddp-min-time",
         ),
         (
-            launched(
-                (), figure=Figure(better="lower", pattern="tps (.+)", skip=9)
-            ),
-            "tps has no value: it has at most 9 values, and skip= leaves them out",
-        ),
-        (
             launched((), figure=Figure(better="lower", file="a", key="b")),
             'tps has no value: a has no new "b": the program has to write'
             " and flush it",

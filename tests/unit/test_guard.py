@@ -130,7 +130,7 @@ def test_what_is_stricter_is_not_told(now: dict[str, Any]) -> None:
             ),
         ),
         (
-            {"settings": {"launches": 3.0, "ranks": "16"}},
+            {"settings": {"launches": 3, "ranks": "16"}},
             (
                 "test_a.py::test_a measured otherwise than in main: launches 5 -> 3, ranks"
                 " 2 -> 16"
