@@ -273,8 +273,8 @@ def compare(
     if len({each.nodeid for each in report.outcomes}) > 1:
         named = text.some([each.nodeid for each in report.outcomes])
         raise console.UsageError(
-            "several tests: name one of them, and add `-- -o addopts=` if it is addopts that names"
-            f" others: {named}"
+            "several tests: name one of them, and if addopts names others, add `-- -o addopts=`:"
+            f" {named}"
         )
     outcomes = [each for each in report.outcomes if not each.has_reference]
     if not outcomes:

@@ -132,7 +132,8 @@ class Session:
     ) -> Iterator[Loosened]:
         """Yield the baselines of the environments and modules of a run whose measurements it did
         not compare. `marked` has why marks keep a test from being judged, by module and name; "" if
-        it need not be; `missing` says so of one that did not run."""
+        it need not be. `missing` is why a test that did not run is not compared; "" if that is
+        meant."""
         known: dict[Path, str] = {}
         for outcome in outcomes:
             path, why = self._rootdir / outcome.baseline_path, ""

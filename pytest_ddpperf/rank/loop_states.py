@@ -276,7 +276,7 @@ class Timing:
             self._end_part(kept)
             self._begin_part(missing, uncounted=part.uncounted and not kept)
             return self
-        # what comes first tells more
+        # the first reason explains those that follow
         if passes != self._usual and not self._unfit:
             self._unfit = (
                 f"update {row[Board.UPDATES_CELL]} had {passes} backward passes, and most"

@@ -349,7 +349,7 @@ def test_a_stage_that_comes_again_within_the_window_makes_a_launch_unfit_and_doe
 ) -> None:
     samples = programs.run(STAGES.format("14 <= update < 17"))
     assert len(samples.step_seconds) == 6
-    # what comes first tells more than the updates that follow
+    # the first reason explains those that follow
     assert samples.unfit == (
         "steps end otherwise than in the warm-up: raise --ddp-warmup, or mark where steps end"
         ' (boundary="mark")'

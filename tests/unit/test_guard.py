@@ -475,6 +475,23 @@ def test_what_the_variable_selects_the_call_does(
     assert leaves_tests_out(run)
 
 
+def test_what_a_file_of_the_ini_file_selects_the_call_does_not(
+    tmp_path: Path,
+) -> None:
+    config: Any = SimpleNamespace(
+        args=[],
+        ArgsSource=pytest.Config.ArgsSource,
+        args_source=pytest.Config.ArgsSource.TESTPATHS,
+        invocation_params=SimpleNamespace(args=(), dir=tmp_path),
+        getini=lambda name: ["@perf.txt"],
+    )
+    run: Any = SimpleNamespace(config=config, deselected=["a"])
+    (tmp_path / "perf.txt").write_text("-k\nsecond\n")
+    assert not leaves_tests_out(run)
+    (tmp_path / "perf.txt").write_text("-q\n")
+    assert leaves_tests_out(run), "something else has deselected it"
+
+
 def test_a_fixture_that_was_overridden_before_is_no_change() -> None:
     both = judged_test(overridden=("ddp_benchmark (conftest)",))
     assert lines(both, before=both) == []

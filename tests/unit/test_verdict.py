@@ -322,7 +322,9 @@ def test_a_default_limit_that_a_baseline_cannot_support_is_dropped() -> None:
     )
     assert verdict == "PASS"
     assert [each.limit.metric for each in verdict.comparisons] == ["p50"]
-    assert [each.limit for each in verdict.dropped_limits] == [p95]
+    (dropped,) = verdict.dropped_limits
+    assert dropped.limit == p95
+    assert dropped.why == "the baseline has too few steps or launches"
     verdict = decide(measurement(STEADY), measurement(STEADY, steps=5), p95)
     assert (verdict, verdict.reason) == ("NOT GATED", "no-supported-limit")
 
