@@ -231,12 +231,6 @@ def _tables(outcome: Outcome, sides: Sequence[figures.Side]) -> Iterator[Table]:
             ("counter", sentences.base_name([outcome]), "now"),
             counters,
         )
-    if outcome.recorded:
-        yield Table(
-            "Recorded by steps",
-            "figure least p50 most".split(),
-            list(_recorded(outcome)),
-        )
     yield _environment(outcome)
 
 
@@ -290,20 +284,6 @@ def _counters(outcome: Outcome) -> tuple[tuple[str, ...], ...]:
         for name in {**now, **before}
         if now.get(name) or before.get(name)
     )
-
-
-def _recorded(outcome: Outcome) -> Iterator[tuple[str, ...]]:
-    for name, launches in outcome.recorded.items():
-        values = [
-            value
-            for launch in launches
-            for rank in launch
-            for value in rank
-            if value is not None
-        ]
-        if values:
-            shown = (min(values), quantiles.quantile(values, 50), max(values))
-            yield text.shortened(name), *(f"{value:.4g}" for value in shown)
 
 
 def _environment(outcome: Outcome) -> Table:

@@ -235,10 +235,7 @@ def test_the_tables_of_each_kind_of_measurement(each_kind: Read) -> None:
 
 
 def test_tables_have_the_percentiles_of_both_sides(slower: Outcome) -> None:
-    read = drawn(
-        replace(slower, recorded={"loss": (((1.0, 3.0), (2.0, None)),)})
-    )
-    assert "loss 1 2 3" in read.words
+    read = drawn(slower)
     (times,) = [
         text
         for text in read.within["table"]
