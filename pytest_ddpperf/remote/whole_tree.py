@@ -120,9 +120,9 @@ def _check_out_submodules(part: Part) -> Iterator[Path]:
         if kind != "commit":
             continue
         here, there = part.here / path, part.there / path
-        if here.is_dir() and not any(here.iterdir()):
+        # a sparse tree may lack its folder
+        if not there.is_dir() or (here.is_dir() and not any(here.iterdir())):
             continue
-        there.mkdir(parents=True, exist_ok=True)
         for folder in _git_folders(part, here):
             if _has(folder, recorded):
                 break
@@ -131,9 +131,12 @@ def _check_out_submodules(part: Part) -> Iterator[Path]:
             continue
         own = Part(folder, recorded, here, there)
         with tempfile.TemporaryDirectory() as temporary:
-            # Another index: nothing is written into the repository.
+            # Another index: nothing is written into the repository, nor, with submodule.recurse,
+            # into those of submodules within.
             index = os.path.join(temporary, "index")
-            words = "-c core.sparseCheckout=false read-tree --reset -u".split()
+            words = """
+                -c core.sparseCheckout=false read-tree --reset -u --no-recurse-submodules
+            """.split()
             own.ask(*words, recorded, index=index)
             yield from _bring_large_files(own, index)
         yield from _check_out_submodules(own)

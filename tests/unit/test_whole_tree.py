@@ -116,6 +116,52 @@ def test_a_submodule_that_is_empty_in_the_current_tree_is_so_on_both_sides(
         assert [*(tree / "third party/outer").iterdir()] == []
 
 
+def test_submodules_are_untouched_where_git_goes_into_them_by_itself(
+    nested: Path,
+) -> None:
+    outer = nested / "third party/outer"
+    for repository in (nested, outer):
+        git(repository, "config", "submodule.recurse", "true")
+    inner = nested / "third party/outer/deep/inner"
+    with untouched(nested), Version(nested) as tree:
+        assert held(tree) == ["1", "1"]
+    assert git(inner, "rev-parse", "--show-toplevel") == str(inner)
+    assert git(nested, "status", "--porcelain") == ""
+
+
+def test_a_submodule_that_a_sparse_tree_leaves_out_is_on_neither_side(
+    nested: Path, tmp_path: Path
+) -> None:
+    clone = tmp_path / "clone"
+    git(tmp_path, "clone", "--quiet", "--no-checkout", nested, clone)
+    git(clone, "sparse-checkout", "set", "src")
+    git(clone, "checkout", "--quiet")
+    assert not (clone / "third party").exists()
+    with Version(clone, "HEAD") as tree:
+        assert (tree / "src/a.py").exists()
+        assert not (tree / "third party").exists()
+
+
+def test_a_submodule_of_tests_need_not_be_in_the_clone_as_the_version_has_it(
+    nested: Path,
+) -> None:
+    """Both sides have the current one."""
+    place = nested / "third party/outer/deep/inner"
+    kept = git(place, "rev-parse", "--absolute-git-dir")
+    shutil.rmtree(place)
+    shutil.rmtree(kept)
+    commit(place, i="another history")
+    assert "deep/inner" in refused(nested)
+    checkout = Checkout(
+        settings(against="v2"), nested, [str(nested / "third party")]
+    )
+    tree = Path(checkout.check_out().base)
+    assert (tree / "third party/outer/deep/inner/i.py").read_text() == (
+        "another history"
+    )
+    checkout.remove()
+
+
 def refused(top: Path, against: str = "v2", **asked: Any) -> str:
     version = Version(top, against, **asked)
     with pytest.raises(AgainstError) as caught:
