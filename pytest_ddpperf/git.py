@@ -293,9 +293,8 @@ def ignored_files(top: Path, files: Sequence[str]) -> list[str]:
                 top, [file for file in files if file not in own]
             )
             below = [file.removeprefix(folder) for file in own]
-            for file in ignored_files(top / folder, below):
-                found.append(folder + file)
-            return found
+            there = ignored_files(top / folder, below)
+            return found + [folder + file for file in there]
         if str(error):
             raise
         return []  # how git says that there are none
@@ -369,8 +368,11 @@ def changed_files(
         apart = partial(git, top, timeout=timeout, variables=copy)
         # Files that git was asked not to look at may have changed.
         tagged = apart("ls-files", "-t", "-z").split("\0")
-        hidden = [entry[2:] for entry in tagged if entry.startswith("S ")]
-        present = [file for file in hidden if os.path.lexists(top / file)]
+        present = [
+            entry[2:]
+            for entry in tagged
+            if entry.startswith("S ") and os.path.lexists(top / entry[2:])
+        ]
         if present:
             apart("update-index", "--no-skip-worktree", "--", *present)
         apart("update-index", "-q", "--really-refresh")
@@ -441,9 +443,11 @@ def first_parents(top: Path, good: str, bad: str) -> list[str]:
         raise GitError(
             str(error) or f"{good[:12]} is no ancestor of {bad[:12]}{why}"
         ) from None
-    # of the path from `good`, which may have been merged
-    how = ("--first-parent", "--ancestry-path", "--reverse")
-    return git(top, "rev-list", *how, f"{good}..{bad}").split()
+    # `good` may have been merged: asked at once, git would not look past the first parents for it
+    ask = partial(git, top, "rev-list", f"{good}..{bad}")
+    after = {*ask("--ancestry-path").split()}
+    first = ask("--first-parent", "--reverse").split()
+    return [commit for commit in first if commit in after]
 
 
 def described(top: Path, commit: str) -> tuple[str, str, str]:

@@ -207,9 +207,7 @@ class CommitSearch:
         good = arguments.good or _fast_commit(arguments)
         try:
             good = git.commit_named(top, good)
-            bad = head
-            if arguments.bad is not None:
-                bad = git.commit_named(top, arguments.bad)
+            bad = git.commit_named(top, arguments.bad or head)
         except GitError as error:
             if git.is_shallow(top):
                 raise GitError(

@@ -344,20 +344,25 @@ def test_of_a_merged_branch_the_merge_is_named(
     assert ": Merge the branch" in out
 
 
+@pytest.mark.parametrize("has_more", [False, True])
 def test_a_merge_is_named_if_the_fast_commit_is_on_its_branch(
-    project: Project, bisect: Call
+    project: Project, bisect: Call, has_more: bool
 ) -> None:
-    """Commits that have never had the fast one are none after it."""
+    """Commits that have never had the fast one are none after it, whether it is the branch's last
+    or not."""
     project.commit(23.0)
     git(project.top, "switch", "--quiet", "--create", "branch")
     good = project.commit(20.0)
+    if has_more:
+        project.write("saved", "baseline")
+        project.commit(20.0)
     git(project.top, "switch", "--quiet", "main")
     project.write("other", "file")
     aside = project.commit(23.0)
     merge = ("merge", "--quiet", "--no-ff", "--strategy=ours", "branch")
     git(project.top, *merge, "-m", "Merge the branch")
     _, out, _ = bisect("--good", good)
-    assert "slower at" in out
+    assert f"slower at {git(project.top, 'rev-parse', 'HEAD')[:12]}" in out
     assert aside[:12] not in out
 
 
