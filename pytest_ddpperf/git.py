@@ -208,7 +208,8 @@ def tree_of(top: Path, without: Path, commit: str = "") -> str:
     not ignore.
 
     Files below the folder `without` and Python's caches are left out, and temporary files that git
-    does not know. Nothing is written into the repository. Raises GitError.
+    does not know. With changes within a submodule it ends in "-dirty", which is the tree of no
+    commit. Nothing is written into the repository. Raises GitError.
     """
     with tempfile.TemporaryDirectory() as folder:
         objects = Path(folder) / "objects"
@@ -255,7 +256,12 @@ def tree_of(top: Path, without: Path, commit: str = "") -> str:
             "--",
             *left_out,
         )
-        return apart("write-tree", "--missing-ok")
+        tree = apart("write-tree", "--missing-ok")
+        # changes within submodules are in no tree
+        how = ("--name-only", "--ignore-submodules=untracked")
+        if not commit and apart("diff", *how):
+            tree += "-dirty"
+        return tree
 
 
 def _copy_of_index(top: Path, folder: str) -> str:

@@ -294,6 +294,24 @@ def test_files_of_a_submodule_are_not_ignored(tmp_path: Path) -> None:
         ignored_files(top, [str(top / "third/data")])
 
 
+def test_a_tree_with_changes_within_a_submodule_is_that_of_no_commit(
+    tmp_path: Path,
+) -> None:
+    """New files in it, such as what was built there, are no changes."""
+    top, part = tmp_path / "top", tmp_path / "part"
+    commit(part, run="1")
+    commit(top, run="1")
+    words = ("protocol.file.allow=always", "submodule", "--quiet", "add")
+    git(top, "-c", *words, str(part), "third")
+    last = commit(top)
+    without = top / "baselines"
+    (top / "third/built.so").touch()
+    assert tree_of(top, without) == tree_of(top, without, last)
+    (top / "third/run.py").write_text("2\n")
+    assert tree_of(top, without) != tree_of(top, without, last)
+    assert tree_of(top, without, last) == git(top, "rev-parse", "HEAD^{tree}")
+
+
 def test_a_warning_of_gits_is_no_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
