@@ -58,24 +58,24 @@ def _finite(value: Any) -> float | None:
 def judged_figures(
     figures: Mapping[str, Figure | None],
     steps: Sequence[Mapping[str, Any]],
-    by_name: Mapping[str, Sequence[float | None]],
 ) -> dict[str, FigureValues]:
-    """Return the values of each figure that has a direction, of one launch and rank; `by_name` is
-    what `figures_by_name` has made of its steps. Raises DdpPerfError for one that is not
-    finite."""
+    """Return the values of each figure that has a direction, of one launch and rank. Raises
+    DdpPerfError for one that is not finite."""
     found = {}
     for name, figure in figures.items():
         if figure is None:
             continue
         values = []
-        for step, value in enumerate(by_name.get(name, ())):
-            if value is not None:
-                values.append(value)
-            elif name in steps[step]:
+        for step, said in enumerate(steps, 1):
+            if name not in said:
+                continue
+            value = _finite(said[name])
+            if value is None:
                 raise DdpPerfError(
-                    f"ctx.record({name!r}, ...) in timed step {step + 1}: a figure must be finite,"
+                    f"ctx.record({name!r}, ...) in timed step {step}: a figure must be finite,"
                     " and not nan"
                 )
+            values.append(value)
         found[name] = FigureValues(figure=figure, values=((tuple(values),),))
     return found
 

@@ -179,7 +179,10 @@ def window_of(
         steps = [steps[index] for index in kept]
         marks = [(step.begin_ns, step.end_ns) for step in steps]
     said = [step.recorded for step in steps]
-    recorded = context.figures_by_name(said)
+    # What a program records after its first update, with the pause before the window in it, is of
+    # an update before. Between stretches that one does not count.
+    is_late = plan.boundary and rank.stretches is None and len(said) > 1
+    first = 1 if is_late else 0
     losses = [step.recorded.get("loss") for step in all_steps]
     times = [(step.begin_ns, step.end_ns) for step in steps]
     return Window(
@@ -189,8 +192,8 @@ def window_of(
         blocked_ns=tuple(step.blocked_ns for step in steps),
         counters=warmed.counters,
         losses=context.first_losses([*warmed.losses, *losses]),
-        recorded=recorded,
-        figures=context.judged_figures(ctx.judged, said, recorded),
+        recorded=context.figures_by_name(said),
+        figures=context.judged_figures(ctx.judged, said[first:]),
         sent=tuple(warmed.sent),
         first_ratio=_first_ratio(all_steps)
         if warmed.steps and not compiled

@@ -3,6 +3,7 @@ those that cannot be timed. Steps last as long as a simulated clock says."""
 
 from __future__ import annotations
 
+import itertools
 import re
 import subprocess
 import sys
@@ -872,6 +873,33 @@ while True:
     samples = programs.launch(main)
     assert len(samples.step_seconds) == 6
     assert samples.recorded["loss"] == ((2.0,) * 6,) * 2
+
+
+def test_what_a_loop_records_after_the_last_update_of_the_warm_up_is_not_judged(
+    programs: Programs,
+) -> None:
+    """The pause before the window would be in its first time."""
+
+    def main(ctx: Any) -> None:
+        import torch
+        import torch.distributed as dist
+
+        dist.init_process_group("gloo")
+        weight = torch.ones(3, requires_grad=True)
+        optimizer = torch.optim.SGD([weight], lr=0.1)
+        for update in itertools.count():
+            weight.sum().backward()
+            dist.all_reduce(weight.grad)
+            optimizer.step()
+            ctx.record("update", update, better="lower")
+
+    samples = programs.launch(main)
+    (of_each_rank,) = samples.figures["update"].values
+    for recorded, judged in zip(
+        samples.recorded["update"], of_each_rank, strict=True
+    ):
+        assert len(recorded) == 6
+        assert judged == recorded[1:]
 
 
 @NEEDS_RECORDER
