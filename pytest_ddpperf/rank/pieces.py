@@ -166,7 +166,9 @@ class _Step:
         """End the phase that lasts now."""
         phase = self._phase()
         if phase in (FORWARD, BACKWARD, OPTIMIZER):
-            self._name_gaps(phase)
+            # One that comes first may call the passes, and what was before it is data's.
+            if phase != OPTIMIZER or self._last:
+                self._name_gaps(phase)
             self._last = phase
         if when <= self._at:
             return

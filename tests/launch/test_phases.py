@@ -130,10 +130,7 @@ def test_all_phases_of_a_training_step_are_known_and_add_up(
     found = samples.phases
     assert found is not None
     assert found.steps == 8
-    # What comes before the passes that an optimizer calls is its own.
-    assert known(samples) == {*PHASES, RANK_WAIT} - (
-        {DATA} if kind == "closure" else set()
-    )
+    assert known(samples) == {*PHASES, RANK_WAIT}
     middle = sorted(samples.step_seconds)[2:6]
     assert sum(map(sum, found.path.values())) == pytest.approx(
         fmean(middle), rel=1e-6

@@ -116,7 +116,7 @@ F, B, O, W = 1, 2, 3, 4  # noqa: E741  # what a stamp begins or, with a minus, e
             ],
         ),
         # An optimizer in backward is neither; one whose closure has the passes is what is left of
-        # it.
+        # it, and comes after the data.
         (
             [(1, B), (30, O), (40, -O), (60, -B)],
             [],
@@ -132,7 +132,7 @@ F, B, O, W = 1, 2, 3, 4  # noqa: E741  # what a stamp begins or, with a minus, e
             [(1, O), (10, F), (20, -F), (20, B), (60, -B), (90, -O)],
             [],
             [
-                (OTHER, 1),
+                (DATA, 1),
                 (OPTIMIZER, 10),
                 (FORWARD, 20),
                 (BACKWARD, 60),
