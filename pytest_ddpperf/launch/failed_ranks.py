@@ -157,8 +157,8 @@ class Diagnosis:
                 # they go on, so no rank hangs
                 self.started = {}
                 self.late += self._without_updates(
-                    "it goes on, but none of its updates is seen: mark where steps end"
-                    ' (boundary="mark")'
+                    "it goes on, but too few of its updates were seen: raise --ddp-timeout, or"
+                    ' mark where steps end (boundary="mark")'
                 )
         if at_deadline:
             self.late += self._without_updates(

@@ -1552,8 +1552,8 @@ def test_a_program_without_updates_is_told_to_mark_its_steps(
         "    dist.all_reduce(torch.ones(8))\n"
     )
     assert (
-        "did not end within 8 s (--ddp-timeout); it goes on, but none of its updates is seen:"
-        ' mark where steps end (boundary="mark")'
+        "did not end within 8 s (--ddp-timeout); it goes on, but too few of its updates were seen:"
+        ' raise --ddp-timeout, or mark where steps end (boundary="mark")'
     ) in " ".join(said.split())
 
 
