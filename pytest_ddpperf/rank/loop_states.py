@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
@@ -121,6 +120,13 @@ class Warming:
 
     def step_ended(self, passes: int) -> Warming | Timing | Window:
         rank, board = self._rank, self._rank.board
+        if (
+            rank.ctx.device.type == "cuda"
+            and torch.cuda.is_current_stream_capturing()
+        ):
+            raise DdpPerfError(
+                f"an update is captured in a CUDA graph, whose replays are not seen: {_MARK}"
+            )
         # torch counts by thread
         if self._counts_in not in (0, threading.get_ident()):
             raise DdpPerfError(
@@ -248,10 +254,11 @@ class Timing:
         rank, steps = self._rank, self._rank.board.steps(0)
         rank.board.set_steps(rank.ctx.rank, steps)
         rank.enter(Phase.STEPS)
-        lengths: Iterable[int] = (steps,)
-        if rank.stretches is not None:
-            lengths = rank.stretches(steps, self._warmed.step_ns)
-        self._lengths = iter(lengths)
+        self._lengths = iter(
+            (steps,)
+            if rank.stretches is None
+            else rank.stretches(steps, self._warmed.step_ns)
+        )
         if rank.written is not None:
             flush()
             rank.written.begin()
@@ -365,10 +372,14 @@ def refuse_wrong_group(plan: Plan, device: torch.device) -> None:
             f"the program's process group has size {size} instead of {plan.world_size}: call"
             " init_process_group() without rank and world_size, or set --ddp-world-size"
         )
+    if device.type == "cpu" and torch.cuda.memory_allocated():
+        raise DdpPerfError(
+            "the program trains on cuda, and cpu was asked for (--ddp-device)"
+        )
     has = backends_by_device(dist.get_backend_config())
     backend = has.get(device.type, f"no backend for {device.type}")
     asked = plan.device_backend
     if backend != asked and not {backend, asked}.issubset(NCCL):
         raise DdpPerfError(
-            f"the program's process group uses {backend}, and {asked} was asked for"
+            f"the program's process group uses {backend}, and {asked} was asked for (--ddp-backend)"
         )

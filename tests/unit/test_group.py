@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -159,3 +160,34 @@ def test_a_program_may_have_any_implementation_of_nccl(
         return
     with pytest.raises(DdpPerfError, match=uses):
         loop_states.refuse_wrong_group(plan, torch.device("cuda", 0))
+
+
+def test_a_program_that_trains_on_cuda_is_not_measured_as_one_on_cpu(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its steps would be those of the host."""
+    monkeypatch.setattr(dist, "is_initialized", lambda: True)
+    monkeypatch.setattr(dist, "get_world_size", lambda: 2)
+    monkeypatch.setattr(
+        dist, "get_backend_config", lambda: "cpu:gloo,cuda:gloo"
+    )
+    plan = plan_of("gloo", "cpu")
+    loop_states.refuse_wrong_group(plan, torch.device("cpu"))
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda: 512)
+    with pytest.raises(DdpPerfError, match=r"cuda, and cpu was .*ddp-device"):
+        loop_states.refuse_wrong_group(plan, torch.device("cpu"))
+    plan = plan_of("gloo", "cuda")
+    loop_states.refuse_wrong_group(plan, torch.device("cuda", 0))
+
+
+def test_an_update_that_is_captured_in_a_graph_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Before the device is waited for, which a capture forbids."""
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    warming = object.__new__(loop_states.Warming)
+    warming._rank = SimpleNamespace(  # type: ignore[assignment]
+        board=None, ctx=SimpleNamespace(device=torch.device("cuda", 0))
+    )
+    with pytest.raises(DdpPerfError, match="captured in a CUDA graph"):
+        warming.step_ended(1)
