@@ -271,6 +271,11 @@ def read_variables(call: str, env: Any) -> dict[str, str]:
     ):
         # values may be secret: none is shown
         raise ValueError(f"{call}(env=...): give a dict of texts")
+    if 2 * len(variables.items() & os.environ.items()) > len(os.environ):
+        # They would be other ones in each run, and undo what is set for ranks.
+        raise ValueError(
+            f"{call}(env=...): give the further variables alone, without those of os.environ"
+        )
     return dict(variables)
 
 
@@ -310,14 +315,16 @@ def _as_anywhere(
     temporary files: a folder of a test's own is another one in each run."""
     as_current = trees.as_current if trees else str
     home = as_current(str(root))
+    # also as pytest names folders there
     temporary = tempfile.gettempdir()
+    places = temporary, os.path.realpath(temporary)
     rules = [
         # neither in "/mnt/repo" nor in "/repo-2", but in "-I/repo"
         (
             rf"(?:(?<![\w.-])|(?<=^-\w)|(?<=\s-\w)){re.escape(home)}(?:{os.sep}|(?![\w.@-]))",
             "",
         ),
-        (rf"{re.escape(temporary)}{os.sep}\S*", "TEMPORARY"),
+        *((rf"{re.escape(place)}{os.sep}\S*", "TEMPORARY") for place in places),
     ]
     if temporary.startswith(f"{home}{os.sep}"):
         rules.reverse()

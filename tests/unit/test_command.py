@@ -187,6 +187,35 @@ def test_temporary_files_in_the_tree_are_temporary(
     assert line == "run a.py s3://b/x /data/tmp/x"
 
 
+def test_temporary_files_are_so_by_both_names_where_a_link_leads_to_them(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """pytest's tmp_path has none."""
+    real, scratch = tmp_path / "lustre/user", tmp_path / "scratch"
+    real.mkdir(parents=True)
+    scratch.symlink_to(real)
+    monkeypatch.setattr(tempfile, "tempdir", str(scratch))
+    words = "run", f"{scratch}/x", f"--out={real}/pytest-of-me/pytest-3/x"
+    command = Command(words=words, cwd="", env={})
+    line = arguments.name_of(command, Path("/repo"), None)
+    assert line == "run TEMPORARY --out=TEMPORARY"
+
+
+@pytest.mark.parametrize("left_out", ["", "PATH", "HOME"])
+def test_variables_of_pytest_itself_are_no_further_ones(
+    monkeypatch: pytest.MonkeyPatch, left_out: str
+) -> None:
+    """They would be other ones in each run."""
+    monkeypatch.setenv("PATH", "/usr/bin")
+    monkeypatch.setenv("HOME", "/root")
+    copied = {**os.environ, "NCCL_ALGO": "Ring"}
+    copied.pop(left_out, None)
+    with pytest.raises(ValueError, match=r"f\(env=\.\.\.\): give the further"):
+        arguments.read_variables("f", copied)
+    further = {"NCCL_ALGO": "Ring", "HOME": "/root"}
+    assert arguments.read_variables("f", further) == further
+
+
 def test_a_folder_whose_name_begins_as_that_of_the_tree_stays_in_its_line() -> (
     None
 ):
