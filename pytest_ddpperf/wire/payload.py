@@ -58,12 +58,12 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no
             return marshal.loads, (marshal.dumps(obj),)
         if isinstance(obj, unittest.TestCase):
             # While it runs, its _outcome and its test method hold pytest's own objects, which stay
-            # here.
+            # here, as those of asyncio do.
             ours = ("_outcome", obj._testMethodName)
             state = {
                 name: value
                 for name, value in vars(obj).items()
-                if name not in ours
+                if name not in ours and not name.startswith("_asyncio")
             }
             return copyreg.__newobj__, (type(obj),), state  # type: ignore[attr-defined]
         return super().reducer_override(obj)
