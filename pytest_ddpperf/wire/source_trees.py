@@ -160,7 +160,8 @@ class Trees:
     def refuse_strays(self) -> None:
         """Raise BaseSideError if this process imported anything from the other tree.
 
-        However that came about, what is measured would not be the version.
+        However that came about, what is measured would not be the version. A file that is the same
+        there may be: an interpreter has sitecustomize before it can be led to the other tree.
         """
         if self.base == self.current:
             return
@@ -170,6 +171,7 @@ class Trees:
                     within
                     for path, within in self._modules()
                     if path != self.own(within)
+                    and file_digest(path) != file_digest(self.own(within))
                 }
             ),
             "imported",

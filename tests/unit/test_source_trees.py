@@ -321,9 +321,10 @@ def test_what_was_imported_from_the_other_tree_is_refused(trees: Trees) -> None:
         "tests/helper.py",
         "flat.py",
         f"{INSTALLED}/dep.py",
+        "sitecustomize.py",
     ]
     write(trees.current, *files)
-    write(trees.base, "src/pkg/__init__.py")
+    write(trees.base, "src/pkg/__init__.py", "sitecustomize.py")
     after = f"for file in {files}: load(file)"
     assert (
         process(trees, "pkg", after=after, result="refusal()")
@@ -335,6 +336,7 @@ def test_what_was_imported_from_the_other_tree_is_refused(trees: Trees) -> None:
         )
         is None
     ), "there is one tree"
+    write(trees.current, *(f"src/{letter}.py" for letter in "abcdef"))
     after = "for letter in 'fedcba': load(f'src/{letter}.py')"
     found = process(trees, after=after, result="refusal()")
     assert (
