@@ -28,11 +28,15 @@ from pytest_ddpperf.records.samples import Window
 # 0.1 ms each.
 _LEAST_STEPS, _MOST_STEPS = 3, 10
 _SECONDS = 0.05
-_COMMUNICATION = re.compile(r"(?:void )?(?:nccl|msccl|rccl)", re.IGNORECASE)
+# The second line has torch's kernels on symmetric memory, which wait for other ranks, too.
+_COMMUNICATION = re.compile(
+    r"(?:void )?(?:nccl|msccl|rccl|nvshmem)"
+    r"|.*(?:multimem_\w*|(?:one|two)_shot_all_reduce\w*|\bbarrier|(?:put|wait)_signal)_kernel",
+    re.IGNORECASE,
+)
 _COPY = re.compile(r"mem(?:cpy|set)\b", re.IGNORECASE)
 # Triton's kernels are numbered in the order in which a process compiles them.
 _GENERATED = re.compile(r"^(triton_\w+?)_\d+(?:d\w*)?$")
-_NAMES_ARE_KNOWN = "cuda"
 UNKNOWN = "device time is unknown: "
 
 
@@ -41,9 +45,8 @@ def measure_device(
 ) -> tuple[DeviceWork | None, tuple[str, ...]]:
     """Take some more steps and return what one gave the device to do; None, with a note, where that
     is unknown. All ranks call it together."""
-    if rank.ctx.device.type != _NAMES_ARE_KNOWN:
-        why = f"it is measured on {_NAMES_ARE_KNOWN} devices only"
-        return None, (UNKNOWN + why,)
+    if rank.ctx.device.type != "cuda":
+        return None, (f"{UNKNOWN}it is measured on cuda devices only",)
     steps = _count_steps(window, rank)
     notes: list[str] = []
     profiler: Any = None
@@ -56,11 +59,10 @@ def measure_device(
         context.read_returned(step(), rank.ctx.keep)
     torch.accelerator.synchronize()
     rank.ctx.figures.clear()
-    if notes:
-        return None, tuple(notes)
     with context.noting("device time is", notes):
-        profiler.stop()
-        return read_work(profiler.events(), steps)
+        if not notes:
+            profiler.stop()
+            return read_work(profiler.events(), steps)
     return None, tuple(notes)
 
 
@@ -83,8 +85,7 @@ def read_work(
     spans = []
     own_spans = []
     for event in events:
-        is_of_host = event.device_type.name == "CPU"
-        if is_of_host or event.is_user_annotation:
+        if event.device_type.name == "CPU" or event.is_user_annotation:
             continue
         name = _GENERATED.sub(r"\1", event.name)
         begin, end = event.time_range.start, event.time_range.end

@@ -284,8 +284,8 @@ def _noise(outcome: Outcome) -> str:
     )
 
 
-# A device that is busy for less of a step waits for a host, whose noise the step has.
-_MOSTLY_BUSY = 0.9
+# A device that waits for more of a step waits for a host, whose noise the step has.
+_WAITS = 0.1
 
 
 def _device_is_known(outcome: Outcome, coarse: Sequence[Comparison]) -> str:
@@ -307,7 +307,7 @@ def _device_is_known(outcome: Outcome, coarse: Sequence[Comparison]) -> str:
     why = ""
     if busy is not None:
         why = f" (a step keeps the device busy for {text.amount(busy)})"
-        if busy < _MOSTLY_BUSY:
+        if (outcome.measured.waiting_share or 0.0) > _WAITS:
             why = f", as the host is noisy{why}"
     return (
         f"device time: {said}; the step: a change below {text.resolutions(coarse)} could not be "

@@ -117,6 +117,13 @@ def test_a_step_has_its_kernels_by_kind_with_their_times() -> None:
         ("ncclSymkDevKernel_AllGather_LL", COMMUNICATION),
         ("void ncclxKernel(int)", COMMUNICATION),
         ("mscclKernel_Sum_half_Simple", COMMUNICATION),
+        (
+            "void (anonymous namespace)::two_shot_all_reduce_kernel_inplace<float, 16>()",
+            COMMUNICATION,
+        ),
+        ("void multimem_all_gather_kernel<16, 8>(char*)", COMMUNICATION),
+        ("(anonymous namespace)::barrier_kernel(unsigned)", COMMUNICATION),
+        ("void find_split_barrier_tile<float>()", COMPUTATION),
         ("Memset (Device)", COPY),
         (ADD, COMPUTATION),
     ],
@@ -350,6 +357,33 @@ def test_the_work_of_a_device_is_judged_where_steps_are_too_noisy(
     assert verdict.comparisons[0].resolution < 0.01
 
 
+# Less of it waits for communication, so kernels overlap it and take longer.
+FASTER = side(kernel(GEMM, 13, 200), *USUAL[1:], steps=(20.1, 20, 20.2))
+STEADY = side(*USUAL, steps=(30, 30.1, 30.2))
+
+
+@pytest.mark.parametrize(
+    ("now", "limits", "status"),
+    [
+        (FASTER, LIMITS, Status.IMPROVED),
+        (FASTER, [*TIME_LIMITS, DEVICE], Status.REGRESSED),
+        (replace(FASTER, samples=STEADY.samples), LIMITS, Status.PASS),
+        (
+            side(kernel(GEMM, 13, 200), *USUAL[1:], steps=(30.1, 30, 30.2)),
+            LIMITS,
+            Status.REGRESSED,
+        ),
+    ],
+)
+def test_the_default_limit_on_the_device_calls_no_faster_step_slower(
+    now: Measurement, limits: Sequence[Limit], status: Status
+) -> None:
+    """It has its figures all the same."""
+    verdict = decided(now, STEADY, *limits)
+    assert verdict.status is status
+    assert "device" in [c.limit.metric for c in verdict.comparisons]
+
+
 def test_the_slowest_rank_is_that_of_the_group() -> None:
     verdict = decided(side(*USUAL, ranks=(0, 0.9)), side(*USUAL), DEVICE)
     assert verdict.status is Status.REGRESSED
@@ -563,6 +597,14 @@ def test_the_verdict_says_what_is_known_of_the_device() -> None:
     assert step.startswith("the step: a change below ")
     assert step.endswith(
         " could not be seen, as the host is noisy (a step keeps the device busy for 60 %)"
+    )
+    # where communication fills the rest, it is not the host
+    now = side(*work, steps=(27, 33, 29, 31), exposed=(11, 11))
+    said = sentences.reason(
+        outcome("step", Drawn(), verdict, now, baseline_path="x.json")
+    )
+    assert said.endswith(
+        " could not be seen (a step keeps the device busy for 60 %)"
     )
 
 
