@@ -161,7 +161,7 @@ class Trees:
         """Raise BaseSideError if this process imported anything from the other tree.
 
         However that came about, what is measured would not be the version. A file that is the same
-        there may be: an interpreter has sitecustomize before it can be led to the other tree.
+        there may be: an interpreter has sitecustomize before its imports go to the other tree.
         """
         if self.base == self.current:
             return
