@@ -167,7 +167,10 @@ def pytest_collection_finish(session: pytest.Session) -> None:
             "--ddp-suite-plots: the suite is not among the tests: --pyargs pytest_ddpperf.suite"
         )
     run.items = [item for item in items if is_distributed(item)]
-    shows = run.worker or _only_shows(run.config)
+    # pytest gives up where a test could not be collected
+    runs_on = run.config.option.continue_on_collection_errors
+    gives_up = session.testsfailed and not runs_on
+    shows = run.worker or _only_shows(run.config) or gives_up
     if run.items:
         from pytest_ddpperf.plugin.running import RunningTests
 

@@ -807,6 +807,22 @@ def test_what_cannot_be_is_a_usage_error(
         result.stderr.fnmatch_lines(["no compiler"])
 
 
+def test_a_run_that_pytest_gives_up_checks_nothing_out(
+    repository: Repository, run: Run
+) -> None:
+    git(repository.top, "tag", "first")
+    repository.write(
+        "tests/test_step.py", "def test_step(ddp_benchmark):\n    pass\n"
+    )
+    repository.write("tests/test_other.py", "import nonesuch\n")
+    setup = ("--ddp-against=first", "--ddp-against-setup=exit 7")
+    result = run(*setup)
+    assert result.ret == pytest.ExitCode.INTERRUPTED
+    result.stdout.fnmatch_lines(["*1 error during collection*"])
+    result = run(*setup, "--continue-on-collection-errors")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+
+
 def test_without_git_or_a_repository_a_ref_is_a_usage_error(
     pytester: pytest.Pytester, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
