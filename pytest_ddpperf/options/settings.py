@@ -165,6 +165,9 @@ def _check_contradictions(settings: Settings) -> None:
         raise OptionError(
             asked[0], asked[1], "they exclude each other: use only one"
         )
+    if settings.records and settings.launches == 1:
+        allowed = f"at least 2 with {settings.records}: nothing is compared with a single launch"
+        raise OptionError(where(settings, "launches"), 1, allowed)
     if settings.why is not None and not settings.records:
         raise OptionError(
             "--ddp-reason",
@@ -282,8 +285,7 @@ def _arguments_of(marks: Iterable[pytest.Mark]) -> dict[str, Any]:
 
 
 def _checked(settings: Settings) -> Settings:
-    """Refuse contradictory launches, and the user's limits that the asked steps and launches cannot
-    support."""
+    """Refuse contradictory launches."""
     if settings.disable:
         return replace(settings, warmup=0, steps=1, min_seconds=0.0, launches=1)
     if settings.sources["max_launches"] == "default":
@@ -295,20 +297,18 @@ def _checked(settings: Settings) -> Settings:
         name = where(settings, "max_launches")
         allowed = f"at least {where(settings, 'launches')}, which is {settings.launches}"
         raise OptionError(name, settings.max_launches, allowed)
-    if settings.records and settings.launches == 1:
-        allowed = f"at least 2 with {settings.records}: nothing is compared with a single launch"
-        raise OptionError(where(settings, "launches"), 1, allowed)
-    _check_limits(settings)
     return settings
 
 
-def _check_limits(settings: Settings) -> None:
+def check_limits(settings: Settings) -> None:
+    """Refuse the user's limits that the asked steps and launches of a test cannot support: raises
+    MarkerError if a marker is part of that, else OptionError."""
     place = BY_ARGUMENT["threshold"].where(settings.sources["limits"])
     for limit in settings.limits:
         problem: str | None = None
         if limit.kind.on_cpu_only and settings.device not in ("auto", "cpu"):
             problem = f"{limit.kind.on_cpu_only} measured on cpu only, not on {settings.device}"
-        elif not (limit.default or limit.kind.is_exact):
+        elif not (limit.default or limit.kind.is_exact or settings.disable):
             # rarely needed, and every run would pay for it
             from pytest_ddpperf.verdict.times import unsupported
 
@@ -316,7 +316,10 @@ def _check_limits(settings: Settings) -> None:
                 limit, steps=settings.steps, launches=settings.launches
             )
         if problem:
-            raise OptionError(place, str(limit), problem)
+            fields = "limits steps launches device".split()
+            involved = map(settings.sources.get, fields)
+            wrong = MarkerError if MARKER in involved else OptionError
+            raise wrong(place, str(limit), problem)
 
 
 def where(settings: Settings, field: str) -> str:

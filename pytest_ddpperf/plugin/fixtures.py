@@ -19,7 +19,12 @@ from pytest_ddpperf.compare.result import CollectiveResult, Measured, Result
 from pytest_ddpperf.compare.rounds import baseline_launches
 from pytest_ddpperf.launch.template import read_at_import
 from pytest_ddpperf.options.definitions import MARKER
-from pytest_ddpperf.options.settings import Settings, make_plan, with_markers
+from pytest_ddpperf.options.settings import (
+    Settings,
+    check_limits,
+    make_plan,
+    with_markers,
+)
 from pytest_ddpperf.plugin import arguments
 from pytest_ddpperf.plugin.arguments import Reference
 from pytest_ddpperf.plugin.item_settings import own_settings, plain_failure
@@ -625,6 +630,7 @@ class DdpBenchmark(BenchmarkFixture):
             mark = pytest.mark.ddp(threshold=threshold).mark
             try:
                 settings = with_markers(settings, [mark])
+                check_limits(settings)
             except MarkerError as error:
                 raise ValueError(
                     f"threshold={short_repr(error.value)}: {error.allowed}"

@@ -17,6 +17,7 @@ from pytest_ddpperf.options.definitions import (
 )
 from pytest_ddpperf.options.settings import (
     Settings,
+    check_limits,
     make_plan,
     read_settings,
     with_markers,
@@ -48,11 +49,12 @@ def read(
 
 @pytest.fixture
 def refusal(read: Callable[..., Settings]) -> Callable[..., str]:
-    """The message that refuses these arguments."""
+    """The message that refuses these arguments, at the latest for a test without markers."""
 
     def refused(*arguments: str) -> str:
         with pytest.raises(OptionError) as caught:
-            read(*arguments)
+            check_limits(read(*arguments))
+        assert not isinstance(caught.value, MarkerError)
         return str(caught.value)
 
     return refused
@@ -726,6 +728,36 @@ def test_a_limit_that_the_asked_steps_cannot_support_says_what_it_needs(
     assert metrics(
         read("--ddp-threshold=p99:5%", "--ddp-steps=150", "--ddp-launches=2")
     ) == ["p99:5%"]
+
+
+def test_a_limit_needs_the_steps_that_a_marker_asks_for(
+    read: Callable[..., Settings],
+) -> None:
+    """They may be more than those of the run, or fewer."""
+    settings = read("--ddp-threshold=p99:20%")
+    check_limits(with_markers(settings, [mark(steps=100)]))
+    with pytest.raises(MarkerError, match="needs at least 299 timed steps"):
+        check_limits(with_markers(settings, [mark(steps=10)]))
+    with pytest.raises(OptionError, match="30 x 5 = 150 were asked") as caught:
+        check_limits(with_markers(settings, [mark(world_size=4)]))
+    assert not isinstance(caught.value, MarkerError)
+    settings = read("--ddp-threshold=p50:5%")
+    with pytest.raises(MarkerError, match="a limit needs at least 2 launches"):
+        check_limits(with_markers(settings, [mark(launches=1)]))
+    settings = read("--ddp-threshold=cpu_p50:5%")
+    with pytest.raises(MarkerError, match="CPU time is measured on cpu only"):
+        check_limits(with_markers(settings, [mark(device="cuda")]))
+
+
+def test_a_marker_may_ask_for_one_launch_where_baselines_are_saved(
+    read: Callable[..., Settings], refusal: Callable[..., str]
+) -> None:
+    """It may have no gate, and then nothing of it is saved."""
+    settings = read("--ddp-save-baseline")
+    assert with_markers(settings, [mark(launches=1)]).launches == 1
+    assert "at least 2 with --ddp-save-baseline" in refusal(
+        "--ddp-save-baseline", "--ddp-launches=1"
+    )
 
 
 def test_a_limit_needs_more_than_one_launch(
