@@ -345,6 +345,17 @@ def test_what_was_imported_from_the_other_tree_is_refused(trees: Trees) -> None:
     )
 
 
+def test_what_a_compiler_generates_is_in_neither_tree(
+    trees: Trees, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The folder of temporary files may be in the working tree."""
+    cache = os.path.join(trees.current, ".tmp/torchinductor_me")
+    generated = os.path.join(cache, "threads-1/ab/cab.py")
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", cache)
+    assert trees.within(generated) is None
+    assert trees.within(os.path.join(trees.current, ".tmp/a.py")) == ".tmp/a.py"
+
+
 def test_a_link_of_the_version_that_leads_to_the_other_tree_is_refused(
     trees: Trees,
 ) -> None:
