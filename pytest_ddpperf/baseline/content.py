@@ -37,7 +37,7 @@ _GROUP_KEY = (
 _KEY = {*_CPU_KEY, *_ACCELERATOR_KEY, *_GROUP_KEY}
 _MUST_MATCH = """
     batch_size warmup timing power_limit_watts interconnect network implementation
-    matmul_precision cudnn_benchmark cudnn_deterministic deterministic collective program
+    matmul_precision cudnn_benchmark cudnn_deterministic deterministic traced collective program
 """.split()
 _PHRASES = (
     "{device_type}",

@@ -73,6 +73,8 @@ def state() -> FoundFacts:
             if getattr(torch.backends.cuda, f"{name}_sdp_enabled")()
         ),
         "deterministic": torch.are_deterministic_algorithms_enabled(),
+        # coverage or a debugger, which slow each line down; unset in baselines from before as well
+        "traced": sys.gettrace() is not None or None,
     }
 
 

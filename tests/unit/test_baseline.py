@@ -889,7 +889,11 @@ def test_another_machine_counts_no_memory_and_another_backend_or_role_nothing(
         assert store.read_counted(here, TEST) is None
 
 
-def test_the_network_and_cudnns_flag_must_match():
-    facts = {"network": "InfiniBand", "cudnn_deterministic": True}
+def test_the_network_cudnns_flag_and_tracing_must_match():
+    facts = {
+        "network": "InfiniBand",
+        "cudnn_deterministic": True,
+        "traced": True,
+    }
     found = environment({**GPU_FACTS, **facts}, GPU_PLAN, batch_size=None)
     assert found.must_match.items() >= facts.items()

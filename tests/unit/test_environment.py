@@ -70,6 +70,15 @@ def test_rounding_is_told_by_torchs_word(word: str) -> None:
     assert environment.state()["matmul_precision"] == word
 
 
+def test_lines_that_are_traced_are_a_fact(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sys, "gettrace", lambda: None)
+    assert environment.state()["traced"] is None
+    monkeypatch.setattr(sys, "gettrace", lambda: print)
+    assert environment.state()["traced"] is True
+
+
 def test_switches_that_cannot_be_read_are_unknown(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
