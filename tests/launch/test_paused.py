@@ -20,6 +20,7 @@ import torch
 import torch.distributed as dist
 from torch.utils.data import DataLoader
 
+from pytest_ddpperf.launch import paused_launch
 from pytest_ddpperf.records.errors import BaseSideError, LaunchError
 from pytest_ddpperf.wire.channels import readable
 from tests.launch.conftest import Bench, Recorder, arrive, hang
@@ -342,6 +343,19 @@ def test_a_rank_that_halts_in_a_stretch_shows_its_stack_at_the_deadline(
         f"{late}; rank 1 never entered all_reduce 5 (4 bytes)"
     )
     assert f"in {halt.__name__}" in cause.traceback
+
+
+def test_a_launch_goes_on_where_pytest_itself_stood_still(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """For longer than the deadline of its ranks, which rest."""
+    launch = object.__new__(paused_launch.PausedLaunch)
+    monkeypatch.setattr(launch, "_collect", lambda until: None)
+    monkeypatch.setattr(launch, "_check", lambda: None)
+    for left, at_least in ((-360.0, 20.0), (200.0, 190.0)):
+        launch._deadline = time.monotonic() + left
+        launch._rest()
+        assert at_least < launch._left_seconds <= max(left, 30.0)
 
 
 def test_ctrl_c_while_ranks_are_stopped_leaves_nothing(bench: Bench) -> None:
