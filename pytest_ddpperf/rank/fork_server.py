@@ -259,6 +259,9 @@ class _Server:
                     self._carry_out(request)
             # after what pytest had said before it ended
             if signal.SIGTERM in signals:
+                # The template is gone; pytest, in the folder, may not be.
+                if not readable([self._control.socket], 1.0):
+                    self._folder = ""
                 return
 
     def _carry_out(self, request: ServerRequest) -> None:

@@ -26,6 +26,7 @@ from pytest_ddpperf.records.plan import Plan
 from pytest_ddpperf.records.samples import GOES_ON
 from pytest_ddpperf.wire.source_trees import Trees
 from tests.launch.conftest import Bench
+from tests.processes import gone, until
 
 ROOT = Path(__file__).parents[2]
 
@@ -207,6 +208,24 @@ def test_a_template_that_is_killed_is_replaced(bench: Bench) -> None:
     assert bench.call(lambda ctx: ctx.rank) == [0, 1]
     assert template not in bench.launcher.templates._templates.values()
     assert template._child.lines.socket.fileno() == -1, "closed"
+
+
+def test_where_the_template_alone_is_killed_the_folder_stays(
+    tmp_path: Path,
+) -> None:
+    """Pytest is in it, and goes on."""
+    (tmp_path / "version").mkdir()
+    launcher = Launcher(dict, folder=str(tmp_path / "version"))
+    plan = Plan(world_size=1, backend="gloo", device="cpu")
+    try:
+        assert launcher.call(plan, lambda ctx: ctx.rank, (), Observer()) == [0]
+        pid = launcher._server.pid
+        (template,) = launcher.templates._templates.values()
+        template._child.kill()
+        until(lambda: gone([pid]))
+        assert (tmp_path / "version").exists()
+    finally:
+        launcher.close()
 
 
 def test_page_faults_of_steps_are_counted(bench: Bench) -> None:
