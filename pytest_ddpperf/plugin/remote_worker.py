@@ -58,7 +58,7 @@ def main(descriptor: int, fields: codec.Json) -> NoReturn:
         os.sched_setaffinity(0, start.cores)
     kind = NodeLeaderConnection if start.node else LeaderConnection
     leader = kind(lines, start)
-    die_with_parent(start.parent, signal.SIGKILL)
+    die_with_parent(os.getppid(), signal.SIGKILL)
     sys.argv[:] = start.argv
     if leader.trees.base != leader.trees.current:
         install(leader.trees)

@@ -232,7 +232,6 @@ class StartPytest:
     sys_path: list[str] | None  # None for the interpreter's own
     # of the plugin; a remote pytest of another one sends Hello and ends
     version: str
-    parent: int  # the pid of the process that started it: it dies with that
     trees: dict[str, Any]  # the fields of `wire.source_trees.Trees`
     # removed by the rank server there if the process that started it cannot
     folder: str

@@ -197,7 +197,6 @@ class Invocation:
             arguments=[*self.arguments_in(trees), *further, *addopts, *cache],
             argv=sys.argv,
             folder=str(folder),
-            parent=os.getpid(),
             own_tests=self.own_tests,
             rpc=self.rpc,
             cores=usable_cores(),

@@ -723,6 +723,11 @@ def test_variables_options_an_interpreter_and_what_must_be_built_may_be_all_that
                 f"import site; site.addsitedir({path!r})\n" for path in shared
             )
         )
+        # a wrapper may stay the parent of what it starts
+        wrapped = f'"{python}" "$@"\n'
+        python = tmp_path / "python"
+        python.write_text(f"#!/bin/sh\n{wrapped}")
+        python.chmod(0o755)
         options += [
             f"--ddp-against-python={python}",
             "-o",
