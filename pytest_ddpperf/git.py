@@ -258,8 +258,9 @@ def tree_of(top: Path, without: Path, commit: str = "") -> str:
         )
         tree = apart("write-tree", "--missing-ok")
         # changes within submodules are in no tree
-        how = ("--name-only", "--ignore-submodules=untracked")
-        if not commit and apart("diff", *how):
+        if not commit and apart(
+            "diff", "--name-only", "--ignore-submodules=untracked"
+        ):
             tree += "-dirty"
         return tree
 

@@ -199,9 +199,8 @@ class Launcher:
         every = [window.imported for window in windows]
         every += [codec.from_json(Imported, result) for result in served]
         facts |= read_by(imported.variables for imported in every)
-        files: dict[str, str] = {}
+        files = self._digests(delivery.opened)
         if self.trees is not None:
-            files = self._digests(delivery.opened)
             # another node does not know what both versions have
             own = {
                 file

@@ -317,14 +317,16 @@ def _as_anywhere(
     home = as_current(str(root))
     # also as pytest names folders there
     temporary = tempfile.gettempdir()
-    places = temporary, os.path.realpath(temporary)
     rules = [
         # neither in "/mnt/repo" nor in "/repo-2", but in "-I/repo"
         (
             rf"(?:(?<![\w.-])|(?<=^-\w)|(?<=\s-\w)){re.escape(home)}(?:{os.sep}|(?![\w.@-]))",
             "",
         ),
-        *((rf"{re.escape(place)}{os.sep}\S*", "TEMPORARY") for place in places),
+        *(
+            (rf"{re.escape(place)}{os.sep}\S*", "TEMPORARY")
+            for place in (temporary, os.path.realpath(temporary))
+        ),
     ]
     if temporary.startswith(f"{home}{os.sep}"):
         rules.reverse()

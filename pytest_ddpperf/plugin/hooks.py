@@ -157,6 +157,8 @@ def pytest_deselected(items: Sequence[pytest.Item]) -> None:
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Prepare for the distributed tests among the items, if there are any."""
     run, items = session.config.stash[RUN], session.items
+    if run.items:  # xdist's --looponfail calls this twice
+        return
     suite = Path(__file__).parents[1] / "suite"
     if (
         items

@@ -93,8 +93,12 @@ def only_prints(config: pytest.Config, further: str = "") -> bool:
 
 
 def selects_tests(config: pytest.Config) -> bool:
-    """Say whether the call names single tests, or those that the last run left."""
-    by_last_run = re.compile(r"--(lf|last-failed|sw|stepwise)\b")
+    """Say whether the call names single tests, those that the last run left, or a part of them all
+    that other calls complete."""
+    by_last_run = re.compile(
+        # of pytest-split, pytest-test-groups and pytest-testmon
+        r"--(lf|last-failed|sw|stepwise|splits|test-group|testmon)\b"
+    )
     by_call, by_ini = words_of_call(config), _words_of_ini(config)
     return any(map(by_last_run.match, by_call)) or any(
         "::" in word and (word in by_call or word not in by_ini)
@@ -106,14 +110,16 @@ def leaves_tests_out(run: PytestProcess) -> bool:
     """Say whether the call selects tests, or a plugin does, so that tests which are not there mean
     nothing. What the ini file selects is not meant."""
     selects = re.compile(
-        "-[dfhlqsvxV]*[km]|--deselect|--ignore"
-        # of pytest-split, pytest-shard and pytest-test-groups
-        "|--splits|--group|--shard-id|--test-group"
+        # the last one is pytest-shard's
+        r"-[dfhlqsvxV]*[km]|--deselect|--ignore(-glob)?(=|$)|--shard-id"
     )
-    if any(map(selects.match, words_of_call(run.config))):
-        return True
+    by_call = any(map(selects.match, words_of_call(run.config)))
     by_ini = any(map(selects.match, _words_of_ini(run.config)))
-    return selects_tests(run.config) or bool(run.deselected and not by_ini)
+    return (
+        by_call
+        or selects_tests(run.config)
+        or bool(run.deselected and not by_ini)
+    )
 
 
 def moved_rootdir(config: pytest.Config) -> str:

@@ -83,18 +83,24 @@ def start_commit(
     return side
 
 
+# What lets all tests run on the other side, where this one names them, by an option that is there:
+# of pytest-split, pytest-test-groups, pytest-dependency and pytest-testmon.
+_WHOLE = {
+    "splits": "--splits=1 --group=1",
+    "test-group-count": "--test-group-count=1 --test-group=1",
+    "ignore_unknown_dependency": "--ignore-unknown-dependency",
+    "testmon": "--no-testmon",
+}
+
+
 def _invocation(config: pytest.Config, kept: tuple[str, ...]) -> Invocation:
     """Return how this pytest was called; `kept` is as `Invocation` has it."""
     call, snapshot = config.invocation_params, take_snapshot(config)
     called_with = tuple(words_of_call(config))
-    by_ini = config.getini("addopts")
-    files = [
-        Path(word[1:]).name
-        for word in (*by_ini, *called_with)
-        if word.startswith("@")
-    ]
+    words = (*config.getini("addopts"), *called_with)
+    files = [Path(word[1:]).name for word in words if word.startswith("@")]
     return Invocation(
-        arguments=tuple(spelt_out((*by_ini, *called_with), call.dir)),
+        arguments=tuple(spelt_out(words, call.dir)),
         called_with=called_with,
         caches=config.pluginmanager.hasplugin("cacheprovider"),
         tests=named_tests(config),
@@ -110,8 +116,15 @@ def _invocation(config: pytest.Config, kept: tuple[str, ...]) -> Invocation:
 
 def _of_run(run: PytestProcess, kept: tuple[str, ...]) -> Invocation:
     found = _invocation(run.config, kept)
+    further = seed(run.config)
+    for name, words in _WHOLE.items():
+        if run.config.getoption(name, None) is not None:
+            further += words.split()
     return replace(
-        found, arguments=(*found.arguments, *seed(run.config)), rpc=run.rpc
+        found,
+        arguments=(*found.arguments, *further),
+        called_with=(*found.called_with, *further),
+        rpc=run.rpc,
     )
 
 

@@ -85,10 +85,9 @@ class Replay:
             return
         self._used = True
         result, other = measured.result, measured.other
-        samples = [
+        self._pending = [
             seconds for launch in result.step_seconds for seconds in launch
-        ]
-        self._pending = samples[::-1]
+        ][::-1]
         extra = {
             "verdict": str(result.verdict),
             "reason": result.verdict.reason,
@@ -101,7 +100,8 @@ class Replay:
             extra["against"] = str(other.version)
             extra["against_commit"] = other.version.commit
         benchmark.extra_info["ddpperf"] = extra
-        benchmark.pedantic(self._advance, rounds=len(samples), iterations=1)
+        rounds = len(self._pending)
+        benchmark.pedantic(self._advance, rounds=rounds, iterations=1)
 
 
 def mark_with_timer(item: pytest.Item) -> None:

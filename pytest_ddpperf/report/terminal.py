@@ -293,11 +293,11 @@ def _percentiles(
                 _sec(quantiles.percentile(durations, q)),
                 _rate(outcome, durations, q, rank),
             ]
-        if samples.cpu_seconds is not None and rank is None:
+        if samples.cpu_seconds is not None:
             cells.append("")
-        elif samples.cpu_seconds is not None:
-            used = [launch[rank] for launch in samples.cpu_seconds]
-            cells.append(_sec(quantiles.percentile(used, 50)))
+            if rank is not None:
+                used = [launch[rank] for launch in samples.cpu_seconds]
+                cells[-1] = _sec(quantiles.percentile(used, 50))
         rows.append(cells)
     # Without the columns of rates that are not known.
     columns = [

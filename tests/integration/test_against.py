@@ -812,6 +812,48 @@ def test_what_cannot_be_is_a_usage_error(
         result.stderr.fnmatch_lines(["no compiler"])
 
 
+def test_the_other_version_has_all_tests_of_a_call_that_is_one_of_several(
+    repository: Repository, run: Run
+) -> None:
+    """It has fewer of them, so the same test is in another part of them. A test that another part
+    has is not removed."""
+    repository.write(
+        "tests/conftest.py",
+        """
+        def pytest_addoption(parser):  # as pytest-split has them
+            parser.addoption("--splits", type=int)
+            parser.addoption("--group", type=int)
+
+        def pytest_collection_modifyitems(config, items):
+            if splits := config.getoption("splits"):
+                items[:] = items[config.getoption("group") - 1 :: splits]
+        """,
+    )
+    repository.write(
+        "tests/test_step.py",
+        STEP,
+        """
+        @pytest.mark.parametrize("number", range(1 if speed.OLD else 2))
+        def test_other(number):
+            pass
+
+        def test_step(ddp_benchmark):
+            ddp_benchmark(lambda ctx: lasting(ctx, speed.MILLISECONDS))
+        """,
+    )
+    git(repository.top, "add", "--all")
+    git(repository.top, "commit", "--quiet", "--message=Add tests")
+    repository.write("src/speed/__init__.py", SECOND)
+    call = ("--ddp-against=HEAD", "--splits=2", *FEW)
+    result = run(*call, "--group=1")
+    assert result.parseoutcomes() == {"passed": 1, "failed": 1}
+    result.stdout.fnmatch_lines(["compared with *: 1 regressed (1 of 1 *"])
+    result = run(*call, "--group=2")
+    assert result.ret == 0
+    assert result.parseoutcomes() == {"passed": 1}
+    result.stdout.no_fnmatch_line("guard: *")
+
+
 def test_a_run_that_pytest_gives_up_checks_nothing_out(
     repository: Repository, run: Run
 ) -> None:

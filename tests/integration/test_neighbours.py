@@ -449,3 +449,25 @@ def test_a_debugger_opens_in_the_frame_of_the_test(
     assert [name for _, name in frames] == [
         name for name in tests for _ in (1, 2)
     ]
+
+
+def test_tests_may_be_collected_twice(
+    pytester: pytest.Pytester, run: Run
+) -> None:
+    """As xdist's --looponfail has it."""
+    pytester.makeconftest(
+        """
+        import pytest
+
+        @pytest.hookimpl(tryfirst=True)
+        def pytest_runtestloop(session):
+            session.config.hook.pytest_collection_finish(session=session)
+        """
+    )
+    pytester.makepyfile(
+        """
+        def test_ranks(ddp_run):
+            assert ddp_run(lambda ctx: ctx.rank) == [0, 1]
+        """
+    )
+    run().assert_outcomes(passed=1)

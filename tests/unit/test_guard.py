@@ -418,6 +418,8 @@ def test_a_run_that_lost_all_measurements_with_names_is_red() -> None:
         (("-o", "addopts=--lf"), False),
         (("test_a.py::test_a",), True),
         (("test_a.py",), False),
+        (("--testmon",), True),
+        (("--test-group-count=2", "--test-group=1"), True),
     ],
 )
 def test_the_last_run_selects_tests_if_the_call_says_so(
@@ -470,6 +472,7 @@ def test_what_the_variable_selects_the_call_does(
         getini=lambda name: ["-m", "not slow"],
     )
     run: Any = SimpleNamespace(config=config, deselected=["a"])
+    monkeypatch.setenv("PYTEST_ADDOPTS", "--ignore-unknown-dependency")
     assert not leaves_tests_out(run)
     monkeypatch.setenv("PYTEST_ADDOPTS", given)
     assert leaves_tests_out(run)
