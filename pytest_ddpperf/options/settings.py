@@ -300,28 +300,6 @@ def _checked(settings: Settings) -> Settings:
     return settings
 
 
-def check_limits(settings: Settings) -> None:
-    """Refuse the user's limits that the asked steps and launches of a test cannot support: raises
-    MarkerError if a marker is part of that, else OptionError."""
-    place = BY_ARGUMENT["threshold"].where(settings.sources["limits"])
-    for limit in settings.limits:
-        problem: str | None = None
-        if limit.kind.on_cpu_only and settings.device not in ("auto", "cpu"):
-            problem = f"{limit.kind.on_cpu_only} measured on cpu only, not on {settings.device}"
-        elif not (limit.default or limit.kind.is_exact or settings.disable):
-            # rarely needed, and every run would pay for it
-            from pytest_ddpperf.verdict.times import unsupported
-
-            problem = unsupported(
-                limit, steps=settings.steps, launches=settings.launches
-            )
-        if problem:
-            fields = "limits steps launches device".split()
-            involved = map(settings.sources.get, fields)
-            wrong = MarkerError if MARKER in involved else OptionError
-            raise wrong(place, str(limit), problem)
-
-
 def where(settings: Settings, field: str) -> str:
     """Return the name of a setting where it was made, for a message."""
     return next(row for row in ROWS if row.field == field).where(

@@ -19,12 +19,7 @@ from pytest_ddpperf.compare.result import CollectiveResult, Measured, Result
 from pytest_ddpperf.compare.rounds import baseline_launches
 from pytest_ddpperf.launch.template import read_at_import
 from pytest_ddpperf.options.definitions import MARKER
-from pytest_ddpperf.options.settings import (
-    Settings,
-    check_limits,
-    make_plan,
-    with_markers,
-)
+from pytest_ddpperf.options.settings import Settings, make_plan, with_markers
 from pytest_ddpperf.plugin import arguments
 from pytest_ddpperf.plugin.arguments import Reference
 from pytest_ddpperf.plugin.item_settings import own_settings, plain_failure
@@ -42,6 +37,7 @@ from pytest_ddpperf.plugin.outcomes import (
     build_failure,
     build_outcome,
 )
+from pytest_ddpperf.plugin.place import check_limits
 from pytest_ddpperf.plugin.role import Call
 from pytest_ddpperf.plugin.running import state_of
 from pytest_ddpperf.plugin.snapshot import own_options

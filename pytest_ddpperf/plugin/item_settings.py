@@ -27,7 +27,7 @@ def settings_of(item: pytest.Item) -> "Settings":
 def own_settings(item: pytest.Item) -> "Settings":
     """Return the settings of a test that runs; a mistake in its marker fails the test. Under xdist,
     whose main process has no tests, a limit of the run's can, too."""
-    from pytest_ddpperf.options.settings import check_limits
+    from pytest_ddpperf.plugin.place import check_limits
     from pytest_ddpperf.records.errors import OptionError
 
     try:
@@ -42,7 +42,7 @@ def own_settings(item: pytest.Item) -> "Settings":
 def check_place(item: pytest.Item) -> None:
     """Check that a test can run here, by its limits as well. Raises MarkerError, OptionError and
     what `Places.find` raises."""
-    from pytest_ddpperf.options.settings import check_limits
+    from pytest_ddpperf.plugin.place import check_limits
 
     places, settings = item.config.stash[RUN].places, settings_of(item)
     check_limits(settings)

@@ -320,6 +320,24 @@ def _device_for(backend: str, machine: _Machine) -> str:
     return next((kind for kind in named if kind != "mps"), "cpu")
 
 
+def check_limits(settings: Settings) -> None:
+    """Refuse the user's limits that the asked steps and launches of a test cannot support: raises
+    MarkerError if a marker is part of that, else OptionError."""
+    for limit in settings.limits:
+        if limit.default or limit.kind.is_exact or settings.disable:
+            continue
+        # rarely needed, and every run would pay for it
+        from pytest_ddpperf.verdict.times import unsupported
+
+        problem = unsupported(
+            limit, steps=settings.steps, launches=settings.launches
+        )
+        if problem:
+            raise _wrong(
+                settings, "limits", str(limit), problem, "steps", "launches"
+            )
+
+
 def _wrong(
     settings: Settings, name: str, value: object, problem: str, *others: str
 ) -> OptionError:

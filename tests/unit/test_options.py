@@ -17,11 +17,11 @@ from pytest_ddpperf.options.definitions import (
 )
 from pytest_ddpperf.options.settings import (
     Settings,
-    check_limits,
     make_plan,
     read_settings,
     with_markers,
 )
+from pytest_ddpperf.plugin.place import check_limits
 from pytest_ddpperf.records.errors import MarkerError, OptionError, short_repr
 from pytest_ddpperf.records.plan import Limit
 
@@ -695,27 +695,11 @@ def test_what_says_nothing_to_the_other_side_is_refused(
     )
 
 
-def test_cpu_time_is_not_limited_on_another_device(
-    refusal: Callable[..., str], read: Callable[..., Settings]
+def test_phases_and_the_wait_of_ranks_may_be_limited(
+    read: Callable[..., Settings],
 ) -> None:
-    assert (
-        refusal("--ddp-device=cuda", "--ddp-threshold=p50:5%,cpu_p50:5%")
-        == "--ddp-threshold: 'cpu_p50:5%': CPU time is measured on cpu only, not on cuda"
-    )
-    assert metrics(read("--ddp-device=cpu", "--ddp-threshold=cpu_p50:5%")) == [
-        "cpu_p50:5%"
-    ]
-    assert (
-        refusal("--ddp-device=cuda", "--ddp-threshold=forward:5%")
-        == "--ddp-threshold: 'forward:5%': phases are measured on cpu only, not on cuda"
-    )
-    assert metrics(
-        read("--ddp-threshold=forward:5%,rank_wait:1ms,p50:10%")
-    ) == [
-        "forward:5%",
-        "rank_wait:1ms",
-        "p50:10%",
-    ]
+    limits = ["forward:5%", "rank_wait:1ms", "cpu_p50:10%"]
+    assert metrics(read(f"--ddp-threshold={','.join(limits)}")) == limits
 
 
 def test_a_limit_that_the_asked_steps_cannot_support_says_what_it_needs(
@@ -744,9 +728,6 @@ def test_a_limit_needs_the_steps_that_a_marker_asks_for(
     settings = read("--ddp-threshold=p50:5%")
     with pytest.raises(MarkerError, match="a limit needs at least 2 launches"):
         check_limits(with_markers(settings, [mark(launches=1)]))
-    settings = read("--ddp-threshold=cpu_p50:5%")
-    with pytest.raises(MarkerError, match="CPU time is measured on cpu only"):
-        check_limits(with_markers(settings, [mark(device="cuda")]))
 
 
 def test_a_marker_may_ask_for_one_launch_where_baselines_are_saved(
