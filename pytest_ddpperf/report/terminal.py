@@ -82,7 +82,7 @@ def report(
 
 
 _GAP = 2  # between columns
-# characters of a name: if there is less room, the ranges of changes are left out
+# characters of a name: if there is less room, the ranges of changes are left out, then columns
 _LEAST_NAME = 15
 
 
@@ -104,10 +104,13 @@ def table(outcomes: Outcomes, *, width: int = text.WIDTH) -> Lines:
         ]
     elif _room(rows, width) < _LEAST_NAME:
         rows = [tuple(cell.partition(" [")[0] for cell in row) for row in rows]
+    # the verdict is what matters most, then the change
+    while _room(rows, width) < _LEAST_NAME and len(rows[0]) > 1:
+        rows = [row[1:] for row in rows]
     names = text.names_within(outcomes, max(_room(rows, width), _LEAST_NAME))
     yield from text.aligned(
         [(name, *row) for name, row in zip(("", *names), rows, strict=True)],
-        left=(1, 3) if compared else (1,),
+        left=(len(rows[0]) - 3, len(rows[0]) - 1) if compared else (1,),
     )
 
 

@@ -335,7 +335,18 @@ def test_without_a_comparison_a_row_has_the_step_time_alone() -> None:
 def test_a_narrow_terminal_has_the_ends_of_names() -> None:
     long = replace(GREEN, nodeid="tests/test_a.py::test_all_gather_of_tensors")
     _, row = terminal.table([long], width=40)
-    assert row.startswith("test_...tensors  ")
+    assert row == "test_al...er_of_tensors  +1.0 %  PASS"
+
+
+@pytest.mark.parametrize("width", [30, 40, 50, 60, 80, 100])
+def test_a_narrow_terminal_has_fewer_columns(width: int) -> None:
+    """The verdict stays to the last."""
+    title, *rows = terminal.table(reports.of_each_kind(), width=width)
+    assert all(len(row) <= width for row in (title, *rows))
+    assert title.endswith("verdict")
+    assert ("change" in title) == (width > 40)
+    assert ("p50" in title) == (width > 60)
+    assert any(row.endswith("REGRESSED") for row in rows)
 
 
 @pytest.mark.parametrize("verbosity", [-1, 0, 1])
