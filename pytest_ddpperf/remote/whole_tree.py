@@ -120,9 +120,12 @@ def _check_out_submodules(part: Part) -> Iterator[Path]:
         if kind != "commit":
             continue
         here, there = part.here / path, part.there / path
-        # a sparse tree may lack its folder
-        if not there.is_dir() or (here.is_dir() and not any(here.iterdir())):
+        # a sparse tree lacks its folder, and so may the worktree
+        if not (here.is_dir() or there.is_dir()):
             continue
+        if here.is_dir() and not any(here.iterdir()):
+            continue
+        there.mkdir(parents=True, exist_ok=True)
         for folder in _git_folders(part, here):
             if _has(folder, recorded):
                 break

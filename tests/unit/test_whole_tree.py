@@ -140,6 +140,11 @@ def test_a_submodule_that_a_sparse_tree_leaves_out_is_on_neither_side(
     with Version(clone, "HEAD") as tree:
         assert (tree / "src/a.py").exists()
         assert not (tree / "third party").exists()
+    # git keeps one that was there before
+    git(nested, "sparse-checkout", "set", "src")
+    assert held(nested) == ["2", "2"]
+    with Version(nested) as tree:
+        assert held(tree) == ["1", "1"]
 
 
 def test_a_submodule_of_tests_need_not_be_in_the_clone_as_the_version_has_it(
