@@ -107,7 +107,7 @@ class PausedLaunch(Launch):
         self._collect(lambda rank: rank.resting is not None)
         left = self._deadline - time.monotonic()
         # pytest itself may have stood still, for longer than that
-        self._left_seconds = max(left, _PAUSE_SECONDS)
+        self._left_seconds = left if left > 0 else _PAUSE_SECONDS
         self._check()
 
     def _pause(self) -> None:

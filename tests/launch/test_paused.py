@@ -352,10 +352,10 @@ def test_a_launch_goes_on_where_pytest_itself_stood_still(
     launch = object.__new__(paused_launch.PausedLaunch)
     monkeypatch.setattr(launch, "_collect", lambda until: None)
     monkeypatch.setattr(launch, "_check", lambda: None)
-    for left, at_least in ((-360.0, 20.0), (200.0, 190.0)):
+    for left, further in ((-360.0, 30.0), (20.0, 20.0), (200.0, 200.0)):
         launch._deadline = time.monotonic() + left
         launch._rest()
-        assert at_least < launch._left_seconds <= max(left, 30.0)
+        assert 0 < launch._left_seconds <= further
 
 
 def test_ctrl_c_while_ranks_are_stopped_leaves_nothing(bench: Bench) -> None:
