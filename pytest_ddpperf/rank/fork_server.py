@@ -260,7 +260,8 @@ class _Server:
             # after what pytest had said before it ended
             if signal.SIGTERM in signals:
                 # The template is gone; pytest, in the folder, may not be.
-                if not readable([self._control.socket], 1.0):
+                said = readable([self._control.socket], 1.0)
+                if not said or self._control.receive(ServerRequest) is not None:
                     self._folder = ""
                 return
 

@@ -22,6 +22,7 @@ import torch
 
 from pytest_ddpperf.launch import Launcher, Observer
 from pytest_ddpperf.launch.template import Templates
+from pytest_ddpperf.records.messages import PauseRanks
 from pytest_ddpperf.records.plan import Plan
 from pytest_ddpperf.records.samples import GOES_ON
 from pytest_ddpperf.wire.source_trees import Trees
@@ -210,8 +211,9 @@ def test_a_template_that_is_killed_is_replaced(bench: Bench) -> None:
     assert template._child.lines.socket.fileno() == -1, "closed"
 
 
+@pytest.mark.parametrize("is_busy", [False, True])
 def test_where_the_template_alone_is_killed_the_folder_stays(
-    tmp_path: Path,
+    tmp_path: Path, is_busy: bool
 ) -> None:
     """Pytest is in it, and goes on."""
     (tmp_path / "version").mkdir()
@@ -222,6 +224,8 @@ def test_where_the_template_alone_is_killed_the_folder_stays(
         pid = launcher._server.pid
         (template,) = launcher.templates._templates.values()
         template._child.kill()
+        if is_busy:
+            launcher._server.send(PauseRanks())
         until(lambda: gone([pid]))
         assert (tmp_path / "version").exists()
     finally:
