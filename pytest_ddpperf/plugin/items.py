@@ -6,7 +6,7 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
@@ -19,7 +19,7 @@ from pytest_ddpperf.options.definitions import ROWS
 if TYPE_CHECKING:
     from pytest_ddpperf.options.settings import Settings
     from pytest_ddpperf.plugin.process import PytestProcess
-    from pytest_ddpperf.records.errors import OptionError
+    from pytest_ddpperf.records.errors import MarkerError
 
 WORLD_SIZE = "ddp_world_size"
 RPC = "rpc_benchmark"
@@ -53,7 +53,7 @@ def has_benchmark(plugins: pytest.PytestPluginManager) -> bool:
     return any(map(plugins.hasplugin, ("benchmark", "pytest_benchmark.plugin")))
 
 
-def with_place(item: pytest.Item, error: OptionError) -> str:
+def with_place(item: pytest.Item, error: MarkerError) -> str:
     """Return the text of a mistake with the test's name and line, since no traceback shows them."""
     name, line = _named(item), item.reportinfo()[1]
     if line is not None:
@@ -92,17 +92,34 @@ def only_prints(config: pytest.Config, further: str = "") -> bool:
     return any(config.getoption(name, None) for name in names.split())
 
 
+# Plugins that run a part of all tests, with their option for that, and the words that undo it.
+_DIVIDE = {
+    "pytest-split": ("splits", "--splits=1 --group=1"),
+    "test-groups": ("test-group", "--test-group-count=1 --test-group=1"),
+    "pytest-testmon": ("testmon", "--no-testmon"),
+}
+
+
+def words_for_all(config: pytest.Config) -> Iterator[str]:
+    """Yield what lets all tests run in a call that runs a part of them."""
+    for plugin, (option, words) in _DIVIDE.items():
+        is_there = config.pluginmanager.hasplugin(plugin)
+        if is_there and config.getoption(option):
+            yield from words.split()
+
+
 def selects_tests(config: pytest.Config) -> bool:
     """Say whether the call names single tests, those that the last run left, or a part of them all
     that other calls complete."""
-    by_last_run = re.compile(
-        # of pytest-split, pytest-test-groups and pytest-testmon
-        r"--(lf|last-failed|sw|stepwise|splits|test-group|testmon)\b"
-    )
+    by_last_run = re.compile(r"--(lf|last-failed|sw|stepwise)\b")
     by_call, by_ini = words_of_call(config), _words_of_ini(config)
-    return any(map(by_last_run.match, by_call)) or any(
-        "::" in word and (word in by_call or word not in by_ini)
-        for word in named_tests(config)
+    return (
+        any(map(by_last_run.match, by_call))
+        or any(words_for_all(config))
+        or any(
+            "::" in word and (word in by_call or word not in by_ini)
+            for word in named_tests(config)
+        )
     )
 
 

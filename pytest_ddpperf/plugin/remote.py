@@ -19,6 +19,7 @@ from pytest_ddpperf.plugin.items import (
     conftests,
     named_tests,
     only_prints,
+    words_for_all,
     words_of_call,
 )
 from pytest_ddpperf.plugin.process import PytestProcess
@@ -83,20 +84,16 @@ def start_commit(
     return side
 
 
-# What lets all tests run on the other side, where this one names them, by an option that is there:
-# of pytest-split, pytest-test-groups, pytest-dependency and pytest-testmon.
-_WHOLE = {
-    "splits": "--splits=1 --group=1",
-    "test-group-count": "--test-group-count=1 --test-group=1",
-    "ignore_unknown_dependency": "--ignore-unknown-dependency",
-    "testmon": "--no-testmon",
-}
-
-
 def _invocation(config: pytest.Config, kept: tuple[str, ...]) -> Invocation:
     """Return how this pytest was called; `kept` is as `Invocation` has it."""
     call, snapshot = config.invocation_params, take_snapshot(config)
-    called_with = tuple(words_of_call(config))
+    called_with = (*words_of_call(config), *words_for_all(config))
+    # its results are unknown where measured tests alone run
+    if (
+        config.pluginmanager.hasplugin("dependency")
+        and config.getoption("ddp_against_python") is None
+    ):
+        called_with += ("--ignore-unknown-dependency",)
     words = (*config.getini("addopts"), *called_with)
     files = [Path(word[1:]).name for word in words if word.startswith("@")]
     return Invocation(
@@ -116,15 +113,8 @@ def _invocation(config: pytest.Config, kept: tuple[str, ...]) -> Invocation:
 
 def _of_run(run: PytestProcess, kept: tuple[str, ...]) -> Invocation:
     found = _invocation(run.config, kept)
-    further = seed(run.config)
-    for name, words in _WHOLE.items():
-        if run.config.getoption(name, None) is not None:
-            further += words.split()
     return replace(
-        found,
-        arguments=(*found.arguments, *further),
-        called_with=(*found.called_with, *further),
-        rpc=run.rpc,
+        found, arguments=(*found.arguments, *seed(run.config)), rpc=run.rpc
     )
 
 

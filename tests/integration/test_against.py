@@ -824,6 +824,9 @@ def test_the_other_version_has_all_tests_of_a_call_that_is_one_of_several(
             parser.addoption("--splits", type=int)
             parser.addoption("--group", type=int)
 
+        def pytest_configure(config):
+            config.pluginmanager.register(object(), "pytest-split")
+
         def pytest_collection_modifyitems(config, items):
             if splits := config.getoption("splits"):
                 items[:] = items[config.getoption("group") - 1 :: splits]

@@ -11,7 +11,11 @@ from typing import Any
 import pytest
 
 from pytest_ddpperf.plugin import remote
-from pytest_ddpperf.plugin.items import leaves_tests_out, selects_tests
+from pytest_ddpperf.plugin.items import (
+    leaves_tests_out,
+    selects_tests,
+    words_for_all,
+)
 from pytest_ddpperf.plugin.judged import read_judged, why_not_judged
 from pytest_ddpperf.plugin.state import RUN
 from pytest_ddpperf.records.guard import (
@@ -418,8 +422,6 @@ def test_a_run_that_lost_all_measurements_with_names_is_red() -> None:
         (("-o", "addopts=--lf"), False),
         (("test_a.py::test_a",), True),
         (("test_a.py",), False),
-        (("--testmon",), True),
-        (("--test-group-count=2", "--test-group=1"), True),
     ],
 )
 def test_the_last_run_selects_tests_if_the_call_says_so(
@@ -432,8 +434,43 @@ def test_the_last_run_selects_tests_if_the_call_says_so(
         args_source=pytest.Config.ArgsSource.ARGS,
         invocation_params=SimpleNamespace(args=arguments, dir=Path()),
         getini=lambda name: [],
+        pluginmanager=pytest.PytestPluginManager(),
     )
     assert selects_tests(config) is selects
+
+
+@pytest.mark.parametrize(
+    ("plugin", "option", "words"),
+    [
+        ("pytest-split", "splits", ["--splits=1", "--group=1"]),
+        (
+            "test-groups",
+            "test-group",
+            ["--test-group-count=1", "--test-group=1"],
+        ),
+        ("pytest-testmon", "testmon", ["--no-testmon"]),
+    ],
+)
+def test_a_call_that_a_plugin_gives_a_part_of_all_tests_selects_tests(
+    plugin: str, option: str, words: list[str]
+) -> None:
+    """Wherever its option is set."""
+    plugins, given = pytest.PytestPluginManager(), {option: 2}
+    config: Any = SimpleNamespace(
+        args=[],
+        ArgsSource=pytest.Config.ArgsSource,
+        args_source=pytest.Config.ArgsSource.TESTPATHS,
+        invocation_params=SimpleNamespace(args=(), dir=Path()),
+        getini=lambda name: [],
+        getoption=given.get,
+        pluginmanager=plugins,
+    )
+    assert not selects_tests(config), "the option is another plugin's"
+    plugins.register(object(), plugin)
+    assert selects_tests(config)
+    assert [*words_for_all(config)] == words
+    given.clear()
+    assert not selects_tests(config)
 
 
 @pytest.mark.parametrize("by_ini", ["test_a.py::test_a", "@perf.txt"])
@@ -458,7 +495,7 @@ def test_a_test_that_the_ini_file_names_is_not_selected_by_the_call(
 
 @pytest.mark.parametrize(
     "given",
-    ["--lf", "-k fast", "--splits=4 --group=1", "--shard-id 0"],
+    ["--lf", "-k fast", "--shard-id 0"],
 )
 def test_what_the_variable_selects_the_call_does(
     monkeypatch: pytest.MonkeyPatch, given: str
@@ -470,6 +507,7 @@ def test_what_the_variable_selects_the_call_does(
         args_source=pytest.Config.ArgsSource.TESTPATHS,
         invocation_params=SimpleNamespace(args=(), dir=Path()),
         getini=lambda name: ["-m", "not slow"],
+        pluginmanager=pytest.PytestPluginManager(),
     )
     run: Any = SimpleNamespace(config=config, deselected=["a"])
     monkeypatch.setenv("PYTEST_ADDOPTS", "--ignore-unknown-dependency")
@@ -487,6 +525,7 @@ def test_what_a_file_of_the_ini_file_selects_the_call_does_not(
         args_source=pytest.Config.ArgsSource.TESTPATHS,
         invocation_params=SimpleNamespace(args=(), dir=tmp_path),
         getini=lambda name: ["@perf.txt"],
+        pluginmanager=pytest.PytestPluginManager(),
     )
     run: Any = SimpleNamespace(config=config, deselected=["a"])
     (tmp_path / "perf.txt").write_text("-k\nsecond\n")
