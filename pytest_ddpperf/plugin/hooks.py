@@ -25,6 +25,7 @@ from pytest_ddpperf.plugin.items import (
     has_benchmark,
     has_own_sizes,
     is_distributed,
+    measures,
     nodeid_of,
     only_prints,
 )
@@ -208,6 +209,7 @@ def _prepare(run: Run, items: list[pytest.Item]) -> None:
         raise pytest.UsageError(
             "pytest-ddpperf forks its ranks: it runs on Linux and macOS, not on Windows"
         )
+    from pytest_ddpperf.plugin.place import check_limits
     from pytest_ddpperf.records.errors import (
         DdpPerfError,
         MarkerError,
@@ -215,6 +217,9 @@ def _prepare(run: Run, items: list[pytest.Item]) -> None:
     )
 
     try:
+        for item in filter(measures, run.items):
+            with suppress(MarkerError):  # the test will fail
+                check_limits(settings_of(item))
         run.start_others(items)
         for item in run.items:
             # the test will be skipped, or fail

@@ -25,27 +25,19 @@ def settings_of(item: pytest.Item) -> "Settings":
 
 
 def own_settings(item: pytest.Item) -> "Settings":
-    """Return the settings of a test that runs; a mistake in its marker fails the test. Under xdist,
-    whose main process has no tests, a limit of the run's can, too."""
-    from pytest_ddpperf.plugin.place import check_limits
-    from pytest_ddpperf.records.errors import OptionError
+    """Return the settings of a test that runs; a mistake in its marker fails the test."""
+    from pytest_ddpperf.records.errors import MarkerError
 
     try:
-        settings = settings_of(item)
-        check_limits(settings)
-        return settings
-    except OptionError as error:
+        return settings_of(item)
+    except MarkerError as error:
         problem = with_place(item, error)
     raise plain_failure(problem)
 
 
 def check_place(item: pytest.Item) -> None:
-    """Check that a test can run here, by its limits as well. Raises MarkerError, OptionError and
-    what `Places.find` raises."""
-    from pytest_ddpperf.plugin.place import check_limits
-
+    """Check that a test can run here. Raises MarkerError and what `Places.find` raises."""
     places, settings = item.config.stash[RUN].places, settings_of(item)
-    check_limits(settings)
     if uses(item, {RPC}):
         places.find(
             settings,
