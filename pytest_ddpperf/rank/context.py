@@ -58,9 +58,11 @@ def _finite(value: Any) -> float | None:
 def judged_figures(
     figures: Mapping[str, Figure | None],
     steps: Sequence[Mapping[str, Any]],
+    is_late: bool,
 ) -> dict[str, FigureValues]:
-    """Return the values of each figure that has a direction, of one launch and rank. Raises
-    DdpPerfError for one that is not finite."""
+    """Return the values of each figure that has a direction, of one launch and rank. If it
+    `is_late`, what the first step has recorded is left out, as long as others have recorded it.
+    Raises DdpPerfError for one that is not finite."""
     found = {}
     for name, figure in figures.items():
         if figure is None:
@@ -76,6 +78,8 @@ def judged_figures(
                     " and not nan"
                 )
             values.append(value)
+        if is_late and len(values) > 1 and name in steps[0]:
+            del values[0]
         found[name] = FigureValues(figure=figure, values=((tuple(values),),))
     return found
 

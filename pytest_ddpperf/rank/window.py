@@ -179,10 +179,9 @@ def window_of(
         steps = [steps[index] for index in kept]
         marks = [(step.begin_ns, step.end_ns) for step in steps]
     said = [step.recorded for step in steps]
-    # What a program records after its first update, with the pause before the window in it, is of
-    # an update before. Between stretches that one does not count.
-    is_late = plan.boundary and rank.stretches is None and len(said) > 1
-    first = 1 if is_late else 0
+    # A program may record after its update, so its first record may contain the pause before the
+    # window. In stretches, the first step does not count.
+    is_late = bool(plan.boundary) and rank.stretches is None
     losses = [step.recorded.get("loss") for step in all_steps]
     times = [(step.begin_ns, step.end_ns) for step in steps]
     return Window(
@@ -193,7 +192,7 @@ def window_of(
         counters=warmed.counters,
         losses=context.first_losses([*warmed.losses, *losses]),
         recorded=context.figures_by_name(said),
-        figures=context.judged_figures(ctx.judged, said[first:]),
+        figures=context.judged_figures(ctx.judged, said, is_late),
         sent=tuple(warmed.sent),
         first_ratio=_first_ratio(all_steps)
         if warmed.steps and not compiled
