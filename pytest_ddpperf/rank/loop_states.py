@@ -374,7 +374,7 @@ def refuse_wrong_group(plan: Plan, device: torch.device) -> None:
         )
     if device.type == "cpu" and torch.cuda.memory_allocated():
         raise DdpPerfError(
-            "the program trains on cuda, and cpu was asked for (--ddp-device)"
+            "the program trains on cuda, and its ranks are measured on the CPU: set --ddp-device"
         )
     has = backends_by_device(dist.get_backend_config())
     backend = has.get(device.type, f"no backend for {device.type}")

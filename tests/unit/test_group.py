@@ -174,7 +174,7 @@ def test_a_program_that_trains_on_cuda_is_not_measured_as_one_on_cpu(
     plan = plan_of("gloo", "cpu")
     loop_states.refuse_wrong_group(plan, torch.device("cpu"))
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda: 512)
-    with pytest.raises(DdpPerfError, match=r"cuda, and cpu was .*ddp-device"):
+    with pytest.raises(DdpPerfError, match=r"cuda, and its .*ddp-device"):
         loop_states.refuse_wrong_group(plan, torch.device("cpu"))
     plan = plan_of("gloo", "cuda")
     loop_states.refuse_wrong_group(plan, torch.device("cuda", 0))
