@@ -170,10 +170,16 @@ def pytest_collection_finish(session: pytest.Session) -> None:
             "--ddp-suite-plots: the suite is not among the tests: --pyargs pytest_ddpperf.suite"
         )
     run.items = [item for item in items if is_distributed(item)]
-    # pytest gives up where a test could not be collected
-    runs_on = run.config.option.continue_on_collection_errors
-    gives_up = session.testsfailed and not runs_on
-    shows = run.worker or _only_shows(run.config) or gives_up
+    # pytest gives up after Ctrl-C, or where a test could not be collected
+    shows = (
+        run.worker
+        or _only_shows(run.config)
+        or sys.exc_info()[0] is not None
+        or (
+            session.testsfailed
+            and not run.config.option.continue_on_collection_errors
+        )
+    )
     if run.items:
         from pytest_ddpperf.plugin.running import RunningTests
 

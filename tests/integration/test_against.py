@@ -871,6 +871,18 @@ def test_a_run_that_pytest_gives_up_checks_nothing_out(
     result.stdout.fnmatch_lines(["*1 error during collection*"])
     result = run(*setup, "--continue-on-collection-errors")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
+    # as Ctrl-C does
+    repository.write("tests/test_other.py", "")
+    repository.write(
+        "tests/conftest.py",
+        """
+        import pytest
+
+        def pytest_collection_modifyitems():
+            pytest.exit("enough", 3)
+        """,
+    )
+    assert run(*setup).ret == 3
 
 
 def test_without_git_or_a_repository_a_ref_is_a_usage_error(
