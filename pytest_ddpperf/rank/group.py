@@ -111,9 +111,9 @@ def meet_at_launch(folder: str) -> None:
 
         return meet
 
-    torch_names.replace(
-        "torch.distributed.distributed_c10d:rendezvous", meeting_at_launch
-    )
+    # init_rpc has the second one
+    for module in ("torch.distributed.distributed_c10d", "torch.distributed"):
+        torch_names.replace(f"{module}:rendezvous", meeting_at_launch)
 
 
 def main(descriptor: int, start: Json) -> NoReturn:

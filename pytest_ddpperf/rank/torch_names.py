@@ -33,6 +33,7 @@ _NAMES = (
     # --- whether a program has the right process group
     # let the ranks of a program meet at the store of their launch
     "torch.distributed.distributed_c10d:rendezvous",
+    "torch.distributed:rendezvous",
     # --- which implementation a backend's name stands for
     "torch.distributed:ProcessGroup._get_backend",  # record its class
     # see which backends torchcomms has
