@@ -1424,13 +1424,14 @@ for step in range({}):
         ),
         (
             "import torch.distributed as dist\ndist.init_process_group('gloo')\ndist.barrier()",
-            "the program ended before its steps were recognized: it made no backward pass, so mark"
-            ' where steps end (boundary="mark")',
+            "the program ended before its steps were recognized: it made no backward pass: what it"
+            ' wrote may say why; if it trains, mark where steps end (boundary="mark")',
         ),
         (
             "import os\n"
             "from torch.distributed import rpc\n"
             "rank = int(os.environ['RANK'])\n"
+            "os.environ['MASTER_PORT'] = '1'  # nobody listens there\n"
             "rpc.init_rpc(f'worker{rank}', rank=rank, world_size=2)\n"
             "rpc.shutdown()",
             "the program ended before its steps were recognized: it uses torch.distributed.rpc, for"
