@@ -453,8 +453,11 @@ def first_parents(top: Path, good: str, bad: str) -> list[str]:
     # `good` may have been merged: asked at once, git would not look past the first parents for it
     ask = partial(git, top, "rev-list", f"{good}..{bad}")
     after = {*ask("--ancestry-path").split()}
-    first = ask("--first-parent", "--reverse").split()
-    return [commit for commit in first if commit in after]
+    return [
+        commit
+        for commit in ask("--first-parent", "--reverse").split()
+        if commit in after
+    ]
 
 
 def described(top: Path, commit: str) -> tuple[str, str, str]:

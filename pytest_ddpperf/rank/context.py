@@ -58,7 +58,7 @@ def _finite(value: Any) -> float | None:
 def judged_figures(
     figures: Mapping[str, Figure | None],
     steps: Sequence[Mapping[str, Any]],
-    is_late: bool,
+    is_late: object,
 ) -> dict[str, FigureValues]:
     """Return the values of each figure that has a direction, of one launch and rank. If it
     `is_late`, what the first step has recorded is left out, as long as others have recorded it.

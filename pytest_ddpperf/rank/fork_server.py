@@ -260,8 +260,10 @@ class _Server:
             # after what pytest had said before it ended
             if signal.SIGTERM in signals:
                 # The template is gone; pytest, in the folder, may not be.
-                said = readable([self._control.socket], 1.0)
-                if not said or self._control.receive(ServerRequest) is not None:
+                if (
+                    not readable([self._control.socket], 1.0)
+                    or self._control.receive(ServerRequest) is not None
+                ):
                     self._folder = ""
                 return
 

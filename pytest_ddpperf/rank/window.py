@@ -181,7 +181,7 @@ def window_of(
     said = [step.recorded for step in steps]
     # A program may record after its update, so its first record may contain the pause before the
     # window. In stretches, the first step does not count.
-    is_late = bool(plan.boundary) and rank.stretches is None
+    is_late = plan.boundary and rank.stretches is None
     losses = [step.recorded.get("loss") for step in all_steps]
     times = [(step.begin_ns, step.end_ns) for step in steps]
     return Window(
