@@ -23,9 +23,11 @@ from pytest_ddpperf.launch import (
     stacks,
 )
 from pytest_ddpperf.launch.paused_launch import PausedLaunch
+from pytest_ddpperf.launch.template import Templates
 from pytest_ddpperf.records.plan import Plan
 from pytest_ddpperf.records.samples import LaunchSamples
 from tests.processes import descendants
+from tests.templates import KeptTemplates
 
 
 @dataclass
@@ -140,6 +142,10 @@ class Bench:
         """Count the descriptors of templates, a connection and a log each. A change of variables
         leaves two."""
         return 2 * len(self.launcher.templates._templates)
+
+    def templates(self) -> Templates:
+        """Return templates for another launcher, which then need not import torch anew."""
+        return KeptTemplates(self.launcher.templates)
 
     def left(self) -> list[str]:
         """What a launch left behind: processes below the server, and folders."""

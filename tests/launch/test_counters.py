@@ -17,14 +17,12 @@ import torch.distributed.rpc as rpc
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
-from pytest_ddpperf.launch import Launcher
 from pytest_ddpperf.rank import torch_names
 from pytest_ddpperf.rank.group import NoGroup
 from pytest_ddpperf.rank.sent import HAS_HOOKS, Sent
 from pytest_ddpperf.records.metric import WORK
-from pytest_ddpperf.records.plan import Plan
 from pytest_ddpperf.records.samples import Counters
-from tests.launch.conftest import Bench, Recorder
+from tests.launch.conftest import Bench
 from tests.torch_version import (
     COMPILES_ONCE,
     COUNTS_IN_COMPILED_CODE,
@@ -703,28 +701,6 @@ def test_nothing_is_known_of_a_short_warm_up_and_of_no_model(
     )
     assert counters["gradient_bytes"] is None
     assert counted(bench, lambda ctx: lambda: None)["all_reduce.count"] == 0
-
-
-def test_all_reduces_are_unknown_where_the_flight_recorder_is_off(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setenv("TORCH_FR_BUFFER_SIZE", "0")
-    launcher = Launcher(dict)
-    try:
-        plan = Plan(
-            world_size=2, backend="gloo", device="cpu", warmup=3, steps=3
-        )
-        counters = launcher.measure(plan, training(4), Recorder()).counters
-    finally:
-        launcher.close()
-    if HAS_HOOKS:  # which do without it
-        assert counters["all_reduce.bytes"] == GRADIENTS
-    else:
-        assert (counters["all_reduce.count"], counters["all_reduce.bytes"]) == (
-            None,
-            None,
-        )
-    assert counters["gradient_bytes"] == GRADIENTS
 
 
 @COMPILES_ONCE

@@ -138,8 +138,8 @@ def libraries(ctx: Any) -> list[str]:
     not Path("/proc/self/maps").exists(),
     reason="only Linux says where libraries lie",
 )
-def test_rank_servers_of_one_template_have_one_layout() -> None:
-    ours, theirs = Templates(), Templates()
+def test_rank_servers_of_one_template_have_one_layout(bench: Bench) -> None:
+    ours, theirs = bench.templates(), Templates()
     theirs.add(ours.fork_server(os.environ)[0].detach(), os.environ)
     plan = Plan(world_size=1, backend="gloo", device="cpu")
     launchers = [
@@ -163,9 +163,11 @@ def test_rank_servers_of_one_template_have_one_layout() -> None:
     not Path("/proc/self/smaps_rollup").exists(),
     reason="only Linux says which memory is a process's own",
 )
-def test_a_rank_server_has_little_memory_that_its_template_lacks() -> None:
+def test_a_rank_server_has_little_memory_that_its_template_lacks(
+    bench: Bench,
+) -> None:
     """Its ranks share that, and those of the other side have other pages."""
-    launcher = Launcher(dict)
+    launcher = Launcher(dict, templates=bench.templates())
     try:
         launcher.ready_for(Plan(world_size=1, backend="gloo", device="cpu"))
         pid = launcher._server.pid
@@ -186,13 +188,15 @@ def finders(ctx: Any) -> list[str]:
     return [*(type(each).__name__ for each in sys.meta_path), child]
 
 
-def test_an_import_asks_the_same_finders_on_both_sides(tmp_path: Path) -> None:
+def test_an_import_asks_the_same_finders_on_both_sides(
+    bench: Bench, tmp_path: Path
+) -> None:
     current, base = str(tmp_path / "current"), str(tmp_path / "base")
     plan = Plan(world_size=1, backend="gloo", device="cpu")
     found = []
     for top in (current, base):
         trees = Trees(current=current, base=top, kept=())
-        launcher = Launcher(dict, trees=trees)
+        launcher = Launcher(dict, trees=trees, templates=bench.templates())
         try:
             found += launcher.call(plan, finders, (), Observer())
         finally:

@@ -468,26 +468,6 @@ def test_user_code_that_replaces_backward_and_takes_several_passes_is_seen(
     assert {FORWARD, BACKWARD} <= known(bench.measure(setup, warmup=3, steps=4))
 
 
-def test_waits_are_unknown_where_the_flight_recorder_is_off(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setenv("TORCH_FR_BUFFER_SIZE", "0")
-    launcher = Launcher(dict)
-    try:
-        plan = Plan(
-            world_size=2, backend="gloo", device="cpu", warmup=3, steps=3
-        )
-        found = launcher.measure(plan, training("plain"), Recorder()).phases
-    finally:
-        launcher.close()
-    assert found is not None
-    assert found.path == {}
-    assert (found.own[EXPOSED], found.own[RANK_WAIT]) == (
-        (None, None),
-        (None, None),
-    )
-
-
 @NEEDS_RECORDER
 def test_a_full_recorder_leaves_the_phases_of_the_last_steps(
     monkeypatch: pytest.MonkeyPatch,

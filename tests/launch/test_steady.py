@@ -17,10 +17,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from pytest_ddpperf.launch import Launcher
 from pytest_ddpperf.rank.warm_up import WARMUP_BEYOND
-from pytest_ddpperf.records.plan import Plan
-from tests.launch.conftest import Bench, Recorder
+from tests.launch.conftest import Bench
 from tests.torch_version import COUNTS_IN_COMPILED_CODE, NEEDS_RECORDER
 
 
@@ -206,23 +204,6 @@ def test_other_changes_of_what_a_step_sends_are_not_doubted(
     bench: Bench, counts: list[int], warmup: int
 ) -> None:
     assert "sent" not in bench.measure(sending(counts), warmup=warmup).doubts
-
-
-def test_what_a_step_sends_is_not_doubted_where_the_flight_recorder_is_off(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setenv("TORCH_FR_BUFFER_SIZE", "0")
-    launcher = Launcher(dict)
-    try:
-        plan = Plan(
-            world_size=2, backend="gloo", device="cpu", warmup=3, steps=3
-        )
-        assert (
-            "sent"
-            not in launcher.measure(plan, sending([3]), Recorder()).doubts
-        )
-    finally:
-        launcher.close()
 
 
 @NEEDS_RECORDER

@@ -364,23 +364,23 @@ except ServerError as error:
 
 
 def test_of_a_module_to_preload_that_ends_the_server_its_status_is_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "ending_preload.py").write_text("import os\nos._exit(7)\n")
     monkeypatch.syspath_prepend(str(tmp_path))
-    launcher = Launcher(dict)
+    launcher = Launcher(dict, templates=bench.templates())
     with pytest.raises(ServerError, match=r"died \(status 7\)"):
         launcher.probe(("ending_preload",), 300.0)
     launcher.close()
 
 
 def test_a_module_to_preload_that_fails_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     words = "no such kernel, " * 20_000
     (tmp_path / "broken_preload.py").write_text(f"raise ImportError({words!r})")
     monkeypatch.syspath_prepend(str(tmp_path))
-    launcher = Launcher(dict)
+    launcher = Launcher(dict, templates=bench.templates())
     with pytest.raises(ServerError) as caught:
         launcher.probe(("broken_preload",), 300.0)
     reported = caught.value.output
