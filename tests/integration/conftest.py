@@ -5,7 +5,8 @@ its own:
 
 - It is in this process, and takes the rank servers that earlier runs started. A user's run starts
   its own, which import torch for three seconds. So `RankServer` and `Templates` are replaced by
-  `KeptServer` and `KeptTemplates`, which pass everything on and do not end with a run.
+  `KeptServer` and `KeptTemplates`, which pass everything on and do not end with a run. And what a
+  launch found out about the machine is kept, too.
 - Reports have one line for each sentence, however long, so that a pattern can match it. So
   `text.wrapped` is replaced. tests/unit/test_report.py has how lines are wrapped.
 """
@@ -13,6 +14,7 @@ its own:
 from __future__ import annotations
 
 import importlib
+import os
 import pkgutil
 import re
 import shutil
@@ -28,10 +30,12 @@ import pytest
 
 import pytest_ddpperf
 from pytest_ddpperf import text
-from pytest_ddpperf.launch import launcher, template
+from pytest_ddpperf.launch import Launcher, launcher, template
 from pytest_ddpperf.launch.server_client import RankServer
 from pytest_ddpperf.launch.template import Templates, read_at_import
+from pytest_ddpperf.records.samples import Facts
 from pytest_ddpperf.wire.source_trees import Trees
+from tests.templates import KeptTemplates
 
 # A step that lasts LASTS milliseconds on a simulated clock of its rank: it takes no time, and load
 # on the machine decides no verdict. tests/launch shows that real time is measured.
@@ -78,6 +82,7 @@ SMALL = [
 FEW = ("--ddp-launches=2", "--ddp-max-launches=4")
 
 Run = Callable[..., pytest.RunResult]
+_PROBE = Launcher.probe
 
 
 class KeptServers:
@@ -87,8 +92,9 @@ class KeptServers:
     def __init__(self) -> None:
         self._servers: dict[object, RankServer] = {}
         self._places = cycle(("", "reference"))
-        # for runs that compare with another version
+        # of all servers, those that compare with another version included
         self._templates = Templates()
+        self._facts: dict[object, Facts] = {}
 
     def rank_server(
         self, templates: Templates, trees: Trees | None, folder: str
@@ -107,26 +113,27 @@ class KeptServers:
         self, place: str, variables: Mapping[str, str], preload: Sequence[str]
     ) -> RankServer:
         wanted = (place, *read_at_import(variables).items(), *preload)
-        server = self._servers.setdefault(wanted, RankServer(Templates()))
+        server = self._servers.setdefault(wanted, RankServer(self._templates))
         server.ensure(variables, preload)
         return server
+
+    def probe(
+        self, by: Launcher, preload: Sequence[str], timeout: float
+    ) -> Facts:
+        """Replace the method `Launcher.probe`: what one launch found is what the next would find,
+        as long as its ranks would have the same modules, variables and devices."""
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+        known = (*preload, *read_at_import(os.environ).items(), visible)
+        if by._facts is None and known in self._facts:
+            by._facts, by._visible = {**self._facts[known]}, visible
+        found = _PROBE(by, preload, timeout)
+        self._facts[known] = {**found}
+        return found
 
     def stop(self) -> None:
         for server in self._servers.values():
             server.stop()
-            server._templates.close()
         self._templates.close()
-
-
-class KeptTemplates(Templates):
-    """The `Templates` of `KeptServers`, which stay when a run ends."""
-
-    def __init__(self, kept: Templates) -> None:
-        super().__init__()
-        self._templates = kept._templates
-
-    def close(self) -> None:
-        pass
 
 
 class KeptServer:
@@ -232,6 +239,11 @@ def run(
             patch.syspath_prepend(str(pytester.path))
             patch.setattr(launcher, "RankServer", kept_servers.rank_server)
             patch.setattr(template, "Templates", kept_servers.templates)
+            patch.setattr(
+                Launcher,
+                "probe",
+                lambda *asked: kept_servers.probe(*asked),
+            )
             patch.setattr(text, "wrapped", lambda line, *width: [line])
             return pytester.runpytest_inprocess(*fixed, *args)
 

@@ -8,10 +8,13 @@ import shutil
 import subprocess
 import sys
 import venv
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+import torch
+from torch import nn
 
 from tests.integration.conftest import FEW, SMALL, Run
 from tests.integration.test_against import SECOND, STEP, Repository, repository
@@ -198,23 +201,23 @@ def write_data(
     (repository.top / ".gitignore").write_text(f"__pycache__\nout\n{ignored}\n")
 
 
+class Model(nn.Module):
+    """A model whose result is the time that a step is to take."""
+
+    def __init__(self, milliseconds: float) -> None:
+        super().__init__()
+        self.milliseconds = milliseconds
+
+    def forward(self) -> float:
+        return self.milliseconds
+
+
 def write_model(repository: Repository, milliseconds: float) -> None:
     """Write a model that torch's native code reads."""
     path = repository.root / "src/speed/model.pt"
-    source = f"""
-import torch
-class Model(torch.nn.Module):
-    milliseconds: float = {milliseconds}
-    def __init__(self):
-        super().__init__()
-        self.milliseconds = {milliseconds}
-    def forward(self):
-        return self.milliseconds
-torch.jit.save(torch.jit.script(Model()), {str(path)!r})
-"""
-    script = repository.top.parent / "write_model.py"
-    script.write_text(source)
-    subprocess.run([sys.executable, "-W", "ignore", script], check=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch's, of TorchScript
+        torch.jit.save(torch.jit.script(Model(milliseconds)), path)
 
 
 def statuses(repository: Repository) -> list[str]:
