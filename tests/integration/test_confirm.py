@@ -100,17 +100,17 @@ def test_what_looks_slower_within_the_limit_passes_with_both_figures(
 
 
 def test_a_variable_that_the_code_reads_is_red_and_named(
-    project: Repository, run: Run, monkeypatch: pytest.MonkeyPatch
+    repository: Repository, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A value is not recorded, but a digest of it."""
-    project.write(
+    repository.write(
         "src/speed/__init__.py",
         "import os\n\nMILLISECONDS = 5 * float(os.environ.get('SPEED_N', '1'))\n",
     )
-    project.write("tests/test_step.py", PROJECT, TEST)
-    project.commit()
+    repository.write("tests/test_step.py", PROJECT, TEST)
+    repository.commit()
     assert run("--ddp-save-baseline").ret == 0
-    project.commit()
+    repository.commit()
     monkeypatch.setenv("SPEED_N", "12")
     result = run(CONFIRM)
     assert result.ret == 1
@@ -124,7 +124,7 @@ def test_a_variable_that_the_code_reads_is_red_and_named(
     )
     assert (
         '"read:SPEED_N": "unset"'
-        in next(project.root.glob("baselines/**/test_step.json")).read_text()
+        in next(repository.root.glob("baselines/**/test_step.json")).read_text()
     )
 
 
@@ -169,10 +169,10 @@ def test_a_variable_that_a_conftest_sets_is_red_and_the_file_named(
 
 
 def test_an_ini_file_that_is_named_by_its_whole_path_is_each_sides_own(
-    project: Repository, run: Run
+    repository: Repository, run: Run
 ) -> None:
     ini = "[pytest]\npythonpath = src\naddopts = -p no:cacheprovider\nlasts = {}\n"
-    project.write(
+    repository.write(
         "conftest.py",
         "def pytest_addoption(parser): parser.addini('lasts', 'milliseconds')\n",
     )
@@ -180,15 +180,15 @@ def test_an_ini_file_that_is_named_by_its_whole_path_is_each_sides_own(
     test = TEST.replace("(ddp_benchmark):", test).replace(
         'MILLISECONDS * float(os.environ._data.get(b"LASTS", 1))', "lasts"
     )
-    project.write("tests/test_step.py", PROJECT, test)
-    project.write("ci.ini", ini.format(5))
-    project.commit()
+    repository.write("tests/test_step.py", PROJECT, test)
+    repository.write("ci.ini", ini.format(5))
+    repository.commit()
     named = (
-        f"--config-file={project.root / 'ci.ini'}",
-        f"--rootdir={project.root}",
+        f"--config-file={repository.root / 'ci.ini'}",
+        f"--rootdir={repository.root}",
     )
     assert run("--ddp-save-baseline", *named).ret == 0
-    project.write("ci.ini", ini.format(60))
+    repository.write("ci.ini", ini.format(60))
     result = run(CONFIRM, *named)
     assert result.ret == 1
     result.stdout.fnmatch_lines(
@@ -197,30 +197,30 @@ def test_an_ini_file_that_is_named_by_its_whole_path_is_each_sides_own(
 
 
 def test_an_option_of_the_users_own_is_red_and_named(
-    project: Repository, run: Run
+    repository: Repository, run: Run
 ) -> None:
     conftest = (
         "def pytest_addoption(parser):\n    parser.addoption('--lasts', type=float, "
         "default=1)\n"
     )
-    project.write("tests/conftest.py", conftest)
+    repository.write("tests/conftest.py", conftest)
     test = TEST.replace(
         "(ddp_benchmark):",
         "(ddp_benchmark, request):\n    lasts = request.config.getoption('lasts')",
     )
-    project.write(
+    repository.write(
         "tests/test_step.py",
         PROJECT,
         test.replace('float(os.environ._data.get(b"LASTS", 1))', "lasts"),
     )
     assert run("--ddp-save-baseline", "tests").ret == 0
-    project.commit()
+    repository.commit()
     assert run(CONFIRM, "tests").ret == 0
-    project.write(
+    repository.write(
         "pytest.ini",
         "[pytest]\npythonpath = src\naddopts = -p no:cacheprovider --lasts 2\n",
     )
-    with project.untouched():
+    with repository.untouched():
         result = run(CONFIRM, LIMIT, "tests")
     assert result.ret == 1
     result.stdout.fnmatch_lines(
@@ -235,7 +235,7 @@ def test_an_option_of_the_users_own_is_red_and_named(
 
 
 def test_another_version_of_a_package_that_the_step_imports_is_red_and_named(
-    project: Repository,
+    repository: Repository,
     run: Run,
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
@@ -248,12 +248,12 @@ def test_another_version_of_a_package_that_the_step_imports_is_red_and_named(
     test = TEST.replace(
         "MILLISECONDS *", "__import__('slowkernels').MILLISECONDS *"
     )
-    project.write("tests/test_step.py", PROJECT, test)
+    repository.write("tests/test_step.py", PROJECT, test)
     with monkeypatch.context() as patched:
         patched.syspath_prepend(before)
         assert run("--ddp-save-baseline").ret == 0
-    project.commit()
-    with monkeypatch.context() as patched, project.untouched():
+    repository.commit()
+    with monkeypatch.context() as patched, repository.untouched():
         patched.syspath_prepend(after)
         result = run(CONFIRM, LIMIT)
     assert result.ret == 1
@@ -313,12 +313,14 @@ def test_a_test_that_changed_is_named_as_such(
 
 
 def test_without_the_baselines_code_the_stored_rule_decides_and_says_why(
-    project: Repository, run: Run
+    repository: Repository, run: Run
 ) -> None:
     """Recorded with code that was never committed."""
-    project.write("src/speed/__init__.py", "MILLISECONDS = 5.0\n")
+    repository.write("tests/test_step.py", PROJECT, TEST)
+    repository.commit()
+    repository.write("src/speed/__init__.py", "MILLISECONDS = 5.0\n")
     assert run("--ddp-save-baseline").ret == 0
-    project.write("src/speed/__init__.py", "MILLISECONDS = 60\n")
+    repository.write("src/speed/__init__.py", "MILLISECONDS = 60\n")
     result = run(CONFIRM)
     assert result.ret == 1
     result.stdout.fnmatch_lines(
@@ -333,9 +335,9 @@ def test_without_the_baselines_code_the_stored_rule_decides_and_says_why(
     )
 
 
-def faster_then(project: Repository) -> None:
+def faster_then(repository: Repository) -> None:
     """Let the stored figures be those of a machine twice as fast."""
-    for path in (project.root / "baselines").rglob("*.json"):
+    for path in (repository.root / "baselines").rglob("*.json"):
         stored = json.loads(path.read_text())
         for session in stored["sessions"]:
             samples = session["measurement"]["samples"]
@@ -348,10 +350,10 @@ def faster_then(project: Repository) -> None:
 
 
 def test_parameters_methods_rpc_and_collectives_are_confirmed_likewise(
-    project: Repository, run: Run
+    repository: Repository, run: Run
 ) -> None:
-    project.write("src/slow.py", SLOW)
-    project.write(
+    repository.write("src/slow.py", SLOW)
+    repository.write(
         "tests/test_step.py",
         PROJECT,
         """
@@ -373,9 +375,9 @@ def test_parameters_methods_rpc_and_collectives_are_confirmed_likewise(
         "--ddp-preload=slow",
     )
     assert run("--ddp-save-baseline", *options).ret == 0
-    faster_then(project)
-    project.commit()
-    with project.untouched():
+    faster_then(repository)
+    repository.commit()
+    with repository.untouched():
         result = run(CONFIRM, LIMIT, *options)
     assert result.ret == 0
     line = "*4 tests (test_step?1?, test_step?a/b ?c??, test_rpc, ...): * the machine is slower: *"
@@ -383,23 +385,23 @@ def test_parameters_methods_rpc_and_collectives_are_confirmed_likewise(
 
 
 def test_code_that_cannot_be_collected_or_run_today_confirms_nothing_and_is_told_in_its_own_words(
-    project: Repository, run: Run
+    repository: Repository, run: Run
 ) -> None:
     """Both need something that a checkout lacks."""
     built = (
         "import speed\nif 'ddpperf-against' in speed.__file__:\n    raise RuntimeError('not"
         " built')\n"
     )
-    project.write("tests/test_step.py", PROJECT, TEST, "\n", built)
+    repository.write("tests/test_step.py", PROJECT, TEST, "\n", built)
     in_rank = TEST.replace(
         "lambda ctx:",
         "lambda ctx: 'ddpperf-against' in speed.__file__ and 1 / 0 or",
     )
-    project.write("tests/test_run.py", PROJECT, "import speed\n", in_rank)
+    repository.write("tests/test_run.py", PROJECT, "import speed\n", in_rank)
     assert run("--ddp-save-baseline").ret == 0
-    faster_then(project)
-    project.commit()
-    with project.untouched():
+    faster_then(repository)
+    repository.commit()
+    with repository.untouched():
         result = run(CONFIRM, LIMIT)
     assert result.ret == 1
     result.stdout.fnmatch_lines(
@@ -415,7 +417,7 @@ def test_code_that_cannot_be_collected_or_run_today_confirms_nothing_and_is_told
 
 
 def test_ctrl_c_while_a_suspicion_is_confirmed_leaves_nothing(
-    project: Repository, run: Run
+    repository: Repository, run: Run
 ) -> None:
     hanging = TEST.replace(
         "lambda ctx:",
@@ -426,10 +428,10 @@ def test_ctrl_c_while_a_suspicion_is_confirmed_leaves_nothing(
             open(os.environ["HANGS"], "w").close()
             time.sleep(3600)
         """
-    project.write(
+    repository.write(
         "tests/test_step.py", PROJECT, "import speed\n", hang, hanging
     )
-    marker = project.top.parent / "hangs"
+    marker = repository.top.parent / "hangs"
     command = [
         sys.executable,
         "-m",
@@ -444,9 +446,9 @@ def test_ctrl_c_while_a_suspicion_is_confirmed_leaves_nothing(
     ]
     environ = {**os.environ, "HANGS": str(marker)}
     assert run("--ddp-save-baseline").ret == 0
-    faster_then(project)
-    project.commit()
-    with project.untouched():
+    faster_then(repository)
+    repository.commit()
+    with repository.untouched():
         process = subprocess.Popen(
             command, env=environ, stdout=subprocess.DEVNULL
         )
@@ -478,11 +480,11 @@ def test_what_cannot_be_confirmed_says_why(
 
 
 def test_saving_says_when_no_commit_will_have_the_code(
-    project: Repository, run: Run
+    repository: Repository, run: Run
 ) -> None:
-    (project.top / ".gitignore").write_text("__pycache__\nout\nmade.py\n")
-    project.write("src/speed/made.py", "MILLISECONDS = 5\n")
-    project.write(
+    (repository.top / ".gitignore").write_text("__pycache__\nout\nmade.py\n")
+    repository.write("src/speed/made.py", "MILLISECONDS = 5\n")
+    repository.write(
         "tests/test_step.py",
         PROJECT.replace("from speed import", "from speed.made import"),
         TEST,
