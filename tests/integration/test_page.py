@@ -3,7 +3,10 @@ reports of others."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
 from dataclasses import replace
+from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
@@ -52,15 +55,67 @@ def of_a_history() -> str:
     )
 
 
-@pytest.fixture(
-    scope="module", params=[of_a_run, of_a_history], ids=["run", "history"]
+class LongTexts(HTMLParser):
+    """Collects where a page has texts that are too long for a window: the elements around each, as
+    their names and classes, and those of its style sheet."""
+
+    # which have no end
+    _EMPTY = frozenset("br col hr img input link meta wbr".split())
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.found: list[list[set[str]]] = []
+        self._around: list[tuple[str, set[str]]] = []
+        self.feed(page)
+        self.close()
+
+    def handle_starttag(
+        self, tag: str, attrs: list[tuple[str, str | None]]
+    ) -> None:
+        if tag not in self._EMPTY:
+            classes = (dict(attrs).get("class") or "").split()
+            self._around.append((tag, {tag, *(f".{each}" for each in classes)}))
+
+    def handle_endtag(self, tag: str) -> None:
+        while self._around and self._around.pop()[0] != tag:
+            pass
+
+    def handle_data(self, data: str) -> None:
+        if max(map(len, data.split()), default=0) > 100:
+            self.found.append([names for _, names in self._around])
+
+
+def selects(selector: str, around: list[set[str]]) -> bool:
+    """Whether a selector of a style sheet ("summary span") is for one of these elements."""
+    names = iter(selector.split())
+    wanted = next(names)
+    for element in around:
+        if wanted in element:
+            wanted = next(names, "")
+        if not wanted:
+            return True
+    return False
+
+
+@pytest.mark.parametrize(
+    "drawn", [of_a_run, of_a_history], ids=["run", "history"]
 )
-def shown(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Path:
-    file = tmp_path_factory.mktemp("page") / "page.html"
-    file.write_text(request.param(), encoding="utf-8")
-    return file
+def test_a_name_that_is_as_long_as_it_may_be_makes_no_page_wider_than_the_window(
+    drawn: Callable[[], str],
+) -> None:
+    """It is broken wherever the style lets a text be."""
+    text = drawn()
+    style = text.partition("<style>")[2].partition("</style>")[0]
+    rules = re.findall(r"([^{}]+)\{[^{}]*overflow-wrap: anywhere", style)
+    breaking = [each.strip() for rule in rules for each in rule.split(",")]
+    found = [
+        around
+        for around in LongTexts(text).found
+        if not {"style", "script", "title"} & around[-1]
+    ]
+    assert found
+    for around in found:
+        assert any(selects(each, around) for each in breaking), around
 
 
 def test_a_run_writes_its_page(pytester: pytest.Pytester, run: Run) -> None:

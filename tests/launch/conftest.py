@@ -100,6 +100,14 @@ class Bench:
             )
 
     @contextmanager
+    def temporary_files(self) -> Iterator[None]:
+        """Let temporary files be made in `tmp`: what is left there was left by a launch."""
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("TMPDIR", str(self.tmp))
+            patch.setattr(tempfile, "tempdir", str(self.tmp))
+            yield
+
+    @contextmanager
     def _noting(self) -> Iterator[None]:
         try:
             yield
@@ -248,7 +256,8 @@ def descriptors() -> int:
     return len(os.listdir("/proc/self/fd"))
 
 
-@pytest.fixture(scope="session", autouse=True)
+# of the package: tests of other packages that follow in the same process have the usual times
+@pytest.fixture(scope="package", autouse=True)
 def _without_hurry() -> Iterator[None]:
     """Whoever will say something is waited for; where nobody will, `over_once` ends the wait. And
     the machine has its cores to itself, as far as a quota goes."""
@@ -265,14 +274,11 @@ def _without_hurry() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def shared_bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
     """One rank server for all: torch is imported once, and once more with what RPC needs."""
-    tmp = tmp_path_factory.mktemp("tmp")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TMPDIR", str(tmp))
-        patch.setattr(tempfile, "tempdir", str(tmp))
-        bench = Bench(tmp)
+    bench = Bench(tmp_path_factory.mktemp("tmp"))
+    with bench.temporary_files():
         bench.call(lambda ctx: None)
-        yield bench
-        bench.launcher.close()
+    yield bench
+    bench.launcher.close()
 
 
 @pytest.fixture
@@ -281,8 +287,9 @@ def bench(shared_bench: Bench) -> Iterator[Bench]:
     works."""
     shared_bench.recorder, shared_bench.failed = Recorder(), False
     before = descriptors() - shared_bench.of_templates
-    yield shared_bench
-    if shared_bench.failed:
-        assert shared_bench.call(lambda ctx: ctx.rank) == [0, 1]
+    with shared_bench.temporary_files():
+        yield shared_bench
+        if shared_bench.failed:
+            assert shared_bench.call(lambda ctx: ctx.rank) == [0, 1]
     assert shared_bench.left() == []
     assert descriptors() - shared_bench.of_templates <= before

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import itertools
+import multiprocessing
 import os
 import sys
 import time
@@ -19,6 +20,7 @@ from torch.utils.data import DataLoader
 from pytest_ddpperf.records.errors import LaunchError
 from pytest_ddpperf.wire.source_trees import Trees, file_digest
 from tests.launch.conftest import Bench, hang
+from tests.processes import gone
 from tests.torch_version import QUIET_GLOO
 
 
@@ -169,9 +171,13 @@ def test_data_loader_workers_work(bench: Bench) -> None:
     assert len(bench.measure(setup).step_seconds) == 3
 
 
-def test_data_loader_workers_end_with_their_rank(bench: Bench) -> None:
+def test_data_loader_workers_end_with_their_rank(
+    bench: Bench, tmp_path: Path
+) -> None:
     def setup(ctx: Any) -> Any:
         batches = iter(DataLoader(Numbers(), batch_size=4, num_workers=2))
+        for worker in multiprocessing.active_children():
+            (tmp_path / str(worker.pid)).touch()
 
         def step() -> None:
             next(batches)
@@ -183,6 +189,9 @@ def test_data_loader_workers_end_with_their_rank(bench: Bench) -> None:
 
     with bench.over_once(arrived=1), pytest.raises(LaunchError):
         bench.measure(setup)
+    workers = [int(path.name) for path in tmp_path.iterdir()]
+    assert len(workers) == 4
+    assert gone(workers)
 
 
 def test_a_grandchild_in_a_session_of_its_own_ends_too(bench: Bench) -> None:
@@ -192,7 +201,9 @@ def test_a_grandchild_in_a_session_of_its_own_ends_too(bench: Bench) -> None:
             time.sleep(3600)
         return pid
 
-    assert all(pid > 0 for pid in bench.call(function))
+    pids = bench.call(function)
+    assert all(pid > 0 for pid in pids)
+    assert gone(pids)
 
 
 def test_what_a_child_that_a_rank_forks_returns_or_raises_is_not_the_ranks(

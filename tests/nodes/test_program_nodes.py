@@ -82,6 +82,7 @@ def test_programs_are_compared_with_their_baselines(programs: Machines) -> None:
     assert "3 passed" in first.output
     assert (first.process.returncode, second.process.returncode) == (0, 0)
     report = json.loads((folder / "all.json").read_text())
+    assert len(report["measurements"]) == 3
     for outcome in report["measurements"]:
         assert outcome["plan"]["nodes"] == 2
         samples = outcome["measurement"]["samples"]

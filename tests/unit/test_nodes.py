@@ -309,6 +309,7 @@ def test_a_default_timeout_that_a_conftest_sets_locks_no_node_out(
     socket.setdefaulttimeout(30.0)
     try:
         at_the_door.admit([1])
+        assert connected.recv(1, socket.MSG_PEEK)  # the challenge
         time.sleep(0.2)  # the door waits for a proof by now
         rendezvous._prove(connected, KEY, 1)
         at_the_door.end()
