@@ -68,7 +68,8 @@ def _as_anywhere(request: pytest.FixtureRequest) -> Iterator[None]:
             patch.setenv("CUDA_VISIBLE_DEVICES", "")
             patch.setenv("GIT_CONFIG_GLOBAL", os.devnull)
             patch.setenv("GIT_CONFIG_SYSTEM", os.devnull)
-            patch.setattr("pytest_ddpperf.git._GIT_SECONDS", 600.0)
+            for module in ("git", "plugin.results"):
+                patch.setattr(f"pytest_ddpperf.{module}._GIT_SECONDS", 600.0)
             # xdist sets COLUMNS, by which lines of commands would be wrapped.
             patch.delenv("COLUMNS", raising=False)
         # tests need ranks, not quiet cores: so they may run in parallel

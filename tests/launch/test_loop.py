@@ -1515,25 +1515,27 @@ def test_a_program_that_starts_one_rank_is_told_so_at_the_deadline(
 ) -> None:
     plan = replace(
         bench.plan(ranks=1, steps=6, warmup=4, boundary=UPDATE),
-        timeout_seconds=12,
+        timeout_seconds=300,
     )
     monkeypatch.setattr(bench, "plan", lambda **_: plan)
-    said = programs.fails(
-        """
-import time, torch, torch.distributed as dist
+    with bench.over_once(arrived=1):
+        said = programs.fails(
+            """
+import torch, torch.distributed as dist
+from tests.launch.conftest import hang
 
 def work(rank):
-    dist.init_process_group("gloo", "tcp://127.0.0.1:0", rank=0, world_size=1)
-    time.sleep(3600)
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    hang()
 
 if __name__ == "__main__":
     torch.multiprocessing.spawn(work, nprocs=1)
 """,
-        begin="",
-        ranks=1,
-    )
+            begin="",
+            ranks=1,
+        )
     assert (
-        "did not end within 12 s (--ddp-timeout); a process that the program started formed a"
+        "did not end within 300 s (--ddp-timeout); a process that the program started formed a"
         " group of its own: give the program of one rank"
     ) in " ".join(said.split())
 

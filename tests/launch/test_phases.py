@@ -318,7 +318,7 @@ def test_a_wait_leads_to_the_rank_that_is_late(bench: Bench, kind: str) -> None:
             self.layer, self.is_late = nn.Linear(16, 16), rank == 1
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            time.sleep(0.03 * self.is_late)
+            time.sleep(0.3 * self.is_late)
             return torch.relu(self.layer(x))
 
     def setup(ctx: Any) -> Any:
@@ -359,7 +359,7 @@ def test_a_wait_leads_to_the_rank_that_is_late(bench: Bench, kind: str) -> None:
 
         return step
 
-    samples = bench.measure(setup, warmup=4, steps=8)
+    samples = bench.measure(setup, warmup=4, steps=4)
     assert samples.notes == ()
     assert {EXPOSED, RANK_WAIT} <= known(samples)
     first, late = on_critical_path(samples, FORWARD)
@@ -379,12 +379,12 @@ def test_a_wait_for_buffers_leads_to_the_rank_that_is_late(
         model, x = DistributedDataParallel(layers), torch.ones(4, 16)
 
         def step() -> None:
-            time.sleep(0.03 * (ctx.rank == 0))
+            time.sleep(0.3 * (ctx.rank == 0))
             model(x).sum().backward()
 
         return step
 
-    found = bench.measure(setup, warmup=4, steps=8).phases
+    found = bench.measure(setup, warmup=4, steps=4).phases
     assert found is not None
     late, other = found.path[DATA]
     assert late > other
