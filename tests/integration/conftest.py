@@ -226,9 +226,11 @@ def run(
         small: bool = True,
         benchmark: bool = False,
         own: bool = False,
+        is_interrupted: bool = False,
     ) -> pytest.RunResult:
         """Run in this process with the kept rank servers (see the module's docstring); with `own`,
-        in a process of its own as a user does, where nothing is replaced."""
+        in a process of its own as a user does, where nothing is replaced. A Ctrl-C ends the tests
+        of this process, too, unless `is_interrupted` says that it is of that run."""
         fixed = ["-p", "no:randomly", "-p", "no:cacheprovider"]
         fixed += [] if benchmark else ["-p", "no:benchmark"]
         fixed += SMALL if small else []
@@ -245,7 +247,9 @@ def run(
                 lambda *asked: kept_servers.probe(*asked),
             )
             patch.setattr(text, "wrapped", lambda line, *width: [line])
-            return pytester.runpytest_inprocess(*fixed, *args)
+            return pytester.runpytest_inprocess(
+                *fixed, *args, no_reraise_ctrlc=is_interrupted
+            )
 
     return run
 
@@ -258,6 +262,19 @@ def last_line(result: pytest.RunResult) -> str:
         if (match := re.match(r"(.* compared\))(?: in \d+ s)?(?:$|: )", line))
     ]
     return found
+
+
+def report_of(result: pytest.RunResult, test: str) -> pytest.LineMatcher:
+    """Return the lines that a run reports of one test that failed."""
+    lines: list[str] = []
+    is_inside = False
+    for each in result.outlines:
+        if heading := re.fullmatch(r"__+ (\S+) __+|==+ .* ==+", each):
+            is_inside = heading[1] == test
+        elif is_inside:
+            lines.append(each)
+    assert lines, f"{test} did not fail"
+    return pytest.LineMatcher(lines)
 
 
 def line(result: pytest.RunResult, start: str) -> str:

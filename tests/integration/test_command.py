@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -12,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.git import git
-from tests.integration.conftest import FEW, Run, last_line
+from tests.integration.conftest import FEW, Run, last_line, report_of
 from tests.processes import descendants, ended, gone, until
 
 # Writes a rate of RATE tokens a second, with a little noise, after SECONDS.
@@ -35,8 +34,8 @@ def test_train(ddp_benchmark):
     CALL
 """
 CALL = 'ddp_benchmark.command(["sh", "launch.sh", "train.py"], figures={"tps": TPS})'
-# Wall times are real ones: a limit that only a sleep of seconds exceeds.
-WIDE = ("--ddp-threshold=wall:400%,tps:10%", *FEW)
+# Wall times are real ones: a limit that nothing exceeds.
+WIDE = ("--ddp-threshold=wall:9900%,tps:10%", *FEW)
 
 
 def write_test(folder: Path, call: str = CALL, mark: str = "") -> None:
@@ -170,81 +169,96 @@ def test_a_file_that_both_sides_would_have_from_the_working_tree_is_refused(
     )
 
 
-@pytest.mark.parametrize(
-    ("program", "said", "output"),
-    [
-        (
-            "import sys; print('out of', 'memory'); sys.exit(3)",
-            "launch 1 of 2: command failed: exited with status 3",
-            "out of memory",
-        ),
-        (
-            "import os; os.write(2, b'the end'); os.kill(os.getpid(), 11)",
-            "launch 1 of 2: command failed: was killed by SIGSEGV",
-            "the end",
-        ),
-        (
-            "print('no', 'figure')",
-            "launch 1 of 2: command failed: tps has no value: pattern * matches nothing in the"
-            " output",
-            "no figure",
-        ),
-        (
-            "import time; print('it', 'hangs', flush=True); time.sleep(3600)",
-            "launch 1 of 2: command failed: did not end within 3 s (@pytest.mark.ddp(timeout=*))",
-            "it hangs",
-        ),
-    ],
-)
-def test_a_command_that_fails_is_red_with_the_end_of_its_output(
-    run: Run, folder: Path, program: str, said: str, output: str
+# Programs that fail: what is said of each, and its output.
+FAILING = [
+    (
+        "import sys; print('out of', 'memory'); sys.exit(3)",
+        "launch 1 of 2: command failed: exited with status 3",
+        "out of memory",
+    ),
+    (
+        "import os; os.write(2, b'the end'); os.kill(os.getpid(), 11)",
+        "launch 1 of 2: command failed: was killed by SIGSEGV",
+        "the end",
+    ),
+    (
+        "print('no', 'figure')",
+        "launch 1 of 2: command failed: tps has no value: pattern * matches nothing in the"
+        " output",
+        "no figure",
+    ),
+    (
+        "import time; print('it', 'hangs', flush=True); time.sleep(3600)",
+        "launch 1 of 2: command failed: did not end within 3 s (@pytest.mark.ddp(timeout=*))",
+        "it hangs",
+    ),
+]
+
+
+def test_each_command_that_fails_is_red_with_the_end_of_its_output(
+    run: Run, folder: Path
 ) -> None:
-    (folder / "train.py").write_text(program)
-    write_test(folder, mark="@pytest.mark.ddp(timeout=3)")
+    tests = []
+    for number, (program, _, _) in enumerate(FAILING):
+        (folder / f"fails_{number}.py").write_text(program)
+        seconds = 3 if "hangs" in program else 300
+        mark = f"@pytest.mark.ddp(timeout={seconds})"
+        call = CALL.replace("train.py", f"fails_{number}.py")
+        test = TEST.replace("CALL", call).replace("MARK", mark)
+        tests.append(test.replace("test_train", f"test_{number}"))
+    (folder / "tests/test_train.py").write_text("".join(tests))
     result = run(*WIDE)
-    result.assert_outcomes(failed=1)
-    result.stdout.fnmatch_lines([said, f"*{output}*"])
+    result.assert_outcomes(failed=len(FAILING))
+    for number, (_, said, output) in enumerate(FAILING):
+        lines = report_of(result, f"test_{number}")
+        lines.fnmatch_lines([said, f"*{output}*"])
     result.stdout.no_fnmatch_line("*subprocess.py*")
 
 
-@pytest.mark.parametrize(
-    ("call", "mark", "said"),
-    [
-        (
-            'command(["gone", "train.py"])',
-            "",
-            "*gone cannot be started: No such*",
-        ),
-        (
-            'command("sh launch.sh")',
-            "",
-            "*command('sh launch.sh'): give a list, each word for itself: *",
-        ),
-        ("command([])", "", "*give a list, each word for itself: *"),
-        (
-            'command(["sh"], cwd="gone")',
-            "",
-            "*command(cwd='gone'): give the path of a folder, from rootdir",
-        ),
-        (
-            'command(["sh"], env=["A"])',
-            "",
-            "*command(env=...): give a dict of texts",
-        ),
-        (
-            'command(["sh", "-c", "true"])',
-            "@pytest.mark.ddp(threshold='p10:5%')",
-            "*threshold=...): p10:5%: a launch of a command has one wall time, and its steps*",
-        ),
-    ],
-)
-def test_a_mistake_fails_the_test_with_its_reason(
-    run: Run, folder: Path, call: str, mark: str, said: str
+# Calls with a mistake, their marks, and what is said of each.
+MISTAKES = [
+    (
+        'command(["gone", "train.py"])',
+        "",
+        "*gone cannot be started: No such*",
+    ),
+    (
+        'command("sh launch.sh")',
+        "",
+        "*command('sh launch.sh'): give a list, each word for itself: *",
+    ),
+    ("command([])", "", "*give a list, each word for itself: *"),
+    (
+        'command(["sh"], cwd="gone")',
+        "",
+        "*command(cwd='gone'): give the path of a folder, from rootdir",
+    ),
+    (
+        'command(["sh"], env=["A"])',
+        "",
+        "*command(env=...): give a dict of texts",
+    ),
+    (
+        'command(["sh", "-c", "true"])',
+        "@pytest.mark.ddp(threshold='p10:5%')",
+        "*threshold=...): p10:5%: a launch of a command has one wall time, and its steps*",
+    ),
+]
+
+
+def test_each_mistake_fails_its_test_with_its_reason(
+    run: Run, folder: Path
 ) -> None:
-    write_test(folder, f"ddp_benchmark.{call}", mark)
+    tests = []
+    for number, (call, mark, _) in enumerate(MISTAKES):
+        test = TEST.replace("CALL", f"ddp_benchmark.{call}")
+        test = test.replace("MARK", mark)
+        tests.append(test.replace("test_train", f"test_{number}"))
+    (folder / "tests/test_train.py").write_text("".join(tests))
     result = run()
-    result.assert_outcomes(failed=1)
-    result.stdout.fnmatch_lines([said])
+    result.assert_outcomes(failed=len(MISTAKES))
+    for number, (_, _, said) in enumerate(MISTAKES):
+        report_of(result, f"test_{number}").fnmatch_lines([said])
 
 
 def test_a_command_runs_once_if_disabled_and_with_one_of_several_world_sizes(
@@ -261,30 +275,29 @@ def test_a_command_runs_once_if_disabled_and_with_one_of_several_world_sizes(
 
 
 # Its grandchild leaves the session, and closes its output.
-LEAVES = """
+LEAVES = '''
 import os, subprocess, sys, time
-child = "import time; open('child', 'w'); time.sleep(3600)"
+child = """
+import os, time
+with open("new", "w") as file:
+    print(os.getpid(), file=file)
+os.rename("new", "child")
+time.sleep(3600)
+"""
 daemon = [sys.executable, "-c", child]
 subprocess.Popen(daemon, start_new_session=True, stdout=-3, stderr=-3)
 while not os.path.exists("child"):
     time.sleep(0.01)
-"""
+'''
 
 
 def test_what_a_command_leaves_behind_ends_with_its_launch(
     run: Run, folder: Path
 ) -> None:
-    before = descendants(os.getpid())
     (folder / "train.py").write_text(f"{LEAVES}\nprint('tps: 3')\n")
     result = run("--ddp-disable")
     result.assert_outcomes(passed=1)
-    left = [
-        pid
-        for pid in descendants(os.getpid())
-        if pid not in before
-        and b"child" in Path(f"/proc/{pid}/cmdline").read_bytes()
-    ]
-    assert left == []
+    assert gone([int((folder / "child").read_text())])
 
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGKILL])

@@ -44,8 +44,10 @@ def training(ctx):
 def test_step(ddp_benchmark):
     ddp_benchmark(training)
 """
-# The same in a program that owns its loop.
+# The same in a program that owns its loop, on either way of taking turns.
 LOOPS = """
+import pytest
+
 def program(ctx):
     import torch.distributed as dist
     from pretended import device
@@ -57,7 +59,11 @@ def program(ctx):
         optimizer.step()
         device.allocations += number == 3  # in the warm-up
 
-def test_step(ddp_benchmark):
+def test_program(ddp_benchmark):
+    ddp_benchmark.loop(program)
+
+@pytest.mark.ddp(turns="launches")
+def test_program_in_whole_launches(ddp_benchmark):
     ddp_benchmark.loop(program)
 """
 ON_DEVICES = (
@@ -69,10 +75,8 @@ ON_DEVICES = (
 
 
 @pytest.fixture(autouse=True)
-def project(request: pytest.FixtureRequest, pytester: pytest.Pytester) -> None:
-    pytester.makepyfile(
-        pretended=PRETENDED, test_device=TRAINS + getattr(request, "param", "")
-    )
+def project(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(pretended=PRETENDED, test_device=TRAINS)
     pytester.makeini("[pytest]\npythonpath = .\n")
 
 
@@ -138,34 +142,32 @@ def test_a_step_on_devices_is_measured_saved_and_compared(
     )
 
 
-@pytest.mark.parametrize(
-    ("project", "turns"),
-    [("", "stretches"), (LOOPS, "stretches"), (LOOPS, "launches")],
-    ids=["steps, stretches", "program, stretches", "program, launches"],
-    indirect=["project"],
-)
 def test_launches_on_devices_keep_as_many_steps_as_each_other(
-    pytester: pytest.Pytester, run: Run, turns: str
+    pytester: pytest.Pytester, run: Run
 ) -> None:
-    """By the host's time a step is short: thousands of them fill the window."""
+    """Of steps and of a program in stretches, and of a program in whole launches. By the host's time
+    a step is short: thousands of them fill the window."""
+    pytester.makepyfile(test_device=TRAINS + LOOPS)
     long = ("--ddp-min-time=0.1", "--ddp-max-launches=40", "--ddp-steps=10")
     result = run(
         *ON_DEVICES,
         *long,
         "--ddp-against-env=LASTS=5",
-        f"--ddp-turns={turns}",
+        "--ddp-turns=stretches",
         "--ddp-json=run.json",
         own=True,
     )
-    result.assert_outcomes(passed=1)
-    found = measured(pytester)
-    kept = {
-        len(launch)
-        for launch in found["measurement"]["samples"]["step_seconds"]
-    }
-    assert len(kept) == 1, "launches that are compared keep as many steps"
-    assert max(kept) <= 75, "of 40 launches of two ranks, 6,000 figures"
-    assert found["verdict"]["status"] == "PASS"
+    result.assert_outcomes(passed=3)
+    report = json.loads((pytester.path / "run.json").read_text())
+    assert len(report["measurements"]) == 3
+    for found in report["measurements"]:
+        kept = {
+            len(launch)
+            for launch in found["measurement"]["samples"]["step_seconds"]
+        }
+        assert len(kept) == 1, "launches that are compared keep as many steps"
+        assert max(kept) <= 75, "of 40 launches of two ranks, 6,000 figures"
+        assert found["verdict"]["status"] == "PASS"
 
 
 def test_a_rank_with_another_kernel_is_red_and_both_are_named(

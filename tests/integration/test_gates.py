@@ -1,10 +1,12 @@
-"""The gates in examples/gates, each in its shortest form on CPU."""
+"""The gates in examples/gates, each in its shortest form on CPU, and the project of the demo."""
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
+import demo
 import pytest
 
 from tests.integration.conftest import FEW, Run
@@ -53,3 +55,25 @@ def test_two_builds(pytester: pytest.Pytester, run: Run) -> None:
 def test_unit_tests(pytester: pytest.Pytester, run: Run) -> None:
     shutil.copy(GATES / "test_units.py", ".")
     run().assert_outcomes(passed=4)
+
+
+def test_the_demos_planted_commit_makes_several_all_reduces_of_one(
+    pytester: pytest.Pytester, run: Run
+) -> None:
+    for name, text in {**demo.PROJECT, **demo.PLANTED}.items():
+        path = pytester.path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    result = run(
+        "--ddp-steps=1",
+        "--ddp-min-time=0",
+        "--ddp-launches=1",
+        "--ddp-baseline-missing=warn",
+        "--ddp-json=report.json",
+        small=False,
+    )
+    assert result.ret == 0
+    report = json.loads((pytester.path / "report.json").read_text())
+    (measured,) = report["measurements"]
+    # buckets of 30 kB
+    assert measured["measurement"]["counters"]["all_reduce.count"] == 4

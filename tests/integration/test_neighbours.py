@@ -40,20 +40,22 @@ def test_a_test_that_is_interrupted_makes_pytest_benchmark_say_nothing(
 def test_of_a_test_that_is_interrupted_it_is_said_what_it_was_doing(
     pytester: pytest.Pytester, run: Run, quiet: tuple[str, ...]
 ) -> None:
-    pytester.makepyfile("""
+    test = """
         import os, signal, time
-        os.environ.setdefault("PYTEST_PID", str(os.getpid()))
 
         def setup(ctx):
             def step():
                 if ctx.rank == 0:
-                    os.kill(int(os.environ["PYTEST_PID"]), signal.SIGINT)
+                    os.kill(PID, signal.SIGINT)
                 time.sleep(3600)
             return step
 
         def test_step(ddp_benchmark): ddp_benchmark(setup)
-    """)
-    result = run("--ddp-launches=3", "--ddp-json=run.json", *quiet, own=True)
+    """
+    pytester.makepyfile(test.replace("PID", str(os.getpid())))
+    result = run(
+        "--ddp-launches=3", "--ddp-json=run.json", *quiet, is_interrupted=True
+    )
     assert result.ret == pytest.ExitCode.INTERRUPTED
     said = r"::test_step: interrupted: launch\s+1/3, "
     assert re.search(said, result.stdout.str())

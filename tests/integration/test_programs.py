@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.git import git
-from tests.integration.conftest import FEW, Run
+from tests.integration.conftest import FEW, Run, report_of
 from tests.own_clock import OWN_CLOCK
 from tests.processes import descendants, ended, gone, until
 
@@ -124,116 +124,121 @@ def test_a_script_that_both_sides_would_have_from_the_working_tree_is_refused(
     )
 
 
-@pytest.mark.parametrize(
-    ("call", "said"),
-    [
-        (
-            'script("gone.py")',
-            "*there is no file *gone.py: paths begin at cwd= or rootdir",
-        ),
-        (
-            'script("-m", "torch.distributed.run", args=["a.py"])',
-            "*torch.distributed.run starts ranks itself: give *",
-        ),
-        (
-            'script("-m", "torch.distributed.launch", args=["a.py"])',
-            "*torch.distributed.launch starts ranks itself*",
-        ),
-        (
-            'script("-m", "accelerate.commands.launch", args=["a.py"])',
-            "*accelerate.commands.launch starts ranks *",
-        ),
-        (
-            f"script({str(Path(sys.executable).with_name('torchrun'))!r}, args=['a.py'])",
-            "*torchrun starts ranks itself: *",
-        ),
-        (
-            'script("train.py", args="--typo")',
-            "*args='--typo'*: give a list, each argument for itself",
-        ),
-        (
-            'script("train.py", args=["--lr", None])',
-            "*args=*None*: give a list, each argument for itself",
-        ),
-        (
-            'script("train.py", args={"--lr": 1})',
-            "*args={'--lr': 1}): give a list, each argument for itself",
-        ),
-        (
-            'script("train.py", args=None)',
-            "*args=None): give a list, each argument for itself",
-        ),
-        (
-            'script("train.py", cwd=3)',
-            "*cwd=3): give the path of a folder, from rootdir",
-        ),
-        (
-            'script("train.py", cwd="gone")',
-            "*cwd='gone'): give the path of a folder, from rootdir",
-        ),
-        ('script("train.py", env=["A=1"])', "*env=...): give a dict of texts"),
-        ('script("train.py", env={"A": 1})', "*env=...): give a dict of texts"),
-        ('script("-m")', '*give a path, or "-m" and the name of a module; *'),
-        (
-            'script("-m", pytest)',
-            '*give a path, or "-m" and the name of a module; *',
-        ),
-        (
-            'script(["train.py"])',
-            '*give a path, or "-m" and the name of a module; *',
-        ),
-        ('script("train.py", "--typo")', "*its arguments are args=[[]...]"),
-        (
-            "loop(lambda ctx: 3, boundary=None)",
-            '*boundary=None: must be "update", "mark" or "module:function"',
-        ),
-        (
-            'script("train.py", boundary="epoch")',
-            '*boundary=*epoch*: must be "update", "mark" or "module:function"',
-        ),
-        (
-            'script("train.py", boundary="__main__:step")',
-            '*boundary=*__main__:step*: must be "update", "mark" or "module:function"',
-        ),
-        (
-            'script("train.py", boundary="os:nope")',
-            '*: boundary="os:nope" does not exist: nope',
-        ),
-        (
-            'script("train.py", boundary="nowhere:step")',
-            """*ModuleNotFoundError: No module named 'nowhere'""",
-        ),
-        (
-            """loop(lambda ctx: 3, boundary="nowhere:step")""",
-            """*ModuleNotFoundError: No module named 'nowhere'""",
-        ),
-        (
-            "loop(3)",
-            "*main must be a function, not int: main(ctx) trains in a loop of its own",
-        ),
-        (
-            "loop(lambda: 3)",
-            "*ddp_benchmark.loop(<lambda>): main is called with ctx, which <lambda> does not take*",
-        ),
-        (
-            "loop(lambda ctx: (yield))",
-            "*main returned a value of type generator, which did not run: write it without yield*",
-        ),
-        (
-            'script("train.py", args=["--typo"])',
-            "*the program called sys.exit(2) in *: *unrecognized arguments: --typo*",
-        ),
-    ],
-)
-def test_a_mistake_fails_the_test_with_its_reason(
-    run: Run, folder: Path, call: str, said: str
+# Calls with a mistake, and what is said of each.
+MISTAKES = [
+    (
+        'script("gone.py")',
+        "*there is no file *gone.py: paths begin at cwd= or rootdir",
+    ),
+    (
+        'script("-m", "torch.distributed.run", args=["a.py"])',
+        "*torch.distributed.run starts ranks itself: give *",
+    ),
+    (
+        'script("-m", "torch.distributed.launch", args=["a.py"])',
+        "*torch.distributed.launch starts ranks itself*",
+    ),
+    (
+        'script("-m", "accelerate.commands.launch", args=["a.py"])',
+        "*accelerate.commands.launch starts ranks *",
+    ),
+    (
+        f"script({str(Path(sys.executable).with_name('torchrun'))!r}, args=['a.py'])",
+        "*torchrun starts ranks itself: *",
+    ),
+    (
+        'script("train.py", args="--typo")',
+        "*args='--typo'*: give a list, each argument for itself",
+    ),
+    (
+        'script("train.py", args=["--lr", None])',
+        "*args=*None*: give a list, each argument for itself",
+    ),
+    (
+        'script("train.py", args={"--lr": 1})',
+        "*args={'--lr': 1}): give a list, each argument for itself",
+    ),
+    (
+        'script("train.py", args=None)',
+        "*args=None): give a list, each argument for itself",
+    ),
+    (
+        'script("train.py", cwd=3)',
+        "*cwd=3): give the path of a folder, from rootdir",
+    ),
+    (
+        'script("train.py", cwd="gone")',
+        "*cwd='gone'): give the path of a folder, from rootdir",
+    ),
+    ('script("train.py", env=["A=1"])', "*env=...): give a dict of texts"),
+    ('script("train.py", env={"A": 1})', "*env=...): give a dict of texts"),
+    ('script("-m")', '*give a path, or "-m" and the name of a module; *'),
+    (
+        'script("-m", pytest)',
+        '*give a path, or "-m" and the name of a module; *',
+    ),
+    (
+        'script(["train.py"])',
+        '*give a path, or "-m" and the name of a module; *',
+    ),
+    ('script("train.py", "--typo")', "*its arguments are args=[[]...]"),
+    (
+        "loop(lambda ctx: 3, boundary=None)",
+        '*boundary=None: must be "update", "mark" or "module:function"',
+    ),
+    (
+        'script("train.py", boundary="epoch")',
+        '*boundary=*epoch*: must be "update", "mark" or "module:function"',
+    ),
+    (
+        'script("train.py", boundary="__main__:step")',
+        '*boundary=*__main__:step*: must be "update", "mark" or "module:function"',
+    ),
+    (
+        'script("train.py", boundary="os:nope")',
+        '*: boundary="os:nope" does not exist: nope',
+    ),
+    (
+        'script("train.py", boundary="nowhere:step")',
+        """*ModuleNotFoundError: No module named 'nowhere'""",
+    ),
+    (
+        """loop(lambda ctx: 3, boundary="nowhere:step")""",
+        """*ModuleNotFoundError: No module named 'nowhere'""",
+    ),
+    (
+        "loop(3)",
+        "*main must be a function, not int: main(ctx) trains in a loop of its own",
+    ),
+    (
+        "loop(lambda: 3)",
+        "*ddp_benchmark.loop(<lambda>): main is called with ctx, which <lambda> does not take*",
+    ),
+    (
+        "loop(lambda ctx: (yield))",
+        "*main returned a value of type generator, which did not run: write it without yield*",
+    ),
+    (
+        'script("train.py", args=["--typo"])',
+        "*the program called sys.exit(2) in *: *unrecognized arguments: --typo*",
+    ),
+]
+
+
+def test_each_mistake_fails_its_test_with_its_reason(
+    run: Run, folder: Path
 ) -> None:
+    tests = [
+        f"def test_{number}(ddp_benchmark):\n    ddp_benchmark.{call}\n"
+        for number, (call, _) in enumerate(MISTAKES)
+    ]
     (folder / "tests/test_train.py").write_text(
-        f"import pytest\ndef test_train(ddp_benchmark):\n    ddp_benchmark.{call}\n"
+        "\n".join(["import pytest", *tests])
     )
     result = run()
-    result.assert_outcomes(failed=1)
-    result.stdout.fnmatch_lines([said])
+    result.assert_outcomes(failed=len(MISTAKES))
+    for number, (_, said) in enumerate(MISTAKES):
+        report_of(result, f"test_{number}").fnmatch_lines([said])
 
 
 @pytest.mark.parametrize(
