@@ -124,10 +124,44 @@ def measured(report: Any, name: str) -> Any:
     return next(m for m in report["measurements"] if m["nodeid"].endswith(name))
 
 
-def test_a_slower_version_is_caught_and_named_in_every_report(
+# Whose launches cannot be alive at the same time.
+ALONE = """
+        import pathlib, sqlite3
+
+        def test_one_at_a_time(ddp_benchmark):
+            def setup(ctx):
+                step = lasting(ctx)
+                if ctx.rank == 0:  # as of a fixed port
+                    os.close(os.open(OUT + "/alone", os.O_CREAT | os.O_EXCL))
+                yield step
+                if ctx.rank == 0:
+                    os.unlink(OUT + "/alone")
+
+            os.makedirs(OUT, exist_ok=True)
+            ddp_benchmark(setup)
+
+        def test_locks(ddp_benchmark):
+            # From its fifth step on, rank 0 holds the lock but between two steps of every four.
+            def setup(ctx):
+                database = sqlite3.connect(pathlib.Path(OUT).parents[2] / "database", timeout=0.1, isolation_level=None)
+                step, calls = lasting(ctx, speed.MILLISECONDS), iter(range(1000))
+                def locking():
+                    call = next(calls) - 5
+                    if ctx.rank == 0 and call >= 0 and call % 4 == 0:
+                        if database.in_transaction:
+                            database.execute("COMMIT")
+                        database.execute("BEGIN IMMEDIATE")
+                    step()
+                return locking
+            ddp_benchmark(setup)
+"""
+
+
+def test_a_slower_version_is_named_in_every_report_also_if_launches_cannot_be_alive_together(
     repository: Repository, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The slower package is found by a link from outside the repository."""
+    """The slower package is found by a link from outside the repository. Launches that cannot be
+    alive together are measured one after the other."""
     linked = repository.top.parent / "linked"
     linked.mkdir()
     (linked / "speed").symlink_to(repository.root / "src/speed")
@@ -153,6 +187,7 @@ def test_a_slower_version_is_caught_and_named_in_every_report(
             ddp_benchmark(lasting, name="last")
     """,
     )
+    repository.write("tests/test_turns.py", STEP, ALONE)
     repository.write("src/speed/__init__.py", SECOND)
     second = repository.commit()
     # Uncommitted work is of the current side, tests are on both.
@@ -177,7 +212,17 @@ def test_a_slower_version_is_caught_and_named_in_every_report(
     )
     assert (
         last_line(result)
-        == f"compared with {against}: 1 regressed, 3 passed, 1 not gated (4 of 5 compared)"
+        == f"compared with {against}: 2 regressed, 4 passed, 1 not gated (6 of 7 compared)"
+    )
+    result.stdout.fnmatch_lines(
+        [
+            "note:     measured one launch after the other: *database is locked*",
+            "test_one_at_a_time: measured one launch after the other: *FileExistsError*",
+        ]
+    )
+    # its failure has that note
+    result.stdout.no_fnmatch_line(
+        "test_locks: measured one launch after the other*"
     )
     text = result.stdout.str()
     assert "accept:" not in text
@@ -313,62 +358,6 @@ def test_what_cannot_be_measured_on_one_side_says_why(
                 f"compared with {against}: 1 passed, 8 without baseline, 1 failed to *"
             ),
         ]
-    )
-
-
-def test_launches_that_cannot_be_alive_together_are_measured_one_after_the_other(
-    repository: Repository, run: Run
-) -> None:
-    repository.write(
-        "tests/test_step.py",
-        STEP,
-        """
-        import pathlib, sqlite3
-
-        def test_one_at_a_time(ddp_benchmark):
-            def setup(ctx):
-                step = lasting(ctx)
-                if ctx.rank == 0:  # as of a fixed port
-                    os.close(os.open(OUT + "/alone", os.O_CREAT | os.O_EXCL))
-                yield step
-                if ctx.rank == 0:
-                    os.unlink(OUT + "/alone")
-
-            os.makedirs(OUT, exist_ok=True)
-            ddp_benchmark(setup)
-
-        def test_locks(ddp_benchmark):
-            # From its fifth step on, rank 0 holds the lock but between two steps of every four.
-            def setup(ctx):
-                database = sqlite3.connect(pathlib.Path(OUT).parents[2] / "database", timeout=0.1, isolation_level=None)
-                step, calls = lasting(ctx, speed.MILLISECONDS), iter(range(1000))
-                def locking():
-                    call = next(calls) - 5
-                    if ctx.rank == 0 and call >= 0 and call % 4 == 0:
-                        if database.in_transaction:
-                            database.execute("COMMIT")
-                        database.execute("BEGIN IMMEDIATE")
-                    step()
-                return locking
-            ddp_benchmark(setup)
-    """,
-    )
-    repository.write("src/speed/__init__.py", SECOND)
-    repository.commit()
-    with repository.untouched():
-        result = run("tests", "--ddp-against", "HEAD~1", *FEW)
-    against = f"HEAD~1 ({repository.first[:7]})"
-    result.stdout.fnmatch_lines(
-        [
-            "REGRESSED: step time p50 * (limit 300 %)",
-            "note:     measured one launch after the other: *database is locked*",
-            "test_one_at_a_time: measured one launch after the other: *FileExistsError*",
-            f"compared with {against}: 1 regressed, 1 passed (2 of 2 compared)*",
-        ]
-    )
-    # its failure has that note
-    result.stdout.no_fnmatch_line(
-        "test_locks: measured one launch after the other*"
     )
 
 

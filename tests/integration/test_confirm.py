@@ -472,12 +472,6 @@ def test_what_cannot_be_confirmed_says_why(
     left = "it takes about * s, and 0 of the 0.001 s of --ddp-confirm are left: raise it"
     result.stdout.fnmatch_lines([f"note:     not confirmed with *: {left}"])
 
-    result = run(CONFIRM, "-n1")
-    assert result.ret == 1
-    result.stdout.fnmatch_lines(
-        ["note:     not confirmed with *: not supported under xdist: add -n 0"]
-    )
-
 
 def test_saving_says_when_no_commit_will_have_the_code(
     repository: Repository, run: Run

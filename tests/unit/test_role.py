@@ -162,6 +162,14 @@ def test_a_baseline_is_confirmed_on_all_nodes_of_the_run(
     ]
 
 
+def test_a_worker_of_xdist_confirms_nothing_and_says_why() -> None:
+    process: Any = SimpleNamespace(worker=True)
+    assert (
+        ComparesStored().confirms(process)
+        == "not supported under xdist: add -n 0"
+    )
+
+
 def test_a_raised_limit_is_found_over_nodes_but_not_what_a_run_of_one_saved(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
