@@ -16,6 +16,7 @@ import pytest
 
 from tests.git import git
 from tests.nodes.machines import MEET_IN_A_FILE, SOON_SECONDS, Machines
+from tests.nodes.test_program_nodes import SCRIPT, TRAINING
 
 TEST = """
 def training(ctx):
@@ -63,7 +64,24 @@ def worktrees(folder: Path) -> list[str]:
     return git(folder, "worktree", "list").splitlines()
 
 
-def test_a_version_is_compared_over_two_nodes(repository: Machines) -> None:
+SCRIPT_TEST = """
+def test_script(ddp_benchmark):
+    ddp_benchmark.script("slow.py", batch_size=32)
+"""
+
+
+def test_versions_of_a_step_and_of_a_script_are_compared_over_two_nodes(
+    repository: Machines,
+) -> None:
+    folder = repository.folder
+    (folder / "tests").mkdir()
+    (folder / "tests/test_script.py").write_text(SCRIPT_TEST)
+    (folder / "training.py").write_text(TRAINING)
+    (folder / "slow.py").write_text(SCRIPT.format(seconds=0.0))
+    git(folder, "add", "tests", "training.py", "slow.py")
+    git(folder, "commit", "-qm", "a script")
+    git(folder, "tag", "-f", "v1")
+    (folder / "slow.py").write_text(SCRIPT.format(seconds=0.02))
     first, second = repository.both(
         repository.pytest,
         "--ddp-against=v1",
@@ -72,14 +90,19 @@ def test_a_version_is_compared_over_two_nodes(repository: Machines) -> None:
     )
     print(first.output, second.output)
     assert (first.process.returncode, second.process.returncode) == (1, 1)
-    assert "REGRESSED" in first.output
     assert re.search(r"changed: work.py( \(load .+\))?$", first.output, re.M)
+    assert re.search(r"changed: slow.py", first.output)
     assert "the ranks are on several nodes" in first.output
-    report = json.loads((repository.folder / "all.json").read_text())
-    (outcome,) = report["measurements"]
-    assert outcome["plan"]["nodes"] == 2
+    report = json.loads((folder / "all.json").read_text())
+    assert {
+        outcome["test"]["name"]: outcome["verdict"]["status"]
+        for outcome in report["measurements"]
+    } == {"test_step": "REGRESSED", "test_script": "REGRESSED"}
+    for outcome in report["measurements"]:
+        assert outcome["plan"]["nodes"] == 2
+    assert first.output.count("REGRESSED: ") == 2
     assert repository.left() == []
-    assert len(worktrees(repository.folder)) == 1
+    assert len(worktrees(folder)) == 1
 
 
 def test_a_node_that_lacks_the_version_is_named(repository: Machines) -> None:

@@ -81,9 +81,13 @@ def project(machines: Machines) -> Project:
     return Project(machines)
 
 
-def test_a_suspicion_is_confirmed_on_the_code_of_both_nodes(
+def test_a_suspicion_is_confirmed_on_the_code_of_both_nodes_and_a_node_that_lacks_it_is_named(
     project: Project,
 ) -> None:
+    other = project.folder.parent / "other"
+    shutil.copytree(project.folder, other)
+    shutil.rmtree(other / ".git")
+    commit(other, "the same files in another repository")
     project.flag.touch()
     output, measured = project.run(*CONFIRM)
     assert measured["verdict"]["reason"] == "machine-slower"
@@ -103,16 +107,7 @@ def test_a_suspicion_is_confirmed_on_the_code_of_both_nodes(
     assert re.search(r"changed: work.py( \(load .+\))?$", output, re.M)
     assert len(worktrees(project.folder)) == 1
 
-
-def test_a_node_that_lacks_the_commit_of_a_baseline_is_named(
-    project: Project,
-) -> None:
-    other = project.folder.parent / "other"
-    shutil.copytree(project.folder, other)
-    shutil.rmtree(other / ".git")
-    commit(other, "the same files in another repository")
-    for folder in (project.folder, other):
-        project.write(folder, SLOWER)
+    project.write(other, SLOWER)
     output, measured = project.run(*CONFIRM, second_folder=other)
     assert measured["verdict"]["status"] == "REGRESSED"
     lacking = git(project.folder, "rev-parse", "HEAD")[:12]

@@ -7,7 +7,6 @@ import re
 
 import pytest
 
-from tests.git import git
 from tests.nodes.machines import MEET_IN_A_FILE, Machines
 
 # `load` is in each step of rank 1, which is on node 1.
@@ -184,23 +183,4 @@ def test_programs_that_fail_on_another_node_are_named_with_their_output(
             rf"rank 1 \(node 1, \S+\) failed in [\w -]+(?: \(2 asked\))?: {said}",
             output,
         )
-    assert programs.left() == []
-
-
-def test_a_script_is_compared_with_another_version(programs: Machines) -> None:
-    folder = programs.folder
-    (folder / "tests").mkdir()
-    (folder / "test_programs.py").rename(folder / "tests/test_programs.py")
-    (folder / ".gitignore").write_text("*.log\n*.json\n__pycache__\n")
-    git(folder, "init", "-q")
-    git(folder, "add", ".")
-    git(folder, "commit", "-qm", "fast")
-    (folder / "slow.py").write_text(SCRIPT.format(seconds=0.02))
-    first, second = programs.both(
-        programs.pytest, "--ddp-against=HEAD", NEARLY_ANY, "-k", "script"
-    )
-    print(first.output, second.output)
-    assert (first.process.returncode, second.process.returncode) == (1, 1)
-    assert "REGRESSED" in first.output
-    assert re.search(r"changed: slow.py", first.output)
     assert programs.left() == []
