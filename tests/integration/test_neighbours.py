@@ -187,6 +187,11 @@ def test_second_worker(ddp_benchmark):
     measure(ddp_benchmark)
 def test_rpc(rpc_benchmark):
     rpc_benchmark(lambda ctx: lambda: None)
+def talking(ctx):
+    print("hello from", ctx.rank)
+    assert False
+def test_talks(ddp_run):
+    ddp_run(talking)
 """
 )
 
@@ -194,6 +199,7 @@ def test_rpc(rpc_benchmark):
 def test_xdist_has_one_table_one_file_and_no_two_launches_at_once(
     pytester: pytest.Pytester, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """And a worker has no terminal, so it captures what ranks write, whatever -s says."""
     # tests/conftest.py switches locks off
     monkeypatch.delenv(placement.SWITCH)
     notes = pytester.mkdir("notes")
@@ -202,17 +208,23 @@ def test_xdist_has_one_table_one_file_and_no_two_launches_at_once(
     result = run(
         "-n",
         "2",
+        "-s",
         "--ddp-json=report.json",
         "--ddp-html=page.html",
         benchmark=True,
     )
-    result.assert_outcomes(passed=4)
+    result.assert_outcomes(passed=4, failed=1)
+    result.stdout.fnmatch_lines(
+        ["*Captured stdout rank 0 call*", "hello from 0"]
+    )
     assert (
-        "<h1>3 without baseline, 1 never measured (0 of 3 compared)"
+        "<h1>3 without baseline, 1 never measured, 1 other failure (0 of 3 compared)"
         in Path("page.html").read_text()
     )
     result.stdout.fnmatch_lines(
-        ["3 without baseline, 1 never measured (0 of 3 compared) in *: record*"]
+        [
+            "3 without baseline, 1 never measured, 1 other failure (0 of 3 compared) in *: record*"
+        ]
     )
     assert sum(text.endswith("  verdict") for text in result.outlines) == 1
     report = json.loads((pytester.path / "report.json").read_text())
