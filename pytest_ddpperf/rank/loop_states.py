@@ -76,7 +76,7 @@ class Learning:
             if torch_names.find(_RPC_WORKERS):
                 advice = _USES_RPC
             elif not has_passed:
-                advice = f"it made no backward pass: what it wrote may say why; if it trains, {_MARK}"
+                advice = f"it made no backward pass: its output may say why; if it trains, {_MARK}"
             return "before its steps were recognized", advice
         return "without a step", (
             f'boundary="{boundary}" was never reached ("mark" is a call of'

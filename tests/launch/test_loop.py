@@ -1424,8 +1424,8 @@ for step in range({}):
         ),
         (
             "import torch.distributed as dist\ndist.init_process_group('gloo')\ndist.barrier()",
-            "the program ended before its steps were recognized: it made no backward pass: what it"
-            ' wrote may say why; if it trains, mark where steps end (boundary="mark")',
+            "the program ended before its steps were recognized: it made no backward pass: its"
+            ' output may say why; if it trains, mark where steps end (boundary="mark")',
         ),
         (
             "import os\n"
