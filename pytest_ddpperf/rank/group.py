@@ -91,9 +91,10 @@ def meet_at_launch(folder: str) -> None:
     names = ("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_USE_AGENT_STORE")
     ours = {name: os.environ[name] for name in names}
     own_pid = os.getpid()
-    meetings = count()
 
     def meeting_at_launch(rendezvous: Any) -> Any:
+        # not all ranks may meet for RPC and for groups equally often
+        meetings = count()
         noting = opened.noting_group(rendezvous, folder)
 
         def meet(

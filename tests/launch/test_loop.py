@@ -1432,6 +1432,9 @@ for step in range({}):
             "from torch.distributed import rpc\n"
             "rank = int(os.environ['RANK'])\n"
             "os.environ['MASTER_PORT'] = '1'  # nobody listens there\n"
+            "if rank == 0:\n"
+            "    import torch.distributed as dist\n"
+            "    dist.init_process_group('gloo', rank=0, world_size=1)\n"
             "rpc.init_rpc(f'worker{rank}', rank=rank, world_size=2)\n"
             "rpc.shutdown()",
             "the program ended before its steps were recognized: it uses torch.distributed.rpc, for"
