@@ -170,11 +170,15 @@ def pytest_collection_finish(session: pytest.Session) -> None:
             "--ddp-suite-plots: the suite is not among the tests: --pyargs pytest_ddpperf.suite"
         )
     run.items = [item for item in items if is_distributed(item)]
-    # pytest gives up after Ctrl-C, or where a test could not be collected
+    # pytest gives up where a test could not be collected, or after Ctrl-C, which passes by here
+    trace = sys.exc_info()[2]
     shows = (
         run.worker
         or _only_shows(run.config)
-        or sys.exc_info()[0] is not None
+        or (
+            trace is not None
+            and trace.tb_frame.f_code is pytest.Session.perform_collect.__code__
+        )
         or (
             session.testsfailed
             and not run.config.option.continue_on_collection_errors

@@ -468,14 +468,19 @@ def test_a_debugger_opens_in_the_frame_of_the_test(
 def test_tests_may_be_collected_twice(
     pytester: pytest.Pytester, run: Run
 ) -> None:
-    """As xdist's --looponfail has it."""
+    """As xdist's --looponfail does it, where a red test is gone."""
     pytester.makeconftest(
         """
         import pytest
 
         @pytest.hookimpl(tryfirst=True)
-        def pytest_runtestloop(session):
+        def pytest_collection(session):
+            try:
+                raise pytest.UsageError("a red test is gone")
+            except pytest.UsageError:
+                session.perform_collect()
             session.config.hook.pytest_collection_finish(session=session)
+            return True
         """
     )
     pytester.makepyfile(
@@ -484,4 +489,8 @@ def test_tests_may_be_collected_twice(
             assert ddp_run(lambda ctx: ctx.rank) == [0, 1]
         """
     )
-    run().assert_outcomes(passed=1)
+    result = run("--ddp-threshold=p99:10%")
+    result.assert_outcomes(passed=1)
+    result.stdout.fnmatch_lines(["ddpperf: 2 ranks over gloo *"])
+    result = run("--ddp-world-size=2", "--ddp-backend=nonesuch")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
