@@ -92,18 +92,22 @@ def only_prints(config: pytest.Config, further: str = "") -> bool:
     return any(config.getoption(name, None) for name in names.split())
 
 
-# Plugins that run a part of all tests, with their option for that, and the words that undo it.
+# Plugins that run a part of all tests, by their entry points and modules, with their option for
+# that, and the words that undo it.
 _DIVIDE = {
-    "pytest-split": ("splits", "--splits=1 --group=1"),
-    "test-groups": ("test-group", "--test-group-count=1 --test-group=1"),
-    "pytest-testmon": ("testmon", "--no-testmon"),
+    "pytest-split pytest_split.plugin": ("splits", "--splits=1 --group=1"),
+    "test-groups pytest_test_groups": (
+        "test-group",
+        "--test-group-count=1 --test-group=1",
+    ),
+    "pytest-testmon testmon.pytest_testmon": ("testmon", "--no-testmon"),
 }
 
 
 def words_for_all(config: pytest.Config) -> Iterator[str]:
     """Yield what lets all tests run in a call that runs a part of them."""
-    for plugin, (option, words) in _DIVIDE.items():
-        is_there = config.pluginmanager.hasplugin(plugin)
+    for names, (option, words) in _DIVIDE.items():
+        is_there = any(map(config.pluginmanager.hasplugin, names.split()))
         if is_there and config.getoption(option):
             yield from words.split()
 

@@ -89,8 +89,9 @@ def _invocation(config: pytest.Config, kept: tuple[str, ...]) -> Invocation:
     call, snapshot = config.invocation_params, take_snapshot(config)
     called_with = (*words_of_call(config), *words_for_all(config))
     # its results are unknown where measured tests alone run
+    depends = ("dependency", "pytest_dependency")
     if (
-        config.pluginmanager.hasplugin("dependency")
+        any(map(config.pluginmanager.hasplugin, depends))
         and config.getoption("ddp_against_python") is None
     ):
         called_with += ("--ignore-unknown-dependency",)
