@@ -278,15 +278,6 @@ def _naming(path: Path, what: str) -> Iterator[None]:
     """Raise a BaselineError, which names `path` and the next step, for an OSError."""
     try:
         yield
-    except (FileExistsError, NotADirectoryError) as error:
-        blocking = next(
-            (parent for parent in path.parents if parent.is_file()), path
-        )
-        raise BaselineError(
-            path,
-            f"{what}: {blocking} is a file, not a folder",
-            f"move it away, {_ELSEWHERE}",
-        ) from error
     except OSError as error:
         remedy = f"make that possible, {_ELSEWHERE}"
         if error.errno == errno.ENOENT:
