@@ -355,7 +355,7 @@ def test_a_launch_goes_on_where_pytest_itself_stood_still(
     for left, further in ((-360.0, 30.0), (20.0, 20.0), (200.0, 200.0)):
         launch._deadline = time.monotonic() + left
         launch._rest()
-        assert 0 < launch._left_seconds <= further
+        assert further - 10 < launch._left_seconds <= further
 
 
 def test_ctrl_c_while_ranks_are_stopped_leaves_nothing(bench: Bench) -> None:
