@@ -61,6 +61,7 @@ def test_git_is_not_asked_again_for_files_if_it_did_not_answer_in_time(
         raise GitError(f"git did not answer within {timeout:g} s")
 
     monkeypatch.setattr(results, "changed_files", changed_files)
+    monkeypatch.setattr(results, "_GIT_SECONDS", 3.0)
     report = results.begin_results(tmp_path, {})
     report.note_files(tmp_path, tmp_path / "baselines")
     assert (asked, report.messages) == ([3.0], [])
