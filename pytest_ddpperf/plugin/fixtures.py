@@ -25,7 +25,6 @@ from pytest_ddpperf.plugin.arguments import Reference
 from pytest_ddpperf.plugin.item_settings import own_settings, plain_failure
 from pytest_ddpperf.plugin.items import (
     accept_command,
-    measures,
     module_of,
     moved_rootdir,
     name_of,
@@ -129,8 +128,6 @@ class DistributedFixture:
         are further fields of it. Turns the errors of `Places.find` into pytest's."""
         __tracebackhide__ = True
         try:
-            if measures(self._item):
-                check_limits(settings)
             if roles.get("command"):
                 place = self._run.places.find_for_command(settings)
             else:

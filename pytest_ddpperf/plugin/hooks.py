@@ -25,7 +25,6 @@ from pytest_ddpperf.plugin.items import (
     has_benchmark,
     has_own_sizes,
     is_distributed,
-    measures,
     nodeid_of,
     only_prints,
 )
@@ -132,10 +131,10 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if WORLD_SIZE not in metafunc.fixturenames or has_own_sizes(metafunc):
         return
-    from pytest_ddpperf.records.errors import MarkerError
+    from pytest_ddpperf.records.errors import OptionError
 
     # raised here it would lose the whole file: the test fails in its setup
-    with suppress(MarkerError):
+    with suppress(OptionError):
         sizes = settings_of(metafunc.definition).world_sizes
         if len(sizes) > 1:
             metafunc.parametrize(
@@ -219,7 +218,6 @@ def _prepare(run: Run, items: list[pytest.Item]) -> None:
         raise pytest.UsageError(
             "pytest-ddpperf forks its ranks: it runs on Linux and macOS, not on Windows"
         )
-    from pytest_ddpperf.plugin.place import check_limits
     from pytest_ddpperf.records.errors import (
         DdpPerfError,
         MarkerError,
@@ -227,9 +225,9 @@ def _prepare(run: Run, items: list[pytest.Item]) -> None:
     )
 
     try:
-        for item in filter(measures, run.items):
+        for item in run.items:
             with suppress(MarkerError):  # the test will fail
-                check_limits(settings_of(item))
+                settings_of(item)
         run.start_others(items)
         for item in run.items:
             # the test will be skipped, or fail

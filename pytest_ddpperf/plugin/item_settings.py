@@ -8,6 +8,7 @@ from pytest_ddpperf.plugin.items import (
     RPC,
     WORLD_SIZE,
     marked_settings,
+    measures,
     uses,
     with_place,
 )
@@ -20,17 +21,24 @@ if TYPE_CHECKING:
 
 
 def settings_of(item: pytest.Item) -> "Settings":
-    """Return the settings of one test, its markers included; raises MarkerError."""
-    return marked_settings(item, item.config.stash[RUN].settings)
+    """Return the settings of one test, its markers included. Raises MarkerError, and OptionError
+    for a limit that no marker is part of."""
+    from pytest_ddpperf.plugin.place import check_limits
+
+    settings = marked_settings(item, item.config.stash[RUN].settings)
+    if measures(item):
+        check_limits(settings)
+    return settings
 
 
 def own_settings(item: pytest.Item) -> "Settings":
-    """Return the settings of a test that runs; a mistake in its marker fails the test."""
-    from pytest_ddpperf.records.errors import MarkerError
+    """Return the settings of a test that runs; a mistake in its marker fails the test. So does one
+    of the run under xdist, whose main process has no tests."""
+    from pytest_ddpperf.records.errors import OptionError
 
     try:
         return settings_of(item)
-    except MarkerError as error:
+    except OptionError as error:
         problem = with_place(item, error)
     raise plain_failure(problem)
 

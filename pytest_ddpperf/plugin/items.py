@@ -19,7 +19,7 @@ from pytest_ddpperf.options.definitions import ROWS
 if TYPE_CHECKING:
     from pytest_ddpperf.options.settings import Settings
     from pytest_ddpperf.plugin.process import PytestProcess
-    from pytest_ddpperf.records.errors import MarkerError
+    from pytest_ddpperf.records.errors import OptionError
 
 WORLD_SIZE = "ddp_world_size"
 RPC = "rpc_benchmark"
@@ -53,7 +53,7 @@ def has_benchmark(plugins: pytest.PytestPluginManager) -> bool:
     return any(map(plugins.hasplugin, ("benchmark", "pytest_benchmark.plugin")))
 
 
-def with_place(item: pytest.Item, error: MarkerError) -> str:
+def with_place(item: pytest.Item, error: OptionError) -> str:
     """Return the text of a mistake with the test's name and line, since no traceback shows them."""
     name, line = _named(item), item.reportinfo()[1]
     if line is not None:
