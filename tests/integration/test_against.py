@@ -818,11 +818,11 @@ def test_the_other_version_has_all_tests_of_a_call_that_is_one_of_several(
     repository.write("src/speed/__init__.py", SECOND)
     call = ("--ddp-against=HEAD", "--splits=2", *FEW)
     result = run(*call, "--group=1")
-    assert result.parseoutcomes() == {"passed": 1, "failed": 1}
+    result.assert_outcomes(passed=1, failed=1)
     result.stdout.fnmatch_lines(["compared with *: 1 regressed (1 of 1 *"])
     result = run(*call, "--group=2")
     assert result.ret == 0
-    assert result.parseoutcomes() == {"passed": 1}
+    result.assert_outcomes(passed=1)
     result.stdout.no_fnmatch_line("guard: *")
 
 
