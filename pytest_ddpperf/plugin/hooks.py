@@ -21,8 +21,9 @@ from pytest_ddpperf.plugin.item_settings import (
 )
 from pytest_ddpperf.plugin.items import (
     COLLECTED,
+    PYTEST_BENCHMARK,
     WORLD_SIZE,
-    has_benchmark,
+    has_any,
     has_own_sizes,
     is_distributed,
     nodeid_of,
@@ -70,7 +71,7 @@ def pytest_configure(config: pytest.Config) -> None:
     # if a conftest's `pytest_plugins` loaded the plugin later
     take_snapshot(config)
     plugins = config.pluginmanager
-    if has_benchmark(plugins):
+    if has_any(plugins, PYTEST_BENCHMARK):
         from pytest_ddpperf.plugin.replay import ReplayToBenchmark
 
         plugins.register(ReplayToBenchmark(config), "ddpperf-replay")
@@ -169,7 +170,8 @@ def pytest_collection_finish(session: pytest.Session) -> None:
             "--ddp-suite-plots: the suite is not among the tests: --pyargs pytest_ddpperf.suite"
         )
     run.items = [item for item in items if is_distributed(item)]
-    # pytest gives up where a test could not be collected, or after Ctrl-C, which passes by here
+    # Pytest runs no test if one could not be collected, or after Ctrl-C, whose exception is on its
+    # way through perform_collect() then.
     trace = sys.exc_info()[2]
     shows = (
         run.worker

@@ -32,15 +32,14 @@ def settings_of(item: pytest.Item) -> "Settings":
 
 
 def own_settings(item: pytest.Item) -> "Settings":
-    """Return the settings of a test that runs; a mistake in its marker fails the test. So does one
-    of the run under xdist, whose main process has no tests."""
+    """Return the settings of a test that runs; a mistake in its marker fails the test. Under xdist,
+    whose main process has no tests, one of the run does, too."""
     from pytest_ddpperf.records.errors import OptionError
 
     try:
         return settings_of(item)
     except OptionError as error:
-        problem = with_place(item, error)
-    raise plain_failure(problem)
+        raise plain_failure(with_place(item, error)) from None
 
 
 def check_place(item: pytest.Item) -> None:

@@ -47,10 +47,13 @@ def measures(item: pytest.Item) -> bool:
     return uses(item, BENCHMARKS)
 
 
-def has_benchmark(plugins: pytest.PytestPluginManager) -> bool:
-    """Say whether pytest-benchmark is there, by its entry point or by `-p
-    pytest_benchmark.plugin`."""
-    return any(map(plugins.hasplugin, ("benchmark", "pytest_benchmark.plugin")))
+PYTEST_BENCHMARK = "benchmark pytest_benchmark.plugin"
+
+
+def has_any(plugins: pytest.PytestPluginManager, names: str) -> bool:
+    """Say whether a plugin is there, by one of its `names`: of its entry point, or of its module
+    (`-p`)."""
+    return any(map(plugins.hasplugin, names.split()))
 
 
 def with_place(item: pytest.Item, error: OptionError) -> str:
@@ -107,14 +110,13 @@ _DIVIDE = {
 def words_for_all(config: pytest.Config) -> Iterator[str]:
     """Yield what lets all tests run in a call that runs a part of them."""
     for names, (option, words) in _DIVIDE.items():
-        is_there = any(map(config.pluginmanager.hasplugin, names.split()))
-        if is_there and config.getoption(option):
+        if has_any(config.pluginmanager, names) and config.getoption(option):
             yield from words.split()
 
 
 def selects_tests(config: pytest.Config) -> bool:
-    """Say whether the call names single tests, those that the last run left, or a part of them all
-    that other calls complete."""
+    """Say whether the call names single tests, or those that the last run left, or whether a plugin
+    gives it a part of all tests."""
     by_last_run = re.compile(r"--(lf|last-failed|sw|stepwise)\b")
     by_call, by_ini = words_of_call(config), _words_of_ini(config)
     return (
@@ -134,13 +136,11 @@ def leaves_tests_out(run: PytestProcess) -> bool:
         # the last one is pytest-shard's
         r"-[dfhlqsvxV]*[km]|--deselect|--ignore(-glob)?(=|$)|--shard-id"
     )
-    by_call = any(map(selects.match, words_of_call(run.config)))
     by_ini = any(map(selects.match, _words_of_ini(run.config)))
-    return (
-        by_call
-        or selects_tests(run.config)
-        or bool(run.deselected and not by_ini)
-    )
+    if run.deselected and not by_ini:
+        return True
+    by_call = map(selects.match, words_of_call(run.config))
+    return any(by_call) or selects_tests(run.config)
 
 
 def moved_rootdir(config: pytest.Config) -> str:

@@ -17,6 +17,7 @@ from pytest_ddpperf.options import definitions
 from pytest_ddpperf.options.settings import read_settings
 from pytest_ddpperf.plugin.items import (
     conftests,
+    has_any,
     named_tests,
     only_prints,
     words_for_all,
@@ -88,10 +89,9 @@ def _invocation(config: pytest.Config, kept: tuple[str, ...]) -> Invocation:
     """Return how this pytest was called; `kept` is as `Invocation` has it."""
     call, snapshot = config.invocation_params, take_snapshot(config)
     called_with = (*words_of_call(config), *words_for_all(config))
-    # its results are unknown where measured tests alone run
-    depends = ("dependency", "pytest_dependency")
+    # the tests that others depend on do not run there
     if (
-        any(map(config.pluginmanager.hasplugin, depends))
+        has_any(config.pluginmanager, "dependency pytest_dependency")
         and config.getoption("ddp_against_python") is None
     ):
         called_with += ("--ignore-unknown-dependency",)

@@ -6,7 +6,8 @@ import pytest
 
 from pytest_ddpperf.plugin.item_settings import check_place, plain_failure
 from pytest_ddpperf.plugin.items import (
-    has_benchmark,
+    PYTEST_BENCHMARK,
+    has_any,
     is_distributed,
     measures,
     nodeid_of,
@@ -16,7 +17,7 @@ from pytest_ddpperf.plugin.replay import mark_with_timer
 from pytest_ddpperf.plugin.results import TestResults
 from pytest_ddpperf.plugin.state import Run
 from pytest_ddpperf.records import codec
-from pytest_ddpperf.records.errors import DdpPerfError, Unavailable
+from pytest_ddpperf.records.errors import DdpPerfError, OptionError, Unavailable
 
 TEST = pytest.StashKey[TestState]()
 
@@ -52,11 +53,16 @@ class RunningTests:
                 raise pytest.skip.Exception(
                     str(error), _use_item_location=True
                 ) from None
-            except DdpPerfError:
-                pass  # the call of its fixture reports it
+            except DdpPerfError as error:
+                # The call of its fixture reports it. A worker of xdist reports one of the run to
+                # the controller, too.
+                if type(error) is OptionError:
+                    state_of(item).usage_error = str(error)
         # Asked again: CodSpeed unregisters pytest-benchmark, and its own reading of the marker
         # knows no timer.
-        if has_benchmark(item.config.pluginmanager) and measures(item):
+        if has_any(item.config.pluginmanager, PYTEST_BENCHMARK) and measures(
+            item
+        ):
             mark_with_timer(item)
 
     @pytest.hookimpl(wrapper=True)

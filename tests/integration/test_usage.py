@@ -375,3 +375,18 @@ def test_a_run_without_the_terminal_plugin_ends_as_usual(
 ) -> None:
     pytester.makepyfile("def test_a(): pass")
     assert run("-p", "no:terminal", benchmark=True).ret == 0
+
+
+def test_under_xdist_a_limit_of_the_run_is_a_usage_error_too(
+    pytester: pytest.Pytester, run: Run
+) -> None:
+    """The main process has no tests, so workers find it."""
+    pytester.makepyfile(
+        test_plain="def test_step(ddp_benchmark):\n    ddp_benchmark(lambda ctx: int)\n"
+    )
+    result = run("--ddp-threshold=p99:20%", "-n1")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.assert_outcomes(errors=1)
+    result.stdout.fnmatch_lines(
+        ["--ddp-threshold: 'p99:20%': needs at least 299 timed steps *"]
+    )
