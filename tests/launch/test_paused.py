@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -352,10 +353,13 @@ def test_a_launch_goes_on_where_pytest_itself_stood_still(
     launch = object.__new__(paused_launch.PausedLaunch)
     monkeypatch.setattr(launch, "_collect", lambda until: None)
     monkeypatch.setattr(launch, "_check", lambda: None)
-    for left, further in ((-360.0, 30.0), (20.0, 20.0), (200.0, 200.0)):
-        launch._deadline = time.monotonic() + left
+    monkeypatch.setattr(
+        paused_launch, "time", SimpleNamespace(monotonic=lambda: 1000.0)
+    )
+    for deadline, left in ((640.0, 30.0), (1020.0, 20.0), (1200.0, 200.0)):
+        launch._deadline = deadline
         launch._rest()
-        assert further - 10 < launch._left_seconds <= further
+        assert launch._left_seconds == left
 
 
 def test_ctrl_c_while_ranks_are_stopped_leaves_nothing(bench: Bench) -> None:
