@@ -272,9 +272,9 @@ def read_variables(call: str, env: Any) -> dict[str, str]:
         # values may be secret: none is shown
         raise ValueError(f"{call}(env=...): give a dict of texts")
     if 2 * len(variables.items() & os.environ.items()) > len(os.environ):
-        # They would be other ones in each run, and undo what is set for ranks.
+        # These values differ from run to run, and would replace what is set for ranks.
         raise ValueError(
-            f"{call}(env=...): give the further variables alone, without those of os.environ"
+            f"{call}(env=...): give only further variables, not a copy of os.environ"
         )
     return dict(variables)
 
@@ -315,7 +315,7 @@ def _as_anywhere(
     temporary files: a folder of a test's own is another one in each run."""
     as_current = trees.as_current if trees else str
     home = as_current(str(root))
-    # also as pytest names folders there
+    # pytest resolves links in the path of tmp_path
     temporary = tempfile.gettempdir()
     rules = [
         # neither in "/mnt/repo" nor in "/repo-2", but in "-I/repo"

@@ -100,8 +100,9 @@ class Replay:
             extra["against"] = str(other.version)
             extra["against_commit"] = other.version.commit
         benchmark.extra_info["ddpperf"] = extra
-        rounds = len(self._pending)
-        benchmark.pedantic(self._advance, rounds=rounds, iterations=1)
+        benchmark.pedantic(
+            self._advance, rounds=len(self._pending), iterations=1
+        )
 
 
 def mark_with_timer(item: pytest.Item) -> None:

@@ -60,9 +60,9 @@ def judged_figures(
     steps: Sequence[Mapping[str, Any]],
     is_late: object,
 ) -> dict[str, FigureValues]:
-    """Return the values of each figure that has a direction, of one launch and rank. If it
-    `is_late`, what the first step has recorded is left out, as long as others have recorded it.
-    Raises DdpPerfError for one that is not finite."""
+    """Return the values of each figure that has a direction, of one launch and rank. With
+    `is_late`, the value of the first step is left out if other steps have one. Raises DdpPerfError
+    for one that is not finite."""
     found = {}
     for name, figure in figures.items():
         if figure is None:

@@ -73,7 +73,7 @@ def state() -> FoundFacts:
             if getattr(torch.backends.cuda, f"{name}_sdp_enabled")()
         ),
         "deterministic": torch.are_deterministic_algorithms_enabled(),
-        # coverage or a debugger, which slow each line down; unset in baselines from before as well
+        # coverage or a debugger slows down each line; None as in older baselines
         "traced": sys.gettrace() and True,
     }
 

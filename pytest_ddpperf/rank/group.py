@@ -93,7 +93,7 @@ def meet_at_launch(folder: str) -> None:
     own_pid = os.getpid()
 
     def meeting_at_launch(rendezvous: Any) -> Any:
-        # not all ranks may meet for RPC and for groups equally often
+        # some ranks may meet for RPC only, and others for a group as well
         meetings = count()
         noting = opened.noting_group(rendezvous, folder)
 
@@ -112,7 +112,7 @@ def meet_at_launch(folder: str) -> None:
 
         return meet
 
-    # init_rpc has the second one
+    # init_rpc calls the second one
     for module in ("torch.distributed.distributed_c10d", "torch.distributed"):
         torch_names.replace(f"{module}:rendezvous", meeting_at_launch)
 

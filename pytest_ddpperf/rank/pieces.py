@@ -166,7 +166,7 @@ class _Step:
         """End the phase that lasts now."""
         phase = self._phase()
         if phase in (FORWARD, BACKWARD, OPTIMIZER):
-            # One that comes first may call the passes, and what was before it is data's.
+            # An optimizer that comes first may call the passes: what comes before it is data.
             if phase != OPTIMIZER or self._last:
                 self._name_gaps(phase)
             self._last = phase

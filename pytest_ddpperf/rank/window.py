@@ -179,9 +179,6 @@ def window_of(
         steps = [steps[index] for index in kept]
         marks = [(step.begin_ns, step.end_ns) for step in steps]
     said = [step.recorded for step in steps]
-    # A program may record after its update, so its first record may contain the pause before the
-    # window. In stretches, the first step does not count.
-    is_late = plan.boundary and rank.stretches is None
     losses = [step.recorded.get("loss") for step in all_steps]
     times = [(step.begin_ns, step.end_ns) for step in steps]
     return Window(
@@ -192,7 +189,11 @@ def window_of(
         counters=warmed.counters,
         losses=context.first_losses([*warmed.losses, *losses]),
         recorded=context.figures_by_name(said),
-        figures=context.judged_figures(ctx.judged, said, is_late),
+        # A program may record after its update, so its first record may contain the pause before
+        # the window. In stretches, the first step does not count.
+        figures=context.judged_figures(
+            ctx.judged, said, plan.boundary and rank.stretches is None
+        ),
         sent=tuple(warmed.sent),
         first_ratio=_first_ratio(all_steps)
         if warmed.steps and not compiled

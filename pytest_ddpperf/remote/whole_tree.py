@@ -120,10 +120,10 @@ def _check_out_submodules(part: Part) -> Iterator[Path]:
         if kind != "commit":
             continue
         here, there = part.here / path, part.there / path
-        # a sparse tree lacks its folder, and so may the worktree
-        if not (here.is_dir() or there.is_dir()):
-            continue
-        if here.is_dir() and not any(here.iterdir()):
+        if here.is_dir():
+            if not any(here.iterdir()):
+                continue
+        elif not there.is_dir():  # both are sparse
             continue
         there.mkdir(parents=True, exist_ok=True)
         for folder in _git_folders(part, here):

@@ -210,7 +210,7 @@ def test_variables_of_pytest_itself_are_no_further_ones(
     monkeypatch.setenv("HOME", "/root")
     copied = {**os.environ, "NCCL_ALGO": "Ring"}
     copied.pop(left_out, None)
-    with pytest.raises(ValueError, match=r"f\(env=\.\.\.\): give the further"):
+    with pytest.raises(ValueError, match=r"f\(env=\.\.\.\): give only further"):
         arguments.read_variables("f", copied)
     further = {"NCCL_ALGO": "Ring", "HOME": "/root"}
     assert arguments.read_variables("f", further) == further
