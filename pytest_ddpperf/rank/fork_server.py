@@ -259,12 +259,6 @@ class _Server:
                     self._carry_out(request)
             # after what pytest had said before it ended
             if signal.SIGTERM in signals:
-                # The template has ended. If pytest has not, it still works in the folder.
-                if (
-                    not readable([self._control.socket], 1.0)
-                    or self._control.receive(ServerRequest) is not None
-                ):
-                    self._folder = ""
                 return
 
     def _carry_out(self, request: ServerRequest) -> None:

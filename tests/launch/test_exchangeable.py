@@ -14,7 +14,6 @@ import sys
 import threading
 import time
 import traceback
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +22,10 @@ import torch
 
 from pytest_ddpperf.launch import Launcher, Observer
 from pytest_ddpperf.launch.template import Templates
-from pytest_ddpperf.records.errors import ServerError
-from pytest_ddpperf.records.messages import PauseRanks
 from pytest_ddpperf.records.plan import Plan
 from pytest_ddpperf.records.samples import GOES_ON
 from pytest_ddpperf.wire.source_trees import Trees
 from tests.launch.conftest import Bench
-from tests.processes import gone, until
 
 ROOT = Path(__file__).parents[2]
 
@@ -215,29 +211,6 @@ def test_a_template_that_is_killed_is_replaced(bench: Bench) -> None:
     assert bench.call(lambda ctx: ctx.rank) == [0, 1]
     assert template not in bench.launcher.templates._templates.values()
     assert template._child.lines.socket.fileno() == -1, "closed"
-
-
-@pytest.mark.parametrize("is_busy", [False, True])
-def test_where_the_template_alone_is_killed_the_folder_stays(
-    tmp_path: Path, is_busy: bool
-) -> None:
-    """Pytest is in it, and goes on."""
-    (tmp_path / "version").mkdir()
-    launcher = Launcher(dict, folder=str(tmp_path / "version"))
-    plan = Plan(world_size=1, backend="gloo", device="cpu")
-    try:
-        assert launcher.call(plan, lambda ctx: ctx.rank, (), Observer()) == [0]
-        pid = launcher._server.pid
-        (template,) = launcher.templates._templates.values()
-        template._child.kill()
-        if is_busy:
-            # it may have ended by now
-            with suppress(ServerError, OSError):
-                launcher._server.send(PauseRanks())
-        until(lambda: gone([pid]))
-        assert (tmp_path / "version").exists()
-    finally:
-        launcher.close()
 
 
 def test_page_faults_of_steps_are_counted(bench: Bench) -> None:

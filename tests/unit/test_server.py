@@ -172,8 +172,7 @@ def test_a_server_takes_folders_along_and_pytests_own_only_if_that_was_killed(
     assert [
         path.name for path in tmp_path.iterdir() if path.name != "pytests"
     ] == ["before"]
-    # a signal is the template's end: pytest is there
-    assert folders[2].exists() == (end != "left alone")
+    assert folders[2].exists() == (end == "stopped")
 
 
 @contextmanager
