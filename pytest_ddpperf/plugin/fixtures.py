@@ -290,7 +290,7 @@ class BenchmarkFixture(DistributedFixture):
             measured = self._run.role.carry_out(job, self._run.session, watcher)
         except KeyboardInterrupt:
             if not self._run.worker:
-                self._run.report.doubts.append(
+                self._run.report.messages.append(
                     f"{job.nodeid}: interrupted: {watcher.line()}"
                 )
             raise

@@ -64,8 +64,6 @@ class RunResults:
     facts: Facts = field(default_factory=dict)
     messages: list[str] = field(default_factory=list)  # about the whole run
     sections: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    # what the run did not compare, and where it was interrupted; said with -q, too
-    doubts: list[str] = field(default_factory=list)
     guard: tuple[Loosened, ...] = ()  # what is weaker than before
     too_weak: str = ""  # why that makes the run red; "" if it does not
     # found in a worker, or at the end, where pytest cannot say it
@@ -88,7 +86,6 @@ class RunResults:
             or self.skipped
             or self.never_measured
             or self.usage_error
-            or self.doubts
             or self.unwritten
             or self.messages
             or self.guard
@@ -139,13 +136,13 @@ class RunResults:
                 " install it with pip install -e ."
             )
         elif unread:
-            self.doubts.append(
+            self.messages.append(
                 f"no rank is known to have read what differs in {text.some(unread)}"
             )
 
     def note_unused(self, limits: Limits) -> None:
-        """Add a doubt on limits of the run on figures of the user's own that no test has."""
-        self.doubts += sentences.unused_limits(limits, self.outcomes)
+        """Add a message on limits of the run on figures of the user's own that no test has."""
+        self.messages += sentences.unused_limits(limits, self.outcomes)
 
     def take(self, message: Mapping[str, Any]) -> None:
         """Add the results of one test, a TestResults in plain values."""
@@ -212,9 +209,7 @@ class RunResults:
     def lines(self, verbosity: int, width: int) -> Iterator[str]:
         """Yield the table, the problems and the counts."""
         run = self.run
-        is_shown = verbosity >= 0 or not self.outcomes
-        messages = run.messages if is_shown else self.doubts
-        every = [*messages, *self.unwritten, *guard.lines(run)]
+        every = [*run.messages, *self.unwritten, *guard.lines(run)]
         if self.usage_error:
             every.append(self.usage_error)
         yield from terminal.report(
@@ -236,7 +231,6 @@ class RunResults:
             problem=self.refused or self.usage_error,
             messages=(
                 *self.messages,
-                *self.doubts,
                 *(
                     f"{nodeid}: never measured: it does not call its fixture"
                     for nodeid in self.never_measured

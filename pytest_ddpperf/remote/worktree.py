@@ -347,6 +347,10 @@ class Checkout:
         said = "; ".join([*errors[:1], last])
         if "promisor" in last:
             said += f"; git diff --stat HEAD {self.version.commit} brings it"
+        if "Permission denied" in last or "Read-only file" in last:
+            said += "; git writes into .git: make a clone that this user may write to"
+        if "unable to write" in said:
+            said += f"; is there space in {tempfile.gettempdir()}?"
         return f"{self.version} cannot be checked out: {said}"
 
     def _set_up(

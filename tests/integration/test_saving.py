@@ -168,7 +168,12 @@ def test_a_session_says_whose_code_it_is(
         git(pytester.path, *command)
     (folder / "mylib" / "helper.py").write_text(STEP + "# not committed\n")
     result = run(
-        "perf", "perf/others", "--rootdir=perf", "--ddp-extend-baseline", *FEW
+        "perf",
+        "perf/others",
+        "--rootdir=perf",
+        "--ddp-extend-baseline",
+        "-q",
+        *FEW,
     )
     result.assert_outcomes(passed=1)
     what = (

@@ -1201,6 +1201,39 @@ def test_a_version_that_cannot_be_checked_out_is_refused(
     assert list(temporary.iterdir()) == []
 
 
+@pytest.mark.parametrize(
+    ("said", "remedy"),
+    [
+        (
+            "error: unable to write file a.py\nfatal: Could not reset index file to 'HEAD'.",
+            "; is there space in {temporary}?",
+        ),
+        (
+            "fatal: could not create leading directories of '.git/worktrees/a': Permission denied",
+            "; git writes into .git: make a clone that this user may write to",
+        ),
+    ],
+)
+def test_the_place_is_named_that_git_could_not_write_to(
+    top: Path,
+    temporary: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    said: str,
+    remedy: str,
+) -> None:
+    run_git = folder_module.git.git
+
+    def fail(folder: Path, *arguments: object, **options: Any) -> str:
+        if arguments[:2] == ("worktree", "add"):
+            raise GitError(said)
+        return run_git(folder, *arguments, **options)
+
+    monkeypatch.setattr(folder_module.git, "git", fail)
+    _, problem, _ = refusal(top, against="main")
+    *_, last = said.splitlines()
+    assert problem.endswith(last + remedy.format(temporary=temporary))
+
+
 def test_what_changed_is_told_less_the_tests_and_documentation(
     top: Path,
 ) -> None:

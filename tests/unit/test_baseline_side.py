@@ -112,7 +112,7 @@ def test_a_run_says_which_files_that_differ_no_rank_is_known_to_have_read(
     )
     run.end(changed=("a_submodule", "conf.yaml", "src/net.py"))
     said = "the run fails: no test imported what differs between origin/main (1a2b3c4) and the"
-    assert run.doubts == [reported] * bool(reported)
+    assert run.messages == [reported] * bool(reported)
     if reported:
         shown = [*run.lines(-1, 80)]
         assert reported in shown, "with -q, too"

@@ -570,9 +570,9 @@ def test_a_limit_of_the_run_that_no_test_has_a_figure_for_is_named() -> None:
     now = replace(now, limits=LIMITS)
     results.take(codec.encode({"outcomes": [now]}))
     results.note_unused(parse.limits("tps:5%,p90:5%"))
-    assert results.doubts == []
+    assert results.messages == []
     results.note_unused(parse.limits("tps:5%,tsp:5%"))
-    (doubt,) = results.doubts
+    (doubt,) = results.messages
     assert doubt == (
         "there is a limit on tsp, and no test has such a figure: check the name"
     )

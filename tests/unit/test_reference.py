@@ -267,7 +267,7 @@ def test_files_that_differ_from_another_version_are_not_read_by_a_test_with_a_re
         ("b", ""): against,
     }
     results.end(changed=["a.py"])
-    (doubt,) = results.doubts
+    (doubt,) = results.messages
     assert doubt.endswith("what differs in a.py")
 
 
