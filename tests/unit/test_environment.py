@@ -307,7 +307,9 @@ def test_a_thread_that_pins_memory_works_ahead(
     thread = threading.Thread(target=work, name=name)
     thread.start()
     try:
-        assert environment.goes_on() is goes_on
+        # a thread that waits for a core all the time is not seen
+        looks = [environment.goes_on() for _ in range(20)]
+        assert any(looks) is goes_on
     finally:
         over.set()
         thread.join()
