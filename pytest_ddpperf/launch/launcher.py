@@ -275,9 +275,11 @@ class Launcher:
         self, plan: Plan, task: bytes, observer: Observer
     ) -> tuple[bytes, ...]:
         """Run a `call` and return the pickled results."""
-        return self._launch(
+        delivery = self._launch(
             replace(plan, warmup=0, steps=0), task, observer
-        ).results
+        )
+        observer.wrote(delivery.output)
+        return delivery.results
 
     def _interconnect(self, plan: Plan) -> str | None:
         facts, here = self._facts or {}, plan.world_size // plan.nodes

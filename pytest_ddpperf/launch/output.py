@@ -32,6 +32,9 @@ class Observer:
     def output(self, name: str, stream: str, line: str) -> None:
         """Called with each line of a process; `name` is `Plan.name`."""
 
+    def wrote(self, output: Outputs) -> None:
+        """Called with what the processes of a call wrote, if it succeeded."""
+
 
 # of each end: enough for a log's beginning and for the traceback at its end
 _KEEP_BYTES = 32_000

@@ -215,6 +215,7 @@ class DdpRun(DistributedFixture):
             raise plain_failure(str(error)) from None
         finally:
             watcher.erase()
+            self._show(plan, (watcher.written,))
 
 
 class BenchmarkFixture(DistributedFixture):

@@ -16,7 +16,7 @@ from pytest_ddpperf.launch import Observer, placement
 from pytest_ddpperf.plugin.outcomes import Took
 from pytest_ddpperf.plugin.state import RUN
 from pytest_ddpperf.records.quantiles import quantile
-from pytest_ddpperf.records.samples import LaunchSamples
+from pytest_ddpperf.records.samples import LaunchSamples, Outputs
 from pytest_ddpperf.wire.channels import Phase
 
 _REDRAW_SECONDS = 0.25
@@ -48,6 +48,7 @@ class Watcher(Observer):
         self._writer = config.get_terminal_writer() if live else None
         self._capture = config.pluginmanager.get_plugin("capturemanager")
         self._warmup = warmup
+        self.written: Outputs = ()  # by the processes of a call
         self.launch = 0  # from 1; the one under way, or the last
         self.launches = 0  # to the next look
         # step times of the launches that have ended
@@ -61,6 +62,9 @@ class Watcher(Observer):
         self._waits_since = 0.0
         self._next_report = _FIRST_REPORT_SECONDS
         self._next_launch = _FIRST_LAUNCH_SECONDS
+
+    def wrote(self, output: Outputs) -> None:
+        self.written = output
 
     def begin(self, launch: int, launches: int) -> None:
         self.launch, self.launches = launch + 1, launches

@@ -349,6 +349,8 @@ def test_assert_shows_values(ddp_run):
 @pytest.mark.parametrize("factor", [2, 3])
 def test_parametrised(ddp_run, factor):
     assert ddp_run(lambda ctx: factor * ctx.rank) == [0, factor]
+def test_fails_after_its_ranks(ddp_run):
+    assert ddp_run(lambda ctx: print(f"{ctx.rank} is here")) == []
 """
     ),
     "conftest.py": (
@@ -373,10 +375,14 @@ def test_code_travels_under_every_import_mode(
         file.parent.mkdir(exist_ok=True)
         file.write_text(text)
     result = run(f"--import-mode={mode}")
-    result.assert_outcomes(passed=4, failed=1)
+    result.assert_outcomes(passed=4, failed=2)
     result.stdout.fnmatch_lines(
         [
-            "rank ? failed in the function: AssertionError: assert ?1, ?? == ?1, 2?"
+            "rank ? failed in the function: AssertionError: assert ?1, ?? == ?1, 2?",
+            "*Captured stdout rank 0 call*",
+            "0 is here",
+            "*Captured stdout rank 1 call*",
+            "1 is here",
         ]
     )
 
