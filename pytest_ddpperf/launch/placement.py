@@ -233,3 +233,28 @@ def _locked(path: Path, waiting: Callable[[Path], None]) -> Iterator[None]:
         yield
     finally:
         os.close(descriptor)  # which releases the lock
+
+
+# "7: FLOCK  ADVISORY  WRITE 4321 00:16:3034 0 EOF": the process, then device and inode of what it
+# has locked.
+_FLOCK = re.compile(r"^\d+: FLOCK +\S+ +\S+ +(\d+) (\S+) ", re.MULTILINE)
+
+
+def holder(path: Path) -> int | None:
+    """Return the pid of the other process that has locked `path`.
+
+    None if there is none, or if the system does not say: the process is in another container, or
+    this is macOS.
+    """
+    try:
+        listed = Path("/proc/locks").read_text()
+        file = path.stat()
+    except OSError:
+        return None
+    name = (
+        f"{os.major(file.st_dev):02x}:{os.minor(file.st_dev):02x}:{file.st_ino}"
+    )
+    pids = (
+        int(pid) for pid, locked in _FLOCK.findall(listed) if locked == name
+    )
+    return next((pid for pid in pids if pid != os.getpid()), None)

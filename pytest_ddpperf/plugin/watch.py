@@ -101,12 +101,14 @@ class Watcher(Observer):
         if self._writer is not None:
             if now - self._drawn < _REDRAW_SECONDS:
                 return
-            line = waiting_line(resource, waited)
+            line = waiting_line(resource, placement.holder(resource), waited)
             what, comma, seconds = line.rpartition(",")
             self._draw(what, comma + seconds)
         elif waited >= self._next_report:
             self._next_report = 2 * waited
-            self._report(waiting_line(resource, waited))
+            self._report(
+                waiting_line(resource, placement.holder(resource), waited)
+            )
 
     def _report(self, line: str) -> None:
         if self._reporter is None:
@@ -231,9 +233,10 @@ def progress_line(
     return ", ".join(parts)
 
 
-def waiting_line(resource: Path, seconds: float) -> str:
-    """Return the line of a run that waits for a core or device. The path of one on another node is
-    relative, below the node's name."""
+def waiting_line(resource: Path, holder: int | None, seconds: float) -> str:
+    """Return the line of a run that waits for a core or device; `holder` is the pid of the process
+    that uses it. The path of one on another node is relative, below the node's name."""
+    pid = f" (pid {holder})" if holder is not None else ""
     node = "" if resource.is_absolute() else f" on {resource.parent}"
     what = "devices" if placement.is_device(resource) else "cores"
-    return f"waiting for another timed run{node} to release its {what}, {seconds:.0f} s"
+    return f"waiting for another timed run{pid}{node} to release its {what}, {seconds:.0f} s"

@@ -176,7 +176,7 @@ with placement.hold([Path(sys.argv[1])], lambda path: None):
 """
 
 
-def test_another_process_is_waited_for(
+def test_another_process_is_waited_for_and_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv(placement.SWITCH)
@@ -192,6 +192,7 @@ def test_another_process_is_waited_for(
     assert holder.stdout is not None
     try:
         assert holder.stdout.readline() == b"held\n"
+        assert placement.holder(second) == holder.pid
         waited: list[Path] = []
 
         def waiting(path: Path) -> None:
@@ -211,7 +212,7 @@ def test_another_process_is_waited_for(
     with placement.hold(
         [first, second], lambda path: pytest.fail(f"{path} was not released")
     ):
-        pass
+        assert placement.holder(second) is None
     monkeypatch.setenv(placement.SWITCH, "off")
     with placement.hold([tmp_path / "missing"], lambda path: None):
         pass

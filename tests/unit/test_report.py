@@ -1297,18 +1297,18 @@ def test_progress_has_its_place(
 def test_waiting_names_what_is_waited_for() -> None:
     wait = "waiting for another timed run"
     assert (
-        watch.waiting_line(Path("/cpu0"), 10.2)
-        == f"{wait} to release its cores, 10 s"
+        watch.waiting_line(Path("/cpu0"), 4321, 10.2)
+        == f"{wait} (pid 4321) to release its cores, 10 s"
     )
     assert (
-        watch.waiting_line(Path("/0000:17:00.0"), 20.0)
-        == f"{wait} to release its devices, 20 s"
+        watch.waiting_line(Path("/0000:17:00.0"), 4321, 20.0)
+        == f"{wait} (pid 4321) to release its devices, 20 s"
     )
     assert (
-        watch.waiting_line(Path("/"), 80.0)
+        watch.waiting_line(Path("/"), None, 80.0)
         == f"{wait} to release its cores, 80 s"
     )
     assert (
-        watch.waiting_line(Path("node 1 (b)/cpu3"), 9.0)
+        watch.waiting_line(Path("node 1 (b)/cpu3"), None, 9.0)
         == f"{wait} on node 1 (b) to release its cores, 9 s"
     )

@@ -24,6 +24,7 @@ def test_first():
 def test_waits(request, monkeypatch):
     clock = [100.0]
     monkeypatch.setattr(watch.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(watch.placement, "holder", lambda resource: 4321 if resource.name else None)
     watcher = watch.Watcher(request.config, warmup=1)
     for launch, resource, seconds in ((0, "/cpu0", 25), (1, "/", 11)):
         watcher.begin(launch, 2)
@@ -47,7 +48,10 @@ ARGUMENTS = (
     "no:cacheprovider",
 )
 WAIT = "waiting for another timed run"
-REPORTED = [f"{WAIT} to release its cores, {seconds} s" for seconds in (10, 20)]
+REPORTED = [
+    f"{WAIT} (pid 4321) to release its cores, {seconds} s"
+    for seconds in (10, 20)
+]
 
 
 @pytest.mark.parametrize(
@@ -80,6 +84,7 @@ def test_a_wait_that_is_seen_late_is_reported_once(
 ) -> None:
     clock, reported = [100.0], list[str]()
     monkeypatch.setattr(watch.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(watch.placement, "holder", lambda resource: 4321)
     plugins = SimpleNamespace(get_plugin=lambda name: None)
     config: Any = SimpleNamespace(
         pluginmanager=plugins,
@@ -93,7 +98,8 @@ def test_a_wait_that_is_seen_late_is_reported_once(
     for clock[0] in (178.0, 179.0, 180.0, 256.0, 257.0):
         watcher.waiting(Path("/cpu0"))
     assert reported == [
-        f"{WAIT} to release its cores, {seconds} s" for seconds in (78, 156)
+        f"{WAIT} (pid 4321) to release its cores, {seconds} s"
+        for seconds in (78, 156)
     ]
 
 
@@ -185,13 +191,13 @@ def test_a_terminal_shows_a_wait_while_it_lasts_and_a_dumb_one_in_lines(
 ) -> None:
     pytester.makepyfile(test_waits=WAITING)
     monkeypatch.setenv("TERM", terminal)
-    monkeypatch.setenv("COLUMNS", "69")
+    monkeypatch.setenv("COLUMNS", "80")
     status, output = on_terminal(*ARGUMENTS)
     lines = [line for line in output.splitlines() if line.startswith("waiting")]
     assert (status, lines) == (0, REPORTED if terminal == "dumb" else [])
     for text in (
-        " to release its c, 25 s",
-        " to release its co, 1 s",
+        " (pid 4321) to release its c, 25 s",
+        " to release its cores, 1 s",
     ):
         assert (f"\x1b7 {WAIT}{text}\x1b[K\x1b8" in output) is (
             terminal == "xterm"
