@@ -101,14 +101,12 @@ class Watcher(Observer):
         if self._writer is not None:
             if now - self._drawn < _REDRAW_SECONDS:
                 return
-            line = waiting_line(resource, placement.holder(resource), waited)
+            line = waiting_line(resource, waited)
             what, comma, seconds = line.rpartition(",")
             self._draw(what, comma + seconds)
         elif waited >= self._next_report:
             self._next_report = 2 * waited
-            self._report(
-                waiting_line(resource, placement.holder(resource), waited)
-            )
+            self._report(waiting_line(resource, waited))
 
     def _report(self, line: str) -> None:
         if self._reporter is None:
@@ -233,9 +231,11 @@ def progress_line(
     return ", ".join(parts)
 
 
-def waiting_line(resource: Path, holder: int | None, seconds: float) -> str:
-    """Return the line of a run that waits for a core or device; `holder` is the pid of the process
-    that uses it. The path of one on another node is relative, below the node's name."""
+def waiting_line(resource: Path, seconds: float) -> str:
+    """Return the line of a run that waits for a core or device, with the pid of the process that
+    uses it, if that is known. The path of one on another node is relative, below the node's
+    name."""
+    holder = placement.holder(resource)
     pid = f" (pid {holder})" if holder is not None else ""
     node = "" if resource.is_absolute() else f" on {resource.parent}"
     what = "devices" if placement.is_device(resource) else "cores"

@@ -1294,21 +1294,27 @@ def test_progress_has_its_place(
     )
 
 
-def test_waiting_names_what_is_waited_for() -> None:
+def test_waiting_names_what_is_waited_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    holders = {"cpu0": 4321, "0000:17:00.0": 4321}
+    monkeypatch.setattr(
+        watch.placement, "holder", lambda resource: holders.get(resource.name)
+    )
     wait = "waiting for another timed run"
     assert (
-        watch.waiting_line(Path("/cpu0"), 4321, 10.2)
+        watch.waiting_line(Path("/cpu0"), 10.2)
         == f"{wait} (pid 4321) to release its cores, 10 s"
     )
     assert (
-        watch.waiting_line(Path("/0000:17:00.0"), 4321, 20.0)
+        watch.waiting_line(Path("/0000:17:00.0"), 20.0)
         == f"{wait} (pid 4321) to release its devices, 20 s"
     )
     assert (
-        watch.waiting_line(Path("/"), None, 80.0)
+        watch.waiting_line(Path("/"), 80.0)
         == f"{wait} to release its cores, 80 s"
     )
     assert (
-        watch.waiting_line(Path("node 1 (b)/cpu3"), None, 9.0)
+        watch.waiting_line(Path("node 1 (b)/cpu3"), 9.0)
         == f"{wait} on node 1 (b) to release its cores, 9 s"
     )
