@@ -1,5 +1,6 @@
 """Training over RPC: PyTorch's "DDP and RPC" benchmark, a parameter server that is pulled from and
-pushed to, a pipeline of two stages that are replicated each.
+pushed to, an agent with many observers (reinforcement learning), a pipeline of two stages that are
+replicated each.
 
 The hybrid is of torch/distributed/benchmarks/benchmark_ddp_rpc.py and of the tutorial "Combining
 Distributed DataParallel with Distributed RPC Framework": the same tables, layers and varying
@@ -411,6 +412,63 @@ def test_gradient_server(
     if TO_SERVER[sent]:
         workload += f", {server}"
     _add_round(tables, workload, result, "examples", BATCH)
+
+
+# --- an agent and its observers
+
+STATE = 64
+ACTIONS = 8
+ACTIONS_A_ROUND = 5  # of each observer
+
+# in the agent
+policy = nn.Sequential(
+    nn.Linear(STATE, 128), nn.ReLU(), nn.Linear(128, ACTIONS)
+)
+
+
+def select_action(state: Tensor) -> int:
+    """Return the agent's action. Called by the observers."""
+    with torch.no_grad():
+        return int(policy(state).argmax())
+
+
+def observe(agent: str) -> int:
+    """Make a few steps in the world of an observer. Called by the agent."""
+    state = torch.zeros(STATE)
+    for _ in range(ACTIONS_A_ROUND):
+        state[rpc.rpc_sync(agent, select_action, (state,))] += 1
+    return int(state.sum())
+
+
+@ON_CPU
+@pytest.mark.ddp(nodes=1)
+def test_agent_and_observers(
+    rpc_benchmark: RpcBenchmark, pytestconfig: Any, tables: Tables
+) -> None:
+    """One agent, many observers that ask it what to do: a round of all of them, and the actions a
+    second."""
+    observers = int(read_option(pytestconfig, "ddp_parameter_servers") or 2)
+
+    def agent(ctx: RpcContext) -> Step:
+        def round_of_all() -> None:
+            rounds = [
+                rpc.rpc_async(observer, observe, (ctx.name,))
+                for observer in ctx.workers["parameter_server"]
+            ]
+            assert sum(each.wait() for each in rounds) == ACTIONS_A_ROUND * len(
+                rounds
+            )
+
+        return round_of_all
+
+    result = rpc_benchmark(agent, trainers=1, parameter_servers=observers)
+    _add_round(
+        tables,
+        f"agent, {observers} observers",
+        result,
+        "actions",
+        ACTIONS_A_ROUND * observers,
+    )
 
 
 # --- a pipeline

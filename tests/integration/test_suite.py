@@ -86,7 +86,7 @@ def test_experiments_are_shown_in_their_forms_with_the_numbers_that_are_asked(
     )
     result = run(*SUITE, "-k", asked, *options, small=False)
     counts = result.parseoutcomes()
-    assert (counts["passed"], counts["skipped"]) == (23, 2)
+    assert (counts["passed"], counts["skipped"]) == (24, 2)
     result.stdout.fnmatch_lines_random(
         [
             "------------------  PyTorch Distributed Benchmark (DDP and RPC) ---------------------",
@@ -96,10 +96,12 @@ def test_experiments_are_shown_in_their_forms_with_the_numbers_that_are_asked(
             ),
             "         All:  p50:  *.???s *[0-9]/s  p75:  *.???s *",
             "| parameter server * | *s (*) | * examples/s *|",
+            "| agent, 2 observers * | *s (*) | * actions/s *|",
             "| pipeline, 4 parts, bubble *% of forward (ideal 20%) | *s (*) | * examples/s *|",
             "| sparse gradients, sparse by RPC, batched * | *s (*) | * examples/s *|",
             "Fastest bucket size, gloo, 2 ranks: * MB for gpt (8 MB of gradients)",
             "*test_hybrid  *3 trainers *",
+            "*test_agent_and_observers  *1 trainer *",
             "*test_pipeline[[]4[]]  *3 trainers *",
             "| RPC by rpc_sync, used 3 times | 4     | forward  | 36,864 |",
             "| RPC by to_here, used 3 times  | 4     | backward | 36,864 |",
