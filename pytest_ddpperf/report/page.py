@@ -1,20 +1,13 @@
 """A run as one HTML file: offline, without script. Each measurement has its texts, as in other
 reports, and figures."""
 
-import re
 from collections.abc import Iterator, Sequence
-from itertools import chain
 from typing import Any, NamedTuple
 
 from pytest_ddpperf import text
-from pytest_ddpperf.records import quantiles
 from pytest_ddpperf.records.metric import WALL
 from pytest_ddpperf.records.outcome import Outcome, RunInfo
 from pytest_ddpperf.records.samples import (
-    Environment,
-    Facts,
-    LaunchRankSteps,
-    Scalar,
     Status,
 )
 from pytest_ddpperf.report import (
@@ -81,17 +74,7 @@ def rendered(template: str, **content: Any) -> str:
             text.printable(value) if type(value) is str else value
         ),
     )
-    environment.filters["breakable"] = _breakable
     return environment.get_template(template).render(**content)
-
-
-def _breakable(name: str) -> Any:
-    """Let a narrow screen break a long name where its parts end."""
-    from markupsafe import Markup
-
-    return Markup("<wbr>").join(
-        re.split(r"(?<=[/:_\[-])(?=\w)", text.printable(name))
-    )
 
 
 def _run_facts(run: RunInfo) -> dict[str, Any]:
@@ -231,41 +214,26 @@ def _tables(outcome: Outcome, sides: Sequence[figures.Side]) -> Iterator[Table]:
             ("counter", sentences.base_name([outcome]), "now"),
             counters,
         )
-    yield _environment(outcome)
 
 
 def _ranks(outcome: Outcome) -> Table:
-    """Return each rank's own step times, CPU time and wait for RPC, of both sides if they are
-    known."""
+    """Return each rank's own step times; of the other side p50, if it is known."""
     samples = outcome.measured.samples
     columns = {
         f"p{q}": causes.by_rank(samples.rank_seconds, q)
         for q in (10, 50, 90, 95)
     }
-    columns["CPU p50"] = _medians(samples.cpu_seconds)
-    columns["blocked in RPC, p50"] = _medians(samples.blocked_seconds)
     ranks = len(samples.rank_seconds[0])
     other = outcome.other_side
     if other and len(other.samples.rank_seconds[0]) == ranks:
         base = sentences.base_name([outcome])
         columns[f"{base}, p50"] = causes.by_rank(other.samples.rank_seconds, 50)
-        columns[f"{base}, CPU p50"] = _medians(other.samples.cpu_seconds)
-    columns = {title: values for title, values in columns.items() if values}
     rows = []
     for rank in range(ranks):
         cells = [text.seconds(values[rank]) for values in columns.values()]
         rows.append((outcome.plan.name(rank), *cells))
     title = "Trainers' own steps" if outcome.plan.rpc else "Ranks' own steps"
     return Table(title, ("", *columns), rows)
-
-
-def _medians(durations: LaunchRankSteps | None) -> list[float]:
-    """Return each rank's median over all steps of all launches, in seconds: there may be steps
-    without any wait."""
-    if not durations:
-        return []
-    by_rank = zip(*durations, strict=True)
-    return [quantiles.quantile([*chain(*steps)], 50) for steps in by_rank]
 
 
 def _counters(outcome: Outcome) -> tuple[tuple[str, ...], ...]:
@@ -280,39 +248,11 @@ def _counters(outcome: Outcome) -> tuple[tuple[str, ...], ...]:
             for each in outcome.verdict.counters
         }
     return tuple(
-        (name, _cell(before.get(name), ","), _cell(now.get(name), ","))
+        (name, _cell(before.get(name)), _cell(now.get(name)))
         for name in {**now, **before}
         if now.get(name) or before.get(name)
     )
 
 
-def _environment(outcome: Outcome) -> Table:
-    """Return the environment of both sides if both are known; facts that differ come first."""
-    sides = {"now": _all_facts(outcome.measured.environment)}
-    if outcome.other_side:
-        base = sentences.base_name([outcome])
-        sides = {base: _all_facts(outcome.other_side.environment), **sides}
-    names = sorted(
-        dict.fromkeys(chain(*sides.values())),
-        key=lambda name: (
-            len({facts.get(name) for facts in sides.values()}) == 1
-        ),
-    )
-    rows = [
-        (name, *(_cell(facts.get(name)) for facts in sides.values()))
-        for name in names
-    ]
-    return Table("Environment", ("fact", *sides), rows)
-
-
-def _all_facts(environment: Environment) -> Facts:
-    facts = {
-        **environment.key,
-        **environment.must_match,
-        **environment.recorded,
-    }
-    return {name.removeprefix("env:"): value for name, value in facts.items()}
-
-
-def _cell(value: Scalar, form: str = "") -> str:
-    return "-" if value is None else text.shortened(format(value, form))
+def _cell(value: int | None) -> str:
+    return "-" if value is None else f"{value:,}"

@@ -669,7 +669,7 @@ def test_all_reports_of_a_comparison_say_the_same(
         '<b class="badge">only in the base</b></td><th scope="row">tests/test_a.py::gone</th><td>2'
         " gloo</td>"
     )
-    assert row in page.replace("<wbr>", "")
+    assert row in page
     assert "<li>base: 2026-01-02T03:04:05+00:00, commit c0ffeec" in page
     for words in ("nothing differs", "of now", "not in this clone"):
         assert words not in said + reported + page
