@@ -17,6 +17,7 @@ import pytest
 
 from pytest_ddpperf.launch import (
     Launcher,
+    Observer,
     placement,
     run,
     server_client,
@@ -31,7 +32,7 @@ from tests.templates import KeptTemplates
 
 
 @dataclass
-class Recorder:
+class Recorder(Observer):
     """An observer that remembers."""
 
     streams: bool = False
@@ -40,11 +41,6 @@ class Recorder:
 
     def waiting(self, resource: Path) -> None:
         self.waited.append(resource)
-
-    def progress(
-        self, phase: object, step: int, steps: int, marks_ns: object
-    ) -> None:
-        pass
 
     def output(self, name: str, stream: str, line: str) -> None:
         self.lines.append((name, stream, line))
