@@ -7,9 +7,7 @@ from typing import Any, NamedTuple
 from pytest_ddpperf import text
 from pytest_ddpperf.records.metric import WALL
 from pytest_ddpperf.records.outcome import Outcome, RunInfo
-from pytest_ddpperf.records.samples import (
-    Status,
-)
+from pytest_ddpperf.records.samples import Status
 from pytest_ddpperf.report import (
     causes,
     diff_report,
