@@ -347,7 +347,8 @@ class Checkout:
         said = "; ".join([*errors[:1], last])
         if "promisor" in last:
             said += f"; git diff --stat HEAD {self.version.commit} brings it"
-        if "Permission denied" in last or "Read-only file" in last:
+        is_refused = "Permission denied" in last or "Read-only file" in last
+        if is_refused and "/worktrees/" in last:
             said += "; git writes into .git: make a clone that this user may write to"
         if "unable to write" in said:
             said += f"; is there space in {tempfile.gettempdir()}?"

@@ -1212,6 +1212,8 @@ def test_a_version_that_cannot_be_checked_out_is_refused(
             "fatal: could not create leading directories of '.git/worktrees/a': Permission denied",
             "; git writes into .git: make a clone that this user may write to",
         ),
+        # not of git's own files
+        ("fatal: could not open 'tests/data.pt': Permission denied", ""),
     ],
 )
 def test_the_place_is_named_that_git_could_not_write_to(
