@@ -572,11 +572,11 @@ def test_a_limit_of_the_run_that_no_test_has_a_figure_for_is_named() -> None:
     results.note_unused(parse.limits("tps:5%,p90:5%"))
     assert results.messages == []
     results.note_unused(parse.limits("tps:5%,tsp:5%"))
-    (doubt,) = results.messages
-    assert doubt == (
+    (message,) = results.messages
+    assert message == (
         "there is a limit on tsp, and no test has such a figure: check the name"
     )
-    assert doubt in [*results.lines(-1, 100)], "with -q, too"
+    assert message in [*results.lines(-1, 100)], "with -q, too"
 
 
 # --- launches together, and what is stored

@@ -267,8 +267,8 @@ def test_files_that_differ_from_another_version_are_not_read_by_a_test_with_a_re
         ("b", ""): against,
     }
     results.end(changed=["a.py"])
-    (doubt,) = results.messages
-    assert doubt.endswith("what differs in a.py")
+    (message,) = results.messages
+    assert message.endswith("what differs in a.py")
 
 
 def test_a_bisection_of_a_test_with_a_reference_is_refused() -> None:
