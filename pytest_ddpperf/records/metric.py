@@ -18,7 +18,6 @@ from pytest_ddpperf.records.quantiles import (
     launch_quantiles,
     quantile,
 )
-from pytest_ddpperf.records.reason import Reason
 from pytest_ddpperf.records.step_phases import PHASES, RANK_WAIT, StepPhases
 
 POINT_TO_POINT = ("send", "recv")
@@ -134,8 +133,6 @@ class Metric:
     title = ""  # before its name, in a sentence
     # what it needs that is measured on CPU only, in words; "" for nothing
     on_cpu_only = ""
-    # The reason codes if it is unknown now, and in the baseline: () only if `figures` always knows.
-    unknown: tuple[Reason, ...] = ()
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -209,7 +206,6 @@ class CpuPercentile(Percentile):
     prefix = "cpu_p"
     is_wall_time = False
     on_cpu_only = "CPU time is"
-    unknown = (Reason.NO_CPU_TIME_NOW, Reason.NO_CPU_TIME)
 
     def figures(self, measurement: MeasuredLaunches) -> OfLaunches:
         return tuple(
@@ -252,7 +248,6 @@ class DeviceTime(Metric):
     # several.
     default_limits = {DEVICE: 0.03}
     is_wall_time = False
-    unknown = (Reason.NO_DEVICE_TIME_NOW, Reason.NO_DEVICE_TIME)
 
     def applies_to(self, plan: PlannedLaunch) -> bool:
         return plan.has_device_time
@@ -267,7 +262,6 @@ class Phase(Metric):
     names = (*PHASES, RANK_WAIT)
     is_part = True
     on_cpu_only = "phases are"
-    unknown = (Reason.NO_PHASE_NOW, Reason.NO_PHASE)
 
     def applies_to(self, plan: PlannedLaunch) -> bool:
         return not (plan.rpc or plan.collective or plan.command)
@@ -333,7 +327,6 @@ class OwnFigure(Metric):
     unit = ""
     is_of_steps = False
     is_wall_time = False
-    unknown = (Reason.NO_FIGURE_NOW, Reason.NO_FIGURE)
 
     def __init__(self, name: str, better: str) -> None:
         super().__init__(name)

@@ -35,16 +35,8 @@ class Reason(Text):
     # INCOMPARABLE; "now" is what no other baseline would help
     MUST_MATCH = "must-match"
     BASELINE_SUPPORT = "baseline-support"
-    NO_CPU_TIME = "no-cpu-time"
-    NO_CPU_TIME_NOW = "no-cpu-time-now"
-    NO_PHASE = "no-phase"
-    NO_PHASE_NOW = "no-phase-now"
-    NO_DEVICE_TIME = "no-device-time"
-    NO_DEVICE_TIME_NOW = "no-device-time-now"
-    NO_FIGURE = "no-figure"  # of the user's own
-    NO_FIGURE_NOW = "no-figure-now"
-    UNKNOWN_COUNTER = "unknown-counter"
-    UNKNOWN_COUNTER_NOW = "unknown-counter-now"
+    UNKNOWN_METRIC = "unknown-metric"  # that a limit names
+    UNKNOWN_METRIC_NOW = "unknown-metric-now"
     OTHER_EXAMPLES = "other-examples"
     NOT_SYNCHRONISED = "not-synchronised"
     # NOT GATED

@@ -225,39 +225,17 @@ def why_not_compared(outcome: Outcome) -> str:
             f"{option}{new}"
         )
     differences = _why_incomparable(outcome, verdict)
-    limited = [
-        limit.metric
-        for limit in outcome.limits
-        if verdict.reason in limit.kind.unknown
-    ]
-    metrics = " or ".join(limited)
-    no_other_baseline_helps = {
-        Reason.NO_CPU_TIME_NOW: "there is a limit on CPU time, and the ranks used none",
-        Reason.NO_PHASE_NOW: (
-            f"{metrics} cannot be seen in this step, or takes no time: its limit cannot be "
-            "applied"
-        ),
-        Reason.NO_DEVICE_TIME_NOW: (
-            "there is a limit on device time, which is unknown: see the notes"
-        ),
-        Reason.NO_FIGURE_NOW: (
-            f"{differences}: no step records it, or it is 0"
-        ),
-        Reason.UNKNOWN_COUNTER_NOW: (
-            f"{differences}, or differs between launches: see the notes, or remove its limit"
-        ),
-    }
-    if verdict.reason in no_other_baseline_helps:
-        return no_other_baseline_helps[verdict.reason]
-    differs = {
-        Reason.NO_CPU_TIME: "there is a limit on CPU time, and the baseline has none",
-        Reason.NO_DEVICE_TIME: "there is a limit on device time, and the baseline has none",
-        Reason.NO_PHASE: f"the baseline does not have {metrics}, which is limited",
-        Reason.BASELINE_SUPPORT: f"the baseline is too small: {differences}",
-    }.get(verdict.reason, differences)
+    if verdict.reason == Reason.UNKNOWN_METRIC_NOW:
+        # no other baseline helps
+        return (
+            f"{differences}, or 0, or differs between launches: see the notes, or remove its"
+            " limit"
+        )
+    if verdict.reason == Reason.BASELINE_SUPPORT:
+        differences = f"the baseline is too small: {differences}"
     if is_stored:
-        return f"{differs}: measure as before, or save a new baseline"
-    return differs
+        return f"{differences}: measure as before, or save a new baseline"
+    return differences
 
 
 def _is_stored(outcome: Outcome) -> bool:

@@ -346,7 +346,7 @@ def _count(
     changes = []
     dropped = [*verdict.dropped_limits]
     details = []
-    reason = Reason.UNKNOWN_COUNTER
+    reason = Reason.UNKNOWN_METRIC
     for limit in limits:
         if not limit.kind.is_exact:
             continue
@@ -358,7 +358,7 @@ def _count(
             if earlier is not None:
                 dropped.append(Dropped(limit=limit, why="unknown now"))
         elif now is None:
-            reason = Reason.UNKNOWN_COUNTER_NOW
+            reason = Reason.UNKNOWN_METRIC_NOW
             details.append(f"{limit.metric} is unknown now")
         else:
             details.append(f"{limit.metric} is unknown in the baseline")

@@ -237,16 +237,15 @@ def _refuse_limits(
             details=tuple(dict.fromkeys(map(str, thin))),
         )
     for limit in limits:
-        reason, where = limit.kind.unknown[:1], "now"
+        reason, where = Reason.UNKNOWN_METRIC_NOW, "now"
         if has_figure(limit, current):
-            reason, where = limit.kind.unknown[1:], "in the baseline"
+            reason, where = Reason.UNKNOWN_METRIC, "in the baseline"
             if all(has_figure(limit, side) for side in baseline):
                 continue
-        details = (f"{limit.metric} is unknown {where}",)
         return Verdict(
             status=Status.INCOMPARABLE,
-            reason=reason[0],
-            details=details if limit.kind.own_figure else (),
+            reason=reason,
+            details=(f"{limit.metric} is unknown {where}",),
         )
     return None
 

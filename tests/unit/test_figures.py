@@ -333,11 +333,11 @@ def test_a_figure_that_got_lost_is_not_compared_also_by_a_default_limit(
     before = measured(tps=values(FASTER, STEADY))
     limits = limits_for(PLAN, parse.limits(asked), {"tps": FASTER})
     verdict = judge(measured(), [before], limits)
-    assert (verdict, verdict.reason) == ("INCOMPARABLE", "no-figure-now")
+    assert (verdict, verdict.reason) == ("INCOMPARABLE", "unknown-metric-now")
     found = outcome("test_a", Drawn(), verdict, measured(), limits=limits)
     assert (
         sentences.why_not_compared(found)
-        == "tps is unknown now: no step records it, or it is 0"
+        == "tps is unknown now, or 0, or differs between launches: see the notes, or remove its limit"
     )
 
 
@@ -350,7 +350,7 @@ def test_a_new_figure_is_not_compared_and_the_default_limit_is_dropped() -> (
     assert verdict == "PASS"
     assert verdict.dropped == ("tps:10%: the baseline does not know it",)
     verdict = judge(now, [measured()], LIMITS)
-    assert (verdict, verdict.reason) == ("INCOMPARABLE", "no-figure")
+    assert (verdict, verdict.reason) == ("INCOMPARABLE", "unknown-metric")
     assert verdict.differences == ("tps is unknown in the baseline",)
 
 
@@ -363,7 +363,7 @@ def test_a_figure_that_one_launch_of_the_baseline_lacks_is_not_compared(
     now = measured(tps=values(FASTER, [each / 2 for each in STEADY]))
     limits = limits_for(PLAN, parse.limits(asked), {"tps": FASTER})
     verdict = judge(now, [measured(tps=lacks_one)], limits, interleaved=True)
-    assert (verdict, verdict.reason) == ("INCOMPARABLE", "no-figure")
+    assert (verdict, verdict.reason) == ("INCOMPARABLE", "unknown-metric")
 
 
 def test_worse_within_the_limit_is_not_called_slower() -> None:

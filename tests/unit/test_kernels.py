@@ -417,14 +417,14 @@ def test_a_default_limit_on_what_is_unknown_is_dropped(
     [
         (
             False,
-            "no-device-time-now",
-            "there is a limit on device time, which is unknown: see the notes",
+            "unknown-metric-now",
+            "device is unknown now, or 0, or differs between launches: see the notes, or remove its"
+            " limit",
         ),
         (
             True,
-            "no-device-time",
-            "there is a limit on device time, and the baseline has none: measure as before, or"
-            " save a new baseline",
+            "unknown-metric",
+            "device is unknown in the baseline: measure as before, or save a new baseline",
         ),
     ],
 )

@@ -683,7 +683,7 @@ SLOWER = comparison(
             outcome(
                 verdict(
                     Status.INCOMPARABLE,
-                    "unknown-counter-now",
+                    "unknown-metric-now",
                     details=("rpc.bytes is unknown now",),
                     facts=(
                         FactChange(name="torch", before="2.12", now="2.13"),
@@ -695,20 +695,19 @@ SLOWER = comparison(
                 ),
             ),
             (
-                "rpc.bytes is unknown now, or differs between launches: see the notes, or remove its"
-                " limit"
+                "rpc.bytes is unknown now, or 0, or differs between launches: see the notes, or remove"
+                " its limit"
             ),
         ),
         (
-            outcome(verdict(Status.INCOMPARABLE, "no-cpu-time")),
-            (
-                "there is a limit on CPU time, and the baseline has none: measure as before, or save"
-                " a new baseline"
+            outcome(
+                verdict(
+                    Status.INCOMPARABLE,
+                    "unknown-metric",
+                    details=("cpu_p50 is unknown in the baseline",),
+                )
             ),
-        ),
-        (
-            outcome(verdict(Status.INCOMPARABLE, "no-cpu-time-now")),
-            "there is a limit on CPU time, and the ranks used none",
+            "cpu_p50 is unknown in the baseline: measure as before, or save a new baseline",
         ),
         (
             outcome(verdict(Status.NOT_GATED, "no-supported-limit")),

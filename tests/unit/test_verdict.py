@@ -252,7 +252,7 @@ def test_a_phase_is_compared_with_itself_on_the_rank_that_it_takes_longest(
     assert decide(base, base, limit, interleaved=interleaved) == "PASS"
     assert (
         decide(base, base, replace(limit, metric="backward")).reason
-        == "no-phase-now"
+        == "unknown-metric-now"
     )
 
 
@@ -265,13 +265,16 @@ def test_a_limit_on_a_phase_that_is_unknown_or_takes_no_time_is_incomparable() -
         with_phases(measurement(STEADY), *((level, level) for level in STEADY)),
     )
     verdict = decide(known, plain, limit)
-    assert (verdict.status, verdict.reason) == (Status.INCOMPARABLE, "no-phase")
+    assert (verdict.status, verdict.reason) == (
+        Status.INCOMPARABLE,
+        "unknown-metric",
+    )
     for other in (
         plain,
         with_phases(plain, (1.0, 1.0)),
         with_phases(plain, *((0.0, 0.0) for _ in STEADY)),
     ):
-        assert decide(other, known, limit).reason == "no-phase-now"
+        assert decide(other, known, limit).reason == "unknown-metric-now"
     assert resolutions(known, [limit, P50]).keys() == {FORWARD, "p50"}
     assert resolutions(plain, [limit, P50]).keys() == {"p50"}
 
@@ -282,7 +285,7 @@ def test_a_cpu_limit_without_cpu_time_is_incomparable() -> None:
     verdict = decide(now, measurement(STEADY), limit)
     assert (verdict.status, verdict.reason) == (
         Status.INCOMPARABLE,
-        "no-cpu-time",
+        "unknown-metric",
     )
     for count, status in (
         (9, "REGRESSED"),
@@ -298,11 +301,11 @@ def test_a_cpu_limit_without_cpu_time_is_incomparable() -> None:
     idle = measurement(STEADY, cpu=(0.0, 1.0, 1.0, 1.0, 1.0))
     assert (
         decide(idle, measurement(STEADY, cpu=STEADY), limit).reason
-        == "no-cpu-time-now"
+        == "unknown-metric-now"
     )
     assert (
         decide(measurement(STEADY, cpu=STEADY), idle, limit).reason
-        == "no-cpu-time"
+        == "unknown-metric"
     )
 
 
@@ -1147,9 +1150,9 @@ REDUCED = Limit(metric="all_reduce.bytes", value=0.10, unit="%")
         (None, None, [P50, DEFAULT], "PASS", "within-limit"),
         (None, 1000, [P50, DEFAULT], "PASS", "within-limit"),
         (1000, None, [P50, DEFAULT], "PASS", "within-limit"),
-        (None, 1000, [P50, BYTES], "INCOMPARABLE", "unknown-counter"),
-        (1000, None, [P50, BYTES], "INCOMPARABLE", "unknown-counter-now"),
-        (None, None, [BYTES], "INCOMPARABLE", "unknown-counter-now"),
+        (None, 1000, [P50, BYTES], "INCOMPARABLE", "unknown-metric"),
+        (1000, None, [P50, BYTES], "INCOMPARABLE", "unknown-metric-now"),
+        (None, None, [BYTES], "INCOMPARABLE", "unknown-metric-now"),
         (100, 115, [P50, replace(BYTES, value=0.15)], "PASS", "within-limit"),
         (1000, 2000, [P50], "PASS", "within-limit"),
     ],
