@@ -5,7 +5,7 @@ What differs from it today may make the same code slower.
 
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -167,10 +167,10 @@ def find_changed_inputs(
 def find_causes(measured: Measured, top: Path) -> Iterator[str]:
     """Yield, in words, what else may make the same code slower and is not as it was when the
     baseline was recorded; raises GitError."""
-    sessions = measured.stored.sessions
-    current = measured.measurement.environment.recorded
-    last = sessions[-1]
-    yield from find_changed_facts(sessions, current)
+    last = measured.stored.sessions[-1]
+    yield from find_changed_facts(
+        last, measured.measurement.environment.recorded
+    )
     yield from find_changed_distributions(last.distributions, measured.launches)
     yield from find_changed_inputs(top, last.inputs, measured.launches)
 
@@ -181,13 +181,10 @@ _CAUSES = "pytest-ddpperf python torch cuda hip nccl driver".split()
 _VARIABLE, _OPTION = "env:", "--"
 
 
-def find_changed_facts(
-    sessions: Sequence[Recording], current: Facts
-) -> Iterator[str]:
+def find_changed_facts(last: Recording, current: Facts) -> Iterator[str]:
     """Yield, in words, which facts may make the same code slower and are not as they were
     recorded. `current` are the recorded facts of today's environment."""
-    known = [session.measurement.environment.recorded for session in sessions]
-    recorded = known[-1]
+    recorded = last.measurement.environment.recorded
     for name in sorted({*current, *recorded}):
         before = recorded.get(name, "unset")
         now = current.get(name, "unset")
@@ -203,12 +200,6 @@ def find_changed_facts(
             now = current.get(name, digest(os.environ.get(variable)))
             if before != now:
                 yield f"{variable} {before} -> {now}"
-    # of several nodes, all of them
-    host = "hosts" if "hosts" in current else "host"
-    here = current.get(host)
-    hosts = [facts.get(host) for facts in known]
-    if here not in hosts:
-        yield f"{host} {hosts[-1]} -> {here}"
 
 
 def find_changed_distributions(
