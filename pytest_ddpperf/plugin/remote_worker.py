@@ -149,10 +149,11 @@ class WorkerPlugin:
         self._apart = False
         self._leader.begin_test()
         item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
-        text = "\n".join(filter(None, map(_why, self._reports)))
+        why = [*map(_why, self._reports)]
         # else pytest keeps the error of the fixture for all tests that follow
         if self._broken:
-            text = "\n".join(filter(None, (text, _tear_down_all(item))))
+            why.append(_tear_down_all(item))
+        text = "\n".join(filter(None, why))
         self._leader.send(TestEnded(text, apart=text if self._apart else ""))
 
     @pytest.hookimpl(wrapper=True, trylast=True)
@@ -181,9 +182,8 @@ class WorkerPlugin:
 def _tear_down_all(item: pytest.Item) -> str:
     """End all fixtures, those of wider scope too, and return what failed. pytest has no public
     way."""
-    end = item.session._setupstate.teardown_exact
     call = pytest.CallInfo.from_call(
-        lambda: end(None),
+        lambda: item.session._setupstate.teardown_exact(None),
         "teardown",
         reraise=(KeyboardInterrupt, pytest.exit.Exception),
     )
