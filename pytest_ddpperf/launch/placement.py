@@ -45,8 +45,8 @@ class Placement:
 def usable_cores() -> tuple[int, ...]:
     """Return the cores that this process may run on; () where the system does not say (macOS).
 
-    The first call decides, before any test: one that binds pytest to fewer cores must not change
-    the ranks of this side only."""
+    The first call decides, after conftests and before any test: one that binds pytest to fewer
+    cores must not change the ranks of this side only."""
     return (
         tuple(sorted(os.sched_getaffinity(0)))
         if hasattr(os, "sched_getaffinity")

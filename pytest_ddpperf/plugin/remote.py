@@ -109,6 +109,7 @@ def _invocation(config: pytest.Config, kept: tuple[str, ...]) -> Invocation:
         patterns=(*config.getini("python_files"), *files),
         environ=snapshot.environ,
         sys_path=snapshot.sys_path,
+        cores=snapshot.cores,
     )
 
 

@@ -13,12 +13,16 @@ _LONGEST = 200  # characters of a value that is worth a line of a baseline
 
 
 class ProcessSnapshot(NamedTuple):
-    """Environment, import path and options before any conftest, and before any other plugin's hook.
-    The pytest of another version starts from these; its own conftests set the rest."""
+    """Environment, import path, options and cores before any conftest, and before any other
+    plugin's hook. The pytest of another version starts from these; its own conftests set the
+    rest."""
 
     environ: Mapping[str, str]
     sys_path: tuple[str, ...]
     options: frozenset[str]  # by name in `config.option`
+    cores: tuple[
+        int, ...
+    ]  # that pytest may run on; () where the system does not say (macOS)
 
 
 SNAPSHOT = pytest.StashKey[ProcessSnapshot]()
@@ -30,8 +34,9 @@ def take_snapshot(config: pytest.Config) -> ProcessSnapshot:
         options = frozenset(
             {**vars(config.known_args_namespace), **vars(config.option)}
         )
+        cores = getattr(os, "sched_getaffinity", lambda pid: ())
         config.stash[SNAPSHOT] = ProcessSnapshot(
-            dict(os.environ), tuple(sys.path), options
+            dict(os.environ), tuple(sys.path), options, tuple(cores(0))
         )
     return config.stash[SNAPSHOT]
 

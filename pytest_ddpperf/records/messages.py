@@ -252,7 +252,7 @@ class StartPytest:
     # one, and a descriptor of the connection to each, by node.
     address: str = ""
     connections: Mapping[int, int] = field(default_factory=dict)
-    # that its ranks may run on: a test may have bound the process that started it; () for all
+    # that it begins with, as pytest did: a test may have bound that to fewer; () for all
     cores: tuple[int, ...] = ()
 
 

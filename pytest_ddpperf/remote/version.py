@@ -17,7 +17,6 @@ from typing import Any
 from pytest_ddpperf import text
 from pytest_ddpperf.launch import Observer
 from pytest_ddpperf.launch.paused_launch import dropping
-from pytest_ddpperf.launch.placement import usable_cores
 from pytest_ddpperf.launch.template import Templates, read_at_import
 from pytest_ddpperf.options.settings import Settings
 from pytest_ddpperf.records import codec
@@ -168,6 +167,7 @@ class Invocation:
     # are.
     environ: Variables | None = None
     sys_path: Sequence[str] | None = None
+    cores: tuple[int, ...] = ()
 
     def arguments_in(self, trees: Trees) -> list[str]:
         """Return the arguments of the other version's pytest; the tests have the same paths in its
@@ -199,7 +199,7 @@ class Invocation:
             folder=str(folder),
             own_tests=self.own_tests,
             rpc=self.rpc,
-            cores=usable_cores(),
+            cores=self.cores,
         )
 
     def to_collect_own_tests(self, trees: Trees) -> "Invocation | None":

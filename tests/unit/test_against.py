@@ -459,11 +459,10 @@ def test_a_conftest_that_cannot_be_loaded_there_is_told_from_other_ends(
 
 @pytest.mark.skipif(not placement.usable_cores(), reason="no core is bound")
 def test_another_version_has_the_cores_that_pytest_began_with(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
 ) -> None:
-    """A test may have bound pytest, and so what it starts, to fewer."""
+    """A conftest or a test may have bound pytest, and so what it starts, to fewer."""
     core = placement.usable_cores()[0]
-    monkeypatch.setattr(side, "usable_cores", lambda: (core,))
     called = Invocation(
         arguments=(),
         tests=(),
@@ -471,6 +470,7 @@ def test_another_version_has_the_cores_that_pytest_began_with(
         rootdir=tmp_path,
         caches=False,
         kept=(),
+        cores=(core,),
     )
     trees = Trees(current=str(tmp_path), base=str(tmp_path), kept=())
     remote_pytest = process.RemotePytest(
