@@ -25,9 +25,10 @@ WORLD_SIZE = "ddp_world_size"
 RPC = "rpc_benchmark"
 BENCHMARKS = frozenset({"ddp_benchmark", "collective_benchmark", RPC})
 FIXTURES = BENCHMARKS | {"ddp_run"}
-# Settings that a baseline's path holds, or that must be the same on both sides.
+# Settings that a baseline's path holds, that must be the same on both sides, or that the guard
+# compares.
 _CHOOSE_BASELINE = """
-    world_sizes trainers parameter_servers backend device warmup timing baseline_dir
+    world_sizes trainers parameter_servers backend device warmup timing baseline_dir limits launches
 """.split()
 COLLECTED = pytest.StashKey[str]()  # the node id as collected
 # folders, wherever an environment is

@@ -35,7 +35,9 @@ def build_outcome(
     findings, words = _explain(found, side)
     suspected = found.suspected
     is_stored = side is None or suspected is not None
-    accepts = is_stored and verdict.status is not Status.NOT_GATED
+    shows_change = verdict.status not in (Status.NOT_GATED, Status.INCONCLUSIVE)
+    is_meant = verdict.status is not Status.IMPROVED or not verdict.diverged
+    accepts = is_stored and shows_change and is_meant
     notes = found.notes(rootdir)
     if side is not None and verdict.status.compared and job.plan.nodes > 1:
         sides = found.measurement, *found.before

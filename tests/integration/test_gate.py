@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.conftest import FEW, STEP, Run, last_line, line
+from tests.integration.conftest import FEW, STEP, Run, last_line
 
 GATED = (
     STEP
@@ -86,7 +86,7 @@ def test_save_pass_regress_accept(
     # What GitLab shows: where the test is, and all of the failure.
     assert re.search(r'<testcase [^>]*file="test_gate.py" line="\d+"', junit)
     assert re.search(
-        r'message="REGRESSED p50 [^"]*">REGRESSED: step time p50 .*\n(.*\n)+accept: .*</failure>',
+        r'message="REGRESSED p50 [^"]*">REGRESSED: step time p50 .*\n(.*\n)+accept: .*(\n.*)*--ddp-save-baseline</failure>',
         junit,
     )
     report = json.loads((pytester.path / "out/report.json").read_text())
@@ -100,7 +100,9 @@ def test_save_pass_regress_accept(
         == 10
     )
 
-    command = shlex.split(line(result, "accept:").partition(":")[2])
+    accept = re.search(r"^accept:((.*\\\n)*.*)", text, re.MULTILINE)
+    assert accept is not None
+    command = shlex.split(accept[1].replace("\\\n", ""))
     assert command[:2] == ["pytest", "test_gate.py::test_step"]
     assert command[-1] == "--ddp-save-baseline"
     assert run(*command[1:]).ret == 0

@@ -24,7 +24,13 @@ from pytest_ddpperf.plugin.outcomes import Took, build_outcome
 from pytest_ddpperf.records.errors import BaseSideError
 from pytest_ddpperf.records.outcome import Version
 from pytest_ddpperf.records.plan import Limit, Plan
-from pytest_ddpperf.records.samples import LaunchCost, LaunchSamples, TestId
+from pytest_ddpperf.records.samples import (
+    LaunchCost,
+    LaunchSamples,
+    LossChange,
+    Status,
+    TestId,
+)
 from tests.unit.test_launches import LAUNCH, UNFIT
 from tests.unit.test_machine import settings
 
@@ -108,6 +114,35 @@ def test_sides_of_different_lengths_are_compared_and_it_is_noted_where_much_is_l
         assert found.result.verdict.differences == (), (
             "of steps only what was asked is a fact"
         )
+
+
+@pytest.mark.parametrize(
+    ("judged", "is_offered"),
+    [
+        ({"status": Status.REGRESSED}, True),
+        ({"status": Status.IMPROVED}, True),
+        # the new times are of another training
+        (
+            {
+                "status": Status.IMPROVED,
+                "diverged": LossChange(before=2.0, now=3.0),
+            },
+            False,
+        ),
+        # the new times may be of a slow day
+        ({"status": Status.INCONCLUSIVE}, False),
+        ({"status": Status.NOT_GATED}, False),
+    ],
+)
+def test_only_times_that_say_something_are_to_be_accepted(
+    tmp_path: Path, judged: dict[str, Any], is_offered: bool
+) -> None:
+    store = Store(tmp_path)
+    store.write(carried_out(lasting(0.02), store, save_baseline=True).candidate)
+    found = carried_out(lasting(0.04), store)
+    found = replace(found, verdict=replace(found.verdict, **judged))
+    outcome = build_outcome(found, tmp_path, "pytest", Took(12.3, 0.0))
+    assert bool(outcome.accept) is is_offered
 
 
 def scattered(

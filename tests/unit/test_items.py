@@ -119,6 +119,11 @@ def test_a_test_is_named_as_it_was_collected_whatever_a_conftest_makes_of_it(
             ["--ddp-baseline-dir", "my baselines"],
             " '--ddp-baseline-dir=my baselines'",
         ),
+        # else each later run would be measured less than its baseline
+        (
+            ["--ddp-launches=3", "--ddp-threshold=p50:20%, mean:1ms"],
+            " --ddp-launches=3 '--ddp-threshold=p50:20%, mean:1ms'",
+        ),
         (["-o", "ddp_warmup=9"], " -o ddp_warmup=9"),
     ],
 )
