@@ -11,6 +11,7 @@ from pytest_ddpperf import text
 from pytest_ddpperf.baseline import Store
 from pytest_ddpperf.compare.confirm import Compare, Confirmation, SideOf
 from pytest_ddpperf.compare.job import Job
+from pytest_ddpperf.compare.packages import distributions
 from pytest_ddpperf.compare.result import Measured
 from pytest_ddpperf.compare.rounds import Launches
 from pytest_ddpperf.compare.run import carry_out
@@ -92,7 +93,8 @@ class Session:
 
     def refuse_worse(self, measured: Measured) -> None:
         """Raise BaselineError if a session that would be added is worse than those before, or
-        cannot be compared with them. The same code may be worse: that is drift."""
+        cannot be compared with them. The same code may be worse with the same distributions: that
+        is drift."""
         if not (
             self._settings.extend_baseline
             and measured.verdict.reason == Reason.SAVING
@@ -103,7 +105,9 @@ class Session:
         if stored is None:
             return
         tree, _ = self._code_and_inputs(measured.launches)
-        if tree and tree == stored.sessions[-1].tree:
+        last = stored.sessions[-1]
+        installed = distributions(measured.launches)
+        if tree and (tree, installed) == (last.tree, last.distributions):
             return
         before = stored.measurements
         verdict = decision.judge(

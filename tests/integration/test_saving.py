@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from pytest_ddpperf.records.samples import Distribution
 from tests.git import git
 from tests.integration.conftest import FEW, STEP, Run, last_line
 from tests.torch_version import NEEDS_RECORDER
@@ -289,7 +290,8 @@ def test_again(ddp_benchmark): ddp_benchmark(leaving)
 def test_a_slower_session_of_the_same_code_is_added(
     pytester: pytest.Pytester, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The machine is slower on that day, which is what sessions are for."""
+    """The machine is slower on that day, which is what sessions are for. Another torch is none of
+    the day's."""
     pytester.makepyfile(
         test_step=STEP
         + "\ndef test_step(ddp_benchmark): ddp_benchmark(lasting)\n"
@@ -299,15 +301,22 @@ def test_a_slower_session_of_the_same_code_is_added(
     run("--ddp-save-baseline", *FEW).assert_outcomes(passed=1)
     monkeypatch.setenv("LASTS", "60")
     run("--ddp-extend-baseline", *FEW).assert_outcomes(passed=1)
+    monkeypatch.setenv("LASTS", "600")
+    refused = "*: the session was not added, because it is worse: *"
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            "pytest_ddpperf.plugin.session.distributions",
+            lambda launches: {"torch": Distribution(version="9.0", digest="0")},
+        )
+        result = run("--ddp-extend-baseline", *FEW)
+        result.assert_outcomes(failed=1)
+        result.stdout.fnmatch_lines([refused])
     (pytester.path / "test_step.py").write_text(
         (pytester.path / "test_step.py").read_text() + "# changed\n"
     )
-    monkeypatch.setenv("LASTS", "600")
     result = run("--ddp-extend-baseline", *FEW)
     result.assert_outcomes(failed=1)
-    result.stdout.fnmatch_lines(
-        ["*: the session was not added, because it is worse: *"]
-    )
+    result.stdout.fnmatch_lines([refused])
     (file,) = (pytester.path / "baselines").rglob("test_step.json")
     assert len(json.loads(file.read_text())["sessions"]) == 2
 
