@@ -151,7 +151,12 @@ def _with_verdict(now: Outcome, other: Entry | None, limits: Limits) -> Outcome:
         now=now.verdict,
         then=other.outcome.verdict,
     )
-    return _judged(fresh, before, refused)
+    judged = _judged(fresh, before, refused)
+    if (now.unfit or other.outcome.unfit) and judged.verdict:
+        verdict = decision.without_steady_windows(judged.verdict)
+        note = "most launches of one run say little of steady training: see that run"
+        return replace(judged, verdict=verdict, notes=(*judged.notes, note))
+    return judged
 
 
 def _judged(

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from pytest_ddpperf.compare.job import Job
 from pytest_ddpperf.compare.result import Measured, Result
-from pytest_ddpperf.compare.rounds import recorded
+from pytest_ddpperf.compare.rounds import are_mostly_unfit, recorded
 from pytest_ddpperf.compare.sides import shown
 from pytest_ddpperf.explain import find_slower_file
 from pytest_ddpperf.explain.slow_node import describe_slow_node
@@ -48,6 +48,7 @@ def build_outcome(
         fails=found.fails,
         measurement=found.measurement,
         limits=found.limits,
+        unfit=are_mostly_unfit(found.launches),
         costs=tuple(launch.cost for launch in found.launches),
         recorded=recorded(found.launches),
         baseline_side=side,

@@ -161,6 +161,8 @@ class Outcome:
     fails: bool
     error: str = ""  # why these did, one line
     measurement: Measurement | None = None
+    # whether most launches say little of steady training
+    unfit: bool = False
     costs: tuple[LaunchCost, ...] = ()  # one a launch
     # that all launches of both sides took, with the waits for locks
     seconds: float = 0.0

@@ -313,6 +313,19 @@ def test_the_verdict_is_the_plugins(scale: float, tmp_path: Path) -> None:
         assert (ours.status, ours.limit) == (theirs.status, theirs.limit)
 
 
+@pytest.mark.parametrize("is_base", [False, True])
+def test_a_run_that_says_little_of_steady_training_is_within_no_limit(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], is_base: bool
+) -> None:
+    sides = [outcome(0.1, unfit=True), outcome(0.1, seed=1)]
+    if not is_base:
+        sides.reverse()
+    assert diff(tmp_path, sides[:1], sides[1:]) == 0
+    out = capsys.readouterr().out
+    assert "most launches of one run say little of steady training" in out
+    assert "1 inconclusive (1 of 1 compared)" in out
+
+
 def test_a_report_and_its_copy_do_not_differ(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
