@@ -57,6 +57,7 @@ def count(outcomes: Outcomes, *runs: RunInfo) -> dict[str, int]:
         "measured": len(outcomes),  # failed ones included
         "compared": sum(by_name[name] for name in _COMPARED),
         **by_name,
+        "diverged": sum(each.shown_status == DIVERGED for each in outcomes),
         "failed": len(outcomes) - len(verdicts),
         **{name: sum(getattr(run, name) for run in runs) for name in OF_RUNS},
     }

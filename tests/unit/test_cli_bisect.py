@@ -119,7 +119,7 @@ class Project:
                 outcome(
                     "test_train",
                     drawn,
-                    Verdict(status="NO BASELINE", reason="no-baseline"),
+                    Verdict(status=Status.NO_BASELINE, reason="no-baseline"),
                     measured,
                 )
             ], ""
@@ -145,7 +145,9 @@ class Project:
             return [
                 replace(
                     found,
-                    verdict=Verdict(status="NO BASELINE", reason="no-baseline"),
+                    verdict=Verdict(
+                        status=Status.NO_BASELINE, reason="no-baseline"
+                    ),
                     baseline_side=side,
                 )
             ], ""

@@ -906,6 +906,7 @@ def test_a_faster_test_that_computes_something_else_is_not_to_be_accepted() -> (
     assert summary.last_line([red]).startswith(
         "compared with baselines: 1 diverged (1 of 1"
     )
+    assert summary.count([red])["diverged"] == 1
     assert (
         replace(red, error="the baseline could not be saved").shown_status
         == "IMPROVED"
