@@ -22,6 +22,7 @@ from pytest_ddpperf.rank import torch_names
 from pytest_ddpperf.rank.context import Context
 from pytest_ddpperf.rank.environment import pci_address
 from pytest_ddpperf.records.codec import Json
+from pytest_ddpperf.records.errors import DdpPerfError
 from pytest_ddpperf.records.messages import Address
 from pytest_ddpperf.records.plan import NCCL, Plan
 from pytest_ddpperf.records.record import record
@@ -81,6 +82,14 @@ def url_for_rpc(size: int, place: "ProcessPlace", timeout: timedelta) -> str:
     return f"{_SCHEME}://{name}"
 
 
+def wrong_size(size: int, ranks: int) -> DdpPerfError:
+    """Return the error of a program whose process group is not one of all its ranks."""
+    return DdpPerfError(
+        f"the program's process group has size {size} instead of {ranks}: call"
+        " init_process_group() without rank and world_size, or set --ddp-world-size"
+    )
+
+
 def meet_at_launch(folder: str) -> None:
     """Let the ranks of a program meet at the store of their launch, whatever port or file the
     program names; note if its children meet.
@@ -90,6 +99,7 @@ def meet_at_launch(folder: str) -> None:
     process ends in order, which a rank does not."""
     names = ("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_USE_AGENT_STORE")
     ours = {name: os.environ[name] for name in names}
+    ranks = int(os.environ["WORLD_SIZE"])
     own_pid = os.getpid()
 
     def meeting_at_launch(rendezvous: Any) -> Any:
@@ -99,16 +109,20 @@ def meet_at_launch(folder: str) -> None:
 
         def meet(
             url: str, rank: int = -1, world_size: int = -1, **options: Any
-        ) -> Any:
+        ) -> Iterator[tuple[Any, int, int]]:
             if os.getpid() != own_pid:
-                return noting(url, rank, world_size=world_size, **options)
+                yield from noting(url, rank, world_size=world_size, **options)
+                return
             os.environ.update(ours)
             # a group that is formed again must not find what the first one left
             name = str(next(meetings))
             url = f"env://?{urlsplit(url).query}"
-            found = rendezvous(url, rank, world_size, **options)
             prefixed: Any = dist.PrefixStore  # type: ignore[attr-defined]
-            return ((prefixed(name, store), *place) for store, *place in found)
+            met = rendezvous(url, rank, world_size, **options)
+            for store, own_rank, size in met:
+                if size > ranks:  # the ranks would wait for others
+                    raise wrong_size(size, ranks)
+                yield prefixed(name, store), own_rank, size
 
         return meet
 

@@ -22,6 +22,7 @@ import torch
 import torch.distributed as dist
 
 from pytest_ddpperf.rank import torch_names, warm_up
+from pytest_ddpperf.rank.group import wrong_size
 from pytest_ddpperf.rank.process import flush
 from pytest_ddpperf.rank.timed_rank import TimedRank
 from pytest_ddpperf.rank.window import Stretch, new_marks, window_of
@@ -368,10 +369,7 @@ def refuse_wrong_group(plan: Plan, device: torch.device) -> None:
         return
     size = dist.get_world_size()
     if size != plan.world_size:
-        raise DdpPerfError(
-            f"the program's process group has size {size} instead of {plan.world_size}: call"
-            " init_process_group() without rank and world_size, or set --ddp-world-size"
-        )
+        raise wrong_size(size, plan.world_size)
     if device.type == "cpu" and torch.cuda.memory_allocated():
         raise DdpPerfError(
             "the program trains on cuda, and its ranks are measured on the CPU: set --ddp-device"

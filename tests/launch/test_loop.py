@@ -1632,6 +1632,14 @@ while True:
         "the program's process group has size 1 instead of 2: call init_process_group()"
         in programs.fails(alone)
     )
+    larger = "import os" + alone.replace(
+        "store=dist.HashStore(), rank=0, world_size=1",
+        "rank=int(os.environ['RANK']), world_size=4",
+    )
+    assert (
+        "the program's process group has size 4 instead of 2"
+        in programs.fails(larger)
+    )
     of_fake = alone.replace(
         '"gloo", store=dist.HashStore(), rank=0, world_size=1',
         '"fake", rank=0, world_size=2',
