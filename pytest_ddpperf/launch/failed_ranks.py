@@ -64,7 +64,11 @@ def launch_error(
 
     cause, *others = sorted(errors, key=order)
     if cause.advice:
-        went_on = differing or any(other.when == math.inf for other in others)
+        # what is not in a collective may be past its training, too
+        went_on = differing or any(
+            other.when == math.inf and (other.waits or not other.traceback)
+            for other in others
+        )
         rest = ", while other ranks went on" if went_on else f": {cause.advice}"
         cause = replace(cause, summary=f"{cause.summary}{rest}")
     if differing:

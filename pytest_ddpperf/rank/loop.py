@@ -58,11 +58,7 @@ class Loop:
     def unfinished(self, ended: str, has_passed: bool) -> EndedEarly:
         """Say how far the program came; `ended` says how it ended. `has_passed` says whether it
         has made a backward pass."""
-        state = self._state
-        if isinstance(state, Learning):
-            when, advice = state.when(has_passed)
-        else:
-            when, advice = state.when()
+        when, advice = self._state.when(has_passed)
         return EndedEarly(f"{ended} {when}", advice)
 
 

@@ -224,7 +224,7 @@ class Warming:
             is_slowed=self._is_slowed,
         )
 
-    def when(self) -> tuple[str, str]:
+    def when(self, _: bool) -> tuple[str, str]:
         """Return when the program has ended, and what to do then."""
         when = f"in step {len(self._ended_ns) + 1} of the warm-up"
         return when, _advise(self._rank)
@@ -345,7 +345,7 @@ class Timing:
             figures=figures,
         )
 
-    def when(self) -> tuple[str, str]:
+    def when(self, _: bool) -> tuple[str, str]:
         """Return when the program has ended, and what to do then."""
         steps = self._rank.board.steps(0)
         part = self._part

@@ -621,16 +621,20 @@ def test_what_helps_a_program_that_ended_early_is_said_if_no_rank_went_on() -> (
         advice="let it take 5",
     )
     delivered = error(0, math.inf, summary="had delivered its result")
-    at_work = error(0, 2.0, summary="was still running")
+    at_work = error(
+        0, math.inf, summary="was still running", traceback="in evaluate"
+    )
     for other in (later, at_work):
         assert (
             launch_error([other, ended], ()).cause.summary
             == "the program ended after 2 steps: let it take 5"
         )
-    assert (
-        launch_error([delivered, ended], ()).cause.summary
-        == "the program ended after 2 steps, while other ranks went on"
-    )
+    waiting = replace(at_work, waits=True)
+    for other in (delivered, waiting):
+        assert (
+            launch_error([other, ended], ()).cause.summary
+            == "the program ended after 2 steps, while other ranks went on"
+        )
     assert (
         launch_error([at_work, ended], (), "rank 0 waits for it").cause.summary
         == "the program ended after 2 steps, while other ranks went on; rank 0 waits for it"
