@@ -82,6 +82,7 @@ _NAMES = (
     "torch._dynamo.trace_rules:get_torch_obj_rule_map",  # let dynamo know what is wrapped
     # let dynamo know what is wrapped
     "torch._dynamo.variables.torch:TorchInGraphFunctionVariable._get_handlers",
+    "torch._dynamo.eval_frame:skip_code",  # let dynamo leave alone what wraps
     # --- which models torch.jit.load reads
     "torch._C:import_ir_module",  # note their files
     # --- the switches of torch
@@ -145,12 +146,20 @@ def allocator() -> Any:
     return torch.cuda
 
 
+def keep_from_compiler(function: Any) -> None:
+    """Let torch.compile compile a function only as a part of what calls it: within the function,
+    `torch.compiler.is_compiling` says then whether it is compiled."""
+    if skip := find("torch._dynamo.eval_frame:skip_code"):
+        skip(function.__code__)
+
+
 def replace(path: str, wrap: Callable[[Any], Any]) -> None:
     """Replace a function of torch, in this process, by what `wrap` makes of it. Raises
     AttributeError if torch lacks it."""
     original = need(path)
     owner, last = _place(path)
     wrapped = wrap(original)
+    keep_from_compiler(wrapped)
     # torch.compile looks up once which functions it treats in a special way: torch's own, not ours
     for path_of_known in (
         "torch._dynamo.trace_rules:get_torch_obj_rule_map",

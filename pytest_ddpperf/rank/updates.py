@@ -256,11 +256,13 @@ class Updates:
 
         return watched
 
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _begin_pass(self) -> None:
         if not self._open and self._last is not None:
             self._end_run()
         self._open += 1
 
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _end_pass(self) -> None:
         self._open -= 1
         if self._open:
@@ -292,6 +294,7 @@ class Updates:
             self._before_step = None
         self._happened(ref(optimizer))  # another one may get its id
 
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _happened(self, event: object) -> None:
         if self._open:
             self._within = True

@@ -19,6 +19,7 @@ from pytest_ddpperf.launch import failed_ranks, run
 from pytest_ddpperf.records.errors import LaunchError
 from pytest_ddpperf.records.plan import MARK, UPDATE, Program
 from pytest_ddpperf.records.samples import LaunchSamples
+from pytest_ddpperf.records.step_phases import BACKWARD
 from tests.launch.conftest import Bench
 from tests.own_clock import OWN_CLOCK
 from tests.torch_version import NEEDS_RECORDER
@@ -641,6 +642,34 @@ for step in range(10**9):
     optimizer.zero_grad()
 """)
     assert milliseconds(samples) == [5] * 6
+
+
+@pytest.mark.parametrize(
+    "calls", ["loss.backward()", "torch.autograd.backward(loss)"]
+)
+def test_a_step_that_is_compiled_as_a_whole_is_seen(
+    programs: Programs, calls: str
+) -> None:
+    """torch.compile breaks its graph where the backward pass begins, and would compile what watches
+    that."""
+    samples = programs.run(
+        f"""
+model = begin()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+@torch.compile(backend="eager")
+def train(x):
+    optimizer.zero_grad()
+    loss = model(x).sum()
+    {calls}
+    optimizer.step()
+for step in range(10**9):
+    train(x)
+""",
+        begin=BEGIN.removeprefix(OWN_CLOCK),
+    )
+    assert len(samples.step_seconds) == 6
+    assert samples.phases is not None
+    assert None not in samples.phases.own[BACKWARD]
 
 
 def test_a_step_may_be_called_while_a_tuple_is_made(
