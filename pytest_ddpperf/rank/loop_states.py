@@ -351,8 +351,8 @@ class Timing:
         part = self._part
         timed = sum(self._counted) + max(part.steps - part.uncounted, 0)
         return f"after {timed} of {steps} timed steps", (
-            f"let it take {steps - timed} more steps, or ask for fewer (--ddp-steps,"
-            " --ddp-min-time)"
+            f"let it take {steps - timed} more steps (more where steps are faster), or ask for"
+            " fewer (--ddp-steps, --ddp-min-time)"
         )
 
 

@@ -1438,8 +1438,8 @@ for step in range({}):
         (
             TRAINS.format(9),
             (
-                "the program ended after 2 of 6 timed steps: let it take 4 more steps, or ask for"
-                " fewer"
+                "the program ended after 2 of 6 timed steps: let it take 4 more steps (more where"
+                " steps are faster), or ask for fewer"
             ),
         ),
         (
