@@ -369,7 +369,7 @@ _BASELINE_TITLES = (
     "sessions",
     "last",
     "commit",
-    "smallest detectable change",
+    "smallest detectable change in one run",
 )
 
 

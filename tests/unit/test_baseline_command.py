@@ -75,7 +75,7 @@ def test_list_shows_what_is_stored_by_environment(
         "cpu-pinned-ws2",
         (
             "                                          sessions        last    commit  smallest"
-            " detectable change"
+            " detectable change in one run"
         ),
         (
             "  tests/perf/test_step::test_train[bf16]         2  2026-02-03  decaded*  p10 0.21 %,"
@@ -86,7 +86,7 @@ def test_list_shows_what_is_stored_by_environment(
         "cpu-ws4",
         (
             "                                          sessions        last   commit  smallest"
-            " detectable change"
+            " detectable change in one run"
         ),
         (
             "  tests/perf/test_step::test_train[bf16]         1  2026-01-02  c0ffeec  p10 0.21 %,"
