@@ -77,10 +77,10 @@ class Watcher(Observer):
         if self._writer is None and launch and seconds >= self._next_launch:
             self._next_launch = 2 * seconds
             taken = self._launch_began - self._first_began - waited
-            minutes = taken / launch * (launches - launch) / 60
+            left = taken / launch * (launches - launch)
             self._report(
                 f"{seconds:.0f} s so far: launch {launch + 1} of {launches} begins, about"
-                f" {max(minutes, 1):.0f} min left, more if the verdict is open then"
+                f" {left:.0f} s left, more if the verdict is open then"
             )
 
     @property

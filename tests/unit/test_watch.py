@@ -138,8 +138,8 @@ def test_without_a_terminal_a_long_measurement_says_rarely_how_far_it_is(
     )
     result = pytester.runpytest_subprocess(*ARGUMENTS)
     assert [text for text in result.outlines if "launch" in text] == [
-        "75 s so far: launch 4 of 12 begins, about 4 min left, more if the verdict is open then",
-        "150 s so far: launch 7 of 12 begins, about 2 min left, more if the verdict is open then",
+        "75 s so far: launch 4 of 12 begins, about 225 s left, more if the verdict is open then",
+        "150 s so far: launch 7 of 12 begins, about 150 s left, more if the verdict is open then",
     ]
 
 
@@ -150,7 +150,7 @@ def test_the_last_launch_is_never_said_to_take_no_time(
     pytester.makepyfile(test_measures=source.replace("+= 25", "+= 7"))
     result = pytester.runpytest_subprocess(*ARGUMENTS)
     assert [text for text in result.outlines if "launch 10" in text] == [
-        "63 s so far: launch 10 of 10 begins, about 1 min left, more if the verdict is open then",
+        "63 s so far: launch 10 of 10 begins, about 7 s left, more if the verdict is open then",
     ]
 
 
@@ -165,7 +165,7 @@ def test_a_wait_for_other_runs_is_no_part_of_what_is_left(
     result = pytester.runpytest_subprocess(*ARGUMENTS)
     first, *_ = [text for text in result.outlines if "launch" in text]
     assert first.startswith(
-        "325 s so far: launch 2 of 12 begins, about 5 min left"
+        "325 s so far: launch 2 of 12 begins, about 275 s left"
     )
 
 
@@ -181,7 +181,7 @@ def test_launches_that_confirm_are_counted_anew(
     pytester.makepyfile(test_measures=source.replace("range(12)", "range(11)"))
     result = pytester.runpytest_subprocess(*ARGUMENTS)
     assert [text for text in result.outlines if "launch 2 of 5" in text] == [
-        "300 s so far: launch 2 of 5 begins, about 2 min left, more if the verdict is open then"
+        "300 s so far: launch 2 of 5 begins, about 100 s left, more if the verdict is open then"
     ]
 
 
