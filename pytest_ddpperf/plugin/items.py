@@ -28,7 +28,8 @@ FIXTURES = BENCHMARKS | {"ddp_run"}
 # Settings that a baseline's path holds, that must be the same on both sides, or that the guard
 # compares.
 _CHOOSE_BASELINE = """
-    world_sizes trainers parameter_servers backend device warmup timing baseline_dir limits launches
+    world_sizes trainers parameter_servers backend device warmup timing baseline_dir limits
+    launches max_launches
 """.split()
 COLLECTED = pytest.StashKey[str]()  # the node id as collected
 # folders, wherever an environment is
@@ -169,6 +170,8 @@ def accept_command(item: pytest.Item, settings: Settings) -> str:
     words = ["pytest", _named(item)]
     for row in ROWS:
         is_given = settings.sources[row.field] == "command line"
+        if row.field == "launches" and settings.launches == 1:
+            continue  # nothing is compared with a single launch
         if is_given and row.field in _CHOOSE_BASELINE:
             # else a path may be taken for one of tests
             words.append(f"{row.option}={config.getoption(row.key)}")

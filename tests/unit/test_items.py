@@ -124,6 +124,12 @@ def test_a_test_is_named_as_it_was_collected_whatever_a_conftest_makes_of_it(
             ["--ddp-launches=3", "--ddp-threshold=p50:20%, mean:1ms"],
             " --ddp-launches=3 '--ddp-threshold=p50:20%, mean:1ms'",
         ),
+        (
+            ["--ddp-launches=30", "--ddp-max-launches=40"],
+            " --ddp-launches=30 --ddp-max-launches=40",
+        ),
+        # a baseline needs two
+        (["--ddp-launches=1"], ""),
         (["-o", "ddp_warmup=9"], " -o ddp_warmup=9"),
     ],
 )
