@@ -90,7 +90,8 @@ class Stamps:
 
         Before the first step: torch.compile would compile an optimizer's step once more. Nothing is
         stamped in what it compiles."""
-        torch_names.keep_from_compiler(self._is_ours)
+        for own in (self._is_ours, self._record):
+            torch_names.keep_from_compiler(own)
         for name in ("torch.autograd:backward", "torch.autograd:grad"):
             torch_names.replace(name, self._around(IN_BACKWARD))
         # Of every collective that Python waits for, also in a `dist.all_reduce` without `async_op`.
