@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterator
 
 import pytest
 
+from pytest_ddpperf.plugin.remote import _invocation
 from pytest_ddpperf.plugin.snapshot import SNAPSHOT, own_options
 from pytest_ddpperf.plugin.state import RUN
 from pytest_ddpperf.wire.variables import is_secret
 
+CORES = tuple(getattr(os, "sched_getaffinity", lambda pid: ())(0))
 CONFTEST = """
 import os, pathlib, sys
 os.environ["SET_BY_A_CONFTEST"] = "1"
 sys.path.insert(0, "/added/by/a/conftest")
+if hasattr(os, "sched_setaffinity"):
+    os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
 
 def pytest_addoption(parser):
     parser.addoption("--hidden", type=int, default=1024)
@@ -32,7 +37,7 @@ def pytest_addoption(parser):
 @pytest.fixture
 def config(
     pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
-) -> pytest.Config:
+) -> Iterator[pytest.Config]:
     monkeypatch.delenv("SET_BY_A_CONFTEST", raising=False)
     monkeypatch.setattr(sys, "path", list(sys.path))
     pytester.makeconftest(CONFTEST)
@@ -40,7 +45,9 @@ def config(
         "-p", "no:randomly", "--hidden=2048", "-q", "--ddp-steps=5"
     )
     os.environ.pop("SET_BY_A_CONFTEST")
-    return config
+    yield config
+    if CORES:
+        os.sched_setaffinity(0, CORES)
 
 
 def test_own_options_are_those_of_conftests_that_are_plain_and_no_secret(
@@ -57,6 +64,8 @@ def test_own_options_are_those_of_conftests_that_are_plain_and_no_secret(
 
 def test_a_run_began_before_its_conftests(config: pytest.Config) -> None:
     snapshot = config.stash[SNAPSHOT]
+    invocation = _invocation(config, ())
+    assert (*snapshot.cores,) == (*invocation.cores,) == CORES
     assert "SET_BY_A_CONFTEST" not in snapshot.environ
     assert "/added/by/a/conftest" not in snapshot.sys_path
 
