@@ -151,19 +151,15 @@ def _with_verdict(now: Outcome, other: Entry | None, limits: Limits) -> Outcome:
         now=now.verdict,
         then=other.outcome.verdict,
     )
-    judged = _judged(fresh, before, refused)
-    if (now.unfit or other.outcome.unfit) and judged.verdict:
-        verdict = decision.without_steady_windows(judged.verdict)
-        note = "most launches of one run say little of steady training: see that run"
-        return replace(judged, verdict=verdict, notes=(*judged.notes, note))
-    return judged
+    unfit = now.unfit or other.outcome.unfit
+    return _judged(fresh, before, refused, unfit=unfit)
 
 
 def _judged(
-    now: Outcome, before: Recording, refused: Verdict | None
+    now: Outcome, before: Recording, refused: Verdict | None, *, unfit: bool
 ) -> Outcome:
     """Return a measurement with its verdict against an earlier one, that it was `refused` if it
-    was."""
+    was. `unfit`: most launches of one of both say little."""
     current, baseline = now.measured, [before.measurement]
     assert now.level is not None
     level = now.level
@@ -178,6 +174,11 @@ def _judged(
             dropped.append(each)
         else:
             notes.append(f"no limit is applied to {each}")
+    if unfit:
+        verdict = decision.without_steady_windows(verdict)
+        notes.append(
+            "most launches of one of both runs say little of steady training: see its notes"
+        )
     verdict = replace(verdict, dropped_limits=tuple(dropped))
     steps = min(current.samples.steps, before.measurement.samples.steps)
     findings, words = causes.explain(
