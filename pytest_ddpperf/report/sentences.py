@@ -136,8 +136,7 @@ def _reason(outcome: Outcome, verdict: Verdict) -> str:
 def _why_inconclusive(outcome: Outcome, verdict: Verdict) -> str:
     seen = _two_speeds(verdict)
     if seen and verdict.reason == Reason.TWO_SPEEDS:
-        more = 2 * len(outcome.costs)
-        return f"{seen}: raise --ddp-max-launches to {more}"
+        return f"{seen}: raise --ddp-max-launches to {2 * len(outcome.costs)}"
     if verdict.reason in _WHY_INCONCLUSIVE:
         return _WHY_INCONCLUSIVE[verdict.reason]
     if noise := _noise(outcome):
@@ -228,8 +227,8 @@ def why_not_compared(outcome: Outcome) -> str:
     if verdict.reason == Reason.UNKNOWN_METRIC_NOW:
         # no other baseline helps
         return (
-            f"{differences}, or 0, or differs between launches: see the notes, or remove its"
-            " limit"
+            f"{differences}, or 0, or differs between launches: see the notes, if any, or remove"
+            " its limit"
         )
     if verdict.reason == Reason.BASELINE_SUPPORT:
         differences = f"the baseline is too small: {differences}"

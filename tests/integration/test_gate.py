@@ -368,6 +368,6 @@ def test_a_limit_on_a_phase_sees_what_is_small_beside_the_step(
     assert result.ret == 0
     result.stdout.fnmatch_lines(
         [
-            "test_step: backward is unknown now, or 0, or differs between launches: see the notes,*"
+            "test_step: backward is unknown now, or 0, or differs between launches: see the*"
         ]
     )

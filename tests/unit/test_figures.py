@@ -337,7 +337,7 @@ def test_a_figure_that_got_lost_is_not_compared_also_by_a_default_limit(
     found = outcome("test_a", Drawn(), verdict, measured(), limits=limits)
     assert (
         sentences.why_not_compared(found)
-        == "tps is unknown now, or 0, or differs between launches: see the notes, or remove its limit"
+        == "tps is unknown now, or 0, or differs between launches: see the notes, if any, or remove its limit"
     )
 
 

@@ -418,8 +418,8 @@ def test_a_default_limit_on_what_is_unknown_is_dropped(
         (
             False,
             "unknown-metric-now",
-            "device is unknown now, or 0, or differs between launches: see the notes, or remove its"
-            " limit",
+            "device is unknown now, or 0, or differs between launches: see the notes, if any, or"
+            " remove its limit",
         ),
         (
             True,

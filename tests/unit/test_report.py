@@ -695,8 +695,8 @@ SLOWER = comparison(
                 ),
             ),
             (
-                "rpc.bytes is unknown now, or 0, or differs between launches: see the notes, or remove"
-                " its limit"
+                "rpc.bytes is unknown now, or 0, or differs between launches: see the notes, if any, or"
+                " remove its limit"
             ),
         ),
         (
