@@ -118,12 +118,12 @@ def meet_at_launch(folder: str) -> None:
             # a group that is formed again must not find what the first one left
             name = str(next(meetings))
             url = f"env://?{urlsplit(url).query}"
-            prefixed: Any = dist.PrefixStore  # type: ignore[attr-defined]
             met = rendezvous(url, rank, world_size, **options)
             for store, own_rank, size in met:
                 if size > ranks:  # the ranks would wait for others
                     raise wrong_size(size, ranks)
-                yield prefixed(name, store), own_rank, size
+                own = dist.PrefixStore(name, store)  # type: ignore[attr-defined]
+                yield own, own_rank, size
 
         return meet
 
