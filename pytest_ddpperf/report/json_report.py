@@ -1,7 +1,7 @@
 """Write and read the JSON of a run (the schema is in docs/json.md): one report, or several, the
 shards of a CI job."""
 
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -221,7 +221,12 @@ def merged(reports: Sequence[StoredReport]) -> StoredReport:
         else:
             repeated.add(_asked(entry))
     messages = [line for report in reports for line in report.messages]
-    messages += _of_several_commits(reports)
+    runs = [run for report in reports for run in report.runs]
+    commits = {text.commit(run.commit) or "no commit" for run in runs}
+    if len(commits) > 1:
+        messages.append(
+            f"these reports are of several commits: {', '.join(sorted(commits))}"
+        )
     for entry in counting:
         if _asked(entry) in repeated:
             messages.append(
@@ -255,21 +260,6 @@ def _asked(entry: Entry) -> Hashable:
     plan = entry.outcome.plan
     model = "cpu_model" if plan.device == "cpu" else "device_model"
     return *_group(entry.outcome), plan.nodes, entry.run.facts.get(model)
-
-
-def _of_several_commits(reports: Sequence[StoredReport]) -> Iterator[str]:
-    """Yield which report is of which commit, if they are not all of one."""
-    commits: dict[str, list[str]] = {}
-    for report in reports:
-        for path, run in zip(report.paths, report.runs, strict=True):
-            commit = text.commit(run.commit) or "no commit"
-            commits.setdefault(commit, []).append(path.name)
-    if len(commits) > 1:
-        named = (
-            f"{commit} ({', '.join(paths)})"
-            for commit, paths in commits.items()
-        )
-        yield f"these reports are not of one commit: {'; '.join(named)}"
 
 
 def identity(outcome: Outcome) -> Hashable:

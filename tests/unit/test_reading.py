@@ -285,8 +285,7 @@ def test_reports_of_several_commits_are_named_and_have_none(
     )
     assert report.messages == (
         (
-            "these reports are not of one commit: c0ffee (0.json, 2.json); decaded with uncommitted"
-            " changes (1.json)"
+            "these reports are of several commits: c0ffee, decaded with uncommitted changes"
         ),
     )
     assert (report.run.commit, report.run.committed) == ("", "")
