@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 from pytest_ddpperf.launch.request import read_by, recorded
 from pytest_ddpperf.remote.worktree import Checkout
@@ -35,6 +36,15 @@ def test_only_the_first_reading_looks_at_its_reader(
     with monkeypatch.context() as patch:  # pytest reads others after the test
         patch.setattr(variables, "_reader", lambda: pytest.fail("again"))
         assert os.environ.get("OURS_UNSET", "x") == "x"
+
+
+def test_compiled_code_reads_variables_as_without_us() -> None:
+    @torch.compile(backend="eager", fullgraph=True)
+    def step(x: torch.Tensor) -> torch.Tensor:
+        scale = os.environ.get("OURS_SET", "0") + os.getenv("OURS_UNSET", "0")
+        return x * float(scale)
+
+    assert step(torch.ones(())) == 10
 
 
 def test_each_way_to_read_a_variable_is_noted_with_its_first_value(
