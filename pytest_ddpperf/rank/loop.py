@@ -15,8 +15,10 @@ from dataclasses import dataclass, field
 from functools import wraps
 from typing import Any, NoReturn
 
+import torch
+
 from pytest_ddpperf import marks
-from pytest_ddpperf.rank import context
+from pytest_ddpperf.rank import context, torch_names
 from pytest_ddpperf.rank.loop_states import Learning, Timing, Warming
 from pytest_ddpperf.rank.timed_rank import TimedRank
 from pytest_ddpperf.rank.updates import Updates
@@ -131,6 +133,7 @@ def _mark_steps(
     """Let a step end where the program says so, or where a function returns:
     "package.module:Class.method"."""
 
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def mark() -> None:
         try:
             loop.step_ended(1)
@@ -174,6 +177,7 @@ def _mark_steps(
         mark()
         return result
 
+    torch_names.keep_from_compiler(marking)
     setattr(owner, last, marking if function is found else type(found)(marking))
     # other modules may have imported it by name
     for other in [*sys.modules.values()]:
