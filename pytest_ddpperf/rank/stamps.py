@@ -90,9 +90,9 @@ class Stamps:
 
         Before the first step: torch.compile would compile an optimizer's step once more. Nothing is
         stamped in what it compiles."""
-        for own in (self._is_ours, self._record):
+        for own in (self._is_ours, self._record, self._enter, self._leave):
             torch_names.keep_from_compiler(own)
-        for name in ("torch.autograd:backward", "torch.autograd:grad"):
+        for name in torch_names.ENGINE:
             torch_names.replace(name, self._around(IN_BACKWARD))
         # Of every collective that Python waits for, also in a `dist.all_reduce` without `async_op`.
         torch_names.replace(f"{_C10D}:Work.wait", self._around(IN_WAIT))
@@ -245,6 +245,7 @@ class Stamps:
             if is_ours():
                 append((now(), kind))
 
+        torch_names.keep_from_compiler(stamp)
         return stamp
 
 

@@ -13,12 +13,17 @@ from typing import Any
 
 import torch
 
+# What runs a backward pass: torch puts the first back from the second. The public functions that
+# call it are known to torch.compile, which would compile what stands in their place.
+ENGINE = (
+    "torch.autograd:_engine_run_backward",
+    "torch.autograd.graph:_engine_run_backward",
+)
 # The names, by what is unknown without them: the module, and within it the attributes. The comment
 # next to each, or above it, says what it is used for.
 _NAMES = (
     # --- the phases of a step
-    "torch.autograd:backward",  # see backward passes
-    "torch.autograd:grad",  # see backward passes
+    *ENGINE,  # see backward passes
     "torch._C._distributed_c10d:Work.wait",  # see waits for collectives
     "torch._C:Future.wait",  # see waits for futures, among them answers of RPC
     "torch.distributed._functional_collectives:wait_tensor",  # see waits for functional collectives
@@ -79,9 +84,6 @@ _NAMES = (
     "torch.distributed.rpc.api:_ALL_WORKER_NAMES",  # say what measures it
     # --- all that torch.jit.script compiles
     "torch.jit._builtins:_get_builtin_table",  # know what is wrapped
-    "torch._dynamo.trace_rules:get_torch_obj_rule_map",  # let dynamo know what is wrapped
-    # let dynamo know what is wrapped
-    "torch._dynamo.variables.torch:TorchInGraphFunctionVariable._get_handlers",
     "torch._dynamo.eval_frame:skip_code",  # let dynamo leave alone what wraps
     # --- which models torch.jit.load reads
     "torch._C:import_ir_module",  # note their files
@@ -160,13 +162,6 @@ def replace(path: str, wrap: Callable[[Any], Any]) -> None:
     owner, last = _place(path)
     wrapped = wrap(original)
     keep_from_compiler(wrapped)
-    # torch.compile looks up once which functions it treats in a special way: torch's own, not ours
-    for path_of_known in (
-        "torch._dynamo.trace_rules:get_torch_obj_rule_map",
-        "torch._dynamo.variables.torch:TorchInGraphFunctionVariable._get_handlers",
-    ):
-        if known := find(path_of_known):
-            known()
     # TorchScript knows its built-in functions by their identity
     table = find("torch.jit._builtins:_get_builtin_table")
     if table and (builtin := table().get(id(original))):

@@ -212,8 +212,8 @@ class Updates:
 
     def install(self) -> None:
         """Watch from here on."""
-        torch_names.replace("torch.autograd:backward", self._around)
-        torch_names.replace("torch.autograd:grad", self._around)
+        for name in torch_names.ENGINE:
+            torch_names.replace(name, self._around)
         register_optimizer_step_pre_hook(self._optimizer_begins)
         register_optimizer_step_post_hook(self._optimizer_ended)
         torch_names.replace("torch.amp:GradScaler.step", self._scaling)

@@ -560,7 +560,7 @@ def test_what_a_step_sends_is_unknown_if_it_cannot_be_read(
 @pytest.mark.parametrize(
     ("name", "unknown"),
     [
-        ("torch.autograd:backward", "phases of the step are unknown"),
+        (torch_names.ENGINE[0], "phases of the step are unknown"),
         (
             "torch._C._distributed_c10d:Work.wait",
             "phases of the step are unknown",

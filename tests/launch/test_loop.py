@@ -50,7 +50,7 @@ class Programs:
     """Runs programs in a folder of their own."""
 
     def __init__(self, bench: Bench, folder: Path) -> None:
-        self._bench, self._folder = bench, folder
+        self._bench, self.folder = bench, folder
 
     def run(
         self,
@@ -61,13 +61,13 @@ class Programs:
         **plan: Any,
     ) -> LaunchSamples:
         """Run a program until it has taken 6 timed steps, after a warm-up of 4."""
-        file = self._folder / "train.py"
+        file = self.folder / "train.py"
         file.write_text(begin + text)
         program = Program(
             path=str(file),
             is_module=False,
             args=args,
-            cwd=str(self._folder),
+            cwd=str(self.folder),
             env={},
         )
         return self.launch(program, boundary=boundary, **plan)
@@ -1411,13 +1411,65 @@ while True:
 """
 
 
+@pytest.mark.parametrize("is_first", [True, False])
 def test_what_calls_autograd_is_compiled_as_in_training(
-    programs: Programs,
+    programs: Programs, is_first: bool
 ) -> None:
+    """A process group that begins lets torch.compile forget which functions it knows."""
     alone: dict[str, Any] = {"torch": torch}
     exec(COMPILES, alone)
-    samples = programs.run(COMPILES + TRAINS_ON)
+    begin, rest = TRAINS_ON.split("\n", 2)[1:]
+    text = COMPILES + TRAINS_ON if is_first else f"{begin}\n{COMPILES}{rest}"
+    samples = programs.run(text)
     assert f"{len(alone['graphs'])} graphs" in samples.output[0].stderr
+
+
+# After some steps, nothing may be compiled once more.
+STRICT = """
+model = begin()
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+    def forward(self, x):
+        return torch.relu(self.layer(x))
+net = Net()
+optimizer = torch.optim.SGD([*model.parameters(), *net.parameters()], lr=0.1)
+compiled = torch.compile(net, backend="eager")
+for step in range(10**9):
+    lasts(5)
+    if step == 3:
+        torch.compiler.set_stance("fail_on_recompile")
+    compiled(model(x)).sum().backward()
+    optimizer.step()
+"""
+
+
+def test_what_watches_a_step_is_not_compiled(programs: Programs) -> None:
+    assert milliseconds(programs.run(STRICT)) == [5] * 6
+
+
+def test_the_boundary_may_be_a_function_that_the_program_compiles(
+    programs: Programs,
+) -> None:
+    (programs.folder / "mine.py").write_text(
+        "def loss_of(model, x):\n    return model(x).sum()\n"
+    )
+    samples = programs.run(
+        """
+import mine
+model = begin()
+net = nn.Linear(4, 4)
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+compiled = torch.compile(mine.loss_of, backend="eager", fullgraph=True)
+for step in range(10**9):
+    lasts(5)
+    compiled(net, x).backward()
+    optimizer.step()
+""",
+        boundary="mine:loss_of",
+    )
+    assert milliseconds(samples) == [5] * 6
 
 
 # --- errors

@@ -13,6 +13,7 @@ from packaging.requirements import Requirement
 from pytest_ddpperf.rank import torch_names
 from pytest_ddpperf.rank.rpc_meter import RpcMeter
 from pytest_ddpperf.rank.torch_names import (
+    ENGINE,
     NAMES,
     OF_NCCL,
     SINCE,
@@ -102,7 +103,8 @@ def test_each_name_is_used() -> None:
     unused = {
         path for path in NAMES if not any(is_used(path, text) for text in texts)
     }
-    assert not unused
+    assert unused == {*ENGINE}
+    assert any("in torch_names.ENGINE:" in text for text in texts)
 
 
 def test_a_name_that_torch_lacks_is_none_or_an_error_that_names_it(
@@ -131,9 +133,10 @@ def test_a_function_is_replaced_where_torch_looks_it_up(
     def original() -> str:
         return "original"
 
-    monkeypatch.setattr(torch.autograd, "backward", original)
-    replace("torch.autograd:backward", lambda function: lambda: [function()])
-    assert torch.autograd.backward() == ["original"]  # type: ignore[call-arg,comparison-overlap]
+    engine, _ = ENGINE
+    monkeypatch.setattr(torch.autograd, "_engine_run_backward", original)
+    replace(engine, lambda function: lambda: [function()])
+    assert find(engine)() == ["original"]
 
 
 def test_what_rpc_sends_is_unknown_if_torch_lacks_a_name(
