@@ -87,7 +87,7 @@ class _Watched(os._Environ[str]):
     def __getitem__(self, key: str) -> str:
         # what torch.compile compiles must reach no frame of Python
         compiler = sys.modules.get("torch.compiler")
-        if compiler is not None and compiler.is_compiling():
+        if compiler is not None and compiler.is_dynamo_compiling():
             return super().__getitem__(key)
         value = None
         try:
