@@ -214,6 +214,8 @@ class Updates:
         """Watch from here on."""
         for name in torch_names.ENGINE:
             torch_names.replace(name, self._around)
+        for own in (self._optimizer_begins, self._optimizer_ended):
+            torch_names.keep_from_compiler(own)
         register_optimizer_step_pre_hook(self._optimizer_begins)
         register_optimizer_step_post_hook(self._optimizer_ended)
         torch_names.replace("torch.amp:GradScaler.step", self._scaling)
