@@ -20,9 +20,8 @@ class ProcessSnapshot(NamedTuple):
     environ: Mapping[str, str]
     sys_path: tuple[str, ...]
     options: frozenset[str]  # by name in `config.option`
-    cores: tuple[
-        int, ...
-    ]  # that pytest may run on; () where the system does not say (macOS)
+    # that pytest may run on; () where the system does not say (macOS)
+    cores: tuple[int, ...]
 
 
 SNAPSHOT = pytest.StashKey[ProcessSnapshot]()
