@@ -159,7 +159,7 @@ def _judged(
     now: Outcome, before: Recording, refused: Verdict | None, *, unfit: bool
 ) -> Outcome:
     """Return a measurement with its verdict against an earlier one, that it was `refused` if it
-    was. `unfit`: most launches of one of both say little."""
+    was. `unfit`: in one of the two, most launches say little of steady training."""
     current, baseline = now.measured, [before.measurement]
     assert now.level is not None
     level = now.level
@@ -177,7 +177,7 @@ def _judged(
     if unfit:
         verdict = decision.without_steady_windows(verdict)
         notes.append(
-            "most launches of one of both runs say little of steady training: see its notes"
+            "in one of the two runs, most launches say little of steady training: see its notes"
         )
     verdict = replace(verdict, dropped_limits=tuple(dropped))
     steps = min(current.samples.steps, before.measurement.samples.steps)

@@ -64,7 +64,7 @@ def launch_error(
 
     cause, *others = sorted(errors, key=order)
     if cause.advice:
-        # what is not in a collective may be past its training, too
+        # a rank that waits in no collective may have ended its training, too
         went_on = differing or any(
             other.when == math.inf and (other.waits or not other.traceback)
             for other in others

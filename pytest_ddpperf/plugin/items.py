@@ -171,7 +171,7 @@ def accept_command(item: pytest.Item, settings: Settings) -> str:
     for row in ROWS:
         is_given = settings.sources[row.field] == "command line"
         if row.field == "launches" and settings.launches == 1:
-            continue  # nothing is compared with a single launch
+            continue  # a baseline needs two
         if is_given and row.field in _CHOOSE_BASELINE:
             # else a path may be taken for one of tests
             words.append(f"{row.option}={config.getoption(row.key)}")

@@ -35,9 +35,10 @@ def build_outcome(
     findings, words = _explain(found, side)
     suspected = found.suspected
     is_stored = side is None or suspected is not None
-    shows_change = verdict.status not in (Status.NOT_GATED, Status.INCONCLUSIVE)
+    is_decided = verdict.status not in (Status.NOT_GATED, Status.INCONCLUSIVE)
+    # faster code that computes something else is a mistake
     is_meant = verdict.status is not Status.IMPROVED or not verdict.diverged
-    accepts = is_stored and shows_change and is_meant
+    accepts = is_stored and is_decided and is_meant
     notes = found.notes(rootdir)
     if side is not None and verdict.status.compared and job.plan.nodes > 1:
         sides = found.measurement, *found.before

@@ -86,8 +86,8 @@ def wrong_size(size: int, ranks: int) -> DdpPerfError:
     """Return the error of a program whose process group is not one of all its ranks."""
     return DdpPerfError(
         f"the program's process group has size {size} instead of {ranks}: call"
-        " init_process_group() without rank and world_size, or set --ddp-world-size (what uses RPC"
-        " is measured by rpc_benchmark)"
+        " init_process_group() without rank and world_size, or set --ddp-world-size"
+        " (rpc_benchmark measures what uses RPC)"
     )
 
 

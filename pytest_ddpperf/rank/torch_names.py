@@ -84,7 +84,7 @@ _NAMES = (
     "torch.distributed.rpc.api:_ALL_WORKER_NAMES",  # say what measures it
     # --- all that torch.jit.script compiles
     "torch.jit._builtins:_get_builtin_table",  # know what is wrapped
-    "torch._dynamo.eval_frame:skip_code",  # let dynamo leave alone what wraps
+    "torch._dynamo.eval_frame:skip_code",  # keep functions of ours from dynamo
     # --- which models torch.jit.load reads
     "torch._C:import_ir_module",  # note their files
     # --- the switches of torch

@@ -163,8 +163,8 @@ class Invocation:
     # whether the other version runs its own tests and conftests
     own_tests: bool = False
     rpc: bool | None = None  # as `StartPytest` has it
-    # As they were before conftests and tests, which may have changed them by now; None: as they
-    # are.
+    # As they were before conftests and tests, which may have changed them by now; None, and of
+    # cores (): as they are.
     environ: Variables | None = None
     sys_path: Sequence[str] | None = None
     cores: tuple[int, ...] = ()

@@ -85,7 +85,7 @@ class _Watched(os._Environ[str]):
     """`os.environ` that notes which variables are read."""
 
     def __getitem__(self, key: str) -> str:
-        # what torch.compile compiles must reach no frame of Python
+        # torch.compile cannot follow how the reader is found
         compiler = sys.modules.get("torch.compiler")
         if compiler is not None and compiler.is_dynamo_compiling():
             return super().__getitem__(key)

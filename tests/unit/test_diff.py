@@ -323,7 +323,8 @@ def test_a_run_that_says_little_of_steady_training_is_within_no_limit(
     assert diff(tmp_path, sides[:1], sides[1:]) == 0
     out = capsys.readouterr().out
     assert (
-        "most launches of one of both runs say little of steady training" in out
+        "in one of the two runs, most launches say little of steady training"
+        in out
     )
     assert "1 inconclusive (1 of 1 compared)" in out
 

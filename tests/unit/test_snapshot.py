@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
 
 import pytest
 
@@ -37,17 +36,19 @@ def pytest_addoption(parser):
 @pytest.fixture
 def config(
     pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[pytest.Config]:
+) -> pytest.Config:
     monkeypatch.delenv("SET_BY_A_CONFTEST", raising=False)
     monkeypatch.setattr(sys, "path", list(sys.path))
     pytester.makeconftest(CONFTEST)
-    config = pytester.parseconfigure(
-        "-p", "no:randomly", "--hidden=2048", "-q", "--ddp-steps=5"
-    )
+    try:
+        config = pytester.parseconfigure(
+            "-p", "no:randomly", "--hidden=2048", "-q", "--ddp-steps=5"
+        )
+    finally:
+        if CORES:
+            os.sched_setaffinity(0, CORES)
     os.environ.pop("SET_BY_A_CONFTEST")
-    yield config
-    if CORES:
-        os.sched_setaffinity(0, CORES)
+    return config
 
 
 def test_own_options_are_those_of_conftests_that_are_plain_and_no_secret(

@@ -38,7 +38,7 @@ def test_only_the_first_reading_looks_at_its_reader(
         assert os.environ.get("OURS_UNSET", "x") == "x"
 
 
-def test_compiled_code_reads_variables_as_without_us() -> None:
+def test_compiled_code_may_read_variables() -> None:
     @torch.compile(backend="eager", fullgraph=True)
     def step(x: torch.Tensor) -> torch.Tensor:
         scale = os.environ.get("OURS_SET", "0") + os.getenv("OURS_UNSET", "0")
